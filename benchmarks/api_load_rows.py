@@ -11,7 +11,7 @@ from typing import Any
 from sqlalchemy import insert
 
 from service.domain.identifiers import IdentifierSource
-from service.store.database.engine import open_engine, writing
+from service.store.database.engine import open_engine, write_transaction
 from service.store.database.mapping import recommendation_values
 from service.store.database.schema import recommendations, work_items
 from tests.support.factories import CPU, tuning_request
@@ -50,14 +50,14 @@ class Rows:
         """Add tunings that have their answers, until there are this many of each."""
         pairs = (self._answered() for _ in range(count - len(self.recommendation_ids)))
         while chunk := list(islice(pairs, _CHUNK)):
-            with writing(self._engine) as connection:
+            with write_transaction(self._engine) as connection:
                 connection.execute(insert(work_items), [work for work, _ in chunk])
                 connection.execute(insert(recommendations), [answer for _, answer in chunk])
 
     def add_waiting(self, count: int) -> list[str]:
         """Add tunings that wait for a device which nobody serves; their identifiers."""
         works = [self._work("QUEUED", UNSERVED_DEVICE) for _ in range(count)]
-        with writing(self._engine) as connection:
+        with write_transaction(self._engine) as connection:
             connection.execute(insert(work_items), works)
         return [work["id"] for work in works]
 

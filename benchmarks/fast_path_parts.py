@@ -36,7 +36,7 @@ from service.fast_path.coalescing import BatchedReads, CoalescedReads
 from service.fast_path.queue_positions import QueuePositions
 from service.fast_path.trusted_callers import TrustedCallers
 from service.store.database import mapping
-from service.store.database.engine import reading
+from service.store.database.engine import read_transaction
 from service.store.models import EVERYTHING, WorkRow
 from service.store.store import open_store
 from service.store.work_queries import Listing, SqlWorkStore
@@ -58,7 +58,7 @@ async def _read_one(reads: Any, key: Any) -> Any:  # noqa: ANN401 - of any kind
 
 
 def _newest(store: Any, kind: Any, limit: int, before: Any = None, wanted: Any = EVERYTHING) -> list[WorkRow]:  # noqa: ANN401
-    with reading(store._engine) as connection:  # noqa: SLF001
+    with read_transaction(store._engine) as connection:  # noqa: SLF001
         return [mapping.work_row(row) for row in Listing(kind, limit, before, wanted).rows(connection)]
 
 

@@ -26,7 +26,7 @@ from typing import Any
 
 from sqlalchemy import text
 
-from service.store.database.engine import open_engine, writing
+from service.store.database.engine import open_engine, write_transaction
 from tests.service.dashboard.test_quality import store_many
 from tests.support.factories import mlp_spec, tuning_request
 from tests.support.paths import SUPPORT
@@ -112,13 +112,13 @@ def small_answer(folder: Path) -> float:
 def longest_wait(folder: Path) -> float:
     """The longest that one of six threads waits to write, all writing to one file without a pause."""
     engine = open_engine(f"sqlite:///{folder / 'one.db'}")
-    with writing(engine) as connection:
+    with write_transaction(engine) as connection:
         connection.execute(text("CREATE TABLE one (number INTEGER)"))
     together = threading.Barrier(WRITERS)
     waits: list[float] = []
 
     def write() -> None:
-        with writing(engine) as connection:
+        with write_transaction(engine) as connection:
             connection.execute(text("INSERT INTO one VALUES (1)"))
 
     def writer(_: int) -> None:

@@ -1,4 +1,4 @@
-"""The only place that chooses implementations and builds objects."""
+"""The composition root: chooses implementations and builds objects."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from service.auth.sessions import Sessions
 from service.dashboard import routes as dashboard
 from service.errors import ConfigurationError
 from service.fast_path.queue_positions import QueuePositions
-from service.folders import make_own
+from service.folders import make_private_folder
 from service.observability.instruments import Instruments, create_spans
 from service.observability.metrics import Metrics
 from service.settings import Settings
@@ -54,7 +54,7 @@ ExecutorFactory = Callable[[DeviceInfo], Executor]
 
 @dataclass(frozen=True)
 class WorkerSystem:
-    """A worker: built, not started."""
+    """A built worker that is not started."""
 
     store: Store
     coordinator: Workers
@@ -63,10 +63,10 @@ class WorkerSystem:
     _closing: list[Callable[[], None]] = field(default_factory=list)
 
     def start(self) -> None:
-        """Start the workers, and the metrics' own port where there is one. Does nothing when they run.
+        """Start the workers, and the metrics port if there is one. Does nothing when they run.
 
         Raises:
-            ConfigurationError: when the metrics' address cannot be listened on.
+            ConfigurationError: when the metrics cannot be served on their address.
             DeviceTakenError: when another live process serves one of the devices.
         """
         if self.metrics_address is not None and not self._closing:
@@ -74,7 +74,7 @@ class WorkerSystem:
         self.coordinator.start()
 
     def stop(self) -> None:
-        """Stop the workers, handing back what runs, and close the store. Idempotent."""
+        """Stop the workers, hand running work back, and close the store. Idempotent."""
         self.coordinator.stop()
         while self._closing:
             self._closing.pop()()
@@ -84,26 +84,26 @@ class WorkerSystem:
 
 @dataclass(frozen=True, kw_only=True)
 class System(WorkerSystem):
-    """A whole service: built, not started."""
+    """A built service that is not started."""
 
     context: ApiContext
     estimator: EstimatePool
     hit_counter: HitCounter
 
-    def begin(self) -> None:
-        """Start the process of the workers, where they have one, without waiting for it. ``start`` does."""
+    def start_worker_process(self) -> None:
+        """Start the process of the workers, if they have one, without waiting for it; ``start`` waits."""
         if isinstance(self.coordinator, WorkerProcess):
             self.coordinator.begin()
 
     def stop(self) -> None:
-        """Stop the workers, handing back what runs, write what is counted, and close the store. Idempotent."""
+        """Stop the workers, hand running work back, flush the counters, and close the store. Idempotent."""
         self.estimator.close()
         self.hit_counter.flush()
         super().stop()
 
 
 def app_of(system: System, settings: Settings) -> FastAPI:
-    """The application over a built service; it starts and stops the service's workers with itself."""
+    """Create the FastAPI application of a built service; it starts and stops the workers with itself."""
     options = AppOptions(
         version=metadata.version("batchwright"),
         allowed_hosts=settings.allowed_hosts,
@@ -121,52 +121,52 @@ def build(
     devices: Sequence[DeviceInfo] | None = None,
     versions: dict[str, str] | None = None,
     *,
-    apart: str | None = None,
+    worker_module: str | None = None,
 ) -> System:
-    """Everything a service consists of. The optional arguments replace what touches devices.
+    """Build a service. The optional arguments replace the parts that use devices.
 
     Args:
-        settings: of the service.
-        new_executor: makes what runs probes and jobs on a device.
-        devices: those of the host.
-        versions: of what changes memory.
-        apart: the module of a process that workers run in (``worker_process.ENTRY``); in this process when left out,
-            which the other arguments are for.
+        settings: the settings of the service.
+        new_executor: creates the executor of a device.
+        devices: the devices of the host.
+        versions: the installed versions that affect memory.
+        worker_module: the module of a child process that runs the workers (``child_process.ENTRY``); without it they
+            run in this process, with the other arguments.
 
     Raises:
-        ConfigurationError: when the settings cannot be served.
+        ConfigurationError: when the settings are invalid.
         StoreUnavailableError: when the database cannot be reached.
     """
-    here = installed_versions() if versions is None else versions
-    inside = settings.worker and apart is None
-    worker = build_worker(settings, new_executor, devices, here) if inside else _worker(settings, [], {})
-    if settings.worker and apart is not None:
-        worker = _with_process(worker, WorkerProcess(settings, apart))
-    store, coordinator, watch = worker.store, worker.coordinator, worker.instruments
-    watch.metrics.collect_queue(store.queue.depths)
+    installed = installed_versions() if versions is None else versions
+    in_process = settings.worker and worker_module is None
+    worker = build_worker(settings, new_executor, devices, installed) if in_process else _worker(settings, [], {})
+    if settings.worker and worker_module is not None:
+        worker = _with_process(worker, WorkerProcess(settings, worker_module))
+    store, coordinator, instruments = worker.store, worker.coordinator, worker.instruments
+    instruments.metrics.collect_queue(store.queue.depths)
     policy = Policy(settings.python_targets, settings.data_roots, _quota(settings))
-    shared = ApplicationContext(store, policy, settings.runs_dir, settings.lease_seconds, coordinator.notify)
+    application = ApplicationContext(store, policy, settings.runs_dir, settings.lease_seconds, coordinator.notify)
     estimator = EstimatePool()
     limits = EstimateLimits(slots=settings.estimate_slots)
-    estimates = Estimates(estimator.estimate, policy, here, limits, watch.metrics)
+    estimates = Estimates(estimator.estimate, policy, installed, limits, instruments.metrics)
     return System(
-        context=_context(settings, shared, estimates, watch),
+        context=_context(settings, application, estimates, instruments),
         estimator=estimator,
-        hit_counter=shared.hit_counter,
+        hit_counter=application.hit_counter,
         store=store,
         coordinator=coordinator,
-        instruments=watch,
+        instruments=instruments,
         metrics_address=worker.metrics_address,
     )
 
 
 def _context(
-    settings: Settings, shared: ApplicationContext, estimates: Estimates, instruments: Instruments
+    settings: Settings, application: ApplicationContext, estimates: Estimates, instruments: Instruments
 ) -> ApiContext:
-    store = shared.store
-    fleet = FleetCases(shared)
-    places = QueuePositions(fleet.queue)
-    tunings, jobs = TuningCases(shared, places), JobCases(shared, places)
+    store = application.store
+    fleet = FleetCases(application)
+    positions = QueuePositions(fleet.queue)
+    tunings, jobs = TuningCases(application, positions), JobCases(application, positions)
     access = KeyAuthenticator(store.keys, allow_keyless_local=settings.listens_on_loopback)
     return ApiContext(
         tunings=tunings,
@@ -174,7 +174,7 @@ def _context(
         fleet=fleet,
         exports=ExportCases(store.recommendations),
         keys=KeyCases(store.keys),
-        summary=SummaryCases(store.statistics, shared.hit_counter),
+        summary=SummaryCases(store.statistics, application.hit_counter),
         estimates=estimates,
         readiness=Readiness(store.queue, store.devices, settings.lease_seconds, settings.ready_queue_seconds),
         instruments=instruments,
@@ -190,20 +190,20 @@ def build_worker(
     devices: Sequence[DeviceInfo] | None = None,
     versions: dict[str, str] | None = None,
 ) -> WorkerSystem:
-    """A worker for the devices of this host, over the store. The optional arguments are as for ``build``.
+    """Build the workers of this host. The optional arguments are as for ``build``.
 
     Raises:
-        ConfigurationError: when the settings cannot be served.
+        ConfigurationError: when the settings are invalid.
         StoreUnavailableError: when the database cannot be reached.
     """
-    chosen = served_devices(settings, inventory.devices() if devices is None else devices)
-    here = installed_versions() if versions is None else versions
+    served = served_devices(settings, inventory.devices() if devices is None else devices)
+    installed = installed_versions() if versions is None else versions
     executor_of = new_executor or partial(local_executor, data_roots=DataRoots(settings.data_roots))
-    return _worker(settings, [executor_of(device) for device in chosen], here)
+    return _worker(settings, [executor_of(device) for device in served], installed)
 
 
 def _with_process(system: WorkerSystem, process: WorkerProcess) -> WorkerSystem:
-    """A system whose workers run in a process of their own."""
+    """Return the system with its workers in a child process."""
     system.instruments.metrics.collect_workers(process.families)
     return replace(system, coordinator=process)
 
@@ -211,9 +211,9 @@ def _with_process(system: WorkerSystem, process: WorkerProcess) -> WorkerSystem:
 def _worker(settings: Settings, executors: Sequence[Executor], versions: dict[str, str]) -> WorkerSystem:
     version = metadata.version("batchwright")
     instruments = Instruments(Metrics(version), create_spans(version))
-    make_own(settings.data_dir)  # specs, logs and weights
+    make_private_folder(settings.data_dir)  # it has specs, logs and weights
     store = open_store(settings.url)
-    shared = WorkerSettings(
+    worker_settings = WorkerSettings(
         node_name=settings.node_name,
         runs_dir=settings.runs_dir,
         locks_dir=settings.locks_dir,
@@ -224,19 +224,19 @@ def _worker(settings: Settings, executors: Sequence[Executor], versions: dict[st
     )
     port = settings.metrics_port
     address = None if port is None else (settings.metrics_host, port)
-    return WorkerSystem(store, Coordinator(store, executors, versions, shared), instruments, address)
+    return WorkerSystem(store, Coordinator(store, executors, versions, worker_settings), instruments, address)
 
 
 def local_executor(device: DeviceInfo, data_roots: DataRoots) -> Executor:
-    """Probes and jobs as processes of this host; jobs read their data below ``data_roots``."""
+    """Create an executor that runs processes of this host; jobs may read data below ``data_roots``."""
     return LocalExecutor(device, ProbeSupervisor(device), data_roots=data_roots)
 
 
 def served_devices(settings: Settings, available: Sequence[DeviceInfo]) -> list[DeviceInfo]:
-    """The devices to serve: those the settings name, else all.
+    """Return the devices to serve: those of the settings, else all.
 
     Raises:
-        ConfigurationError: when the settings name one that this host does not have.
+        ConfigurationError: when the settings name a device that this host does not have.
     """
     by_id = {device.id: device for device in available}
     unknown = [name for name in settings.devices if name not in by_id]

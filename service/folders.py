@@ -1,4 +1,4 @@
-"""Folders that the service makes for itself."""
+"""Private folders of the service."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from pathlib import Path
 from service.errors import ConfigurationError
 
 
-def make_own(folder: Path) -> Path:
-    """A folder that only this user may look into, made if it is not there; one that is there stays as it is.
+def make_private_folder(folder: Path) -> Path:
+    """Create a folder that only this user may read; an existing folder keeps its mode.
 
     Raises:
-        ConfigurationError: when it cannot be made.
+        ConfigurationError: when the folder cannot be created.
     """
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
-        raise ConfigurationError(f"the folder {folder} cannot be made ({error.strerror}): choose another") from None
+        raise ConfigurationError(f"the folder {folder} cannot be created ({error.strerror}): choose another") from None
     return folder

@@ -1,7 +1,7 @@
 """The settings of a service: environment variables with the prefix ``BATCHWRIGHT_``, or options of a command.
 
-An option has precedence over a variable, and a variable over the default. A variable with the prefix that nothing reads
-is an error: a misspelt setting must not be ignored.
+An option has precedence over a variable, and a variable over the default. An unknown variable with the prefix is an
+error, so that a misspelt setting is not ignored.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ OTHER_VARIABLES = frozenset(
     }
 )
 """Variables with the prefix that are no settings."""
-_OTHERS = re.compile(
+_IGNORED = re.compile(
     r"BATCHWRIGHT_(TEST_\w*|(\w+_)?SERVICE_(HOST|PORT(_\w+)?)|(\w+_)?PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)"
 )
 """Variables of the tests, and those that Kubernetes sets in pods beside a service whose name begins with
 `batchwright`."""
 _OPTIONS = {"devices": "--device", "worker": "--no-worker"}
-"""Options that are not named as their settings."""
+"""Options with other names than their settings."""
 
 _NODE_NAME = described_pattern(
     r"^[^/\s\x00-\x1f]{1,200}$", "must have 1 to 200 characters, none of them a slash, a space or a control character"
@@ -52,7 +52,7 @@ _NODE_NAME = described_pattern(
 DEFAULT_DATA_DIR = Path("~/.local/share/batchwright")
 
 _Names = Annotated[tuple[str, ...], NoDecode]
-"""Several names: separated by commas in an environment variable, or a JSON list."""
+"""Names: separated by commas in an environment variable, or a JSON list."""
 
 
 class Settings(BaseSettings):
@@ -61,59 +61,59 @@ class Settings(BaseSettings):
     model_config = SettingsConfigDict(env_prefix=PREFIX, frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     data_dir: Path = DEFAULT_DATA_DIR
-    """Folder of everything the service writes: the embedded database, the runs, the lock files."""
+    """Folder of all files that the service writes: the embedded database, the runs, the lock files."""
     runs_dir: Path = Field(default_factory=lambda known: known["data_dir"] / "runs")
-    """Folder of the jobs' runs, one folder per job; `runs` in the data folder when absent. Each host has its own, or
-    all share one: then a job whose host is lost goes on from its checkpoint on another, else from its beginning."""
+    """Folder of the jobs' runs, one folder per job; `runs` in the data folder when absent. With a folder
+    that all hosts share, a job of a lost host resumes from its checkpoint on another host, else from its beginning."""
     database_url: str | None = None
     """SQLAlchemy URL; the embedded SQLite file `batchwright.db` in the data folder when absent."""
     host: str = "127.0.0.1"
-    """Address to listen on. Beyond loopback only once there are API keys (`batchwright keys create`)."""
+    """Address to listen on. Addresses beyond loopback need an API key first (`batchwright keys create`)."""
     port: Annotated[int, Field(ge=0, le=65_535)] = 8000
-    """Port to listen on; 0 takes a free one."""
+    """Port to listen on; 0 selects a free one."""
     allowed_hosts: _Names = ("localhost", "127.0.0.1", "::1")
-    """Names under which the service may be addressed (without port): others are DNS rebinding, and refused."""
+    """Allowed Host headers, without port. Others are refused, as a defence against DNS rebinding."""
     worker: bool = True
-    """Whether the process that serves the API also serves devices. Without, workers run apart (`batchwright work`)."""
+    """Serve the devices of this host too. When false, `batchwright work` serves devices."""
     devices: _Names = ()
     """Devices to serve, for example `cuda:0,cuda:1`; every device of the host when empty."""
     python_targets: _Names = ()
-    """`python` workloads that may run, each as exactly `package.module:factory`. They run as this service's user."""
+    """Allow-list of `python` workloads, each as `package.module:factory`. They run as the user of this service."""
     data_roots: _Names = ()
-    """Folders that jobs may read their data from."""
+    """Folders from which jobs may read data."""
     node_name: Annotated[str, Field(pattern=_NODE_NAME)] = Field(default_factory=socket.gethostname)
-    """Name of this host in the database, unlike every other's: together with a device it says what runs where."""
+    """Unique name of this host in the database. Host and device name a slot."""
     lease_seconds: Annotated[float, Field(ge=1.0, le=3600.0)] = 15.0
-    """A worker not heard of for this long loses what it runs to another. The same for every process of a service."""
+    """Lifetime of a lease: without heartbeats for this long, a worker loses its work. Equal for all processes."""
     poll_seconds: Annotated[float, Field(gt=0.0, le=60.0)] = 0.5
-    """How often a worker looks for work and for cancellations."""
+    """Interval at which a worker checks for work."""
     shutdown_grace_seconds: Annotated[float, Field(ge=0.0, le=3600.0)] = 30.0
-    """Time a running job gets to write a checkpoint when the service stops."""
+    """Time for a running job to write a checkpoint when the service stops."""
     estimate_slots: Annotated[int, Field(ge=1, le=64)] = 1
-    """Estimates made at once; each keeps a processor busy for seconds, and may take gigabytes of host memory."""
+    """Concurrent estimates; each uses a processor for seconds, and may take gigabytes of host memory."""
     max_queued_per_key: Annotated[int, Field(ge=1)] | None = 100
-    """Tunings and jobs that one API key may have waiting; more are refused with 429."""
+    """Waiting tunings and jobs per API key; more are refused with 429."""
     max_device_seconds_per_key: Annotated[float, Field(gt=0.0)] | None = None
-    """Device seconds within `quota_window_seconds` after which an API key can submit no more; what runs goes on."""
+    """Device-seconds per API key within `quota_window_seconds`; further submissions are refused."""
     quota_window_seconds: Annotated[float, Field(ge=1.0, le=366 * 86_400.0)] = 86_400.0
-    """How long a tuning or job counts to its key's device seconds after it has ended."""
+    """Time after its end for which a tuning or job counts towards the device-seconds of its key."""
     max_body_bytes: Annotated[int, Field(ge=1024)] = 1024**2
-    """Larger request bodies are refused unread."""
+    """Size limit of request bodies; larger ones are refused unread."""
     max_connections: Annotated[int, Field(ge=16, le=1_000_000)] = 4096
-    """Connections to the API at once; fewer where the limit of open files leaves no room for as many. When all are
-    taken, those whose requests are not there yet make room for new ones."""
+    """Concurrent connections to the API; fewer where the limit of open files requires it. When all are taken, new
+    connections replace those whose requests have not arrived completely."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
-    """How much is logged, on standard error."""
+    """Least level of log messages, which go to standard error."""
     log_format: Literal["text", "json"] = "text"
-    """Lines for people, or one JSON object per line."""
+    """Log format: text lines, or one JSON object per line."""
     metrics_port: Annotated[int, Field(ge=0, le=65_535)] | None = None
-    """Port on which this process serves its metrics without a key, besides `/metrics` of the API; 0 takes a free
-    one."""
+    """Port on which this process serves its metrics without an API key, besides `/metrics` of the API; 0 selects a
+    free one."""
     metrics_host: str = "127.0.0.1"
-    """Address that the metrics port listens on."""
+    """Address of the metrics port."""
     ready_queue_seconds: Annotated[float, Field(gt=0.0)] = 60.0
-    """`/readyz` fails when work has waited this long for a device that stands idle or that no live worker serves. Work
-    that waits behind other work, however long, is no fault."""
+    """Time for which work may wait for an idle or unserved device before `/readyz` fails. Work that waits behind other
+    work does not count."""
 
     @field_validator("allowed_hosts", "devices", "python_targets", "data_roots", mode="before")
     @classmethod
@@ -126,7 +126,7 @@ class Settings(BaseSettings):
 
     @field_validator("port", mode="before")
     @classmethod
-    def _is_no_service_link(cls, value: object) -> object:
+    def _refuse_service_link(cls, value: object) -> object:
         if isinstance(value, str) and "://" in value:
             raise ValueError(
                 "is the address that Kubernetes gives pods beside a service named `batchwright`: set "
@@ -141,7 +141,7 @@ class Settings(BaseSettings):
 
     @property
     def url(self) -> str:
-        """The database's URL, the default filled in."""
+        """URL of the database, or the default."""
         return self.database_url or f"sqlite:///{self.data_dir / 'batchwright.db'}"
 
     @property
@@ -151,7 +151,7 @@ class Settings(BaseSettings):
 
     @property
     def listens_on_loopback(self) -> bool:
-        """Whether only this machine can reach the service."""
+        """Return whether only this machine can reach the service."""
         if self.host == "localhost":
             return True
         try:
@@ -161,38 +161,39 @@ class Settings(BaseSettings):
 
 
 def read_settings(**options: Any) -> Settings:  # noqa: ANN401 - values of settings
-    """The settings of a command: its options, else the environment, else the defaults.
+    """Read the settings of a command: its options, else the environment, else the defaults.
 
     Args:
-        options: by the names of settings; none for an option that was not given.
+        options: values by the names of settings; None for an option that was not given.
 
     Raises:
-        SpecError: naming every option and variable at fault.
+        SpecError: naming every invalid option and variable.
     """
     given = {name: value for name, value in options.items() if value is not None}
     problems = unknown_variables(os.environ)
     try:
         settings = Settings(**given)
     except ValidationError as error:
-        problems += [_named_by_its_source(problem, given) for problem in problems_in(error, kind=Settings)]
+        problems += [_with_source(problem, given) for problem in problems_in(error, kind=Settings)]
     if problems:
         raise SpecError(problems, "settings")
     return settings
 
 
 def unknown_variables(environment: Mapping[str, str]) -> list[FieldProblem]:
-    """Variables with the prefix that nothing reads, each with the most similar setting. Their values may be secret."""
+    """Return the unknown variables with the prefix, with the most similar settings, without their values."""
     known = {f"{PREFIX}{name.upper()}" for name in Settings.model_fields}
     names = (name for name in environment if name.upper().startswith(PREFIX))
-    strange = [it for it in names if it.upper() not in known | OTHER_VARIABLES and not _OTHERS.fullmatch(it.upper())]
+    allowed = known | OTHER_VARIABLES
+    unknown = [name for name in names if name.upper() not in allowed and not _IGNORED.fullmatch(name.upper())]
     return [
         FieldProblem(name, f"is not a setting{suggestion(name, known) or ': service/settings.py lists them'}")
-        for name in sorted(strange)
+        for name in sorted(unknown)
     ]
 
 
-def _named_by_its_source(problem: FieldProblem, options: Mapping[str, object]) -> FieldProblem:
-    """The problem of a setting, with the option or variable that set it in place of the field."""
+def _with_source(problem: FieldProblem, options: Mapping[str, object]) -> FieldProblem:
+    """Return the problem with the option or variable of the setting in place of the field."""
     name = problem.field.partition(".")[0]
     option = _OPTIONS.get(name, "--" + name.replace("_", "-"))
     return FieldProblem(option if name in options else PREFIX + name.upper(), problem.message, problem.value)

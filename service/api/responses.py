@@ -9,7 +9,7 @@ from fastapi import Response
 
 from service.api.events.streaming import RETRY_AFTER
 from service.api.problems import RETRY_AFTER_HEADER
-from service.application.rules.idempotency import Submitted
+from service.application.rules.idempotency import SubmissionResponse
 from service.domain.work import EventKind
 
 Responses = dict[int | str, dict[str, Any]]
@@ -63,8 +63,8 @@ SUBMITTED_HEADERS: dict[str, Any] = {
 QUEUED_HEADERS: dict[str, Any] = {**SUBMITTED_HEADERS, **RETRY_AFTER_HEADER}
 
 
-def submitted(answer: Submitted, location: str) -> Response:
-    """Respond to a submission: 202, or 200 if nothing needs to run."""
+def submitted(answer: SubmissionResponse, location: str) -> Response:
+    """The answer to a submission: 202, or 200 where nothing needs to run."""
     headers = {"Location": location}
     if answer.status is HTTPStatus.ACCEPTED:
         headers |= RETRY_AFTER

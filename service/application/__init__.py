@@ -1,18 +1,18 @@
-"""Hold the use cases: each thing that a caller can do is one method, with its rules.
+"""Implement the use cases: one method for each operation of a caller, with its rules.
 
 The API, the workers and the command line share them. The pipeline of a submission, in ``tunings`` or ``jobs``:
 
 1. ``work`` holds what both share, and checks priority and ownership; ``context`` has the shared dependencies, and finds
    the live worker that serves a device.
-2. ``rules`` decides: may this code run (``rules.policy``), was this request answered before (``rules.idempotency``),
-   may a stored recommendation warm-start it (``rules.warm_start``), does the job fit the device (``rules.placement``).
-3. The store queues the work, or the stored recommendation of the same fingerprint is the answer.
+2. ``rules`` decides: may this code run (``rules.policy``), has this request a stored response (``rules.idempotency``),
+   may a stored recommendation warm-start it (``rules.warm_start``), does the job suit the device (``rules.placement``).
+3. The store queues the work, or the stored recommendation with the same fingerprint serves the submission.
 4. ``views`` turns stored rows into documents; ``service.fast_path.queue_positions`` adds the position in the queue.
 
 ``queue`` lists devices and waiting work, ``exports`` writes a recommendation for a framework, ``estimates`` bounds and
-caches estimates, ``api_keys`` manages keys, ``statistics`` sums up a period, ``job_files`` reads what a job left,
-``retention`` deletes old work, ``hit_counter`` counts the submissions that a stored recommendation answers, and
-``readiness`` says whether the service can do its work.
+caches estimates, ``api_keys`` manages keys, ``statistics`` summarises a period, ``job_files`` reads the files of jobs,
+``retention`` deletes old work, ``hit_counter`` counts the submissions that a stored recommendation serves, and
+``readiness`` checks the database, the workers and the queue.
 
 Where a new thing goes:
 

@@ -1,4 +1,4 @@
-"""API keys: making, listing and revoking them. The API and the command line do it alike."""
+"""Use cases of API keys: create, list and revoke. The API and the command line share them."""
 
 from __future__ import annotations
 
@@ -14,47 +14,47 @@ _SECONDS_PER_DAY = 86_400.0
 
 
 class KeyCases:
-    """What callers can do with keys. Safe to share between threads.
+    """Use cases of API keys. Safe to share between threads.
 
-    An operator who can write to the database has no key to show: ``caller`` is left out then, and nothing refused.
+    The command line calls without a ``caller``: operators who can write to the database may do everything.
     """
 
     def __init__(self, keys: KeyStore) -> None:
         self._keys = keys
 
     def create(self, submission: KeySubmission, caller: Caller | None = None) -> CreatedKey:
-        """Make a key: the answer is the only place where its text ever is.
+        """Create a key. Only the returned document has its text.
 
         Raises:
-            FirstKeyError: when the caller has none: whoever is on this machine would keep the key for good.
+            FirstKeyError: when the caller has no key: any user of this machine could create a lasting key otherwise.
         """
         if caller is not None and caller.key_id is None:
             raise FirstKeyError(
-                "the first API key is made on the machine of the service, with `batchwright keys create NAME --scope "
+                "create the first API key on the machine of the service, with `batchwright keys create NAME --scope "
                 "admin`; from then on every caller needs a key"
             )
         days = submission.expires_in_days
         new, text = make_key(submission.name, submission.scopes, None if days is None else days * _SECONDS_PER_DAY)
-        made = self._keys.add(new)
-        _log.info("key %s was made %s", made.id, _by(caller))
-        return CreatedKey(**dict(made), key=text)
+        created = self._keys.add(new)
+        _log.info("key %s was created %s", created.id, _by(caller))
+        return CreatedKey(**dict(created), key=text)
 
     def list(self) -> KeyList:
-        """Every key there ever was."""
+        """Return all keys, revoked and expired ones included."""
         return KeyList(items=tuple(self._keys.list()))
 
     def revoke(self, key_id: str, caller: Caller | None = None) -> ApiKey:
-        """End a key for good; one that is revoked stays as it is. Services refuse it within five seconds.
+        """Revoke a key. A revoked key stays unchanged. Services refuse the key within five seconds.
 
         Raises:
-            NotFoundError: when there is none with this id.
-            OwnKeyError: when it is the caller's own.
+            NotFoundError: when no key has this id.
+            OwnKeyError: when it is the key of the caller.
         """
         if not is_key_id(key_id):
             raise NotFoundError(f"there is no API key {key_id!r}")
         if caller is not None and caller.key_id == key_id:
             raise OwnKeyError(
-                f"{key_id} is the key of this call: revoke it with another one, or with `batchwright keys revoke`"
+                f"{key_id} is the key of this request: revoke it with another key, or with `batchwright keys revoke`"
             )
         ended = self._keys.revoke(key_id)
         _log.info("key %s was revoked %s", key_id, _by(caller))
@@ -62,4 +62,4 @@ class KeyCases:
 
 
 def _by(caller: Caller | None) -> str:
-    return "by the command" if caller is None else f"by key {caller.key_id or '(none)'}"
+    return "by the command line" if caller is None else f"by key {caller.key_id or '(none)'}"

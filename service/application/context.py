@@ -6,12 +6,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 from service.application.hit_counter import HitCounter
-from service.application.job_files import RunFiles
-from service.application.rules.idempotency import OnceEach
+from service.application.job_files import JobFiles
+from service.application.rules.idempotency import IdempotentRequests
 from service.application.rules.policy import Policy
 from service.domain.identifiers import IdentifierSource
 from service.errors import UnknownDeviceError
-from service.store.models import SeenDevice
+from service.store.models import AnnouncedDevice
 from service.store.store import Store
 
 
@@ -19,11 +19,11 @@ class ApplicationContext:
     """The dependencies that use cases share. Safe to share between threads.
 
     Args:
-        store: where work is kept.
-        policy: what the operator allows.
-        runs_dir: where jobs run.
-        lease_seconds: a worker not heard of for longer is not counted as serving its device.
-        notify: called after work was queued or cancelled, so that workers of this process look at once.
+        store: the store of all work.
+        policy: the code, files and quotas that the operator allows.
+        runs_dir: the folder of the jobs' runs.
+        lease_seconds: the age of a heartbeat up to which a worker is alive.
+        notify: called after work was queued or cancelled, to wake the workers of this host.
     """
 
     def __init__(
@@ -31,29 +31,30 @@ class ApplicationContext:
     ) -> None:
         self.store = store
         self.policy = policy
-        self.runs = RunFiles(runs_dir)
+        self.job_files = JobFiles(runs_dir)
         self.notify = notify
         self.identifiers = IdentifierSource()
-        self.once = OnceEach(store.submissions)
+        self.idempotent_requests = IdempotentRequests(store.submissions)
         self.hit_counter = HitCounter(store.statistics.count_hits)
         self._lease_seconds = lease_seconds
 
-    def is_alive(self, seen: SeenDevice) -> bool:
-        """Whether a device's worker was heard of lately."""
-        return seen.age_seconds <= self._lease_seconds
+    def is_alive(self, announced: AnnouncedDevice) -> bool:
+        """Return whether the worker of a device sent a heartbeat within ``lease_seconds``."""
+        return announced.age_seconds <= self._lease_seconds
 
-    def serving(self, device: str | None) -> SeenDevice:
-        """The live worker for a device; for none, that of the first GPU, else of the CPU.
+    def live_device(self, device: str | None) -> AnnouncedDevice:
+        """Return a device with a live worker, by its id; for None the first GPU, else the CPU.
 
         Raises:
-            UnknownDeviceError: when there is none.
-            StoreUnavailableError: when there is none, and the database cannot be written: workers may be silent for it.
+            UnknownDeviceError: when no live worker serves the device.
+            StoreUnavailableError: when there is none and the database cannot be written, so that no worker could send
+                its heartbeat.
         """
-        alive = [seen for seen in self.store.devices.list() if self.is_alive(seen)]
-        alive.sort(key=lambda seen: (seen.served.device.kind == "cpu", len(seen.served.device.id), seen.served.slot))
-        found = next((seen for seen in alive if device in {None, seen.served.device.id}), None)
+        alive = [announced for announced in self.store.devices.list() if self.is_alive(announced)]
+        alive.sort(key=lambda live: (live.served.device.kind == "cpu", len(live.served.device.id), live.served.slot))
+        found = next((live for live in alive if device in {None, live.served.device.id}), None)
         if found is None:
-            self.store.queue.check()  # a worker that cannot write is silent: its device is not unknown
-            served = ", ".join(sorted({seen.served.device.id for seen in alive})) or "none"
+            self.store.queue.check()
+            served = ", ".join(sorted({live.served.device.id for live in alive})) or "none"
             raise UnknownDeviceError(f"device {device or '(any)'} is not served here; served: {served}")
         return found

@@ -1,4 +1,4 @@
-"""What callers can do with estimates: ask for one, within bounds, and list the GPUs. The rules are here."""
+"""Use cases of estimates: compute one, within the bounds of this host, and list the GPUs."""
 
 from __future__ import annotations
 
@@ -25,41 +25,41 @@ from tuner.schemas.workload import PythonModel
 
 ShouldStop = Callable[[], bool]
 Estimator = Callable[[EstimateRequest, ShouldStop], Estimate]
-"""Makes an estimate, in processes of its own; what it takes to give one up has ended when it returns."""
+"""Computes an estimate in child processes. Blocks; after a stop the processes have ended when it returns."""
 
 _POLL_SECONDS = 0.05
-_AT_ONCE = 4
-"""Callers who need no slot: they are answered from memory, or refused."""
+_THREADS_WITHOUT_SLOT = 4
+"""Threads for callers that need no slot, since they are served from the cache or refused."""
 
 
 @dataclass(frozen=True)
 class EstimateLimits:
-    """How much of the host estimates may take."""
+    """Bounds of what estimates take of the host."""
 
     slots: int = 1
-    """Estimates that are made at once. Each keeps a few processors busy for seconds, and may take gigabytes."""
+    """Estimates that are computed at once. Each uses a few processors for seconds, and may take gigabytes."""
     queue: int = 8
     """Callers that may wait for a slot; each holds a thread of the API."""
     wait_seconds: float = 10.0
-    """How long a caller waits for a slot."""
-    remembered: int = 128
-    """Answers that are kept in memory; the one not asked for the longest goes first."""
-    remembered_bytes: int = 8 * 1024**2
-    """Bytes of these answers as JSON, of all together: a few kilobytes per GPU each as a rule."""
+    """The time for which a caller waits for a slot."""
+    cache_entries: int = 128
+    """Estimates in the LRU cache."""
+    cache_bytes: int = 8 * 1024**2
+    """Total size of the cached estimates as JSON; most take a few kilobytes per GPU."""
 
 
 class Estimates:
-    """Answers what would fit. Safe to share between threads.
+    """Compute and cache estimates. Safe to share between threads.
 
-    An answer depends on the question and on installed versions alone, so it is given again from memory: data, schedule,
-    rates and time limits aside. Answers for `python` models are not kept, since their code may change.
+    An estimate depends on the request and on installed versions alone, so that it can be cached. The data, the
+    schedule, rates and time limits do not matter. Estimates of `python` models are not cached: their code may change.
 
     Args:
-        estimator: what makes an estimate.
-        policy: what the operator allows.
-        versions: of what takes part.
-        limits: how much of the host may be taken.
-        metrics: where they are counted.
+        estimator: computes an estimate.
+        policy: the code that the operator allows.
+        versions: installed versions that affect estimates.
+        limits: bounds of slots, queue and cache.
+        metrics: counts estimates.
     """
 
     def __init__(
@@ -76,38 +76,38 @@ class Estimates:
         self._limits = limits
         self._metrics = metrics or Metrics()
         self._slots = threading.BoundedSemaphore(limits.slots)
-        self._places = threading.BoundedSemaphore(limits.slots + limits.queue)
-        self._known = _KnownEstimates(limits.remembered, limits.remembered_bytes)
-        self.threads = CapacityLimiter(limits.slots + limits.queue + _AT_ONCE)
-        """For those who ask from a thread: other work of the API finds its own free, however many estimates wait."""
+        self._admitted = threading.BoundedSemaphore(limits.slots + limits.queue)
+        self._cache = _EstimateCache(limits.cache_entries, limits.cache_bytes)
+        self.threads = CapacityLimiter(limits.slots + limits.queue + _THREADS_WITHOUT_SLOT)
+        """Threads of callers, separate from the API's others, which waiting estimates must not use up."""
 
     def estimate(self, request: EstimateRequest, should_stop: ShouldStop = lambda: False) -> Estimate:
-        """What the workload would take; asked for again, the same answer at once.
+        """Estimate the memory of a workload, or return the cached estimate.
 
         Args:
-            request: what is asked.
-            should_stop: asked many times a second; nothing runs any more once it has said so.
+            request: the workload and the GPUs.
+            should_stop: polled many times a second; when it returns true, the estimate is stopped.
 
         Raises:
-            TargetNotAllowedError: when its code is not allow-listed.
-            InvalidInputError: when a GPU's name is not known, or is that of several.
+            TargetNotAllowedError: when the code of the model is not allow-listed.
+            InvalidInputError: when the name of a GPU is unknown or ambiguous.
             EstimatesBusyError: when no slot became free in time.
-            EstimateError: when it cannot be traced, or not in time, or was stopped.
+            EstimateError: when the workload cannot be traced, or not in time, or the estimate was stopped.
         """
         self._policy.check_model(request.spec)
-        question = self._question(request)
-        if (known := self._known.get(question)) is not None:
+        key = self._cache_key(request)
+        if (cached := self._cache.get(key)) is not None:
             self._metrics.count_estimate("cached")
-            return known
+            return cached
         with self._counted(), self._slot(should_stop):
-            found = self._known.get(question) or self._estimator(request, should_stop)
+            estimate = self._cache.get(key) or self._estimator(request, should_stop)
         if not isinstance(request.spec.model, PythonModel):
-            self._known.put(question, found)
-        return found
+            self._cache.put(key, estimate)
+        return estimate
 
     @contextmanager
     def _counted(self) -> Iterator[None]:
-        """Count how the block ends."""
+        """Count the outcome of the block."""
         try:
             yield
         except EstimatesBusyError:
@@ -120,29 +120,29 @@ class Estimates:
 
     @staticmethod
     def gpus() -> GpuList:
-        """The GPUs that can be named."""
+        """Return the supported GPUs."""
         return GpuList(items=GPUS)
 
-    def _question(self, request: EstimateRequest) -> str:
-        """One text for requests with the same answer.
+    def _cache_key(self, request: EstimateRequest) -> str:
+        """Return a text that is equal for requests with the same estimate.
 
         Raises:
-            InvalidInputError: naming every GPU that is not known.
+            InvalidInputError: naming every GPU that is unknown.
         """
-        asked = request.model_dump(mode="json", exclude={"spec", "timeout_seconds"})
-        asked |= {"gpus": _names_of(request.gpus), "spec": memory_part(request.spec), "versions": self._versions}
-        return canonical_json(asked)
+        parts = request.model_dump(mode="json", exclude={"spec", "timeout_seconds"})
+        parts |= {"gpus": _gpu_names(request.gpus), "spec": memory_part(request.spec), "versions": self._versions}
+        return canonical_json(parts)
 
     @contextmanager
     def _slot(self, should_stop: ShouldStop) -> Iterator[None]:
-        """Hold a slot, as soon as there is one.
+        """Hold a slot within the block, after waiting for one.
 
         Raises:
-            EstimatesBusyError: when there was none in time, or too many wait.
-            EstimateCancelledError: when the caller is gone before.
+            EstimatesBusyError: when no slot became free in time, or too many callers wait.
+            EstimateCancelledError: when ``should_stop`` returned true first.
         """
-        if not self._places.acquire(blocking=False):
-            raise EstimatesBusyError(f"{self._limits.queue} estimates wait for {self._made_at_once}: try again later")
+        if not self._admitted.acquire(blocking=False):
+            raise EstimatesBusyError(f"{self._limits.queue} estimates wait for {self._slots_text}: try again later")
         try:
             self._wait_for_slot(should_stop)
             try:
@@ -150,53 +150,53 @@ class Estimates:
             finally:
                 self._slots.release()
         finally:
-            self._places.release()
+            self._admitted.release()
 
     def _wait_for_slot(self, should_stop: ShouldStop) -> None:
         deadline = time.monotonic() + self._limits.wait_seconds
         while not self._slots.acquire(timeout=_POLL_SECONDS):
             if should_stop():
-                raise EstimateCancelledError("the estimate was given up before it began")
+                raise EstimateCancelledError("the estimate was cancelled before it began")
             if time.monotonic() > deadline:
                 raise EstimatesBusyError(
-                    f"no slot became free within {self._limits.wait_seconds:g} s of {self._made_at_once}: try again "
+                    f"no slot became free within {self._limits.wait_seconds:g} s of {self._slots_text}: try again "
                     "later; the operator raises BATCHWRIGHT_ESTIMATE_SLOTS"
                 )
 
     @property
-    def _made_at_once(self) -> str:
-        return f"the {self._limits.slots} made at once"
+    def _slots_text(self) -> str:
+        return f"the {self._limits.slots} slots"
 
 
-class _KnownEstimates:
-    """The estimates that were asked for last, by question. Safe to share between threads.
+class _EstimateCache:
+    """LRU cache of estimates. Safe to share between threads.
 
     Args:
-        count: the most estimates that are kept.
-        nbytes: the most bytes of all estimates with their questions, as JSON.
+        count: the most estimates.
+        nbytes: the most bytes of all estimates with their keys, as JSON.
     """
 
     def __init__(self, count: int, nbytes: int) -> None:
         self._lock = threading.Lock()
         self._estimates: LRUCache[str, tuple[Estimate, int]] = LRUCache(nbytes, getsizeof=lambda sized: sized[1])
-        self._least_size = nbytes // count
-        """An estimate counts as at least this much, which bounds their number."""
+        self._min_size = nbytes // count
+        """The least size that an estimate counts as, which bounds the number of estimates."""
 
-    def get(self, question: str) -> Estimate | None:
+    def get(self, key: str) -> Estimate | None:
         with self._lock:
-            return self._estimates.get(question, (None, 0))[0]
+            return self._estimates.get(key, (None, 0))[0]
 
-    def put(self, question: str, estimate: Estimate) -> None:
-        nbytes = len(question) + len(estimate.model_dump_json())
+    def put(self, key: str, estimate: Estimate) -> None:
+        nbytes = len(key) + len(estimate.model_dump_json())
         with self._lock, suppress(ValueError):  # which the cache raises for an estimate above its whole size
-            self._estimates[question] = estimate, max(nbytes, self._least_size)
+            self._estimates[key] = estimate, max(nbytes, self._min_size)
 
 
-def _names_of(gpus: tuple[str, ...]) -> list[str]:
-    """The names of the catalogue.
+def _gpu_names(gpus: tuple[str, ...]) -> list[str]:
+    """Return the names of the GPUs in the catalogue.
 
     Raises:
-        InvalidInputError: naming every one that is not known, or is that of several.
+        InvalidInputError: naming every GPU that is unknown or ambiguous.
     """
     names: list[str] = []
     faults: list[FieldFault] = []

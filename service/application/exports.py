@@ -1,4 +1,4 @@
-"""Stored recommendations in the words of frameworks and launchers."""
+"""Use cases of exports: stored recommendations as configurations of frameworks and launchers."""
 
 from __future__ import annotations
 
@@ -14,30 +14,30 @@ _FORMATS = ExportFormatList(items=tuple(target.described() for target in TARGETS
 
 
 class ExportCases:
-    """What callers can do with exports. Safe to share between threads."""
+    """Use cases of exports. Safe to share between threads."""
 
     def __init__(self, recommendations: RecommendationStore) -> None:
         self._recommendations = recommendations
 
     def formats(self) -> ExportFormatList:
-        """What recommendations can be exported to."""
+        """Return the available formats."""
         return _FORMATS
 
     def export(self, recommendation_id: str, request: ExportRequest) -> Export:
-        """A stored recommendation as an export.
+        """Export a stored recommendation.
 
         Raises:
-            NotFoundError: when there is no such recommendation.
-            ExportError: when it cannot be exported like that.
+            NotFoundError: when no recommendation has this id.
+            ExportError: when the format does not support the recommendation or the options.
         """
         views.check_identifier(recommendation_id, "recommendation")
         return exported(self._recommendations.get(recommendation_id), request)
 
     def file(self, recommendation_id: str, request: ExportRequest, name: str) -> ExportedFile:
-        """One file of an export.
+        """Return one file of an export.
 
         Raises:
-            NotFoundError: when there is no such recommendation, or no such file in its export.
+            NotFoundError: when no recommendation has this id, or its export has no such file.
             ExportError: as ``export``.
         """
         files = {file.name: file for file in self.export(recommendation_id, request).files}
@@ -47,9 +47,9 @@ class ExportCases:
 
 
 def exported(recommendation: Recommendation, request: ExportRequest) -> Export:
-    """A recommendation as an export.
+    """Export a recommendation.
 
     Raises:
-        ExportError: when it cannot be exported like that.
+        ExportError: when the format does not support the recommendation or the options.
     """
     return export(recommendation, request.format, version=request.target_version, options=request.options)

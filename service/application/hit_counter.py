@@ -10,19 +10,19 @@ from service.errors import StoreUnavailableError
 
 _log = logging.getLogger(__name__)
 
-_SECONDS = 2.0
-"""How long counts are collected: a process that is killed loses those of that time."""
+_FLUSH_SECONDS = 2.0
+"""The time for which counts are collected; a process that is killed loses them."""
 
 
 class HitCounter:
-    """Collect hits and misses, and write them together a moment later. Safe to share between threads.
+    """Collect hits and misses, and write them together later. Safe to share between threads.
 
     Args:
-        write: takes the hits and misses since the last call.
-        seconds: how long to collect.
+        write: writes the hits and misses since the last call.
+        seconds: the time for which counts are collected.
     """
 
-    def __init__(self, write: Callable[[int, int], None], seconds: float = _SECONDS) -> None:
+    def __init__(self, write: Callable[[int, int], None], seconds: float = _FLUSH_SECONDS) -> None:
         self._write = write
         self._seconds = seconds
         self._lock = threading.Lock()
@@ -41,7 +41,7 @@ class HitCounter:
                 self._timer.start()
 
     def flush(self) -> None:
-        """Write the collected counts now. Counts that the store does not take are kept for the next time."""
+        """Write the collected counts now. Counts that cannot be written are kept for the next flush."""
         with self._lock:
             hits, self._hits = self._hits, 0
             misses, self._misses = self._misses, 0
@@ -53,7 +53,7 @@ class HitCounter:
         try:
             self._write(hits, misses)
         except StoreUnavailableError as error:
-            _log.warning("%d hits and %d misses are not counted yet: %s", hits, misses, error)
+            _log.warning("%d hits and %d misses are not written yet: %s", hits, misses, error)
             with self._lock:
                 self._hits += hits
                 self._misses += misses

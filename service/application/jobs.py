@@ -1,4 +1,4 @@
-"""Jobs: training runs made from recommendations."""
+"""Use cases of jobs, which are training runs that follow recommendations."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from pathlib import Path
 
 from service.application import views
 from service.application.exports import exported
-from service.application.rules.idempotency import Submitted
+from service.application.rules.idempotency import SubmissionResponse
 from service.application.rules.placement import (
     check_every_process_has_samples,
-    check_goes_with_one_device,
     check_same_device,
-    processes_of,
+    check_single_device,
+    process_count,
 )
 from service.application.work import WorkCases, model_name, payload
 from service.domain.api_keys import Caller
@@ -35,23 +35,23 @@ from tuner.training.launching.run_directory import RunPaths
 
 _HERE = Path()
 _PYTHON = "python"
-"""A configured job names no folder and no interpreter of this host: it runs wherever its caller writes its files."""
+"""A configured job has no paths of this host: it runs wherever its caller writes its files."""
 
 
 class JobCases(WorkCases[JobSubmission, Job]):
-    """What callers can do with jobs. Safe to share between threads."""
+    """Use cases of jobs. Safe to share between threads."""
 
     kind = WorkKind.JOB
 
     def configure(self, submission: JobSubmission) -> ConfiguredJob:
-        """What ``submit`` would run; runs nothing, so that it may need more devices than a job holds.
+        """Return the job that ``submit`` would run; it may need more devices than a job can hold.
 
         Raises:
             RequestError: as ``submit``.
-            ExportError: when it cannot be exported as asked.
+            ExportError: when the export does not support the recommendation or the options.
         """
         recommendation, _ = self._trainable(submission)
-        processes = processes_of(recommendation, submission.training)
+        processes = process_count(recommendation, submission.training)
         paths = RunPaths(_HERE)
         return ConfiguredJob(
             command=tuple(training_command(_HERE, processes, _PYTHON)),
@@ -64,47 +64,47 @@ class JobCases(WorkCases[JobSubmission, Job]):
         )
 
     def resume(self, job_id: str, caller: Caller) -> Job:
-        """Let a job go on from its newest checkpoint, in the same folder, that failed or was cancelled.
+        """Queue a failed or cancelled job again, to go on from its newest checkpoint in the same folder.
 
         Raises:
-            NotFoundError: when there is no such job.
-            NotOwnerError: when another key made it.
-            NotResumableError: when it is in another state, has no checkpoint, or nobody serves the slot it ran on.
-            NotOnThisHostError: when its folder is elsewhere.
-            RequestError: when the operator allows it no more, or another device is there by now.
+            NotFoundError: when no job has this id.
+            NotOwnerError: when another key submitted it.
+            NotResumableError: when it is in another state, has no checkpoint, or no worker serves its slot.
+            NotOnThisHostError: when its folder is on another host.
+            RequestError: when the operator no longer allows it, or its slot has another device now.
             QuotaExceededError: when its key has used its quota.
         """
-        item = self._own(job_id, caller, "resume")
-        self._check_can_go_on(item)
+        item = self._item_to_change(job_id, caller, "resume")
+        self._check_resumable(item)
         resumed = self._store.submissions.resume(job_id, self._context.policy.quota)
         self._context.notify()
         return self._view(resumed)
 
-    def log(self, job_id: str, most_bytes: int) -> bytes:
-        """The end of what the run printed; empty while it has not begun.
+    def log(self, job_id: str, max_bytes: int) -> bytes:
+        """Return the end of the log of the run; empty while the run has not begun.
 
         Raises:
-            NotFoundError: when there is no such job.
-            NotOnThisHostError: when it ran elsewhere.
+            NotFoundError: when no job has this id.
+            NotOnThisHostError: when it ran on another host.
         """
-        self._check_is_here(job_id)
-        return self._context.runs.log_tail(job_id, most_bytes)
+        self._check_on_this_host(job_id)
+        return self._context.job_files.log_tail(job_id, max_bytes)
 
     def checkpoints(self, job_id: str) -> CheckpointList:
-        """The checkpoints that the run has kept.
+        """Return the kept checkpoints of the run.
 
         Raises:
-            NotFoundError: when there is no such job.
-            NotOnThisHostError: when it ran elsewhere.
+            NotFoundError: when no job has this id.
+            NotOnThisHostError: when it ran on another host.
         """
-        self._check_is_here(job_id)
-        return CheckpointList(items=self._context.runs.checkpoints(job_id))
+        self._check_on_this_host(job_id)
+        return CheckpointList(items=self._context.job_files.checkpoints(job_id))
 
     # --- helpers ---
 
-    def _submit(self, submission: JobSubmission, caller: Caller, once: Idempotency | None) -> Submitted:
-        recommendation, here = self._trainable(submission)
-        check_goes_with_one_device(recommendation, submission.training)
+    def _submit(self, submission: JobSubmission, caller: Caller, idempotency: Idempotency | None) -> SubmissionResponse:
+        recommendation, served = self._trainable(submission)
+        check_single_device(recommendation, submission.training)
         request = JobRequest(recommendation=recommendation, training=submission.training)
         work = NewWork(
             id=self._context.identifiers.new("job"),
@@ -117,66 +117,69 @@ class JobCases(WorkCases[JobSubmission, Job]):
             recommendation_id=recommendation.id,
             priority=submission.priority,
             key_id=caller.key_id,
-            hardware=here.hardware,
+            hardware=served.hardware,
             trace_parent=current_trace_parent(),
         )
-        return self._queue(work, once)
+        return self._queue(work, idempotency)
 
     def _view(self, item: WorkItem, queue: QueuePosition | None = None) -> Job:
-        return views.job(item, self._context.runs.directory(item.id) if self._is_here(item) else None, queue)
+        return views.job(
+            item, self._context.job_files.directory(item.id) if self._is_on_this_host(item) else None, queue
+        )
 
     def _remove_files(self, work_id: str) -> None:
         """Remove the folder of a job, where that is on this host."""
-        if not self._context.runs.remove(work_id):
+        if not self._context.job_files.remove(work_id):
             raise ConflictError(
-                f"the folder of {work_id} cannot be removed: let the operator look at "
-                f"{self._context.runs.directory(work_id)}, and delete it again"
+                f"the folder of {work_id} cannot be removed: the operator must check "
+                f"{self._context.job_files.directory(work_id)}; then delete it again"
             )
 
-    def _check_can_go_on(self, item: WorkItem) -> None:
+    def _check_resumable(self, item: WorkItem) -> None:
         if item.state not in RESUMABLE_STATES:
             raise NotResumableError(f"{item.id} is {item.state}: only a job that is FAILED or CANCELLED can be resumed")
-        self._check_is_here(item.id)
-        if not self._context.runs.checkpoints(item.id):
+        self._check_on_this_host(item.id)
+        if not self._context.job_files.checkpoints(item.id):
             raise NotResumableError(
-                f"{item.id} has no checkpoint to go on from: submit it again, with `training.checkpoint_every`"
+                f"{item.id} has no checkpoint to resume from: submit it again, with `training.checkpoint_every`"
             )
         recommendation = JobRequest.model_validate_json(item.payload).recommendation
-        seen = next((it for it in self._store.devices.list() if it.served.slot == item.slot), None)
-        if seen is None or not self._context.is_alive(seen):
+        devices = self._store.devices.list()
+        announced = next((device for device in devices if device.served.slot == item.slot), None)
+        if announced is None or not self._context.is_alive(announced):
             raise NotResumableError(f"{item.id} ran on {item.slot}, which no worker serves now")
-        check_same_device(recommendation.device, seen.served.device)
+        check_same_device(recommendation.device, announced.served.device)
         self._check_spec(recommendation.request.spec)
 
-    def _check_is_here(self, job_id: str) -> None:
-        """Refuse what has begun and left no folder here, or one of an earlier attempt."""
+    def _check_on_this_host(self, job_id: str) -> None:
+        """Refuse a started job whose folder is not on this host, or is of an earlier attempt."""
         item = self._item(job_id)
-        if item.slot is not None and not self._is_here(item):
+        if item.slot is not None and not self._is_on_this_host(item):
             raise NotOnThisHostError(
-                f"the folder of {job_id} is not on the host that answers; it runs, or ran last, on {item.slot}"
+                f"the folder of {job_id} is not on the host that responds; the job runs, or ran last, on {item.slot}"
             )
 
-    def _is_here(self, item: WorkItem) -> bool:
-        """Whether the folder of a job's last attempt is on this host."""
-        runs = self._context.runs
-        return item.slot is not None and runs.are_here(item.id) and runs.slot(item.id) in {None, item.slot}
+    def _is_on_this_host(self, item: WorkItem) -> bool:
+        """Return whether the folder of a job's last attempt is on this host."""
+        files = self._context.job_files
+        return item.slot is not None and files.has_directory(item.id) and files.slot(item.id) in {None, item.slot}
 
     def _trainable(self, submission: JobSubmission) -> tuple[Recommendation, ServedDevice]:
-        """The recommendation of a submission, and what would run it."""
+        """Return the recommendation of a submission, and the device that would run it."""
         recommendation = submission.recommendation
         if recommendation is None:
             recommendation = self._stored(str(submission.recommendation_id))
-        here = self._context.serving(recommendation.device.id).served
+        served = self._context.live_device(recommendation.device.id).served
         if submission.recommendation is not None:
-            self._context.policy.check_foreign(recommendation, here.environment)
+            self._context.policy.check_foreign(recommendation, served.environment)
         if not recommendation.feasible:
             raise InfeasibleRecommendationError(
                 f"recommendation {recommendation.id!r} says that nothing fits: {recommendation.infeasible_reason}"
             )
         self._check_spec(recommendation.request.spec)
-        check_same_device(recommendation.device, here.device)
+        check_same_device(recommendation.device, served.device)
         check_every_process_has_samples(recommendation, submission.training)
-        return recommendation, here
+        return recommendation, served
 
     def _stored(self, recommendation_id: str) -> Recommendation:
         views.check_identifier(recommendation_id, "recommendation")
@@ -185,7 +188,7 @@ class JobCases(WorkCases[JobSubmission, Job]):
     def _check_spec(self, spec: WorkloadSpec) -> None:
         if spec.data is None:
             raise InvalidInputError(
-                "the recommendation's spec has no `data`: say what to train on, for example "
+                "the recommendation's spec has no `data`: name the training data, for example "
                 "`data: {kind: text, paths: [...]}` or `data: {kind: synthetic}`, and tune again"
             )
         self._context.policy.check_model(spec)

@@ -1,4 +1,4 @@
-"""Devices, and the queue."""
+"""Use cases of devices and the queue."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from service.application.rules.wait_time import RECENT, Running, expected_waits
 from service.domain.states import State, WorkKind
 from service.domain.workers import DeviceList, DeviceStatus, Queue, QueueEntry
 from service.errors import NotFoundError
-from service.store.models import SeenDevice, Waiting, WorkFilter, WorkRow
+from service.store.models import AnnouncedDevice, Waiting, WorkFilter, WorkRow
 
 
 class FleetCases:
-    """What callers can ask of devices, workers and the queue. Safe to share between threads."""
+    """Use cases of devices, workers and the queue. Safe to share between threads."""
 
     def __init__(self, context: ApplicationContext) -> None:
         self._context = context
@@ -23,53 +23,55 @@ class FleetCases:
         self._work = context.store.work
 
     def devices(self) -> DeviceList:
-        """The devices, and who holds each."""
-        return DeviceList(items=tuple(self._status(seen) for seen in self._devices.list()))
+        """Return the served devices, with the work that runs on each."""
+        return DeviceList(items=tuple(self._status(announced) for announced in self._devices.list()))
 
     def queue(self, limit: int) -> Queue:
-        """What waits, in the order in which it is taken, with how long that may last."""
+        """Return the waiting work in the order in which it is taken, with the expected waits."""
         waiting = self._queue.waiting(limit)
-        seen = [it for it in self._devices.list() if self._context.is_alive(it) and it.served.unready is None]
+        alive = [announced for announced in self._devices.list() if self._context.is_alive(announced)]
+        ready = [announced for announced in alive if announced.served.unready is None]
         waits: dict[str, float | None] = {}
-        for device in {it.device for it in waiting}:
-            lines = [it for it in waiting if it.device == device]
-            waits |= self._waits(lines, [it for it in seen if it.served.device.id == device], self._recent(device))
-        return Queue(items=tuple(_entry(it, waits[it.id]) for it in waiting))
+        for device in {entry.device for entry in waiting}:
+            entries = [entry for entry in waiting if entry.device == device]
+            serving = [announced for announced in ready if announced.served.device.id == device]
+            waits |= self._waits(entries, serving, self._recent(device))
+        return Queue(items=tuple(_entry(entry, waits[entry.id]) for entry in waiting))
 
     # --- helpers ---
 
-    def _status(self, seen: SeenDevice) -> DeviceStatus:
+    def _status(self, announced: AnnouncedDevice) -> DeviceStatus:
         return DeviceStatus(
-            **dict(seen.served),
-            alive=self._context.is_alive(seen),
-            heartbeat_age_seconds=seen.age_seconds,
-            running_id=seen.running_id,
-            queued=seen.queued,
+            **dict(announced.served),
+            alive=self._context.is_alive(announced),
+            heartbeat_age_seconds=announced.age_seconds,
+            running_id=announced.running_id,
+            queued=announced.queued,
         )
 
     def _waits(
-        self, lines: Sequence[Waiting], serving: Sequence[SeenDevice], recent: Sequence[WorkRow]
+        self, entries: Sequence[Waiting], serving: Sequence[AnnouncedDevice], recent: Sequence[WorkRow]
     ) -> dict[str, float | None]:
-        """How long each may wait for workers with the hardware it needs; what goes to any has the shortest wait."""
-        told: dict[str, float | None] = dict.fromkeys(it.id for it in lines)
-        workers = [(it.served.hardware, self._running(it)) for it in serving]
-        for kind in {it.hardware for it in lines if it.hardware} | {kind for kind, _ in workers}:
-            lane = [it for it in lines if it.hardware in {None, kind}]
-            expected = expected_waits(lane, [running for its_kind, running in workers if its_kind == kind], recent)
+        """Return the expected wait of each entry; work that any hardware can run gets the shortest wait."""
+        waits: dict[str, float | None] = dict.fromkeys(entry.id for entry in entries)
+        workers = [(announced.served.hardware, self._running(announced)) for announced in serving]
+        for hardware in {entry.hardware for entry in entries if entry.hardware} | {served for served, _ in workers}:
+            lane = [entry for entry in entries if entry.hardware in {None, hardware}]
+            expected = expected_waits(lane, [running for served, running in workers if served == hardware], recent)
             for work_id, seconds in expected.items():
-                told[work_id] = min((it for it in (told[work_id], seconds) if it is not None), default=None)
-        return told
+                waits[work_id] = min((wait for wait in (waits[work_id], seconds) if wait is not None), default=None)
+        return waits
 
     def _recent(self, device: str) -> list[WorkRow]:
-        """What ended with success on a device lately, of both kinds."""
+        """Return the newest work that succeeded on a device, of both kinds."""
         wanted = WorkFilter((State.SUCCEEDED,), device=device)
         return [row for kind in WorkKind for row in self._work.newest(kind, RECENT, None, wanted)]
 
-    def _running(self, seen: SeenDevice) -> Running | None:
-        """What a worker is at; none when it is free, or what it held is gone since."""
+    def _running(self, announced: AnnouncedDevice) -> Running | None:
+        """Return the running work of a worker; None when it is free, or its work was deleted since."""
         with suppress(NotFoundError):
-            if seen.running_id is not None:
-                item = self._work.get(seen.running_id)
+            if announced.running_id is not None:
+                item = self._work.get(announced.running_id)
                 return Running(item.kind, item.started_at)
         return None
 

@@ -1,69 +1,70 @@
-"""Retention: deletes what ended long ago, with the folders that its jobs left on this host."""
+"""Retention: delete work that ended long ago, with the folders of its jobs on this host."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
 
-from service.application.job_files import RunFiles
+from service.application.job_files import JobFiles
 from service.application.views import is_identifier
 from service.store.interface import RetentionStore
 from tuner.schemas.base import Document, NonNegativeInt
 
 
 class PruneReport(Document):
-    """What was deleted, or would be."""
+    """The deleted work, or the work that a dry run would delete."""
 
     dry_run: bool
-    """Whether nothing was deleted."""
+    """True when nothing was deleted."""
     tunings: NonNegativeInt
-    """Tunings, with their probes and events."""
+    """Number of tunings, with their probes and events."""
     jobs: NonNegativeInt
-    """Jobs, with their events."""
+    """Number of jobs, with their events."""
     recommendations: NonNegativeInt
-    """Recommendations that nothing names any more."""
+    """Number of recommendations that no work references."""
     job_ids: tuple[str, ...]
-    """The jobs."""
+    """Identifiers of the jobs."""
     folders: tuple[str, ...]
-    """Folders of these jobs on this host: those of jobs that ran on another host stay there."""
+    """Folders of these jobs on this host. Folders on other hosts stay there."""
     folders_left: tuple[str, ...] = ()
-    """Folders that could not be removed whole."""
+    """Folders that could not be removed completely."""
 
 
 def prune(
-    store: RetentionStore, runs: RunFiles, seconds: float, *, recommendations: bool, dry_run: bool
+    store: RetentionStore, files: JobFiles, seconds: float, *, recommendations: bool, dry_run: bool
 ) -> PruneReport:
-    """Delete work that ended longer ago than that, and its folders.
+    """Delete work that ended longer ago than ``seconds``, and its folders.
 
-    A folder goes before its job does: when this is interrupted, the next time finds the rest.
+    A folder is removed before its job is deleted, so that the next call completes an interrupted one.
 
     Raises:
         StoreUnavailableError: when the database cannot be used.
     """
-    would = store.prunable(seconds, recommendations=recommendations)
-    folders = _folders(runs, would.job_ids)
+    pruned = store.prunable(seconds, recommendations=recommendations)
+    folders = _folders(files, pruned.job_ids)
     if not dry_run:
-        _remove(runs, would.job_ids)
-        would = store.prune(seconds, recommendations=recommendations)
-        folders |= _folders(runs, would.job_ids)  # of what has become old enough meanwhile
-        _remove(runs, would.job_ids)
-    left = set() if dry_run else {it for it in folders if Path(it).exists()}
+        _remove(files, pruned.job_ids)
+        pruned = store.prune(seconds, recommendations=recommendations)
+        folders |= _folders(files, pruned.job_ids)  # of jobs that have become old enough meanwhile
+        _remove(files, pruned.job_ids)
+    left = set() if dry_run else {folder for folder in folders if Path(folder).exists()}
     return PruneReport(
         dry_run=dry_run,
-        tunings=would.tunings,
-        jobs=would.jobs,
-        recommendations=would.recommendations,
-        job_ids=would.job_ids,
+        tunings=pruned.tunings,
+        jobs=pruned.jobs,
+        recommendations=pruned.recommendations,
+        job_ids=pruned.job_ids,
         folders=tuple(sorted(folders - left)),
         folders_left=tuple(sorted(left)),
     )
 
 
-def _folders(runs: RunFiles, job_ids: Iterable[str]) -> set[str]:
-    return {str(runs.directory(it)) for it in job_ids if is_identifier(it) and runs.are_here(it)}
+def _folders(files: JobFiles, job_ids: Iterable[str]) -> set[str]:
+    here = (job_id for job_id in job_ids if is_identifier(job_id) and files.has_directory(job_id))
+    return {str(files.directory(job_id)) for job_id in here}
 
 
-def _remove(runs: RunFiles, job_ids: Iterable[str]) -> None:
+def _remove(files: JobFiles, job_ids: Iterable[str]) -> None:
     for job_id in job_ids:
         if is_identifier(job_id):
-            runs.remove(job_id)
+            files.remove(job_id)

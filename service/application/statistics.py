@@ -1,4 +1,4 @@
-"""What happened lately, in one document."""
+"""The use case of the summary: statistics of a period in one document."""
 
 from __future__ import annotations
 
@@ -14,18 +14,17 @@ from service.domain.workers import Failures, Period, RecommendationHits, SpentSe
 from service.store.interface import StatisticsStore
 from service.store.models import Totals, WorkTotal
 
-_SHARED_SECONDS = 2.0
-"""Pages that are open ask again and again, and counting 100,000 tunings takes some 50 ms: however many ask, each
-period is counted once in this time."""
+_CACHE_SECONDS = 2.0
+"""Lifetime of the counts of a period: open pages poll them, and counting 100,000 tunings takes some 50 ms."""
 
 
 class SummaryCases:
-    """What callers can ask about what happened. Safe to share between threads: one counts, all get its counts.
+    """Use cases of statistics. Safe to share between threads: one counts, all get its counts.
 
     Args:
-        statistics: counts what happened.
-        counter: what counts stored answers.
-        clock: seconds that only grow.
+        statistics: counts work, failures and cache hits in the store.
+        counter: has cache hits that are not in the store yet.
+        clock: monotonic seconds.
     """
 
     def __init__(
@@ -34,55 +33,55 @@ class SummaryCases:
         self._statistics = statistics
         self._hit_counter = counter
         self._clock = clock
-        self._one_counts = {period: threading.Lock() for period in Period}
-        self._counted: dict[Period, tuple[float, Totals]] = {}
+        self._locks = {period: threading.Lock() for period in Period}
+        self._cache: dict[Period, tuple[float, Totals]] = {}
 
     def read(self, period: Period, caller: Caller) -> Summary:
-        """Counts, causes of failures, device-seconds and stored answers, as they were at most two seconds ago.
+        """Return the summary of a period; its counts are at most two seconds old.
 
-        Those who may not read jobs are not told why jobs failed.
+        Failures of jobs are left out for callers who may not read jobs.
         """
-        found = self._totals(period)
-        told = set(WorkKind) if caller.may(Scope.JOBS_READ) else {WorkKind.TUNING}
+        totals = self._totals(period)
+        kinds = set(WorkKind) if caller.may(Scope.JOBS_READ) else {WorkKind.TUNING}
         return Summary(
             period=period,
-            tunings=_by_state(found.work, WorkKind.TUNING),
-            jobs=_by_state(found.work, WorkKind.JOB),
-            failures=tuple(Failures(**vars(it)) for it in found.failures if it.kind in told),
-            device_seconds=_spent(found.work),
-            recommendation_hits=_recommendation_hits(found),
+            tunings=_by_state(totals.work, WorkKind.TUNING),
+            jobs=_by_state(totals.work, WorkKind.JOB),
+            failures=tuple(Failures(**vars(group)) for group in totals.failures if group.kind in kinds),
+            device_seconds=_spent(totals.work),
+            recommendation_hits=_recommendation_hits(totals),
         )
 
     def _totals(self, period: Period) -> Totals:
-        with self._one_counts[period]:
-            if period in self._counted and self._clock() - self._counted[period][0] <= _SHARED_SECONDS:
-                return self._counted[period][1]
-            asked_at = self._clock()
+        with self._locks[period]:
+            if period in self._cache and self._clock() - self._cache[period][0] <= _CACHE_SECONDS:
+                return self._cache[period][1]
+            counted_at = self._clock()
             self._hit_counter.flush()
-            found = self._statistics.totals(period.seconds)
-            self._counted[period] = asked_at, found
-            return found
+            totals = self._statistics.totals(period.seconds)
+            self._cache[period] = counted_at, totals
+            return totals
 
 
 def _by_state(work: Iterable[WorkTotal], kind: WorkKind) -> dict[State, int]:
     counts = dict.fromkeys(State, 0)
-    for it in work:
-        if it.kind is kind:
-            counts[it.state] += it.count
+    for total in work:
+        if total.kind is kind:
+            counts[total.state] += total.count
     return counts
 
 
 def _spent(work: Iterable[WorkTotal]) -> tuple[SpentSeconds, ...]:
     spent: dict[str, dict[WorkKind, float]] = defaultdict(lambda: dict.fromkeys(WorkKind, 0.0))
-    for it in work:
-        if it.slot is not None and it.device_seconds > 0:
-            spent[it.slot][it.kind] += it.device_seconds
+    for total in work:
+        if total.slot is not None and total.device_seconds > 0:
+            spent[total.slot][total.kind] += total.device_seconds
     return tuple(
         SpentSeconds(slot=slot, probes_seconds=by[WorkKind.TUNING], jobs_seconds=by[WorkKind.JOB])
         for slot, by in sorted(spent.items())
     )
 
 
-def _recommendation_hits(found: Totals) -> RecommendationHits:
-    asked = found.hits + found.misses
-    return RecommendationHits(hits=found.hits, misses=found.misses, hit_rate=found.hits / asked if asked else None)
+def _recommendation_hits(totals: Totals) -> RecommendationHits:
+    count = totals.hits + totals.misses
+    return RecommendationHits(hits=totals.hits, misses=totals.misses, hit_rate=totals.hits / count if count else None)

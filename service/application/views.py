@@ -1,4 +1,4 @@
-"""Stored rows as the documents that the API returns, pages of them as JSON, and cursors."""
+"""Conversion of stored rows to the documents of the API, pages as JSON, and cursors."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from tuner.schemas.recommendation import Recommendation
 from tuner.schemas.requests import TuningRequest
 
 PREFIXES = {WorkKind.TUNING: "tun", WorkKind.JOB: "job"}
-"""What identifiers begin with."""
+"""Prefixes of identifiers."""
 
 _IDENTIFIER = re.compile(r"(tun|job|rec)_[0-9a-f]{32}")
 _CURSOR = re.compile(r"[tjr][0-9a-f]{32}")
 
 
 def is_identifier(text: str) -> bool:
-    """Whether this service could have made it."""
+    """Return whether the text has the format of an identifier."""
     return _IDENTIFIER.fullmatch(text) is not None
 
 
 def check_identifier(text: str, kind: str) -> None:
-    """Refuse what this service cannot have made.
+    """Refuse a text that has not the format of an identifier.
 
     Raises:
-        NotFoundError: naming it.
+        NotFoundError: naming the text.
     """
     if not is_identifier(text):
         raise NotFoundError.of(kind, text)
@@ -41,7 +41,7 @@ def check_identifier(text: str, kind: str) -> None:
 
 
 def tuning(item: WorkItem, recommendation: Recommendation | None, queue: QueuePosition | None = None) -> Tuning:
-    """A tuning in full."""
+    """Return a tuning in full."""
     return Tuning(
         **item.summary(),
         slot=item.slot,
@@ -53,7 +53,7 @@ def tuning(item: WorkItem, recommendation: Recommendation | None, queue: QueuePo
 
 
 def job(item: WorkItem, directory: Path | None, queue: QueuePosition | None = None) -> Job:
-    """A job in full, with its folder where that is on this host."""
+    """Return a job in full, with its folder if that is on this host."""
     request = JobRequest.model_validate_json(item.payload)
     return Job(
         **item.summary(),
@@ -72,13 +72,13 @@ def job(item: WorkItem, directory: Path | None, queue: QueuePosition | None = No
 
 
 def work_page(rows: Sequence[WorkRow], next_cursor: str | None) -> bytes:
-    """Return a ``TuningPage`` or ``JobPage``. Rows of the store need no checking."""
+    """Return a ``TuningPage`` or ``JobPage`` as JSON; rows of the store need no validation."""
     items = b",".join(row.summary_json for row in rows)
     return b'{"items":[%b],"next_cursor":%b}' % (items, to_json(next_cursor))
 
 
 def recommendation_page(rows: Sequence[RecommendationSummary], next_cursor: str | None) -> bytes:
-    """A ``RecommendationPage``."""
+    """Return a ``RecommendationPage`` as JSON."""
     return to_json({"items": rows, "next_cursor": next_cursor})
 
 
@@ -86,24 +86,24 @@ def recommendation_page(rows: Sequence[RecommendationSummary], next_cursor: str 
 
 
 def cursor_after(rows: Sequence[WorkRow] | Sequence[RecommendationSummary], limit: int) -> str | None:
-    """The cursor of what follows the first ``limit`` rows; none when nothing does."""
+    """Return the cursor after the first ``limit`` rows, or None on the last page."""
     return encode_cursor(rows[limit - 1].id) if len(rows) > limit else None
 
 
 def encode_cursor(identifier: str) -> str:
-    """A position in a list, opaque to callers."""
+    """Return the cursor of a position in a list, opaque to callers."""
     prefix, _, number = identifier.partition("_")
     return prefix[0] + number
 
 
 def decode_cursor(cursor: str | None, prefix: str) -> str | None:
-    """The identifier that a cursor stands for, in the list of what has this prefix.
+    """Return the identifier of a cursor, in the list of identifiers with this prefix.
 
     Raises:
-        InvalidCursorError: when it is not one of this list.
+        InvalidCursorError: when the cursor does not belong to this list.
     """
     if cursor is None:
         return None
     if not _CURSOR.fullmatch(cursor) or cursor[0] != prefix[0]:
-        raise InvalidCursorError("cursor: pass `next_cursor` of the page before, unchanged")
+        raise InvalidCursorError("cursor: pass `next_cursor` of the previous page, unchanged")
     return f"{prefix}_{cursor[1:]}"

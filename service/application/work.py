@@ -9,7 +9,7 @@ from pydantic_core import PydanticSerializationError
 
 from service.application import views
 from service.application.context import ApplicationContext
-from service.application.rules.idempotency import Submitted, first_time
+from service.application.rules.idempotency import SubmissionResponse, pending_response
 from service.domain.api_keys import Caller, Scope
 from service.domain.states import WorkKind
 from service.domain.work import Job, JobSubmission, QueuePosition, Tuning, TuningSubmission
@@ -24,101 +24,105 @@ WorkT = TypeVar("WorkT", Tuning, Job)
 
 
 class WorkCases(ABC, Generic[SubmissionT, WorkT]):
-    """What callers can do with work of one kind. Safe to share between threads.
+    """Use cases of work of one kind. Safe to share between threads.
 
     Args:
         context: the shared dependencies.
-        places: the places in the queue, of all kinds of work.
+        positions: positions in the queue, of all kinds of work.
     """
 
     kind: ClassVar[WorkKind]
 
-    def __init__(self, context: ApplicationContext, places: QueuePositions) -> None:
+    def __init__(self, context: ApplicationContext, positions: QueuePositions) -> None:
         self._context = context
         self._store = context.store
-        self._places = places
+        self._positions = positions
 
-    def submit(self, submission: SubmissionT, caller: Caller, once: Idempotency | None = None) -> Submitted:
-        """Queue work, or return the stored answer. With ``once``, repeat the first answer to the same request.
+    def submit(
+        self, submission: SubmissionT, caller: Caller, idempotency: Idempotency | None = None
+    ) -> SubmissionResponse:
+        """Queue work, or serve the stored recommendation. With ``idempotency``, repeat the response to a retry.
 
         Raises:
-            IdempotencyKeyReusedError, IdempotencyKeyInFlightError: when the key's first request was another one, or is
-                being answered.
-            ScopeMissingError: when the caller may not ask for that priority.
-            RequestError: when it cannot be run here; the message says why.
+            IdempotencyKeyReusedError: when the idempotency key belongs to another request.
+            IdempotencyKeyInFlightError: when a request with the idempotency key is in progress.
+            ScopeMissingError: when the caller lacks the scope for the priority.
+            RequestError: when the work cannot be run here; the message has the reason.
             QuotaExceededError: when the caller's key has used its quota.
         """
 
-        def answer() -> Submitted:
+        def respond() -> SubmissionResponse:
             check_priority(submission.priority, caller)
-            return self._submit(submission, caller, once)
+            return self._submit(submission, caller, idempotency)
 
-        return self._context.once.answer(once, answer)
+        return self._context.idempotent_requests.respond(idempotency, respond)
 
     def get(self, work_id: str) -> WorkT:
-        """The work with this id.
+        """Return the work with this id.
 
         Raises:
-            NotFoundError: when there is none of this kind.
+            NotFoundError: when no work of this kind has the id.
         """
         item = self._item(work_id)
-        return self._view(item, self._places.of(item.id, item.state))
+        return self._view(item, self._positions.of(item.id, item.state))
 
     def page(self, limit: int, cursor: str | None = None, wanted: WorkFilter = EVERYTHING) -> bytes:
-        """A page, newest first: a ``TuningPage`` or ``JobPage`` as JSON, a tenth of the cost of making the documents.
+        """Return a ``TuningPage`` or ``JobPage``, newest first, as JSON: a tenth of the cost of building the documents.
 
         Raises:
-            InvalidCursorError: when the cursor is not one of this list.
+            InvalidCursorError: when the cursor does not belong to this list.
         """
         before = views.decode_cursor(cursor, views.PREFIXES[self.kind])
         rows = self._store.work.newest(self.kind, limit + 1, before, wanted)
         return views.work_page(rows[:limit], views.cursor_after(rows, limit))
 
     def cancel(self, work_id: str, caller: Caller) -> WorkT:
-        """End work; ended work stays unchanged.
+        """Cancel work; ended work stays unchanged.
 
         Raises:
-            NotFoundError: when there is none of this kind.
-            NotOwnerError: when another key made it.
+            NotFoundError: when no work of this kind has the id.
+            NotOwnerError: when another key submitted it.
         """
-        self._own(work_id, caller, "cancel")
+        self._item_to_change(work_id, caller, "cancel")
         item = self._store.submissions.cancel(work_id)
         self._context.notify()
         return self._view(item)
 
     def delete(self, work_id: str, caller: Caller) -> None:
-        """Delete work that has ended, with all that was recorded of it. The recommendation of a tuning stays.
+        """Delete work that has ended, with its records and files. The recommendation of a tuning stays.
 
-        Its files go first: when this is interrupted, the row is there to delete the rest with.
+        Files are removed before the row, so that a repeated call completes an interrupted one.
 
         Raises:
-            NotFoundError: when there is none of this kind.
-            NotOwnerError: when another key made it.
+            NotFoundError: when no work of this kind has the id.
+            NotOwnerError: when another key submitted it.
             NotEndedError: when it has not ended.
             ConflictError: when its files cannot be removed.
         """
-        if self._own(work_id, caller, "delete").state.terminal:
+        if self._item_to_change(work_id, caller, "delete").state.terminal:
             self._remove_files(work_id)
         self._store.retention.delete(work_id)
 
     @abstractmethod
-    def _submit(self, submission: SubmissionT, caller: Caller, once: Idempotency | None) -> Submitted:
-        """Queue work, or return the stored answer; the caller's priority has been checked."""
+    def _submit(self, submission: SubmissionT, caller: Caller, idempotency: Idempotency | None) -> SubmissionResponse:
+        """Queue work, or serve the stored recommendation; the priority has been checked."""
 
     @abstractmethod
     def _view(self, item: WorkItem, queue: QueuePosition | None = None) -> WorkT:
-        """The document of stored work."""
+        """Return the document of stored work."""
 
     def _remove_files(self, work_id: str) -> None:
-        """Remove the files that ended work left on this host; a tuning leaves none."""
+        """Remove the files of ended work on this host; a tuning has none."""
 
-    def _queue(self, work: NewWork, once: Idempotency | None) -> Submitted:
-        item = self._store.submissions.add(work, self._context.policy.quota, first_time(once, self._queued))
+    def _queue(self, work: NewWork, idempotency: Idempotency | None) -> SubmissionResponse:
+        item = self._store.submissions.add(
+            work, self._context.policy.quota, pending_response(idempotency, self._queued)
+        )
         self._context.notify()
         return self._queued(item)
 
-    def _queued(self, item: WorkItem) -> Submitted:
-        return Submitted(item.id, self._view(item).model_dump_json())
+    def _queued(self, item: WorkItem) -> SubmissionResponse:
+        return SubmissionResponse(item.id, self._view(item).model_dump_json())
 
     def _item(self, work_id: str) -> WorkItem:
         item = self._store.work.get(work_id) if views.is_identifier(work_id) else None
@@ -126,18 +130,18 @@ class WorkCases(ABC, Generic[SubmissionT, WorkT]):
             raise NotFoundError.of(self.kind, work_id)
         return item
 
-    def _own(self, work_id: str, caller: Caller, verb: str) -> WorkItem:
-        """The work with this id, if the caller may change it; ``verb`` names the change in the refusal."""
+    def _item_to_change(self, work_id: str, caller: Caller, verb: str) -> WorkItem:
+        """Return the work with this id, if the caller may change it; ``verb`` names the change in the error."""
         item = self._item(work_id)
         if not caller.may_change(item.key_id):
             raise NotOwnerError(
-                f"{work_id!r} was not made with this API key: only that key, or one with the scope admin, can {verb} it"
+                f"{work_id!r} belongs to another API key: only that key, or one with the scope admin, can {verb} it"
             )
         return item
 
 
 def check_priority(priority: int, caller: Caller) -> None:
-    """Refuse to let a caller go before others who may not.
+    """Refuse a raised priority without the scope `admin`.
 
     Raises:
         ScopeMissingError: naming the priority and the scope.
@@ -147,7 +151,7 @@ def check_priority(priority: int, caller: Caller) -> None:
 
 
 def model_name(spec: WorkloadSpec) -> str:
-    """A short name for lists: the architecture, the `model_type` or the target."""
+    """Return a short name of the model for lists: the architecture, the `model_type` or the target."""
     model = spec.model
     if isinstance(model, TransformersModel):
         return str(model.config["model_type"])
@@ -155,10 +159,10 @@ def model_name(spec: WorkloadSpec) -> str:
 
 
 def payload(document: Document) -> str:
-    """A request as it is stored.
+    """Return a request as it is stored.
 
     Raises:
-        InvalidInputError: when a free part of it holds text that cannot be written (half a surrogate pair).
+        InvalidInputError: when it has text that cannot be encoded (half a surrogate pair).
     """
     try:
         return document.model_dump_json()

@@ -1,7 +1,7 @@
-"""The commands that work on the service's database: ``batchwright keys`` and ``batchwright prune``.
+"""The commands on the service's database: ``batchwright keys`` and ``batchwright prune``.
 
-Part of the command line, which imports this module before it knows whether the service's packages are installed: they
-are imported where they are needed.
+The command line imports this module also where the service's packages are not installed, so they are imported within
+the functions that use them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pydantic import ValidationError
 from rich.console import Console
 from rich.table import Column, Table
 
-from service.domain.api_keys import LONGEST_DAYS, ApiKey, KeySubmission, Scope, check_name
+from service.domain.api_keys import MAX_DAYS, ApiKey, KeySubmission, Scope, check_name
 from tuner.errors import ServingError, SpecError
 from tuner.schemas.field_errors import problems_in
 
@@ -33,7 +33,7 @@ _SECONDS_PER_DAY = 86_400.0
 _DURATION = re.compile(r"(\d{1,9}(?:\.\d{1,9})?)([smhdw])")
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": _SECONDS_PER_DAY, "w": 7 * _SECONDS_PER_DAY}
 _SHOWN_LENGTH = 40
-_GOOD = "good"
+_VALID = "good"
 
 _DatabaseUrl = Annotated[
     str | None,
@@ -45,45 +45,45 @@ _DatabaseUrl = Annotated[
 _Json = Annotated[bool, typer.Option("--json", help="Print JSON on standard output.")]
 
 keys = typer.Typer(
-    help="Make, list and revoke the API keys of a service. Works on its database directly; no service need run.",
+    help="Create, list and revoke the API keys of a service, directly in its database. The service need not run.",
     no_args_is_help=True,
 )
 
 
 @keys.command()
 def create(
-    name: Annotated[str, typer.Argument(help="Who or what the key is for, in your words.")],
+    name: Annotated[str, typer.Argument(help="Name of the key, such as the program that uses it.")],
     *,
-    scope: Annotated[list[Scope], typer.Option("--scope", help="What it may be used for. May be repeated.")],
+    scope: Annotated[list[Scope], typer.Option("--scope", help="A scope of the key. May be repeated.")],
     expires_in_days: Annotated[
-        float | None, typer.Option(min=0.0, max=LONGEST_DAYS, help="Days until it expires; never when left out.")
+        float | None, typer.Option(min=0.0, max=MAX_DAYS, help="Days until the key expires; never when left out.")
     ] = None,
     database_url: _DatabaseUrl = None,
     json: _Json = False,
 ) -> None:
-    """Make a key and print it: this is the only time it is shown. From the first key on, every caller needs one.
+    """Create a key and print it, which is the only time it is shown. From the first key on, every caller needs one.
 
     Example: batchwright keys create scheduler --scope tunings:read --scope tunings:write --expires-in-days 90
     """
     submission = _submission(name, scope, expires_in_days)
     with _keys_in(database_url) as cases:
-        made = cases.create(submission)
-        can_make_others = any(Scope.ADMIN in key.scopes and _state(key) == _GOOD for key in cases.list().items)
-    if not can_make_others:
+        created = cases.create(submission)
+        has_admin = any(Scope.ADMIN in key.scopes and _state(key) == _VALID for key in cases.list().items)
+    if not has_admin:
         sys.stderr.write(
-            "Note: no key has the scope `admin`, so that keys can be made with this command alone; for one that makes "
-            "others over HTTP: batchwright keys create admin --scope admin\n"
+            "Note: no key has the scope `admin`, so that only this command can create keys; to create keys over HTTP, "
+            "create one with: batchwright keys create admin --scope admin\n"
         )
     if json:
-        sys.stdout.write(made.model_dump_json(indent=2) + "\n")
+        sys.stdout.write(created.model_dump_json(indent=2) + "\n")
     else:
-        sys.stderr.write(f"{_in_words(made)}. Keep it safe: it is not shown again.\n")
-        sys.stdout.write(made.key + "\n")
+        sys.stderr.write(f"{_key_text(created)}. Store it safely: it is not shown again.\n")
+        sys.stdout.write(created.key + "\n")
 
 
 @keys.command("list")
 def list_keys(*, database_url: _DatabaseUrl = None, json: _Json = False) -> None:
-    """List every key there ever was, without what makes it a key."""
+    """List all keys, revoked and expired ones included, without their secrets."""
     with _keys_in(database_url) as cases:
         found = cases.list().items
     if json:
@@ -94,24 +94,24 @@ def list_keys(*, database_url: _DatabaseUrl = None, json: _Json = False) -> None
 
 @keys.command()
 def revoke(
-    key_id: Annotated[str, typer.Argument(metavar="ID", help="Its id, as `keys list` shows it.")],
+    key_id: Annotated[str, typer.Argument(metavar="ID", help="Id of the key, as `keys list` shows it.")],
     *,
     database_url: _DatabaseUrl = None,
     json: _Json = False,
 ) -> None:
-    """End a key for good. Services refuse it within five seconds; what it submitted goes on."""
+    """Revoke a key. Services refuse it within five seconds; work that it submitted continues."""
     with _keys_in(database_url) as cases:
-        ended = cases.revoke(key_id)
-    text = ended.model_dump_json(indent=2) if json else f"{_in_words(ended)}."
+        revoked = cases.revoke(key_id)
+    text = revoked.model_dump_json(indent=2) if json else f"{_key_text(revoked)}."
     sys.stdout.write(text + "\n")
 
 
 def _seconds(text: str) -> float:
     found = _DURATION.fullmatch(text.strip().lower())
     seconds = float(found[1]) * _UNITS[found[2]] if found else math.inf
-    if seconds > LONGEST_DAYS * _SECONDS_PER_DAY:
+    if seconds > MAX_DAYS * _SECONDS_PER_DAY:
         shown = text if len(text) <= _SHOWN_LENGTH else text[:_SHOWN_LENGTH] + "..."
-        raise typer.BadParameter(f"{shown!r} is no time up to ten years: write for example 30d, 12h or 90m")
+        raise typer.BadParameter(f"{shown!r} is not a duration of at most ten years, such as 30d, 12h or 90m")
     return seconds
 
 
@@ -120,51 +120,56 @@ def prune(
     older_than: Annotated[
         float,
         typer.Option(
-            parser=_seconds, metavar="TIME", help="How long ago it must have ended: 30d, 12h, 90m; also s and w."
+            parser=_seconds, metavar="TIME", help="Least time since the end of the work: 30d, 12h, 90m; also s and w."
         ),
     ],
     recommendations: Annotated[
-        bool, typer.Option("--recommendations", help="Also recommendations as old that no tuning and no job names.")
+        bool,
+        typer.Option(
+            "--recommendations", help="Also delete recommendations of that age that no tuning and no job references."
+        ),
     ] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be deleted.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print what would be deleted, and delete nothing.")
+    ] = False,
     database_url: _DatabaseUrl = None,
     json: _Json = False,
 ) -> None:
     """Delete tunings and jobs that ended long ago, with the folders of these jobs on this host.
 
-    Works on the service's database directly, beside a service that runs. Recommendations stay, unless asked for; but a
-    tuning that is deleted answers no later submission.
+    Works directly on the service's database, also while the service runs. Recommendations stay unless
+    --recommendations is given, but a deleted tuning serves no later submission.
 
     Example: batchwright prune --older-than 30d --dry-run
     """
     with _opened(database_url) as (store, settings):
         from service.application import retention  # noqa: PLC0415 - see the module's docstring
-        from service.application.job_files import RunFiles  # noqa: PLC0415 - likewise
+        from service.application.job_files import JobFiles  # noqa: PLC0415 - see the module's docstring
 
-        files = RunFiles(settings.runs_dir)
+        files = JobFiles(settings.runs_dir)
         report = retention.prune(store.retention, files, older_than, recommendations=recommendations, dry_run=dry_run)
-    sys.stdout.write((report.model_dump_json(indent=2) if json else _report_in_words(report)) + "\n")
+    sys.stdout.write((report.model_dump_json(indent=2) if json else _report_text(report)) + "\n")
 
 
-def _report_in_words(report: PruneReport) -> str:
-    told = "Would delete" if report.dry_run else "Deleted"
+def _report_text(report: PruneReport) -> str:
+    verb = "Would delete" if report.dry_run else "Deleted"
     counts = f"{report.tunings} tunings, {report.jobs} jobs, {report.recommendations} recommendations"
     folders = "".join(f"\n  {folder}" for folder in report.folders)
     left = "".join(f"\nCould not be removed: {folder}" for folder in report.folders_left)
-    return f"{told} {counts}, {len(report.folders)} folders{':' if folders else '.'}{folders}{left}"
+    return f"{verb} {counts}, {len(report.folders)} folders{':' if folders else '.'}{folders}{left}"
 
 
 @contextmanager
 def _opened(database_url: str | None) -> Iterator[tuple[Store, Settings]]:
-    """The store in the database that the settings name, in its newest schema, and the settings.
+    """Open the store of the settings, migrated to the newest schema, and yield it with the settings.
 
     Raises:
-        SpecError: when the settings are wrong.
-        ServingError: when the store refuses, in its words.
+        SpecError: when the settings are invalid.
+        ServingError: when the service raises an error, with its message.
     """
     from service.errors import ServiceError  # noqa: PLC0415 - see the module's docstring
-    from service.settings import read_settings  # noqa: PLC0415 - likewise
-    from service.store.store import open_store  # noqa: PLC0415 - likewise
+    from service.settings import read_settings  # noqa: PLC0415 - see the module's docstring
+    from service.store.store import open_store  # noqa: PLC0415 - see the module's docstring
 
     settings = read_settings(database_url=database_url)
     try:
@@ -179,7 +184,7 @@ def _opened(database_url: str | None) -> Iterator[tuple[Store, Settings]]:
 
 @contextmanager
 def _keys_in(database_url: str | None) -> Iterator[KeyCases]:
-    """What can be done with the keys in that database; raises what ``_opened`` does."""
+    """Open the use cases of keys of a database; raises as ``_opened``."""
     from service.application.api_keys import KeyCases  # noqa: PLC0415 - see the module's docstring
 
     with _opened(database_url) as (store, _):
@@ -187,10 +192,11 @@ def _keys_in(database_url: str | None) -> Iterator[KeyCases]:
 
 
 def _submission(name: str, scopes: list[Scope], expires_in_days: float | None) -> KeySubmission:
-    """The key that is asked for.
+    """Return the submission of a key.
 
     Raises:
-        ServingError: naming the argument at fault.
+        SpecError: naming the invalid option.
+        ServingError: naming the invalid argument.
     """
     try:
         return KeySubmission(
@@ -202,7 +208,7 @@ def _submission(name: str, scopes: list[Scope], expires_in_days: float | None) -
         raise ServingError(f"NAME {error}") from None
 
 
-def _in_words(key: ApiKey) -> str:
+def _key_text(key: ApiKey) -> str:
     until = "" if key.expires_at is None else f", until {key.expires_at:%Y-%m-%d %H:%M} UTC"
     return f"Key {key.id} ({key.name}) for {', '.join(key.scopes)}{until}: {_state(key)}"
 
@@ -210,7 +216,7 @@ def _in_words(key: ApiKey) -> str:
 def _state(key: ApiKey) -> str:
     if key.revoked_at is not None:
         return f"revoked {key.revoked_at:%Y-%m-%d %H:%M}"
-    return "expired" if key.expires_at is not None and key.expires_at <= datetime.now(UTC) else _GOOD
+    return "expired" if key.expires_at is not None and key.expires_at <= datetime.now(UTC) else _VALID
 
 
 def _table(found: Sequence[ApiKey]) -> Table:

@@ -1,7 +1,7 @@
-"""The commands that serve and work: ``batchwright serve`` and ``batchwright work``.
+"""The commands ``batchwright serve`` and ``batchwright work``.
 
-Part of the command line, which imports this module before it knows whether the service's packages are installed: they
-are imported where they are needed.
+The command line imports this module also where the service's packages are not installed, so they are imported within
+the functions that use them.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _DatabaseUrl = Annotated[
 ]
 _MetricsPort = Annotated[
     int | None,
-    typer.Option(min=0, max=_LAST_PORT, help="Also serve metrics, without a key, on this port of 127.0.0.1."),
+    typer.Option(min=0, max=_LAST_PORT, help="Also serve metrics, without an API key, on this port of 127.0.0.1."),
 ]
 
 
@@ -47,14 +47,14 @@ def serve(
     ] = None,
     database_url: _DatabaseUrl = None,
     no_worker: Annotated[
-        bool, typer.Option("--no-worker", help="Serve the API alone: `batchwright work` serves the devices.")
+        bool, typer.Option("--no-worker", help="Serve only the API; `batchwright work` serves the devices.")
     ] = False,
     metrics_port: _MetricsPort = None,
 ) -> None:
     """Serve the HTTP API, with a worker for each device of this host.
 
-    Settings come from BATCHWRIGHT_* environment variables; the options here override them. SIGTERM ends it gracefully:
-    what runs is handed back, jobs write a checkpoint. A second one ends it at once.
+    Settings come from BATCHWRIGHT_* environment variables; the options here override them. SIGTERM stops it
+    gracefully: jobs write a checkpoint, and running work is handed back. A second SIGTERM stops it at once.
     """
     given = {"host": host, "port": port, "database_url": database_url, "metrics_port": metrics_port}
     with _settings(given | {"worker": False if no_worker else None}) as settings:
@@ -75,8 +75,8 @@ def work(
     """Serve devices of this host without an API: run the tunings and jobs that wait for them in the store.
 
     Settings come from BATCHWRIGHT_* environment variables, as for `serve`. Hosts that share a PostgreSQL store need a
-    BATCHWRIGHT_NODE_NAME each (their host names, by default), and may share a BATCHWRIGHT_RUNS_DIR. SIGTERM ends it
-    gracefully: what runs is handed back, jobs write a checkpoint. A second one ends it at once.
+    BATCHWRIGHT_NODE_NAME each (their host names, by default), and may share a BATCHWRIGHT_RUNS_DIR. SIGTERM stops it
+    gracefully: jobs write a checkpoint, and running work is handed back. A second SIGTERM stops it at once.
 
     Example: batchwright work --database-url postgresql://user@host/batchwright --device cuda:0 --device cuda:1
     """
@@ -89,14 +89,14 @@ def work(
 
 @contextmanager
 def _settings(given: dict[str, Any]) -> Iterator[Settings]:
-    """The settings of a command. An error of the service in the block becomes one of the command line.
+    """Read the settings of a command, and translate errors of the service in the block.
 
     Raises:
-        SpecError: when the settings are wrong.
+        SpecError: when the settings are invalid.
         ServingError: when the service cannot be started.
     """
     from service.errors import ServiceError  # noqa: PLC0415 - see the module's docstring
-    from service.settings import read_settings  # noqa: PLC0415 - likewise
+    from service.settings import read_settings  # noqa: PLC0415 - see the module's docstring
 
     settings = read_settings(**given)
     try:

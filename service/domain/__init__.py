@@ -6,7 +6,7 @@
 - ``api_keys``: scopes, callers, and the parts of a key. ``identifiers``: ids that sort by their time.
 - ``problems``: problem documents (RFC 9457). ``exports``: requests and lists of export formats.
 
-Where a new thing goes: a field of an answer, the document here, then ``service.application.views`` fills it and `make
+Where a new thing goes: a field of a response, the document here, then ``service.application.views`` fills it and `make
 openapi` exports it; a state, ``states`` (the store enforces the table by conditional updates); a scope, ``api_keys``.
 
 The package may import ``tuner.schemas`` and ``tuner.exports.base``. It knows no HTTP framework and no database, so that

@@ -1,4 +1,4 @@
-"""Documents of exports: what is asked for, and the formats there are. Pure data."""
+"""Documents of exports: requests, and the available formats. Pure data."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from tuner.schemas.base import Document
 
 
 class ExportRequest(Document):
-    """What to export a recommendation to."""
+    """The target and the options of an export."""
 
     format: str
-    """The target's name, as `GET /v1/exports` lists them."""
+    """Name of the target, as listed by `GET /v1/exports`."""
     target_version: str | None = None
-    """One of its versions; its newest when absent."""
+    """Version of the target; its newest when absent."""
     options: ExportOptions = ExportOptions()
-    """What the recommendation does not know of the place where it will run."""
+    """Options about the environment of the run, which the recommendation does not contain."""
 
 
 class ExportFormatList(Document):
-    """What recommendations can be exported to."""
+    """Formats that recommendations can be exported to."""
 
     items: tuple[ExportFormat, ...]
-    """Frameworks, then launchers."""
+    """Formats of frameworks, then those of launchers."""

@@ -1,4 +1,4 @@
-"""Identifiers that sort by the time they were made: a prefix, then a UUID version 7 as 32 hexadecimal digits."""
+"""Identifiers that sort by creation time: a prefix, then a UUID version 7 as 32 hexadecimal digits."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _VERSION_AND_VARIANT = (7 << 76) | (2 << 62)
 
 
 class IdentifierSource:
-    """Makes identifiers. Those of one source sort in the order they were made, also within a millisecond."""
+    """Create identifiers. Those of one source sort by creation, also within a millisecond."""
 
     def __init__(self, clock: Callable[[], int] = time.time_ns) -> None:
         self._clock = clock
@@ -20,11 +20,11 @@ class IdentifierSource:
         self._last = 0
 
     def new(self, prefix: str) -> str:
-        """``tun_0192f3...``: ``prefix``, an underscore and 32 hexadecimal digits."""
+        """Create ``tun_0192f3...``: ``prefix``, an underscore and 32 hexadecimal digits."""
         return f"{prefix}_{self._uuid7():032x}"
 
     def _uuid7(self) -> int:
-        """48 bits of milliseconds, 12 bits of a millisecond's fraction (RFC 9562, method 3), 62 random bits."""
+        """Create 48 bits of milliseconds, 12 bits of a millisecond's fraction (RFC 9562, method 3), 62 random bits."""
         with self._lock:
             ticks = (self._clock() << 12) // 1_000_000
             self._last = max(ticks, self._last + 1)

@@ -12,30 +12,30 @@ PROBLEM_TYPE_PREFIX = "urn:batchwright:problem:"
 
 
 class FieldFault(Document):
-    """One thing wrong in a request."""
+    """An invalid field of a request."""
 
     field: str
     """Dotted path of the field, for example `spec.model.architecture.heads`."""
     message: str
-    """What is allowed there."""
+    """Values that the field allows."""
     value: str = ""
-    """What was given, shortened; empty when the field is missing or is a whole object."""
+    """The given value, shortened; empty when the field is missing or is an object."""
 
 
 class Problem(Document):
-    """What went wrong (RFC 9457). Sent as `application/problem+json`."""
+    """A problem document (RFC 9457), sent as `application/problem+json`."""
 
     type: Annotated[str, Field(examples=["urn:batchwright:problem:not-found"])]
-    """A stable name of this kind of problem: `urn:batchwright:problem:` and the code."""
+    """Stable name of the kind of problem: `urn:batchwright:problem:` and the code."""
     title: str
-    """The kind of problem in words; the same for every occurrence."""
+    """Description of the kind of problem, equal for every occurrence."""
     status: Annotated[int, Field(ge=100, le=599)] | None = None
-    """The HTTP status; none in the stored problem of a tuning or job that failed later."""
+    """HTTP status; none in the stored problem of a tuning or job that failed later."""
     detail: str
-    """What happened this time, with the values, the limit and the remedy."""
+    """Description of this occurrence, with the values, the limit and the remedy."""
     code: Annotated[str, Field(examples=["not-found"])]
-    """The stable word a program decides by."""
+    """Stable code, by which programs tell kinds of problems apart."""
     errors: tuple[FieldFault, ...] = ()
-    """The fields at fault, for an invalid request: the first twenty."""
+    """The first twenty invalid fields of an invalid request."""
     error_count: PositiveInt | None = None
-    """How many fields are at fault, when `errors` does not list them all."""
+    """Number of invalid fields, when `errors` does not list them all."""

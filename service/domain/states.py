@@ -9,54 +9,54 @@ from enum import StrEnum
 
 
 class State(StrEnum):
-    """Where a tuning or a job stands."""
+    """The state of a tuning or job."""
 
     QUEUED = "QUEUED"
-    """Waits for its device; what was recorded of an earlier attempt is kept."""
+    """Waits for its device. Records of an earlier attempt are kept."""
     RUNNING = "RUNNING"
-    """A worker holds its lease and its device."""
+    """A worker holds its lease, and its device."""
     CANCELLING = "CANCELLING"
-    """Cancelled while running: its worker is ending it."""
+    """Cancelled while running; its worker is ending it."""
     SUCCEEDED = "SUCCEEDED"
-    """Ended with its result, "nothing fits" included."""
+    """Ended with a result, "nothing fits" included."""
     FAILED = "FAILED"
-    """Ended without a result; `problem` says why."""
+    """Ended without a result; `problem` has the cause."""
     CANCELLED = "CANCELLED"
     """Ended on request."""
 
     @property
     def terminal(self) -> bool:
-        """Whether nothing follows, unless someone resumes it."""
+        """Return whether the work has ended. A job may be resumed from some of these states."""
         return self in TERMINAL_STATES
 
 
 TRANSITIONS: dict[State, frozenset[State]] = {
     State.QUEUED: frozenset({State.RUNNING, State.CANCELLED}),
     State.RUNNING: frozenset({State.QUEUED, State.CANCELLING, State.SUCCEEDED, State.FAILED}),
-    # It may have ended before the cancellation reached it: then what it found is kept.
+    # The work may have ended before the cancellation reached it: then its result is kept.
     State.CANCELLING: frozenset({State.CANCELLED, State.SUCCEEDED, State.FAILED}),
     State.SUCCEEDED: frozenset(),
-    # A job may be resumed that has a checkpoint.
+    # A job that has a checkpoint may be resumed.
     State.FAILED: frozenset({State.QUEUED}),
     State.CANCELLED: frozenset({State.QUEUED}),
 }
-"""The one table of transitions. The store turns each into an update that requires the old state."""
+"""The table of transitions. The store makes each an update that requires the old state."""
 
 TERMINAL_STATES = frozenset({State.SUCCEEDED, State.FAILED, State.CANCELLED})
 """States in which work has ended."""
 RESUMABLE_STATES = TERMINAL_STATES & {state for state, targets in TRANSITIONS.items() if targets}
-"""Ends from which a job may go on."""
+"""States from which a job may be resumed."""
 HELD_STATES = frozenset({State.RUNNING, State.CANCELLING})
 """States in which a worker holds a device."""
 
 
 def sources_of(target: State) -> frozenset[State]:
-    """The states from which ``target`` may be entered."""
+    """Return the states from which ``target`` may be entered."""
     return frozenset(state for state, targets in TRANSITIONS.items() if target in targets)
 
 
 class WorkKind(StrEnum):
-    """What a piece of work is."""
+    """The kind of a piece of work."""
 
     TUNING = "tuning"
     JOB = "job"

@@ -1,4 +1,4 @@
-"""The documents the API takes and returns. Pure data.
+"""The documents that the API takes and returns. Pure data.
 
 The SDK imports this module, so it knows neither FastAPI nor SQLAlchemy nor torch.
 """
@@ -26,43 +26,43 @@ from tuner.schemas.workload import Precision
 
 RowT = TypeVar("RowT", bound=Document)
 
-# --- what is sent ----------------------------------------------------------------------------------------------------
+# --- requests --------------------------------------------------------------------------------------------------------
 
 
 Priority = Annotated[int, Field(ge=-100, le=100)]
-"""Work of a higher priority is taken first. Above 0 only with the scope `admin`."""
+"""Work of a higher priority is taken first. A priority above 0 needs the scope `admin`."""
 
 
 class TuningSubmission(TuningRequest):
-    """A tuning to make, unless a stored recommendation serves it."""
+    """A tuning to run, unless a stored recommendation has the same fingerprint."""
 
     fresh: bool = False
     """Probe again, even when a recommendation with the same fingerprint is stored."""
     priority: Priority = 0
-    """Work of a higher priority is taken first, older work before newer of the same; above 0 needs the scope `admin`.
-    The recommendation does not depend on it."""
+    """Work of a higher priority is taken first, and older work first within a priority. A priority above 0 needs the
+    scope `admin`. The recommendation does not depend on the priority."""
 
     def to_request(self) -> TuningRequest:
-        """The request without what only concerns its submission."""
+        """Return the request without the fields that only concern its submission."""
         return TuningRequest.model_validate(self.model_dump(exclude={"fresh", "priority"}))
 
 
 class JobSubmission(Document):
-    """A training run to make from a recommendation: a stored one, or one sent along."""
+    """A training run from a recommendation, which is either stored or part of the request."""
 
     recommendation_id: str | None = None
     """Identifier of a stored recommendation."""
     recommendation: Recommendation | None = None
-    """The recommendation itself, for one made elsewhere."""
+    """A recommendation that another service, or `batchwright tune`, made."""
     training: TrainingRequest = TrainingRequest()
-    """How long to train, and how often to write checkpoints."""
+    """Length of the training, and interval of checkpoints."""
     dry_run: bool = False
-    """Only return the configured job; run nothing."""
+    """Return the configured job, and run nothing."""
     export: ExportRequest | None = None
-    """Dry runs: also return the recommendation in the words of this framework or launcher."""
+    """Dry runs: also return the recommendation as an export to this framework or launcher."""
     priority: Priority = 0
-    """Work of a higher priority is taken first, older work before newer of the same; above 0 needs the scope
-    `admin`."""
+    """Work of a higher priority is taken first, and older work first within a priority. A priority above 0 needs the
+    scope `admin`."""
 
     @model_validator(mode="after")
     def _names_one_recommendation(self) -> Self:
@@ -73,31 +73,31 @@ class JobSubmission(Document):
     @model_validator(mode="after")
     def _exports_in_a_dry_run(self) -> Self:
         if self.export is not None and not self.dry_run:
-            raise ValueError("`export` is for dry runs: say `dry_run` too, or leave it out")
+            raise ValueError("`export` is for dry runs: set `dry_run` too, or leave `export` out")
         return self
 
 
 class JobRequest(Document):
-    """A job as it is queued: with its recommendation, so that nothing else is needed to run it."""
+    """A job as it is queued, with its recommendation, so that the job can be run from this document alone."""
 
     recommendation: Recommendation
-    """What the run is made from."""
+    """The recommendation that the run follows."""
     training: TrainingRequest
-    """How long to train, and how often to write checkpoints."""
+    """Length of the training, and interval of checkpoints."""
 
 
-# --- what comes back -------------------------------------------------------------------------------------------------
+# --- responses -------------------------------------------------------------------------------------------------------
 
 
 class WorkSummary(Document):
-    """A tuning or job in a list: what a table shows, and nothing large."""
+    """A tuning or job in a list, without its large fields."""
 
     id: str
-    """Identifier; later ones sort after earlier ones."""
+    """Identifier; sorts by the time of submission."""
     state: State
-    """Where it stands."""
+    """Its state."""
     device: DeviceId
-    """The device it needs."""
+    """The device that it needs."""
     model: str
     """Short name of the model: the architecture, `model_type` or target."""
     effective_batch_size: PositiveInt
@@ -105,39 +105,39 @@ class WorkSummary(Document):
     priority: int = 0
     """Work of a higher priority is taken first."""
     attempts: NonNegativeInt
-    """How often a worker started on it: more than one after a restart or a takeover."""
+    """Number of claims by workers: above one after a restart or a takeover."""
     created_at: datetime
-    """When it was submitted (UTC)."""
+    """Time of the submission (UTC)."""
     started_at: datetime | None = None
-    """When a worker first started on it."""
+    """Time of the first claim by a worker."""
     ended_at: datetime | None = None
-    """When it ended."""
+    """Time of its end."""
     updated_at: datetime
-    """When anything about it last changed."""
+    """Time of the last change."""
     key_id: str | None = None
     """The API key that submitted it; none on a service without keys."""
     events: NonNegativeInt
-    """Events so far: the id of the newest."""
+    """Number of events so far, which is the id of the newest."""
 
 
 class QueuePosition(Document):
-    """The position in the queue of a tuning or job that waits, as it was at most a second ago."""
+    """The position of a waiting tuning or job in the queue, at most a second old."""
 
     position: PositiveInt
-    """Its position in the order of its device, from 1."""
+    """Position in the queue of its device, from 1."""
     expected_wait_seconds: NonNegativeFloat | None = None
-    """Expected seconds until it is taken, to the second, as in `GET /v1/queue`; none where that is unknown."""
+    """Expected seconds until a worker takes it, rounded, as in `GET /v1/queue`; none where unknown."""
 
 
 class TuningSummary(WorkSummary):
     """A tuning in a list."""
 
     fingerprint: str
-    """SHA-256 of everything the recommendation depends on."""
+    """SHA-256 of everything that the recommendation depends on."""
     probes: NonNegativeInt
-    """Probes recorded so far."""
+    """Number of recorded probes so far."""
     recommendation_id: str | None = None
-    """Identifier of the recommendation, once there is one."""
+    """Identifier of the recommendation, when the tuning has ended with one."""
     warm_start_from: str | None = None
     """Identifier of the stored recommendation that warm-starts this tuning: one for the same request, under other
     versions or another limit. One probe may confirm it."""
@@ -149,191 +149,191 @@ class Tuning(TuningSummary):
     slot: str | None = None
     """The slot (host and device) that runs it, or ran it last."""
     queue: QueuePosition | None = None
-    """Its position in the queue, while it waits; none in the response to its submission, and until it is known."""
+    """Its position in the queue while it waits; none in the response to its submission, and while not yet computed."""
     request: TuningRequest
     """The request."""
     problem: Problem | None = None
-    """Why it failed."""
+    """Cause of the failure."""
     recommendation: Recommendation | None = None
-    """The result, once there is one. `feasible: false` is a result too."""
+    """The result, when the tuning has ended. `feasible: false` is a result too."""
 
 
 class JobSummary(WorkSummary):
     """A job in a list."""
 
     recommendation_id: str
-    """The recommendation it was made from."""
+    """Identifier of the recommendation that the job follows."""
 
 
 class Job(JobSummary):
-    """A training run made from a recommendation."""
+    """A training run that follows a recommendation."""
 
     slot: str | None = None
     """The slot (host and device) that runs it, or ran it last."""
     queue: QueuePosition | None = None
-    """Its position in the queue, while it waits; none in the response to its submission, and until it is known."""
+    """Its position in the queue while it waits; none in the response to its submission, and while not yet computed."""
     training: TrainingRequest
     """The requested run."""
     recommendation: Recommendation
-    """What it was made from."""
+    """The recommendation that the job follows."""
     directory: str | None = None
-    """The run's folder, with its log, progress, checkpoints and weights, where that is on the host that answers; none
-    before the run begins, and for one that is, or was last, on another host: see `slot`."""
+    """Folder of the run, with its log, progress, checkpoints and weights. None before the run begins, and where the
+    folder is not on the host that responds: see `slot`."""
     progress: TrainingProgress | None = None
     """The newest finished update."""
     result: TrainingResult | None = None
-    """How the run ended."""
+    """Result of the run."""
     problem: Problem | None = None
-    """Why it failed."""
+    """Cause of the failure."""
 
 
 class JobFile(Document):
     """A file that a job needs."""
 
     path: str
-    """Where it goes, relative to the run's folder."""
+    """Path relative to the folder of the run."""
     content: str
-    """What it holds."""
+    """Content of the file."""
 
 
 class ConfiguredJob(Document):
-    """Everything it takes to run a job: what a dry run returns."""
+    """Everything that is needed to run a job: the result of a dry run."""
 
     command: tuple[str, ...]
-    """The arguments of the process, program first: `python` is one that has Batchwright installed, and paths are
-    relative to the folder of the run, which is the caller's to choose."""
+    """Arguments of the process, program first. `python` stands for an interpreter that has Batchwright installed. Paths
+    are relative to the folder of the run, which the caller chooses."""
     environment: dict[str, str]
-    """Variables to add to the environment; the probes ran with them."""
+    """Environment variables to set; the probes ran with them."""
     working_directory: str
-    """Where the command runs: `.` is the folder of the run, with `files` in it."""
+    """Folder in which the command runs: `.` is the folder of the run, which contains `files`."""
     files: tuple[JobFile, ...]
-    """Files to write into the run's folder first."""
+    """Files to write into the folder of the run first."""
     device: DeviceId
-    """The device it needs."""
+    """The device that it needs."""
     recommendation_id: str
-    """What it is made from."""
+    """Identifier of the recommendation that the job follows."""
     export: Export | None = None
-    """The recommendation in the words of another framework or launcher, where that was requested."""
+    """The requested export of the recommendation to a framework or launcher."""
 
 
 class Checkpoint(Document):
     """A checkpoint of a job."""
 
     update: NonNegativeInt
-    """The optimizer update after which it was written."""
+    """Optimizer update after which the checkpoint was written."""
     size_bytes: NonNegativeInt
     """Size of its files."""
     modified_at: datetime
-    """When it was written (UTC)."""
+    """Time at which it was written (UTC)."""
 
 
 class CheckpointList(Document):
-    """The checkpoints that a job has kept."""
+    """The kept checkpoints of a job."""
 
     items: tuple[Checkpoint, ...]
-    """From the oldest to the newest."""
+    """Checkpoints, oldest first."""
 
 
 class RecordedProbe(Document):
     """A probe of a tuning."""
 
     ordinal: PositiveInt
-    """Its position in the order of probes, from 1."""
+    """Position in the order of the probes, from 1."""
     recorded_at: datetime
-    """When its result was stored."""
+    """Time at which its result was stored (UTC)."""
     result: ProbeResult
-    """What it found."""
+    """Its result."""
 
 
 class ProbeList(Document):
     """The evidence of a tuning so far."""
 
     items: tuple[RecordedProbe, ...]
-    """Every probe, in the order they ran."""
+    """All probes, in the order in which they ran."""
 
 
 class EventKind(StrEnum):
-    """What an event reports."""
+    """The kind of an event."""
 
     STATE = "state"
     """The state changed."""
     PROBE = "probe"
     """A probe ended."""
     PROGRESS = "progress"
-    """An optimizer update was made."""
+    """The training made an optimizer update."""
 
 
 class Event(Document):
-    """Something that happened to a tuning or job. Exactly the field named by `kind` is set."""
+    """An event of a tuning or job. Of `state`, `probe` and `progress`, the field named by `kind` is set."""
 
     id: PositiveInt
-    """Its number within the tuning or job, from 1 without gaps: what `Last-Event-ID` takes."""
+    """Number of the event within the tuning or job, from 1 without gaps; a valid `Last-Event-ID`."""
     at: datetime
-    """When it was recorded."""
+    """Time at which it was recorded (UTC)."""
     kind: EventKind
-    """What it reports."""
+    """Kind of the event."""
     state: State | None = None
     """The new state."""
     probe: RecordedProbe | None = None
     """The probe that ended."""
     progress: TrainingProgress | None = None
-    """The update that was made."""
+    """The optimizer update."""
 
 
 class RecommendationSummary(Document):
     """A recommendation in a list."""
 
     plan: PlanSummary | None = None
-    """What to train with; none when nothing fits."""
+    """The plan to train with; none when nothing fits."""
     largest_micro_batch_size: PositiveInt | None = None
-    """The micro-batch that was proven to fit: no micro-batch of the plan is above it."""
+    """Largest micro-batch size that was proven to fit; no micro-batch of the plan is larger."""
     id: str
     """Identifier."""
     tuning_id: str
-    """The tuning that found it."""
+    """Identifier of the tuning that found it."""
     created_at: datetime
-    """When it was made (UTC)."""
+    """Time of creation (UTC)."""
     fingerprint: str
-    """SHA-256 of everything the recommendation depends on."""
+    """SHA-256 of everything that the recommendation depends on."""
     model: str
     """Short name of the model."""
     device: DeviceId
     """The device that was probed."""
     device_name: str
-    """The product's name."""
+    """Product name of the device."""
     feasible: bool
-    """Whether any micro-batch fits."""
+    """True when some micro-batch fits."""
     effective_batch_size: PositiveInt
-    """Samples per update that were requested."""
+    """Requested samples per optimizer update."""
     precision: Precision
-    """Of the spec."""
+    """Precision of the spec."""
     objective: Objective
-    """What the tuning was for."""
+    """Objective of the tuning."""
 
 
 class Page(Document, Generic[RowT]):
-    """A part of a list, newest first."""
+    """A page of a list, newest first."""
 
     items: tuple[RowT, ...]
-    """The rows."""
+    """Rows of the page."""
     next_cursor: str | None = None
-    """Pass it as `cursor` to get the next part; none on the last."""
+    """Value of `cursor` for the next page; none on the last page."""
 
 
 class TuningPage(Page[TuningSummary]):
-    """A part of the list of tunings, newest first."""
+    """A page of the list of tunings, newest first."""
 
 
 class JobPage(Page[JobSummary]):
-    """A part of the list of jobs, newest first."""
+    """A page of the list of jobs, newest first."""
 
 
 class RecommendationPage(Page[RecommendationSummary]):
-    """A part of the list of recommendations, newest first."""
+    """A page of the list of recommendations, newest first."""
 
 
 class GpuList(Document):
-    """The catalogue of GPUs that estimates know."""
+    """The catalogue of GPUs that estimates support."""
 
     items: tuple[Gpu, ...]
-    """By generation."""
+    """GPUs, by generation."""

@@ -1,4 +1,4 @@
-"""Devices, the workers that serve them, and how well the service is. Pure data.
+"""Devices, their workers, the queue, statistics and health. Pure data.
 
 The SDK imports this module, so it knows neither FastAPI nor SQLAlchemy nor torch.
 """
@@ -17,154 +17,154 @@ from tuner.schemas.results import DeviceInfo
 
 
 class ServedDevice(Document):
-    """A device that a worker serves, with what its probes run under."""
+    """A device that a worker serves, with the environment of its probes."""
 
     slot: str
     """The slot: host and device, unique over all workers."""
     owner: str
-    """The worker process."""
+    """Name of the worker process, which is unique."""
     device: DeviceInfo
-    """The device, as its worker sees it."""
+    """The device, as reported by its worker."""
     environment: dict[str, str]
-    """Variables that probes and jobs run with there."""
+    """Environment variables of probes and jobs on the device."""
     versions: dict[str, str]
-    """Versions there of what changes memory."""
+    """Installed versions of the packages that affect memory."""
     unready: str | None = None
-    """Why the device takes no work now, such as a full disk of its host, beginning with a stable word; none when it
-    does. What it had begun is back in the queue, and goes on when the trouble is over, or elsewhere."""
+    """Reason why the device takes no work now, such as a full disk of its host, beginning with a stable code; none when
+    it takes work. Interrupted work is back in the queue, and goes on when the cause is gone, or on another device."""
 
     @property
     def hardware(self) -> str:
-        """The kind of device: product and memory. Work for one kind goes to no other that has the same id."""
+        """Return the kind of device: product and memory. Work for one kind goes to no other kind with the same id."""
         return f"{self.device.name}|{self.device.total_bytes}"
 
 
 class DeviceStatus(ServedDevice):
-    """A device, and what runs on it."""
+    """A served device, with its heartbeat and its work."""
 
     alive: bool
-    """Whether its worker sent a heartbeat lately."""
+    """True when its worker sent a heartbeat within `lease_seconds`."""
     heartbeat_age_seconds: NonNegativeFloat
     """Seconds since its worker's last heartbeat."""
     running_id: str | None = None
-    """The tuning or job that runs on it."""
+    """Identifier of the tuning or job that runs on it."""
     queued: NonNegativeInt = 0
-    """Tunings and jobs that wait for this device."""
+    """Number of tunings and jobs that wait for it."""
 
 
 class DeviceList(Document):
-    """The devices this service serves."""
+    """The devices that this service serves."""
 
     items: tuple[DeviceStatus, ...]
-    """One per worker."""
+    """One device per worker."""
 
 
 class QueueEntry(Document):
-    """A tuning or job that waits."""
+    """A waiting tuning or job."""
 
     id: str
     """Identifier."""
     kind: WorkKind
-    """What it is."""
+    """Tuning or job."""
     device: str
-    """The device it waits for."""
+    """The device that it needs."""
     model: str
     """Short name of the model."""
     priority: int
     """Work of a higher priority is taken first."""
     position: PositiveInt
-    """Its position in the order of its device, from 1."""
+    """Position in the queue of its device, from 1."""
     age_seconds: NonNegativeFloat
-    """How long it has waited."""
+    """Seconds since it was queued, or handed back to the queue."""
     expected_wait_seconds: NonNegativeFloat | None = None
-    """How long until it is taken, if what runs and what is ahead take as long as the median of what ended on this
-    device lately, by kind; none where fewer than three of a kind ended, or no worker with the hardware it needs
-    serves the device and takes work now. Work that is submitted later with a higher priority goes first."""
+    """Expected seconds until a worker takes it. The running work and the work ahead are assumed to take the median
+    duration of their kind among recent work on the device. None where fewer than three of a kind have ended, or where
+    no worker with the needed hardware takes work now. Later submissions with a higher priority go first."""
 
 
 class Queue(Document):
-    """What waits, in the order in which it is taken."""
+    """The waiting work, in the order in which it is taken."""
 
     items: tuple[QueueEntry, ...]
-    """At most as many as were requested; the positions of each device count from 1."""
+    """At most the requested number of entries; the positions of each device count from 1."""
 
 
 class Period(StrEnum):
-    """How far back a summary looks."""
+    """The period of a summary."""
 
     DAY = "24h"
-    """What ended within the last 24 hours."""
+    """Work that ended within the last 24 hours."""
     WEEK = "7d"
-    """What ended within the last 7 days."""
+    """Work that ended within the last 7 days."""
     ALL = "all"
-    """All there is: what was deleted or pruned is not counted."""
+    """All stored work; deleted and pruned work is not counted."""
 
     @property
     def seconds(self) -> float | None:
-        """Its length; none has no bound."""
+        """Return the length of the period in seconds, or None for an unbounded one."""
         return {Period.DAY: 86_400.0, Period.WEEK: 7 * 86_400.0, Period.ALL: None}[self]
 
 
 class Failures(Document):
-    """Tunings or jobs that failed of the same cause."""
+    """Tunings or jobs that failed with the same problem code."""
 
     kind: WorkKind
-    """What failed."""
+    """Tunings or jobs."""
     code: str
-    """The stable word of their problems."""
+    """Stable code of their problems."""
     count: PositiveInt
-    """How many."""
+    """Number of failures."""
     message: str
-    """What the newest twenty say most often."""
+    """The most frequent message among the newest twenty."""
     newest_id: str
-    """The one that failed last."""
+    """Identifier of the latest failure."""
     newest_at: datetime
-    """When that was (UTC)."""
+    """Time of the latest failure (UTC)."""
 
 
 class SpentSeconds(Document):
-    """Device-seconds spent on one slot. What runs counts up to now, and what ended counts whole."""
+    """Device-seconds spent on one slot. Running work counts up to now, and ended work counts in full."""
 
     slot: str
     """The slot (host and device) on which the work ran last."""
     probes_seconds: NonNegativeFloat
-    """In tunings, which are probes one after another."""
+    """Device-seconds of tunings, which are sequences of probes."""
     jobs_seconds: NonNegativeFloat
-    """In jobs."""
+    """Device-seconds of jobs."""
 
 
 class RecommendationHits(Document):
-    """How often a submitted tuning was served a stored recommendation. Submissions with `fresh` do not count."""
+    """Submitted tunings by whether a stored recommendation served them. Submissions with `fresh` do not count."""
 
     hits: NonNegativeInt
-    """Served a stored recommendation at once."""
+    """Number served by a stored recommendation."""
     misses: NonNegativeInt
-    """Queued, since none was stored."""
+    """Number queued, since no recommendation was stored."""
     hit_rate: Annotated[float, Field(ge=0.0, le=1.0)] | None
-    """Share of hits; none while nothing was submitted."""
+    """Share of hits; none while no tuning was submitted."""
 
 
 class Summary(Document):
-    """What happened in a period, and what has not ended."""
+    """Statistics of the work that ended in a period, and of all work that has not ended."""
 
     period: Period
-    """How far back it looks. What has not ended is always in it."""
+    """The period. Work that has not ended is always included."""
     tunings: dict[State, NonNegativeInt]
-    """How many tunings are in each state."""
+    """Number of tunings in each state."""
     jobs: dict[State, NonNegativeInt]
-    """How many jobs are in each state."""
+    """Number of jobs in each state."""
     failures: tuple[Failures, ...]
-    """By cause, the most frequent first, at most twenty. Those of jobs only for callers who may read jobs."""
+    """The twenty most frequent failures by cause, most frequent first. Failures of jobs need the scope `jobs:read`."""
     device_seconds: tuple[SpentSeconds, ...]
-    """By slot, where any was spent, of what is in the period."""
+    """Device-seconds of the counted work, by slot; slots without any are left out."""
     recommendation_hits: RecommendationHits
-    """From the beginning of the hour in which the period began."""
+    """Hits and misses since the start of the hour in which the period began."""
 
 
 class Health(Document):
-    """Whether the service can do its work."""
+    """The health of the service."""
 
     status: Annotated[str, Field(examples=["ok"])]
-    """`ok`; anything else comes as a problem with status 503."""
+    """`ok`; any other state is a problem document with status 503."""
     checks: dict[str, str] = Field(default_factory=dict)
-    """What was looked at, and what was seen."""
+    """Results by the name of the check."""

@@ -3,15 +3,15 @@
 - ``serve`` is `batchwright serve`: it builds the service, listens within the bounds of ``connections``, and runs until
   a signal (``signals``).
 - ``hosted_worker`` is the child process in which `serve` runs the workers of its host, started by
-  ``service.worker.hosting``. Clients of the API take no memory or descriptors from it.
+  ``service.worker.hosting``, whose memory and descriptors API clients cannot use up.
 - ``work`` is `batchwright work`: the workers of a host without an API.
 - ``export_openapi`` writes the OpenAPI document.
 
 The first three follow one pipeline: take the settings, build with ``service.bootstrap``, configure logging, start, wait
-until asked to stop, hand back what runs, close. A second signal to `serve` or `work` forces the shutdown.
+for a stop request, hand back running work, close. A second signal to `serve` or `work` forces the shutdown.
 
-Where a new thing goes: another process, a module here and a command in ``service.cli``; a bound on clients that hold
-connections, ``connections``; an object that processes need, ``service.bootstrap``.
+Where a new thing goes: another process, a module here and a command in ``service.cli``; a bound on the connections of
+clients, ``connections``; an object that processes need, ``service.bootstrap``.
 
 The package may import everything in ``service`` but ``cli``.
 """

@@ -1,9 +1,9 @@
-"""Bounds on what peers can hold by their connections alone: their number, and the time that each may idle.
+"""Bounds on the connections of clients: their number, and the time for which each may be idle.
 
-A connection costs a descriptor, and its peer need not send anything. So there are fewer of them than descriptors, and
-when a new one comes while all are taken, those that wait for their peers longest are closed: peers that never finish a
-request displace one another, and nobody else. What takes too long to arrive, or is not read, ends as well. A connection
-is looked at once a second: requests cost nothing, and start no timers.
+A connection costs a descriptor, and its peer need not send anything. So there are fewer connections than descriptors.
+When a new one arrives while all are taken, the connections that wait longest for their peers are closed: peers that
+never finish a request displace one another, and no other peers. A request that takes too long to arrive, and a response
+that is not read, end their connection too. Each connection is checked once a second, so that requests need no timers.
 """
 
 from __future__ import annotations
@@ -29,57 +29,57 @@ from tuner.system.processes import raise_limit
 _log = logging.getLogger(__name__)
 
 _RESERVE = 160
-"""Descriptors kept for work: two per connection to the database, pipes of estimates, files, and what is accepted or
-closed in the same turns of the loop."""
-_FEWEST = 16
-_YOUNG = 16
-"""The newest waiting connections are not closed for newer ones: their requests may be on the way. As many again are
-accepted beyond the bound where all others are at work, for requests that are answered at once."""
-_ACCEPTED_AT_ONCE = 16
-"""Connections accepted in one turn of the loop; the kernel keeps the others."""
+"""Descriptors reserved for work: two per connection to the database, pipes of estimates, files, and connections that
+are accepted or closed in the same iterations of the loop."""
+_MIN_CONNECTIONS = 16
+_PROTECTED = 16
+"""The newest waiting connections, which are not closed for newer ones: their requests may be on the way. As many again
+are accepted beyond the bound while all others are in use, for short requests."""
+_MAX_ACCEPTED = 16
+"""Connections accepted in one iteration of the loop; the kernel keeps the others."""
 _PROGRESS_BYTES = 16_384
-"""Less than this taken in `unread_seconds` is no reading."""
+"""A peer that takes less than this in `unread_seconds` does not read."""
 _EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
-_SEVERAL = 16
-"""One in so many connections is closed at once to make room, so that the search for the oldest is seldom made."""
+_EVICTED_SHARE = 16
+"""One in so many connections is evicted at once, so that the search for the oldest is rare."""
 
 
 @dataclass(frozen=True)
 class ConnectionLimits:
-    """How many connections there may be, and what each may take."""
+    """Bounds on the number of connections, and on the time of each."""
 
     most: int
     """Connections at once."""
     head_seconds: float = 10.0
-    """Until the head of a request is there, from the first byte or the beginning of the connection."""
+    """Seconds until the head of a request is complete, from its first byte or the start of the connection."""
     body_seconds: float = 60.0
-    """Until the body is there, from its head."""
+    """Seconds from the head of a request until its body is complete."""
     unread_seconds: float = 30.0
-    """Until the peer takes more of what was sent."""
+    """Seconds until the peer must read more of a response."""
 
 
 def limits_here(most: int) -> ConnectionLimits:
-    """Limits with at most ``most`` connections, or as many as the limit of open files leaves room for.
+    """Return limits with at most ``most`` connections, or as many as the limit of open files allows.
 
-    The soft limit of this process is raised as far as that needs, and the hard limit allows.
+    The soft limit of this process is raised as far as needed, within the hard limit.
     """
     descriptors = raise_limit(resource.RLIMIT_NOFILE, most + _RESERVE)
-    return ConnectionLimits(min(most, max(_FEWEST, descriptors - _RESERVE)))
+    return ConnectionLimits(min(most, max(_MIN_CONNECTIONS, descriptors - _RESERVE)))
 
 
 class Phase(Enum):
-    """Phases of a connection, by the event that it waits for."""
+    """Phase of a connection, by the event that it waits for."""
 
     HEAD = "the head of a request"
     BODY = "the body of a request"
-    ANSWER = "its answer"
+    RESPONSE = "its response"
 
 
 class Connections:
-    """The connections of a server. For the thread of its event loop.
+    """The connections of a server, for use in the thread of its event loop.
 
     Args:
-        limits: what they may take.
+        limits: the bounds.
     """
 
     def __init__(self, limits: ConnectionLimits) -> None:
@@ -90,36 +90,37 @@ class Connections:
         return len(self._open)
 
     def has_capacity(self) -> bool:
-        """Return whether requests that last may begin: the connections beyond the bound are for short ones."""
+        """Return whether long requests may begin: the connections beyond the bound are for short ones."""
         return len(self._open) <= self.limits.most
 
     def add(self, connection: BoundedProtocol) -> None:
-        """Take a new connection in, in place of others when there are too many."""
+        """Register a new connection, and evict others when there are too many."""
         self._open[connection] = None
         if len(self._open) > self.limits.most:
-            self._make_room()
+            self._evict()
 
     def remove(self, connection: BoundedProtocol) -> None:
-        """Forget a connection that has ended."""
+        """Remove a connection that has ended."""
         self._open.pop(connection, None)
 
     def sweep(self, now: float) -> None:
-        """End what takes too long."""
+        """End the connections that take too long."""
         for connection in list(self._open):
             connection.check(now)
 
-    def _make_room(self) -> None:
-        """Close those that wait for their peers longest: for a head before those that wait for a body."""
-        waiting = [it for phase in (Phase.HEAD, Phase.BODY) for it in self._open if it.phase is phase]
+    def _evict(self) -> None:
+        """Close the connections that wait longest for their peers: for a head first, then for a body."""
+        phases = (Phase.HEAD, Phase.BODY)
+        waiting = [connection for phase in phases for connection in self._open if connection.phase is phase]
         excess = len(self._open) - self.limits.most
-        wanted = min(max(excess, self.limits.most // _SEVERAL), len(waiting) - _YOUNG)
-        for connection in waiting[: max(wanted, excess - _YOUNG, 0)]:
-            connection.give_way()
+        wanted = min(max(excess, self.limits.most // _EVICTED_SHARE), len(waiting) - _PROTECTED)
+        for connection in waiting[: max(wanted, excess - _PROTECTED, 0)]:
+            connection.abort()
             self.remove(connection)
 
 
 class BoundedProtocol(H11Protocol):
-    """Uvicorn's protocol, one of a bounded number of connections. ``bounded`` makes the class of a server."""
+    """Uvicorn's protocol with bounds. ``bounded`` creates the class for a server."""
 
     registry: Connections
 
@@ -133,25 +134,25 @@ class BoundedProtocol(H11Protocol):
 
     @override
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
-        """Begin, in place of others when there are too many."""
+        """Register the connection, which may evict others."""
         super().connection_made(transport)
         self.registry.add(self)
 
     @override
     def connection_lost(self, exc: Exception | None) -> None:
-        """End."""
+        """Remove the connection."""
         self.registry.remove(self)
         super().connection_lost(exc)
 
     @override
     def resume_writing(self) -> None:
-        """Go on: the peer has read most of what was sent."""
+        """Resume writing: the peer has read most of the response."""
         self._resumed += 1
         super().resume_writing()
 
     @override
     def on_response_complete(self) -> None:
-        """Go on with the next request; what nobody has read of this one's body is not kept until then."""
+        """Continue with the next request, and free the unread body of this one."""
         if self.cycle.body:
             self.cycle.body.clear()
         super().on_response_complete()
@@ -161,19 +162,19 @@ class BoundedProtocol(H11Protocol):
         """The phase of the connection."""
         if self.cycle is None or self.cycle.response_complete:
             return Phase.HEAD
-        return Phase.BODY if self.cycle.more_body and not self.cycle.response_started else Phase.ANSWER
+        return Phase.BODY if self.cycle.more_body and not self.cycle.response_started else Phase.RESPONSE
 
     def check(self, now: float) -> None:
-        """End the connection if its peer takes too long, as of ``now``: to be called again and again."""
+        """End the connection if its peer takes too long as of ``now``; to be called repeatedly."""
         phase = self.phase
         if self._seen != (phase, self.cycle):
             self._seen, self._seen_since = (phase, self.cycle), now
-        elif phase is not Phase.ANSWER and now - self._seen_since > self._allowed_seconds(phase):
+        elif phase is not Phase.RESPONSE and now - self._seen_since > self._allowed_seconds(phase):
             self._time_out(phase)
         self._check_unread(now)
 
-    def give_way(self) -> None:
-        """End for a newer connection."""
+    def abort(self) -> None:
+        """Close the connection at once, in favour of a newer one."""
         self.transport.abort()
 
     def _allowed_seconds(self, phase: Phase) -> float:
@@ -181,7 +182,7 @@ class BoundedProtocol(H11Protocol):
         return limits.head_seconds if phase is Phase.HEAD else limits.body_seconds
 
     def _check_unread(self, now: float) -> None:
-        """End the connection when its peer has not read for long what was sent: closing alone waits for that, too."""
+        """Abort the connection when its peer does not read the response; closing it would wait for the peer too."""
         size = self.transport.get_write_buffer_size()
         if size == 0:
             self._unread = None
@@ -195,17 +196,17 @@ class BoundedProtocol(H11Protocol):
             return
         if phase is Phase.BODY or self.conn.trailing_data[0]:
             seconds = self._allowed_seconds(phase)
-            self.transport.write(_too_late(f"{phase.value} was not there after {seconds:g} s"))
+            self.transport.write(_timeout_response(f"{phase.value} was not complete after {seconds:g} s"))
         self.transport.close()
 
 
 def bounded(registry: Connections) -> type[BoundedProtocol]:
-    """The protocol of a server's connections."""
+    """Create the protocol class of a server's connections."""
     return type("BoundedConnection", (BoundedProtocol,), {"registry": registry})
 
 
-def _too_late(detail: str) -> bytes:
-    """A whole response, for a request that is not there as a whole."""
+def _timeout_response(detail: str) -> bytes:
+    """Return the response to an incomplete request."""
     status = HTTPStatus.REQUEST_TIMEOUT
     problem = make_problem(status, "request-timeout", "The request took too long to arrive", detail)
     body = problem.model_dump_json(exclude_none=True)
@@ -219,9 +220,9 @@ def _too_late(detail: str) -> bytes:
 
 
 class BoundedListener(socket.socket):
-    """A socket that accepts some connections in each turn of the event loop, and goes on when descriptors run out.
+    """A socket that accepts a few connections per iteration of the event loop, and survives a lack of descriptors.
 
-    The loop would accept thousands before it begins with the first, and log a traceback for each that it cannot.
+    The loop would accept thousands before it serves the first, and log a traceback for each that it cannot accept.
     """
 
     def __init__(self, family: int, kind: int, protocol: int) -> None:
@@ -234,20 +235,20 @@ class BoundedListener(socket.socket):
         """Accept a connection.
 
         Raises:
-            BlockingIOError: when there is none, or enough was accepted in this turn.
+            BlockingIOError: when none waits, or enough were accepted in this iteration.
         """
-        if self._accepted >= _ACCEPTED_AT_ONCE:
+        if self._accepted >= _MAX_ACCEPTED:
             raise BlockingIOError
         if not self._accepted:
-            asyncio.get_running_loop().call_soon(self._begin_turn)
+            asyncio.get_running_loop().call_soon(self._begin_iteration)
         self._accepted += 1
         try:
             return super().accept()
         except OSError as error:
-            self._accepted = _ACCEPTED_AT_ONCE
+            self._accepted = _MAX_ACCEPTED
             if error.errno not in _EXHAUSTED or self._spare < 0:
                 raise
-            _log.warning("a connection is refused: %s", error.strerror)
+            _log.warning("refused a connection: %s", error.strerror)
         self._refuse_one()
         raise BlockingIOError
 
@@ -259,18 +260,18 @@ class BoundedListener(socket.socket):
             self._spare = -1
         super().close()
 
-    def _begin_turn(self) -> None:
+    def _begin_iteration(self) -> None:
         self._accepted = 0
         if self._spare < 0 and self.fileno() >= 0:
             self._spare = _spare_or_none()
 
     def _refuse_one(self) -> None:
-        """Accept and close a connection with the descriptor that is kept for this: left waiting, it wakes the loop."""
+        """Accept and close a connection with the reserved descriptor: left waiting, it would wake the loop again."""
         os.close(self._spare)
         try:
             super().accept()[0].close()
         except OSError:
-            pass  # it was withdrawn, or another thread took the descriptor: the loop tries again
+            pass  # the peer closed it, or another thread took the descriptor: the loop tries again
         finally:
             self._spare = _spare_or_none()
 
@@ -283,7 +284,7 @@ def _spare_or_none() -> int:
 
 
 def limit_repeated_messages() -> None:
-    """Log what any peer can provoke some times a minute, and count the rest."""
+    """Limit the log messages that any peer can provoke to a few a minute, and count the rest."""
     for name, highest in (("uvicorn.error", logging.WARNING), (__name__, logging.WARNING), ("asyncio", logging.ERROR)):
         logger = logging.getLogger(name)
         if not any(isinstance(found, RepeatLimit) for found in logger.filters):

@@ -1,4 +1,4 @@
-"""Writes the OpenAPI document: ``python -m service.entrypoints.export_openapi > openapi/openapi.json``."""
+"""Write the OpenAPI document: ``python -m service.entrypoints.export_openapi > openapi/openapi.json``."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from service.settings import Settings
 
 
 def export_openapi() -> str:
-    """The document of a service with default settings, as JSON that ends with a newline."""
+    """Return the OpenAPI document of a service with default settings, as JSON that ends with a newline."""
     with tempfile.TemporaryDirectory(prefix="batchwright-") as folder:
         settings = Settings(data_dir=Path(folder), database_url=None)
         system = build(settings, devices=())

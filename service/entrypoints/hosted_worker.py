@@ -1,7 +1,7 @@
-"""The process of a host's workers that ``batchwright serve`` starts: descriptors and memory of its own, no clients.
+"""The child process of ``batchwright serve`` that runs the workers of the host.
 
-The process that serves the API controls it over a channel (see ``service.worker.hosting.child_process``).
-It ends with that process, however that ends.
+The API process controls it over a channel (see ``service.worker.hosting.child_process``). The kernel ends it together
+with the API process.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ Build = Callable[[Settings], WorkerSystem]
 
 
 def main(descriptor: str, parent: str, build: Build = build_worker) -> None:
-    """Work until asked to stop, or until the service is gone.
+    """Run the workers until a stop request, or until the API process has ended.
 
     Args:
-        descriptor: number of the channel's descriptor.
-        parent: id of the process that serves the API.
-        build: makes the workers.
+        descriptor: the file descriptor of the channel.
+        parent: the id of the API process.
+        build: builds the workers.
     """
     die_with_parent(int(parent))
     channel = Channel(socket.socket(fileno=int(descriptor)))
@@ -48,7 +48,7 @@ def _work(channel: Channel, system: WorkerSystem) -> None:
     stopping = threading.Event()
     listener = threading.Thread(target=_listen, args=(channel, system, stopping), name="service", daemon=True)
     try:
-        # A supervisor may signal every process of the service, which asks this one as well: that is no second signal.
+        # A supervisor may signal all processes, and the API process sends a stop too: that is no second signal.
         with handling_signals(stopping.set, stopping.set):
             listener.start()
             try:
@@ -64,14 +64,14 @@ def _work(channel: Channel, system: WorkerSystem) -> None:
 
 
 def _listen(channel: Channel, system: WorkerSystem, stopping: threading.Event) -> None:
-    """Do what the service asks until it is gone, and have the workers end then."""
+    """Handle messages of the API process until it has ended, then stop the workers."""
     try:
-        _obey(channel, system, stopping)
+        _handle_messages(channel, system, stopping)
     finally:
         stopping.set()
 
 
-def _obey(channel: Channel, system: WorkerSystem, stopping: threading.Event) -> None:
+def _handle_messages(channel: Channel, system: WorkerSystem, stopping: threading.Event) -> None:
     while (message := channel.receive()) is not None:
         match message:
             case {"do": "wake"}:

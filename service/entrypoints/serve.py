@@ -1,4 +1,4 @@
-"""Runs the service until it is told to stop. What the command line calls."""
+"""The process of `batchwright serve`: the API, with workers for the devices of this host."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ from service.worker.hosting.child_process import ENTRY
 from service.worker.hosting.interface import Workers
 
 _CLOSE_SECONDS = 5
-"""What open connections get to end when the service stops; event streams end at once."""
-_TICKS_A_SECOND = 10
-"""Of uvicorn's main loop."""
+"""Time for open connections to end when the service stops; event streams end at once."""
+_TICKS_PER_SECOND = 10
+"""Ticks of uvicorn's main loop."""
 
 
 def serve(settings: Settings) -> None:
-    """Serve until SIGTERM or SIGINT, then hand back what runs and return; a second signal ends it at once.
+    """Serve until SIGTERM or SIGINT, then hand running work back and return; a second signal forces the shutdown.
 
-    Prints one line on standard error: where it listens.
+    Prints one line with the address on standard error.
 
     Raises:
-        ConfigurationError: when the settings cannot be served, or the address cannot be listened on.
+        ConfigurationError: when the settings are invalid, or the service cannot listen on the address.
         DeviceTakenError: when another live process serves one of the devices.
         StoreUnavailableError: when the database cannot be reached.
     """
@@ -43,12 +43,12 @@ def serve(settings: Settings) -> None:
 
 
 def check_and_build(settings: Settings) -> System:
-    """The service, if these settings may be served.
+    """Build the service, if its settings are safe.
 
     Raises:
-        ConfigurationError: when they cannot, or when other machines would reach it and there is no API key.
+        ConfigurationError: when they are invalid, or when other machines could reach a service without an API key.
     """
-    system = build(settings, apart=ENTRY)
+    system = build(settings, worker_module=ENTRY)
     try:
         require_keys_beyond_loopback(settings, system.store.keys)
     except ServiceError:
@@ -58,31 +58,31 @@ def check_and_build(settings: Settings) -> System:
 
 
 def require_keys_beyond_loopback(settings: Settings, keys: KeyStore) -> None:
-    """Refuse to be reachable from elsewhere while nobody could be told from anybody.
+    """Refuse to listen beyond loopback while no API key exists.
 
     Raises:
-        ConfigurationError: naming the address, and the remedy.
+        ConfigurationError: naming the address and the remedy.
     """
     if not settings.listens_on_loopback and not keys.exist():
         raise ConfigurationError(
-            f"refusing to listen on {settings.host}: there is no API key yet. Make one with `batchwright keys create` "
-            "on the same database, or listen on 127.0.0.1"
+            f"refusing to listen on {settings.host}: there is no API key yet. Create one with "
+            "`batchwright keys create` on the same database, or listen on 127.0.0.1"
         )
 
 
 def serve_system(settings: Settings, system: System) -> None:
-    """Serve a service that is built; it is stopped in the end, whatever happens.
+    """Serve a built service; it is always stopped in the end.
 
     Raises:
-        ConfigurationError: when the address cannot be listened on.
+        ConfigurationError: when the service cannot listen on the address.
         DeviceTakenError: when another live process serves one of the devices.
     """
     configure_logging(settings.log_level, settings.log_format)
     try:
         with exiting_at_signals(), _listening(settings) as listener:
-            system.begin()
+            system.start_worker_process()
             app = app_of(system, settings)
-            app.openapi()  # which takes seconds, while the workers start
+            app.openapi()  # takes seconds, while the workers start
             system.start()
             _run(settings, system, app, listener)
     finally:
@@ -92,7 +92,7 @@ def serve_system(settings: Settings, system: System) -> None:
 @contextmanager
 def _listening(settings: Settings) -> Iterator[socket.socket]:
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
-    # With the protocol named asyncio sets TCP_NODELAY: answers on a kept connection would wait 40 ms for an ACK else.
+    # With the protocol given, asyncio sets TCP_NODELAY: responses on a kept connection would wait 40 ms for an ACK.
     with BoundedListener(family, socket.SOCK_STREAM, socket.IPPROTO_TCP) as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -114,7 +114,7 @@ def _run(settings: Settings, system: System, app: FastAPI, listener: socket.sock
         app,
         http=bounded(connections),
         ws="none",
-        loop="asyncio",  # others accept by themselves, without regard to what the listener refuses
+        loop="asyncio",  # other loops bypass ``BoundedListener.accept``
         log_level="warning" if settings.log_level == "info" else settings.log_level,
         log_config=None,
         lifespan="on",
@@ -122,17 +122,17 @@ def _run(settings: Settings, system: System, app: FastAPI, listener: socket.sock
         timeout_graceful_shutdown=_CLOSE_SECONDS,
     )
     server = _Server(config, system.context.feed.close, system.coordinator, connections, settings.log_format)
-    # Uvicorn raises the signals it caught once more when it is done: the first one has been obeyed by then.
+    # Uvicorn raises the caught signals again when it is done; the first one has been handled by then.
     with handling_signals(stop=server.end, force=system.coordinator.force_stop):
         try:
             listener.listen(config.backlog)
-        except OSError as error:  # another process has begun to, since the address was bound
+        except OSError as error:  # another process began to listen after the address was bound
             raise _cannot_listen(settings, error) from None
         server.run(sockets=[listener])
 
 
 class _Server(uvicorn.Server):
-    """Says where it listens, and has event streams and workers end before it waits for connections to close."""
+    """Uvicorn's server, which prints its address, and ends event streams and workers before connections."""
 
     def __init__(
         self,
@@ -149,21 +149,21 @@ class _Server(uvicorn.Server):
         self._connections = connections
 
     def end(self) -> None:
-        """Begin to end, for a signal that comes before uvicorn handles signals by itself."""
+        """Begin to stop, for a signal that arrives before uvicorn handles signals itself."""
         self.should_exit = True
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Begin to end at the first signal; at the second, wait for nothing more."""
+        """Begin to stop at the first signal; force the shutdown at the second."""
         if self.should_exit:
             self._coordinator.force_stop()
             self.force_exit = True
         super().handle_exit(sig, frame)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Start, and say where.
+        """Start, and print the address.
 
-        What was made until then stays for good. Looking for garbage in it takes up to half a second, in which
-        nobody is answered.
+        Objects of the start live as long as the process, and are excluded from garbage collection: a full collection
+        would take up to half a second, during which no request is served.
         """
         await super().startup(sockets)
         gc.collect()
@@ -174,13 +174,13 @@ class _Server(uvicorn.Server):
             announce(f"Batchwright listens on http://{shown}:{port}", self._log_format)
 
     async def on_tick(self, counter: int) -> bool:
-        """Once a second, end connections whose peers take too long."""
-        if counter % _TICKS_A_SECOND == 0:
+        """End connections whose peers take too long, once a second."""
+        if counter % _TICKS_PER_SECOND == 0:
             self._connections.sweep(time.monotonic())
         return await super().on_tick(counter)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """End streams and what workers run, then everything."""
+        """Stop workers and event streams, then the server."""
         self._coordinator.request_stop()
         self._end_streams()
         await super().shutdown(sockets)

@@ -1,4 +1,4 @@
-"""What SIGTERM and SIGINT do while a service or a worker runs."""
+"""Handling of SIGTERM and SIGINT while a service or a worker runs."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from contextlib import contextmanager
 
 @contextmanager
 def exiting_at_signals() -> Iterator[None]:
-    """Raise ``SystemExit`` in the main thread at SIGTERM or SIGINT, so that what has been started is ended.
+    """Raise ``SystemExit`` in the main thread at SIGTERM or SIGINT, so that the block can clean up.
 
-    For the start of a process. The signals end it at once after the block.
+    For the start of a process. After the block, the earlier handlers are restored.
     """
 
     def leave(*_: object) -> None:
@@ -28,19 +28,18 @@ def exiting_at_signals() -> Iterator[None]:
 def handling_signals(stop: Callable[[], None], force: Callable[[], None]) -> Iterator[None]:
     """Call ``stop`` at the first SIGTERM or SIGINT, and ``force`` at each one after it.
 
-    They are called in a thread of their own: a signal's handler runs between two instructions of the main thread, which
-    may hold the very lock that they wait for.
+    Both run in another thread: a signal handler interrupts the main thread, which may hold a lock that they need.
     """
-    heard, rung = os.pipe()
-    obeying = threading.Thread(target=_obey, args=(heard, stop, force), name="signals", daemon=True)
-    obeying.start()
+    read_end, write_end = os.pipe()
+    thread = threading.Thread(target=_call, args=(read_end, stop, force), name="signals", daemon=True)
+    thread.start()
     try:
-        with _handled(lambda *_: os.write(rung, b"!")):
+        with _handled(lambda *_: os.write(write_end, b"!")):
             yield
     finally:
-        os.close(rung)
-        obeying.join()
-        os.close(heard)
+        os.close(write_end)
+        thread.join()
+        os.close(read_end)
 
 
 @contextmanager
@@ -54,8 +53,8 @@ def _handled(handler: Callable[..., object]) -> Iterator[None]:
             signal.signal(number, earlier)
 
 
-def _obey(heard: int, stop: Callable[[], None], force: Callable[[], None]) -> None:
-    obey = stop
-    while os.read(heard, 1):
-        obey()
-        obey = force
+def _call(read_end: int, stop: Callable[[], None], force: Callable[[], None]) -> None:
+    action = stop
+    while os.read(read_end, 1):
+        action()
+        action = force

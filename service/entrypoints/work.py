@@ -1,4 +1,4 @@
-"""A worker without an API: serves devices out of a store that others share, until it is asked to stop."""
+"""The process of `batchwright work`: workers for the devices of this host, without an API."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from service.settings import Settings
 
 
 def work(settings: Settings) -> None:
-    """Work until SIGTERM or SIGINT, then hand back what runs and return; a second signal ends it at once.
+    """Work until SIGTERM or SIGINT, then hand running work back and return; a second signal forces the shutdown.
 
-    Prints one line on standard error: what it serves.
+    Prints one line with the served slots on standard error.
 
     Raises:
-        ConfigurationError: when the settings cannot be served.
+        ConfigurationError: when the settings are invalid.
         DeviceTakenError: when another live process serves one of the devices.
         StoreUnavailableError: when the database cannot be reached.
     """
@@ -24,10 +24,10 @@ def work(settings: Settings) -> None:
 
 
 def work_system(settings: Settings, system: WorkerSystem) -> None:
-    """Work with what is built; it is stopped in the end, whatever happens.
+    """Run built workers; they are always stopped in the end.
 
     Raises:
-        ConfigurationError: when the metrics' address cannot be listened on.
+        ConfigurationError: when the metrics cannot be served on their address.
         DeviceTakenError: when another live process serves one of the devices.
     """
     configure_logging(settings.log_level, settings.log_format)

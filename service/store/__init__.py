@@ -1,20 +1,20 @@
 """Keep work, evidence, recommendations, keys and sessions in SQLite or PostgreSQL.
 
-``interface`` has one interface for each kind of caller, with the promises of every implementation; ``models`` has their
-plain values. Callers import both. ``store`` opens the implementation: every interface over one database.
+``interface`` has one interface for each kind of caller, with the contract of every implementation; ``models`` has their
+values. Callers import both. ``store`` opens the implementation: every interface over one database.
 
 The pipeline of a call: the module of the subject opens a transaction (``database.engine``) and executes statements:
 
 - ``submissions`` queues work, ``scheduling`` orders the queue, ``leases`` claims, renews and ends work;
 - ``evidence`` records probes, progress and events; ``devices`` lists the served devices;
 - ``work_queries``, ``recommendation_queries`` and ``statistics`` read;
-- ``api_keys``, ``sessions`` and ``retention`` do what they are named for.
+- ``api_keys``, ``sessions`` and ``retention`` store keys and browser sessions, and delete ended work.
 
 Every change of state is one conditional update that requires the old state and, of the owner of a lease, its fencing
 token. Time is the database's.
 
 Where a new thing goes: a column, ``database.schema``, a revision in ``database.migrations`` and ``database.mapping``; a
-query, the module of its subject; a promise, ``interface``, with a test in the contract of all stores.
+query, the module of its subject; a part of the contract, ``interface``, with a test that every store passes.
 
 The package may import ``service.problem_mapping``, ``service.folders``, ``service.errors`` and ``service.domain``, and
 ``tuner.schemas``.

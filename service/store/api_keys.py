@@ -1,4 +1,4 @@
-"""API keys, and the quota of each."""
+"""API keys and their quotas."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from typing_extensions import override
 
 from service.domain.api_keys import ApiKey, NewKey, Scope
 from service.errors import ConflictError, NotFoundError, QuotaExceededError
-from service.store.database.engine import reading, writing
+from service.store.database.engine import read_transaction, write_transaction
 from service.store.database.mapping import moment, moment_or_none
 from service.store.database.schema import api_keys, is_queued, now_ms, used_time, work_items
 from service.store.interface import KeyStore
@@ -35,9 +35,9 @@ _work = work_items.c
 _deleted = used_time.c
 
 _QUEUE_RETRY_SECONDS = 10
-"""Retry after this for room in the queue: running work may end at any time."""
+"""Retry-After when the queue is full: running work may end at any time."""
 _RUNNING_RETRY_SECONDS = 60
-"""Retry after this while nothing that counts has ended yet."""
+"""Retry-After while no counted work has ended yet."""
 
 
 class SqlKeyStore(KeyStore):
@@ -48,7 +48,7 @@ class SqlKeyStore(KeyStore):
 
     @override
     def add(self, new: NewKey) -> ApiKey:
-        left = new.expires_in_seconds
+        lifetime = new.expires_in_seconds
         values = {
             "id": new.id,
             "prefix": new.prefix,
@@ -56,10 +56,10 @@ class SqlKeyStore(KeyStore):
             "name": new.name,
             "scopes": " ".join(new.scopes),
             "created_at": now_ms(),
-            "expires_at": None if left is None else now_ms() + int(left * 1000),
+            "expires_at": None if lifetime is None else now_ms() + int(lifetime * 1000),
         }
         try:
-            with writing(self._engine) as connection:
+            with write_transaction(self._engine) as connection:
                 row = connection.execute(insert(api_keys).values(**values).returning(api_keys)).mappings().one()
         except IntegrityError:
             raise ConflictError(f"there is an API key {new.id!r} already") from None
@@ -67,45 +67,45 @@ class SqlKeyStore(KeyStore):
 
     @override
     def find(self, key_id: str) -> StoredKey | None:
-        with reading(self._engine) as connection:
+        with read_transaction(self._engine) as connection:
             found = select(api_keys, now_ms().label("now")).where(_key.id == key_id)
             row = connection.execute(found).mappings().first()
         return None if row is None else stored_key(row)
 
     @override
     def list(self) -> list[ApiKey]:
-        with reading(self._engine) as connection:
+        with read_transaction(self._engine) as connection:
             found = connection.execute(select(api_keys).order_by(_key.created_at, _key.id))
             return [_api_key(row) for row in found.mappings()]
 
     @override
     def revoke(self, key_id: str) -> ApiKey:
         values = {"revoked_at": func.coalesce(_key.revoked_at, now_ms())}
-        with writing(self._engine) as connection:
+        with write_transaction(self._engine) as connection:
             ended = update(api_keys).where(_key.id == key_id).values(**values).returning(api_keys)
             row = connection.execute(ended).mappings().first()
         if row is None:
-            raise NotFoundError(f"there is no API key {key_id!r}; `batchwright keys list` shows those there are")
+            raise NotFoundError(f"there is no API key {key_id!r}; `batchwright keys list` lists all keys")
         return _api_key(row)
 
     @override
     def touch(self, key_id: str, at_most_every_seconds: float) -> None:
         before = now_ms() - int(at_most_every_seconds * 1000)
         stale = or_(_key.last_used_at.is_(None), _key.last_used_at <= before)
-        with writing(self._engine) as connection:
+        with write_transaction(self._engine) as connection:
             connection.execute(update(api_keys).where(_key.id == key_id, stale).values(last_used_at=now_ms()))
 
     @override
     def exist(self) -> bool:
-        with reading(self._engine) as connection:
+        with read_transaction(self._engine) as connection:
             return connection.execute(select(_key.id).limit(1)).first() is not None
 
 
 def check_quota(connection: Connection, key_id: str | None, quota: Quota) -> None:
-    """Refuse more work of a key, within the transaction that would add it; work without a key is not limited.
+    """Check the quota of a key, within the transaction that adds work; work without a key is not limited.
 
     Raises:
-        QuotaExceededError: naming what is used, the limit, and when to ask again.
+        QuotaExceededError: naming the use, the limit, and the time after which to retry.
     """
     if key_id is None or quota == UNLIMITED:
         return
@@ -114,17 +114,17 @@ def check_quota(connection: Connection, key_id: str | None, quota: Quota) -> Non
     connection.execute(delete(used_time).where(_deleted.key_id == key_id, _deleted.ended_at <= before))
     used = connection.execute(_used(key_id, quota)).mappings().one()
     if quota.queued is not None and used["queued"] >= quota.queued:
-        message = f"this key has {used['queued']} tunings and jobs queued, of {quota.queued} it may have"
+        message = f"this key has {used['queued']} tunings and jobs queued (limit {quota.queued})"
         raise QuotaExceededError(f"{message}: wait until some have started", _QUEUE_RETRY_SECONDS)
     seconds = (used["device_ms"] or 0) / 1000
     if quota.device_seconds is not None and seconds >= quota.device_seconds:
-        message = f"this key used {seconds:.0f} s on devices, of {quota.device_seconds:g} s"
-        window = f"in {quota.window_seconds:g} s"
-        raise QuotaExceededError(f"{message} it may use {window}: ask again later", _seconds_until_less(used, quota))
+        message = f"this key used {seconds:.0f} s on devices within {quota.window_seconds:g} s"
+        limit = f"(limit {quota.device_seconds:g} s)"
+        raise QuotaExceededError(f"{message} {limit}: try again later", _seconds_until_less(used, quota))
 
 
 def _used(key_id: str, quota: Quota) -> Select[Any]:
-    """Select queued work, counted milliseconds on devices, the end of the first counted work, and the time."""
+    """Select the queued work, the counted device time in milliseconds, the earliest counted end, and the time."""
     queued = select(func.count()).where(is_queued, _work.key_id == key_id).scalar_subquery()
     counted = union_all(*_counted(key_id, now_ms() - int(quota.window_seconds * 1000))).subquery()
     return select(
@@ -136,16 +136,16 @@ def _used(key_id: str, quota: Quota) -> Select[Any]:
 
 
 def _counted(key_id: str, since: ColumnElement[int]) -> tuple[Select[Any], Select[Any]]:
-    """The time of what runs, waits or ended within the window, and of what was deleted since it did."""
+    """Select the device time of work that has not ended or ended within the window, and of such work since deleted."""
     running = case((_work.claimed_at.is_not(None), now_ms() - _work.claimed_at), else_=0)
     counts = or_(_work.ended_at.is_(None), _work.ended_at > since)
-    there = select((_work.device_ms + running).label("ms"), _work.ended_at).where(_work.key_id == key_id, counts)
-    gone = select(_deleted.device_ms, _deleted.ended_at).where(_deleted.key_id == key_id, _deleted.ended_at > since)
-    return there, gone
+    stored = select((_work.device_ms + running).label("ms"), _work.ended_at).where(_work.key_id == key_id, counts)
+    removed = select(_deleted.device_ms, _deleted.ended_at).where(_deleted.key_id == key_id, _deleted.ended_at > since)
+    return stored, removed
 
 
 def _seconds_until_less(used: RowMapping, quota: Quota) -> int:
-    """Seconds until the first counted work leaves the window."""
+    """Return the seconds until the earliest counted work leaves the window."""
     if used["first_ended"] is None:
         return _RUNNING_RETRY_SECONDS
     age = (used["now"] - used["first_ended"]) / 1000
@@ -153,10 +153,10 @@ def _seconds_until_less(used: RowMapping, quota: Quota) -> int:
 
 
 def stored_key(row: RowMapping) -> StoredKey:
-    """A key as it is verified, from its columns and the time as `now`."""
+    """Return a key from its columns and the current time `now`."""
     expires = row["expires_at"]
-    left = None if expires is None else (expires - row["now"]) / 1000
-    return StoredKey(_api_key(row), row["digest"], left)
+    seconds_left = None if expires is None else (expires - row["now"]) / 1000
+    return StoredKey(_api_key(row), row["digest"], seconds_left)
 
 
 def _api_key(row: RowMapping) -> ApiKey:

@@ -11,9 +11,9 @@ from typing_extensions import override
 from service.domain.work import Event, EventKind, RecordedProbe
 from service.errors import ConflictError
 from service.store.database import mapping
-from service.store.database.engine import reading, writing
+from service.store.database.engine import read_transaction, write_transaction
 from service.store.database.schema import events, probes, work_items
-from service.store.database.statements import change_held, held_by, stale
+from service.store.database.statements import change_held, held_by, stale_lease_error
 from service.store.interface import EvidenceStore
 from service.store.models import Lease
 from tuner.schemas.results import ProbeResult
@@ -34,10 +34,10 @@ class SqlEvidenceStore(EvidenceStore):
         event = EventKind.PROBE, f'{{"ordinal":{ordinal},"result":{document}}}'
         values = {"work_id": lease.work_id, "ordinal": ordinal, "document": document}
         try:
-            with writing(self._engine) as connection:
+            with write_transaction(self._engine) as connection:
                 row = change_held(connection, lease, {"probe_count": ordinal, "lost_leases": 0}, [event])
                 connection.execute(insert(probes).values(**values, recorded_at=row["updated_at"]))
-        except IntegrityError:  # the primary key: recorded already, if the connection broke after it was committed
+        except IntegrityError:  # the primary key: recorded already, when the connection broke after the commit
             if self._document(lease.work_id, ordinal) != document:
                 raise ConflictError(f"probe {ordinal} of {lease.work_id!r} is recorded already") from None
 
@@ -47,33 +47,33 @@ class SqlEvidenceStore(EvidenceStore):
             return
         documents = [update.model_dump_json() for update in progress]
         values = {"progress": documents[-1], "lost_leases": 0}
-        with writing(self._engine) as connection:
+        with write_transaction(self._engine) as connection:
             known = connection.execute(select(_work.progress).where(held_by(lease)).with_for_update()).first()
             if known is None:
-                raise stale(lease)
-            if known.progress != documents[-1]:  # else sent again, since the first reply was lost with its connection
+                raise stale_lease_error(lease)
+            if known.progress != documents[-1]:  # equal: repeated, since the connection broke before the reply
                 change_held(connection, lease, values, [(EventKind.PROGRESS, document) for document in documents])
 
     @override
     def probes(self, work_id: str) -> list[RecordedProbe]:
         statement = select(probes).where(probes.c.work_id == work_id).order_by(probes.c.ordinal)
-        with reading(self._engine) as connection:
+        with read_transaction(self._engine) as connection:
             return [mapping.recorded_probe(row) for row in connection.execute(statement).mappings()]
 
     @override
     def events(self, work_id: str, after: int = 0, limit: int = 1000) -> list[Event]:
         newer = and_(events.c.work_id == work_id, events.c.id > after)
-        with reading(self._engine) as connection:
+        with read_transaction(self._engine) as connection:
             found = connection.execute(select(events).where(newer).order_by(events.c.id).limit(limit))
             return [mapping.event(row) for row in found.mappings()]
 
     @override
     def event_counts(self, work_ids: Sequence[str]) -> dict[str, int]:
-        with reading(self._engine) as connection:
+        with read_transaction(self._engine) as connection:
             found = connection.execute(select(_work.id, _work.event_count).where(_work.id.in_(work_ids)))
             return {row.id: row.event_count for row in found}
 
     def _document(self, work_id: str, ordinal: int) -> str | None:
         recorded = and_(probes.c.work_id == work_id, probes.c.ordinal == ordinal)
-        with reading(self._engine) as connection:
+        with read_transaction(self._engine) as connection:
             return connection.execute(select(probes.c.document).where(recorded)).scalar_one_or_none()

@@ -1,4 +1,4 @@
-"""The interfaces of the store, one for each kind of caller, and the promises of every implementation.
+"""The interfaces of the store, one for each kind of caller, with the contract of every implementation.
 
 Every method raises StoreUnavailableError when the database cannot be used. Time is the database's. Every change of
 state is one conditional update that requires the old state and, for the owner of a lease, the lease's fencing token: a
@@ -17,19 +17,19 @@ from service.domain.workers import ServedDevice
 from service.store.models import (
     EVERYTHING,
     UNLIMITED,
+    AnnouncedDevice,
     Claim,
     Ending,
-    FirstAnswer,
-    FirstTime,
     Idempotency,
     Lease,
     NewWork,
+    PendingResponse,
     Pruned,
     QueueDepth,
     Quota,
     RecommendationFilter,
-    SeenDevice,
     StoredKey,
+    StoredResponse,
     StoredSession,
     Totals,
     Waiting,
@@ -43,46 +43,51 @@ from tuner.schemas.training import TrainingProgress
 
 
 class SubmissionStore(ABC):
-    """Work as its submitter sees it: queued once, cancelled, resumed."""
+    """Submissions: work is queued once, cancelled and resumed."""
 
     @abstractmethod
-    def add(self, work: NewWork, quota: Quota = UNLIMITED, first: FirstTime | None = None) -> WorkItem:
-        """Queue a piece of work, if its key may have more of it; with ``first``, store the response with the work.
+    def add(self, work: NewWork, quota: Quota = UNLIMITED, pending: PendingResponse | None = None) -> WorkItem:
+        """Queue a piece of work within the quota of its key; with ``pending``, store the response with the work.
 
-        An earlier response under the idempotency key counts first: it is found even when the quota is used.
+        A stored response under the idempotency key is found even when the quota is used.
 
         Raises:
             ConflictError: when its id is taken.
-            QuotaExceededError: when its key has used its quota; work without a key has none.
-            AnsweredBeforeError: when this idempotency key has a response already; nothing is added.
+            QuotaExceededError: when its key has used its quota; work without a key has no quota.
+            DuplicateRequestError: when the idempotency key has a response already; nothing is added.
         """
 
     @abstractmethod
-    def add_answered(self, work: NewWork, recommendation: Recommendation, first: FirstTime | None = None) -> WorkItem:
-        """Store a tuning that needs no run, since its recommendation is known: it begins, and ends, SUCCEEDED.
+    def add_succeeded(
+        self, work: NewWork, recommendation: Recommendation, pending: PendingResponse | None = None
+    ) -> WorkItem:
+        """Store a tuning that needs no run, since its recommendation is known, in the state SUCCEEDED.
 
-        It waits for no device and uses none, so no quota limits it.
+        The tuning uses no device, so that no quota limits it.
 
         Raises:
             ConflictError: when its id or the recommendation's is taken.
-            AnsweredBeforeError: as ``add``.
+            DuplicateRequestError: as ``add``.
         """
 
     @abstractmethod
-    def remember(self, idempotency: Idempotency, answer: FirstAnswer) -> None:
-        """Store a response that created nothing (a stored tuning).
+    def store_response(self, idempotency: Idempotency, response: StoredResponse) -> None:
+        """Store the response to a request that created nothing (a stored tuning served it).
 
         Raises:
-            AnsweredBeforeError: as ``add``.
+            DuplicateRequestError: as ``add``.
         """
 
     @abstractmethod
-    def first_answer(self, owner: str, key: str) -> FirstAnswer | None:
-        """The first response under an idempotency key; none when the key is new, or older than ``KEPT_SECONDS``."""
+    def find_response(self, owner: str, key: str) -> StoredResponse | None:
+        """Return the response under an idempotency key.
+
+        None when the key is new, or older than ``IDEMPOTENCY_KEY_TTL_SECONDS``.
+        """
 
     @abstractmethod
     def cancel(self, work_id: str) -> WorkItem:
-        """QUEUED becomes CANCELLED, RUNNING becomes CANCELLING, anything else stays. Idempotent.
+        """Change QUEUED to CANCELLED, and RUNNING to CANCELLING; other states stay. Idempotent.
 
         Raises:
             NotFoundError: when there is none.
@@ -90,50 +95,49 @@ class SubmissionStore(ABC):
 
     @abstractmethod
     def resume(self, work_id: str, quota: Quota = UNLIMITED) -> WorkItem:
-        """Queue a FAILED or CANCELLED job again; its recorded evidence is kept, its ending is not.
+        """Queue a FAILED or CANCELLED job again; its recorded evidence is kept, and its ending is cleared.
 
         Raises:
             NotFoundError: when there is none.
-            NotResumableError: when it is in another state, or no job.
+            NotResumableError: when it is in another state, or is no job.
             QuotaExceededError: when its key has used its quota.
         """
 
 
 class LeaseStore(ABC):
-    """The queue as workers see it: work is claimed under a lease, which is renewed, and ends or is handed back."""
+    """Leases: workers claim work under a lease, renew the lease, and end the work or hand it back."""
 
     @abstractmethod
     def claim(self, served: ServedDevice, lease_seconds: float) -> Claim | None:
-        """Take the next piece of work for this device: first abandoned work, of this slot or others, then the queue.
+        """Claim the next piece of work for this device: first abandoned work, of this slot or others, then the queue.
 
         The order of the queue: the highest priority first; among equals the API key whose work was started least
-        recently, on whatever device (callers without a key count as one); then the oldest. Work whose lease has
-        expired is taken over, in whatever state it was left. None when nothing waits, or when something runs in that
-        slot.
+        recently, on any device (callers without a key count as one); then the oldest. Work whose lease has expired is
+        taken over, in the state in which it was left. None when no work waits, or when work runs in that slot.
         """
 
     @abstractmethod
     def renew(self, lease: Lease, lease_seconds: float) -> State:
-        """Extend the lease to ``lease_seconds`` from now; the result tells CANCELLING from RUNNING.
+        """Extend the lease to ``lease_seconds`` from now, and return the state: RUNNING or CANCELLING.
 
         Raises:
-            StaleLeaseError: when it has ended.
+            StaleLeaseError: when the lease has ended.
         """
 
     @abstractmethod
     def finish(self, lease: Lease, ending: Ending) -> None:
-        """End the work, storing its ending, and free its slot.
+        """End the work: store its ending, and free its slot.
 
         Raises:
             StaleLeaseError: when the lease has ended.
-            ConflictError: when the work's state does not lead to that end.
+            ConflictError: when the work's state does not allow that ending.
         """
 
     @abstractmethod
     def hand_back(self, lease: Lease) -> None:
-        """Return work to the queue with its evidence (to CANCELLED, if it was cancelled meanwhile).
+        """Return work to the queue with its evidence (or to CANCELLED, if it was cancelled meanwhile).
 
-        An owner that could not reach the store in time may do so later, and no lease counts as lost.
+        An owner that could not reach the store in time may do so later; the lease does not count as lost.
 
         Raises:
             StaleLeaseError: when the work was taken over, or has ended.
@@ -141,24 +145,24 @@ class LeaseStore(ABC):
 
     @abstractmethod
     def release_slot(self, slot: str, owner_prefix: str) -> None:
-        """Expire the leases of a slot whose earlier owners, named by the start of their name, are known dead."""
+        """Expire the leases of a slot that are held by owners with this prefix, which are known to be dead."""
 
 
 class EvidenceStore(ABC):
-    """Recorded probes, training progress and the events that report them."""
+    """Recorded probes, training progress, and their events."""
 
     @abstractmethod
     def record_probe(self, lease: Lease, ordinal: int, result: ProbeResult) -> None:
-        """Add a probe, and its event. The same result under the same ordinal is recorded once.
+        """Record a probe and its event. A repeated call with an equal result is ignored.
 
         Raises:
             StaleLeaseError: when the lease has ended.
-            ConflictError: when that ordinal has another result already.
+            ConflictError: when the ordinal has another result already.
         """
 
     @abstractmethod
     def record_progress(self, lease: Lease, progress: Sequence[TrainingProgress]) -> None:
-        """Add updates, one event each; the last becomes the job's progress.
+        """Record updates, one event each; the last becomes the progress of the job.
 
         Raises:
             StaleLeaseError: when the lease has ended.
@@ -166,15 +170,15 @@ class EvidenceStore(ABC):
 
     @abstractmethod
     def probes(self, work_id: str) -> list[RecordedProbe]:
-        """Every recorded probe, in order; empty for unknown work."""
+        """Return the recorded probes in order; empty for unknown work."""
 
     @abstractmethod
     def events(self, work_id: str, after: int = 0, limit: int = 1000) -> list[Event]:
-        """Events with a larger id than ``after``, in order; empty for unknown work."""
+        """Return the events with ids above ``after``, in order; empty for unknown work."""
 
     @abstractmethod
     def event_counts(self, work_ids: Sequence[str]) -> dict[str, int]:
-        """The id of the newest event of each, for polling; unknown work is left out."""
+        """Return the id of the newest event of each piece of work, for polling; unknown work is left out."""
 
 
 class QueueStore(ABC):
@@ -182,19 +186,18 @@ class QueueStore(ABC):
 
     @abstractmethod
     def waiting(self, limit: int) -> list[Waiting]:
-        """At most ``limit`` pieces of work that wait, in the order in which each device would take them.
+        """Return at most ``limit`` waiting pieces of work, by their position in the queue of their device.
 
-        The first of every device comes first, then the second of every device, and so on. Each device's order is as if
-        it alone took work from now on.
+        The order of each device assumes that no other device takes work from now on.
         """
 
     @abstractmethod
     def depths(self) -> list[QueueDepth]:
-        """How much waits for each device, and for how long; devices for which nothing waits are left out."""
+        """Return the depth of the queue of each device; devices without waiting work are left out."""
 
     @abstractmethod
     def check(self) -> None:
-        """Prove that the database can be written; a proof counts for ``PROVEN_SECONDS`` in its process."""
+        """Check that the database can be written; a success is cached for ``WRITE_CHECK_TTL_SECONDS`` per process."""
 
 
 class WorkStore(ABC):
@@ -202,7 +205,7 @@ class WorkStore(ABC):
 
     @abstractmethod
     def get(self, work_id: str) -> WorkItem:
-        """The work with this id.
+        """Return the work with this id.
 
         Raises:
             NotFoundError: when there is none.
@@ -212,7 +215,7 @@ class WorkStore(ABC):
     def newest(
         self, kind: WorkKind, limit: int, before: str | None = None, wanted: WorkFilter = EVERYTHING
     ) -> list[WorkRow]:
-        """At most ``limit`` rows of one kind, newest first, older than the id ``before``."""
+        """Return at most ``limit`` rows of one kind, newest first, older than the id ``before``."""
 
 
 class RecommendationStore(ABC):
@@ -220,7 +223,7 @@ class RecommendationStore(ABC):
 
     @abstractmethod
     def get(self, recommendation_id: str) -> Recommendation:
-        """The stored recommendation.
+        """Return the stored recommendation.
 
         Raises:
             NotFoundError: when there is none.
@@ -228,15 +231,15 @@ class RecommendationStore(ABC):
 
     @abstractmethod
     def texts(self, recommendation_ids: Sequence[str]) -> dict[str, str]:
-        """Stored recommendations as JSON, by their ids; unknown ones are left out."""
+        """Return stored recommendations as JSON, by their ids; unknown ids are left out."""
 
     @abstractmethod
     def tuning_with(self, fingerprint: str) -> str | None:
-        """Id of the stored tuning that made the newest recommendation with this fingerprint."""
+        """Return the id of the stored tuning with the newest recommendation of this fingerprint."""
 
     @abstractmethod
     def for_question(self, question: str, limit: int) -> list[Recommendation]:
-        """At most ``limit`` feasible recommendations of tunings with this question.
+        """Return at most ``limit`` feasible recommendations of tunings with this question.
 
         They come newest first, and only the newest of each fingerprint.
         """
@@ -245,22 +248,22 @@ class RecommendationStore(ABC):
     def newest(
         self, wanted: RecommendationFilter, limit: int, before: str | None = None
     ) -> list[RecommendationSummary]:
-        """At most ``limit`` recommendations, newest first, older than the id ``before``."""
+        """Return at most ``limit`` recommendations, newest first, older than the id ``before``."""
 
 
 class StatisticsStore(ABC):
-    """Counts of what happened."""
+    """Statistics of work, failures and cache hits."""
 
     @abstractmethod
     def totals(self, seconds: float | None) -> Totals:
-        """Work that ended within that time, to the millisecond, and work that has not ended; everything for none.
+        """Count the work that ended within ``seconds`` (None: ever), to the millisecond, and all that has not ended.
 
-        Hits and misses are kept by the hour: those of the hour in which the period began count too.
+        Hits and misses are stored by the hour: those of the hour in which the period began count too.
         """
 
     @abstractmethod
     def count_hits(self, hits: int, misses: int) -> None:
-        """Add submitted tunings that a stored recommendation answered, and such as none did."""
+        """Add to the counts of tunings that a stored recommendation served (hits), and of queued ones (misses)."""
 
 
 class RetentionStore(ABC):
@@ -270,7 +273,7 @@ class RetentionStore(ABC):
     def delete(self, work_id: str) -> None:
         """Delete work that has ended, with its probes and events. Its recommendation stays.
 
-        The time it took on devices still counts against the quota of its key.
+        Its device time still counts towards the quota of its key.
 
         Raises:
             NotFoundError: when there is none.
@@ -279,15 +282,15 @@ class RetentionStore(ABC):
 
     @abstractmethod
     def prune(self, ended_before_seconds: float, *, recommendations: bool = False) -> Pruned:
-        """Delete work that ended longer ago than that, in short transactions.
+        """Delete work that ended longer ago than ``ended_before_seconds``, in short transactions.
 
-        With ``recommendations``, recommendations as old go too unless remaining work names them. The device time that
-        keys used that long ago is forgotten.
+        With ``recommendations``, recommendations of that age that no remaining work references are deleted too, and
+        so are records of device time of that age.
         """
 
     @abstractmethod
     def prunable(self, ended_before_seconds: float, *, recommendations: bool = False) -> Pruned:
-        """The result that ``prune`` would have now."""
+        """Return the result that ``prune`` would have now."""
 
 
 class DeviceStore(ABC):
@@ -295,15 +298,15 @@ class DeviceStore(ABC):
 
     @abstractmethod
     def announce(self, served: ServedDevice) -> None:
-        """Record that a worker serves a device now."""
+        """Record that a worker serves the device now."""
 
     @abstractmethod
     def withdraw(self, served: ServedDevice) -> None:
-        """Remove a worker's device; nothing happens when another worker took the slot over."""
+        """Remove a worker's device, unless another worker has taken the slot over."""
 
     @abstractmethod
-    def list(self) -> list[SeenDevice]:
-        """Every announced device."""
+    def list(self) -> list[AnnouncedDevice]:
+        """Return all announced devices."""
 
 
 class KeyStore(ABC):
@@ -319,15 +322,15 @@ class KeyStore(ABC):
 
     @abstractmethod
     def find(self, key_id: str) -> StoredKey | None:
-        """The key with this id, also when it is revoked or has expired."""
+        """Return the key with this id, also when it is revoked or has expired."""
 
     @abstractmethod
     def list(self) -> list[ApiKey]:
-        """Every key there ever was, oldest first."""
+        """Return all keys, revoked and expired ones included, oldest first."""
 
     @abstractmethod
     def revoke(self, key_id: str) -> ApiKey:
-        """End a key for good. One that is revoked already stays as it is.
+        """Revoke a key. A revoked key stays unchanged.
 
         Raises:
             NotFoundError: when there is none with this id.
@@ -335,19 +338,19 @@ class KeyStore(ABC):
 
     @abstractmethod
     def touch(self, key_id: str, at_most_every_seconds: float) -> None:
-        """Note that a key is used now, unless that was noted that lately; nothing happens to an unknown one."""
+        """Record the use of a key, at most every ``at_most_every_seconds``; unknown keys are ignored."""
 
     @abstractmethod
     def exist(self) -> bool:
-        """Return whether there ever was a key: revoking the last one opens nothing."""
+        """Return whether any key is stored; revoked keys count, so that authentication stays required."""
 
 
 class SessionStore(ABC):
-    """Sessions of signed-in people."""
+    """Browser sessions."""
 
     @abstractmethod
     def open(self, digest: str, key_id: str, seconds: float) -> None:
-        """Store a session of that key under the digest of its token, and delete some that are over.
+        """Store a session of a key under the digest of its token, and delete some expired sessions.
 
         Raises:
             ConflictError: when the digest is taken.
@@ -355,8 +358,8 @@ class SessionStore(ABC):
 
     @abstractmethod
     def find(self, digest: str) -> StoredSession | None:
-        """The session with its key, also when the key has ended; none when the session is over or was closed."""
+        """Return the open session with its key, also when the key has ended; None for any other session."""
 
     @abstractmethod
     def close(self, digest: str) -> None:
-        """End a session; nothing happens to an unknown one."""
+        """End a session; unknown sessions are ignored."""

@@ -24,10 +24,12 @@ from tuner.schemas.workload import Precision
 
 @dataclass(frozen=True)
 class NewWork:
-    """A tuning or job to queue. ``payload`` is its request as JSON, opaque to the store.
+    """A tuning or job to queue.
 
-    ``question`` is what a tuning's answer is found by, whatever the versions; ``warm_start_from`` what leads
-    it.
+    Attributes:
+        payload: the request as JSON, opaque to the store.
+        question: digest of a tuning's request without versions and memory limit, by which warm starts are found.
+        warm_start_from: id of the stored recommendation that warm-starts the tuning.
     """
 
     id: str
@@ -43,64 +45,64 @@ class NewWork:
     warm_start_from: str | None = None
     key_id: str | None = None
     trace_parent: str | None = None
-    """W3C ``traceparent`` of the request that made it."""
+    """W3C ``traceparent`` of the submitting request."""
     hardware: str | None = None
-    """The kind of device it needs (``ServedDevice.hardware``); none goes to any device with the id."""
+    """The kind of device that it needs (``ServedDevice.hardware``); without one, any device with the id will do."""
 
 
 @dataclass(frozen=True)
 class Idempotency:
-    """An idempotency key, its owner, and a digest of its request. A key never creates twice."""
+    """An idempotency key with its owner and a digest of its request. Work is created once per owner and key."""
 
     owner: str
     """Id of the API key; empty for callers without one."""
     key: str
     digest: str
-    """SHA-256 of method, path and body: another digest under the same key is another request."""
+    """SHA-256 of method, path and body: requests with another digest under the same key are refused."""
 
 
 @dataclass(frozen=True)
-class FirstAnswer:
-    """The first response to a request with an idempotency key."""
+class StoredResponse:
+    """The stored response to the first request with an idempotency key."""
 
     digest: str
     work_id: str
     status: int
     body: str
-    """The document as it was sent, JSON."""
+    """The document of the response, as JSON."""
 
 
-class AnsweredBeforeError(ServiceError):
-    """This idempotency key has a response already: ``first``. Never reaches HTTP."""
+class DuplicateRequestError(ServiceError):
+    """The idempotency key has a stored response already, ``response``. Never reaches HTTP."""
 
-    code = "answered-before"
+    code = "duplicate-request"
 
-    def __init__(self, first: FirstAnswer) -> None:
-        self.first = first
-        super().__init__(f"{first.work_id} was answered under this idempotency key already")
+    def __init__(self, response: StoredResponse) -> None:
+        self.response = response
+        super().__init__(f"the response for {response.work_id} is stored under this idempotency key already")
 
 
 @dataclass(frozen=True)
 class WorkFilter:
-    """Which tunings or jobs to list; a field that is none does not restrict."""
+    """A filter of tunings or jobs; a field that is None does not restrict."""
 
     states: tuple[State, ...] = ()
-    """Any of these, each once; none does not restrict."""
+    """Allowed states, each once; an empty tuple does not restrict."""
     device: str | None = None
     model: str | None = None
     fingerprint: str | None = None
 
 
 def in_states(states: Iterable[State] | None) -> tuple[State, ...]:
-    """States as ``WorkFilter`` takes them: each once, in one order, so that equal questions are equal."""
+    """Return states as ``WorkFilter`` takes them: each once and sorted, so that equal filters compare equal."""
     return tuple(sorted(set(states or ())))
 
 
 @dataclass(frozen=True)
 class Waiting:
-    """A tuning or job in the queue, and its position in the order of its device, from 1.
+    """A tuning or job in the queue, and its position in the queue of its device, from 1.
 
-    ``age_seconds`` counts from when it was queued, or handed back to the queue.
+    ``age_seconds`` counts from the time at which it was queued, or handed back to the queue.
     """
 
     id: str
@@ -111,12 +113,12 @@ class Waiting:
     position: int
     age_seconds: float
     hardware: str | None = None
-    """The kind of device it needs; none goes to any device with the id."""
+    """The kind of device that it needs; without one, any device with the id will do."""
 
 
 @dataclass(frozen=True)
 class QueueDepth:
-    """The work that waits for one device. Ages count from when work was queued, or handed back to the queue."""
+    """The work that waits for one device. Ages count from the time at which it was queued, or handed back."""
 
     device: str
     waiting: int
@@ -131,7 +133,7 @@ class Pruned:
     jobs: int
     recommendations: int
     job_ids: tuple[str, ...]
-    """The deleted jobs: their folders can go too."""
+    """The deleted jobs, whose folders can be deleted too."""
 
 
 @dataclass(frozen=True)
@@ -164,7 +166,7 @@ class WorkRow:
 
     @cached_property
     def summary_json(self) -> bytes:
-        """The summary as JSON; made once, since lists show the same row again and again."""
+        """The summary as JSON, serialised once: lists show the same row repeatedly."""
         return to_json(self.summary())
 
 
@@ -187,7 +189,7 @@ class WorkItem(WorkRow):
 
 @dataclass(frozen=True)
 class Lease:
-    """The right to run one piece of work in one slot until it expires. ``token`` fences off every earlier owner."""
+    """The right to run a piece of work in a slot until it expires. The fencing ``token`` excludes earlier owners."""
 
     work_id: str
     owner: str
@@ -195,19 +197,19 @@ class Lease:
 
 
 @dataclass(frozen=True)
-class FirstTime:
-    """A response to store in one transaction with the work that it reports.
+class PendingResponse:
+    """A response to store in one transaction with the work that it describes.
 
-    ``answer`` makes it from the work as stored, within that transaction: it must not use the store.
+    ``respond`` makes the response from the stored work, within that transaction. It must not use the store.
     """
 
     idempotency: Idempotency
-    answer: Callable[[WorkItem], FirstAnswer]
+    respond: Callable[[WorkItem], StoredResponse]
 
 
 @dataclass(frozen=True)
 class Claim:
-    """Work that was claimed. ``lost_leases`` counts owners in a row that vanished without recording anything."""
+    """Claimed work. ``lost_leases`` counts consecutive owners that vanished without recording anything."""
 
     lease: Lease
     item: WorkItem
@@ -226,7 +228,7 @@ class Ending:
 
 @dataclass(frozen=True)
 class RecommendationFilter:
-    """Which recommendations to list; a field that is none does not restrict. ``device`` is an id or a product name."""
+    """A filter of recommendations; a field that is None does not restrict. ``device`` is an id or a product name."""
 
     fingerprint: str | None = None
     model: str | None = None
@@ -236,8 +238,8 @@ class RecommendationFilter:
 
 
 @dataclass(frozen=True)
-class SeenDevice:
-    """A served device: the age of its last heartbeat, the work that runs on it, and how much waits for it."""
+class AnnouncedDevice:
+    """An announced device: the age of its last heartbeat, the running work, and the amount of waiting work."""
 
     served: ServedDevice
     age_seconds: float
@@ -247,27 +249,27 @@ class SeenDevice:
 
 @dataclass(frozen=True)
 class Quota:
-    """The limits of one key. ``None`` does not limit."""
+    """The limits of one API key; None does not limit."""
 
     queued: int | None = None
-    """Tunings and jobs that wait."""
+    """Waiting tunings and jobs."""
     device_seconds: float | None = None
-    """Seconds on devices, of everything that runs now or ended within the window."""
+    """Device-seconds of all work that runs now or ended within the window."""
     window_seconds: float = 86_400.0
-    """The time within which ended work counts."""
+    """The time for which ended work counts."""
 
 
 UNLIMITED = Quota()
 EVERYTHING = WorkFilter()
-KEPT_SECONDS = 86_400.0
+IDEMPOTENCY_KEY_TTL_SECONDS = 86_400.0
 """The lifetime of an idempotency key."""
-PROVEN_SECONDS = 3.0
+WRITE_CHECK_TTL_SECONDS = 3.0
 """The time for which a successful write proves that the database can be written."""
 
 
 @dataclass(frozen=True)
 class StoredKey:
-    """A key with the digest that verifies it. ``seconds_left`` is until it expires, by the database's clock."""
+    """A key with its digest. ``seconds_left`` is the time until it expires, by the database's clock."""
 
     key: ApiKey
     digest: str
@@ -276,7 +278,7 @@ class StoredKey:
 
 @dataclass(frozen=True)
 class StoredSession:
-    """A session that has not ended, and the key it rests on. ``seconds_left`` is by the database's clock."""
+    """An open session and its API key. ``seconds_left`` is the time until it ends, by the database's clock."""
 
     stored: StoredKey
     seconds_left: float
@@ -284,7 +286,7 @@ class StoredSession:
 
 @dataclass(frozen=True)
 class WorkTotal:
-    """The amount of work of one kind and state that ran last in one slot, and its device time."""
+    """The count and the device time of the work of one kind and state that ran last in one slot."""
 
     kind: WorkKind
     state: State
@@ -301,7 +303,7 @@ class FailureGroup:
     code: str
     count: int
     message: str
-    """The most frequent one among the newest."""
+    """The most frequent message among the newest failures."""
     newest_id: str
     newest_at: datetime
 
@@ -314,6 +316,6 @@ class Totals:
     failures: tuple[FailureGroup, ...]
     """The most frequent cause first."""
     hits: int
-    """Submitted tunings that a stored recommendation answered."""
+    """Submitted tunings that a stored recommendation served."""
     misses: int
-    """Submitted tunings that none answered."""
+    """Submitted tunings that were queued, since no recommendation was stored."""

@@ -1,4 +1,4 @@
-"""Deletion: one piece of work, or all that ended long ago. Probes and events are deleted with their work."""
+"""Deletion of one piece of work, or of all that ended long ago. Probes and events are deleted with their work."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from typing_extensions import override
 
 from service.domain.states import TERMINAL_STATES, WorkKind
 from service.errors import NotEndedError
-from service.store.database.engine import reading, writing
+from service.store.database.engine import read_transaction, write_transaction
 from service.store.database.schema import now_ms, recommendations, used_time, work_items
 from service.store.interface import RetentionStore
 from service.store.models import Pruned
-from service.store.work_queries import no_work
+from service.store.work_queries import work_not_found
 
 _work = work_items.c
-_answer = recommendations.c
+_recommendation = recommendations.c
 _used = used_time.c
 
-_AT_ONCE = 200
-"""Pieces of work, or recommendations, that one transaction deletes: other writers wait for milliseconds."""
+_BATCH_SIZE = 200
+"""Pieces of work, or recommendations, that one transaction deletes, so that other writers wait for milliseconds."""
 
 _ended = _work.state.in_(sorted(TERMINAL_STATES))
 
@@ -34,22 +34,22 @@ class SqlRetentionStore(RetentionStore):
 
     @override
     def delete(self, work_id: str) -> None:
-        doomed = and_(_work.id == work_id, _ended)
-        counts = and_(doomed, _work.key_id.is_not(None), _work.device_ms > 0)
+        ended = and_(_work.id == work_id, _ended)
+        counts = and_(ended, _work.key_id.is_not(None), _work.device_ms > 0)
         used = select(_work.id, _work.key_id, _work.ended_at, _work.device_ms).where(counts)
-        with writing(self._engine) as connection:
+        with write_transaction(self._engine) as connection:
             connection.execute(insert(used_time).from_select(["work_id", "key_id", "ended_at", "device_ms"], used))
-            if connection.execute(delete(work_items).where(doomed)).rowcount:
+            if connection.execute(delete(work_items).where(ended)).rowcount:
                 return
             state = connection.execute(select(_work.state).where(_work.id == work_id)).scalar_one_or_none()
         if state is None:
-            raise no_work(work_id)
-        raise NotEndedError(f"{work_id!r} is {state}: cancel it first, and delete it when it has ended")
+            raise work_not_found(work_id)
+        raise NotEndedError(f"{work_id!r} is {state}: cancel it first, then delete it")
 
     @override
     def prune(self, ended_before_seconds: float, *, recommendations: bool = False) -> Pruned:
         deleted = list(_prune_work(self._engine, ended_before_seconds))
-        with writing(self._engine) as connection:
+        with write_transaction(self._engine) as connection:
             connection.execute(delete(used_time).where(_used.ended_at <= _time(ended_before_seconds)))
         gone = sum(_prune_recommendations(self._engine, ended_before_seconds)) if recommendations else 0
         return _pruned(deleted, gone)
@@ -57,18 +57,18 @@ class SqlRetentionStore(RetentionStore):
     @override
     def prunable(self, ended_before_seconds: float, *, recommendations: bool = False) -> Pruned:
         old = _is_old(ended_before_seconds)
-        unnamed = _unnamed(ended_before_seconds, not_(old))
-        with reading(self._engine) as connection:
+        unreferenced = _unreferenced(ended_before_seconds, not_(old))
+        with read_transaction(self._engine) as connection:
             found = connection.execute(select(_work.id, _work.kind).where(old).order_by(_work.id)).all()
-            gone = connection.execute(select(func.count(_answer.id)).where(unnamed)).scalar_one()
+            gone = connection.execute(select(func.count(_recommendation.id)).where(unreferenced)).scalar_one()
         return _pruned([(row.id, row.kind) for row in found], gone if recommendations else 0)
 
 
 def _prune_work(engine: Engine, seconds: float) -> Iterator[tuple[str, str]]:
-    oldest = select(_work.id).where(_is_old(seconds)).order_by(_work.ended_at).limit(_AT_ONCE)
+    oldest = select(_work.id).where(_is_old(seconds)).order_by(_work.ended_at).limit(_BATCH_SIZE)
     batch = _work.id.in_(oldest.with_for_update(skip_locked=True))
     while True:
-        with writing(engine) as connection:
+        with write_transaction(engine) as connection:
             gone = connection.execute(delete(work_items).where(batch).returning(_work.id, _work.kind)).all()
         if not gone:
             return
@@ -76,16 +76,16 @@ def _prune_work(engine: Engine, seconds: float) -> Iterator[tuple[str, str]]:
 
 
 def _prune_recommendations(engine: Engine, seconds: float) -> Iterator[int]:
-    """Delete recommendations in the order of their ids: those that work still names are passed over once."""
+    """Delete recommendations in the order of their ids; those that work still references are skipped."""
     last = ""
     while True:
-        with reading(engine) as connection:
-            next_ones = select(_answer.id).where(_answer.id > last, _unnamed(seconds))
-            found = connection.execute(next_ones.order_by(_answer.id).limit(_AT_ONCE)).scalars().all()
+        with read_transaction(engine) as connection:
+            next_ones = select(_recommendation.id).where(_recommendation.id > last, _unreferenced(seconds))
+            found = connection.execute(next_ones.order_by(_recommendation.id).limit(_BATCH_SIZE)).scalars().all()
         if not found:
             return
-        with writing(engine) as connection:
-            still = delete(recommendations).where(_answer.id.in_(found), _unnamed(seconds))
+        with write_transaction(engine) as connection:
+            still = delete(recommendations).where(_recommendation.id.in_(found), _unreferenced(seconds))
             yield connection.execute(still).rowcount
         last = found[-1]
 
@@ -99,13 +99,13 @@ def _is_old(seconds: float) -> ColumnElement[bool]:
     return and_(_ended, _work.ended_at <= _time(seconds))
 
 
-def _unnamed(seconds: float, *remaining: ColumnElement[bool]) -> ColumnElement[bool]:
-    """The condition that a recommendation is as old and that no work names it: all work, or ``remaining`` alone."""
-    names = [exists().where(column == _answer.id, *remaining) for column in _naming]
-    return and_(_answer.created_at <= _time(seconds), not_(or_(*names)))
+def _unreferenced(seconds: float, *remaining: ColumnElement[bool]) -> ColumnElement[bool]:
+    """Return the condition that a recommendation is old, and that no work (or no ``remaining`` work) references it."""
+    names = [exists().where(column == _recommendation.id, *remaining) for column in _REFERENCES]
+    return and_(_recommendation.created_at <= _time(seconds), not_(or_(*names)))
 
 
-_naming = (_work.recommendation_id, _work.warm_start_from)
+_REFERENCES = (_work.recommendation_id, _work.warm_start_from)
 
 
 def _time(seconds: float) -> ColumnElement[int]:

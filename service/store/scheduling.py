@@ -1,7 +1,7 @@
-"""The order in which queued work is taken: the highest priority, then whose turn it is, then the oldest.
+"""The order in which queued work is taken: by priority, then fairly among submitters, then by age.
 
-Submitters (API keys; callers without one count as one) take turns: next is the one whose work was started least
-recently, on whatever device.
+Submitters (API keys; callers without one count as one) take turns: the next is the one whose work was started least
+recently, on any device.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from sqlalchemy import Connection, Engine, Select, bindparam, func, select, unio
 from typing_extensions import override
 
 from service.domain.states import WorkKind
-from service.store.database.engine import insert_or_replace, reading, writing
+from service.store.database.engine import insert_or_replace, read_transaction, write_transaction
 from service.store.database.schema import health, is_queued, now_ms, submitters, work_items
 from service.store.interface import QueueStore
-from service.store.models import PROVEN_SECONDS, QueueDepth, Waiting
+from service.store.models import WRITE_CHECK_TTL_SECONDS, QueueDepth, Waiting
 
 _work = work_items.c
 
@@ -29,7 +29,7 @@ _work = work_items.c
 
 
 def _next_queued() -> Select[Any]:
-    """One look into an index for each submitter and kind of lane, however much waits."""
+    """Select with one index look-up for each submitter and kind of lane, however much work waits."""
     heads = union_all(*(_heads(any_hardware=either, keyed=keyed) for either in (0, 1) for keyed in (0, 1))).subquery()
     return (
         select(_work.id, _work.state, _work.token, _work.lost_leases, _work.key_id)
@@ -40,19 +40,19 @@ def _next_queued() -> Select[Any]:
 
 
 def _heads(*, any_hardware: int, keyed: int) -> Select[Any]:
-    """Select the first work of each submitter for one kind of device, and its latest turn.
+    """Select the first work of each submitter for one kind of device, and the submitter's latest turn.
 
-    The order names every column of the index: PostgreSQL does not know that a column that is null is constant.
+    The order has every column of the index: PostgreSQL does not treat a column that is null as constant.
     """
-    mine = work_items.alias("mine").c
-    order = (mine.device, mine.hardware, mine.key_id, mine.priority.desc(), mine.created_at, mine.id)
+    own = work_items.alias("own").c
+    order = (own.device, own.hardware, own.key_id, own.priority.desc(), own.created_at, own.id)
     first = (
-        select(mine.id)
+        select(own.id)
         .where(
             is_queued,
-            mine.device == bindparam("device"),
-            mine.hardware.is_(None) if any_hardware else mine.hardware == bindparam("hardware"),
-            mine.key_id == submitters.c.id if keyed else mine.key_id.is_(None),
+            own.device == bindparam("device"),
+            own.hardware.is_(None) if any_hardware else own.hardware == bindparam("hardware"),
+            own.key_id == submitters.c.id if keyed else own.key_id.is_(None),
         )
         .order_by(*order)
         .limit(1)
@@ -64,21 +64,21 @@ def _heads(*, any_hardware: int, keyed: int) -> Select[Any]:
 
 
 NEXT_QUEUED = _next_queued()
-"""The next queued work of a device; its parameters are `device` and `hardware`. Making it costs more than
-running it, so it is made once."""
+"""The next queued work of a device; its parameters are `device` and `hardware`. The statement is built once, which
+costs more than executing it."""
 
 
-def take_turn(connection: Connection, key_id: str | None) -> None:
-    """Note that work of this submitter is started now. Claims come one at a time, so that no two have one number."""
+def record_turn(connection: Connection, key_id: str | None) -> None:
+    """Record that work of this submitter is started now. Claims are serialised, so that turns are unique."""
     now = select(func.max(submitters.c.turn) + 1).scalar_subquery()
     connection.execute(update(submitters).where(submitters.c.id == (key_id or "")).values(turn=now))
 
 
-# --- what waits ---
+# --- waiting work ---
 
 
 class Queued(NamedTuple):
-    """One piece of waiting work: the columns that decide the order."""
+    """A waiting piece of work: the columns that determine the order."""
 
     id: str
     device: str
@@ -91,8 +91,8 @@ class Queued(NamedTuple):
 _LANE = (_work.device, _work.hardware, _work.key_id, _work.priority)
 _RANK = func.row_number().over(partition_by=_LANE, order_by=(_work.created_at, _work.id)).label("rank")
 _RANKED = select(*_LANE, _work.created_at, _work.id, _RANK).where(is_queued).subquery()
-_FIRST_ONES = select(_RANKED).where(_RANKED.c.rank <= bindparam("limit"))
-"""The first of each submitter in each lane: the index has all that this needs."""
+_FIRST_PER_LANE = select(_RANKED).where(_RANKED.c.rank <= bindparam("limit"))
+"""The first pieces of work of each submitter in each lane; the index covers this query."""
 _AGE = (now_ms() - _work.updated_at).label("age_ms")
 _WAITING = (_work.id, _work.kind, _work.device, _work.model, _work.priority, _work.hardware, _AGE)
 
@@ -108,14 +108,14 @@ class SqlQueueStore(QueueStore):
 
     @override
     def waiting(self, limit: int) -> list[Waiting]:
-        with reading(self._engine) as connection:
-            found = connection.execute(_FIRST_ONES, {"limit": limit})
+        with read_transaction(self._engine) as connection:
+            found = connection.execute(_FIRST_PER_LANE, {"limit": limit})
             queued = [
                 Queued(row.id, row.device, row.hardware, row.key_id or "", row.priority, row.created_at)
                 for row in found
             ]
             turns = {row.id: row.turn for row in connection.execute(select(submitters))}
-            positions = positioned(queued, turns, limit)
+            positions = positions_of(queued, turns, limit)
             rows = connection.execute(select(*_WAITING).where(is_queued, _work.id.in_(positions)))
             entries = [
                 Waiting(
@@ -136,7 +136,7 @@ class SqlQueueStore(QueueStore):
     def depths(self) -> list[QueueDepth]:
         age = now_ms() - func.min(_work.updated_at)
         statement = select(_work.device, func.count().label("waiting"), age.label("age_ms")).where(is_queued)
-        with reading(self._engine) as connection:
+        with read_transaction(self._engine) as connection:
             found = connection.execute(statement.group_by(_work.device).order_by(_work.device))
             return [QueueDepth(row.device, row.waiting, max(0.0, row.age_ms / 1000)) for row in found]
 
@@ -145,27 +145,27 @@ class SqlQueueStore(QueueStore):
         with self._checking:
             if self._clock() < self._proven_until:
                 return
-            with writing(self._engine) as connection:
+            with write_transaction(self._engine) as connection:
                 insert_or_replace(connection, health, {"id": 1, "checked_at": now_ms()})
-            self._proven_until = self._clock() + PROVEN_SECONDS
+            self._proven_until = self._clock() + WRITE_CHECK_TTL_SECONDS
 
 
-def positioned(queued: Sequence[Queued], turns: Mapping[str, int], limit: int) -> dict[str, int]:
-    """Positions of the first ``limit``, each in the order of the kind of device that takes it first."""
+def positions_of(queued: Sequence[Queued], turns: Mapping[str, int], limit: int) -> dict[str, int]:
+    """Return the first ``limit`` positions, each in the order of the kind of device that takes the work first."""
     positions: dict[str, int] = {}
     device_of = {work.id: work.device for work in queued}
     for _, group in groupby(sorted(queued, key=_device), key=_device):
         on_device = list(group)
         for kind in {work.hardware for work in on_device} - {None} or {None}:
             lane = [work for work in on_device if work.hardware in {None, kind}]
-            for position, work in enumerate(islice(in_turn(lane, turns), limit), start=1):
+            for position, work in enumerate(islice(fair_order(lane, turns), limit), start=1):
                 positions[work.id] = min(position, positions.get(work.id, position))
-    first_ones = sorted(positions, key=lambda work_id: (positions[work_id], device_of[work_id], work_id))[:limit]
-    return {work_id: positions[work_id] for work_id in first_ones}
+    chosen = sorted(positions, key=lambda work_id: (positions[work_id], device_of[work_id], work_id))[:limit]
+    return {work_id: positions[work_id] for work_id in chosen}
 
 
-def in_turn(queued: Iterable[Queued], turns: Mapping[str, int]) -> Iterator[Queued]:
-    """Yield work in the order in which one device takes it, if no other takes any and nothing is added."""
+def fair_order(queued: Iterable[Queued], turns: Mapping[str, int]) -> Iterator[Queued]:
+    """Yield work in the order in which one device takes it, if no other device takes work and none is added."""
     turn_of = dict(turns)
     now = max(turn_of.values(), default=0)
     by_urgency = sorted(queued, key=lambda work: (-work.priority, work.created_at, work.id))

@@ -1,4 +1,4 @@
-"""Sessions of signed-in people."""
+"""Browser sessions."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from typing_extensions import override
 
 from service.errors import ConflictError
 from service.store.api_keys import stored_key
-from service.store.database.engine import reading, writing
+from service.store.database.engine import read_transaction, write_transaction
 from service.store.database.schema import api_keys, now_ms, sessions
 from service.store.interface import SessionStore
 from service.store.models import StoredSession
 
 _session = sessions.c
 
-_FORGOTTEN_AT_ONCE = 100
-"""Sessions that are over and deleted when one begins: more than begin, so that they do not pile up."""
+_DELETED_PER_INSERT = 100
+"""Expired sessions that are deleted with each insert, so that they do not accumulate."""
 
 
 class SqlSessionStore(SessionStore):
@@ -29,10 +29,10 @@ class SqlSessionStore(SessionStore):
     def open(self, digest: str, key_id: str, seconds: float) -> None:
         ends = now_ms() + int(seconds * 1000)
         values = {"digest": digest, "key_id": key_id, "created_at": now_ms(), "expires_at": ends}
-        over = select(_session.digest).where(_session.expires_at <= now_ms()).order_by(_session.expires_at)
-        batch = _session.digest.in_(over.limit(_FORGOTTEN_AT_ONCE).with_for_update(skip_locked=True))
+        expired = select(_session.digest).where(_session.expires_at <= now_ms()).order_by(_session.expires_at)
+        batch = _session.digest.in_(expired.limit(_DELETED_PER_INSERT).with_for_update(skip_locked=True))
         try:
-            with writing(self._engine) as connection:
+            with write_transaction(self._engine) as connection:
                 connection.execute(delete(sessions).where(batch))
                 connection.execute(insert(sessions).values(**values))
         except IntegrityError:
@@ -41,15 +41,15 @@ class SqlSessionStore(SessionStore):
     @override
     def find(self, digest: str) -> StoredSession | None:
         now = now_ms().label("now")
-        lasting = select(api_keys, now, _session.expires_at.label("session_ends"))
-        lasting = lasting.join(sessions, _session.key_id == api_keys.c.id)
-        with reading(self._engine) as connection:
-            row = connection.execute(lasting.where(_session.digest == digest)).mappings().first()
+        joined = select(api_keys, now, _session.expires_at.label("session_ends"))
+        joined = joined.join(sessions, _session.key_id == api_keys.c.id)
+        with read_transaction(self._engine) as connection:
+            row = connection.execute(joined.where(_session.digest == digest)).mappings().first()
         if row is None or row["session_ends"] <= row["now"]:
             return None
         return StoredSession(stored_key(row), (row["session_ends"] - row["now"]) / 1000)
 
     @override
     def close(self, digest: str) -> None:
-        with writing(self._engine) as connection:
+        with write_transaction(self._engine) as connection:
             connection.execute(delete(sessions).where(_session.digest == digest))

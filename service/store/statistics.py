@@ -1,4 +1,4 @@
-"""Statistics of a period, counted in the database from indexes that hold every counted column."""
+"""Statistics of a period, counted in the database from covering indexes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing_extensions import override
 
 from service.domain.problems import Problem
 from service.domain.states import State, WorkKind
-from service.store.database.engine import insert_or_skip, reading, writing
+from service.store.database.engine import insert_or_skip, read_transaction, write_transaction
 from service.store.database.mapping import moment
 from service.store.database.schema import is_failed, is_held, now_ms, recommendation_hits, work_items
 from service.store.interface import StatisticsStore
@@ -19,10 +19,10 @@ from service.store.models import FailureGroup, Totals, WorkTotal
 _work = work_items.c
 _hits = recommendation_hits.c
 
-_MOST_CAUSES = 20
-_LOOKED_AT = 20
-"""Failures of each cause whose messages are compared."""
-_LONGEST_MESSAGE = 1000
+_MAX_CAUSES = 20
+_SAMPLED_FAILURES = 20
+"""Newest failures of each cause whose messages are compared."""
+_MAX_MESSAGE_LENGTH = 1000
 _MS_PER_HOUR = 3_600_000
 
 
@@ -34,7 +34,7 @@ class SqlStatisticsStore(StatisticsStore):
 
     @override
     def totals(self, seconds: float | None) -> Totals:
-        with reading(self._engine) as connection:
+        with read_transaction(self._engine) as connection:
             since = 0 if seconds is None else _now(connection) - int(seconds * 1000)
             groups = connection.execute(_failed_since(since)).mappings().all()
             sums = select(func.sum(_hits.hits), func.sum(_hits.misses))
@@ -49,7 +49,7 @@ class SqlStatisticsStore(StatisticsStore):
     @override
     def count_hits(self, hits: int, misses: int) -> None:
         more = {"hits": _hits.hits + hits, "misses": _hits.misses + misses}
-        with writing(self._engine) as connection:
+        with write_transaction(self._engine) as connection:
             hour = _now(connection) // _MS_PER_HOUR
             insert_or_skip(connection, recommendation_hits, {"hour": hour, "hits": 0, "misses": 0})
             connection.execute(recommendation_hits.update().where(_hits.hour == hour).values(**more))
@@ -60,7 +60,7 @@ def _now(connection: Connection) -> int:
 
 
 def _counted(since: int) -> Select[Any]:
-    """Counts and device time by kind, state and slot, of work that ended since or has not ended."""
+    """Select counts and device time by kind, state and slot, of work that ended after ``since`` or has not ended."""
     group = (_work.kind, _work.state, _work.slot)
     counts = (*group, func.count().label("count"), func.sum(_work.device_ms).label("ms"))
     running = case((_work.claimed_at.is_not(None), now_ms() - _work.claimed_at), else_=0)
@@ -76,7 +76,7 @@ def _counted(since: int) -> Select[Any]:
 def _failed_since(since: int) -> Select[Any]:
     group = (_work.kind, _work.problem_code)
     found = select(*group, func.count().label("count")).where(is_failed, _work.ended_at > since).group_by(*group)
-    return found.order_by(func.count().desc(), *group).limit(_MOST_CAUSES)
+    return found.order_by(func.count().desc(), *group).limit(_MAX_CAUSES)
 
 
 def _failure_group(connection: Connection, group: RowMapping) -> FailureGroup:
@@ -84,13 +84,13 @@ def _failure_group(connection: Connection, group: RowMapping) -> FailureGroup:
     named = _work.problem_code.is_(None) if code is None else _work.problem_code == code
     same = (is_failed, _work.kind == group["kind"], named)
     newest = select(_work.id, _work.ended_at, _work.problem).where(*same)
-    found = connection.execute(newest.order_by(_work.ended_at.desc(), _work.id.desc()).limit(_LOOKED_AT)).all()
+    found = connection.execute(newest.order_by(_work.ended_at.desc(), _work.id.desc()).limit(_SAMPLED_FAILURES)).all()
     messages = Counter(Problem.model_validate_json(row.problem).detail for row in found if row.problem)
     return FailureGroup(
         kind=WorkKind(group["kind"]),
         code=code or "",
         count=group["count"],
-        message=max(messages, key=messages.__getitem__, default="")[:_LONGEST_MESSAGE],
+        message=max(messages, key=messages.__getitem__, default="")[:_MAX_MESSAGE_LENGTH],
         newest_id=found[0].id,
         newest_at=moment(found[0].ended_at),
     )

@@ -1,4 +1,4 @@
-"""The store: every interface over one database, opened and closed together."""
+"""The store: every interface over one database."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from service.store.work_queries import SqlWorkStore
 
 
 class Store:
-    """The interfaces over one engine. Each call of theirs is one short transaction; safe to share between threads."""
+    """The interfaces over one engine. Each call is a short transaction. Safe to share between threads."""
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
@@ -37,15 +37,15 @@ class Store:
         self.sessions = SqlSessionStore(engine)
 
     def close(self) -> None:
-        """Give back every connection. Idempotent."""
+        """Close every connection. Idempotent."""
         self.engine.dispose()
 
 
 def open_store(url: str) -> Store:
-    """The store at a database URL, its schema brought up to date.
+    """Open the store at a database URL, and migrate its schema.
 
     Raises:
-        ConfigurationError: when the URL names no database we can use.
+        ConfigurationError: when the URL names no supported database.
         StoreUnavailableError: when the database cannot be reached.
     """
     engine = open_engine(url)

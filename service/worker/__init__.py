@@ -1,4 +1,4 @@
-"""Run queued work: claim it under a lease, drive it to an ending, and record that.
+"""Run queued work: claim it under a lease, run it, and record its ending.
 
 The pipeline, in one process with one worker per device:
 
@@ -6,14 +6,14 @@ The pipeline, in one process with one worker per device:
    (``hosting``).
 2. ``device_worker`` takes its device (``slot``, guarded by ``device_lock``) and starts two threads (``device_thread``):
    ``work_loop`` claims work (``claiming``) and has it run, ``heartbeat`` announces the device.
-3. ``lease`` is the lease in use: the heartbeat renews it, and it says whether and how fast the work must stop.
-4. ``attempts`` drives a claim to an ending that is recorded, or hands the work back to the queue.
-5. ``runner`` runs one tuning or job: it asks ``tuner.planning.session`` for the next probe, or watches a training run.
+3. ``lease`` holds the lease in use: the heartbeat renews it, and stop requests reach the running work through it.
+4. ``attempts`` runs a claim and records its ending, or hands the work back to the queue.
+5. ``runner`` runs one tuning or job: probes chosen by ``tuner.planning.session``, or a training run.
 6. ``executors`` runs a probe or a job: in processes of the host, or in this process for tests.
 
-``host_health`` stops claims while the host is at fault (a full disk, no processes left) until a check passes.
+``host_health`` suspends claims while the host has a fault (a full disk, no processes left) until a check passes.
 
-Where a new thing goes: a place where work can run (a cluster, say), an executor in ``executors``; a reason to stop,
+Where a new thing goes: a target where work can run (a cluster, say), an executor in ``executors``; a reason to stop,
 ``lease``; a failure of the host, ``tuner.system.host_failures``; a step of a tuning, ``tuner.planning.session`` first.
 
 The package may import ``service.application``, ``service.observability``, ``service.store.interface`` and the layers

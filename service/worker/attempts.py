@@ -1,4 +1,4 @@
-"""Attempts at claimed work on one device: driven to an ending that is recorded, or handed back."""
+"""Attempts at claimed work on one device: run to a recorded ending, or handed back."""
 
 from __future__ import annotations
 
@@ -14,61 +14,61 @@ from service.problem_mapping import stored_problem
 from service.store.interface import LeaseStore, WorkStore
 from service.store.models import Claim, Ending, Lease
 from service.worker.lease import LeaseHolder, Stop
-from service.worker.runner import Driver, Site, StoppedError
+from service.worker.runner import Site, StoppedError, WorkRunner
 from tuner.errors import HostFailureError
 from tuner.system.host_failures import HostFailure, host_failure_of
 
 _log = logging.getLogger(__name__)
 
-_MOST_TROUBLES = 5
-"""Troubles in a row of one piece of work on a host that was found well after each: one more is the work's own."""
+_MAX_HOST_FAILURES = 5
+"""Consecutive host failures of one piece of work, on a host that is healthy after each, before the work fails."""
 
 
 class Attempts:
     """Run claimed work, one piece at a time, on the worker's thread.
 
     Args:
-        leases: of the work; they end with it.
-        work: tells whether work still waits.
-        driver: drives claimed work.
+        leases: where work is finished or handed back.
+        work: the stored work, to check that it still waits.
+        runner: runs claimed work.
         site: the device, and the health of its host.
         instruments: metrics and spans.
     """
 
     def __init__(
-        self, leases: LeaseStore, work: WorkStore, driver: Driver, site: Site, instruments: Instruments
+        self, leases: LeaseStore, work: WorkStore, runner: WorkRunner, site: Site, instruments: Instruments
     ) -> None:
         self._leases = leases
         self._work = work
-        self._driver = driver
+        self._runner = runner
         self._slot = site.served.slot
         self._device = site.served.device.id
         self._health = site.health
-        self._watch = instruments
-        self._troubled = ("", 0)
-        """The work that met trouble last on a host that is well, and how often in a row."""
-        self._unreturned: Lease | None = None
-        """A lease that ended while the store could not be reached: nobody vanished."""
+        self._instruments = instruments
+        self._host_failures = ("", 0)
+        """The work of the last host failure, and the consecutive failures after which the host was healthy."""
+        self._pending_hand_back: Lease | None = None
+        """The lease of work that could not be handed back, since the store could not be reached."""
 
-    def return_late(self) -> None:
-        """Hand back the work that could not be handed back in time, unless another worker has it.
+    def hand_back_pending(self) -> None:
+        """Hand back the work that could not be handed back in time, unless another worker has claimed it.
 
         Raises:
             StoreUnavailableError: when the store still cannot be reached.
         """
-        if self._unreturned is None:
+        if self._pending_hand_back is None:
             return
         try:
-            self._leases.hand_back(self._unreturned)
+            self._leases.hand_back(self._pending_hand_back)
         except StaleLeaseError as error:
             _log.info("%s: %s", self._slot, error)
-        self._unreturned = None
+        self._pending_hand_back = None
 
-    def _keep_lost(self, holder: LeaseHolder) -> None:
-        self._unreturned = holder.lease if holder.is_unanswered else None
+    def _retain_lost(self, holder: LeaseHolder) -> None:
+        self._pending_hand_back = holder.lease if holder.is_store_unreachable else None
 
     def run(self, claim: Claim, holder: LeaseHolder) -> None:
-        """Run claimed work, within its context of the log, the metrics and the trace."""
+        """Run claimed work, with its log fields, metrics and trace span."""
         item, device = claim.item, self._device
         attributes: dict[str, Attribute] = {
             f"{item.kind}_id": item.id,
@@ -76,8 +76,8 @@ class Attempts:
             "attempt": claim.lease.token,
         }
         with (
-            self._watch.metrics.device_busy(device),
-            self._watch.spans.span(item.kind.value, SpanKind.CONSUMER, item.trace_parent, **attributes) as span,
+            self._instruments.metrics.device_busy(device),
+            self._instruments.spans.span(item.kind.value, SpanKind.CONSUMER, item.trace_parent, **attributes) as span,
             log_context(**{f"{item.kind}_id": item.id}),
         ):
             _log.info("%s: %s, attempt %d", self._slot, item.id, claim.lease.token)
@@ -86,48 +86,48 @@ class Attempts:
             except StaleLeaseError as error:
                 span.set("outcome", Stop.LOST.name)
                 _log.warning("%s: %s", self._slot, error)
-                self._keep_lost(holder)
+                self._retain_lost(holder)
 
     def _run(self, claim: Claim, holder: LeaseHolder) -> str:
-        """Drive claimed work, record how it ended, and return that in a word.
+        """Run claimed work, record its ending, and return the outcome in a word.
 
         Raises:
-            StaleLeaseError: when another owner has it by now.
+            StaleLeaseError: when another owner has claimed the work.
         """
         if claim.item.state is State.CANCELLING:
             ending = Ending(State.CANCELLED)
         else:
             try:
-                ending = self._driver.drive(claim, holder)
+                ending = self._runner.run(claim, holder)
             except (StoppedError, ConflictError, StoreUnavailableError) as error:
                 return self._end_stopped(claim, holder, error)
             except StaleLeaseError:
                 raise
-            except Exception as error:  # noqa: BLE001 - the work ends as FAILED, the worker goes on
+            except Exception as error:  # noqa: BLE001 - the work ends as FAILED, the worker continues
                 if (trouble := host_failure_of(error) or self._health.examine()) is not None:
-                    return self._end_troubled(claim, holder, trouble)
-                _log.exception("%s: %s failed for a reason we did not foresee", self._slot, holder.lease.work_id)
+                    return self._end_after_host_failure(claim, holder, trouble)
+                _log.exception("%s: %s failed with an unexpected error", self._slot, holder.lease.work_id)
                 ending = Ending(State.FAILED, problem=stored_problem(error))
         self._health.succeeded()
         return self._finish(claim, holder, ending)
 
-    def _end_troubled(self, claim: Claim, holder: LeaseHolder, trouble: HostFailure) -> str:
-        """Hand back work that trouble of the host has ended, and take no more before that is over.
+    def _end_after_host_failure(self, claim: Claim, holder: LeaseHolder, trouble: HostFailure) -> str:
+        """Hand back work that a failure of the host has ended, and suspend claims until the host is healthy.
 
-        Work that meets trouble again and again, on a host that is found well each time, is the trouble's cause.
+        Work that fails repeatedly in this way, on a host that is healthy after each failure, is the cause itself.
         """
         work_id = holder.lease.work_id
         error = HostFailureError(trouble.cause, f"{self._slot}: {trouble.message}", trouble.needed_bytes)
-        before, count = self._troubled
-        well = self._health.examine() is None
-        self._troubled = (work_id, (count if before == work_id else 0) + int(well))
-        if holder.reason() is None and self._troubled[1] > _MOST_TROUBLES:
+        before, count = self._host_failures
+        is_healthy = self._health.examine() is None
+        self._host_failures = (work_id, (count if before == work_id else 0) + int(is_healthy))
+        if holder.reason() is None and self._host_failures[1] > _MAX_HOST_FAILURES:
             return self._finish(claim, holder, Ending(State.FAILED, problem=stored_problem(error)))
-        self._health.suspect(trouble, lambda: self._waits(work_id))
+        self._health.report_trouble(trouble, lambda: self._is_queued(work_id))
         return self._end_stopped(claim, holder, error)
 
-    def _waits(self, work_id: str) -> bool:
-        """Return whether work is queued still: where it runs elsewhere, it needs no room on this host."""
+    def _is_queued(self, work_id: str) -> bool:
+        """Return whether work is still queued: work that runs elsewhere needs no space on this host."""
         try:
             return self._work.get(work_id).state is State.QUEUED
         except (NotFoundError, StoreUnavailableError):
@@ -137,18 +137,18 @@ class Attempts:
         holder.retry(lambda: self._leases.finish(holder.lease, ending))
         began = claim.item.started_at or datetime.now(UTC)
         seconds = max(0.0, (datetime.now(UTC) - began).total_seconds())
-        self._watch.metrics.observe_work(claim.item.kind, ending.state, seconds)
+        self._instruments.metrics.observe_work(claim.item.kind, ending.state, seconds)
         _log.info("%s: %s %s", self._slot, holder.lease.work_id, ending.state)
         return ending.state.value
 
     def _end_stopped(self, claim: Claim, holder: LeaseHolder, error: Exception) -> str:
-        """End cancelled work; queue otherwise interrupted work again, unless another worker has it."""
+        """End cancelled work; hand other interrupted work back, unless another worker has claimed it."""
         reason = holder.reason()
         _log.info("%s: %s stopped: %s", self._slot, holder.lease.work_id, reason.name if reason else error)
         if reason is Stop.CANCELLED:
             return self._finish(claim, holder, Ending(State.CANCELLED))
         if reason is Stop.LOST:
-            self._keep_lost(holder)
+            self._retain_lost(holder)
         else:
             holder.retry(lambda: self._leases.hand_back(holder.lease))
         return reason.name if reason else "INTERRUPTED"

@@ -1,4 +1,4 @@
-"""Claims of work for one device, and the lease that is in use."""
+"""Claims of work for one device, and the lease in use."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Claims:
     Args:
         leases: where work is claimed.
         served: the device.
-        terms: of every lease.
+        terms: the terms of every lease.
     """
 
     def __init__(self, leases: LeaseStore, served: ServedDevice, terms: LeaseTerms) -> None:
@@ -30,7 +30,7 @@ class Claims:
 
     @contextmanager
     def next(self) -> Iterator[tuple[Claim, LeaseHolder] | None]:
-        """Claim the next piece of work, and hold its lease within the block; none when there is nothing to do.
+        """Claim the next piece of work, and hold its lease within the block; None when no work waits.
 
         Raises:
             StoreUnavailableError: when the store cannot be reached.
@@ -53,8 +53,8 @@ class Claims:
         if (holder := self._holder) is not None:
             holder.renew()
 
-    def request_stop(self, how: Stop) -> None:
-        """Ask work to stop: what runs now, and what is claimed from now on."""
-        self._stop = how if self._stop is None else max(self._stop, how)
+    def request_stop(self, reason: Stop) -> None:
+        """Request the running work, and work that is claimed later, to stop."""
+        self._stop = reason if self._stop is None else max(self._stop, reason)
         if (holder := self._holder) is not None:
             holder.request(self._stop)

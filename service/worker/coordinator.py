@@ -39,27 +39,27 @@ class Coordinator:
             raise
 
     def notify(self) -> None:
-        """Have every worker look for work and for cancellations now."""
+        """Wake every worker to check for work and for cancellations."""
         for worker in self._workers:
             worker.notify()
 
     @property
     def slots(self) -> list[str]:
-        """Host and device of each worker."""
+        """Return the slot (host and device) of each worker."""
         return [worker.served.slot for worker in self._workers]
 
     def request_stop(self) -> None:
-        """Begin to end gracefully. Returns at once."""
+        """Begin a graceful stop. Returns at once."""
         for worker in self._workers:
             worker.request_stop()
 
     def force_stop(self) -> None:
-        """End running work now, without its grace. Returns at once; ``stop`` ends soon then."""
+        """End running work now, without a grace period. Returns at once; ``stop`` then returns soon."""
         for worker in self._workers:
             worker.request_stop(Stop.FORCED)
 
     def stop(self) -> None:
-        """End gracefully: running work is handed back to the queue. Idempotent."""
+        """Stop gracefully: running work is handed back to the queue. Idempotent."""
         if self._stopped:
             return
         self._stopped = True

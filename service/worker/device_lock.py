@@ -1,4 +1,4 @@
-"""Lock files that prove which owner is alive: the kernel releases them when their process ends, however it ends."""
+"""Lock files that prove which owner is alive: the kernel releases them at any end of their process."""
 
 from __future__ import annotations
 
@@ -8,25 +8,24 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from service.errors import DeviceTakenError
-from service.folders import make_own
+from service.folders import make_private_folder
 
 _RETRY_SECONDS = 0.1
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 def folder_identity(folder: Path) -> str:
-    """A text that only processes with the same folder of the same running host share; the folder is made.
+    """Return a text that identifies a folder of a running host, and create the folder.
 
-    A path would not do: two containers can have a folder of the same name each, and locks in one say nothing about the
-    other.
+    A path would not do: two containers may each have a folder with the same path.
     """
-    status = make_own(folder).stat()
+    status = make_private_folder(folder).stat()
     boot = _BOOT_ID.read_text().strip() if _BOOT_ID.exists() else ""
     return hashlib.sha256(f"{boot}:{status.st_dev}:{status.st_ino}".encode()).hexdigest()[:8]
 
 
 class DeviceLock:
-    """The right to serve one device out of one data folder. Its new owner knows that the last one is gone."""
+    """The exclusive right to serve one device from one data folder. A new owner knows that the last one has ended."""
 
     def __init__(self, folder: Path, device: str) -> None:
         self.device = device
@@ -34,12 +33,12 @@ class DeviceLock:
         self._lock = FileLock(self.path, thread_local=False, poll_interval=_RETRY_SECONDS, fallback_to_soft=False)
 
     def acquire(self, owner: str, wait_seconds: float = 0.0) -> None:
-        """Take the lock; ``owner`` is written into the file for people who look.
+        """Acquire the lock; ``owner`` is written into the file as information for people.
 
         Raises:
-            DeviceTakenError: when another live process has it and does not give it up within ``wait_seconds``.
+            DeviceTakenError: when another live process does not release the lock within ``wait_seconds``.
         """
-        make_own(self.path.parent)
+        make_private_folder(self.path.parent)
         try:
             self._lock.acquire(timeout=wait_seconds)
         except Timeout:
@@ -51,5 +50,5 @@ class DeviceLock:
         self.path.write_text(owner)
 
     def release(self) -> None:
-        """Give the device up. Idempotent."""
+        """Release the lock. Idempotent."""
         self._lock.release()

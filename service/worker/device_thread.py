@@ -1,4 +1,4 @@
-"""A thread of a worker, which repeats one step."""
+"""A thread of a worker that repeats one step."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class DeviceThread(ABC):
         self._thread = threading.Thread(target=self._repeat, name=f"{kind}-{self._device}")
 
     def start(self) -> None:
-        """Begin."""
+        """Start the thread."""
         self._thread.start()
 
     @property
@@ -55,4 +55,4 @@ class DeviceThread(ABC):
 
     @abstractmethod
     def _step(self) -> bool:
-        """Take one step, raising nothing; true when the next one needs no pause."""
+        """Take one step without raising, and return whether the next one needs no pause."""

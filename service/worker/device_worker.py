@@ -1,4 +1,4 @@
-"""The worker of one device: a loop that claims and runs work, and a heartbeat beside it."""
+"""The worker of one device: a loop that claims and runs work, and a heartbeat."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from service.worker.executors.base import Executor
 from service.worker.heartbeat import Heartbeat
 from service.worker.host_health import Health
 from service.worker.lease import LeaseTerms, Stop
-from service.worker.runner import Driver, Site
+from service.worker.runner import Site, WorkRunner
 from service.worker.settings import WorkerSettings
 from service.worker.slot import Slot
 from service.worker.work_loop import WorkLoop
@@ -21,12 +21,12 @@ from tuner.system.host_failures import Cause, HostFailure, check_host
 
 
 class DeviceWorker:
-    """Serve one device with two threads: wires claiming, running and heartbeat, and starts and stops them."""
+    """Serve one device with two threads: the work loop and the heartbeat."""
 
     def __init__(
         self, store: Store, executor: Executor, versions: dict[str, str], settings: WorkerSettings, owner: str
     ) -> None:
-        device, watch = executor.device, settings.instruments
+        device, instruments = executor.device, settings.instruments
         self.served = ServedDevice(
             slot=f"{settings.node_name}/{device.id}",
             owner=owner,
@@ -40,15 +40,15 @@ class DeviceWorker:
         self._slot = Slot(self.served, store.leases, store.devices, settings)
         self._health = Health(self.served.slot, self._check, self._report_health)
         site = Site(self.served, settings.runs_dir, self._health)
-        driver = Driver(store.evidence, store.recommendations, executor, site, watch)
-        attempts = Attempts(store.leases, store.work, driver, site, watch)
+        runner = WorkRunner(store.evidence, store.recommendations, executor, site, instruments)
+        attempts = Attempts(store.leases, store.work, runner, site, instruments)
         terms = LeaseTerms(settings.lease_seconds, settings.shutdown_grace_seconds)
         self._claims = Claims(store.leases, self.served, terms)
         self._loop = WorkLoop(self._claims, attempts, self._health, settings.poll_seconds)
         self._heartbeat = Heartbeat(self.served, self._claims.renew, self._served_now, store.devices, settings)
 
     def start(self) -> None:
-        """Take the device, release the work that a dead owner left on it, and begin.
+        """Take the slot, release the work of its dead owners, and start the threads.
 
         Raises:
             DeviceTakenError: when another live process serves it.
@@ -56,7 +56,7 @@ class DeviceWorker:
         self._slot.take()
         self._settings.instruments.metrics.register_device(self.served.device.id)
         try:
-            self._health.may_work()
+            self._health.is_ready()
             self._devices.announce(self._with_health())
         except BaseException:
             self._slot.release()
@@ -64,13 +64,13 @@ class DeviceWorker:
         self._loop.start()
         self._heartbeat.start()
 
-    def request_stop(self, how: Stop = Stop.SHUTDOWN) -> None:
+    def request_stop(self, reason: Stop = Stop.SHUTDOWN) -> None:
         """Begin to stop: running work is handed back. Returns at once."""
-        self._claims.request_stop(how)
+        self._claims.request_stop(reason)
         self._loop.request_stop()
 
     def join(self) -> None:
-        """Wait until nothing runs, then leave."""
+        """Wait until the threads have ended, then release the slot."""
         if self._loop.was_started:
             self._loop.join()
             self._heartbeat.request_stop()
@@ -80,7 +80,7 @@ class DeviceWorker:
         self._slot.release()
 
     def notify(self) -> None:
-        """Look for work and for cancellations now."""
+        """Check for work and for cancellations now."""
         self._loop.wake()
         self._heartbeat.wake()
 
@@ -91,7 +91,7 @@ class DeviceWorker:
         return self.served.model_copy(update={"unready": self._health.unready})
 
     def _check(self, needed_bytes: int) -> HostFailure | None:
-        """Look at the host, and for the device."""
+        """Check the host and the device."""
         folders = [self._settings.runs_dir, Path(tempfile.gettempdir())]
         if (trouble := check_host(folders, needed_bytes)) is not None:
             return trouble

@@ -1,4 +1,4 @@
-"""The heartbeat of one worker: its lease is renewed and its device announced, also while work runs."""
+"""The heartbeat of one worker: renewal of its lease and announcement of its device."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ class Heartbeat(DeviceThread):
     Args:
         served: the device.
         renew: renews the lease in use.
-        served_now: gives the device with its health; none when it is not served any more.
-        devices: where it is announced.
-        settings: of the worker.
+        served_now: returns the device with its health, or None when it is not served any more.
+        devices: where the device is announced.
+        settings: the settings of the worker.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class Heartbeat(DeviceThread):
         self._warnings = rate_limited_logger(_log)
 
     def announce_now(self) -> None:
-        """Beat at once, and announce the device with it."""
+        """Send a heartbeat now, and announce the device with it."""
         self._announce_due = 0.0
         self.wake()
 
@@ -57,7 +57,7 @@ class Heartbeat(DeviceThread):
             if time.monotonic() >= self._announce_due and (served := self._served_now()) is not None:
                 self._announce(served)
         except Exception as error:  # noqa: BLE001 - without a heartbeat the device would be lost for good
-            text = "%s: the heartbeat goes on after an error of its own: %s"
+            text = "%s: the heartbeat continues after an unexpected error: %s"
             self._warnings.warning(text, self._slot, error, exc_info=error)
         return False
 

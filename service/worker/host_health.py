@@ -1,4 +1,4 @@
-"""Health of a device's host: whether its worker may take work, and why not."""
+"""Health of a device's host, which decides on claims of its worker."""
 
 from __future__ import annotations
 
@@ -13,99 +13,101 @@ from tuner.system.host_failures import HostFailure
 
 _log = logging.getLogger(__name__)
 
-_EVERY_SECONDS = 15.0
-"""The longest age of a good check: a disk that fills is noticed on an idle host too."""
+_CHECK_SECONDS = 15.0
+"""Interval of checks while the host is healthy; a disk that fills is noticed on an idle host too."""
 _FIRST_PAUSE_SECONDS = 0.25
-_LONGEST_PAUSE_SECONDS = 15.0
-"""Bounds of the time between a trouble and the next check, doubled each time: soon over, soon at work again."""
+_MAX_PAUSE_SECONDS = 15.0
+"""Bounds of the time between a trouble and the next check, which doubles with each consecutive trouble."""
 Check = Callable[[int], HostFailure | None]
-"""Looks at the host, given the bytes that must be free on its disk."""
+"""Checks the host, given the bytes that must be free on its disk."""
 
 
-class Watcher(Protocol):
+class HealthListener(Protocol):
     """A callback for changes of health."""
 
     def __call__(self, cause: str | None) -> None:
-        """Take the stable word of a trouble, or none when all is well."""
+        """Receive the code of a trouble, or None when the host is healthy."""
 
 
 class Health:
-    """The health of one device's host: checked now and then, and after every trouble before more work is taken.
+    """The health of one device's host, checked at intervals, and after each trouble before more work is taken.
 
     The worker's thread checks; any thread may read ``unready``.
 
     Args:
-        name: what the log calls the device.
-        check: looks at the host.
-        watcher: called at every trouble, and at its end.
-        clock: seconds.
+        name: the name of the device in the log.
+        check: checks the host.
+        listener: called at each trouble, and at its end.
+        clock: monotonic seconds.
     """
 
     def __init__(
         self,
         name: str,
         check: Check,
-        watcher: Watcher = lambda cause: None,  # noqa: ARG005 - the default does nothing
+        listener: HealthListener = lambda cause: None,  # noqa: ARG005 - the default does nothing
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._name = name
         self._check = check
-        self._watcher = watcher
+        self._listener = listener
         self._clock = clock
         self._lock = threading.Lock()
         self._trouble: HostFailure | None = None
-        self._needed_by: Callable[[], bool] = lambda: False
-        self._row = 0
-        """Troubles since work last went well."""
+        self._is_space_needed: Callable[[], bool] = lambda: False
+        self._consecutive = 0
+        """Troubles since work last succeeded."""
         self._due = 0.0
         self._warnings = rate_limited_logger(_log, clock)
 
     @property
     def unready(self) -> str | None:
-        """The reason why the device takes no work now; none when it does."""
+        """The reason why the device takes no work now, or None when it takes work."""
         trouble = self._trouble
         return None if trouble is None else f"{trouble.cause}: {trouble.message}"
 
-    def may_work(self) -> bool:
-        """Look at the host where that is due; true when work may be taken now."""
+    def is_ready(self) -> bool:
+        """Check the host if that is due, and return whether work may be taken now."""
         if self._clock() >= self._due:
-            self._judge(self.examine())
+            self._update(self.examine())
         return self._trouble is None
 
     def examine(self) -> HostFailure | None:
-        """Look at the host now, and change nothing."""
-        return self._check(self._needed())
+        """Check the host now, without changing the state."""
+        return self._check(self._needed_bytes())
 
-    def suspect(self, trouble: HostFailure, waits: Callable[[], bool] = lambda: False) -> None:
-        """Take no work before the host was found well.
+    def report_trouble(self, trouble: HostFailure, is_space_needed: Callable[[], bool] = lambda: False) -> None:
+        """Suspend work until a check finds the host healthy.
 
         Args:
-            trouble: what has shown that something is wrong.
-            waits: returns whether there still is work that needs the trouble's ``needed_bytes`` of room.
+            trouble: the observed trouble.
+            is_space_needed: returns whether work still needs the trouble's ``needed_bytes`` of disk space.
         """
-        self._needed_by = waits
-        self._judge(trouble)
+        self._is_space_needed = is_space_needed
+        self._update(trouble)
 
     def succeeded(self) -> None:
-        """Work went well: the next trouble is a first one again."""
-        self._row = 0
+        """Record that work succeeded: the next trouble counts as the first one."""
+        self._consecutive = 0
 
-    def _needed(self) -> int:
+    def _needed_bytes(self) -> int:
         needed = self._trouble.needed_bytes if self._trouble is not None else 0
-        return needed if needed and self._needed_by() else 0
+        return needed if needed and self._is_space_needed() else 0
 
-    def _judge(self, trouble: HostFailure | None) -> None:
+    def _update(self, trouble: HostFailure | None) -> None:
         with self._lock:
-            before, self._trouble = self._trouble, self._kept(trouble)
+            before, self._trouble = self._trouble, self._with_needed_bytes(trouble)
             if trouble is None:
-                self._due = self._clock() + _EVERY_SECONDS
+                self._due = self._clock() + _CHECK_SECONDS
             else:
-                self._due = self._clock() + min(_LONGEST_PAUSE_SECONDS, _FIRST_PAUSE_SECONDS * 2 ** min(self._row, 16))
-                self._row += 1
+                self._due = self._clock() + min(
+                    _MAX_PAUSE_SECONDS, _FIRST_PAUSE_SECONDS * 2 ** min(self._consecutive, 16)
+                )
+                self._consecutive += 1
         self._report(before, trouble)
 
-    def _kept(self, trouble: HostFailure | None) -> HostFailure | None:
-        """The new trouble, with the room that is still needed of the one before."""
+    def _with_needed_bytes(self, trouble: HostFailure | None) -> HostFailure | None:
+        """Return the new trouble, with the disk space that the one before still needs."""
         before = self._trouble
         if trouble is None or before is None or trouble.needed_bytes or trouble.cause is not before.cause:
             return trouble
@@ -117,4 +119,4 @@ class Health:
         elif before is not None:
             _log.warning("%s takes work again: %s is over", self._name, before.cause)
         if now is not None or before is not None:
-            self._watcher(None if now is None else now.cause.value)
+            self._listener(None if now is None else now.cause.value)

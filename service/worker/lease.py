@@ -18,37 +18,37 @@ from service.store.models import Lease
 _log = logging.getLogger(__name__)
 
 _CANCEL_GRACE_SECONDS = 0.75
-"""The time that a cancelled job has to end itself: with a heartbeat before, within two seconds as promised."""
+"""Grace period of a cancelled job: together with a heartbeat it stays within the documented two seconds."""
 _MARGIN = 0.2
-"""Share of the lease kept back for killing the running work: it must be gone when another may start."""
+"""Share of the lease reserved for killing the running work, which must have ended before another worker starts it."""
 _RETRY_SECONDS = 0.2
 
 _T = TypeVar("_T")
 
 
 class Stop(IntEnum):
-    """A reason for which a worker must stop, the most pressing last."""
+    """A reason to stop the work, the most pressing last."""
 
     SHUTDOWN = 1
-    """The service ends: hand the work back."""
+    """The service stops: hand the work back."""
     FORCED = 2
-    """The service was asked to end twice: hand the work back without waiting for anything."""
+    """Forced shutdown: hand the work back without a grace period."""
     CANCELLED = 3
     """The work was cancelled: end it."""
     LOST = 4
-    """The lease is gone, or cannot be renewed: kill the work and report nothing."""
+    """The lease has ended, or cannot be renewed: kill the work and report nothing."""
 
 
 @dataclass(frozen=True)
 class LeaseTerms:
-    """The lifetime of a lease without a renewal, and the time that a job has to end itself when the service stops."""
+    """The lifetime of a lease without renewal, and the grace period of a job when the service stops."""
 
     lease_seconds: float
     shutdown_grace_seconds: float
 
 
 class LeaseHolder:
-    """A lease in use. The heartbeat calls ``renew``; the worker asks ``grace_seconds`` and writes through ``retry``."""
+    """A lease in use. The heartbeat calls ``renew``; the worker reads ``grace_seconds`` and writes with ``retry``."""
 
     def __init__(
         self,
@@ -70,16 +70,16 @@ class LeaseHolder:
             Stop.LOST: 0.0,
         }
         self._warnings = rate_limited_logger(_log)
-        self._unanswered = False
+        self._is_store_unreachable = False
         self._stops: set[Stop] = set()  # only ever added to, and copied to be read: safe between threads
 
     @property
-    def is_unanswered(self) -> bool:
-        """Return whether the store could not be reached since the lease was renewed last."""
-        return self._unanswered
+    def is_store_unreachable(self) -> bool:
+        """Return whether the store could not be reached since the last renewal."""
+        return self._is_store_unreachable
 
     def reason(self) -> Stop | None:
-        """The most pressing reason to stop, if there is any."""
+        """Return the most pressing reason to stop, or None."""
         if self._clock() >= self._renewed_at + self._lease_seconds * (1 - _MARGIN):
             self.request(Stop.LOST)
         return max(tuple(self._stops), default=None)
@@ -89,35 +89,36 @@ class LeaseHolder:
         return None if self.reason() is None else min(self._grace[reason] for reason in tuple(self._stops))
 
     def request(self, reason: Stop) -> None:
-        """Have the worker stop."""
+        """Request the work to stop."""
         self._stops.add(reason)
 
     def renew(self) -> None:
-        """Extend the lease, and learn of a cancellation. Called by the heartbeat."""
-        before, was_unanswered, self._unanswered = self._clock(), self._unanswered, True
+        """Extend the lease, and request a stop when the work was cancelled. Called by the heartbeat."""
+        before, was_unreachable = self._clock(), self._is_store_unreachable
+        self._is_store_unreachable = True
         try:
             state = self._leases.renew(self.lease, self._lease_seconds)
         except StaleLeaseError:
-            self._unanswered = was_unanswered
+            self._is_store_unreachable = was_unreachable
             self.request(Stop.LOST)
         except StoreUnavailableError as error:
             self._warnings.warning("cannot renew the lease on %s: %s", self.lease.work_id, error)
         else:
-            self._renewed_at, self._unanswered = before, False
+            self._renewed_at, self._is_store_unreachable = before, False
             if state is State.CANCELLING:
                 self.request(Stop.CANCELLED)
 
     def retry(self, call: Callable[[], _T]) -> _T:
-        """Call the store until it can be reached, as long as the lease is good.
+        """Call the store until it can be reached, while the lease is valid.
 
         Raises:
-            StaleLeaseError: when the lease ended first, or there is no time to wait for the store.
+            StaleLeaseError: when the lease ended first, or a forced shutdown leaves no time.
         """
         while True:
             try:
                 return call()
             except StoreUnavailableError as error:
-                self._unanswered = True
+                self._is_store_unreachable = True
                 if self.reason() is Stop.LOST or Stop.FORCED in self._stops:
                     raise StaleLeaseError(f"the store could not be reached before the lease ended: {error}") from error
                 self._warnings.warning("cannot write to the store, trying again: %s", error)

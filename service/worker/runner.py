@@ -1,4 +1,4 @@
-"""Drive one claimed tuning or job to its end. Its errors tell the worker what became of the work."""
+"""Run one claimed tuning or job to its end."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from service.application.rules.placement import mark_slot
-from service.application.rules.warm_start import recall_earlier
+from service.application.rules.warm_start import apply_warm_start
 from service.domain.identifiers import IdentifierSource
 from service.domain.states import State, WorkKind
 from service.domain.work import JobRequest
@@ -34,13 +34,13 @@ from tuner.units import format_bytes
 _log = logging.getLogger(__name__)
 
 _UNEXPLAINED = {Outcome.ERROR, Outcome.LOST, Outcome.TIMED_OUT}
-"""Outcomes of probes that trouble of the host may have caused."""
-_MOST_LOST_LEASES = 5
-"""Owners in a row that may vanish without recording anything before the work itself is held to be the cause."""
+"""Outcomes of probes that a failure of the host may have caused."""
+_MAX_LOST_LEASES = 5
+"""Consecutive owners that may vanish without recording anything; with one more, the work is taken as the cause."""
 
 
 class StoppedError(Exception):
-    """The work was stopped before its end; the lease's holder knows why."""
+    """The work was stopped before its end; ``LeaseHolder.reason`` has the reason."""
 
 
 class WorkerLostError(ServiceError):
@@ -73,8 +73,8 @@ class Site:
     health: Health
 
 
-class Driver:
-    """Run claimed work on one executor, recording every step."""
+class WorkRunner:
+    """Run claimed work on one executor, and record each step."""
 
     def __init__(
         self,
@@ -89,18 +89,18 @@ class Driver:
         self._executor = executor
         self._served = site.served
         self._runs_dir = site.runs_dir
-        self._watch = instruments
+        self._instruments = instruments
         self._health = site.health
         self._identifiers = IdentifierSource()
 
-    def drive(self, claim: Claim, holder: LeaseHolder) -> Ending:
+    def run(self, claim: Claim, holder: LeaseHolder) -> Ending:
         """Run work to its end; a failure of the work is an ending too.
 
         Raises:
-            StoppedError: when the holder was asked to stop.
-            StaleLeaseError: when a report came too late.
-            HostFailureError: when the host could not run it, which is no failure of the work.
-            OSError: likewise.
+            StoppedError: when a stop was requested.
+            StaleLeaseError: when the lease ended before a report.
+            HostFailureError: when the host could not run the work, which is no failure of the work.
+            OSError: as ``HostFailureError``.
         """
         try:
             _refuse_repeated_losses(claim)
@@ -110,14 +110,14 @@ class Driver:
         except ProbeCancelledError as error:
             raise StoppedError from error
         except (BatchwrightError, WorkerLostError, EnvironmentChangedError) as error:
-            self._excuse(host_failure_of(error))
+            self._raise_host_trouble(host_failure_of(error))
             return Ending(State.FAILED, problem=stored_problem(error))
 
-    def _excuse(self, trouble: HostFailure | None = None) -> None:
-        """Go on only where the host is well: elsewhere a failure does not show that the work is at fault.
+    def _raise_host_trouble(self, trouble: HostFailure | None = None) -> None:
+        """Raise the trouble of the host, if there is any, so that no failure is blamed on the work wrongly.
 
         Raises:
-            HostFailureError: naming what the host lacks.
+            HostFailureError: naming the trouble.
         """
         if (found := trouble or self._health.examine()) is not None:
             raise HostFailureError(found.cause, found.message, found.needed_bytes)
@@ -143,20 +143,20 @@ class Driver:
 
     def _probe(self, probe: ProbeRequest, holder: LeaseHolder, ordinal: int) -> ProbeResult:
         """Run a probe and record it."""
-        with self._watch.spans.span("probe", micro_batch_size=probe.micro_batch_size, ordinal=ordinal) as span:
+        with self._instruments.spans.span("probe", micro_batch_size=probe.micro_batch_size, ordinal=ordinal) as span:
             result = self._executor.probe(probe, holder.grace_seconds)
             span.set("outcome", result.outcome.value)
         if result.outcome in _UNEXPLAINED:
-            self._excuse()
+            self._raise_host_trouble()
         holder.retry(lambda: self._evidence.record_probe(holder.lease, ordinal, result))
-        self._watch.metrics.count_probe(self._served.device.id, result.outcome.value)
+        self._instruments.metrics.count_probe(self._served.device.id, result.outcome.value)
         return result
 
     def _rebuild(self, item: WorkItem, request: TuningRequest, holder: LeaseHolder) -> Tuning:
-        """The tuning as its recorded probes left it.
+        """Restore the state of a tuning from its recorded probes.
 
         Raises:
-            EnvironmentChangedError: when those probes ran under other versions or limits than the next would.
+            EnvironmentChangedError: when these probes ran under other versions or limits than the next one would.
         """
         served = self._served
         tuning = Tuning(request, served.device, environment=served.environment, versions=served.versions)
@@ -166,7 +166,7 @@ class Driver:
                 f"{len(recorded)} probes ran before the device, its memory or a version changed "
                 f"(fingerprint {item.fingerprint}, now {tuning.fingerprint}): submit it again"
             )
-        holder.retry(lambda: recall_earlier(self._recommendations, item, tuning))
+        holder.retry(lambda: apply_warm_start(self._recommendations, item, tuning))
         for probe in recorded:
             tuning.record(probe.result)
         return tuning
@@ -188,12 +188,12 @@ class Driver:
         run = TrainingRun(self._runs_dir / item.id, job.recommendation, job.training, newest)
 
         def on_progress(updates: Sequence[TrainingProgress]) -> None:
-            # After a crash the run repeats the updates since its checkpoint: those are recorded already.
+            # After a crash the run repeats the updates since its checkpoint, which are recorded already.
             nonlocal newest
-            fresh = [update for update in updates if update.update > newest]
-            if fresh:
-                holder.retry(lambda: self._evidence.record_progress(holder.lease, fresh))
-                newest = fresh[-1].update
+            unrecorded = [update for update in updates if update.update > newest]
+            if unrecorded:
+                holder.retry(lambda: self._evidence.record_progress(holder.lease, unrecorded))
+                newest = unrecorded[-1].update
 
         mark_slot(run.directory, self._served.slot)
         before = disk_usage_of(run.directory)
@@ -201,14 +201,14 @@ class Driver:
         if holder.reason() is not None and result.outcome is not RunOutcome.SUCCEEDED:
             raise StoppedError(result.message)  # also when it had to be killed, which looks like a failure
         if result.outcome is RunOutcome.FAILED:
-            result = self._excused(run.directory, before, result)
+            result = self._checked_failure(run.directory, before, result)
         return _job_ending(result)
 
-    def _excused(self, directory: Path, before: DiskUsage, result: TrainingResult) -> TrainingResult:
-        """The result of a run whose failure is its own, which it also is where its files have filled the disk.
+    def _checked_failure(self, directory: Path, before: DiskUsage, result: TrainingResult) -> TrainingResult:
+        """Return the result of a run that the host did not make fail; a disk full of the run's own files is its fault.
 
         Raises:
-            HostFailureError: naming what the host lacks.
+            HostFailureError: naming the trouble of the host.
         """
         reported = result.trouble
         found = (
@@ -220,24 +220,24 @@ class Driver:
             return result
         now = disk_usage_of(directory)
         if found.cause is not Cause.DISK_FULL or not is_filled_by_run(before, now, found.needed_bytes):
-            self._excuse(found)
+            self._raise_host_trouble(found)
         message = (
             f"{result.message}. Of {format_bytes(now.total)} on the disk of {directory} the run's own files take "
-            f"{format_bytes(now.own)}: make room, or keep fewer checkpoints (`training.keep_checkpoints`), and resume"
+            f"{format_bytes(now.own)}: free space, or keep fewer checkpoints (`training.keep_checkpoints`), and resume"
         )
         return result.model_copy(update={"message": message})
 
 
 def _refuse_repeated_losses(claim: Claim) -> None:
-    if claim.lost_leases > _MOST_LOST_LEASES:
+    if claim.lost_leases > _MAX_LOST_LEASES:
         raise WorkerLostError(
-            f"{claim.lost_leases} workers in a row vanished while they ran it, and recorded nothing: "
-            "it probably ends them. See the service's log and the kernel's"
+            f"{claim.lost_leases} workers in a row vanished while they ran this work, without a record: "
+            "the work probably kills them. See the logs of the service and the kernel"
         )
 
 
 def _job_ending(result: TrainingResult) -> Ending:
-    """The ending of a job whose run's process has ended.
+    """Return the ending of a job whose run has ended.
 
     Raises:
         StoppedError: when the run was stopped and can be resumed.

@@ -10,8 +10,8 @@ from pathlib import Path
 from service.observability.instruments import Instruments
 from service.worker.device_lock import folder_identity
 
-_LONGEST_BEAT_SECONDS = 0.75
-"""A cancellation made in another process is seen at the next beat: well within the two seconds promised."""
+_MAX_BEAT_SECONDS = 0.75
+"""Longest interval of heartbeats, which see cancellations of other processes within the documented two seconds."""
 
 
 @dataclass(frozen=True)
@@ -29,13 +29,13 @@ class WorkerSettings:
     @property
     def beat_seconds(self) -> float:
         """Seconds between heartbeats."""
-        return min(self.lease_seconds / 4, _LONGEST_BEAT_SECONDS)
+        return min(self.lease_seconds / 4, _MAX_BEAT_SECONDS)
 
     @property
     def owner_prefix(self) -> str:
-        """The start of the name of every owner that used the lock files of this folder since the host was started."""
+        """Prefix of the names of all owners that used the lock files of this folder since the host was started."""
         return f"{self.node_name}:{folder_identity(self.locks_dir)}:"
 
     def new_owner(self) -> str:
-        """A name that no other process has or had."""
+        """Create a name that no other process has or had."""
         return f"{self.owner_prefix}{os.getpid()}:{secrets.token_hex(4)}"

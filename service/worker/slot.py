@@ -8,25 +8,25 @@ import time
 from service.domain.workers import ServedDevice
 from service.errors import DeviceTakenError, ServiceError
 from service.store.interface import DeviceStore, LeaseStore
-from service.store.models import SeenDevice
+from service.store.models import AnnouncedDevice
 from service.worker.device_lock import DeviceLock
 from service.worker.settings import WorkerSettings
 
 _log = logging.getLogger(__name__)
 
 _LOCK_WAIT_SECONDS = 5.0
-"""How long a service that starts waits for the one before it to be gone."""
+"""The time for which a service that starts waits for the end of the previous one."""
 _RETRY_SECONDS = 0.2
 
 
 class Slot:
-    """Take a slot from dead owners, and leave it.
+    """Take a slot from dead owners, and release it.
 
     Args:
         served: the device, its slot and its new owner.
-        leases: of the work that dead owners left in the slot.
+        leases: the leases of work that dead owners left in the slot.
         devices: the served devices.
-        settings: of the worker.
+        settings: the settings of the worker.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class Slot:
         """
         self._lock.acquire(self._served.owner, _LOCK_WAIT_SECONDS)
         try:
-            self._await_silence()
+            self._await_death_of_other()
             self._leases.release_slot(self._served.slot, self._settings.owner_prefix)
         except BaseException:
             self.release()
@@ -64,28 +64,29 @@ class Slot:
         """Unlock the device. Idempotent."""
         self._lock.release()
 
-    def _await_silence(self) -> None:
-        """Wait while a worker with another data folder seems to serve this very slot: it may have just died.
+    def _await_death_of_other(self) -> None:
+        """Wait while a worker with another data folder seems to serve this slot, since it may have just died.
 
-        Its lock file is not ours, so only its silence proves its death.
+        It uses another lock file, so only missing heartbeats prove its death.
 
         Raises:
-            DeviceTakenError: when it announces itself again.
+            DeviceTakenError: when it sends another heartbeat.
         """
-        last: SeenDevice | None = None
+        last: AnnouncedDevice | None = None
         while (other := self._foreign_worker()) is not None:
             if last is not None and (other.age_seconds < last.age_seconds or other.served.owner != last.served.owner):
                 raise DeviceTakenError(
-                    f"{self._served.slot} is served by {other.served.owner} already, out of another data folder: end "
-                    "that process, or serve other devices; another host needs a BATCHWRIGHT_NODE_NAME of its own"
+                    f"{self._served.slot} is served by {other.served.owner} already, from another data folder: end "
+                    "that process, or serve other devices; each host needs its own BATCHWRIGHT_NODE_NAME"
                 )
             last = other
             time.sleep(_RETRY_SECONDS)
 
-    def _foreign_worker(self) -> SeenDevice | None:
-        """A worker of this slot, announced lately, whose death no lock file of ours could prove."""
-        for seen in self._devices.list():
-            foreign = not seen.served.owner.startswith(self._settings.owner_prefix)
-            if seen.served.slot == self._served.slot and foreign and seen.age_seconds <= self._settings.lease_seconds:
-                return seen
+    def _foreign_worker(self) -> AnnouncedDevice | None:
+        """Return a live worker of this slot with another data folder, or None."""
+        for other in self._devices.list():
+            is_foreign = not other.served.owner.startswith(self._settings.owner_prefix)
+            is_alive = other.age_seconds <= self._settings.lease_seconds
+            if other.served.slot == self._served.slot and is_foreign and is_alive:
+                return other
         return None

@@ -1,4 +1,4 @@
-"""The loop of one worker: it claims work while its host is well, and has it run."""
+"""The loop of one worker, which claims and runs work while its host is healthy."""
 
 from __future__ import annotations
 
@@ -35,19 +35,19 @@ class WorkLoop(DeviceThread):
             return self._run_next()
         except StoreUnavailableError as error:
             self._warnings.warning("%s: %s", self._slot, error)
-        except Exception as error:  # noqa: BLE001 - a worker outlives whatever one piece of work does
+        except Exception as error:  # noqa: BLE001 - a worker outlives any failure of one piece of work
             if (trouble := host_failure_of(error)) is not None:
-                self._health.suspect(trouble)
+                self._health.report_trouble(trouble)
             else:
-                _log.exception("%s: the worker goes on after an error of its own", self._slot)
+                _log.exception("%s: the worker continues after an unexpected error", self._slot)
                 self._stopping.wait(_ERROR_PAUSE_SECONDS)
         return False
 
     def _run_next(self) -> bool:
-        """Claim and run one piece of work; false when there is none, or the host is in trouble."""
-        if not self._health.may_work():
+        """Claim and run one piece of work; false when no work waits, or the host is not healthy."""
+        if not self._health.is_ready():
             return False
-        self._attempts.return_late()
+        self._attempts.hand_back_pending()
         with self._claims.next() as claimed:
             if claimed is None:
                 return False

@@ -55,8 +55,8 @@ def test_a_clock_that_goes_back_does_not_break_the_order() -> None:
     assert source.new("tun") < source.new("tun")
 
 
-def test_a_cursor_leads_back_to_its_identifier() -> None:
-    """What was encoded is decoded."""
+def test_a_cursor_decodes_to_its_identifier() -> None:
+    """Decoding an encoded cursor returns its identifier."""
     identifier = IdentifierSource().new("rec")
     assert decode_cursor(encode_cursor(identifier), "rec") == identifier
     assert decode_cursor(None, "rec") is None
@@ -118,9 +118,9 @@ def test_the_data_folder_is_its_users_alone(tmp_path: Path) -> None:
     assert (tmp_path / "data").stat().st_mode & 0o777 == 0o700
 
 
-def test_a_folder_that_cannot_be_made_is_named() -> None:
+def test_a_folder_that_cannot_be_created_is_named() -> None:
     """No traceback when the disk is read-only or the path is none."""
-    with pytest.raises(ConfigurationError, match="/proc/nope/data cannot be made"):
+    with pytest.raises(ConfigurationError, match="/proc/nope/data cannot be created"):
         build(Settings(data_dir=Path("/proc/nope/data"), worker=False))
 
 
@@ -171,7 +171,7 @@ def test_every_path_of_every_kind_of_data_is_checked(tmp_path: Path, data: dict[
 def placed(data: dict[str, Any], root: Path, outside: Path) -> dict[str, Any]:
     """``data`` with its folders filled in."""
     return {
-        name: [it.format(root=root, outside=outside) for it in value]
+        name: [text.format(root=root, outside=outside) for text in value]
         if isinstance(value, list)
         else value.format(root=root, outside=outside)
         for name, value in data.items()
@@ -233,7 +233,7 @@ def holder(store: Store, clock: Clock, new_id: Callable[[str], str]) -> LeaseHol
 
 
 def claim_time(clock: Clock) -> float:
-    """When the work of ``holder`` was claimed."""
+    """Return the time at which the work of ``holder`` was claimed."""
     return clock.now
 
 
@@ -247,8 +247,8 @@ def test_a_held_lease_lets_work_go_on_while_it_is_renewed(holder: LeaseHolder, c
     assert (holder.reason(), holder.grace_seconds()) == (Stop.LOST, 0.0)
 
 
-def test_a_cancellation_is_heard_at_the_next_renewal(holder: LeaseHolder, store: Store) -> None:
-    """It gives the work little time to end."""
+def test_a_cancellation_is_seen_at_the_next_renewal(holder: LeaseHolder, store: Store) -> None:
+    """The work gets little time to end."""
     store.submissions.cancel(holder.lease.work_id)
     assert holder.reason() is None
     holder.renew()
@@ -302,16 +302,16 @@ def test_a_lease_that_ended_in_an_outage_is_told_from_one_taken_over(
     with monkeypatch.context() as away:
         away.setattr(store.leases, "renew", Mock(side_effect=StoreUnavailableError("away")))
         holder.renew()
-    seen = [holder.is_unanswered]
+    seen = [holder.is_store_unreachable]
     holder.renew()
-    seen.append(holder.is_unanswered)
+    seen.append(holder.is_store_unreachable)
     assert seen == [True, False]
     store.leases.release_slot(SERVED.slot, SERVED.owner)
     with monkeypatch.context() as away:
         away.setattr(store.leases, "renew", Mock(side_effect=StoreUnavailableError("away")))
         holder.renew()
     holder.renew()
-    assert (holder.reason(), holder.is_unanswered) == (Stop.LOST, True)
+    assert (holder.reason(), holder.is_store_unreachable) == (Stop.LOST, True)
 
 
 # --- errors ---

@@ -1,6 +1,6 @@
-"""Decide questions that several use cases share. Most are functions of their arguments.
+"""Implement rules that several use cases share. Most are functions of their arguments.
 
-``policy``: code, files and quotas that the operator allows. ``idempotency``: a repeated request gets its first answer.
-``placement``: whether a job suits a device. ``warm_start``: which stored recommendation seeds a tuning. ``wait_time``:
-how long queued work may wait. The workers use ``placement`` and ``warm_start`` too.
+``policy``: code, files and quotas that the operator allows. ``idempotency``: a retry gets the stored response.
+``placement``: checks that a device can run a job. ``warm_start``: the stored recommendation that warm-starts a tuning.
+``wait_time``: expected waits in the queue. The workers use ``placement`` and ``warm_start`` too.
 """

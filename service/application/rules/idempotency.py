@@ -1,48 +1,48 @@
-"""Requests that may be sent twice and act once: the first answer is kept with what it created, and given again."""
+"""Idempotent requests: the first response is stored with the work that it created, and repeated for retries."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from http import HTTPStatus
 
 from service.errors import IdempotencyKeyInFlightError, IdempotencyKeyReusedError
 from service.store.interface import SubmissionStore
-from service.store.models import AnsweredBeforeError, FirstAnswer, FirstTime, Idempotency, WorkItem
+from service.store.models import DuplicateRequestError, Idempotency, PendingResponse, StoredResponse, WorkItem
 
 
 @dataclass(frozen=True)
-class Submitted:
-    """What a submission is answered with."""
+class SubmissionResponse:
+    """The response to a submission."""
 
     work_id: str
     body: str
-    """The document, JSON."""
+    """The document, as JSON."""
     queued: bool = True
-    """Whether it waits now; else it was answered at once."""
+    """True when the work was queued; false when a stored recommendation served the submission."""
     replayed: bool = False
-    """Whether this is the answer that was given before under the same idempotency key."""
+    """True when this repeats the response to an earlier request with the same idempotency key."""
 
     @property
     def status(self) -> HTTPStatus:
-        """The status of the answer."""
+        """The HTTP status."""
         return HTTPStatus.ACCEPTED if self.queued else HTTPStatus.OK
 
-    def as_first(self, idempotency: Idempotency) -> FirstAnswer:
-        """This answer as it is remembered."""
-        return FirstAnswer(idempotency.digest, self.work_id, int(self.status), self.body)
+    def as_stored(self, idempotency: Idempotency) -> StoredResponse:
+        """Return the response as it is stored."""
+        return StoredResponse(idempotency.digest, self.work_id, int(self.status), self.body)
 
 
-Make = Callable[[], Submitted]
+Respond = Callable[[], SubmissionResponse]
 
 
-class OnceEach:
-    """Answers a request that carries an idempotency key once. Safe to share between threads.
+class IdempotentRequests:
+    """Process each request with an idempotency key once. Safe to share between threads.
 
-    Within this process, a second request with the key of one that is being answered is refused. Between processes the
-    store decides: who comes second is given the first answer.
+    Within this process, a request whose key belongs to a request in progress is refused. Between processes the store
+    decides: the second request gets the response to the first.
     """
 
     def __init__(self, submissions: SubmissionStore) -> None:
@@ -50,31 +50,31 @@ class OnceEach:
         self._lock = threading.Lock()
         self._in_flight: set[tuple[str, str]] = set()
 
-    def answer(self, idempotency: Idempotency | None, make: Make) -> Submitted:
-        """What ``make`` answers, or what was answered before under this key. What it refuses is not remembered.
+    def respond(self, idempotency: Idempotency | None, respond: Respond) -> SubmissionResponse:
+        """Return the response of ``respond``, or the stored one under this key. Errors are not stored.
 
         Raises:
-            IdempotencyKeyReusedError: when another request was answered under the key.
-            IdempotencyKeyInFlightError: when a request with the key is being answered.
+            IdempotencyKeyReusedError: when the key belongs to another request.
+            IdempotencyKeyInFlightError: when a request with the key is in progress.
         """
         if idempotency is None:
-            return make()
-        with self._alone(idempotency):
-            first = self._submissions.first_answer(idempotency.owner, idempotency.key)
-            if first is not None:
-                return _again(first, idempotency)
+            return respond()
+        with self._exclusive(idempotency):
+            stored = self._submissions.find_response(idempotency.owner, idempotency.key)
+            if stored is not None:
+                return _replayed(stored, idempotency)
             try:
-                return make()
-            except AnsweredBeforeError as error:
-                return _again(error.first, idempotency)
+                return respond()
+            except DuplicateRequestError as error:
+                return _replayed(error.response, idempotency)
 
     @contextmanager
-    def _alone(self, idempotency: Idempotency) -> Iterator[None]:
+    def _exclusive(self, idempotency: Idempotency) -> Iterator[None]:
         name = idempotency.owner, idempotency.key
         with self._lock:
             if name in self._in_flight:
                 raise IdempotencyKeyInFlightError(
-                    f"Idempotency-Key {idempotency.key!r}: a request with this key is being answered; send it again"
+                    f"Idempotency-Key {idempotency.key!r}: a request with this key is in progress; retry later"
                 )
             self._in_flight.add(name)
         try:
@@ -84,17 +84,19 @@ class OnceEach:
                 self._in_flight.discard(name)
 
 
-def first_time(idempotency: Idempotency | None, answer: Callable[[WorkItem], Submitted]) -> FirstTime | None:
-    """What the store keeps with what it creates; none without a key."""
+def pending_response(
+    idempotency: Idempotency | None, respond: Callable[[WorkItem], SubmissionResponse]
+) -> PendingResponse | None:
+    """Return the response to store with the work that it describes, or None without a key."""
     if idempotency is None:
         return None
-    return FirstTime(idempotency, lambda item: answer(item).as_first(idempotency))
+    return PendingResponse(idempotency, lambda item: respond(item).as_stored(idempotency))
 
 
-def _again(first: FirstAnswer, idempotency: Idempotency) -> Submitted:
-    if first.digest != idempotency.digest:
+def _replayed(stored: StoredResponse, idempotency: Idempotency) -> SubmissionResponse:
+    if stored.digest != idempotency.digest:
         raise IdempotencyKeyReusedError(
-            f"Idempotency-Key {idempotency.key!r} was used for another request; take a new key for each request"
+            f"Idempotency-Key {idempotency.key!r} was used for another request; use a new key for each request"
         )
-    answer = Submitted(first.work_id, first.body, queued=first.status == HTTPStatus.ACCEPTED)
-    return replace(answer, replayed=True)
+    queued = stored.status == HTTPStatus.ACCEPTED
+    return SubmissionResponse(stored.work_id, stored.body, queued=queued, replayed=True)

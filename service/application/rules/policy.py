@@ -1,4 +1,4 @@
-"""What the operator allows: which code runs, which files are read, and how much each API key may take."""
+"""The policy of the operator: allowed code, readable files, and the quota of each API key."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from tuner.schemas.workload import PythonModel, WorkloadSpec
 from tuner.system.data_roots import DataRoots, expand_glob, literal_prefix
 
 _FINGERPRINT = re.compile(r"[0-9a-f]{64}")
-_LONGEST_IDENTIFIER = 64
-_MOST_ENTRIES = 10_000
-"""Entries of folders that are looked at for one pattern, so that a request ends soon; the run looks at all."""
+_MAX_IDENTIFIER_LENGTH = 64
+_MAX_ENTRIES = 10_000
+"""Entries of folders that are checked for one pattern, which bounds the time of a request; the run checks all."""
 
 
 class Policy:
-    """Checks specs against the operator's settings. ``quota`` is what each API key may take; the store applies it."""
+    """Check specs against the operator's settings. ``quota`` limits each API key; the store applies it."""
 
     def __init__(self, python_targets: Sequence[str], data_roots: Sequence[str], quota: Quota = UNLIMITED) -> None:
         self.quota = quota
@@ -43,9 +43,9 @@ class Policy:
             )
 
     def check_data(self, spec: WorkloadSpec) -> None:
-        """Refuse paths outside the data roots, and patterns that lead there by a link which this host sees.
+        """Refuse paths outside the data roots, and patterns that lead outside by a link on this host.
 
-        The run judges every file that it opens once more: links may come later, or be on its host alone.
+        The run checks every file again when it opens it: links may be added later, or exist on its host alone.
 
         Raises:
             DataPathNotAllowedError: naming the path and the setting.
@@ -54,22 +54,24 @@ class Policy:
             self._check_path(read)
 
     @staticmethod
-    def check_foreign(recommendation: Recommendation, probes_set: Collection[str]) -> None:
-        """Refuse a recommendation sent along with a job that would set more than probes set here.
+    def check_foreign(recommendation: Recommendation, probe_variables: Collection[str]) -> None:
+        """Refuse a submitted recommendation that sets other environment variables than the probes here set.
 
-        Any other variable, such as LD_PRELOAD, would let the sender run code of their own.
+        Any other variable, such as LD_PRELOAD, would let the sender run arbitrary code.
 
         Raises:
-            InvalidInputError: naming the variables, or the field that is not what we write there.
+            InvalidInputError: naming the variables, or a field with an invalid value.
         """
-        allowed = {*probes_set, *CUDA_ALLOCATOR_VARIABLES}
+        allowed = {*probe_variables, *CUDA_ALLOCATOR_VARIABLES}
         others = sorted(set(recommendation.environment) - allowed)
         if others:
             raise InvalidInputError(
                 f"recommendation.environment sets {', '.join(others)}; a job may set only {', '.join(sorted(allowed))}"
             )
-        if not _FINGERPRINT.fullmatch(recommendation.fingerprint) or len(recommendation.id) > _LONGEST_IDENTIFIER:
-            raise InvalidInputError("recommendation.fingerprint must be 64 hexadecimal digits, and its id at most 64")
+        if not _FINGERPRINT.fullmatch(recommendation.fingerprint) or len(recommendation.id) > _MAX_IDENTIFIER_LENGTH:
+            raise InvalidInputError(
+                "recommendation.fingerprint must have 64 hexadecimal digits, and its id at most 64 characters"
+            )
 
     def _check_path(self, read: PathRead) -> None:
         field, path, pattern = f"spec.data.{read.field}", read.path, read.pattern
@@ -77,7 +79,7 @@ class Policy:
             raise DataPathNotAllowedError(f"{field}: {path!r} must be absolute and free of `..` in the service")
         try:
             self._roots.resolve(path if pattern != path else literal_prefix(pattern))
-            for _ in expand_glob(pattern, self._roots, _MOST_ENTRIES):
+            for _ in expand_glob(pattern, self._roots, _MAX_ENTRIES):
                 pass
         except DataOutsideRootsError as error:
             raise DataPathNotAllowedError(f"{field}: {path!r}: {error}") from None

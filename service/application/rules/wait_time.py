@@ -1,4 +1,4 @@
-"""How long what is queued may wait, from how long such work took lately. Pure."""
+"""Expected waits of queued work, from the durations of recent work. Pure."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from service.domain.states import WorkKind
 from service.store.models import Waiting, WorkRow
 
 RECENT = 20
-"""Of how many that ended last, of each kind, the durations are looked at."""
-_FEWEST = 3
-"""With fewer durations of a kind nothing is said."""
+"""Number of the newest ended pieces of work of each kind whose durations count."""
+_MIN_DURATIONS = 3
+"""With fewer durations of a kind, its waits are unknown."""
 
 
 @dataclass(frozen=True)
 class Running:
-    """What a worker is at, and since when."""
+    """The running work of a worker, and its start."""
 
     kind: WorkKind
     started_at: datetime | None
@@ -31,42 +31,42 @@ def expected_waits(
     recent: Sequence[WorkRow],
     now: datetime | None = None,
 ) -> dict[str, float | None]:
-    """Seconds until each is taken, by its id; none where that cannot be told.
+    """Return the expected seconds until each piece of work is taken, by its id; None where unknown.
 
     Args:
-        waiting: what waits for one device, in its order.
-        workers: what each live worker of the device is at; none for one that is free.
-        recent: what ended on the device.
-        now: the time, for tests.
+        waiting: the waiting work of one device, in order.
+        workers: the running work of each live worker of the device; None for a free worker.
+        recent: work that has ended on the device.
+        now: the current time, for tests.
     """
-    takes = _medians(recent)
-    free = [_left(it, takes, now or datetime.now(UTC)) for it in workers]
-    known = [seconds for seconds in free if seconds is not None]
-    told: dict[str, float | None] = {}
-    certain = bool(free) and len(known) == len(free)
-    heapq.heapify(known)
+    durations = _median_durations(recent)
+    remaining = [_seconds_until_free(running, durations, now or datetime.now(UTC)) for running in workers]
+    free_in = [seconds for seconds in remaining if seconds is not None]
+    waits: dict[str, float | None] = {}
+    is_known = bool(remaining) and len(free_in) == len(remaining)
+    heapq.heapify(free_in)
     for entry in waiting:
-        told[entry.id] = known[0] if certain else None
-        duration = takes.get(entry.kind)
-        certain = certain and duration is not None
-        if certain and duration is not None:
-            heapq.heapreplace(known, known[0] + duration)
-    return told
+        waits[entry.id] = free_in[0] if is_known else None
+        duration = durations.get(entry.kind)
+        is_known = is_known and duration is not None
+        if is_known and duration is not None:
+            heapq.heapreplace(free_in, free_in[0] + duration)
+    return waits
 
 
-def _medians(recent: Sequence[WorkRow]) -> dict[WorkKind, float]:
-    """The median duration of each kind that enough of ended. Answers from the store took no device: not counted."""
-    lasted: dict[WorkKind, list[float]] = {kind: [] for kind in WorkKind}
+def _median_durations(recent: Sequence[WorkRow]) -> dict[WorkKind, float]:
+    """Return the median duration of each kind with enough durations. Tunings served from the store do not count."""
+    durations: dict[WorkKind, list[float]] = {kind: [] for kind in WorkKind}
     for row in recent:
         if row.attempts and row.started_at is not None and row.ended_at is not None:
-            lasted[row.kind].append((row.ended_at - row.started_at).total_seconds())
-    return {kind: median(seconds) for kind, seconds in lasted.items() if len(seconds) >= _FEWEST}
+            durations[row.kind].append((row.ended_at - row.started_at).total_seconds())
+    return {kind: median(seconds) for kind, seconds in durations.items() if len(seconds) >= _MIN_DURATIONS}
 
 
-def _left(running: Running | None, takes: dict[WorkKind, float], now: datetime) -> float | None:
-    """Seconds until a worker is free; none when that cannot be told."""
+def _seconds_until_free(running: Running | None, durations: dict[WorkKind, float], now: datetime) -> float | None:
+    """Return the expected seconds until a worker is free, or None where unknown."""
     if running is None or running.started_at is None:
         return 0.0
-    if running.kind not in takes:
+    if running.kind not in durations:
         return None
-    return max(0.0, takes[running.kind] - (now - running.started_at).total_seconds())
+    return max(0.0, durations[running.kind] - (now - running.started_at).total_seconds())

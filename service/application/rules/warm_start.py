@@ -1,4 +1,4 @@
-"""Which stored answer leads a tuning: one to the same question, under other versions or another limit."""
+"""Pick a stored recommendation to warm-start a tuning of the same request under other versions or limits."""
 
 from __future__ import annotations
 
@@ -15,21 +15,20 @@ from tuner.schemas.recommendation import Recommendation
 
 _log = logging.getLogger(__name__)
 
-_LOOKED_AT = 8
-"""Answers, from the newest on, among which one is looked for that a single probe may confirm."""
+_MAX_CANDIDATES = 8
+"""Newest recommendations that are considered, in search of one that a single probe may confirm."""
 
 
-def find_earlier(store: RecommendationStore, tuning: Tuning) -> str | None:
-    """Id of the answer that leads ``tuning`` best: one that a probe may confirm, else the newest of any use."""
-    leads = [
-        led for it in store.for_question(tuning.request_fingerprint, _LOOKED_AT) if (led := _lead(store, tuning, it))
-    ]
-    confirmable = [it for it in leads if it.size is not None]
-    return next((it.stored.id for it in [*confirmable, *leads]), None)
+def find_warm_start(store: RecommendationStore, tuning: Tuning) -> str | None:
+    """Return the id of the best warm start: the newest that one probe may confirm, else the newest useful one."""
+    candidates = store.for_question(tuning.request_fingerprint, _MAX_CANDIDATES)
+    starts = [start for stored in candidates if (start := _warm_start(store, tuning, stored)) is not None]
+    confirmable = [start for start in starts if start.size is not None]
+    return next((start.stored.id for start in [*confirmable, *starts]), None)
 
 
-def recall_earlier(store: RecommendationStore, item: WorkItem, tuning: Tuning) -> None:
-    """Let the answer that a queued tuning refers to lead it; where that is no more, or asks another question, none."""
+def apply_warm_start(store: RecommendationStore, item: WorkItem, tuning: Tuning) -> None:
+    """Warm-start ``tuning`` from the recommendation that ``item`` names, if that is still stored and matches."""
     if item.warm_start_from is None:
         return
     try:
@@ -38,20 +37,22 @@ def recall_earlier(store: RecommendationStore, item: WorkItem, tuning: Tuning) -
         _log.info("%s is not warm-started by %s: %s", item.id, item.warm_start_from, error)
 
 
-def _lead(store: RecommendationStore, tuning: Tuning, answer: Recommendation) -> PossibleWarmStart | None:
+def _warm_start(store: RecommendationStore, tuning: Tuning, stored: Recommendation) -> PossibleWarmStart | None:
     with suppress(NotFoundError, SpecError):
-        start = tuning.possible_warm_start(_fully_proven(store, answer))
+        start = tuning.possible_warm_start(_measured(store, stored))
         return start if start.is_useful else None
     return None
 
 
-def _fully_proven(store: RecommendationStore, answer: Recommendation) -> Recommendation:
-    """The answer that has measured what ``answer`` rests on: chains are cut, so it is at most one step away.
+def _measured(store: RecommendationStore, stored: Recommendation) -> Recommendation:
+    """Return the recommendation whose probes prove ``stored``: itself, or the one that warm-started it.
+
+    Chains are cut when recommendations are made, so that the proof is at most one step away.
 
     Raises:
-        NotFoundError: when it is not stored any more.
+        NotFoundError: when that recommendation is not stored any more.
     """
-    rests_on = answer.evidence.warm_start
-    if answer.evidence.proof.stopped_by != "warm-start" or rests_on is None:
-        return answer
-    return store.get(rests_on.recommendation_id)
+    warm_start = stored.evidence.warm_start
+    if stored.evidence.proof.stopped_by != "warm-start" or warm_start is None:
+        return stored
+    return store.get(warm_start.recommendation_id)

@@ -1,4 +1,4 @@
-"""Connections: engines for each database, reading and writing transactions, and the translation of its errors."""
+"""Engines for each database, read and write transactions, and the translation of database errors."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from sqlalchemy.pool import ConnectionPoolEntry
 
 from service.errors import ConfigurationError, InvalidInputError, StoreUnavailableError
-from service.folders import make_own
+from service.folders import make_private_folder
 from service.store.database.sqlite_writer_lock import FairLock
 
 _BUSY_SECONDS = 10.0
-"""The time for which a writer waits for another one. Transactions take milliseconds."""
+"""The time for which a writer waits for others. Transactions take milliseconds."""
 _RETRY_SECONDS = 0.01
 _IDLE_SECONDS = 10.0
-"""After how long PostgreSQL ends a transaction whose process has stopped: it may hold what others wait for."""
+"""The time after which PostgreSQL ends an idle transaction, whose locks others may wait for."""
 _WRITER_LOCK = "writer_lock"
-"""The execution option of an SQLite engine that holds the lock of its writers."""
+"""The execution option of an SQLite engine that has its writer lock."""
 _EXAMPLES = "sqlite:////path/to/file.db or postgresql://user:password@host/database"
 _POOL_SIZE = 20
 _POOL_OVERFLOW = 40
 
 _READ_ONLY = "25006"
-"""PostgreSQL's code for a write where only reads are allowed."""
+"""PostgreSQL's code for a write in a read-only transaction."""
 _SQLITE = {"sqlite", "sqlite+pysqlite"}
 _POSTGRESQL = {"postgresql", "postgresql+psycopg", "postgres"}
 _TIMEOUTS = {
@@ -47,21 +47,21 @@ _TIMEOUTS = {
 
 
 def open_engine(url: str) -> Engine:
-    """The engine for a database URL; the folder of an SQLite file is created.
+    """Create the engine for a database URL; the folder of an SQLite file is created.
 
     Raises:
-        ConfigurationError: when the URL names no database we can use.
+        ConfigurationError: when the URL names no supported database.
     """
     parsed = _parsed(url)
     if parsed.drivername in _SQLITE:
         return _open_sqlite(parsed)
     if parsed.drivername in _POSTGRESQL:
         return _open_postgresql(parsed)
-    raise ConfigurationError(f"database_url names {parsed.drivername!r}; it can be sqlite or postgresql")
+    raise ConfigurationError(f"database_url names {parsed.drivername!r}; supported are sqlite and postgresql")
 
 
 def _parsed(url: str) -> URL:
-    """The URL in its parts. It may hold a password, so that no error repeats any of it but the driver's name."""
+    """Parse the URL. It may have a password, so that errors repeat no part of it but the name of the driver."""
     try:
         parsed = make_url(url)
     except (ArgumentError, ValueError):
@@ -74,7 +74,7 @@ def _parsed(url: str) -> URL:
 def _open_sqlite(url: URL) -> Engine:
     if url.database in {None, "", ":memory:"}:
         raise ConfigurationError("database_url must name an SQLite file: one in memory would not survive a restart")
-    make_own(Path(str(url.database)).parent)
+    make_private_folder(Path(str(url.database)).parent)
     engine = create_engine(
         url,
         pool_size=_POOL_SIZE,
@@ -101,13 +101,13 @@ def _open_postgresql(url: URL) -> Engine:
 
 
 def _leave_standby(context: ExceptionContext) -> None:
-    """A server that takes no writes any more is not the one to stay connected to: the next call connects anew."""
+    """Disconnect from a server that has become read-only, so that the next call connects anew."""
     if getattr(context.original_exception, "sqlstate", None) == _READ_ONLY:
         context.is_disconnect = True
 
 
 def _prepare_postgresql(connection: object, _record: ConnectionPoolEntry) -> None:
-    """No transaction waits, or is waited for, without end; set outside of a transaction, so that it stays."""
+    """Bound lock waits and idle transactions; set outside a transaction, so that the settings persist."""
     limits = {"lock_timeout": _BUSY_SECONDS, "idle_in_transaction_session_timeout": _IDLE_SECONDS}
     connection.autocommit = True  # type: ignore[attr-defined]
     for name, seconds in limits.items():
@@ -116,7 +116,7 @@ def _prepare_postgresql(connection: object, _record: ConnectionPoolEntry) -> Non
 
 
 def _prepare_sqlite(connection: object, _record: ConnectionPoolEntry) -> None:
-    """Readers beside one writer, every commit on the disk, and no transaction that the driver begins on its own."""
+    """Allow readers beside one writer, write each commit to disk, and disable implicit transactions of the driver."""
     connection.isolation_level = None  # type: ignore[attr-defined]
     cursor = connection.cursor()  # type: ignore[attr-defined]
     _use_wal(cursor)
@@ -140,49 +140,49 @@ def _use_wal(cursor: sqlite3.Cursor) -> None:
 
 
 def _begin_sqlite(connection: Connection) -> None:
-    """Take the lock at once in a writing transaction: a reader that becomes a writer would fail instead of waiting."""
+    """Lock at the start of a write transaction: a reader that becomes a writer would fail instead of waiting."""
     writes = connection.get_execution_options().get("writes", False)
     connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
 
 
 @contextmanager
-def reading(engine: Engine) -> Iterator[Connection]:
-    """A transaction that only reads.
+def read_transaction(engine: Engine) -> Iterator[Connection]:
+    """Open a transaction that only reads.
 
     Raises:
         StoreUnavailableError: when the database cannot be reached.
     """
-    with translated(), engine.connect() as connection, connection.begin():
+    with translate_errors(), engine.connect() as connection, connection.begin():
         yield connection
 
 
 @contextmanager
-def writing(engine: Engine) -> Iterator[Connection]:
-    """A transaction that writes: committed at the end, undone when anything is raised.
+def write_transaction(engine: Engine) -> Iterator[Connection]:
+    """Open a transaction that writes, committed at the end of the block and rolled back on an exception.
 
     Raises:
         StoreUnavailableError: when the database cannot be reached or written.
     """
-    with translated(), _writer_lock(engine), engine.connect() as plain:
+    with translate_errors(), _writer_lock(engine), engine.connect() as plain:
         connection = plain.execution_options(writes=True)
         with connection.begin():
             yield connection
 
 
 def _writer_lock(engine: Engine) -> AbstractContextManager[None]:
-    """Hold the engine's writer lock, where the database has one writer at a time."""
+    """Hold the engine's writer lock, if the database has one writer at a time."""
     lock: FairLock | None = engine.get_execution_options().get(_WRITER_LOCK)
     return nullcontext() if lock is None else lock.acquire(_BUSY_SECONDS)
 
 
 def insert_or_skip(connection: Connection, table: Table, values: dict[str, Any]) -> bool:
-    """Insert a row unless one with its key is there; whether it was inserted."""
+    """Insert a row unless its key exists, and return whether it was inserted."""
     statement = _insert(connection, table, values).on_conflict_do_nothing().returning(*table.primary_key)
     return connection.execute(statement).first() is not None
 
 
 def insert_or_replace(connection: Connection, table: Table, values: dict[str, Any]) -> None:
-    """Insert a row, or overwrite the one with its key."""
+    """Insert a row, or overwrite the row with its key."""
     statement = _insert(connection, table, values)
     key = [column.name for column in table.primary_key]
     connection.execute(statement.on_conflict_do_update(index_elements=key, set_=values))
@@ -195,8 +195,8 @@ def _insert(connection: Connection, table: Table, values: dict[str, Any]) -> sql
 
 
 @contextmanager
-def translated() -> Iterator[None]:
-    """Translate the database's errors, at the one seam; broken constraints and our own faults stay."""
+def translate_errors() -> Iterator[None]:
+    """Translate database errors; violated constraints and programming errors are raised unchanged."""
     try:
         yield
     except (DataError, OverflowError) as error:
@@ -210,6 +210,6 @@ def translated() -> Iterator[None]:
 
 
 def _first_line(error: Exception) -> str:
-    """The driver's own words, without the statement and its values."""
+    """Return the message of the driver, without the statement and its values."""
     cause = error.orig if isinstance(error, DBAPIError) else error
     return str(cause).strip().partition("\n")[0]

@@ -1,4 +1,4 @@
-"""Rows of the tables as documents, and documents as rows."""
+"""Conversion of rows to documents, and of documents to rows."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from tuner.schemas.training import TrainingProgress, TrainingResult
 
 _KINDS = {kind.value: kind for kind in WorkKind}
 _STATES = {state.value: state for state in State}
-_LARGE = {"payload", "progress", "result", "problem", "document"}
+_DOCUMENT_COLUMNS = {"payload", "progress", "result", "problem", "document"}
 
 
-def slim(table: Table) -> list[Any]:
-    """The columns of a table that a list needs: all but the documents."""
-    return [column for column in table.columns if column.name not in _LARGE]
+def without_documents(table: Table) -> list[Any]:
+    """Return the columns of a table but the large documents."""
+    return [column for column in table.columns if column.name not in _DOCUMENT_COLUMNS]
 
 
-SLIM_WORK = slim(work_items)
+WORK_COLUMNS = without_documents(work_items)
 _UNLISTED = {
     "question",
     "hardware",
@@ -40,25 +40,25 @@ _UNLISTED = {
     "lost_leases",
     "problem_code",
 }
-LISTED_WORK = [column for column in SLIM_WORK if column.name not in _UNLISTED]
-"""What a row of a list is made from."""
-SLIM_RECOMMENDATION = slim(recommendations)
+LISTED_WORK = [column for column in WORK_COLUMNS if column.name not in _UNLISTED]
+"""Columns of a row in a list."""
+RECOMMENDATION_COLUMNS = without_documents(recommendations)
 _PLAN = ("gradient_accumulation_steps", "micro_batch_size", "world_size")
-"""Columns of a plan."""
+"""Columns of the plan."""
 
 
 def moment(milliseconds: int) -> datetime:
-    """A stored time as an aware one, in UTC."""
+    """Convert a stored time to an aware one, in UTC."""
     return datetime.fromtimestamp(milliseconds / 1000, tz=UTC)
 
 
 def moment_or_none(milliseconds: int | None) -> datetime | None:
-    """A stored time, or that there is none."""
+    """Convert a stored time that may be absent."""
     return None if milliseconds is None else moment(milliseconds)
 
 
 def _fields(row: Row[Any]) -> dict[str, Any]:
-    """What every view of a tuning or job holds."""
+    """Return the fields of every view of a tuning or job."""
     return {
         "id": row.id,
         "kind": _KINDS[row.kind],
@@ -83,7 +83,7 @@ def _fields(row: Row[Any]) -> dict[str, Any]:
 
 
 def version(row: Row[Any]) -> str:
-    """Return the version of a row in a list: a change of the row brings an event, or at least a later time."""
+    """Return the version of a row in a list: every change of the row adds an event or sets a later time."""
     return f"{row.id} {row.updated_at} {row.event_count}"
 
 
@@ -93,7 +93,7 @@ def work_row(row: Row[Any]) -> WorkRow:
 
 
 def work_item(row: Row[Any]) -> WorkItem:
-    """A tuning or job in full."""
+    """Return a tuning or job in full."""
     return WorkItem(
         **_fields(row),
         payload=row.payload,
@@ -105,13 +105,13 @@ def work_item(row: Row[Any]) -> WorkItem:
 
 
 def recorded_probe(row: RowMapping) -> RecordedProbe:
-    """A recorded probe."""
+    """Return a recorded probe."""
     result = ProbeResult.model_validate_json(row["document"])
     return RecordedProbe(ordinal=row["ordinal"], recorded_at=moment(row["recorded_at"]), result=result)
 
 
 def event(row: RowMapping) -> Event:
-    """An event; its document is the one field that its kind names."""
+    """Return an event; its document becomes the field that its kind names."""
     kind = EventKind(row["kind"])
     at = moment(row["at"])
     document: Any = json.loads(row["document"])
@@ -121,21 +121,21 @@ def event(row: RowMapping) -> Event:
 
 
 def recommendation_summary(row: RowMapping) -> RecommendationSummary:
-    """A recommendation in a list."""
+    """Return a recommendation as a list shows it."""
     listed = {name: value for name, value in row.items() if name not in _PLAN}
     plan = None if row["micro_batch_size"] is None else _plan(row)
     return RecommendationSummary.model_validate({**listed, "plan": plan, "created_at": moment(row["created_at"])})
 
 
 def _plan(row: RowMapping) -> dict[str, Any]:
-    """The summary of the plan of a feasible recommendation, which gives exactly the requested batch."""
+    """Return the summary of the plan of a feasible recommendation, whose batch is exactly the requested one."""
     batch = row["effective_batch_size"]
     given = {"effective_batch_size": batch, "requested_effective_batch_size": batch, "exact": True}
     return {name: row[name] for name in _PLAN} | given
 
 
 def recommendation_values(document: Recommendation, tuning_id: str, model: str) -> dict[str, Any]:
-    """What is stored of a recommendation."""
+    """Return the stored columns of a recommendation."""
     return {
         "id": document.id,
         "tuning_id": tuning_id,
@@ -157,5 +157,5 @@ def recommendation_values(document: Recommendation, tuning_id: str, model: str) 
 
 
 def as_json(document: Document | None) -> str | None:
-    """A document as it is stored."""
+    """Return a document as it is stored."""
     return None if document is None else document.model_dump_json()

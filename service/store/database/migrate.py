@@ -10,21 +10,21 @@ from alembic.util import CommandError
 from sqlalchemy import Connection, Engine, text
 
 from service.errors import ConfigurationError
-from service.store.database.engine import writing
+from service.store.database.engine import write_transaction
 
 _MIGRATIONS = Path(__file__).parent / "migrations"
 _ADVISORY_LOCK = 0x62617463
-"""Any number that nothing else in the database locks: "batc"."""
+"""An arbitrary number that no other lock of the database uses: "batc"."""
 
 
 def upgrade(engine: Engine, revision: str = "head") -> None:
-    """Apply what is missing, all in one transaction.
+    """Apply missing revisions, all in one transaction.
 
     Raises:
         StoreUnavailableError: when the database cannot be reached or written.
-        ConfigurationError: when a newer version has migrated it to a revision that this one does not know.
+        ConfigurationError: when a newer version has migrated it to a revision that this version does not know.
     """
-    with writing(engine) as connection:
+    with write_transaction(engine) as connection:
         if connection.dialect.name == "postgresql":
             connection.execute(text("SET LOCAL lock_timeout = 0"))  # another may be migrating a large database
             connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _ADVISORY_LOCK})
@@ -32,12 +32,12 @@ def upgrade(engine: Engine, revision: str = "head") -> None:
             command.upgrade(configuration(connection), revision)
         except CommandError as error:
             raise ConfigurationError(
-                f"the database was made by a newer Batchwright: update this one ({error})"
+                f"a newer Batchwright has migrated the database: update this installation ({error})"
             ) from None
 
 
 def configuration(connection: Connection) -> Config:
-    """Alembic's configuration for our packaged migrations, on an open connection."""
+    """Return Alembic's configuration for the packaged migrations, on an open connection."""
     config = Config()
     config.set_main_option("script_location", str(_MIGRATIONS))
     config.set_main_option("path_separator", "os")

@@ -66,14 +66,14 @@ work_items = Table(
     Column("problem_code", String(64)),
 )
 """Tunings and jobs. The fencing token rises with every claim, so it counts attempts too; ``device_ms`` is the time on
-devices of every claim but one that holds, and ``key_id`` the API key that asked for it (not a foreign key: it names an
-owner, and must never keep work from being stored)."""
+devices of every claim but one that holds, and ``key_id`` the API key that submitted the work (not a foreign key, which
+might prevent work from being stored)."""
 
 is_queued = text(_queued)
 is_held = text(_held)
 is_failed = text(_failed)
-"""Conditions as the indexes below have them: a database uses a partial index for the same words only, not for the same
-values bound to parameters."""
+"""Conditions in the text of the indexes below: a database uses a partial index only for a condition with the same text,
+not for one with bound parameters."""
 
 Index("work_items_by_kind", work_items.c.kind, work_items.c.id)
 for _columns in (["state"], ["device"], ["model"], ["state", "device"], ["state", "model"], ["device", "model"]):
@@ -110,8 +110,8 @@ submitters = Table(
     Column("id", String(16), primary_key=True),
     Column("turn", BigInteger, nullable=False, server_default="0"),
 )
-"""Everyone who ever queued work: the API keys' ids, and the empty id for callers without one. Starts of work are
-numbered, whosever it is; ``turn`` is the number of the submitter's last one, or 0: the least is next."""
+"""Submitters of queued work: ids of API keys, and the empty id for callers without one. Starts of work are numbered
+over all submitters; ``turn`` is the number of the submitter's last start, or 0. The least turn is next."""
 
 idempotency_keys = Table(
     "idempotency_keys",
@@ -124,7 +124,7 @@ idempotency_keys = Table(
     Column("status", Integer, nullable=False),
     Column("body", Text, nullable=False),
 )
-"""First responses. The work may be deleted since: the response is what was sent then."""
+"""Responses by idempotency key, as they were sent; their work may have been deleted since."""
 
 Index("idempotency_keys_by_age", idempotency_keys.c.created_at)
 
@@ -136,7 +136,7 @@ used_time = Table(
     Column("ended_at", BigInteger, nullable=False),
     Column("device_ms", BigInteger, nullable=False),
 )
-"""What deleted work used of devices: deleting it gives its key no time back."""
+"""Device time of deleted work, which still counts towards the quota of its key."""
 
 Index("used_time_by_key", used_time.c.key_id, used_time.c.ended_at)
 
@@ -148,7 +148,7 @@ probes = Table(
     Column("recorded_at", BigInteger, nullable=False),
     Column("document", Text, nullable=False),
 )
-"""Results of probes: one per tuning and ordinal, whoever reports it."""
+"""Results of probes, one per tuning and ordinal."""
 
 events = Table(
     "events",
@@ -159,7 +159,7 @@ events = Table(
     Column("kind", String(16), nullable=False),
     Column("document", Text, nullable=False),
 )
-"""What happened. Ids are numbered per work item under its row lock, so they become visible in their order."""
+"""Events. Ids are numbered per work item under its row lock, so that they become visible in order."""
 
 recommendations = Table(
     "recommendations",
@@ -181,7 +181,7 @@ recommendations = Table(
     Column("objective", String(16), nullable=False, server_default="largest"),
     Column("micro_batch_size", BigInteger),
 )
-"""The documents, and beside them what is searched and listed. They may outlive their tuning."""
+"""Recommendations: the documents, and the columns of searches and lists. They may outlive their tuning."""
 
 Index("recommendations_by_fingerprint", recommendations.c.fingerprint, recommendations.c.id)
 for _columns in ([], ["model"], ["device"], ["device_name"], ["device", "model"], ["device_name", "model"]):
@@ -196,7 +196,7 @@ workers = Table(
     Column("heartbeat_at", BigInteger, nullable=False),
     Column("document", Text, nullable=False),
 )
-"""Devices that are served, and when their workers were last heard of."""
+"""Served devices, with the last heartbeats of their workers."""
 
 api_keys = Table(
     "api_keys",
@@ -230,7 +230,7 @@ sessions = Table(
     Column("created_at", BigInteger, nullable=False),
     Column("expires_at", BigInteger, nullable=False),
 )
-"""Who is signed in to the pages: SHA-256 of the session's token, never the token, and the key it rests on."""
+"""Browser sessions: SHA-256 of the token, never the token, and the API key of the session."""
 
 Index("sessions_by_end", sessions.c.expires_at)
 

@@ -1,7 +1,7 @@
 """A fair lock for the writers of one SQLite engine: first come, first served.
 
-SQLite serves the writer that retries at the right moment: of many that write without a pause, one may wait for seconds.
-A lock of our own is fair; writers of other processes are left to SQLite.
+SQLite serves the writer that retries at the right moment: among many busy writers, one may wait for seconds. This lock
+is fair within a process; writers of other processes are left to SQLite.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from service.errors import StoreUnavailableError
 
 
 class FairLock:
-    """A lock that is given in the order of the requests. Safe to share between threads; not reentrant."""
+    """A lock that is acquired in the order of the requests. Safe to share between threads; not reentrant."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._waiting: deque[threading.Lock] = deque()
-        """Each waits at a lock of its own; the first holds the fair lock."""
+        """Each waiter waits on its own lock; the first one holds the fair lock."""
 
     @contextmanager
     def acquire(self, timeout_seconds: float) -> Iterator[None]:
@@ -30,23 +30,23 @@ class FairLock:
             timeout_seconds: how long to wait for the lock.
 
         Raises:
-            StoreUnavailableError: when the lock is not given in time.
+            StoreUnavailableError: when the lock is not acquired in time.
         """
-        given = threading.Lock()
-        given.acquire()
+        own = threading.Lock()
+        own.acquire()
         with self._lock:
-            self._waiting.append(given)
-            if self._waiting[0] is given:
-                given.release()
+            self._waiting.append(own)
+            if self._waiting[0] is own:
+                own.release()
         try:
-            if not given.acquire(timeout=timeout_seconds):
+            if not own.acquire(timeout=timeout_seconds):
                 raise StoreUnavailableError(
-                    f"the database cannot be used: other writers were not done in {timeout_seconds:g} s"
+                    f"the database cannot be used: other writers held it for {timeout_seconds:g} s"
                 )
             yield
         finally:
             with self._lock:
-                held = self._waiting[0] is given
-                self._waiting.remove(given)
+                held = self._waiting[0] is own
+                self._waiting.remove(own)
                 if held and self._waiting:
                     self._waiting[0].release()

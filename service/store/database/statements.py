@@ -1,4 +1,4 @@
-"""The conditions and changes that carry the store's promises, apart from the code that runs them."""
+"""Conditions and conditional updates of the store."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from sqlalchemy import ColumnElement, Connection, RowMapping, and_, bindparam, i
 from service.domain.states import State
 from service.domain.work import EventKind
 from service.errors import ConflictError, StaleLeaseError
-from service.store.database.mapping import SLIM_WORK
+from service.store.database.mapping import WORK_COLUMNS
 from service.store.database.schema import events, is_held, now_ms, work_items
 from service.store.models import Lease
 
@@ -21,17 +21,17 @@ EventToAdd = tuple[EventKind, str]
 
 
 def state_event(state: State) -> EventToAdd:
-    """The event that reports a new state."""
+    """Return the event of a new state."""
     return EventKind.STATE, f'"{state.value}"'
 
 
 def held_by(lease: Lease) -> ColumnElement[bool]:
-    """The condition that the lease is valid: same owner, same fencing token, not expired, not ended."""
-    return and_(not_taken_from(lease), _work.lease_expires_at > now_ms())
+    """Return the condition that the lease is valid: same owner, same fencing token, not expired, not ended."""
+    return and_(is_latest_lease(lease), _work.lease_expires_at > now_ms())
 
 
-def not_taken_from(lease: Lease) -> ColumnElement[bool]:
-    """The condition that the lease is the newest, expired or not: same owner, same fencing token, not ended."""
+def is_latest_lease(lease: Lease) -> ColumnElement[bool]:
+    """Return the condition that the lease is the newest, expired or not: same owner and fencing token, not ended."""
     return and_(_work.id == lease.work_id, _work.owner == lease.owner, _work.token == lease.token, is_held)
 
 
@@ -54,14 +54,14 @@ ABANDONED = (
 """The first work for a device whose lease has expired: work of its slot, then of others; its parameters are `slot`,
 `device` and `hardware`."""
 
-LEFT_BEHIND = and_(
+MISPLACED = and_(
     is_held,
     _work.slot == bindparam("slot"),
     _work.hardware != bindparam("hardware"),
     _work.lease_expires_at <= now_ms(),
 )
-"""The work that holds a slot with an expired lease and needs other hardware than is there by now: nobody takes it over
-there, and while it holds the slot nothing else is taken. The parameters are `slot` and `hardware`."""
+"""The work that holds a slot with an expired lease, and needs other hardware than the slot has now. No worker takes it
+over there, and it blocks the slot. The parameters are `slot` and `hardware`."""
 
 
 def change(
@@ -70,16 +70,16 @@ def change(
     values: dict[str, Any],
     new_events: Sequence[EventToAdd] = (),
 ) -> RowMapping | None:
-    """Update one work item under a condition, with the events that report it; none when the condition is not met.
+    """Update one work item under a condition, and add events; return its row, or None when the condition is not met.
 
-    The update holds the row until the transaction ends, so events of one item get their numbers one after another and
-    become visible in that order.
+    The update locks the row until the transaction ends, so that events of one item are numbered and become visible in
+    order.
     """
     statement = (
         update(work_items)
         .where(condition)
         .values(updated_at=now_ms(), event_count=_work.event_count + len(new_events), **values)
-        .returning(*SLIM_WORK)
+        .returning(*WORK_COLUMNS)
     )
     row = connection.execute(statement).mappings().first()
     if row is not None and new_events:
@@ -94,23 +94,23 @@ def change_held(
     new_events: Sequence[EventToAdd],
     also: ColumnElement[bool] | None = None,
 ) -> RowMapping:
-    """A change that only the holder of a good lease may make.
+    """Update the work item of a valid lease, and return its row.
 
     Raises:
         StaleLeaseError: when the lease has ended.
-        ConflictError: when it holds, but ``also`` is not met.
+        ConflictError: when the lease is valid, but ``also`` is not met.
     """
     row = change(connection, held_by(lease) if also is None else and_(held_by(lease), also), values, new_events)
     if row is not None:
         return row
     state = connection.execute(select(_work.state).where(held_by(lease))).scalar_one_or_none()
     if state is None:
-        raise stale(lease)
+        raise stale_lease_error(lease)
     raise ConflictError(f"{lease.work_id} is {state}, from where it cannot become {values.get('state')}")
 
 
-def stale(lease: Lease) -> StaleLeaseError:
-    """The error for a report that comes too late."""
+def stale_lease_error(lease: Lease) -> StaleLeaseError:
+    """Return the error for a report after the end of its lease."""
     name = f"lease {lease.token} of {lease.owner} on {lease.work_id}"
     return StaleLeaseError(f"{name} has ended: it expired, was taken over, or its work ended")
 

@@ -20,45 +20,45 @@ GraceSeconds = Callable[[], float | None]
 """Seconds left before the run must have stopped, or None if it need not stop. May fall from call to call."""
 
 OnProgress = Callable[[Sequence[TrainingProgress]], None]
-"""Takes the updates that were finished since the last call. What it raises ends the run."""
+"""Receives the updates that were finished since the last call. Its exceptions end the run."""
 
 
 class DeviceBusyError(ServiceError):
-    """The executor was asked to run two things at once, or after it was closed: a mistake of its caller."""
+    """The executor was called twice at once, or after it was closed: a mistake of its caller."""
 
     code = "device-busy"
 
 
 @dataclass(frozen=True)
 class TrainingRun:
-    """A run to make, or to go on with if its directory holds checkpoints."""
+    """A run to start, or to resume if its directory has checkpoints."""
 
     directory: Path
     recommendation: Recommendation
     request: TrainingRequest
     reported: int = 0
-    """The newest update that was reported; later ones are, also those that an earlier process has made."""
+    """The newest reported update. Later ones will be reported, also those that an earlier process made."""
 
 
 class Executor(ABC):
-    """Runs work on ``device``. Calls block; they may come from any thread, one at a time.
+    """Run work on ``device``. Calls block; they may come from any thread, one at a time.
 
-    Probes go to ``runner``, which the executor owns; how a run is made is what kinds of executor differ in.
+    Probes go to ``runner``, which the executor owns; subclasses implement training runs.
     """
 
     def __init__(self, device: DeviceInfo, runner: ProbeRunner) -> None:
         self.device = device
         self._runner = runner
-        self._turn = threading.Lock()
+        self._lock = threading.Lock()
         self._closed = False
 
     def check(self, request: TuningRequest, grace_seconds: GraceSeconds) -> None:
-        """Find a wrong spec before any probe.
+        """Check the spec before any probe.
 
         Raises:
             SpecError: naming the field at fault.
-            ProbeCancelledError: when ``grace_seconds`` asked it to stop.
-            ProbeError: when the machinery failed.
+            ProbeCancelledError: when ``grace_seconds`` requested a stop.
+            ProbeError: when the probe could not be run.
         """
         with self._one_at_a_time():
             self._runner.check(request, lambda: grace_seconds() is not None)
@@ -67,8 +67,8 @@ class Executor(ABC):
         """Compare the loss of a batch with that of its parts, before any probe.
 
         Raises:
-            ProbeCancelledError: when ``grace_seconds`` asked it to stop.
-            ProbeError: when the machinery failed.
+            ProbeCancelledError: when ``grace_seconds`` requested a stop.
+            ProbeError: when the probe could not be run.
         """
         with self._one_at_a_time():
             return self._runner.check_coupling(request, lambda: grace_seconds() is not None)
@@ -77,8 +77,8 @@ class Executor(ABC):
         """Estimate the peaks that probes would measure; none where no estimate can be made.
 
         Raises:
-            ProbeCancelledError: when ``grace_seconds`` asked it to stop.
-            ProbeError: when the machinery failed.
+            ProbeCancelledError: when ``grace_seconds`` requested a stop.
+            ProbeError: when the probe could not be run.
         """
         with self._one_at_a_time():
             return self._runner.expect(request, lambda: grace_seconds() is not None)
@@ -87,16 +87,16 @@ class Executor(ABC):
         """Run one probe to its end.
 
         Raises:
-            ProbeCancelledError: when ``grace_seconds`` asked it to stop; nothing of the probe is left then.
-            ProbeError: when the machinery failed.
+            ProbeCancelledError: when ``grace_seconds`` requested a stop; nothing of the probe is left then.
+            ProbeError: when the probe could not be run.
         """
         with self._one_at_a_time():
             return self._runner.run(request, lambda: grace_seconds() is not None)
 
     def train(self, run: TrainingRun, on_progress: OnProgress, grace_seconds: GraceSeconds) -> TrainingResult:
-        """Make a run, or go on with it. STOPPED when ``grace_seconds`` asked it to stop, or someone else did.
+        """Start or resume a run. STOPPED when ``grace_seconds``, or another process, requested a stop.
 
-        Whatever ends this call, an exception of ``on_progress`` included, nothing of the run goes on after it.
+        No process of the run outlives this call, whether it returns or raises (``on_progress`` may raise).
         """
         with self._one_at_a_time():
             return self._train(run, on_progress, grace_seconds)
@@ -111,21 +111,21 @@ class Executor(ABC):
     def _one_at_a_time(self) -> Iterator[None]:
         if self._closed:
             raise DeviceBusyError(f"the executor of {self.device.id} is closed")
-        if not self._turn.acquire(blocking=False):
+        if not self._lock.acquire(blocking=False):
             raise DeviceBusyError(f"{self.device.id} already runs something")
         try:
             yield
         finally:
-            self._turn.release()
+            self._lock.release()
 
     def lost_device(self) -> str | None:
-        """Look for the device, and say in words that it is gone; none while it is there."""
+        """Return a message when the device is lost, or None."""
         return None
 
     def environment(self) -> dict[str, str]:
-        """The variables that probes and jobs run with."""
+        """Return the environment variables of probes and jobs."""
         return self._runner.environment()
 
     @abstractmethod
     def _train(self, run: TrainingRun, on_progress: OnProgress, grace_seconds: GraceSeconds) -> TrainingResult:
-        """Make a run."""
+        """Start or resume a run."""

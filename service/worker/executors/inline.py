@@ -1,4 +1,4 @@
-"""Run everything in this process: for tests, and for a debugger."""
+"""An executor in this process, for tests and for debugging."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from tuner.schemas.results import DeviceInfo
 from tuner.schemas.training import TrainingResult
 
 TrainFunction = Callable[[TrainingRun, OnProgress, GraceSeconds], TrainingResult]
-"""Makes a run in this process: reports its updates, and ends soon when it is asked to stop."""
+"""Makes a run in this process, reports its updates, and ends soon after a stop request."""
 
 
 class InlineExecutor(Executor):
-    """Probes go to ``runner``, which it owns; runs are made by ``train``."""
+    """Run probes with ``runner``, which the executor owns, and training runs with ``train``."""
 
     def __init__(self, device: DeviceInfo, runner: ProbeRunner, train: TrainFunction) -> None:
         super().__init__(device, runner)

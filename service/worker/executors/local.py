@@ -1,4 +1,4 @@
-"""Run probes and jobs as processes of this host: this process never imports torch."""
+"""An executor with processes of this host; this process never imports torch."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from tuner.training.launching.launcher import TrainingProcess
 _POLL_SECONDS = 0.1
 """The interval at which a running job is polled: bounds the delay of its progress and its end."""
 _RESTARTS = 3
-"""Restarts in a row, without a checkpoint in between, of a job whose process was killed."""
+"""Consecutive restarts, without a checkpoint in between, of a job whose process was killed."""
 
 
 class LocalExecutor(Executor):
-    """Probes go to a runner that starts processes; each job is a process per rank, which reads below ``data_roots``."""
+    """Run probes with ``runner``, and each job as a process per rank, which may read below ``data_roots``."""
 
     def __init__(
         self,
@@ -58,10 +58,10 @@ class LocalExecutor(Executor):
 
 
 def _await_folder(directory: Path, grace_seconds: GraceSeconds) -> bool:
-    """Wait until no process trains in ``directory``; false when asked to stop before.
+    """Wait until no process trains in ``directory``; false when a stop is requested first.
 
-    The worker before this one may be frozen while its processes go on, in a folder that both hosts share: they are
-    ended when it wakes, or end by themselves.
+    The previous worker may be suspended while its processes continue in a folder that both hosts share. They are ended
+    when it wakes, or end by themselves.
     """
     while True:
         with lock_directory(directory, timeout_seconds=0.0) as alone:
@@ -73,9 +73,9 @@ def _await_folder(directory: Path, grace_seconds: GraceSeconds) -> bool:
 
 
 def _watch(process: TrainingProcess, on_progress: OnProgress, grace_seconds: GraceSeconds) -> TrainingResult:
-    """The result of the process, which is asked to stop, and then made to, when ``grace_seconds`` says so.
+    """Return the result of the process; stop it when ``grace_seconds`` says so, and kill it at the end of the grace.
 
-    It is asked again while the process ends itself: a more pressing reason leaves less time.
+    ``grace_seconds`` is polled while the process ends: a more pressing reason leaves less time.
     """
     deadline = math.inf
     while (result := process.poll()) is None:

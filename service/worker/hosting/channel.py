@@ -1,4 +1,4 @@
-"""Messages between the process that serves the API and the process that works: JSON over a pair of sockets."""
+"""JSON messages over a socket pair, between the API process and the worker process."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ import json
 import socket
 from typing import Any
 
-_LARGEST_BYTES = 1024**2
-"""More than any message has; the kernel's buffers hold about 200 KiB of each direction."""
+_MAX_BYTES = 1024**2
+"""Larger than any message; the kernel's buffers hold about 200 KiB of each direction."""
 
 
 class Channel:
-    """One end. Messages are whole or not at all; ``send`` is safe to share between threads.
+    """One end of the pair. Messages arrive completely or not at all; ``send`` is safe to share between threads.
 
     Args:
-        end: a socket of a pair, of the kind ``SOCK_SEQPACKET``; owned from now on.
+        end: a ``SOCK_SEQPACKET`` socket of a pair, which the channel owns.
     """
 
     def __init__(self, end: socket.socket) -> None:
@@ -22,12 +22,12 @@ class Channel:
 
     @classmethod
     def pair(cls) -> tuple[Channel, socket.socket]:
-        """A channel, and the socket of its other end."""
+        """Create a channel, and the socket of its other end."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         return cls(ours), theirs
 
     def send(self, message: dict[str, Any]) -> bool:
-        """Send without waiting; false when the other end is gone, or has not read for long."""
+        """Send without waiting; false when the other end is closed, or its buffer is full."""
         try:
             self._end.send(json.dumps(message).encode(), socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
         except OSError:
@@ -35,9 +35,9 @@ class Channel:
         return True
 
     def receive(self) -> dict[str, Any] | None:
-        """Wait for the next message; none when the other end is gone."""
+        """Wait for the next message; None when the other end is closed."""
         try:
-            read = self._end.recv(_LARGEST_BYTES)
+            read = self._end.recv(_MAX_BYTES)
         except OSError:
             return None
         if not read:

@@ -1,4 +1,4 @@
-"""Runs the workers of this host in a process of their own, so that no peer of the API takes what work needs."""
+"""Run the workers of this host in a child process, whose memory and descriptors API clients cannot use up."""
 
 from __future__ import annotations
 
@@ -25,21 +25,21 @@ _log = logging.getLogger(__name__)
 
 ENTRY = "service.entrypoints.hosted_worker"
 _FIRST_DELAY_SECONDS = 0.2
-_LONGEST_DELAY_SECONDS = 30.0
+_MAX_DELAY_SECONDS = 30.0
 _STABLE_SECONDS = 60.0
-"""A process that has lived for longer did not fail at its start: the next is started after the first delay again."""
+"""After a process that lived for longer, the restart delay begins at its first value again."""
 _FORCED_SECONDS = 15.0
-"""After a second signal the process has this long to hand back what it runs. It is killed then; a lease frees that."""
+"""Time of a forced shutdown to hand the work back. The process is killed then, and the work's lease expires."""
 _MEASURE_SECONDS = 2.0
 _ORPHAN_SECONDS = 5.0
 
 
 class WorkerProcess:
-    """Workers in a process of their own, which is started again when it dies. Safe to share between threads.
+    """Workers in a child process, which is restarted when it dies. Safe to share between threads.
 
     Args:
-        settings: of the service.
-        entry: the module that is the process.
+        settings: the settings of the service.
+        entry: the module that the process runs.
     """
 
     def __init__(self, settings: Settings, entry: str = ENTRY) -> None:
@@ -58,14 +58,14 @@ class WorkerProcess:
 
     @property
     def pid(self) -> int | None:
-        """Id of the process, while there is one."""
+        """Id of the running process, or None."""
         child = self._child
         return None if child is None else child.process.pid
 
     def begin(self) -> None:
-        """Start the process, without waiting for it. Does nothing when it was started."""
+        """Start the process without waiting for its workers. Does nothing when it was started."""
         if self._supervisor is None:
-            # The kernel ends the process with the thread that starts it: this one lasts as long.
+            # The kernel ends the process with the thread that started it, so this thread lives as long.
             self._supervisor = threading.Thread(target=self._supervise, name="worker-process", daemon=True)
             self._supervisor.start()
 
@@ -73,7 +73,7 @@ class WorkerProcess:
         """Start the process, and wait until its workers run. Does nothing when they were started.
 
         Raises:
-            ServiceError: the one for which its workers could not be started.
+            ServiceError: the error that prevented the start of its workers.
         """
         if self._awaited:
             return
@@ -85,11 +85,11 @@ class WorkerProcess:
             raise refusal
 
     def notify(self) -> None:
-        """Have the workers look for work and for cancellations now. Never blocks."""
+        """Wake the workers to check for work and for cancellations. Never blocks."""
         self._send("wake")
 
     def request_stop(self) -> None:
-        """Begin to end gracefully. Returns at once."""
+        """Begin a graceful stop. Returns at once."""
         self._stopping.set()
         self._send("stop")
 
@@ -106,34 +106,34 @@ class WorkerProcess:
             killing.start()
 
     def stop(self) -> None:
-        """End gracefully, and wait for that. Idempotent."""
+        """Stop gracefully, and wait for the end. Idempotent."""
         self.request_stop()
         if self._supervisor is not None:
             self._supervisor.join()
 
     def families(self) -> list[Metric]:
-        """The measurements of the process; none when it does not answer."""
+        """Return the metrics of the process; empty when it does not respond."""
         with self._measuring:
             number = time.monotonic_ns()
             if self._send("measure", number=number):
-                return self._answer(number)
+                return self._receive_families(number)
         return []
 
-    def _answer(self, number: int) -> list[Metric]:
+    def _receive_families(self, number: int) -> list[Metric]:
         deadline = time.monotonic() + _MEASURE_SECONDS
         while (left := deadline - time.monotonic()) > 0:
             try:
-                answer = self._measured.get(timeout=left)
+                message = self._measured.get(timeout=left)
             except queue.Empty:
                 break
-            if answer["number"] == number:
-                return families_from(answer["families"])
-        _log.warning("the metrics are without the workers': their process does not answer")
+            if message["number"] == number:
+                return families_from(message["families"])
+        _log.warning("the metrics lack those of the workers, whose process does not respond")
         return []
 
-    def _send(self, what: str, **more: int) -> bool:
+    def _send(self, command: str, **arguments: int) -> bool:
         child = self._child
-        return child is not None and child.channel.send({"do": what, **more})
+        return child is not None and child.channel.send({"do": command, **arguments})
 
     # --- the supervisor's thread ---
 
@@ -145,11 +145,11 @@ class WorkerProcess:
             if not self._report_first(ended, started=started) or self._stopping.is_set():
                 return
             delay = _FIRST_DELAY_SECONDS if time.monotonic() - began > _STABLE_SECONDS else delay
-            _log.error("%s; it is started again in %.1f s", ended, delay)
+            _log.error("%s; restarting it in %.1f s", ended, delay)
             threading.Thread(target=self._reap_orphans, name="orphans", daemon=True).start()
             if self._stopping.wait(delay):
                 return
-            delay = min(2 * delay, _LONGEST_DELAY_SECONDS)
+            delay = min(2 * delay, _MAX_DELAY_SECONDS)
 
     def _report_first(self, ended: ServiceError, *, started: bool) -> bool:
         """Report a first start that failed; return whether the workers ran at any time."""
@@ -159,9 +159,9 @@ class WorkerProcess:
         return False
 
     def _reap_orphans(self) -> None:
-        """Wait for what the dead process had started: as process 1 of a container this one has become its parent.
+        """Reap the children of the dead process: as process 1 of a container, this one has become their parent.
 
-        A process that this one has started itself, and not waited for since, is no loss: its end is known.
+        Reaping a child of this process itself does no harm, since its end is known.
         """
         if not self._stopping.wait(_ORPHAN_SECONDS):
             seen = zombies()
@@ -169,7 +169,7 @@ class WorkerProcess:
                 reap(seen & zombies())
 
     def _run_once(self) -> tuple[ServiceError, bool]:
-        """One life of the process: how it ended, and whether its workers ran."""
+        """Run the process to its end; return the error of its end, and whether its workers ran."""
         try:
             child = _Child(self._settings, self._entry)
         except OSError as error:
@@ -192,14 +192,14 @@ class WorkerProcess:
         with self._lock:
             self._child = None
         status = child.end()
-        return refusal or ConfigurationError(f"the process of the workers {_in_words(status)}"), started
+        return refusal or ConfigurationError(f"the process of the workers {_status_text(status)}"), started
 
 
 class _Child:
-    """A running process with its settings. It leads a session: a terminal's signals are the service's alone.
+    """A running process with its settings. It leads a session, so that a terminal's signals do not reach it.
 
     Raises:
-        OSError: when it cannot be started.
+        OSError: when the process cannot be started.
     """
 
     def __init__(self, settings: Settings, entry: str) -> None:
@@ -219,11 +219,11 @@ class _Child:
         self.channel.send({"settings": settings.model_dump(mode="json")})
 
     def kill(self) -> None:
-        """End it now; nothing happens when it has ended."""
+        """Kill the process; does nothing when it has ended."""
         self.process.kill()
 
     def end(self) -> int:
-        """Wait for its end; its exit status."""
+        """Wait for the end of the process, and return its exit status."""
         status = self.process.wait()
         self.channel.close()
         return status
@@ -234,5 +234,5 @@ def _error_of(message: dict[str, Any]) -> ServiceError:
     return kind(message["message"])
 
 
-def _in_words(status: int) -> str:
+def _status_text(status: int) -> str:
     return f"was killed by signal {-status}" if status < 0 else f"ended with status {status}"

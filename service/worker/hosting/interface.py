@@ -1,4 +1,4 @@
-"""The workers of a host, as the service sees them: threads of its own process, or a process apart."""
+"""The interface of a host's workers: threads of this process, or a child process."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ class Workers(Protocol):
 
     @property
     def slots(self) -> list[str]:
-        """Host and device of each worker that runs."""
+        """Slot (host and device) of each running worker."""
 
     def start(self) -> None:
         """Start every worker, or none. Does nothing when they run.
@@ -20,13 +20,13 @@ class Workers(Protocol):
         """
 
     def notify(self) -> None:
-        """Have every worker look for work and for cancellations now. Never blocks."""
+        """Wake every worker to check for work and for cancellations. Never blocks."""
 
     def request_stop(self) -> None:
-        """Begin to end gracefully. Returns at once."""
+        """Begin a graceful stop. Returns at once."""
 
     def force_stop(self) -> None:
-        """End running work now. Returns at once; ``stop`` ends soon then."""
+        """End running work now. Returns at once; ``stop`` then returns soon."""
 
     def stop(self) -> None:
-        """End gracefully: running work is handed back to the queue. Idempotent."""
+        """Stop gracefully: running work is handed back to the queue. Idempotent."""

@@ -11,7 +11,7 @@ import pytest
 
 from service.domain.api_keys import Scope, make_key
 from service.domain.work import JobSubmission
-from service.store.models import FirstAnswer
+from service.store.models import StoredResponse
 from tests.support.factories import python_spec, recommendation
 from tests.support.service.asking import PATIENCE_SECONDS, body, ended, problem_in
 from tests.support.service.running import Running, StartService
@@ -105,7 +105,7 @@ def test_a_request_in_flight_is_not_made_twice(service: Running, monkeypatch: py
 def test_the_database_decides_between_processes(service: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     """A process that stores second gets the response that was stored first."""
     first = service.http.post("/v1/tunings", json=body(), headers=KEY)
-    monkeypatch.setattr(service.system.store.submissions, "first_answer", lambda *_: None)
+    monkeypatch.setattr(service.system.store.submissions, "find_response", lambda *_: None)
     assert_replayed(first, service.http.post("/v1/tunings", json=body(), headers=KEY))
     other = service.http.post("/v1/tunings", json=body(effective_batch_size=7), headers=KEY)
     problem_in(other, 422, "idempotency-key-reused")
@@ -159,6 +159,6 @@ def test_invalid_keys_are_refused(shared_service: Running, key: str | bytes) -> 
 def test_a_response_outlives_the_service(service: Running) -> None:
     """The response is stored with the work, where another process finds it."""
     first = service.http.post("/v1/tunings", json=body(), headers=KEY)
-    kept = service.system.store.submissions.first_answer("", "a-key")
-    assert isinstance(kept, FirstAnswer)
+    kept = service.system.store.submissions.find_response("", "a-key")
+    assert isinstance(kept, StoredResponse)
     assert (kept.status, kept.body, kept.work_id) == (202, first.text, first.json()["id"])

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from service.application.job_files import RunFiles
+from service.application.job_files import JobFiles
 from service.application.rules.placement import SLOT_FILE
 from service.domain.work import JobSubmission
 from tests.support.factories import recommendation
@@ -91,7 +91,7 @@ def test_files_of_an_earlier_attempt_are_refused(service: Running, job: dict[str
 def test_only_folders_of_jobs_are_removed(tmp_path: Path, name: str) -> None:
     """A name that leads elsewhere removes nothing."""
     (tmp_path / "runs" / "job_1").mkdir(parents=True)
-    assert RunFiles(tmp_path / "runs").remove(name)
+    assert JobFiles(tmp_path / "runs").remove(name)
     assert (tmp_path / "runs" / "job_1").is_dir()
 
 
@@ -107,9 +107,9 @@ def test_links_are_not_followed(service: Running, job: dict[str, Any], paths: Ru
     assert service.http.get(f"/v1/jobs/{job['id']}/checkpoints").json() == {"items": []}
 
 
-def test_a_pipe_does_not_block_the_request(tmp_path: Path) -> None:
-    """A pipe or a folder in place of the log is not read."""
-    runs = RunFiles(tmp_path)
+def test_what_is_no_file_does_not_hold_the_request(tmp_path: Path) -> None:
+    """A pipe or a folder in the place of the log is no log."""
+    runs = JobFiles(tmp_path)
     (tmp_path / "job_1").mkdir()
     os.mkfifo(tmp_path / "job_1" / "log.txt")
     assert runs.log_tail("job_1", 10) == b""

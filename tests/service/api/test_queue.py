@@ -14,7 +14,7 @@ from service.application.rules.wait_time import expected_waits
 from service.domain.api_keys import Scope, make_key
 from service.domain.states import State, WorkKind
 from service.domain.work import JobSubmission
-from service.store.models import SeenDevice, Waiting, WorkRow
+from service.store.models import AnnouncedDevice, Waiting, WorkRow
 from tests.support.factories import recommendation
 from tests.support.service.asking import PATIENCE_SECONDS, body, ended, problem_in
 from tests.support.service.running import Running, StartService
@@ -106,7 +106,7 @@ def test_the_queue_is_readable_while_its_work_is_deleted(busy: Running, monkeypa
     waits, store = submitted(busy, effective_batch_size=5), busy.system.store
     devices = store.devices.list
 
-    def deleted_after() -> list[SeenDevice]:
+    def deleted_after() -> list[AnnouncedDevice]:
         seen = devices()
         for device in seen:
             if device.running_id is not None and device.running_id != waits:

@@ -47,7 +47,7 @@ def until(happens: Callable[[], bool]) -> None:
 
 
 def is_gone(pid: int) -> bool:
-    """Whether a process has ended; one that nobody has waited for yet has."""
+    """Return whether a process has ended, zombies included."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
     except FileNotFoundError:
@@ -211,7 +211,7 @@ def test_estimates_leave_the_api_its_threads(start_service: StartService, monkey
 
 
 def test_a_service_that_ends_ends_its_estimates(start_service: StartService, hanging: Hanging) -> None:
-    """Whoever waits is told, and nothing is left running."""
+    """The waiting caller gets an error, and no process is left."""
     service = start_service(python_targets=TARGET)
     app = app_of(service.system, service.settings)
     body = json.loads(estimate_request(hanging.spec).model_dump_json())
@@ -236,7 +236,7 @@ def test_the_number_of_slots_is_a_setting(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 class Scripted:
-    """An estimator that answers at once, or holds until it is told to go on."""
+    """An estimator that answers at once, or holds until it may go on."""
 
     def __init__(self) -> None:
         self.asked = 0
@@ -265,27 +265,27 @@ def bounded(estimator: Scripted, *targets: str, **limits: Any) -> Estimates:
     return Estimates(estimator, Policy(targets, ()), {"torch": "2.8"}, EstimateLimits(**limits))
 
 
-def test_the_answer_asked_for_the_longest_ago_is_forgotten() -> None:
-    """Two are remembered; asking again keeps one."""
+def test_the_least_recently_used_estimate_is_evicted() -> None:
+    """A cache of two keeps an estimate that was used again."""
     estimator = Scripted()
-    estimates = bounded(estimator, remembered=2)
+    estimates = bounded(estimator, cache_entries=2)
     numbers = [estimates.estimate(estimate_request(micro_batch_size=size)).parameters for size in (1, 2, 1, 3, 1, 2)]
     assert numbers == [1, 2, 1, 3, 1, 4]
 
 
-def test_answers_are_forgotten_when_they_take_too_much_memory() -> None:
-    """Room for one and a half answers keeps one; an answer above all of it is not kept."""
+def test_estimates_are_evicted_by_size() -> None:
+    """Space for one and a half estimates keeps one; a larger estimate is not cached."""
     nbytes = len(Scripted()(estimate_request(), lambda: False).model_dump_json())
-    question = len(bounded(Scripted())._question(estimate_request()))
-    one = bounded(Scripted(), remembered_bytes=(nbytes + question) * 3 // 2)
+    question = len(bounded(Scripted())._cache_key(estimate_request()))
+    one = bounded(Scripted(), cache_bytes=(nbytes + question) * 3 // 2)
     numbers = [one.estimate(estimate_request(micro_batch_size=size)).parameters for size in (1, 1, 2, 2, 1)]
     assert numbers == [1, 1, 2, 2, 3]
-    none = bounded(Scripted(), remembered_bytes=nbytes)
+    none = bounded(Scripted(), cache_bytes=nbytes)
     assert [none.estimate(estimate_request()).parameters for _ in range(2)] == [1, 2]
 
 
 def test_code_that_may_change_is_traced_each_time() -> None:
-    """Answers for `python` models are not remembered."""
+    """Estimates of `python` models are not cached."""
     estimates = bounded(Scripted(), TARGET)
     request = estimate_request(python_spec(TARGET))
     assert [estimates.estimate(request).parameters for _ in range(2)] == [1, 2]
@@ -293,8 +293,8 @@ def test_code_that_may_change_is_traced_each_time() -> None:
         bounded(Scripted()).estimate(request)
 
 
-def test_who_waits_for_the_same_answer_gets_it_without_another_trace() -> None:
-    """The second finds the first's answer once its turn has come."""
+def test_concurrent_equal_estimates_are_traced_once() -> None:
+    """The second caller finds the estimate of the first in the cache."""
     estimator = Scripted()
     estimator.go_on.clear()
     estimates = bounded(estimator)
@@ -321,7 +321,7 @@ def test_a_full_queue_refuses_at_once() -> None:
     with in_background(work) as first, in_background(work) as second:
         for _ in range(2):
             assert estimator.begun.acquire(timeout=PATIENCE_SECONDS)
-        with pytest.raises(EstimatesBusyError, match="2 made at once"):
+        with pytest.raises(EstimatesBusyError, match="the 2 slots"):
             estimates.estimate(estimate_request())
         stop.set()
         for asked in (first, second):

@@ -62,7 +62,7 @@ def test_every_format_is_listed(shared_service: Running) -> None:
 
 
 def test_the_export_is_that_of_the_tuner(shared_service: Running, stored: Recommendation) -> None:
-    """The same document, and 304 for who has it."""
+    """The response is equal, and 304 for a caller that has it."""
     path = f"/v1/recommendations/{stored.id}/exports/hugging-face"
     answer = shared_service.http.get(path)
     assert answer.json() == export(stored, "hugging-face").model_dump(mode="json")
@@ -97,7 +97,7 @@ def test_wrong_questions_are_told(
 
 
 def test_an_unknown_recommendation_is_not_found(shared_service: Running) -> None:
-    """Whether its id could be one or not."""
+    """Well-formed and malformed ids get the same error."""
     for identifier in ("rec_" + "0" * 32, "..%2Fx"):
         problem_in(shared_service.http.get(f"/v1/recommendations/{identifier}/exports/deepspeed"), 404, "not-found")
 
@@ -111,7 +111,7 @@ def test_what_would_change_the_batch_is_refused(shared_service: Running, odd: Re
 
 
 def test_what_does_not_fit_cannot_be_exported(start_service: Callable[..., Running]) -> None:
-    """It is a conflict, and says why nothing fits."""
+    """The error is a conflict and gives the reason why nothing fits."""
     service = start_service(ScriptedRunner(0))
     with service.client as client:
         nothing = client.tunings.tune(tuning_request())
@@ -125,7 +125,7 @@ def test_the_sdk_exports(
     """Lists the formats, exports with options, and raises what it raises elsewhere."""
 
     async def use(calls: AsyncCalls) -> None:
-        assert [it.format for it in await calls.recommendations.formats()] == list(TARGETS)
+        assert [listed.format for listed in await calls.recommendations.formats()] == list(TARGETS)
         made = await calls.recommendations.export(stored.id, "hugging-face", target_version="5.23")
         assert made == export(stored, "hugging-face")
         with pytest.raises(ConflictError):

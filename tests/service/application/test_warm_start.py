@@ -17,7 +17,7 @@ from sqlalchemy import text
 from service.application.context import ApplicationContext
 from service.application.queue import FleetCases
 from service.application.rules.policy import Policy
-from service.application.rules.warm_start import recall_earlier
+from service.application.rules.warm_start import apply_warm_start
 from service.application.tunings import TuningCases
 from service.client import Client
 from service.domain.api_keys import KEYLESS
@@ -27,7 +27,7 @@ from service.domain.work import Tuning as TuningView
 from service.domain.work import TuningPage, TuningSubmission
 from service.domain.workers import ServedDevice
 from service.fast_path.queue_positions import QueuePositions
-from service.store.database.engine import open_engine, writing
+from service.store.database.engine import open_engine, write_transaction
 from service.store.database.migrate import configuration, upgrade
 from service.store.models import Ending, WorkItem
 from service.store.store import Store, open_store
@@ -97,7 +97,7 @@ def work_off(store: Store, served: ServedDevice, runner: ProbeRunner | None = No
     claim = store.leases.claim(served, 3600.0)  # real probes take long on a busy machine, and nobody renews the lease
     assert claim is not None
     tuning = course(claim.item, served)
-    recall_earlier(store.recommendations, claim.item, tuning)
+    apply_warm_start(store.recommendations, claim.item, tuning)
     runner = runner or ScriptedRunner(37)
     if (question := tuning.expectation_request()) is not None:
         tuning.start_from_estimate(runner.expect(question))
@@ -149,7 +149,7 @@ def test_another_question_refers_to_nothing(store: Store, answered: Recommendati
 
 
 def test_an_infeasible_answer_is_not_referred_to(store: Store) -> None:
-    """It measured nothing that could lead."""
+    """A recommendation without measurements warm-starts nothing."""
     served = serving(store)
     submit(store)
     assert not work_off(store, served, ScriptedRunner(0)).feasible
@@ -237,7 +237,7 @@ def test_an_answer_is_served_for_its_own_fingerprint_only(store: Store, seed: in
 
 @pytest.fixture
 def start(store: Store, tmp_path: Path) -> Iterator[Callable[..., Coordinator]]:
-    """Starts a worker around a runner, with the upgraded versions unless told otherwise."""
+    """Starts a worker around a runner, with the upgraded versions unless given others."""
     started: list[Coordinator] = []
 
     def new(runner: ScriptedRunner, versions: dict[str, str] = UPGRADED) -> Coordinator:
@@ -345,11 +345,11 @@ def test_an_answer_below_a_time_out_succeeds_and_is_not_served_again(store: Stor
 def test_after_a_crash_behind_the_confirming_probe_nothing_is_run(
     store: Store, answered: Recommendation, start: Callable[..., Coordinator]
 ) -> None:
-    """What it found is recorded, and decides."""
+    """Its results are recorded, and decide."""
     tuning, _ = submit(store)
     claim = store.leases.claim(SERVED, 60.0)
     assert claim is not None
-    fit = [it for it in answered.evidence.probes if it.outcome is Outcome.FIT and it.micro_batch_size == 37]
+    fit = [probe for probe in answered.evidence.probes if probe.outcome is Outcome.FIT and probe.micro_batch_size == 37]
     store.evidence.record_probe(claim.lease, 1, fit[-1])
     store.leases.release_slot(SERVED.slot, "host:")
     runner = ScriptedRunner(37)
@@ -393,8 +393,8 @@ def test_the_store_finds_answers_by_their_question(store: Store, new_id: NewId) 
         made.append(work_off(store, served, ScriptedRunner(largest)).id)
     question = Tuning(REQUEST, served.device, environment={}, versions={}).request_fingerprint
     store.submissions.add(new_work(new_id("tun"), question=question))
-    assert [it.id for it in store.recommendations.for_question(question, 9)] == [made[3], made[1], made[0]]
-    assert [it.id for it in store.recommendations.for_question(question, 2)] == [made[3], made[1]]
+    assert [stored.id for stored in store.recommendations.for_question(question, 9)] == [made[3], made[1], made[0]]
+    assert [stored.id for stored in store.recommendations.for_question(question, 2)] == [made[3], made[1]]
     assert store.recommendations.for_question("0" * 64, 9) == []
 
 
@@ -415,7 +415,7 @@ def test_a_database_from_before_goes_on(database_url: str, new_id: NewId) -> Non
     served = serving(store)
     submit(store)
     found = work_off(store, served)
-    with writing(engine) as connection:
+    with write_transaction(engine) as connection:
         command.downgrade(configuration(connection), "0002_keys")
         columns = connection.execute(text("SELECT * FROM work_items")).keys()
         assert not {"question", "warm_start_from"} & set(columns)
@@ -470,7 +470,7 @@ def test_a_real_answer_is_confirmed_by_one_real_probe(store: Store) -> None:
         second = work_off(store, upgraded, runner)
     assert first.evidence.proof.stopped_by == "oom"
     assert (queued, tuning.warm_start_from) == (True, first.id)
-    assert [it.micro_batch_size for it in second.evidence.probes] == [first.largest_micro_batch_size]
+    assert [probe.micro_batch_size for probe in second.evidence.probes] == [first.largest_micro_batch_size]
     assert second.evidence.proof.stopped_by == "warm-start"
     assert plan_of(second).micro_batch_sizes == plan_of(first).micro_batch_sizes
     assert submit(store, request)[0].recommendation == second

@@ -500,7 +500,7 @@ def test_a_key_queues_no_more_than_its_quota(start_service: StartService) -> Non
     assert started.wait(TIMEOUT_SECONDS)
     assert service.http.post("/v1/tunings", json=body[1], headers=bearer(one)).status_code == 202
     refused = service.http.post("/v1/tunings", json=body[2], headers=bearer(one))
-    assert "1 tunings and jobs queued, of 1" in problem_in(refused, 429, "quota-exceeded").detail
+    assert "1 tunings and jobs queued (limit 1)" in problem_in(refused, 429, "quota-exceeded").detail
     assert int(refused.headers["retry-after"]) >= 1
     assert service.http.post("/v1/tunings", json=body[2], headers=bearer(other)).status_code == 202
 

@@ -54,7 +54,7 @@ def against(request: pytest.FixtureRequest) -> Against:
 
 
 def test_tuning_is_one_call(against: Against, shared_service: Running) -> None:
-    """`tune` submits, waits and returns the recommendation; an equal request gets the stored one."""
+    """SubmissionResponse, waited for, answered; asked again, the stored answer comes back."""
     request = tuning_request(effective_batch_size=next(SIZES))
 
     async def tune_twice(calls: AsyncCalls) -> None:

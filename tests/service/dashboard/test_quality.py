@@ -12,7 +12,7 @@ import pytest
 from playwright.sync_api import Browser, Page, expect
 
 from service.domain.api_keys import Scope, make_key
-from service.store.database.engine import open_engine, writing
+from service.store.database.engine import open_engine, write_transaction
 from service.store.database.schema import work_items
 from tests.support.factories import mlp_spec, recommendation, tuning_request
 from tests.support.service.browser import Watched, chromium, watched
@@ -235,7 +235,7 @@ def store_many(service: Running) -> None:
     found = service.http.get(f"/v1/tunings/{queued['id']}", params={"wait": 20}).json()
     assert found["state"] == "SUCCEEDED"
     engine = open_engine(service.settings.url)
-    with writing(engine) as connection:
+    with write_transaction(engine) as connection:
         row = dict(connection.execute(work_items.select().where(work_items.c.id == queued["id"])).mappings().one())
         rows = [
             row | {"id": f"tun_{number:032x}", "fingerprint": f"{number:064x}", "recommendation_id": None}

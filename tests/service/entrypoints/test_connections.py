@@ -218,7 +218,7 @@ def test_an_answer_that_takes_long_does_not_time_out() -> None:
     async def run() -> None:
         async with bounded_server() as server:
             reader, writer = await server.connect(_SLOW_HEAD)
-            await until(lambda: [it.phase for it in server.registry._open] == [Phase.ANSWER])
+            await until(lambda: [connection.phase for connection in server.registry._open] == [Phase.RESPONSE])
             for now in range(0, 10**6, 10**5):
                 server.registry.sweep(float(now))
             server.released.set()

@@ -71,7 +71,7 @@ def start_worker(tmp_path: Path, shared: str, journals: Path) -> Iterator[StartW
 
         def start(node: str, seconds: float = PROBE_SECONDS, jobs: str = "real", **settings: Any) -> Spoken:
             given = {"data_dir": str(tmp_path / node), "database_url": shared, "node_name": node}
-            told = {
+            options = {
                 "settings": given | {"lease_seconds": LEASE_SECONDS, "poll_seconds": 0.05} | settings,
                 "journal": str(journals / node),
                 "seconds": seconds,
@@ -79,7 +79,7 @@ def start_worker(tmp_path: Path, shared: str, journals: Path) -> Iterator[StartW
             }
             (journals / node).touch()
             return stack.enter_context(
-                spoken([str(SUPPORT / "service" / "worker_process.py"), json.dumps(told)], WORKS)
+                spoken([str(SUPPORT / "service" / "worker_process.py"), json.dumps(options)], WORKS)
             )
 
         yield start
@@ -98,7 +98,7 @@ def job(updates: int, every: int) -> dict[str, Any]:
 
 
 def noted(journal: Path) -> list[str]:
-    """What a worker has noted."""
+    """Return the lines that a worker has written."""
     return journal.read_text().splitlines()
 
 
@@ -112,7 +112,7 @@ def undisturbed() -> list[int]:
 
 
 def test_api_and_worker_are_processes_of_their_own(api: Api, start_worker: StartWorker) -> None:
-    """The API lists a worker's devices, takes work for them, and is ready as long as one is heard of."""
+    """The API lists a worker's devices, takes work for them, and is ready as long as one sends heartbeats."""
     refused = api.http.post("/v1/tunings", json=tuning())
     assert (refused.status_code, refused.json()["code"]) == (422, "unknown-device")
     unready = api.http.get("/readyz")
@@ -142,7 +142,7 @@ def test_a_dead_workers_tuning_is_taken_over(api: Api, start_worker: StartWorker
     ended = api.ended(path)
     assert (ended["state"], ended["slot"], ended["attempts"]) == ("SUCCEEDED", f"{second}/cpu", 2)
     assert api.sizes(path) == expected
-    assert [int(it) for it in noted(journals / first) + noted(journals / second)] == expected[:3] + expected[2:]
+    assert [int(line) for line in noted(journals / first) + noted(journals / second)] == expected[:3] + expected[2:]
 
 
 def test_a_worker_that_wakes_late_is_refused(api: Api, start_worker: StartWorker, journals: Path) -> None:
@@ -183,7 +183,7 @@ def test_a_cancelled_job_leaves_no_process(api: Api, start_worker: StartWorker) 
 
 
 def test_a_device_is_served_by_one_process(start_worker: StartWorker, tmp_path: Path, shared: str) -> None:
-    """A second worker on it is refused, and told who serves it, by which lock, and what to do."""
+    """A second worker on it is refused, with an error that names the owner, the lock file and the remedy."""
     first = start_worker("one", poll_seconds=0.5)
     command = [sys.executable, "-m", "tuner.cli", "work", "--device", "cpu", "--database-url", shared]
     environment = {"PATH": "", "BATCHWRIGHT_DATA_DIR": str(tmp_path / "one"), "BATCHWRIGHT_NODE_NAME": "other"}

@@ -38,7 +38,7 @@ StartServed = Callable[..., Spoken]
 
 @pytest.fixture
 def journal(tmp_path: Path) -> Path:
-    """Where every probe that is started is noted, whatever becomes of its process."""
+    """Return the file to which every started probe is written."""
     path = tmp_path / "probes.txt"
     path.touch()
     return path
@@ -122,7 +122,7 @@ def test_a_killed_worker_process_is_started_again(start_apart: StartServed, jour
     assert recorded == expected
     assert sizes_in(journal) == expected[:3] + expected[2:]
     assert served.end(signal.SIGTERM) == 0
-    assert any("killed by signal 9; it is started again" in line for line in served.lines)
+    assert any("killed by signal 9; restarting it" in line for line in served.lines)
 
 
 def test_a_worker_process_that_is_told_to_end_hands_back_and_is_started_again(
@@ -178,7 +178,7 @@ def test_the_metrics_of_a_worker_process_are_with_those_of_the_api(start_apart: 
 
 
 def test_a_worker_process_is_told_of_new_work(tmp_path: Path, journal: Path) -> None:
-    """It begins at once, though it would look for work by itself only once a minute."""
+    """Work begins at once, although the worker polls once a minute."""
     rarely = {"BATCHWRIGHT_POLL_SECONDS": "60"}
     with slow_service(tmp_path / "data", journal, 0.0, environment=rarely) as served, Client(served.url) as client:
         client.devices.list()
@@ -259,7 +259,7 @@ def test_the_service_is_not_opened_to_other_machines(tmp_path: Path) -> None:
 
 
 def test_a_second_service_on_the_same_devices_is_refused(start_apart: StartServed, tmp_path: Path) -> None:
-    """It says which device is served already, and by whom."""
+    """The error names the served device and its owner."""
     start_apart()
     with pytest.raises(DeviceTakenError, match="cpu is served by host:"):
         serve(Settings(data_dir=tmp_path / "data", node_name="host", port=0, devices="cpu"))
@@ -306,7 +306,7 @@ try:
 except ServiceError as error:
     print(type(error).__name__, error)
 """
-"""A service whose workers are slow to start; meanwhile another process listens on its port, or it is told to end."""
+"""A service whose workers are slow to start; meanwhile another process listens on its port, or it gets a signal."""
 
 
 def starting(tmp_path: Path, what: str) -> subprocess.CompletedProcess[str]:

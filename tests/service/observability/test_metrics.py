@@ -251,13 +251,13 @@ def readiness_of(
 
 
 def test_ready_with_one_live_worker_of_several(store: Store) -> None:
-    """A lost host does not make the service unready; it is named."""
-    with pytest.raises(NotReadyError, match="no worker was heard of within 15 s"):
+    """A host that is gone does not take the service with it; it is named."""
+    with pytest.raises(NotReadyError, match="no worker sent a heartbeat within 15 s"):
         readiness_of(store).check()
     store.devices.announce(SERVED)
     store.devices.announce(SERVED.model_copy(update={"slot": "gone/cpu", "owner": "gone"}))
-    assert readiness_of(store).check().checks["workers"] == "2 of 2 heard of"
-    with pytest.raises(NotReadyError, match="not heard of: gone/cpu, host/cpu"):
+    assert readiness_of(store).check().checks["workers"] == "2 of 2 alive"
+    with pytest.raises(NotReadyError, match="without a heartbeat: gone/cpu, host/cpu"):
         Readiness(store.queue, store.devices, -1.0, 60.0).check()
 
 
@@ -276,7 +276,7 @@ def test_many_callers_share_one_readiness_check(store: Store) -> None:
     with pytest.raises(NotReadyError):
         looks.check()
     store.devices.announce(SERVED)
-    with pytest.raises(NotReadyError, match="no worker was heard of"):
+    with pytest.raises(NotReadyError, match="no worker sent a heartbeat"):
         looks.check()
     assert readiness_of(store).check().status == "ok"
 

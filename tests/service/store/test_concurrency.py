@@ -10,7 +10,7 @@ from sqlalchemy import func, select
 
 from service.domain.states import State, WorkKind
 from service.errors import StaleLeaseError
-from service.store.database.engine import open_engine, reading
+from service.store.database.engine import open_engine, read_transaction
 from service.store.database.schema import probes
 from service.store.models import Ending
 from service.store.store import Store
@@ -55,7 +55,7 @@ def test_a_thousand_items_are_each_run_once(store: Store, database_url: str) -> 
 
 
 def test_claimers_at_once_take_turns(store: Store, new_id: NewId) -> None:
-    """When several devices become free together, they do not all take the work of the same key."""
+    """Devices that become free together do not all take work of one key."""
     for key in KEYS:
         for _ in range(4):
             store.submissions.add(new_work(new_id("tun"), key_id=key or None))
@@ -82,7 +82,7 @@ def test_of_two_owners_of_one_item_only_the_later_records(store: Store, database
                 for size, lease in ((4, earlier), (8, later.lease))
             ]
             refused += sum(isinstance(report.exception(), StaleLeaseError) for report in reports)
-    with engine_at(database_url) as engine, reading(engine) as connection:
+    with engine_at(database_url) as engine, read_transaction(engine) as connection:
         assert connection.execute(select(func.count()).select_from(probes)).scalar_one() == 1
     assert refused == 19
     assert [probe.result.micro_batch_size for probe in store.evidence.probes(work_id)] == [8]

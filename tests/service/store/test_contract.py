@@ -24,7 +24,7 @@ from tuner.schemas.training import RunOutcome, TrainingResult
 
 
 def test_added_work_is_queued_and_read_back_whole(store: Store, new_id: NewId) -> None:
-    """What is added is QUEUED, has one event, and holds what was given."""
+    """Added work is QUEUED, has one event, and has the given values."""
     work = new_work(new_id("tun"))
     item = store.submissions.add(work)
     assert item == store.work.get(work.id)
@@ -109,7 +109,7 @@ def test_only_work_for_the_device_is_claimed(store: Store, new_id: NewId) -> Non
 
 
 def test_an_expired_lease_is_taken_over_with_a_new_token(store: Store, new_id: NewId) -> None:
-    """Abandoned work comes before the queue, and its new owner is told that a lease was lost."""
+    """Abandoned work comes before the queue, and its claim counts the lost lease."""
     abandoned = store.submissions.add(new_work(new_id("tun"))).id
     store.submissions.add(new_work(new_id("tun"), priority=9))
     store.submissions.cancel(store.work.newest(WorkKind.TUNING, 1)[0].id)
@@ -252,7 +252,7 @@ def test_recommendations_are_found_by_their_fields(
 def test_an_answered_tuning_begins_at_its_end(store: Store, new_id: NewId) -> None:
     """A tuning whose answer is known is stored with it, and nobody claims it."""
     answer = recommendation(id=new_id("rec"))
-    item = store.submissions.add_answered(new_work(new_id("tun"), fingerprint=answer.fingerprint), answer)
+    item = store.submissions.add_succeeded(new_work(new_id("tun"), fingerprint=answer.fingerprint), answer)
     assert (item.state, item.recommendation_id) == (State.SUCCEEDED, answer.id)
     assert store.leases.claim(SERVED, LEASE_SECONDS) is None
     assert store.recommendations.tuning_with(answer.fingerprint) == item.id
@@ -280,7 +280,7 @@ def test_handed_back_work_keeps_what_it_has(store: Store, new_id: NewId) -> None
 
 
 def test_cancelling_follows_the_state(store: Store, new_id: NewId) -> None:
-    """Queued work ends at once, running work is told, ended work stays; each may be repeated."""
+    """Queued work ends at once, running work becomes CANCELLING, ended work stays; each may be repeated."""
     queued, running = (
         store.submissions.add(new_work(new_id("tun"))).id,
         store.submissions.add(new_work(new_id("tun"))).id,
@@ -335,8 +335,8 @@ def test_events_are_numbered_without_gaps(store: Store, new_id: NewId) -> None:
     store.leases.finish(lease, Ending(State.CANCELLED))
     events = store.evidence.events(work_id)
     assert [event.id for event in events] == [1, 2, 3, 4, 5]
-    told = [event.state for event in events]
-    assert told == [State.QUEUED, State.RUNNING, None, State.CANCELLING, State.CANCELLED]
+    states = [event.state for event in events]
+    assert states == [State.QUEUED, State.RUNNING, None, State.CANCELLING, State.CANCELLED]
     assert events[2].kind is EventKind.PROBE
     assert events[2].probe is not None
     assert events[2].probe.result == probe_result(4)

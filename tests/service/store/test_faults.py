@@ -1,4 +1,4 @@
-"""What goes wrong with the database: what is told of it, what of it, and that the next call is well."""
+"""Faults of the database: their errors, which show no password, and the recovery of the next call."""
 
 from __future__ import annotations
 
@@ -13,8 +13,16 @@ from sqlalchemy import Connection, Engine, create_engine, event, text
 from service.domain.api_keys import Scope, make_key
 from service.domain.states import State, WorkKind
 from service.errors import ConfigurationError, StaleLeaseError, StoreUnavailableError
-from service.store.database.engine import open_engine, reading, writing
-from service.store.models import PROVEN_SECONDS, Claim, Ending, FirstAnswer, Idempotency, Lease, RecommendationFilter
+from service.store.database.engine import open_engine, read_transaction, write_transaction
+from service.store.models import (
+    WRITE_CHECK_TTL_SECONDS,
+    Claim,
+    Ending,
+    Idempotency,
+    Lease,
+    RecommendationFilter,
+    StoredResponse,
+)
 from service.store.scheduling import SqlQueueStore
 from service.store.store import Store, open_store
 from tests.support.factories import probe_result, recommendation
@@ -46,7 +54,7 @@ def test_no_error_shows_the_password_of_a_url(url: str) -> None:
 
 
 def test_no_error_of_a_connection_shows_the_password(tmp_path: Path) -> None:
-    """When nobody listens there, the place is named and the password is not."""
+    """The error of an unreachable server names its address, and not the password."""
     with pytest.raises(StoreUnavailableError) as caught:
         open_store(f"postgresql://user:{SECRET}@/database?host={tmp_path}")
     assert str(tmp_path) in str(caught.value)
@@ -81,14 +89,14 @@ def losing_its_connection(engine: Engine) -> Iterator[list[int]]:
     admin.dispose()
 
 
-ANSWER = FirstAnswer("d" * 64, "tun", 202, "{}")
+ANSWER = StoredResponse("d" * 64, "tun", 202, "{}")
 READS_AND_WRITES: dict[str, Callable[[Store, Lease], Any]] = {
     "submissions.add": lambda store, _: store.submissions.add(new_work("tun_new")),
-    "submissions.add_answered": lambda store, _: store.submissions.add_answered(
+    "submissions.add_succeeded": lambda store, _: store.submissions.add_succeeded(
         new_work("tun_new"), recommendation(id="rec_new")
     ),
-    "submissions.remember": lambda store, _: store.submissions.remember(Idempotency("", "k", "d"), ANSWER),
-    "submissions.first_answer": lambda store, _: store.submissions.first_answer("", "k"),
+    "submissions.store_response": lambda store, _: store.submissions.store_response(Idempotency("", "k", "d"), ANSWER),
+    "submissions.find_response": lambda store, _: store.submissions.find_response("", "k"),
     "retention.delete": lambda store, _: store.retention.delete("tun_done"),
     "retention.prune": lambda store, _: store.retention.prune(0.0),
     "retention.prunable": lambda store, _: store.retention.prunable(0.0),
@@ -140,11 +148,11 @@ def test_no_method_is_left_out(store: Store) -> None:
 
 
 @pytest.mark.parametrize("name", READS_AND_WRITES)
-def test_a_connection_lost_within_a_call_is_said_and_mended(postgresql_store: Store, name: str) -> None:
+def test_a_call_whose_connection_is_lost_fails_and_can_be_repeated(postgresql_store: Store, name: str) -> None:
     """The call fails as a whole, with our error; the same call, made again, is done."""
     store, call = postgresql_store, READS_AND_WRITES[name]
     store.keys.add(make_key("first", (Scope.ADMIN,))[0])
-    store.submissions.add_answered(new_work("tun_done"), recommendation(id="rec_done"))
+    store.submissions.add_succeeded(new_work("tun_done"), recommendation(id="rec_done"))
     store.submissions.add(new_work("job_over", WorkKind.JOB))
     store.submissions.cancel("job_over")
     store.submissions.add(new_work("tun_1"))
@@ -175,8 +183,8 @@ def test_a_broken_file_is_a_database_that_cannot_be_used(tmp_path: Path) -> None
         open_store(f"sqlite:///{tmp_path / 'store.db'}")
 
 
-def test_a_commit_whose_answer_was_lost_can_be_tried_again(store: Store, new_id: NewId) -> None:
-    """The same result under the same ordinal is taken for what it is; the lease decides first."""
+def test_a_commit_whose_reply_was_lost_can_be_repeated(store: Store, new_id: NewId) -> None:
+    """An equal result under a recorded ordinal is accepted, within a valid lease only."""
     store.submissions.add(new_work(new_id("tun")))
     lease = claimed(store).lease
     store.evidence.record_probe(lease, 1, probe_result(4))
@@ -188,22 +196,22 @@ def test_a_commit_whose_answer_was_lost_can_be_tried_again(store: Store, new_id:
         store.evidence.record_probe(lease, 1, probe_result(4))
 
 
-def test_progress_that_is_sent_again_is_told_once(store: Store, new_id: NewId) -> None:
-    """But a run that goes on from an earlier checkpoint tells of the same updates anew."""
+def test_repeated_progress_is_recorded_once(store: Store, new_id: NewId) -> None:
+    """A run that resumes from an earlier checkpoint records its updates again."""
     store.submissions.add(new_work(new_id("job"), WorkKind.JOB))
     lease = claimed(store).lease
     for updates in ((1, 2), (1, 2), (3,), (3,)):
         store.evidence.record_progress(lease, [progress(update) for update in updates])
-    told = [it.progress.update for it in store.evidence.events(lease.work_id) if it.progress is not None]
-    assert told == [1, 2, 3]
+    recorded = [event.progress.update for event in store.evidence.events(lease.work_id) if event.progress is not None]
+    assert recorded == [1, 2, 3]
     assert store.work.get(lease.work_id).progress == progress(3)
     store.evidence.record_progress(lease, [progress(2)])
     assert store.work.get(lease.work_id).progress == progress(2)
 
 
-def test_a_stopped_process_keeps_nobody_waiting(postgresql_store: Store) -> None:
-    """PostgreSQL ends transactions that stand still, and no call waits for a lock without end."""
-    with reading(postgresql_store.engine) as connection:
+def test_lock_waits_and_idle_transactions_are_bounded(postgresql_store: Store) -> None:
+    """PostgreSQL ends idle transactions, and bounds each wait for a lock."""
+    with read_transaction(postgresql_store.engine) as connection:
         limits = [connection.execute(text(f"SHOW {name}")).scalar_one() for name in ("lock_timeout", IDLE)]
     assert limits == ["10s", "10s"]
 
@@ -219,13 +227,13 @@ def test_the_check_writes_once_in_a_while(database_url: str) -> None:
     queue = SqlQueueStore(engine, clock=lambda: now[0])
 
     def checked_at() -> Any:
-        with reading(engine) as connection:
+        with read_transaction(engine) as connection:
             return connection.execute(text("SELECT checked_at FROM health")).scalar_one()
 
     queue.check()
-    with writing(engine) as connection:
+    with write_transaction(engine) as connection:
         connection.execute(text("UPDATE health SET checked_at = 0"))
-    now[0] += PROVEN_SECONDS - 0.1
+    now[0] += WRITE_CHECK_TTL_SECONDS - 0.1
     queue.check()
     assert checked_at() == 0
     now[0] += 0.2
@@ -237,22 +245,22 @@ def test_the_check_writes_once_in_a_while(database_url: str) -> None:
 def test_a_failed_check_proves_nothing(tmp_path: Path) -> None:
     """Each call tries again until one succeeds."""
     store = open_store(f"sqlite:///{tmp_path / 'store.db'}")
-    with writing(store.engine) as connection:
+    with write_transaction(store.engine) as connection:
         connection.execute(text("ALTER TABLE health RENAME TO hidden"))
     for _ in range(2):
         with pytest.raises(StoreUnavailableError):
             store.queue.check()
-    with writing(store.engine) as connection:
+    with write_transaction(store.engine) as connection:
         connection.execute(text("ALTER TABLE hidden RENAME TO health"))
     store.queue.check()
     store.close()
 
 
-def test_a_worker_not_heard_of_for_a_day_is_forgotten(store: Store) -> None:
+def test_a_worker_without_heartbeats_for_a_day_is_deleted(store: Store) -> None:
     """A host that is gone for good leaves the list when another worker announces itself."""
     gone = SERVED.model_copy(update={"slot": "gone/cpu"})
     store.devices.announce(gone)
-    with writing(store.engine) as connection:
+    with write_transaction(store.engine) as connection:
         connection.execute(text("UPDATE workers SET heartbeat_at = heartbeat_at - 86401000"))
     store.devices.announce(SERVED)
     assert [seen.served.slot for seen in store.devices.list()] == [SERVED.slot]

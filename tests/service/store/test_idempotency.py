@@ -12,16 +12,16 @@ from sqlalchemy import func, select, update
 from service.domain.api_keys import Scope, make_key
 from service.domain.states import State, WorkKind
 from service.errors import ConflictError, NotFoundError, QuotaExceededError
-from service.store.database.engine import reading, writing
+from service.store.database.engine import read_transaction, write_transaction
 from service.store.database.schema import idempotency_keys
 from service.store.models import (
-    KEPT_SECONDS,
+    IDEMPOTENCY_KEY_TTL_SECONDS,
     UNLIMITED,
-    AnsweredBeforeError,
-    FirstAnswer,
-    FirstTime,
+    DuplicateRequestError,
     Idempotency,
+    PendingResponse,
     Quota,
+    StoredResponse,
     WorkItem,
 )
 from service.store.store import Store
@@ -29,153 +29,157 @@ from tests.support.factories import recommendation
 from tests.support.service.scripted import new_work
 from tests.support.service.stores import NewId, engine_at
 
-ASKED = Idempotency(owner="", key="k-1", digest="d" * 64)
+REQUEST = Idempotency(owner="", key="k-1", digest="d" * 64)
 
 
-def first_time(idempotency: Idempotency = ASKED, status: int = 202) -> FirstTime:
-    """Answers with the work's id and state."""
-    return FirstTime(
-        idempotency, lambda item: FirstAnswer(idempotency.digest, item.id, status, f"{item.id} {item.state}")
+def pending_response(idempotency: Idempotency = REQUEST, status: int = 202) -> PendingResponse:
+    """Return a pending response with the id and the state of the work."""
+    return PendingResponse(
+        idempotency, lambda item: StoredResponse(idempotency.digest, item.id, status, f"{item.id} {item.state}")
     )
 
 
 def grow_older(url: str, seconds: float) -> None:
-    """Make every remembered answer that much older."""
-    with engine_at(url) as engine, writing(engine) as connection:
+    """Make every stored response older by ``seconds``."""
+    with engine_at(url) as engine, write_transaction(engine) as connection:
         older = idempotency_keys.c.created_at - int(seconds * 1000)
         connection.execute(update(idempotency_keys).values(created_at=older))
 
 
-def test_an_answer_is_remembered_with_what_it_created(store: Store, new_id: NewId) -> None:
-    """It is made from the work as stored, and found under its owner and key alone."""
+def test_a_response_is_stored_with_its_work(store: Store, new_id: NewId) -> None:
+    """The response is made from the stored work, and found only under its owner and key."""
     seen: list[WorkItem] = []
 
-    def answer(item: WorkItem) -> FirstAnswer:
+    def answer(item: WorkItem) -> StoredResponse:
         seen.append(item)
-        return FirstAnswer(ASKED.digest, item.id, 202, "the body")
+        return StoredResponse(REQUEST.digest, item.id, 202, "the body")
 
-    item = store.submissions.add(new_work(new_id("tun")), first=FirstTime(ASKED, answer))
+    item = store.submissions.add(new_work(new_id("tun")), pending=PendingResponse(REQUEST, answer))
     assert seen == [item] == [store.work.get(item.id)]
-    assert store.submissions.first_answer("", "k-1") == FirstAnswer(ASKED.digest, item.id, 202, "the body")
-    assert store.submissions.first_answer("a" * 16, "k-1") is None
-    assert store.submissions.first_answer("", "k-2") is None
+    assert store.submissions.find_response("", "k-1") == StoredResponse(REQUEST.digest, item.id, 202, "the body")
+    assert store.submissions.find_response("a" * 16, "k-1") is None
+    assert store.submissions.find_response("", "k-2") is None
 
 
 def test_the_same_key_adds_nothing(store: Store, new_id: NewId) -> None:
-    """The second request is told what the first was answered, whatever it asks itself; nothing of it is stored."""
-    item = store.submissions.add(new_work(new_id("tun")), first=first_time())
+    """The second request gets the response to the first, whatever its own content; nothing of it is stored."""
+    item = store.submissions.add(new_work(new_id("tun")), pending=pending_response())
     other = new_work(new_id("tun"))
-    with pytest.raises(AnsweredBeforeError) as caught:
-        store.submissions.add(other, first=first_time(replace(ASKED, digest="e" * 64)))
-    assert caught.value.first == FirstAnswer(ASKED.digest, item.id, 202, f"{item.id} QUEUED")
+    with pytest.raises(DuplicateRequestError) as caught:
+        store.submissions.add(other, pending=pending_response(replace(REQUEST, digest="e" * 64)))
+    assert caught.value.response == StoredResponse(REQUEST.digest, item.id, 202, f"{item.id} QUEUED")
     with pytest.raises(NotFoundError):
         store.work.get(other.id)
 
 
 def test_owners_do_not_share_keys(store: Store, new_id: NewId) -> None:
-    """The same key of two owners is two keys."""
+    """Equal keys of two owners are two keys."""
     for owner in ("", "a" * 16, "b" * 16):
-        store.submissions.add(new_work(new_id("tun")), first=first_time(replace(ASKED, owner=owner)))
+        store.submissions.add(new_work(new_id("tun")), pending=pending_response(replace(REQUEST, owner=owner)))
     assert len(store.work.newest(WorkKind.TUNING, 10)) == 3
 
 
-def test_a_stored_answer_is_remembered_too(store: Store, new_id: NewId) -> None:
-    """Also what creates an answered tuning, and what creates nothing."""
+def test_responses_of_stored_tunings_are_stored_too(store: Store, new_id: NewId) -> None:
+    """Responses are stored for requests that add a succeeded tuning, and for those that add nothing."""
     answer = recommendation(id=new_id("rec"))
-    item = store.submissions.add_answered(new_work(new_id("tun")), answer, first_time(status=200))
-    assert store.submissions.first_answer("", "k-1") == FirstAnswer(ASKED.digest, item.id, 200, f"{item.id} SUCCEEDED")
-    again = replace(ASKED, key="k-2")
-    store.submissions.remember(again, FirstAnswer(again.digest, item.id, 200, "found"))
+    item = store.submissions.add_succeeded(new_work(new_id("tun")), answer, pending_response(status=200))
+    assert store.submissions.find_response("", "k-1") == StoredResponse(
+        REQUEST.digest, item.id, 200, f"{item.id} SUCCEEDED"
+    )
+    again = replace(REQUEST, key="k-2")
+    store.submissions.store_response(again, StoredResponse(again.digest, item.id, 200, "found"))
     for call in (
-        lambda: store.submissions.remember(again, FirstAnswer(again.digest, "other", 200, "")),
-        lambda: store.submissions.add(new_work(new_id("tun")), first=first_time(again)),
+        lambda: store.submissions.store_response(again, StoredResponse(again.digest, "other", 200, "")),
+        lambda: store.submissions.add(new_work(new_id("tun")), pending=pending_response(again)),
     ):
-        with pytest.raises(AnsweredBeforeError) as caught:
+        with pytest.raises(DuplicateRequestError) as caught:
             call()
-        assert caught.value.first.body == "found"
+        assert caught.value.response.body == "found"
 
 
-def test_what_fails_leaves_its_key_free(store: Store, new_id: NewId) -> None:
-    """A conflict, a used quota and an answer that cannot be made remember nothing."""
+def test_a_failed_request_leaves_its_key_free(store: Store, new_id: NewId) -> None:
+    """A conflict, a used quota and a failing response store nothing."""
     work = new_work(new_id("tun"))
     store.submissions.add(work)
     with pytest.raises(ConflictError):
-        store.submissions.add(work, first=first_time())
+        store.submissions.add(work, pending=pending_response())
     key, _ = make_key("ci", (Scope.ADMIN,))
     store.keys.add(key)
     with pytest.raises(QuotaExceededError):
-        store.submissions.add(new_work(new_id("tun"), key_id=key.id), Quota(queued=0), first_time())
+        store.submissions.add(new_work(new_id("tun"), key_id=key.id), Quota(queued=0), pending_response())
 
-    def fail(_item: WorkItem) -> FirstAnswer:
+    def fail(_item: WorkItem) -> StoredResponse:
         raise ValueError("no answer")
 
     unanswered = new_work(new_id("tun"))
     with pytest.raises(ValueError, match="no answer"):
-        store.submissions.add(unanswered, first=FirstTime(ASKED, fail))
-    assert store.submissions.first_answer("", "k-1") is None
-    store.submissions.add(unanswered, first=first_time())
+        store.submissions.add(unanswered, pending=PendingResponse(REQUEST, fail))
+    assert store.submissions.find_response("", "k-1") is None
+    store.submissions.add(unanswered, pending=pending_response())
 
 
-def test_a_first_answer_is_found_when_the_quota_is_used(store: Store, new_id: NewId) -> None:
-    """A retry asks for nothing new, so that no quota refuses it."""
+def test_a_stored_response_is_found_when_the_quota_is_used(store: Store, new_id: NewId) -> None:
+    """A retry adds no work, so that no quota refuses it."""
     key, _ = make_key("ci", (Scope.ADMIN,))
     store.keys.add(key)
-    asked, one = replace(ASKED, owner=key.id), Quota(queued=1)
-    store.submissions.add(new_work(new_id("tun"), key_id=key.id), one, first_time(asked))
-    with pytest.raises(AnsweredBeforeError):
-        store.submissions.add(new_work(new_id("tun"), key_id=key.id), one, first_time(asked))
+    request, one = replace(REQUEST, owner=key.id), Quota(queued=1)
+    store.submissions.add(new_work(new_id("tun"), key_id=key.id), one, pending_response(request))
+    with pytest.raises(DuplicateRequestError):
+        store.submissions.add(new_work(new_id("tun"), key_id=key.id), one, pending_response(request))
 
 
-def test_the_answer_outlives_the_work(store: Store, new_id: NewId) -> None:
+def test_the_response_outlives_the_work(store: Store, new_id: NewId) -> None:
     """Deleting the work does not let the same request create it again."""
-    item = store.submissions.add(new_work(new_id("tun")), first=first_time())
+    item = store.submissions.add(new_work(new_id("tun")), pending=pending_response())
     store.submissions.cancel(item.id)
     store.retention.delete(item.id)
-    with pytest.raises(AnsweredBeforeError):
-        store.submissions.add(new_work(new_id("tun")), first=first_time())
+    with pytest.raises(DuplicateRequestError):
+        store.submissions.add(new_work(new_id("tun")), pending=pending_response())
 
 
-def test_a_key_is_forgotten_after_its_time(store: Store, database_url: str, new_id: NewId) -> None:
-    """A moment before, it is known; after it, it is new, and creates."""
-    first = store.submissions.add(new_work(new_id("tun")), first=first_time())
-    grow_older(database_url, KEPT_SECONDS - 60)
-    with pytest.raises(AnsweredBeforeError):
-        store.submissions.add(new_work(new_id("tun")), first=first_time())
+def test_a_key_expires(store: Store, database_url: str, new_id: NewId) -> None:
+    """Shortly before its expiry the key is known; afterwards it is new, and creates work."""
+    first = store.submissions.add(new_work(new_id("tun")), pending=pending_response())
+    grow_older(database_url, IDEMPOTENCY_KEY_TTL_SECONDS - 60)
+    with pytest.raises(DuplicateRequestError):
+        store.submissions.add(new_work(new_id("tun")), pending=pending_response())
     grow_older(database_url, 61)
-    assert store.submissions.first_answer("", "k-1") is None
-    second = store.submissions.add(new_work(new_id("tun")), first=first_time())
-    found = store.submissions.first_answer("", "k-1")
+    assert store.submissions.find_response("", "k-1") is None
+    second = store.submissions.add(new_work(new_id("tun")), pending=pending_response())
+    found = store.submissions.find_response("", "k-1")
     assert found is not None
     assert found.work_id == second.id != first.id
 
 
 def test_expired_keys_are_deleted_as_new_ones_come(store: Store, database_url: str, new_id: NewId) -> None:
-    """However many there are, one new key takes many away."""
+    """Each new key deletes many expired keys."""
     for number in range(20):
-        store.submissions.remember(replace(ASKED, key=f"old-{number}"), FirstAnswer(ASKED.digest, "tun", 200, "{}"))
-    grow_older(database_url, KEPT_SECONDS + 1)
-    store.submissions.add(new_work(new_id("tun")), first=first_time())
-    with engine_at(database_url) as engine, reading(engine) as connection:
+        store.submissions.store_response(
+            replace(REQUEST, key=f"old-{number}"), StoredResponse(REQUEST.digest, "tun", 200, "{}")
+        )
+    grow_older(database_url, IDEMPOTENCY_KEY_TTL_SECONDS + 1)
+    store.submissions.add(new_work(new_id("tun")), pending=pending_response())
+    with engine_at(database_url) as engine, read_transaction(engine) as connection:
         assert connection.execute(select(func.count()).select_from(idempotency_keys)).scalar_one() == 1
 
 
 @pytest.mark.parametrize("quota", [UNLIMITED, Quota(queued=1)], ids=["unlimited", "one"])
 def test_of_concurrent_requests_one_creates(store: Store, new_id: NewId, quota: Quota) -> None:
-    """Whoever loses is told the winner's answer, whole."""
+    """The losing requests get the complete response of the winner."""
     key, _ = make_key("ci", (Scope.ADMIN,))
     store.keys.add(key)
-    asked = replace(ASKED, owner=key.id)
-    together = threading.Barrier(8)
+    request = replace(REQUEST, owner=key.id)
+    barrier = threading.Barrier(8)
 
     def submit(_: int) -> str:
-        together.wait()
+        barrier.wait()
         try:
-            store.submissions.add(new_work(new_id("tun"), key_id=key.id), quota, first_time(asked))
-        except AnsweredBeforeError as error:
-            return error.first.body
+            store.submissions.add(new_work(new_id("tun"), key_id=key.id), quota, pending_response(request))
+        except DuplicateRequestError as error:
+            return error.response.body
         return "created"
 
     with ThreadPoolExecutor(8) as pool:
-        told = list(pool.map(submit, range(8)))
+        responses = list(pool.map(submit, range(8)))
     (item,) = store.work.newest(WorkKind.TUNING, 10)
-    assert sorted(told) == sorted(["created", *[f"{item.id} {State.QUEUED}"] * 7])
+    assert sorted(responses) == sorted(["created", *[f"{item.id} {State.QUEUED}"] * 7])

@@ -12,7 +12,7 @@ from sqlalchemy import text
 from service.domain.states import State, WorkKind
 from service.errors import NotFoundError
 from service.store import recommendation_queries
-from service.store.database.engine import reading
+from service.store.database.engine import read_transaction
 from service.store.database.migrate import upgrade
 from service.store.models import RecommendationFilter, WorkFilter
 from service.store.store import Store
@@ -54,7 +54,7 @@ def test_a_list_shows_what_its_filter_names(
 
 
 def test_a_list_that_was_seen_before_shows_what_changed_since(store: Store, new_id: NewId) -> None:
-    """What is kept of rows is never what they were: a new state shows, a new row comes first, a deleted one is gone."""
+    """Cached rows are never stale: a new state shows, a new row comes first, a deleted row is absent."""
     ids = [store.submissions.add(new_work(new_id("tun"))).id for _ in range(3)]
     before = store.work.newest(TUNING, 10)
     assert store.work.newest(TUNING, 10) == before
@@ -88,12 +88,12 @@ def test_a_row_tells_its_priority_and_an_item_its_trace(store: Store, new_id: Ne
 
 
 def test_the_text_of_a_recommendation_is_what_is_stored(store: Store, new_id: NewId) -> None:
-    """It reads as the document it is; unknown ones are left out, or not found when one is asked for."""
+    """Texts parse as the document; unknown ids are left out of a list, and not found alone."""
     answers = [recommendation(id=new_id("rec")) for _ in range(2)]
     for answer in answers:
         ended(store, new_work(new_id("tun")), answer)
-    texts = store.recommendations.texts(["rec_none", *(it.id for it in answers)])
-    assert texts == {it.id: it.model_dump_json() for it in answers}
+    texts = store.recommendations.texts(["rec_none", *(stored.id for stored in answers)])
+    assert texts == {stored.id: stored.model_dump_json() for stored in answers}
     assert store.recommendations.texts([]) == {}
     with pytest.raises(NotFoundError, match="rec_none"):
         store.recommendations.get("rec_none")
@@ -132,14 +132,14 @@ def test_recommendations_are_found_by_what_they_are(store: Store, new_id: NewId)
     for precision, objective, more in ANSWERS:
         request = tuning_request(mlp_spec(precision=precision), objective=objective)
         made.append(recommendation(id=new_id("rec"), request=request, **more))
-        store.submissions.add_answered(
+        store.submissions.add_succeeded(
             new_work(new_id("tun"), model="gpt" if len(made) == len(ANSWERS) else "mlp"), made[-1]
         )
     for given, found in SEARCHES:
         wanted = RecommendationFilter(**given)
         rows = store.recommendations.newest(wanted, 10)
-        told = [(row.id, row.precision, row.objective) for row in rows]
-        assert told == [(made[place].id, *ANSWERS[place][:2]) for place in found], given
+        listed_rows = [(row.id, row.precision, row.objective) for row in rows]
+        assert listed_rows == [(made[place].id, *ANSWERS[place][:2]) for place in found], given
         pages = [store.recommendations.newest(wanted, 1, row.id) for row in rows]
         assert [row for page in pages for row in page] == rows[1:], given
 
@@ -150,14 +150,14 @@ def test_of_each_fingerprint_the_newest_answer_counts(store: Store, new_id: NewI
 
     def answer(fingerprint: str, **changes: Any) -> str:
         made = recommendation(id=new_id("rec"), fingerprint=fingerprint * 64)
-        store.submissions.add_answered(new_work(new_id("tun"), fingerprint=fingerprint * 64, **changes), made)
+        store.submissions.add_succeeded(new_work(new_id("tun"), fingerprint=fingerprint * 64, **changes), made)
         return made.id
 
     other = answer("1", question=question)
     answer("2", question="b" * 64)
     copies = [answer("2", question=question) for _ in range(5)]
-    assert [it.id for it in store.recommendations.for_question(question, 8)] == [copies[-1], other]
-    assert [it.id for it in store.recommendations.for_question(question, 1)] == [copies[-1]]
+    assert [stored.id for stored in store.recommendations.for_question(question, 8)] == [copies[-1], other]
+    assert [stored.id for stored in store.recommendations.for_question(question, 1)] == [copies[-1]]
 
 
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
@@ -165,8 +165,8 @@ def test_a_page_of_recommendations_costs_what_it_shows(store: Store, database_ur
     """Each lane of a list is a stretch of an index that has all it is searched by, in the order of the list."""
     del store
     fields = ("model", "device", "precision", "objective")
-    with engine_at(database_url) as engine, reading(engine) as connection:
-        for given in (it for count in range(1, 5) for it in combinations(fields, count)):
+    with engine_at(database_url) as engine, read_transaction(engine) as connection:
+        for given in (names for count in range(1, 5) for names in combinations(fields, count)):
             values = {**dict.fromkeys([*given, "before"], "x"), "limit": 50}
             statement = recommendation_queries._listing(given, True).params(values)
             written = statement.compile(engine, compile_kwargs={"literal_binds": True})
@@ -174,7 +174,9 @@ def test_a_page_of_recommendations_costs_what_it_shows(store: Store, database_ur
             lanes = [step for step in steps if "recommendations_by_" in step]
             searched = len({*given, "precision", "objective"})
             assert lanes, steps
-            assert all("COVERING INDEX" in it and it.count("=?") == searched and "id<?" in it for it in lanes), lanes
+            assert all(
+                "COVERING INDEX" in lane and lane.count("=?") == searched and "id<?" in lane for lane in lanes
+            ), lanes
 
 
 @pytest.mark.parametrize(
@@ -194,7 +196,7 @@ def test_every_filter_has_an_index_in_the_order_of_the_list(tmp_path: Path, cond
     statement = f"EXPLAIN QUERY PLAN SELECT id FROM work_items WHERE {condition} ORDER BY id DESC LIMIT 10"  # noqa: S608
     with engine_at(f"sqlite:///{tmp_path}/store.db") as engine:
         upgrade(engine)
-        with reading(engine) as connection:
+        with read_transaction(engine) as connection:
             (step,) = connection.execute(text(statement)).all()
     assert step[-1].startswith("SEARCH")
     assert step[-1].count("=?") == condition.count("=")

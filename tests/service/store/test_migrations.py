@@ -17,7 +17,7 @@ from sqlalchemy import Connection, Engine, inspect, text
 from service.domain.states import State, WorkKind
 from service.domain.work import JobRequest
 from service.errors import ConfigurationError
-from service.store.database.engine import reading, writing
+from service.store.database.engine import read_transaction, write_transaction
 from service.store.database.migrate import configuration, upgrade
 from service.store.database.migrations.versions.v0008_plain_names import (
     recommendation_with_plan,
@@ -70,7 +70,7 @@ def write_as_of(engine: Engine, revision: str) -> None:
     """Fill a database as a service of that revision left it: tunings that ended, ran and waited, and a job."""
     upgrade(engine, revision)
     more = REVISIONS[revision]
-    with writing(engine) as connection:
+    with write_transaction(engine) as connection:
         done = {"state": "SUCCEEDED", "ended_at": 3, "recommendation_id": "rec_1", "probe_count": 1, "token": 1}
         held = {"state": "RUNNING", "owner": "gone", "place": SERVED.slot, "token": 1, "lease_expires_at": 4}
         for work_id, state in {"tun_1": done, "tun_2": held, "tun_3": {"state": "QUEUED", "priority": 2}}.items():
@@ -98,7 +98,7 @@ def write_as_of(engine: Engine, revision: str) -> None:
 
 def test_no_released_revision_is_left_out(tmp_path: Path) -> None:
     """Every revision but the newest is in the table above."""
-    with engine_at(f"sqlite:///{tmp_path / 'store.db'}") as engine, writing(engine) as connection:
+    with engine_at(f"sqlite:///{tmp_path / 'store.db'}") as engine, write_transaction(engine) as connection:
         steps = ScriptDirectory.from_config(configuration(connection)).walk_revisions()
         assert [step.revision for step in steps][1:] == list(REVISIONS)[::-1]
 
@@ -110,17 +110,17 @@ def test_what_a_revision_left_is_kept_and_goes_on(database_url: str, revision: s
         write_as_of(engine, revision)
     store = open_store(database_url)
     items = {row.id: row for row in store.work.newest(WorkKind.TUNING, 10)}
-    assert [it.state for it in items.values()] == [State.QUEUED, State.RUNNING, State.SUCCEEDED]
-    assert {it.key_id for it in items.values()} == {REVISIONS[revision].get("key_id")}
-    assert {it.warm_start_from for it in items.values()} == {REVISIONS[revision].get("earlier_recommendation_id")}
+    assert [item.state for item in items.values()] == [State.QUEUED, State.RUNNING, State.SUCCEEDED]
+    assert {item.key_id for item in items.values()} == {REVISIONS[revision].get("key_id")}
+    assert {item.warm_start_from for item in items.values()} == {REVISIONS[revision].get("earlier_recommendation_id")}
     assert (items["tun_3"].priority, items["tun_1"].probes, items["tun_1"].fingerprint) == (2, 1, "f" * 64)
     assert store.work.get("tun_1").payload == new_work("").payload
-    assert [it.result for it in store.evidence.probes("tun_1")] == [probe_result(4)]
+    assert [probe.result for probe in store.evidence.probes("tun_1")] == [probe_result(4)]
     assert store.recommendations.get("rec_1") == Recommendation.model_validate(recommendation_with_plan(OLD))
     assert store.recommendations.tuning_with(OLD["fingerprint"]) == "tun_1"
-    assert [it.id for it in store.recommendations.newest(RecommendationFilter(model="mlp"), 5)] == ["rec_1"]
+    assert [stored.id for stored in store.recommendations.newest(RecommendationFilter(model="mlp"), 5)] == ["rec_1"]
     assert [key.name for key in store.keys.list()] == ([] if revision == "0001" else ["ci"])
-    assert [it.id for it in store.queue.waiting(5)] == ["tun_3"]
+    assert [entry.id for entry in store.queue.waiting(5)] == ["tun_3"]
     for expected, attempt in (("tun_2", 2), ("tun_3", 1)):
         claim = claimed(store)
         assert (claim.item.id, claim.item.attempts) == (expected, attempt)
@@ -136,14 +136,14 @@ def test_every_way_leads_to_the_tables_of_the_code(database_url: str, revision: 
     with engine_at(database_url) as engine:
         upgrade(engine, revision)
         upgrade(engine)
-        with reading(engine) as connection:
+        with read_transaction(engine) as connection:
             assert compare_metadata(MigrationContext.configure(connection), metadata) == []
 
 
 def test_old_recommendations_are_found_by_what_their_documents_say(
     database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Those of before were stored without their precision and objective, and the oldest documents have no objective."""
+    """Older rows lack precision and objective, and the oldest documents have no objective."""
     monkeypatch.setattr("service.store.database.migrations.versions.v0007_searching._AT_ONCE", 2)
     kinds = {
         "rec_1": ("fp32", None),
@@ -155,22 +155,25 @@ def test_old_recommendations_are_found_by_what_their_documents_say(
     sizes = {"device_name": "test processor", "feasible": True, "world_size": 1, "effective_batch_size": 100}
     with engine_at(database_url) as engine:
         upgrade(engine, "0006_summary")
-        with writing(engine) as connection:
+        with write_transaction(engine) as connection:
             for answer_id, (precision, objective) in kinds.items():
                 request = {"spec": {"precision": precision}} | ({"objective": objective} if objective else {})
                 document = json.dumps({"request": request})
                 insert_into(connection, "recommendations", id=answer_id, document=document, **common, **sizes)
     store = open_store(database_url)
-    found = {it.id: (it.precision, it.objective) for it in store.recommendations.newest(RecommendationFilter(), 9)}
+    found = {
+        stored.id: (stored.precision, stored.objective)
+        for stored in store.recommendations.newest(RecommendationFilter(), 9)
+    }
     assert found == {answer_id: (precision, it or "largest") for answer_id, (precision, it) in kinds.items()}
-    assert [it.id for it in store.recommendations.newest(RecommendationFilter(precision="bf16"), 9)] == [
+    assert [stored.id for stored in store.recommendations.newest(RecommendationFilter(precision="bf16"), 9)] == [
         "rec_4",
         "rec_2",
     ]
     store.close()
 
 
-@pytest.mark.parametrize("revision", [it for it in REVISIONS if it >= "0004"])
+@pytest.mark.parametrize("revision", [revision for revision in REVISIONS if revision >= "0004"])
 def test_every_stored_recommendation_takes_the_names_of_today(
     database_url: str, revision: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -209,13 +212,13 @@ def test_a_recommendation_of_before_says_the_same_in_the_names_of_today() -> Non
     assert (nothing.largest_micro_batch_size, nothing.plan) == (0, None)
     assert found.evidence.warm_start is not None
     assert (found.evidence.proof.stopped_by, found.evidence.warm_start.recommendation_id) == ("warm-start", "rec_0")
-    assert [it.code for it in found.warnings] == ["rests-on-warm-start"]
+    assert [warning.code for warning in found.warnings] == ["rests-on-warm-start"]
     assert recommendation_without_plan(found.model_dump(mode="json")) == OLD
 
 
 def _stored(database_url: str, statement: str) -> list[dict[str, Any]]:
     """JSON as it is in the database."""
-    with engine_at(database_url) as engine, reading(engine) as connection:
+    with engine_at(database_url) as engine, read_transaction(engine) as connection:
         return [json.loads(row[0]) for row in connection.execute(text(statement))]
 
 
@@ -223,12 +226,12 @@ def test_the_first_revision_can_be_gone_back_to(database_url: str) -> None:
     """Each revision undoes what it did; the work and its recommendations are kept on the way."""
     with engine_at(database_url) as engine:
         write_as_of(engine, "0001")
-        with reading(engine) as connection:
+        with read_transaction(engine) as connection:
             before = [column["name"] for column in inspect(connection).get_columns("work_items")]
         upgrade(engine)
-        with writing(engine) as connection:
+        with write_transaction(engine) as connection:
             command.downgrade(configuration(connection), "0001")
-        with reading(engine) as connection:
+        with read_transaction(engine) as connection:
             assert [column["name"] for column in inspect(connection).get_columns("work_items")] == before
             assert connection.execute(text("SELECT count(*) FROM probes")).scalar_one() == 1
     assert _stored(database_url, "SELECT document FROM recommendations") == [OLD]
@@ -245,7 +248,7 @@ def test_concurrent_upgrades_of_an_empty_database_both_succeed(database_url: str
 def test_the_database_of_a_newer_version_is_refused(database_url: str) -> None:
     """The error says what to do, and the database stays as it is."""
     open_store(database_url).close()
-    with engine_at(database_url) as engine, writing(engine) as connection:
+    with engine_at(database_url) as engine, write_transaction(engine) as connection:
         connection.execute(text("UPDATE alembic_version SET version_num = '9999_later'"))
     with pytest.raises(ConfigurationError, match=r"newer Batchwright.*9999_later"):
         open_store(database_url)

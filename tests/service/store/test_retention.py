@@ -11,7 +11,7 @@ from sqlalchemy import Table, func, insert, select
 from service.domain.api_keys import Scope, make_key
 from service.domain.states import State, WorkKind
 from service.errors import NotEndedError, NotFoundError, QuotaExceededError
-from service.store.database.engine import reading, writing
+from service.store.database.engine import read_transaction, write_transaction
 from service.store.database.schema import events, idempotency_keys, probes, used_time, work_items
 from service.store.models import Ending, Pruned, Quota
 from service.store.store import Store
@@ -23,8 +23,8 @@ DAY = 86_400.0
 
 
 def count(url: str, *tables: Table) -> list[int]:
-    """How many rows each table has."""
-    with engine_at(url) as engine, reading(engine) as connection:
+    """Return the number of rows of each table."""
+    with engine_at(url) as engine, read_transaction(engine) as connection:
         return [connection.execute(select(func.count()).select_from(table)).scalar_one() for table in tables]
 
 
@@ -82,7 +82,7 @@ def test_a_deleted_tuning_is_served_no_more(store: Store, new_id: NewId) -> None
 
 
 def test_deleting_gives_a_key_no_device_time_back(store: Store, database_url: str, new_id: NewId) -> None:
-    """What it used counts until it leaves the window; then it is forgotten."""
+    """Device time of deleted work counts until it leaves the window, and is then deleted."""
     key, _ = make_key("ci", (Scope.ADMIN,))
     store.keys.add(key)
     quota = Quota(device_seconds=30.0, window_seconds=1000.0)
@@ -149,8 +149,8 @@ def test_much_is_pruned_in_parts_by_two_at_a_time(store: Store, database_url: st
     """More than one transaction takes; two operators at once delete everything once."""
     with engine_at(database_url) as engine:
         ids = fill(engine, 950, state="SUCCEEDED", ended_at=1)
-        with writing(engine) as connection:
-            rows = [{"work_id": it, "id": 1, "at": 1, "kind": "state", "document": '"QUEUED"'} for it in ids]
+        with write_transaction(engine) as connection:
+            rows = [{"work_id": work_id, "id": 1, "at": 1, "kind": "state", "document": '"QUEUED"'} for work_id in ids]
             connection.execute(insert(events), rows)
     with ThreadPoolExecutor(2) as pool:
         reports = list(pool.map(lambda _: store.retention.prune(DAY), range(2)))

@@ -1,4 +1,4 @@
-"""The order of the queue, and what is told of it, on every backend."""
+"""The order and the listing of the queue, on every backend."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from sqlalchemy import update
 
 from service.domain.states import State
-from service.store.database.engine import writing
+from service.store.database.engine import write_transaction
 from service.store.database.schema import submitters
 from service.store.models import Ending
 from service.store.store import Store
@@ -34,7 +34,7 @@ def queue_up(store: Store, new_id: NewId, *keys: str | None, **changes: Any) -> 
 
 
 def test_keys_take_turns(store: Store, new_id: NewId) -> None:
-    """Whoever queues much first is not served first throughout; callers without a key are one."""
+    """A submitter with much queued work does not block others; callers without a key count as one."""
     a1, a2, a3, b1, n1, n2, b2 = queue_up(store, new_id, A, A, A, B, None, None, B)
     assert taken(store) == [a1, b1, n1, a2, b2, n2, a3]
 
@@ -57,7 +57,7 @@ def test_a_turn_is_remembered_when_the_work_is_gone(store: Store, new_id: NewId)
 
 
 def test_priority_goes_before_turns(store: Store, new_id: NewId) -> None:
-    """What is more urgent is first, also of a key that just had its turn; among equals keys take turns."""
+    """A higher priority goes first, also for the key of the last start; within a priority, keys alternate."""
     a1, b1 = queue_up(store, new_id, A, B)
     urgent = queue_up(store, new_id, A, A, priority=5)
     low = queue_up(store, new_id, B, priority=-1)
@@ -72,7 +72,7 @@ def test_the_order_counts_tunings_and_jobs_alike(store: Store, new_id: NewId) ->
 
 
 def test_what_is_handed_back_keeps_its_age(store: Store, new_id: NewId) -> None:
-    """It goes before what came later."""
+    """Work that was handed back goes before later work."""
     first, second = queue_up(store, new_id, None, None)
     store.leases.hand_back(claimed(store).lease)
     assert taken(store) == [first, second]
@@ -123,22 +123,22 @@ def test_the_queue_is_told_in_the_order_it_is_taken(store: Store, database_url: 
     with engine_at(database_url) as engine:
         for priority in (0, 3, -2, 0):
             fill(engine, chosen.randint(3, 12), tuple(chosen.sample(["", A, B, "c" * 16], 3)), priority=priority)
-        with writing(engine) as connection:
+        with write_transaction(engine) as connection:
             connection.execute(update(submitters).where(submitters.c.id == A).values(turn=7))
-    told = store.queue.waiting(100)
-    assert [it.position for it in told] == list(range(1, len(told) + 1))
-    assert [it.id for it in store.queue.waiting(5)] == [it.id for it in told[:5]]
-    assert [it.id for it in told] == taken(store)
+    entries = store.queue.waiting(100)
+    assert [entry.position for entry in entries] == list(range(1, len(entries) + 1))
+    assert [entry.id for entry in store.queue.waiting(5)] == [entry.id for entry in entries[:5]]
+    assert [entry.id for entry in entries] == taken(store)
 
 
 def test_the_queue_tells_the_heads_of_all_devices_first(store: Store, new_id: NewId) -> None:
     """Each device has its own order; what runs or has ended is not in it."""
     cpu = queue_up(store, new_id, A, B)
     card = queue_up(store, new_id, A, device="cuda:0", priority=2)
-    told = [(it.id, it.device, it.position, it.priority) for it in store.queue.waiting(10)]
-    assert told == [(cpu[0], "cpu", 1, 0), (card[0], "cuda:0", 1, 2), (cpu[1], "cpu", 2, 0)]
+    entries = [(entry.id, entry.device, entry.position, entry.priority) for entry in store.queue.waiting(10)]
+    assert entries == [(cpu[0], "cpu", 1, 0), (card[0], "cuda:0", 1, 2), (cpu[1], "cpu", 2, 0)]
     claimed(store)
-    assert {it.id: it.position for it in store.queue.waiting(10)} == {card[0]: 1, cpu[1]: 1}
+    assert {entry.id: entry.position for entry in store.queue.waiting(10)} == {card[0]: 1, cpu[1]: 1}
 
 
 def test_unlike_cards_have_orders_of_their_own(store: Store, new_id: NewId) -> None:
@@ -146,7 +146,7 @@ def test_unlike_cards_have_orders_of_their_own(store: Store, new_id: NewId) -> N
     one, two = (on_device("cuda:0", name).hardware for name in ("one", "two"))
     for hardware in (one, one, two, None):
         store.submissions.add(new_work(new_id("tun"), device="cuda:0", hardware=hardware))
-    assert [it.position for it in store.queue.waiting(10)] == [1, 1, 2, 2]
+    assert [entry.position for entry in store.queue.waiting(10)] == [1, 1, 2, 2]
 
 
 def test_depths_count_what_waits_and_how_long(store: Store, database_url: str, new_id: NewId) -> None:
@@ -159,7 +159,9 @@ def test_depths_count_what_waits_and_how_long(store: Store, database_url: str, n
     (depth,) = store.queue.depths()
     assert (depth.device, depth.waiting) == ("cpu", 3)
     assert depth.oldest_age_seconds > 1e9
-    assert max(it.age_seconds for it in store.queue.waiting(10)) == pytest.approx(depth.oldest_age_seconds, abs=60)
+    assert max(entry.age_seconds for entry in store.queue.waiting(10)) == pytest.approx(
+        depth.oldest_age_seconds, abs=60
+    )
 
 
 def test_what_is_handed_back_has_not_waited_since_it_was_made(store: Store, database_url: str, new_id: NewId) -> None:
@@ -172,7 +174,7 @@ def test_what_is_handed_back_has_not_waited_since_it_was_made(store: Store, data
 
 
 def test_a_claim_that_loses_to_a_cancellation_takes_the_next(store: Store, new_id: NewId) -> None:
-    """What was cancelled is passed over."""
+    """Cancelled work is skipped."""
     first, second = queue_up(store, new_id, None, None)
     store.submissions.cancel(first)
     assert claimed(store, elsewhere("other")).item.id == second

@@ -10,7 +10,7 @@ import pytest
 from sqlalchemy import text
 
 from service.errors import StoreUnavailableError
-from service.store.database.engine import open_engine, reading, writing
+from service.store.database.engine import open_engine, read_transaction, write_transaction
 from service.store.database.sqlite_writer_lock import FairLock
 
 WRITERS, WRITES = 6, 50
@@ -56,7 +56,7 @@ def until_waiting(lock: FairLock, count: int) -> None:
 
 
 def test_one_that_gives_up_does_not_keep_the_others_from_going() -> None:
-    """It says why, and whoever came after it is next."""
+    """The error gives the reason, and the next waiter gets the lock."""
     lock = FairLock()
     gone: list[str] = []
 
@@ -74,7 +74,7 @@ def test_one_that_gives_up_does_not_keep_the_others_from_going() -> None:
         patient.start()
         impatient.join()
     patient.join()
-    assert gone == ["impatient: the database cannot be used: other writers were not done in 0.05 s", "patient"]
+    assert gone == ["impatient: the database cannot be used: other writers held it for 0.05 s", "patient"]
     with lock.acquire(0.0):
         gone.append("later")
     assert gone[-1] == "later"
@@ -95,7 +95,7 @@ def test_a_transaction_that_writes_waits_for_its_turn(tmp_path: Path) -> None:
     written = threading.Event()
 
     def write() -> None:
-        with writing(engine) as connection:
+        with write_transaction(engine) as connection:
             connection.execute(text("CREATE TABLE one (number INTEGER)"))
         written.set()
 
@@ -103,7 +103,7 @@ def test_a_transaction_that_writes_waits_for_its_turn(tmp_path: Path) -> None:
     with lock.acquire(0.0):
         writer = threading.Thread(target=write)
         writer.start()
-        with reading(engine) as connection:
+        with read_transaction(engine) as connection:
             assert connection.execute(text("SELECT 1")).scalar() == 1
         assert not written.wait(0.3)
     writer.join()
@@ -114,7 +114,7 @@ def test_a_transaction_that_writes_waits_for_its_turn(tmp_path: Path) -> None:
 def test_each_engine_has_a_lock_of_its_own(tmp_path: Path) -> None:
     """Two files are written at once."""
     engines = [open_engine(f"sqlite:///{tmp_path / name}") for name in ("first.db", "second.db")]
-    with writing(engines[0]), writing(engines[1]):
+    with write_transaction(engines[0]), write_transaction(engines[1]):
         pass
     for engine in engines:
         engine.dispose()

@@ -1,4 +1,4 @@
-"""What the store counts of a period: every backend keeps this contract."""
+"""Statistics of a period: the contract of every backend."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from sqlalchemy import select, text
 from service.domain.problems import Problem
 from service.domain.states import State, WorkKind
 from service.store import statistics
-from service.store.database.engine import reading, writing
+from service.store.database.engine import read_transaction, write_transaction
 from service.store.database.migrate import upgrade
 from service.store.database.schema import now_ms, recommendation_hits
 from service.store.models import Ending, WorkTotal
@@ -28,8 +28,8 @@ def failed(store: Store, work_id: str, code: str, detail: str, kind: WorkKind = 
 
 
 def counted(store: Store, seconds: float | None = None) -> dict[tuple[WorkKind, State], int]:
-    """How much there is, by kind and state."""
-    return {(it.kind, it.state): it.count for it in store.statistics.totals(seconds).work}
+    """Return the counts by kind and state."""
+    return {(group.kind, group.state): group.count for group in store.statistics.totals(seconds).work}
 
 
 def test_an_empty_store_has_nothing(store: Store) -> None:
@@ -55,13 +55,13 @@ def test_a_period_has_what_ended_in_it_and_what_has_not_ended(store: Store, data
 
 
 def test_device_seconds_are_by_place_and_of_what_runs_too(store: Store, database_url: str) -> None:
-    """What ended counts by where it ran last; the time of a claim that holds is added."""
+    """Ended work counts for its last slot; the time of a running claim is added."""
     store.submissions.add(new_work("tun_1"))
     store.leases.finish(claimed(store).lease, Ending(State.SUCCEEDED))
     set_work(database_url, "tun_1", device_ms=5000)
     store.submissions.add(new_work("job_1", WorkKind.JOB))
     claimed(store)
-    with engine_at(database_url) as engine, writing(engine) as connection:
+    with engine_at(database_url) as engine, write_transaction(engine) as connection:
         aged = "UPDATE work_items SET claimed_at = claimed_at - 7000, device_ms = 1000 WHERE id = 'job_1'"
         connection.execute(text(aged))
     tuning, job = sorted(store.statistics.totals(HOUR).work, key=lambda it: it.kind, reverse=True)
@@ -82,22 +82,22 @@ def test_failures_are_grouped_by_cause(store: Store, database_url: str) -> None:
     for number in range(1, 5):
         set_work(database_url, f"tun_{number}", ended_at=10**13 + number)
     groups = store.statistics.totals(HOUR).failures
-    assert [(it.kind, it.code, it.count) for it in groups] == [
+    assert [(group.kind, group.code, group.count) for group in groups] == [
         (WorkKind.TUNING, "spec", 3),
         (WorkKind.JOB, "spec", 1),
         (WorkKind.TUNING, "worker-lost", 1),
     ]
-    assert [(it.message, it.newest_id) for it in groups] == [
+    assert [(group.message, group.newest_id) for group in groups] == [
         ("twice", "tun_4"),
         ("of a job", "job_1"),
         ("once", "tun_1"),
     ]
     set_work(database_url, "tun_1", ended_at=1000)
-    assert [it.code for it in store.statistics.totals(HOUR).failures] == ["spec", "spec"]
+    assert [group.code for group in store.statistics.totals(HOUR).failures] == ["spec", "spec"]
 
 
 def test_a_failure_without_a_problem_has_an_empty_code(store: Store) -> None:
-    """It is counted all the same."""
+    """The failure is counted as well."""
     store.submissions.add(new_work("tun_1"))
     store.leases.finish(claimed(store).lease, Ending(State.FAILED))
     (group,) = store.statistics.totals(None).failures
@@ -105,13 +105,16 @@ def test_a_failure_without_a_problem_has_an_empty_code(store: Store) -> None:
 
 
 def test_answers_are_added_up_by_the_hour(store: Store, database_url: str) -> None:
-    """Whoever counts them, and however often; older hours are in longer periods alone."""
+    """Counts add up over writers and calls; older hours belong to longer periods only."""
     store.statistics.count_hits(2, 1)
     store.statistics.count_hits(1, 0)
-    with engine_at(database_url) as engine, writing(engine) as connection:
+    with engine_at(database_url) as engine, write_transaction(engine) as connection:
         hour = connection.execute(select(now_ms())).scalar_one() // 3_600_000
         connection.execute(recommendation_hits.insert().values(hour=hour - 30, hits=10, misses=20))
-    assert [(it.hits, it.misses) for it in map(store.statistics.totals, (24 * HOUR, None))] == [(3, 1), (13, 21)]
+    assert [(totals.hits, totals.misses) for totals in map(store.statistics.totals, (24 * HOUR, None))] == [
+        (3, 1),
+        (13, 21),
+    ]
 
 
 def test_the_causes_of_old_failures_are_found(database_url: str) -> None:
@@ -122,7 +125,7 @@ def test_the_causes_of_old_failures_are_found(database_url: str) -> None:
         problem = Problem(type="urn:x", title="t", detail="d", code="worker-lost").model_dump_json()
         row = {name: value for name, value in given.items() if value is not None} | {"problem": problem}
         names, places = ", ".join(row), ", ".join(f":{name}" for name in row)
-        with writing(engine) as connection:
+        with write_transaction(engine) as connection:
             connection.execute(text(f"INSERT INTO work_items ({names}) VALUES ({places})"), row)  # noqa: S608 - ours
     store = open_store(database_url)
     (group,) = store.statistics.totals(None).failures
@@ -135,7 +138,7 @@ def test_the_indexes_have_all_that_is_counted(store: Store, database_url: str) -
     """No row is read to count: a summary of many rows would take seconds otherwise."""
     del store
     statements = {"work_items_counted": statistics._counted(5), "work_items_failed": statistics._failed_since(5)}
-    with engine_at(database_url) as engine, reading(engine) as connection:
+    with engine_at(database_url) as engine, read_transaction(engine) as connection:
         for index, statement in statements.items():
             written = statement.compile(engine, compile_kwargs={"literal_binds": True})
             plan = [row[3] for row in connection.execute(text(f"EXPLAIN QUERY PLAN {written}"))]

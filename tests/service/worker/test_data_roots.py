@@ -53,7 +53,7 @@ REFUSED: dict[str, Callable[[Path], WorkloadSpec]] = {
 
 @pytest.mark.parametrize("route", REFUSED)
 def test_links_out_are_refused_at_submission(root: Path, route: str) -> None:
-    """Where the service sees them: through wildcards, and in the folders of classes."""
+    """Links are found through wildcards, and in the folders of classes."""
     with pytest.raises(DataPathNotAllowedError, match=r"spec\.data\.paths?: .* outside the folders that jobs may read"):
         Policy([], [str(root)]).check_data(REFUSED[route](root))
     Policy([], [str(root)]).check_data(text(f"{root}/*.txt"))

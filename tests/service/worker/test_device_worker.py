@@ -191,7 +191,7 @@ class EstimatingRunner(ScriptedRunner):
         assert not should_stop()
         whole = request.limit_bytes // (self.largest + 2)
         sample = whole // 2 if request.spec.activation_checkpointing else whole
-        points = (ExpectedPeak(micro_batch_size=it, used_bytes=whole + it * sample) for it in (1, 2))
+        points = (ExpectedPeak(micro_batch_size=number, used_bytes=whole + number * sample) for number in (1, 2))
         return ExpectedPeaks(points=tuple(points))
 
 
@@ -201,7 +201,7 @@ def test_what_ifs_are_estimated_after_the_last_probe(store: Store, start: StartW
     runner = EstimatingRunner(largest=30)
     start(runner)
     answer = store.recommendations.get(str(ended(store, work_id).recommendation_id))
-    assert [it.changes for it in answer.what_ifs] == [{"activation_checkpointing": True}]
+    assert [what_if.changes for what_if in answer.what_ifs] == [{"activation_checkpointing": True}]
     assert 60 <= answer.what_ifs[0].largest_micro_batch_size <= 62
     assert len(runner.sizes) == len(answer.evidence.probes)
 
@@ -216,7 +216,7 @@ def test_nothing_fits_is_an_answer(store: Store, start: StartWorker) -> None:
 
 
 def test_a_wrong_spec_fails_before_any_probe(store: Store, start: StartWorker) -> None:
-    """What the check finds ends the tuning as FAILED, with the code of a wrong spec and no probe."""
+    """An error of the check ends the tuning as FAILED, with the code of an invalid spec and without a probe."""
     work_id = queue_tuning(store)
     runner = ScriptedRunner(37)
     runner.spec_error = SpecError([], "spec")
@@ -333,7 +333,7 @@ def test_a_dead_workers_tuning_goes_on_at_once(store: Store, start: StartWorker,
 
 
 def test_a_worker_that_lost_its_lease_says_nothing(store: Store, start: StartWorker) -> None:
-    """When its lease was taken over, the running probe is ended and nothing of it is recorded."""
+    """A running probe whose lease was taken over is ended, and its result is not recorded."""
     started = threading.Event()
     work_id = queue_tuning(store)
     runner = ScriptedRunner(37, until_stopped(started))
@@ -426,7 +426,7 @@ def test_probes_of_another_environment_are_not_mixed(store: Store, start: StartW
 
 
 def test_a_cancelled_tuning_of_a_dead_worker_ends(store: Store, start: StartWorker) -> None:
-    """What was being cancelled when its worker died is CANCELLED by the next."""
+    """Work in CANCELLING whose worker died becomes CANCELLED by the next worker."""
     work_id = queue_tuning(store)
     assert store.leases.claim(SERVED, 0.0) is not None
     store.submissions.cancel(work_id)
@@ -494,7 +494,7 @@ def test_a_running_job_is_cancelled(store: Store, start: StartWorker) -> None:
 
 
 def test_a_stopped_workers_job_goes_on(store: Store, start: StartWorker) -> None:
-    """After a graceful stop the job is queued; the next worker resumes it, and no update is told twice."""
+    """After a graceful stop the job is queued; the next worker resumes it, and no update is recorded twice."""
     trainer = Trainer(hold_at=3)
     job_id = queue_job(store, updates=5)
     first = start(ScriptedRunner(0), trainer)

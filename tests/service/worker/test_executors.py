@@ -76,7 +76,7 @@ def test_probes_go_to_the_runner(make: MakeExecutor) -> None:
 
 
 def test_a_running_probe_is_stopped(make: MakeExecutor) -> None:
-    """A probe ends with the error that says so once it is told to stop."""
+    """A probe ends with the error that says so after a stop request."""
     started = threading.Event()
     executor = make(ScriptedRunner(8, until_stopped(started)))
     with pytest.raises(ProbeCancelledError):
@@ -84,7 +84,7 @@ def test_a_running_probe_is_stopped(make: MakeExecutor) -> None:
 
 
 def test_a_wrong_spec_is_found(make: MakeExecutor) -> None:
-    """What the runner's check raises reaches the caller."""
+    """Errors of the runner's check reach the caller."""
     runner = ScriptedRunner(8)
     runner.spec_error = SpecError([], "spec")
     with pytest.raises(SpecError):
@@ -95,7 +95,7 @@ def test_a_running_check_is_stopped(make: MakeExecutor) -> None:
     """The runner learns that the check is no longer wanted."""
 
     class SlowCheck(ScriptedRunner):
-        """Checks until it is told to stop."""
+        """Checks until a stop request."""
 
         def check(self, request: object, should_stop: Callable[[], bool] = lambda: False) -> None:
             """Wait, as long as a check may."""
@@ -165,7 +165,7 @@ def test_a_run_is_stopped_and_goes_on_to_its_end(make: MakeExecutor, tmp_path: P
 
 
 def test_a_run_ends_with_its_listener(make: MakeExecutor, tmp_path: Path) -> None:
-    """What the listener raises ends the run and reaches the caller; the executor can be used again."""
+    """An exception of the listener ends the run and reaches the caller; the executor stays usable."""
     executor = make(ScriptedRunner(8))
 
     def fail(updates: Sequence[TrainingProgress]) -> None:
@@ -182,7 +182,7 @@ def test_a_run_ends_with_its_listener(make: MakeExecutor, tmp_path: Path) -> Non
 
 @pytest.fixture
 def processes() -> list[TrainingProcess]:
-    """What an executor of ``local`` has made for its runs."""
+    """Return the processes that an executor of ``local`` has created."""
     return []
 
 
@@ -210,7 +210,7 @@ def test_a_killed_run_goes_on_from_its_checkpoint(
 
     def on_progress(updates: Sequence[TrainingProgress]) -> None:
         """Kill each of the first two processes after the first checkpoint that it has surely written itself."""
-        seen.extend(it.update for it in updates)
+        seen.extend(update.update for update in updates)
         pid, checkpoint = processes[0].pids[0], processes[0].paths.checkpointed_update() or 0
         before = began_after.setdefault(pid, checkpoint)
         if len(began_after) < 3 and checkpoint >= before + every:
@@ -231,11 +231,11 @@ def test_what_nobody_heard_of_is_told_when_a_run_goes_on(local: LocalExecutor, t
     first = TrainingRun(tmp_path, recommendation(), TrainingRequest(updates=100_000))
     made: list[int] = []
     stopped = local.train(
-        first, lambda updates: made.extend(it.update for it in updates), lambda: 30.0 if len(made) > 3 else None
+        first, lambda updates: made.extend(update.update for update in updates), lambda: 30.0 if len(made) > 3 else None
     )
     seen: list[int] = []
     rest = TrainingRun(tmp_path, recommendation(), TrainingRequest(updates=stopped.updates + 2), reported=2)
-    local.train(rest, lambda updates: seen.extend(it.update for it in updates), on)
+    local.train(rest, lambda updates: seen.extend(update.update for update in updates), on)
     assert seen == list(range(3, stopped.updates + 3))
 
 
@@ -280,9 +280,9 @@ def test_a_run_that_is_told_to_stop_may_be_given_less_time_later(tmp_path: Path)
 def test_a_run_waits_for_the_process_that_still_has_its_folder(local: LocalExecutor, tmp_path: Path) -> None:
     """A worker may be frozen while its processes go on in a shared folder. Told to stop, the one that waits does."""
     run = training_run(tmp_path, 3)
-    told = iter([None, None, None, 0.5])
+    grace = iter([None, None, None, 0.5])
     with lock_directory(run.directory, 0.0) as alone:
         assert alone
-        stopped = local.train(run, lambda _: None, lambda: next(told))
+        stopped = local.train(run, lambda _: None, lambda: next(grace))
     assert (stopped.outcome, stopped.updates) == (RunOutcome.STOPPED, 0)
     assert local.train(run, lambda _: None, on).outcome is RunOutcome.SUCCEEDED

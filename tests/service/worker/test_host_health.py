@@ -18,7 +18,7 @@ from service.domain.identifiers import IdentifierSource
 from service.domain.states import State, WorkKind
 from service.domain.work import JobRequest
 from service.observability.instruments import Instruments
-from service.store.models import PROVEN_SECONDS
+from service.store.models import WRITE_CHECK_TTL_SECONDS
 from service.store.store import Store
 from service.worker.coordinator import Coordinator
 from service.worker.executors.base import Executor, GraceSeconds, OnProgress, TrainingRun
@@ -179,13 +179,13 @@ class Filling(LocalExecutor):
         self.done = False
 
     def _train(self, run: TrainingRun, on_progress: OnProgress, grace_seconds: GraceSeconds) -> TrainingResult:
-        def heard(updates: Sequence[TrainingProgress]) -> None:
+        def report_and_fill(updates: Sequence[TrainingProgress]) -> None:
             if updates and not self.done:
                 self.done = True
                 self.filled()
             on_progress(updates)
 
-        return super()._train(run, heard, grace_seconds)
+        return super()._train(run, report_and_fill, grace_seconds)
 
 
 def test_a_job_that_fills_the_disk_itself_fails_with_words(store: Store, start: StartWorker, tmp_path: Path) -> None:
@@ -410,7 +410,7 @@ def test_a_full_database_is_no_unknown_device(start_service: StartService, tmp_p
         pause = threading.Event()
         while service.system.store.devices.list()[0].age_seconds <= 1.0:
             pause.wait(0.05)
-        pause.wait(PROVEN_SECONDS)
+        pause.wait(WRITE_CHECK_TTL_SECONDS)
         problem = problem_in(service.http.post("/v1/tunings", json=body()), 503, "store-unavailable")
         assert "full" in problem.detail
         filler.unlink()
@@ -446,11 +446,11 @@ def test_a_host_in_trouble_is_looked_at_less_and_less_often(caplog: pytest.LogCa
     health = Health("host/cpu", look, clock=lambda: now[0])
     with caplog.at_level(logging.WARNING):
         while now[0] < 120.0:
-            assert not health.may_work()
+            assert not health.is_ready()
             now[0] += 0.05
         over[0] = True
         now[0] += 15.0
-        assert health.may_work()
+        assert health.is_ready()
     pauses = [later - earlier for earlier, later in itertools.pairwise(looks[:-1])]
     assert all(later >= earlier - 0.01 for earlier, later in itertools.pairwise(pauses))
     assert max(pauses) == pytest.approx(15.0, abs=0.1)
@@ -472,11 +472,11 @@ def test_room_that_work_needs_is_waited_for_as_long_as_it_waits() -> None:
         return HostFailure(Cause.DISK_FULL, "too little", needed) if needed else None
 
     health = Health("host/cpu", look, clock=lambda: now[0])
-    assert health.may_work()
-    health.suspect(HostFailure(Cause.DISK_FULL, "full", 5000), lambda: waits[0])
+    assert health.is_ready()
+    health.report_trouble(HostFailure(Cause.DISK_FULL, "full", 5000), lambda: waits[0])
     now[0] += 10.0
-    assert not health.may_work()
+    assert not health.is_ready()
     waits[0] = False
     now[0] += 20.0
-    assert health.may_work()
+    assert health.is_ready()
     assert needs == [0, 5000, 0]

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from service.application.rules.placement import check_goes_with_one_device
+from service.application.rules.placement import check_single_device
 from service.client import Client
 from service.domain.states import State
 from service.errors import UnsupportedJobError
@@ -58,11 +58,11 @@ def test_the_command_of_a_dry_run_trains_its_ranks(client: Client, tmp_path: Pat
     assert done.returncode == 0, done.stderr
     paths = RunPaths(tmp_path)
     assert TrainingResult.model_validate_json(paths.result.read_bytes()).outcome is RunOutcome.SUCCEEDED
-    assert [sum(it.micro_batch_sizes) for it in ProgressLog(paths.progress).new_lines()] == [5, 5]
+    assert [sum(update.micro_batch_sizes) for update in ProgressLog(paths.progress).new_lines()] == [5, 5]
 
 
 def test_a_job_of_two_ranks_is_taken_on_the_cpu(client: Client) -> None:
-    """It runs to its end, and its progress says what the windows weighed."""
+    """The run succeeds, and its progress reports the weights of the accumulation windows."""
     job = client.jobs.wait(client.jobs.submit(recommendation(world_size=2), TrainingRequest(updates=2)).id)
     assert job.state is State.SUCCEEDED
     assert job.progress is not None
@@ -70,11 +70,11 @@ def test_a_job_of_two_ranks_is_taken_on_the_cpu(client: Client) -> None:
 
 
 def test_a_job_on_a_card_has_one_process() -> None:
-    """It holds one card; more are refused with what to do instead."""
+    """A job holds one GPU; more are refused with the remedy."""
     planned = recommendation(world_size=2, device=CUDA)
-    check_goes_with_one_device(planned, TrainingRequest(processes_per_node=1))
+    check_single_device(planned, TrainingRequest(processes_per_node=1))
     with pytest.raises(UnsupportedJobError, match=r"2 processes.* one card, cuda:0: .*dry run"):
-        check_goes_with_one_device(planned, TrainingRequest())
+        check_single_device(planned, TrainingRequest())
 
 
 def test_two_ranks_train_together(executor: LocalExecutor, tmp_path: Path) -> None:
@@ -83,11 +83,11 @@ def test_two_ranks_train_together(executor: LocalExecutor, tmp_path: Path) -> No
     with forked_starts():
         result = executor.train(two_ranks(tmp_path, 3), made.extend, lambda: None)
     assert (result.outcome, result.updates, result.samples_seen) == (RunOutcome.SUCCEEDED, 3, 30)
-    assert [(it.samples, sum(it.micro_batch_sizes)) for it in made] == [(10, 5)] * 3
+    assert [(update.samples, sum(update.micro_batch_sizes)) for update in made] == [(10, 5)] * 3
 
 
 def test_no_rank_outlives_its_job(executor: LocalExecutor, tmp_path: Path) -> None:
-    """When the listener of a run fails (a lost lease, say), every process of the run is gone."""
+    """A failed listener of a run (a lost lease, say) ends every process of the run."""
     alive: set[str] = set()
 
     def fail(updates: Sequence[TrainingProgress]) -> None:

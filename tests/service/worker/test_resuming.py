@@ -37,7 +37,7 @@ PATIENCE_SECONDS = 240.0
 
 
 def test_a_resumed_job_waits_again_without_its_end(store: Store) -> None:
-    """What was recorded is kept: updates, events, time on devices; problem, result and end are not."""
+    """Updates, events and device time are kept; problem, result and end are cleared."""
     store.submissions.add(new_work("job_1", WorkKind.JOB))
     lease = claimed(store).lease
     store.evidence.record_progress(lease, [progress(1)])
@@ -47,7 +47,12 @@ def test_a_resumed_job_waits_again_without_its_end(store: Store) -> None:
     resumed = store.submissions.resume("job_1")
     assert (resumed.state, resumed.ended_at, resumed.problem, resumed.result) == (State.QUEUED, None, None, None)
     assert resumed.progress == progress(1)
-    assert [it.state for it in store.evidence.events("job_1") if it.state] == ["QUEUED", "RUNNING", "FAILED", "QUEUED"]
+    assert [event.state for event in store.evidence.events("job_1") if event.state] == [
+        "QUEUED",
+        "RUNNING",
+        "FAILED",
+        "QUEUED",
+    ]
     assert store.statistics.totals(None).failures == ()
     again = claimed(store)
     assert (again.item.id, again.item.attempts, again.lost_leases) == ("job_1", 2, 0)
@@ -117,10 +122,10 @@ def test_a_cancelled_job_goes_on_and_is_followed_to_its_second_end(start_service
         assert client.jobs.resume(job.id).state in {State.QUEUED, State.RUNNING, State.SUCCEEDED}
         events = list(client.jobs.events(job.id))
         assert client.jobs.wait(job.id).state is State.SUCCEEDED
-        assert [it.id for it in events] == list(range(1, len(events) + 1))
-        states = [it.state for it in events if it.state]
+        assert [event.id for event in events] == list(range(1, len(events) + 1))
+        states = [event.state for event in events if event.state]
         assert states == ["QUEUED", "RUNNING", "CANCELLING", "CANCELLED", "QUEUED", "RUNNING", "SUCCEEDED"]
-        assert [it.progress.update for it in events if it.progress] == [1, 2, 3, 4, 5]
+        assert [event.progress.update for event in events if event.progress] == [1, 2, 3, 4, 5]
         assert (client.summary().jobs[State.SUCCEEDED], client.summary().jobs[State.CANCELLED]) == (1, 0)
         with pytest.raises(ConflictError, match="SUCCEEDED"):
             client.jobs.resume(job.id)
@@ -168,7 +173,7 @@ def test_an_unknown_job_is_not_found(ended: tuple[Running, Job]) -> None:
 
 
 def test_only_its_owner_or_an_admin_resumes(start_service: StartService) -> None:
-    """What a key made, or nobody's, no other key of the same scopes lets go on."""
+    """No other key of the same scopes can resume a job of another key, or a job without a key."""
     service = start_service()
     with service.client as client:
         job = cancelled(service, client)
@@ -197,7 +202,7 @@ def test_what_the_operator_allows_no_more_is_not_resumed(
 
 @pytest.mark.usefixtures("forked")
 def test_a_real_run_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
-    """Cancelled after some updates and resumed, it makes the rest: no update is told twice, none is left out."""
+    """Cancelled after some updates and resumed, it makes the rest: no update is recorded twice, none is left out."""
     settings = Settings(data_dir=tmp_path, node_name="host", poll_seconds=0.05)
     runner = ScriptedRunner(8)
     system = build(settings, lambda device: LocalExecutor(device, runner), [CPU], {"torch": "2.8"})
@@ -211,7 +216,9 @@ def test_a_real_run_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
         assert newest >= 4
         jobs.resume(job_id, KEYLESS)
         cancelled_after(system, job_id, newest + 6)
-        updates = [it.progress.update for it in system.store.evidence.events(job_id, limit=10_000) if it.progress]
+        updates = [
+            event.progress.update for event in system.store.evidence.events(job_id, limit=10_000) if event.progress
+        ]
         assert updates == list(range(1, updates[-1] + 1))
         assert updates[-1] >= newest + 6
         assert jobs.checkpoints(job_id).items[-1].update > newest
@@ -220,7 +227,7 @@ def test_a_real_run_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
 
 
 def cancelled_after(system: System, job_id: str, update: int) -> None:
-    """Cancel a job when it has told of an update, and wait for its end."""
+    """Cancel a job when it has reported an update, and wait for its end."""
     deadline = time.monotonic() + PATIENCE_SECONDS
     while not (item := system.store.work.get(job_id)).state.terminal:
         assert time.monotonic() < deadline

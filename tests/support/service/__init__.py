@@ -1,1 +1,1 @@
-"""What the tests of the service share."""
+"""Support for the tests of the service."""

@@ -1,4 +1,4 @@
-"""What the tests of the API share: bodies to send, and problems to find in answers."""
+"""Support for the tests of the API: request bodies, and checks of problem documents."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ LEAST_CASES = 2_000
 
 
 class Displeased(Exception):  # noqa: N818 - it is said of a tool
-    """What a tool found."""
+    """The findings of a tool."""
 
 
 @dataclass(frozen=True)
@@ -52,15 +52,19 @@ class Checks:
     def spectral(self) -> str:
         """The document, by every rule that Spectral recommends."""
         found = json.loads(_said([self._node("spectral"), "lint", "--quiet", "-f", "json", str(DOCUMENT)], {0, 1}))
-        errors = [it for it in found if it["severity"] == 0]
-        _refuse(errors, [f"{'.'.join(map(str, it['path']))}: {it['code']}: {it['message']}" for it in errors])
+        errors = [error for error in found if error["severity"] == 0]
+        _refuse(
+            errors, [f"{'.'.join(map(str, error['path']))}: {error['code']}: {error['message']}" for error in errors]
+        )
         return f"no error, {len(found) - len(errors)} warnings"
 
     def redocly(self) -> str:
         """The document, by every rule that Redocly recommends."""
         said = _said([self._node("redocly"), "lint", "--format=json", str(DOCUMENT)], {0, 1})
         found = json.loads(said[said.index("{") : said.rindex("}") + 1])
-        _refuse(found["totals"]["errors"], [f"{it['ruleId']}: {it['message']}" for it in found["problems"]])
+        _refuse(
+            found["totals"]["errors"], [f"{finding['ruleId']}: {finding['message']}" for finding in found["problems"]]
+        )
         return f"no error, {found['totals']['warnings']} warnings"
 
     def schemathesis(self, *, keys: bool, sends_key: bool) -> str:

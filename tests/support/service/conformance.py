@@ -63,7 +63,7 @@ def _new_key(url: str) -> str:
 
 
 def _address(process: subprocess.Popen[bytes], log: Path) -> str:
-    """Where it listens, once it says so.
+    """Return its address, after the process has printed it.
 
     Raises:
         RuntimeError: with what it said instead.
@@ -91,7 +91,7 @@ def scripted_service(folder: Path) -> list[str]:
 
 @dataclass(frozen=True)
 class Fuzzed:
-    """What schemathesis found."""
+    """The findings of schemathesis."""
 
     cases: int
     failures: int
@@ -150,7 +150,7 @@ def generate_by_openapi_python_client(folder: Path) -> None:
 
 
 def complete_a_tuning(python: str, generator: str, folder: Path, service: Service) -> dict[str, Any]:
-    """What the client in ``folder`` finds with the given interpreter; its plan adds up to the effective batch.
+    """Return the tuning that the client in ``folder`` completes; its plan adds up to the effective batch.
 
     Raises:
         RuntimeError: when the client fails, or the plan does not add up.
@@ -169,7 +169,7 @@ def complete_a_tuning(python: str, generator: str, folder: Path, service: Servic
 
 
 def metrics(service: Service) -> str:
-    """What the service tells Prometheus.
+    """Return the metrics of the service.
 
     Raises:
         httpx.HTTPError: when it does not.

@@ -1,4 +1,4 @@
-"""What schemathesis does before each call: see schemathesis.toml."""
+"""Hooks that schemathesis runs before each call: see schemathesis.toml."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ def estimated(request: EstimateRequest, _should_stop: Callable[[], bool]) -> Est
 
 
 def main(data_dir: str, port: str) -> None:
-    """Serve until told to stop."""
+    """Serve until a stop signal."""
     settings = Settings(data_dir=Path(data_dir), port=int(port), node_name="host", poll_seconds=0.05)
     runner = ScriptedRunner(37)
     system = build(settings, lambda device: InlineExecutor(device, runner, Trainer()), [CPU], VERSIONS)

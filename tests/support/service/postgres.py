@@ -129,7 +129,7 @@ _DISCONNECT = text(
     "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity"
     " WHERE datname = current_database() AND pid <> pg_backend_pid()"
 )
-"""What an earlier test left open may hold locks."""
+"""Connections of an earlier test may hold locks."""
 
 
 def _run(url: URL, *statements: Executable) -> None:

@@ -48,7 +48,7 @@ class Spoken:
 
     @property
     def url(self) -> str:
-        """Where it listens."""
+        """Address of the process."""
         return self.said
 
     def _read_rest(self) -> None:
@@ -110,7 +110,7 @@ def slow_service(  # noqa: PLR0913, PLR0917 - what a test may choose
 
 
 class Api:
-    """What a test asks of a served process, in plain HTTP."""
+    """Plain HTTP requests of a test to a served process."""
 
     def __init__(self, url: str) -> None:
         self.http = httpx.Client(base_url=url, verify=False, timeout=PATIENCE_SECONDS)  # noqa: S501 - plain HTTP
@@ -161,11 +161,11 @@ def processes_with(text: str) -> set[int]:
     found = set()
     for folder in Path("/proc").glob("[0-9]*"):
         try:
-            told = (folder / "cmdline").read_bytes() + (folder / "environ").read_bytes()
+            texts = (folder / "cmdline").read_bytes() + (folder / "environ").read_bytes()
             state = (folder / "stat").read_text().rpartition(")")[2].split()[0]
         except OSError:
             continue
-        if text.encode() in told and state != "Z" and int(folder.name) != os.getpid():
+        if text.encode() in texts and state != "Z" and int(folder.name) != os.getpid():
             found.add(int(folder.name))
     return found
 
@@ -184,14 +184,14 @@ def children_of(process: int) -> set[int]:
     found: set[int] = set()
     level = {process}
     while level:
-        level = {it for it, parent in parents.items() if parent in level}
+        level = {child for child, parent in parents.items() if parent in level}
         found |= level
     return found
 
 
 def are_gone(processes: set[int]) -> bool:
-    """Whether none of them is there, zombies aside."""
-    return not any(_lives(it) for it in processes)
+    """Return whether none of the processes lives, zombies aside."""
+    return not any(_lives(process) for process in processes)
 
 
 def _lives(process: int) -> bool:

@@ -18,7 +18,7 @@ from fastapi import FastAPI
 
 from service.bootstrap import System, app_of, build
 from service.client import Client
-from service.folders import make_own
+from service.folders import make_private_folder
 from service.settings import Settings
 from service.store.store import open_store
 from service.worker.executors.inline import InlineExecutor
@@ -91,7 +91,7 @@ def running(data_dir: Path, runner: ScriptedRunner, trainer: Trainer, **given: A
     """A whole service: real store, coordinator and HTTP around a scripted runner; settings may be given."""
     settings = Settings(**{"data_dir": data_dir, "node_name": "host", "poll_seconds": 0.05, **given})
     if not settings.database_url and not (database := Path(settings.url.removeprefix("sqlite:///"))).exists():
-        make_own(settings.data_dir)
+        make_private_folder(settings.data_dir)
         database.write_bytes(migrated())
     system = build(settings, lambda device: InlineExecutor(device, runner, trainer), [CPU], {"torch": "2.8"})
     with listening(_app(system, settings)) as url, httpx.Client(base_url=url, verify=False) as http:  # noqa: S501

@@ -89,7 +89,7 @@ class ScriptedRunner:
 
 
 def until_stopped(started: threading.Event) -> Callable[[int, Callable[[], bool]], None]:
-    """A gate that says when a probe runs, and holds it until it is told to stop."""
+    """A gate that says when a probe runs, and holds it until a stop request."""
 
     def gate(_size: int, should_stop: Callable[[], bool]) -> None:
         started.set()

@@ -119,7 +119,7 @@ class Driver:
         self._kind = kind
 
     def __call__(self, script: Callable[[httpx.Request], httpx.Response], body: Body[T], **given: Any) -> T:
-        """What ``body`` returns, run with a client of this kind whose requests ``script`` answers."""
+        """Return the result of ``body``, run with a client of this kind whose requests ``script`` serves."""
         transport = httpx.MockTransport(script)
         if self._kind == "blocking":
             with httpx.Client(transport=transport, base_url="http://test") as http:
@@ -127,7 +127,7 @@ class Driver:
         return asyncio.run(_over_asyncio(transport, body, given))
 
     def against(self, url: str, body: Body[T], **given: Any) -> T:
-        """What ``body`` returns, run with a client of this kind that calls a real service."""
+        """Return the result of ``body``, run with a client of this kind that calls a real service."""
         if self._kind == "blocking":
             with Client(url, **given) as client:
                 return run(_coroutine(body, client.calls))

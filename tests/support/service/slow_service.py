@@ -17,10 +17,10 @@ from tests.support.service.slow_worker import executor
 
 
 def main(data_dir: str, port: str, where: str) -> None:
-    """Serve until told to stop."""
+    """Serve until a stop signal."""
     settings = Settings(data_dir=Path(data_dir), port=int(port), node_name="host", shutdown_grace_seconds=600.0)
     if where == "apart":
-        system = build(settings, versions={"torch": "2.8"}, apart="tests.support.service.slow_worker")
+        system = build(settings, versions={"torch": "2.8"}, worker_module="tests.support.service.slow_worker")
     else:
         system = build(settings, executor, [CPU], {"torch": "2.8"})
     serve_system(settings, system)

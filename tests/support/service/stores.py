@@ -1,4 +1,4 @@
-"""What the tests of the store share: claims, ended work, many rows at once, and time that has passed."""
+"""Support for the tests of the store: claims, ended work, bulk rows, and elapsed time."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from sqlalchemy import Engine, insert, update
 from service.domain.identifiers import IdentifierSource
 from service.domain.states import State
 from service.domain.workers import ServedDevice
-from service.store.database.engine import insert_or_skip, open_engine, writing
+from service.store.database.engine import insert_or_skip, open_engine, write_transaction
 from service.store.database.schema import submitters, work_items
 from service.store.models import Claim, Ending, Lease, NewWork
 from service.store.store import Store
@@ -32,7 +32,7 @@ def claimed(store: Store, served: ServedDevice = SERVED, lease_seconds: float = 
 
 
 def elsewhere(name: str) -> ServedDevice:
-    """The same device on another host."""
+    """Return a device like ``SERVED`` on another host."""
     return SERVED.model_copy(update={"slot": f"{name}/cpu", "owner": f"{name}:scope:1"})
 
 
@@ -65,7 +65,7 @@ def fill(engine: Engine, count: int, keys: tuple[str, ...] = ("",), **columns: A
     rows = [
         row | {"id": new_id("tun"), "created_at": at, "key_id": keys[at % len(keys)] or None} for at in range(count)
     ]
-    with writing(engine) as connection:
+    with write_transaction(engine) as connection:
         connection.execute(insert(work_items), rows)
         for key in keys:
             insert_or_skip(connection, submitters, {"id": key})
@@ -82,5 +82,5 @@ def engine_at(url: str) -> Iterator[Engine]:
 
 def set_work(url: str, work_id: str, **values: Any) -> None:
     """Set columns of a work item, as if time had passed."""
-    with engine_at(url) as engine, writing(engine) as connection:
+    with engine_at(url) as engine, write_transaction(engine) as connection:
         connection.execute(update(work_items).where(work_items.c.id == work_id).values(**values))

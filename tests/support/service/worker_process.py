@@ -26,7 +26,7 @@ from tuner.schemas.training import RunOutcome, TrainingResult
 
 
 def main(text: str) -> None:
-    """Work until told to stop."""
+    """Work until a stop signal."""
     given = json.loads(text)
     journal = Path(given["journal"])
 

@@ -1,6 +1,6 @@
-"""Tunings know their question, whatever versions answered it, and the earlier recommendation that leads them.
+"""Add the question of tunings, and the recommendation that warm-starts them.
 
-Tunings that are there already keep none: what they asked is not matched again, so they lead no other.
+Existing tunings get no question, so that they warm-start no other tuning.
 """
 
 from __future__ import annotations

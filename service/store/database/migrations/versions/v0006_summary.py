@@ -1,4 +1,4 @@
-"""What a summary is made from: causes of failures, an index of all that it counts, and how often answers were known."""
+"""Columns and indexes of the summary: causes of failures, counted work, and cache hits and misses."""
 
 from __future__ import annotations
 
