@@ -206,6 +206,7 @@ class GradientAccumulation:
             raise
         finally:
             self.gradients.end()
+            self._seeds.clear()
         return self._reduction.reduce(losses, shares)
 
     def _shares(self, window: list[MicroBatch], loss: Loss, losses: LossWindow) -> list[Share]:
@@ -221,7 +222,6 @@ class GradientAccumulation:
         rerun_window = gradients.in_place
         self._trainable.check_gradients(gradients.installed)
         gradients.start()
-        self._seeds.clear()
         queue = deque(recovery.within_bound(window))
         self._require_sum(window, loss, accumulates=len(queue) > 1)
         if len(queue) > 1 or self.ranks.reduces:
