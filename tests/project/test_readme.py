@@ -129,7 +129,7 @@ def test_its_figures_are_those_of_one_tuning() -> None:
     outcomes = dict(re.findall(r"^probe (\d+)  (FIT|OOM)", text, flags=re.MULTILINE))
     largest = max(int(size) for size, outcome in outcomes.items() if outcome == "FIT")
     assert outcomes[str(largest + 1)] == "OOM"
-    assert f"│ micro-batch      {largest} " in text
+    assert f"│ largest          a micro-batch of {largest} fits" in text
     assert f"{largest} fits and the next size, {largest + 1}, ran out of memory" in text
     assert f"the largest size up to {largest} that" in text
     (sizes,) = re.findall(r"│ plan +([\d +]+) = 100", text)
