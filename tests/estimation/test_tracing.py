@@ -240,6 +240,28 @@ def test_shapes_that_depend_on_values_are_refused() -> None:
         trace(python_spec("tests.support.traced_models:branches"), 2, accumulates=True)
 
 
+def test_a_library_imported_during_a_trace_initialises_models_afterwards() -> None:
+    """The functions of ``torch.nn.init`` are kept by transformers when it is first imported."""
+    code = """
+import sys, torch
+from tests.support.factories import transformers_spec
+from tuner.estimation.tracing.session import trace
+from tuner.workloads.build import build_workload
+
+assert "transformers" not in sys.modules
+config = {"model_type": "mixtral", "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+config |= {"intermediate_size": 32, "num_key_value_heads": 2, "num_local_experts": 4, "vocab_size": 256}
+spec = transformers_spec("causal-lm", config, precision="bf16", batch={"sequence_length": 8})
+trace(spec, 2, accumulates=True)
+torch.use_deterministic_algorithms(True)  # memory that is not initialised is NaN
+model = build_workload(spec).build_model()
+wrong = [name for name, values in model.named_parameters() if not values.isfinite().all()]
+assert not wrong, wrong
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
 def test_workloads_that_differ_between_sizes_are_scaled() -> None:
     """An estimate notes that traces at different sizes differ in more than sizes."""
     workload = SizedWorkload(TracedRuns(python_spec("tests.support.traced_models:conditional")), None)

@@ -12,8 +12,7 @@ from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
-from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
+from torch import Tensor
 
 from tuner.errors import EstimateError
 from tuner.estimation.cuda_shim import Shim
@@ -25,7 +24,14 @@ from tuner.estimation.tracing.fake_device import (
     without_cudnn_in_recurrent_layers,
     without_dropout_in_attention,
 )
+from tuner.estimation.tracing.fake_model import build_fake_model
 from tuner.estimation.tracing.kernel_workspaces import CudaKernels, NoKernels
+from tuner.estimation.tracing.memory_categories import (
+    label_accumulated_gradients,
+    label_live_blocks,
+    optimizer_gradients_labelled,
+    record_batches,
+)
 from tuner.estimation.tracing.shape_cache import ShapeCache
 from tuner.estimation.tracing.torch_internals import (
     PROPAGATE,
@@ -39,14 +45,12 @@ from tuner.estimation.tracing.torch_internals import (
     fsdp_param_group,
 )
 from tuner.schemas.gpus import KernelProfile
-from tuner.schemas.workload import TransformersModel, WorkloadSpec
-from tuner.torch_internals import apply_to_all, own_buffers, own_parameters
+from tuner.schemas.workload import WorkloadSpec
 from tuner.training.accumulation.collectives import ProcessGroup, Ranks
 from tuner.training.fsdp import shard
-from tuner.training.micro_batches.splitting import MicroBatch, sliced, tensors_of
+from tuner.training.micro_batches.splitting import MicroBatch, sliced
 from tuner.training.update_engine import UpdateEngine
-from tuner.workloads.base import Workload
-from tuner.workloads.build import build_model, build_workload
+from tuner.workloads.build import build_workload
 
 
 class FakeRanks(ProcessGroup):
@@ -166,10 +170,10 @@ class UpdateTrace:
         self._workload = build_workload(spec)
         with self._tracing():
             tracer.begin_section("build")
-            model = _build_model(spec, self._workload, device, tracer)
+            model = build_fake_model(spec, self._workload, device, tracer)
             if sharded:
                 shard(model, device, spec.parallelism.world_size)
-            _label_accumulated_gradients(model, tracer)
+            label_accumulated_gradients(model, tracer)
             self._engine = UpdateEngine(
                 spec,
                 self._workload,
@@ -194,12 +198,12 @@ class UpdateTrace:
         micro_batches = [sliced(make(micro_batch_size), micro_batch_size) for _ in range(1 + accumulates)]
         with self._tracing():
             if self._device.type == "cpu":
-                _record_batches(micro_batches, tracer)
+                record_batches(micro_batches, tracer)
             tracer.begin_section("measured-update")
             _update(engine, micro_batches)
             tracer.begin_section("end")
             tracer.recorder.stop()
-            _label_live_blocks(tracer, engine)
+            label_live_blocks(tracer, engine)
         parameters = sum(parameter.numel() for parameter in engine.model.parameters())
         found = _build_trace(tracer, micro_batch_size, self._spec, accumulates=accumulates)
         return TracedRun(found.with_warm_up_update() if self._warms_up else found, parameters)
@@ -213,7 +217,7 @@ class UpdateTrace:
             self._emulated_cuda(),
             tracer.fakes,
             tracer,
-            _optimizer_gradients_labelled(tracer),
+            optimizer_gradients_labelled(tracer),
         ):
             yield
 
@@ -253,25 +257,6 @@ def _fake_process_group(ranks: int, tracer: Tracer) -> Iterator[None]:
             yield
     finally:
         dist.destroy_process_group()
-
-
-def _build_model(spec: WorkloadSpec, workload: Workload, device: torch.device, tracer: Tracer) -> nn.Module:
-    """Build the model on ``device``. As in a run, only its final tensors are recorded on a GPU."""
-    with _without_initialisation(spec), patch.object(nn.Module, "_apply", _apply_to_fakes):
-        if device.type == "cpu":
-            return build_model(spec, workload)
-        with tracer.without_recording(), device:
-            model = build_model(spec, workload)
-    _record_model(model, tracer)
-    return model
-
-
-def _record_model(module: nn.Module, tracer: Tracer) -> None:
-    """Record parameters and buffers in the order in which ``nn.Module.to`` moves them."""
-    for child in module.children():
-        _record_model(child, tracer)
-    for tensors in (own_parameters(module), own_buffers(module)):
-        tracer.recorder.record([tensor for tensor in tensors.values() if tensor is not None])
 
 
 def _update(engine: UpdateEngine, micro_batches: list[MicroBatch]) -> None:
@@ -320,97 +305,6 @@ def _without_garbage_collection() -> Iterator[None]:
     finally:
         if enabled:
             gc.enable()
-
-
-@contextmanager
-def _without_initialisation(spec: WorkloadSpec) -> Iterator[None]:
-    """Skip the initialisation of parameters, which have no values, by ``torch.nn.init`` and transformers."""
-    with ExitStack() as stack:
-        for name in dir(nn.init):
-            if name.endswith("_") and not name.startswith("_"):
-                stack.enter_context(patch.object(nn.init, name, _return_unchanged))
-        if isinstance(spec.model, TransformersModel):
-            from transformers import PreTrainedModel  # noqa: PLC0415 - takes a second to import
-
-            stack.enter_context(patch.object(PreTrainedModel, "initialize_weights", lambda _: None))
-        yield
-
-
-def _return_unchanged(tensor: Tensor, *_: object, **__: object) -> Tensor:
-    return tensor
-
-
-def _apply_to_fakes(module: nn.Module, change: Callable[[Tensor], Tensor], recurse: bool = True) -> nn.Module:  # noqa: FBT001, FBT002 - as torch calls it
-    """Replace ``nn.Module._apply``, which cannot swap fake tensors."""
-    for child in module.children() if recurse else ():
-        apply_to_all(child, change)
-    for parameter in own_parameters(module).values():
-        if parameter is not None:
-            with torch.no_grad():
-                parameter.data = change(parameter)
-    buffers = own_buffers(module)
-    for name, buffer in buffers.items():
-        if buffer is not None:
-            buffers[name] = change(buffer)
-    return module
-
-
-def _label_accumulated_gradients(model: nn.Module, tracer: Tracer) -> None:
-    for parameter in model.parameters():
-        if parameter.requires_grad:
-            parameter.register_post_accumulate_grad_hook(_gradient_labeller(tracer))  # type: ignore[no-untyped-call]
-
-
-def _gradient_labeller(tracer: Tracer) -> Callable[[Tensor], None]:
-    def label(parameter: Tensor) -> None:
-        if parameter.grad is not None:
-            tracer.recorder.label([parameter.grad], Category.GRADIENTS)
-
-    return label
-
-
-@contextmanager
-def _optimizer_gradients_labelled(tracer: Tracer) -> Iterator[None]:
-    """Label the gradients that an optimizer receives during the block."""
-
-    def label(optimizer: Optimizer, *_: object) -> None:
-        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-        tracer.recorder.label(
-            [parameter.grad for parameter in parameters if parameter.grad is not None], Category.GRADIENTS
-        )
-
-    hook = register_optimizer_step_pre_hook(label)
-    try:
-        yield
-    finally:
-        hook.remove()
-
-
-def _record_batches(micro_batches: list[MicroBatch], tracer: Tracer) -> None:
-    """Record the batches, which on the CPU are in the memory of the device."""
-    for micro_batch in micro_batches:
-        recorded: set[int] = set()
-        for tensor in tensors_of(micro_batch.batch):
-            storage = tensor.untyped_storage()
-            if storage.data_ptr() not in recorded:
-                recorded.add(storage.data_ptr())
-                tracer.recorder.allocate(storage.nbytes(), Category.ACTIVATIONS)
-
-
-def _label_live_blocks(tracer: Tracer, engine: UpdateEngine) -> None:
-    """Set the categories of the blocks that are live at the end."""
-    recorder = tracer.recorder
-    persistent = [
-        (Category.PARAMETERS, [*engine.model.parameters(), *engine.model.buffers()]),
-        (Category.OPTIMIZER_STATE, [value for state in engine.optimizer.state.values() for value in state.values()]),
-        (Category.OPTIMIZER_STATE, engine.averages),
-        (Category.GRADIENTS, engine.accumulation.gradients.buffers),
-    ]
-    for category, tensors in persistent:
-        for tensor in tensors:
-            block = recorder.block_of(tensor) if isinstance(tensor, Tensor) else None
-            if block is not None:
-                recorder.categories[block] = category
 
 
 def _build_trace(tracer: Tracer, micro_batch_size: int, spec: WorkloadSpec, *, accumulates: bool) -> Trace:

@@ -1,0 +1,75 @@
+"""Build a model of fake tensors: without values, hence without initialisation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias
+from unittest.mock import patch
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from tuner.estimation.tracing.dispatch_mode import Tracer
+from tuner.schemas.workload import WorkloadSpec
+from tuner.torch_internals import apply_to_all, own_buffers, own_parameters
+from tuner.workloads.base import Workload
+from tuner.workloads.build import build_model
+
+_Value: TypeAlias = Any
+"""An argument or a result of a torch function."""
+_INITIALISERS = frozenset({"constant_", "fill_", "kaiming_uniform_", "normal_", "uniform_", "zero_"})
+"""Functions of ``torch.nn.init`` that a function mode sees, and the methods of tensors that the others call."""
+
+
+def build_fake_model(spec: WorkloadSpec, workload: Workload, device: torch.device, tracer: Tracer) -> nn.Module:
+    """Build the model on ``device``. As in a run, only its final tensors are recorded on a GPU."""
+    with _WithoutInitialisation(), patch.object(nn.Module, "_apply", _apply_to_fakes):
+        if device.type == "cpu":
+            return build_model(spec, workload)
+        with tracer.without_recording(), device:
+            model = build_model(spec, workload)
+    _record_model(model, tracer)
+    return model
+
+
+def _record_model(module: nn.Module, tracer: Tracer) -> None:
+    """Record parameters and buffers in the order in which ``nn.Module.to`` moves them."""
+    for child in module.children():
+        _record_model(child, tracer)
+    for tensors in (own_parameters(module), own_buffers(module)):
+        tracer.recorder.record([tensor for tensor in tensors.values() if tensor is not None])
+
+
+class _WithoutInitialisation(TorchFunctionMode):
+    """Skip the initialisation of parameters.
+
+    A mode, and no patch of ``torch.nn.init``: a library that is imported meanwhile, as transformers is, would keep the
+    patched functions and never initialise a model again.
+    """
+
+    def __torch_function__(
+        self, func: _Value, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> _Value:
+        del types
+        keywords = dict(kwargs or {})
+        if getattr(func, "__name__", "") in _INITIALISERS:
+            tensor = args[0] if args else keywords.get("tensor")
+            if isinstance(tensor, nn.Parameter):
+                return tensor
+        return func(*args, **keywords)
+
+
+def _apply_to_fakes(module: nn.Module, change: Callable[[Tensor], Tensor], recurse: bool = True) -> nn.Module:  # noqa: FBT001, FBT002 - as torch calls it
+    """Replace ``nn.Module._apply``, which cannot swap fake tensors."""
+    for child in module.children() if recurse else ():
+        apply_to_all(child, change)
+    for parameter in own_parameters(module).values():
+        if parameter is not None:
+            with torch.no_grad():
+                parameter.data = change(parameter)
+    buffers = own_buffers(module)
+    for name, buffer in buffers.items():
+        if buffer is not None:
+            buffers[name] = change(buffer)
+    return module
