@@ -11,7 +11,7 @@ from tuner.errors import BatchwrightError
 _MESSAGE = "size 12 exceeds 8"
 _MAPPED_TOGETHER = {
     "training-error": {"TrainingError", "CheckpointError", "DamagedCheckpointError", "PeerError"},
-    "host-trouble": {"HostTroubleError", "StorageError"},
+    "host-trouble": {"HostFailureError", "StorageError"},
 }
 """Classes that share a code: a caller does the same about each of them."""
 

@@ -111,7 +111,7 @@ def test_the_text_of_a_key_is_in_one_response_only(
     made = admin.keys.create("ci", [Scope.ADMIN])
     text = guarded.http.post("/v1/keys", json=SUBMISSION, headers={"Authorization": f"Bearer {made.key}"})
     assert (text.status_code, text.headers["cache-control"]) == (201, "no-store")
-    assert f"key {text.json()['id']} was made by key {made.id}" in caplog.text
+    assert f"key {text.json()['id']} was created by key {made.id}" in caplog.text
     folder = Path(guarded.settings.data_dir)
     stored = b"".join(path.read_bytes() for path in folder.rglob("*") if path.is_file())
     for key in (made.key, text.json()["key"]):

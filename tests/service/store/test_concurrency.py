@@ -1,4 +1,4 @@
-"""Many claimers on one database, each with connections of its own: nothing is run twice, nothing is lost."""
+"""Many claimers on one database, of several processes' engines: nothing is run twice, nothing is lost."""
 
 from __future__ import annotations
 
@@ -19,6 +19,8 @@ from tests.support.service.scripted import new_work
 from tests.support.service.stores import LEASE_SECONDS, NewId, claimed, elsewhere, engine_at, fill
 
 ITEMS, CLAIMERS = 1000, 8
+ENGINES = 2
+"""Engines that the claimers share, as threads share that of their process. SQLite has one host, with two processes."""
 KEYS = ("", "a" * 16, "b" * 16)
 
 
@@ -29,9 +31,10 @@ def test_a_thousand_items_are_each_run_once(store: Store, database_url: str) -> 
     vanished: list[str] = []
     run: list[str] = []
     together = threading.Barrier(CLAIMERS)
+    stores = [Store(open_engine(database_url)) for _ in range(ENGINES)]
 
     def work(name: int) -> None:
-        own = Store(open_engine(database_url))
+        own = stores[name % ENGINES]
         served = elsewhere(f"host{name}")
         together.wait()
         while len(run) < ITEMS:
@@ -44,10 +47,11 @@ def test_a_thousand_items_are_each_run_once(store: Store, database_url: str) -> 
                 continue
             run.append(claim.item.id)
             own.leases.finish(claim.lease, Ending(State.SUCCEEDED))
-        own.close()
 
     with ThreadPoolExecutor(CLAIMERS) as pool:
         list(pool.map(work, range(CLAIMERS)))
+    for opened in stores:
+        opened.close()
     assert Counter(run) == Counter(ids)
     rows = store.work.newest(WorkKind.TUNING, ITEMS + 1)
     assert {row.state for row in rows} == {State.SUCCEEDED}

@@ -73,7 +73,7 @@ def test_a_job_on_a_card_has_one_process() -> None:
     """A job holds one GPU; more are refused with the remedy."""
     planned = recommendation(world_size=2, device=CUDA)
     check_single_device(planned, TrainingRequest(processes_per_node=1))
-    with pytest.raises(UnsupportedJobError, match=r"2 processes.* one card, cuda:0: .*dry run"):
+    with pytest.raises(UnsupportedJobError, match=r"2 processes.* one GPU, cuda:0: .*dry run"):
         check_single_device(planned, TrainingRequest())
 
 

@@ -1,0 +1,83 @@
+"""Run a tuning from its request to its recommendation, on a device of this host. No torch."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from datetime import UTC, datetime
+from typing import Protocol
+
+from tuner.hardware.inventory import find_device
+from tuner.planning.fingerprint import installed_versions
+from tuner.planning.session import Tuning, check_coupling, estimate_what_ifs, prepare_search
+from tuner.probing.supervisor import ProbeSupervisor
+from tuner.schemas.recommendation import Recommendation
+from tuner.schemas.requests import TuningRequest
+from tuner.schemas.results import ProbeResult
+from tuner.system.fork_server.spawn import ChildProcess, StartChild
+
+
+class TuningObserver(Protocol):
+    """Shows the progress of a tuning."""
+
+    def set_activity(self, activity: str) -> None:
+        """Show what the tuning does now; an empty string when it is about to end."""
+
+    def add(self, probe: ProbeResult) -> None:
+        """Show a probe that has ended."""
+
+
+class _Silent:
+    def set_activity(self, activity: str) -> None: ...
+
+    def add(self, probe: ProbeResult) -> None: ...
+
+
+SILENT: TuningObserver = _Silent()
+"""Shows nothing."""
+
+
+def run_tuning(
+    request: TuningRequest,
+    observer: TuningObserver = SILENT,
+    start: StartChild = ChildProcess,
+    warm_start: Recommendation | None = None,
+    *,
+    plans_largest: bool = False,
+) -> Recommendation:
+    """Run a tuning to its end. An interrupt ends its processes.
+
+    Args:
+        request: what to tune, on which device of this host.
+        observer: shows each probe as it ends.
+        start: starts the process that forks the probes.
+        warm_start: a recommendation for the same request, which a single probe may confirm.
+        plans_largest: whether the effective batch is the largest micro-batch, and the request's only a bound of it.
+
+    Raises:
+        SpecError, DeviceError, PlanError: before any probe; also when the warm start is for another request.
+        TuningFailedError: when a probe failed for a reason unrelated to the size, or the loss couples samples.
+    """
+    began = time.monotonic()
+    device = find_device(request.device)
+    with ProbeSupervisor(device, start) as runner:
+        tuning = Tuning(request, device, environment=runner.environment(), versions=installed_versions())
+        if warm_start is not None:
+            tuning.warm_start_from(warm_start)
+        observer.set_activity("checking that the loss is a sum over samples")
+        check_coupling(tuning, runner.check_coupling)
+        observer.set_activity("checking the spec and estimating its memory")
+        prepare_search(tuning, runner.check, runner.expect)
+        while (probe := tuning.next_probe()) is not None:
+            activity = "timing updates" if probe.measures_time else "running two updates"
+            observer.set_activity(f"{activity} at micro-batch {probe.micro_batch_size:,}")
+            result = runner.run(probe)
+            tuning.record(result)
+            observer.add(result)
+        observer.set_activity("estimating what would fit with changes of the spec" if request.what_if else "")
+        estimate_what_ifs(tuning, runner.expect)
+    if plans_largest:
+        tuning.plan_largest()
+    return tuning.recommendation(
+        identifier=f"rec_{uuid.uuid4().hex}", created_at=datetime.now(UTC), total_seconds=time.monotonic() - began
+    )
