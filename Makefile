@@ -46,7 +46,7 @@ test: $(VENV)/dev $(VENV)/browser  ## Install what the tests need, and run them
 lint: $(VENV)/dev  ## Style, types and formatting
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy tuner service tests benchmarks examples tools
+	$(BIN)/mypy batchwright tuner service tests benchmarks examples tools
 
 # Tests that need neither torch nor a database nor a browser: with the plugin, importing one of these raises.
 FAST := tests/planning tests/schemas tests/exports tests/cli/test_export.py tests/hardware/test_gpu_lookup.py \

@@ -4,7 +4,9 @@ This package is the library and the command line. It works without the service, 
 
 From top to bottom, each package imports only packages below it:
 
+- ``library``: what ``import batchwright`` offers to a script or a notebook.
 - ``cli``: the command `batchwright`. It parses arguments, calls one function, and prints the result.
+- ``foreground``: a tuning from its request to its recommendation, on a device of this host.
 - ``probing``: measured trials, each in a process of its own, under a memory limit.
 - ``estimation``: the memory curve of a workload without a GPU, from traces and a simulated allocator.
 - ``training``: exact gradient accumulation, the training loop, checkpoints, and the processes of a run. ``exports``: a

@@ -43,7 +43,7 @@ def run_tuning(
     start: StartChild = ChildProcess,
     warm_start: Recommendation | None = None,
     *,
-    plans_largest: bool = False,
+    accumulates: bool = True,
 ) -> Recommendation:
     """Run a tuning to its end. An interrupt ends its processes.
 
@@ -52,7 +52,7 @@ def run_tuning(
         observer: shows each probe as it ends.
         start: starts the process that forks the probes.
         warm_start: a recommendation for the same request, which a single probe may confirm.
-        plans_largest: whether the effective batch is the largest micro-batch, and the request's only a bound of it.
+        accumulates: as for ``tuner.planning.session.Tuning``.
 
     Raises:
         SpecError, DeviceError, PlanError: before any probe; also when the warm start is for another request.
@@ -61,7 +61,13 @@ def run_tuning(
     began = time.monotonic()
     device = find_device(request.device)
     with ProbeSupervisor(device, start) as runner:
-        tuning = Tuning(request, device, environment=runner.environment(), versions=installed_versions())
+        tuning = Tuning(
+            request,
+            device,
+            environment=runner.environment(),
+            versions=installed_versions(),
+            accumulates=accumulates,
+        )
         if warm_start is not None:
             tuning.warm_start_from(warm_start)
         observer.set_activity("checking that the loss is a sum over samples")
@@ -76,8 +82,6 @@ def run_tuning(
             observer.add(result)
         observer.set_activity("estimating what would fit with changes of the spec" if request.what_if else "")
         estimate_what_ifs(tuning, runner.expect)
-    if plans_largest:
-        tuning.plan_largest()
     return tuning.recommendation(
         identifier=f"rec_{uuid.uuid4().hex}", created_at=datetime.now(UTC), total_seconds=time.monotonic() - began
     )

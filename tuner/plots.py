@@ -94,12 +94,15 @@ def _visible_failures(recommendation: Recommendation) -> list[tuple[int, float, 
 
 def plot_memory(recommendation: Recommendation, directory: Path) -> tuple[Path, Path]:
     """Write ``memory.png`` and ``memory.html``: every probe, the fitted line, the limit."""
-    largest, device = recommendation.largest_micro_batch_size or "nothing", recommendation.device.id
-    title = f"Peak memory against micro-batch: {largest} fits on {device}"
     return (
-        _save_png(_draw_memory(recommendation, title), directory / "memory.png"),
-        _save_html(_memory_figure(recommendation, title), directory / "memory.html"),
+        _save_png(_draw_memory(recommendation, _memory_title(recommendation)), directory / "memory.png"),
+        _save_html(memory_figure(recommendation), directory / "memory.html"),
     )
+
+
+def _memory_title(recommendation: Recommendation) -> str:
+    largest, device = recommendation.largest_micro_batch_size or "nothing", recommendation.device.id
+    return f"Peak memory against micro-batch: {largest} fits on {device}"
 
 
 def _draw_memory(recommendation: Recommendation, title: str) -> Figure:
@@ -130,9 +133,12 @@ def _draw_memory(recommendation: Recommendation, title: str) -> Figure:
     return figure
 
 
-def _memory_figure(recommendation: Recommendation, title: str) -> go.Figure:
+def memory_figure(recommendation: Recommendation) -> go.Figure:
+    """Build the interactive figure of every probe, the fitted line and the limit."""
     unit, name = _unit(recommendation)
-    figure = go.Figure(layout=_layout(title, "micro-batch size (samples)", f"peak memory ({name})"))
+    figure = go.Figure(
+        layout=_layout(_memory_title(recommendation), "micro-batch size (samples)", f"peak memory ({name})")
+    )
     sizes, heights = _line_points(recommendation)
     figure.add_scatter(x=sizes, y=heights, mode="lines", name="affine fit", line={"color": _LINE})
     fits = _fits(recommendation)

@@ -36,7 +36,7 @@ HOMONYMS = {
     "precision": "of a run, of the coupling check",
     "problems": "problem documents, and their HTTP responses",
     "protocol": "messages between two processes of one package",
-    "recommendation": "the document, and the function that makes it",
+    "recommendation": "the document, the function that makes it, and the document with methods",
     "responses": "of the API, of the pages",
     "retention": "one concept through the layers: use case, store",
     "serve": "the command, and the process that it starts",
@@ -54,7 +54,19 @@ HOMONYMS = {
 WITHOUT_COUNTERPART = {"tests/project", "tests/gpu", "tests/support", "tests/support/exports", "tests/support/service"}
 """Folders of tests that are of no single package."""
 DOCUMENTS = ("README.md", "CONTRIBUTING.md", "docs/glossary.md", "tests/support/README.md")
-_TOP = ("benchmarks", "docker", "docs", "examples", "openapi", "requirements", "service", "tests", "tools", "tuner")
+_TOP = (
+    "batchwright",
+    "benchmarks",
+    "docker",
+    "docs",
+    "examples",
+    "openapi",
+    "requirements",
+    "service",
+    "tests",
+    "tools",
+    "tuner",
+)
 
 
 def packages(root: Path, *tops: str) -> list[Path]:

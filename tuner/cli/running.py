@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import signal
 import time
-import uuid
-from datetime import UTC, datetime
 from pathlib import Path
 from types import FrameType
 
@@ -13,11 +11,10 @@ from rich.console import Console
 
 from tuner.cli.display import ProbeBoard, TrainingBar
 from tuner.errors import DeviceError, FieldProblem, SpecError
+from tuner.foreground import run_tuning
 from tuner.hardware.inventory import devices, find_device
 from tuner.planning.accumulation import share_per_rank
-from tuner.planning.fingerprint import installed_versions, memory_part
-from tuner.planning.session import Tuning, check_coupling, estimate_what_ifs, prepare_search
-from tuner.probing.supervisor import ProbeSupervisor
+from tuner.planning.fingerprint import memory_part
 from tuner.schemas.recommendation import Recommendation
 from tuner.schemas.requests import TrainingRequest, TuningRequest
 from tuner.schemas.training import TrainingResult
@@ -34,33 +31,9 @@ _STOP_SECONDS = 60.0
 def tune(
     request: TuningRequest, console: Console, start: StartChild, warm_start: Recommendation | None = None
 ) -> Recommendation:
-    """Run a tuning to its end and show each probe as it ends; a given recommendation warm-starts the tuning.
-
-    Raises:
-        SpecError, DeviceError, PlanError: before any probe; also when the warm start is for another request.
-        TuningFailedError: when a probe failed for a reason unrelated to the size, or the loss couples samples.
-    """
-    began = time.monotonic()
-    device = find_device(request.device)
-    with ProbeSupervisor(device, start) as runner, ProbeBoard(console) as board:
-        tuning = Tuning(request, device, environment=runner.environment(), versions=installed_versions())
-        if warm_start is not None:
-            tuning.warm_start_from(warm_start)
-        board.set_activity("checking that the loss is a sum over samples")
-        check_coupling(tuning, runner.check_coupling)
-        board.set_activity("checking the spec and estimating its memory")
-        prepare_search(tuning, runner.check, runner.expect)
-        while (probe := tuning.next_probe()) is not None:
-            activity = "timing updates" if probe.measures_time else "running two updates"
-            board.set_activity(f"{activity} at micro-batch {probe.micro_batch_size:,}")
-            result = runner.run(probe)
-            tuning.record(result)
-            board.add(result)
-        board.set_activity("estimating what would fit with changes of the spec" if request.what_if else "")
-        estimate_what_ifs(tuning, runner.expect)
-    return tuning.recommendation(
-        identifier=f"rec_{uuid.uuid4().hex}", created_at=datetime.now(UTC), total_seconds=time.monotonic() - began
-    )
+    """Run a tuning to its end and show each probe as it ends, with the errors of ``run_tuning``."""
+    with ProbeBoard(console) as board:
+        return run_tuning(request, board, start, warm_start)
 
 
 def for_spec(recommendation: Recommendation, spec: WorkloadSpec) -> Recommendation:

@@ -88,6 +88,8 @@ class Tuning:
         environment: the environment variables of the runner's probes (``ProbeRunner.environment``).
         versions: as from ``tuner.planning.fingerprint.installed_versions``.
         parameters: the tuned constants.
+        accumulates: whether an update may have several micro-batches. Otherwise the effective batch is the largest
+            micro-batch that fits, and the request's is only a bound of it.
 
     Raises:
         PlanError: when a rank would have no sample, or every plan would list too many micro-batches.
@@ -95,7 +97,7 @@ class Tuning:
         SpecError: when the spec cannot be probed on this kind of device.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - what a tuning depends on
         self,
         request: TuningRequest,
         device: DeviceInfo,
@@ -103,6 +105,7 @@ class Tuning:
         environment: dict[str, str],
         versions: dict[str, str],
         parameters: SearchParameters = DEFAULT_PARAMETERS,
+        accumulates: bool = True,
     ) -> None:
         if request.spec.compile and device.kind == "cpu":
             message = "is not supported on the CPU, where the memory budget would count the compiler too"
@@ -117,6 +120,7 @@ class Tuning:
         self._space = search_space(request, self._share, self.probe_limit_bytes, elastic=device.kind == "cpu")
         check_plan(request, self._space)
         self._parameters = parameters
+        self._accumulates = accumulates
         self._search = MicroBatchSearch(self._space, parameters)
         self._probes: list[ProbeResult] = []
         self.expected: ExpectedPeaks | None = None
@@ -142,7 +146,9 @@ class Tuning:
         return tuple(self._probes)
 
     def coupling_request(self) -> CouplingRequest | None:
-        """The check for coupled samples before the first probe; none where an update is one sample of one rank."""
+        """The check for coupled samples before the first probe; none where an update is never divided."""
+        if not self._accumulates:
+            return None
         return coupling_request(self.request, self.device, self._share, self.memory_limit_bytes)
 
     def record_coupling(self, check: CouplingCheck) -> None:
@@ -168,7 +174,7 @@ class Tuning:
     def _expectation(self, spec: WorkloadSpec) -> ExpectationRequest:
         return ExpectationRequest(
             spec=spec,
-            samples_per_window=self._share,
+            samples_per_window=self._share if self._accumulates else 1,
             largest_micro_batch=self._space.bound,
             limit_bytes=self.probe_limit_bytes,
             compute_capability=_capability(self.device),
@@ -236,7 +242,7 @@ class Tuning:
         return ProbeRequest(
             spec=self.request.spec,
             micro_batch_size=size,
-            samples_per_window=self._share,
+            samples_per_window=self._share if self._accumulates else size,
             device=self.device.id,
             limit_bytes=self.probe_limit_bytes,
             memory_margin=self.request.memory_margin,
@@ -297,7 +303,7 @@ class Tuning:
         proof = self._search.verdict
         if not isinstance(proof, Proof) or proof.stopped_by != "oom" or proof.fits == 0:
             return None
-        if self._space.bound != self._share or self._whole_share_probe is not None:
+        if not self._accumulates or self._space.bound != self._share or self._whole_share_probe is not None:
             return None
         if self._share % min(self.request.granularity, self._share):
             return None
@@ -315,6 +321,12 @@ class Tuning:
         if isinstance(verdict, Proof) and verdict.fits < self._share and fits_whole:
             return whole_share_proof(self._share, verdict)
         return verdict
+
+    def _planned_request(self, proof: Proof) -> TuningRequest:
+        """The request, with the largest micro-batch as its effective batch where updates do not accumulate."""
+        if self._accumulates or not proof.fits:
+            return self.request
+        return self.request.model_copy(update={"effective_batch_size": proof.fits})
 
     def next_what_if(self) -> ExpectationRequest | None:
         """The next request for an estimate of a what-if; none before the end of the search and after the last one."""
@@ -361,10 +373,10 @@ class Tuning:
         if isinstance(verdict, Failure):
             if self._probes[-1].error_type == "tuner.errors.DeviceError":
                 raise DeviceError(self._probes[-1].message)
-            raise TuningFailedError(verdict.reason, verdict.message)
+            raise _failed(verdict, self._probes[-1])
         return recommend(
             FinishedTuning(
-                request=self.request,
+                request=self._planned_request(verdict),
                 device=self.device,
                 proof=verdict,
                 probes=self.probes,
@@ -436,3 +448,11 @@ def _capability(device: DeviceInfo) -> tuple[int, int] | None:
         return None
     major, minor = device.compute_capability.split(".")
     return int(major), int(minor)
+
+
+def _failed(failure: Failure, probe: ProbeResult) -> TuningFailedError:
+    """The error of a failed search, with the workload's traceback as its note."""
+    error = TuningFailedError(failure.reason, failure.message)
+    if probe.traceback:
+        error.add_note(probe.traceback)
+    return error

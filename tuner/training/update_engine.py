@@ -17,14 +17,15 @@ from tuner.training.accumulation.engine import GradientAccumulation, UpdateRepor
 from tuner.training.micro_batches.splitting import MicroBatch
 from tuner.training.optimizers import build_optimizer, materialize_state
 from tuner.training.precision import autocast, loss_scaler
-from tuner.workloads.base import Batch, LossTerms, WeighsLosses, Workload
+from tuner.workloads.base import Batch, BuildsOptimizer, LossTerms, WeighsLosses, Workload
 
 
 class UpdateEngine:
     """A model with its optimizer, moved forward one exact update at a time.
 
     The optimizer's state is allocated at construction, so that the first update takes as much memory as every other,
-    and no step runs out of memory half-way.
+    and no step runs out of memory half-way. The state of a workload's own optimizer may not begin as zeros: its first
+    step allocates it.
 
     Args:
         spec: precision, clipping, optimizer and the way gradients are summed.
@@ -50,7 +51,9 @@ class UpdateEngine:
         self.spec = spec
         self.model = model
         self.device = memory.torch_device
-        self.optimizer = build_optimizer(spec.optimizer, model.parameters())
+        own = workload.build_optimizer if isinstance(workload, BuildsOptimizer) else None
+        trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        self.optimizer = build_optimizer(spec.optimizer, trained) if own is None else own(trained)
         self.scaler = loss_scaler(spec, self.device)
         self.accumulation = GradientAccumulation(
             model,
@@ -65,7 +68,8 @@ class UpdateEngine:
             checks_coupling=False,  # probes and the trainer run the thorough check
             floating=torch.bfloat16 if spec.precision == "bf16" else None,
         )
-        materialize_state(self.optimizer)
+        if own is None:
+            materialize_state(self.optimizer)
         self.averages = self._averages()
         self._workload = workload
         self._weigh = workload.loss_weights if isinstance(workload, WeighsLosses) else None

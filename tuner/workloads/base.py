@@ -15,7 +15,7 @@ for any division of samples or tokens into micro-batches.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import torch
@@ -52,6 +52,14 @@ class WeighsLosses(Protocol):
 
     def loss_weights(self, batch: Batch) -> Mapping[str, float]:
         """The weight of each term that ``loss_terms`` would return for ``batch``."""
+
+
+@runtime_checkable
+class BuildsOptimizer(Protocol):
+    """Optional: an optimizer of the workload's own, instead of the spec's."""
+
+    def build_optimizer(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+        """Build the optimizer of the parameters that are trained. Its state is allocated by its first step."""
 
 
 class Samples(Protocol):

@@ -1,0 +1,202 @@
+"""``find_batch_size``: functions of one's own, in processes of their own, with the answer of the command line."""
+
+from __future__ import annotations
+
+import json
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import batchwright
+from batchwright import Recommendation, find_batch_size
+from tests.support.command import called
+from tests.support.heavy_samples import MEMORY_LIMIT, VALUES, Scaled, loss, make_batch
+from tuner.errors import SpecError, TuningFailedError, WorkloadError
+from tuner.library.functions import load_functions
+from tuner.units import parse_bytes
+
+SAMPLES = 30
+"""Of an update. On the CPU the samples of the whole update are held in memory: 120 MiB."""
+SPEC = {"model": {"kind": "python", "target": "tests.support.heavy_samples:Workload"}}
+
+
+def found(**changes: Any) -> Recommendation:
+    """The answer for the heavy samples on the CPU, with lambdas around a class."""
+    functions = {"build_model": lambda: Scaled(), "make_batch": lambda size: make_batch(size), "loss": loss}  # noqa: PLW0108 - a lambda is what is tested
+    options = {"memory_limit": MEMORY_LIMIT, "device": "cpu", "progress": False}
+    return find_batch_size(**{**functions, **options, **changes})
+
+
+def test_the_answer_is_that_of_the_command_line(tmp_path: Path) -> None:
+    """Lambdas get the same largest micro-batch and plan as the same model as a ``python`` target."""
+    ours = found(effective_batch_size=SAMPLES)
+    spec = tmp_path / "spec.json"
+    spec.write_text(json.dumps(SPEC))
+    options = ["--effective-batch-size", str(SAMPLES), "--memory-limit", MEMORY_LIMIT, "--device", "cpu"]
+    done = called("tune", spec, *options, "--json")
+    assert done.returncode == 0, done.stderr
+    theirs = json.loads(done.stdout)
+    assert ours.largest_micro_batch_size == theirs["largest_micro_batch_size"]
+    assert ours.plan is not None
+    assert ours.plan.model_dump(mode="json") == theirs["plan"]
+    assert ours.evidence.proof.shows_larger_fail
+
+
+def test_a_spec_is_tuned_as_by_the_command_line() -> None:
+    """``tune`` takes a spec, and sizes as text."""
+    ours = batchwright.tune(SPEC, SAMPLES, memory_limit=MEMORY_LIMIT, device="cpu", progress=False)
+    assert ours.request.memory_limit_bytes == parse_bytes(MEMORY_LIMIT)
+    assert ours.plan is not None
+    assert sum(map(sum, ours.plan.micro_batch_sizes)) == SAMPLES
+
+
+def test_a_closure_over_a_local_class() -> None:
+    """What a function refers to is copied with it, a class of this function included; each sample counts."""
+    values = VALUES // 8
+
+    class Local(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weights = nn.Parameter(torch.ones(values))
+
+        def forward(self, samples: Tensor) -> Tensor:
+            return samples * self.weights
+
+    smaller = found(build_model=Local, make_batch=lambda size: torch.randn(size, values), effective_batch_size=SAMPLES)
+    larger = found(effective_batch_size=SAMPLES)
+    assert (smaller.largest_micro_batch_size or 0) > (larger.largest_micro_batch_size or 0)
+
+
+def test_a_model_is_copied() -> None:
+    """An object instead of a function: the caller's model is not trained."""
+    model = Scaled()
+    assert found(build_model=model, effective_batch_size=SAMPLES).feasible
+    assert torch.equal(model.weights, torch.ones(VALUES))
+
+
+def test_an_optimizer_of_ones_own_counts() -> None:
+    """A model of 64 MiB: what fits beside its gradients depends on the optimizer's state (none, 64, 128 MiB)."""
+
+    class Larger(Scaled):
+        def __init__(self) -> None:
+            super().__init__()
+            self.more = nn.Parameter(torch.zeros(16 * VALUES))
+
+        def forward(self, samples: Tensor) -> Tensor:
+            return super().forward(samples) + 0 * self.more.sum()
+
+    sizes = [
+        found(build_model=Larger, optimizer=optimizer, memory_limit="640MiB", effective_batch_size=SAMPLES)
+        for optimizer in (torch.optim.SGD, torch.optim.RMSprop, torch.optim.NAdam)
+    ]
+    largest = [answer.largest_micro_batch_size or 0 for answer in sizes]
+    assert largest[0] > largest[1] > largest[2] > 0
+
+
+def test_a_mean_is_a_loss() -> None:
+    """One tensor is the mean over the samples, with the answer of the sum."""
+    mean = found(loss=lambda model, batch: loss(model, batch)[0] / len(batch), effective_batch_size=SAMPLES)
+    assert mean.evidence.coupling is not None
+    assert mean.evidence.coupling.verdict == "separate"
+    assert mean.largest_micro_batch_size == found(effective_batch_size=SAMPLES).largest_micro_batch_size
+
+
+def test_a_sum_that_is_returned_as_a_mean_is_refused() -> None:
+    """Its weight would be that of a mean."""
+    with pytest.raises(TuningFailedError, match="loss"):
+        found(loss=lambda model, batch: loss(model, batch)[0], effective_batch_size=SAMPLES)
+
+
+def test_without_an_effective_batch_the_largest_is_planned() -> None:
+    """One micro-batch of the largest size, which needs no sum over samples: BatchNorm is allowed."""
+    answer = found(build_model=lambda: nn.Sequential(Scaled(), nn.Unflatten(1, (1, VALUES)), nn.BatchNorm1d(1)))
+    assert answer.plan is not None
+    assert answer.plan.micro_batch_sizes == ((answer.largest_micro_batch_size,),)
+    assert answer.plan.effective_batch_size == answer.request.effective_batch_size == answer.largest_micro_batch_size
+    assert answer.evidence.proof.shows_larger_fail
+
+
+def test_nothing_that_fits_is_an_answer() -> None:
+    """With its reason, as for the command line."""
+    answer = found(make_batch=lambda size: torch.randn(size, 64, VALUES), effective_batch_size=4)
+    assert not answer.feasible
+    assert answer.plan is None
+    assert answer.infeasible_reason
+
+
+def test_the_error_of_a_function_has_its_traceback() -> None:
+    """The exception's note names the line of the user's function."""
+
+    def make_batch_from_nothing(size: int) -> Tensor:
+        raise LookupError(f"no {size} samples here")
+
+    with pytest.raises(TuningFailedError, match=r"LookupError: no \d+ samples here") as raised:
+        found(make_batch=make_batch_from_nothing, effective_batch_size=4)
+    assert "in make_batch_from_nothing" in "".join(raised.value.__notes__)
+
+
+def test_a_loss_of_another_type_is_refused() -> None:
+    """The message says what a loss may be."""
+    with pytest.raises(TuningFailedError, match=r"must return the mean loss, or \(loss_sum, weight\)"):
+        found(loss=lambda model, batch: [model(batch).sum()], effective_batch_size=4)
+
+
+def test_an_optimizer_of_another_type_is_refused() -> None:
+    """The message says what the function has to return."""
+    with pytest.raises(TuningFailedError, match="must return a torch optimizer, not dict"):
+        found(optimizer=lambda _: {}, effective_batch_size=4)
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"memory_limit": "much"}, "memory_limit"),
+        ({"optimizer": "adamx"}, "spec.optimizer.name"),
+        ({"precision": "fp12"}, "spec.precision"),
+        ({"effective_batch_size": 0}, "effective_batch_size"),
+        ({"micro_batch": 4}, "micro_batch"),
+        ({"make_batch": [1, 2]}, "make_batch"),
+        ({"build_model": Scaled().to("meta")}, "build_model"),
+    ],
+    ids=["limit", "optimizer", "precision", "effective batch", "unknown", "no function", "model on a device"],
+)
+def test_a_wrong_argument_is_named(changes: dict[str, Any], field: str) -> None:
+    """Before any process starts."""
+    with pytest.raises(SpecError) as raised:
+        found(**changes)
+    assert [problem.field for problem in raised.value.problems] == [field]
+
+
+def test_what_cannot_be_pickled_is_named() -> None:
+    """A lock belongs to this process."""
+    lock = threading.Lock()
+    with pytest.raises(SpecError, match="cannot be sent to another process") as raised:
+        found(make_batch=lambda size: lock.locked() or make_batch(size))
+    assert [problem.field for problem in raised.value.problems] == ["make_batch"]
+
+
+def test_another_content_is_not_unpickled(tmp_path: Path) -> None:
+    """The file is what the parent process wrote, or it is not loaded."""
+    file = tmp_path / "functions.pickle"
+    file.write_bytes(b"cos\nabort\n(tR.")
+    with pytest.raises(WorkloadError, match="another content"):
+        load_functions(str(file), "0" * 64)
+
+
+def test_a_training_function_gets_the_answer_once() -> None:
+    """The decorator tunes at the first call."""
+    updates_of_calls: list[int] = []
+
+    @batchwright.with_batch_size(
+        Scaled, make_batch, loss, effective_batch_size=SAMPLES, memory_limit=MEMORY_LIMIT, device="cpu", progress=False
+    )
+    def train(recommendation: Recommendation, updates: int) -> str:
+        updates_of_calls.append(updates)
+        return recommendation.id
+
+    assert train(1) == train(updates=2)
+    assert updates_of_calls == [1, 2]

@@ -1,0 +1,69 @@
+"""Recommendations with methods: exports, plot, the view in a notebook."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from batchwright import Recommendation
+from tests.support import factories
+from tuner.errors import ExportError, SpecError
+from tuner.exports.registry import TARGETS, export
+
+FOUND = factories.recommendation()
+
+
+def test_every_method_exports_to_its_target() -> None:
+    """``to_x`` is the export to target ``x``."""
+    methods = [name for name in dir(Recommendation) if name.startswith("to_")]
+    assert len(methods) >= 8
+    for name in methods:
+        target = name.removeprefix("to_").replace("_", "-")
+        assert getattr(Recommendation.of(FOUND), name)() == export(FOUND, target)
+
+
+def test_an_option_reaches_the_export() -> None:
+    """Options are fields of ``ExportOptions``."""
+    assert "pretrain.py" in Recommendation.of(FOUND).to_slurm(script="pretrain.py").files[0].content
+
+
+def test_a_wrong_option_is_named() -> None:
+    """An unknown option and an unknown target are errors that name them."""
+    with pytest.raises(SpecError, match="scrpt"):
+        Recommendation.of(FOUND).to_slurm(scrpt="pretrain.py")
+    with pytest.raises(ExportError, match=r"'slrum'.*'slurm'"):
+        Recommendation.of(FOUND).export("slrum")
+
+
+def test_all_targets_can_be_exported_to() -> None:
+    """Those without a method of their own by name."""
+    for name in TARGETS:
+        assert Recommendation.of(FOUND).export(name).format == name
+
+
+def test_a_notebook_shows_the_panel() -> None:
+    """The plan and the proof, with a user's text escaped."""
+    device = FOUND.device.model_copy(update={"name": "<script>alert(1)</script>"})
+    shown = Recommendation.of(FOUND.model_copy(update={"device": device}))._repr_html_()
+    assert "micro-batch" in shown
+    assert "&lt;script&gt;" in shown
+    assert "<script" not in shown
+
+
+def test_the_plot_has_every_fit() -> None:
+    """Each fit is a point at its size."""
+    figure = Recommendation.of(FOUND).plot()
+    sizes = {size for trace in figure.data if trace.mode == "markers" for size in trace.x}
+    fits = {probe.micro_batch_size for probe in FOUND.evidence.probes if probe.outcome == "FIT"}
+    assert fits
+    assert sizes >= fits
+
+
+def test_a_file_is_loaded(tmp_path: Path) -> None:
+    """What the command line wrote, with the methods."""
+    file = tmp_path / "recommendation.json"
+    file.write_text(FOUND.model_dump_json())
+    assert Recommendation.load(file).model_dump() == FOUND.model_dump()
+    with pytest.raises(SpecError):
+        Recommendation.load(tmp_path / "missing.json")

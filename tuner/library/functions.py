@@ -1,0 +1,102 @@
+"""Functions of one's own as a workload, in the processes of the probes."""
+
+from __future__ import annotations
+
+import hashlib
+import pickle
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeAlias
+
+import torch
+from torch import Tensor, nn
+
+from tuner.errors import WorkloadError
+from tuner.training.micro_batches.splitting import sample_count
+from tuner.workloads.base import Batch, LossTerms
+
+Loss: TypeAlias = Tensor | tuple[Tensor, "Tensor | float"] | LossTerms
+"""A loss: its mean over the samples of a batch, or its sum and the sum's weight, or several of these by name."""
+
+
+@dataclass(frozen=True)
+class Functions:
+    """The functions of a workload, as ``find_batch_size`` takes them. See there for what each returns."""
+
+    build_model: Callable[[], nn.Module] | nn.Module
+    make_batch: Callable[[int], Batch]
+    loss: Callable[[nn.Module, Batch], Loss]
+    optimizer: Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer] | None = None
+
+
+class FunctionWorkload:
+    """A workload made of functions. A ``tuner.workloads.base.Workload``."""
+
+    def __init__(self, functions: Functions) -> None:
+        self._functions = functions
+
+    def build_model(self) -> nn.Module:
+        """Call the function, or take the given model, of which each process has a copy of its own."""
+        build = self._functions.build_model
+        return build if isinstance(build, nn.Module) else build()
+
+    def make_batch(self, size: int) -> Batch:
+        """Call the function."""
+        return self._functions.make_batch(size)
+
+    def loss_terms(self, model: nn.Module, batch: Batch) -> LossTerms:
+        """Call the function. A single tensor is the mean over the samples, which makes their number its weight.
+
+        Raises:
+            WorkloadError: when the function returns something else.
+        """
+        loss = self._functions.loss(model, batch)
+        match loss:
+            case Tensor():
+                samples = sample_count(batch)
+                return {"loss": (loss * samples, samples)}
+            case Mapping():
+                return loss
+            case (Tensor() as loss_sum, weight):
+                return {"loss": (loss_sum, weight)}
+        raise WorkloadError(
+            "loss(model, batch) must return the mean loss, or (loss_sum, weight), or a dict of these by name, "
+            f"not {type(loss).__name__}"
+        )
+
+
+class OptimizingFunctionWorkload(FunctionWorkload):
+    """A workload that builds its own optimizer. A ``tuner.workloads.base.BuildsOptimizer``."""
+
+    def build_optimizer(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+        """Call the function.
+
+        Raises:
+            WorkloadError: when it returns no optimizer.
+        """
+        build = self._functions.optimizer
+        optimizer = None if build is None else build(parameters)
+        if not isinstance(optimizer, torch.optim.Optimizer):
+            raise WorkloadError(f"optimizer(parameters) must return a torch optimizer, not {type(optimizer).__name__}")
+        return optimizer
+
+
+def load_functions(file: str, sha256: str) -> FunctionWorkload:
+    """Load the workload that ``find_batch_size`` has pickled.
+
+    Args:
+        file: path of the file, of this user alone.
+        sha256: digest of its content, which makes it part of the tuning's fingerprint.
+
+    Raises:
+        WorkloadError: when the file has another content, or its functions cannot be loaded here.
+    """
+    content = Path(file).read_bytes()
+    if hashlib.sha256(content).hexdigest() != sha256:
+        raise WorkloadError(f"{file} has another content than when the tuning began")
+    document = pickle.loads(content)  # noqa: S301 - written by the parent process, as the digest shows
+    sys.path.extend(entry for entry in document["path"] if entry not in sys.path)
+    functions = Functions(**pickle.loads(document["functions"]))  # noqa: S301 - as above
+    return FunctionWorkload(functions) if functions.optimizer is None else OptimizingFunctionWorkload(functions)

@@ -1,0 +1,118 @@
+"""Tune, plan and estimate from Python: each function is what the command of its name does. No torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tuner.cli.display import ProbeBoard, progress_console
+from tuner.errors import FieldProblem, SpecError
+from tuner.estimation import client
+from tuner.library.recommendation import Recommendation
+from tuner.planning.accumulation import balanced_plan
+from tuner.schemas.base import parse_document
+from tuner.schemas.estimates import Estimate, EstimateRequest
+from tuner.schemas.plans import Plan
+from tuner.schemas.requests import TuningRequest
+from tuner.schemas.workload import WorkloadSpec
+from tuner.units import parse_bytes
+
+
+def tune(
+    spec: WorkloadSpec | Mapping[str, Any],
+    effective_batch_size: int,
+    *,
+    memory_limit: int | str | None = None,
+    progress: bool = True,
+    **fields: Any,  # noqa: ANN401 - fields of a TuningRequest, which checks them
+) -> Recommendation:
+    """Find the largest micro-batch of a spec that fits by running real updates, and plan the effective batch around it.
+
+    Args:
+        spec: the workload; a mapping as in a spec's file.
+        effective_batch_size: samples of one optimizer update, over all ranks.
+        memory_limit: bytes, or a size such as ``"24GiB"``; the device's memory when left out.
+        progress: whether to show the probes as they end, on standard error.
+        fields: further fields of ``TuningRequest``, such as ``device`` or ``objective``.
+
+    Raises:
+        SpecError: when an argument is wrong, naming it.
+        DeviceError, PlanError: before any probe.
+        TuningFailedError: when a probe failed for a reason unrelated to the size, or the loss couples samples.
+    """
+    request = tuning_request(spec, effective_batch_size, memory_limit, fields)
+    return run_request(request, progress=progress)
+
+
+def plan(effective_batch_size: int, micro_batch_size: int, world_size: int = 1) -> Plan:
+    """Plan an effective batch in micro-batches of at most ``micro_batch_size`` samples, on ``world_size`` ranks.
+
+    Raises:
+        PlanError: when a rank would have no sample, or the plan would list too many micro-batches.
+    """
+    return balanced_plan(effective_batch_size, world_size, micro_batch_size)
+
+
+def estimate(
+    spec: WorkloadSpec | Mapping[str, Any],
+    gpus: Sequence[str],
+    **fields: Any,  # noqa: ANN401 - fields of an EstimateRequest, which checks them
+) -> Estimate:
+    """Estimate the largest micro-batch on GPUs that are not at hand, by tracing updates without computing them.
+
+    Args:
+        spec: the workload; a mapping as in a spec's file.
+        gpus: names as ``batchwright gpus`` lists them, or a name with a memory size such as ``"A100:40GiB"``.
+        fields: further fields of ``EstimateRequest``, such as ``effective_batch_size`` or ``micro_batch_size``.
+
+    Raises:
+        SpecError: when an argument is wrong, naming it.
+        EstimateError: when the workload cannot be traced, or a GPU is unknown.
+    """
+    data = {"spec": spec, "gpus": tuple(gpus), **fields}
+    return client.estimate(parse_document(EstimateRequest, data, "arguments"))
+
+
+def run_request(request: TuningRequest, *, progress: bool, accumulates: bool = True) -> Recommendation:
+    """Run a tuning in the foreground, with the arguments and errors of ``run_tuning``.
+
+    Args:
+        request: what to tune.
+        progress: whether to show the probes as they end, on standard error.
+        accumulates: as for ``run_tuning``.
+    """
+    from tuner.foreground import run_tuning  # noqa: PLC0415 - `plan` needs no NVML
+
+    if not progress:
+        return Recommendation.of(run_tuning(request, accumulates=accumulates))
+    with ProbeBoard(progress_console()) as board:
+        return Recommendation.of(run_tuning(request, board, accumulates=accumulates))
+
+
+def tuning_request(
+    spec: WorkloadSpec | Mapping[str, Any],
+    effective_batch_size: int,
+    memory_limit: int | str | None,
+    fields: Mapping[str, Any],
+) -> TuningRequest:
+    """The request of a tuning.
+
+    Raises:
+        SpecError: naming every wrong argument.
+    """
+    data = {"spec": spec, "effective_batch_size": effective_batch_size, **fields}
+    if memory_limit is not None:
+        data["memory_limit_bytes"] = memory_bytes(memory_limit)
+    return parse_document(TuningRequest, data, "arguments")
+
+
+def memory_bytes(limit: int | str) -> int:
+    """A memory limit in bytes.
+
+    Raises:
+        SpecError: when the text is not a size.
+    """
+    try:
+        return parse_bytes(limit) if isinstance(limit, str) else limit
+    except ValueError as error:
+        raise SpecError([FieldProblem("memory_limit", str(error), str(limit))], "arguments") from None
