@@ -21,6 +21,7 @@ Where a new thing goes:
 - a health check: ``readiness``; a limit that the operator sets: ``service.settings`` and ``rules.policy``;
 - a filter of a list: ``service.store.models``, its query in ``service.store``, and ``service.api.dependencies``.
 
-The package may import ``service.auth``, ``service.observability``, ``service.store.interface`` and the layers below,
-and the torch-free parts of ``tuner``; no FastAPI and no SQL.
+The package may import ``service.auth``, ``service.observability``, ``service.store`` (its interfaces and values; only
+``context`` takes the whole ``Store``) and the layers below, and the torch-free parts of ``tuner``; no FastAPI and no
+SQL.
 """

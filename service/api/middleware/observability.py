@@ -32,7 +32,7 @@ _HIT_BY_STATUS = {200: True, 202: False}
 
 
 class ObservabilityMiddleware:
-    """The outermost ASGI middleware.
+    """The outermost middleware of the API's own; Starlette's handler of server errors stands around it.
 
     - The `X-Request-ID` of a request is adopted if it is well formed, and generated otherwise. The response carries it.
     - An unhandled error is logged with its traceback. The caller gets a problem with status 500 that names the request
