@@ -145,14 +145,17 @@ def build(
     store, coordinator, instruments = worker.store, worker.coordinator, worker.instruments
     instruments.metrics.collect_queue(store.queue.depths)
     policy = Policy(settings.python_targets, settings.data_roots, _quota(settings))
-    application = ApplicationContext(store, policy, settings.runs_dir, settings.lease_seconds, coordinator.notify)
+    hit_counter = HitCounter(store.statistics.count_hits, observe=instruments.metrics.count_lookup)
+    application = ApplicationContext(
+        store, policy, settings.runs_dir, settings.lease_seconds, coordinator.notify, hit_counter=hit_counter
+    )
     estimator = EstimatePool()
     limits = EstimateLimits(slots=settings.estimate_slots)
     estimates = Estimates(estimator.estimate, policy, installed, limits, instruments.metrics)
     return System(
         context=_context(settings, application, estimates, instruments),
         estimator=estimator,
-        hit_counter=application.hit_counter,
+        hit_counter=hit_counter,
         store=store,
         coordinator=coordinator,
         instruments=instruments,

@@ -15,6 +15,7 @@ from alembic import command
 from sqlalchemy import text
 
 from service.application.context import ApplicationContext
+from service.application.hit_counter import HitCounter
 from service.application.queue import FleetCases
 from service.application.rules.policy import Policy
 from service.application.rules.warm_start import apply_warm_start
@@ -70,7 +71,8 @@ def serving(store: Store, versions: dict[str, str] | None = None, **device: Any)
 
 def context_of(store: Store) -> ApplicationContext:
     """The application context, around a store."""
-    return ApplicationContext(store, Policy([], []), Path("unused"), 60.0, lambda: None)
+    hit_counter = HitCounter(store.statistics.count_hits)
+    return ApplicationContext(store, Policy([], []), Path("unused"), 60.0, lambda: None, hit_counter=hit_counter)
 
 
 def cases(context: ApplicationContext) -> TuningCases:
