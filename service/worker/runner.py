@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from service.application.rules.placement import mark_slot
+from service.application.rules.device_checks import mark_slot
 from service.application.rules.warm_start import apply_warm_start
 from service.domain.identifiers import IdentifierSource
 from service.domain.states import State, WorkKind
