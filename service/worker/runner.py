@@ -65,8 +65,8 @@ class RunFailedError(ServiceError):
 
 
 @dataclass(frozen=True)
-class Site:
-    """The site of a run: a device, the folder of its runs, and the health of its host."""
+class DeviceContext:
+    """The context of a run: a device, the folder of its runs, and the health of its host."""
 
     served: ServedDevice
     runs_dir: Path
@@ -81,16 +81,16 @@ class WorkRunner:
         evidence: EvidenceStore,
         recommendations: RecommendationStore,
         executor: Executor,
-        site: Site,
+        context: DeviceContext,
         instruments: Instruments,
     ) -> None:
         self._evidence = evidence
         self._recommendations = recommendations
         self._executor = executor
-        self._served = site.served
-        self._runs_dir = site.runs_dir
+        self._served = context.served
+        self._runs_dir = context.runs_dir
         self._instruments = instruments
-        self._health = site.health
+        self._health = context.health
         self._identifiers = IdentifierSource()
 
     def run(self, claim: Claim, holder: LeaseHolder) -> Ending:
