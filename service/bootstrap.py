@@ -20,7 +20,7 @@ from service.application.estimates import EstimateLimits, Estimates
 from service.application.exports import ExportCases
 from service.application.hit_counter import HitCounter
 from service.application.jobs import JobCases
-from service.application.queue import FleetCases
+from service.application.queue import DeviceCases, QueueCases
 from service.application.readiness import Readiness
 from service.application.rules.policy import Policy
 from service.application.statistics import SummaryCases
@@ -167,14 +167,15 @@ def _context(
     settings: Settings, application: ApplicationContext, estimates: Estimates, instruments: Instruments
 ) -> ApiContext:
     store = application.store
-    fleet = FleetCases(application)
-    positions = QueuePositions(fleet.queue)
+    queue = QueueCases(application)
+    positions = QueuePositions(queue.read)
     tunings, jobs = TuningCases(application, positions), JobCases(application, positions)
     access = KeyAuthenticator(store.keys, allow_keyless_local=settings.listens_on_loopback)
     return ApiContext(
         tunings=tunings,
         jobs=jobs,
-        fleet=fleet,
+        devices=DeviceCases(application),
+        queue=queue,
         exports=ExportCases(store.recommendations),
         keys=KeyCases(store.keys),
         summary=SummaryCases(store.statistics, application.hit_counter),

@@ -22,12 +22,10 @@ _ERROR_PAUSE_SECONDS = 1.0
 class WorkLoop(DeviceThread):
     """Run claimed work, one piece per step; an idle worker polls every ``poll_seconds``."""
 
-    def __init__(
-        self, claimer: WorkClaimer, attempt_runner: AttemptRunner, health: Health, poll_seconds: float
-    ) -> None:
+    def __init__(self, claimer: WorkClaimer, runner: AttemptRunner, health: Health, poll_seconds: float) -> None:
         super().__init__("worker", claimer.served, poll_seconds)
         self._claimer = claimer
-        self._attempt_runner = attempt_runner
+        self._runner = runner
         self._health = health
         self._warnings = rate_limited_logger(_log)
 
@@ -49,9 +47,9 @@ class WorkLoop(DeviceThread):
         """Claim and run one piece of work; false when no work waits, or the host is not healthy."""
         if not self._health.is_ready():
             return False
-        self._attempt_runner.hand_back_pending()
+        self._runner.hand_back_pending()
         with self._claimer.next() as claimed:
             if claimed is None:
                 return False
-            self._attempt_runner.run(*claimed)
+            self._runner.run(*claimed)
         return True

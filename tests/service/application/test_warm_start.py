@@ -16,7 +16,7 @@ from sqlalchemy import text
 
 from service.application.context import ApplicationContext
 from service.application.hit_counter import HitCounter
-from service.application.queue import FleetCases
+from service.application.queue import QueueCases
 from service.application.rules.policy import Policy
 from service.application.rules.warm_start import apply_warm_start
 from service.application.tunings import TuningCases
@@ -77,7 +77,7 @@ def context_of(store: Store) -> ApplicationContext:
 
 def cases(context: ApplicationContext) -> TuningCases:
     """The use cases of tunings."""
-    return TuningCases(context, QueuePositions(FleetCases(context).queue))
+    return TuningCases(context, QueuePositions(QueueCases(context).read))
 
 
 def submit(store: Store, request: TuningRequest = REQUEST, **changes: Any) -> tuple[TuningView, bool]:
