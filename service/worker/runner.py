@@ -132,13 +132,13 @@ class WorkRunner:
             prepare_search(
                 tuning,
                 lambda request: self._executor.check(request, holder.grace_seconds),
-                lambda question: self._executor.expect(question, holder.grace_seconds),
+                lambda expectation: self._executor.expect(expectation, holder.grace_seconds),
             )
         while (probe := tuning.next_probe()) is not None:
             if holder.reason() is not None:
                 raise StoppedError
             tuning.record(self._probe(probe, holder, len(tuning.probes) + 1))
-        estimate_what_ifs(tuning, lambda question: self._executor.expect(question, holder.grace_seconds))
+        estimate_what_ifs(tuning, lambda expectation: self._executor.expect(expectation, holder.grace_seconds))
         return Ending(State.SUCCEEDED, recommendation=self._recommendation(item, tuning))
 
     def _probe(self, probe: ProbeRequest, holder: LeaseHolder, ordinal: int) -> ProbeResult:
