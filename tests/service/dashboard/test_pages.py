@@ -149,7 +149,7 @@ def test_the_allocators_message_is_behind_details(start_service: StartService, v
 
 def test_the_shown_command_has_every_option_of_the_request(service: Running, visit: Open) -> None:
     """A request without defaults: the command line reads each of its fields back from the shown command."""
-    changed = {
+    changed: dict[str, Any] = {
         "objective": "fastest",
         "device": "cuda:1",
         "memory_limit_bytes": 2**30,
