@@ -10,7 +10,8 @@ From top to bottom, each layer imports only layers below it:
 - ``application``: the use cases and their rules.
 - ``auth``: API keys and sessions. ``observability``: logs, metrics and spans.
 - ``store``: the database behind an interface.
-- ``problem_mapping``: turns any error into a problem document. ``folders``: creates private folders.
+- ``problem_mapping``: turns any error into a problem document. ``folders``: creates private folders. ``fast_path``:
+  caches and coalescing that make frequent reads cheap.
 - ``errors``: the tree of errors, each with a status and a code.
 - ``settings``: the environment variables. ``domain``: the documents and states that all others share.
 

@@ -20,7 +20,7 @@ from service.application.estimates import EstimateLimits, Estimates
 from service.application.exports import ExportCases
 from service.application.hit_counter import HitCounter
 from service.application.jobs import JobCases
-from service.application.queue import FleetCases
+from service.application.queue import DeviceCases, QueueCases
 from service.application.readiness import Readiness
 from service.application.rules.policy import Policy
 from service.application.statistics import SummaryCases
@@ -145,14 +145,17 @@ def build(
     store, coordinator, instruments = worker.store, worker.coordinator, worker.instruments
     instruments.metrics.collect_queue(store.queue.depths)
     policy = Policy(settings.python_targets, settings.data_roots, _quota(settings))
-    application = ApplicationContext(store, policy, settings.runs_dir, settings.lease_seconds, coordinator.notify)
+    hit_counter = HitCounter(store.statistics.count_hits, observe=instruments.metrics.count_lookup)
+    application = ApplicationContext(
+        store, policy, settings.runs_dir, settings.lease_seconds, coordinator.notify, hit_counter=hit_counter
+    )
     estimator = EstimatePool()
     limits = EstimateLimits(slots=settings.estimate_slots)
     estimates = Estimates(estimator.estimate, policy, installed, limits, instruments.metrics)
     return System(
         context=_context(settings, application, estimates, instruments),
         estimator=estimator,
-        hit_counter=application.hit_counter,
+        hit_counter=hit_counter,
         store=store,
         coordinator=coordinator,
         instruments=instruments,
@@ -164,14 +167,15 @@ def _context(
     settings: Settings, application: ApplicationContext, estimates: Estimates, instruments: Instruments
 ) -> ApiContext:
     store = application.store
-    fleet = FleetCases(application)
-    positions = QueuePositions(fleet.queue)
+    queue = QueueCases(application)
+    positions = QueuePositions(queue.read)
     tunings, jobs = TuningCases(application, positions), JobCases(application, positions)
     access = KeyAuthenticator(store.keys, allow_keyless_local=settings.listens_on_loopback)
     return ApiContext(
         tunings=tunings,
         jobs=jobs,
-        fleet=fleet,
+        devices=DeviceCases(application),
+        queue=queue,
         exports=ExportCases(store.recommendations),
         keys=KeyCases(store.keys),
         summary=SummaryCases(store.statistics, application.hit_counter),

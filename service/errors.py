@@ -11,7 +11,7 @@
     |- EstimatesBusyError      every slot for estimates is taken
     |- TooManyFollowersError   every connection for long requests is taken
     |- RequestError            the caller can correct the request; each has a status and a code
-       |- NotFoundError, ConflictError, NotEndedError, InvalidCursorError, InvalidInputError
+       |- NotFoundError, ConflictError, NotEndedError, InvalidCursorError, InvalidInputError, MalformedJsonError
        |- IdempotencyKeyInFlightError, IdempotencyKeyReusedError, NotOnThisHostError
        |- NotResumableError
        |- TargetNotAllowedError, DataPathNotAllowedError

@@ -16,6 +16,7 @@ From top to bottom, each package imports only packages below it:
   worst-case batch and named loss terms.
 - ``schemas``: the pydantic documents that cross a boundary. ``system``: files, processes and host failures.
 - ``errors``, ``units`` and ``suggestions``: the tree of errors, byte sizes as text, and hints for misspelt names.
+  ``torch_internals``: the private names of torch in use, each with its reason.
 
 A tuning goes through them in this order: a request (``schemas``) becomes a session (``planning.session``), which names
 the next probe. A supervisor (``probing.supervisor``) has it run two updates of the workload with the engine that trains

@@ -19,6 +19,7 @@ Where a new thing goes:
 - an error: ``service.errors``, with its status and code; nothing here;
 - a scope: ``service.domain.api_keys``; a limit on bodies: ``middleware.security``.
 
-The package may import ``service.application``, ``service.auth``, ``service.observability``, the types of
-``service.store.interface`` and the layers below, but neither ``service.worker`` nor ``service.dashboard``.
+The package may import ``service.application``, ``service.auth``, ``service.observability``, the values of
+``service.store.models``, ``service.fast_path`` and the layers below, but neither ``service.worker`` nor
+``service.dashboard``.
 """

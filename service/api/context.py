@@ -14,7 +14,7 @@ from service.application.api_keys import KeyCases
 from service.application.estimates import Estimates
 from service.application.exports import ExportCases
 from service.application.jobs import JobCases
-from service.application.queue import FleetCases
+from service.application.queue import DeviceCases, QueueCases
 from service.application.readiness import Readiness
 from service.application.statistics import SummaryCases
 from service.application.tunings import TuningCases
@@ -28,7 +28,8 @@ class ApiContext:
 
     tunings: TuningCases
     jobs: JobCases
-    fleet: FleetCases
+    devices: DeviceCases
+    queue: QueueCases
     exports: ExportCases
     keys: KeyCases
     summary: SummaryCases

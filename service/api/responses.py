@@ -63,14 +63,14 @@ SUBMITTED_HEADERS: dict[str, Any] = {
 QUEUED_HEADERS: dict[str, Any] = {**SUBMITTED_HEADERS, **RETRY_AFTER_HEADER}
 
 
-def submitted(answer: SubmissionResponse, location: str) -> Response:
-    """The answer to a submission: 202, or 200 where nothing needs to run."""
+def submitted(response: SubmissionResponse, location: str) -> Response:
+    """Respond to a submission: 202, or 200 where nothing needs to run."""
     headers = {"Location": location}
-    if answer.status is HTTPStatus.ACCEPTED:
+    if response.status is HTTPStatus.ACCEPTED:
         headers |= RETRY_AFTER
-    if answer.replayed:
+    if response.replayed:
         headers["Idempotency-Replayed"] = "true"
-    return Response(answer.body, status_code=answer.status, media_type="application/json", headers=headers)
+    return Response(response.body, status_code=response.status, media_type="application/json", headers=headers)
 
 
 def json_response(body: str | bytes) -> Response:

@@ -5,7 +5,8 @@ The API, the workers and the command line share them. The pipeline of a submissi
 1. ``work`` holds what both share, and checks priority and ownership; ``context`` has the shared dependencies, and finds
    the live worker that serves a device.
 2. ``rules`` decides: may this code run (``rules.policy``), has this request a stored response (``rules.idempotency``),
-   may a stored recommendation warm-start it (``rules.warm_start``), does the job suit the device (``rules.placement``).
+   may a stored recommendation warm-start it (``rules.warm_start``), does the job suit the device
+   (``rules.device_checks``).
 3. The store queues the work, or the stored recommendation with the same fingerprint serves the submission.
 4. ``views`` turns stored rows into documents; ``service.fast_path.queue_positions`` adds the position in the queue.
 
@@ -21,6 +22,7 @@ Where a new thing goes:
 - a health check: ``readiness``; a limit that the operator sets: ``service.settings`` and ``rules.policy``;
 - a filter of a list: ``service.store.models``, its query in ``service.store``, and ``service.api.dependencies``.
 
-The package may import ``service.auth``, ``service.observability``, ``service.store.interface`` and the layers below,
-and the torch-free parts of ``tuner``; no FastAPI and no SQL.
+The package may import ``service.auth``, ``service.observability``, ``service.store`` (its interfaces and values; only
+``context`` takes the whole ``Store``) and the layers below, and the torch-free parts of ``tuner``; no FastAPI and no
+SQL.
 """

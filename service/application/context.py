@@ -24,10 +24,18 @@ class ApplicationContext:
         runs_dir: the folder of the jobs' runs.
         lease_seconds: the age of a heartbeat up to which a worker is alive.
         notify: called after work was queued or cancelled, to wake the workers of this host.
+        hit_counter: counts the submissions that a stored recommendation serves; flushed by its owner.
     """
 
-    def __init__(
-        self, store: Store, policy: Policy, runs_dir: Path, lease_seconds: float, notify: Callable[[], None]
+    def __init__(  # noqa: PLR0913 - built in one place
+        self,
+        store: Store,
+        policy: Policy,
+        runs_dir: Path,
+        lease_seconds: float,
+        notify: Callable[[], None],
+        *,
+        hit_counter: HitCounter,
     ) -> None:
         self.store = store
         self.policy = policy
@@ -35,7 +43,7 @@ class ApplicationContext:
         self.notify = notify
         self.identifiers = IdentifierSource()
         self.idempotent_requests = IdempotentRequests(store.submissions)
-        self.hit_counter = HitCounter(store.statistics.count_hits)
+        self.hit_counter = hit_counter
         self._lease_seconds = lease_seconds
 
     def is_alive(self, announced: AnnouncedDevice) -> bool:

@@ -20,10 +20,17 @@ class HitCounter:
     Args:
         write: writes the hits and misses since the last call.
         seconds: the time for which counts are collected.
+        observe: called with each hit (true) and miss (false) at once, for the metrics of this process.
     """
 
-    def __init__(self, write: Callable[[int, int], None], seconds: float = _FLUSH_SECONDS) -> None:
+    def __init__(
+        self,
+        write: Callable[[int, int], None],
+        seconds: float = _FLUSH_SECONDS,
+        observe: Callable[[bool], None] = lambda _hit: None,
+    ) -> None:
         self._write = write
+        self._observe = observe
         self._seconds = seconds
         self._lock = threading.Lock()
         self._hits = 0
@@ -32,6 +39,7 @@ class HitCounter:
 
     def count(self, *, hit: bool) -> None:
         """Count one lookup."""
+        self._observe(hit)
         with self._lock:
             self._hits += hit
             self._misses += not hit

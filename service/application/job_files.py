@@ -12,7 +12,7 @@ import stat
 from datetime import UTC, datetime
 from pathlib import Path
 
-from service.application.rules.placement import SLOT_FILE
+from service.application.rules.device_checks import SLOT_FILE
 from service.domain.work import Checkpoint
 from tuner.training.launching.run_directory import RunPaths
 

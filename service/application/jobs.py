@@ -6,13 +6,13 @@ from pathlib import Path
 
 from service.application import views
 from service.application.exports import exported
-from service.application.rules.idempotency import SubmissionResponse
-from service.application.rules.placement import (
+from service.application.rules.device_checks import (
     check_every_process_has_samples,
     check_same_device,
     check_single_device,
     process_count,
 )
+from service.application.rules.idempotency import SubmissionResponse
 from service.application.work import WorkCases, model_name, payload
 from service.domain.api_keys import Caller
 from service.domain.states import RESUMABLE_STATES, WorkKind

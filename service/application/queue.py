@@ -13,8 +13,29 @@ from service.errors import NotFoundError
 from service.store.models import AnnouncedDevice, Waiting, WorkFilter, WorkRow
 
 
-class FleetCases:
-    """Use cases of devices, workers and the queue. Safe to share between threads."""
+class DeviceCases:
+    """Use cases of devices and their workers. Safe to share between threads."""
+
+    def __init__(self, context: ApplicationContext) -> None:
+        self._context = context
+        self._devices = context.store.devices
+
+    def list(self) -> DeviceList:
+        """Return the served devices, with the work that runs on each."""
+        return DeviceList(items=tuple(self._status(announced) for announced in self._devices.list()))
+
+    def _status(self, announced: AnnouncedDevice) -> DeviceStatus:
+        return DeviceStatus(
+            **dict(announced.served),
+            alive=self._context.is_alive(announced),
+            heartbeat_age_seconds=announced.age_seconds,
+            running_id=announced.running_id,
+            queued=announced.queued,
+        )
+
+
+class QueueCases:
+    """Use cases of the queue. Safe to share between threads."""
 
     def __init__(self, context: ApplicationContext) -> None:
         self._context = context
@@ -22,11 +43,7 @@ class FleetCases:
         self._queue = context.store.queue
         self._work = context.store.work
 
-    def devices(self) -> DeviceList:
-        """Return the served devices, with the work that runs on each."""
-        return DeviceList(items=tuple(self._status(announced) for announced in self._devices.list()))
-
-    def queue(self, limit: int) -> Queue:
+    def read(self, limit: int) -> Queue:
         """Return the waiting work in the order in which it is taken, with the expected waits."""
         waiting = self._queue.waiting(limit)
         alive = [announced for announced in self._devices.list() if self._context.is_alive(announced)]
@@ -39,15 +56,6 @@ class FleetCases:
         return Queue(items=tuple(_entry(entry, waits[entry.id]) for entry in waiting))
 
     # --- helpers ---
-
-    def _status(self, announced: AnnouncedDevice) -> DeviceStatus:
-        return DeviceStatus(
-            **dict(announced.served),
-            alive=self._context.is_alive(announced),
-            heartbeat_age_seconds=announced.age_seconds,
-            running_id=announced.running_id,
-            queued=announced.queued,
-        )
 
     def _waits(
         self, entries: Sequence[Waiting], serving: Sequence[AnnouncedDevice], recent: Sequence[WorkRow]

@@ -96,7 +96,7 @@ class TuningCases(WorkCases[TuningSubmission, Tuning]):
             model=model_name(session.request.spec),
             effective_batch_size=session.request.effective_batch_size,
             fingerprint=session.fingerprint,
-            question=session.request_fingerprint,
+            request_fingerprint=session.request_fingerprint,
             payload=payload(session.request),
             hardware=served.hardware,
             trace_parent=current_trace_parent(),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import ClassVar, Generic, TypeVar
+from typing import ClassVar, Generic, TypeVar, assert_never
 
 from pydantic_core import PydanticSerializationError
 
@@ -17,7 +17,7 @@ from service.errors import InvalidInputError, NotFoundError, NotOwnerError, Scop
 from service.fast_path.queue_positions import QueuePositions
 from service.store.models import EVERYTHING, Idempotency, NewWork, WorkFilter, WorkItem
 from tuner.schemas.base import Document
-from tuner.schemas.workload import PythonModel, TransformersModel, WorkloadSpec
+from tuner.schemas.workload import PythonModel, ReferenceModel, TransformersModel, WorkloadSpec
 
 SubmissionT = TypeVar("SubmissionT", TuningSubmission, JobSubmission)
 WorkT = TypeVar("WorkT", Tuning, Job)
@@ -153,9 +153,15 @@ def check_priority(priority: int, caller: Caller) -> None:
 def model_name(spec: WorkloadSpec) -> str:
     """Return a short name of the model for lists: the architecture, the `model_type` or the target."""
     model = spec.model
-    if isinstance(model, TransformersModel):
-        return str(model.config["model_type"])
-    return model.target if isinstance(model, PythonModel) else model.architecture.name
+    match model:
+        case TransformersModel():
+            return str(model.config["model_type"])
+        case PythonModel():
+            return model.target
+        case ReferenceModel():
+            return model.architecture.name
+        case _:
+            assert_never(model)
 
 
 def payload(document: Document) -> str:

@@ -12,6 +12,6 @@ While no API key exists, a service that listens on loopback requires none from i
 Where a new thing goes: another way to authenticate, a module here and a branch in ``service.api.authentication``; a
 scope, ``service.domain.api_keys``; what is stored of a key, ``service.store.api_keys``.
 
-The package may import ``service.store.interface``, ``service.errors`` and ``service.domain``; not ``observability``,
-which is on the same level.
+The package may import ``service.store``, ``service.fast_path`` (callers trusted for a few seconds), ``service.errors``
+and ``service.domain``; not ``observability``, which is on the same level.
 """

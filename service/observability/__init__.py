@@ -13,6 +13,6 @@ call them; ``service.api.routes.health`` exposes them.
 Where a new thing goes: a metric, ``metrics`` (base units in the name, never an identifier as a label); a field of log
 lines, ``logging``; a span, where the work is done, through ``instruments``.
 
-The package may import ``service.store.interface`` (for the depth of the queue), ``service.errors`` and
+The package may import ``service.store.models`` (for the depth of the queue), ``service.errors`` and
 ``service.domain``; not ``auth``, which is on the same level.
 """

@@ -101,7 +101,7 @@ class Metrics:
         build.labels(version).set(1)
         self._hits = Counter(
             "batchwright_recommendation_hits",
-            "Tunings submitted: `hit` were served a stored recommendation, `miss` were queued.",
+            "Submitted tunings, without `fresh` ones: `hit` were served a stored recommendation, `miss` were queued.",
             ["result"],
             registry=self.registry,
         )
@@ -152,8 +152,8 @@ class Metrics:
 
     # --- metrics of the API ---
 
-    def count_submission(self, *, hit: bool) -> None:
-        """Count a submitted tuning as a hit or miss of the stored recommendations."""
+    def count_lookup(self, hit: bool) -> None:  # noqa: FBT001 - the parameter of a callback
+        """Count a submitted tuning as a hit or miss of the stored recommendations; a `fresh` one looks up none."""
         self._hits.labels("hit" if hit else "miss").inc()
 
     def count_estimate(self, result: str) -> None:

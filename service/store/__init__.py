@@ -16,6 +16,6 @@ token. Time is the database's.
 Where a new thing goes: a column, ``database.schema``, a revision in ``database.migrations`` and ``database.mapping``; a
 query, the module of its subject; a part of the contract, ``interface``, with a test that every store passes.
 
-The package may import ``service.problem_mapping``, ``service.folders``, ``service.errors`` and ``service.domain``, and
-``tuner.schemas``.
+The package may import ``service.problem_mapping``, ``service.folders``, ``service.fast_path`` (its cache of rows),
+``service.errors`` and ``service.domain``, and ``tuner.schemas``.
 """

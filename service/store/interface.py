@@ -238,8 +238,8 @@ class RecommendationStore(ABC):
         """Return the id of the stored tuning with the newest recommendation of this fingerprint."""
 
     @abstractmethod
-    def for_question(self, question: str, limit: int) -> list[Recommendation]:
-        """Return at most ``limit`` feasible recommendations of tunings with this question.
+    def for_request(self, request_fingerprint: str, limit: int) -> list[Recommendation]:
+        """Return at most ``limit`` feasible recommendations of tunings with this request fingerprint.
 
         They come newest first, and only the newest of each fingerprint.
         """

@@ -28,7 +28,8 @@ class NewWork:
 
     Attributes:
         payload: the request as JSON, opaque to the store.
-        question: digest of a tuning's request without versions and memory limit, by which warm starts are found.
+        request_fingerprint: digest of a tuning's request without versions and memory limit, by which warm starts are
+            found.
         warm_start_from: id of the stored recommendation that warm-starts the tuning.
     """
 
@@ -41,7 +42,7 @@ class NewWork:
     payload: str
     recommendation_id: str | None = None
     priority: int = 0
-    question: str | None = None
+    request_fingerprint: str | None = None
     warm_start_from: str | None = None
     key_id: str | None = None
     trace_parent: str | None = None

@@ -74,11 +74,11 @@ class SqlRecommendationStore(RecommendationStore):
             return connection.execute(statement).scalar_one_or_none()
 
     @override
-    def for_question(self, question: str, limit: int) -> list[Recommendation]:
+    def for_request(self, request_fingerprint: str, limit: int) -> list[Recommendation]:
         latest = (
             select(func.max(_recommendation.id))
             .join(work_items, _work.recommendation_id == _recommendation.id)
-            .where(and_(_work.question == question, _recommendation.feasible))
+            .where(and_(_work.request_fingerprint == request_fingerprint, _recommendation.feasible))
             .group_by(_recommendation.fingerprint)
         )
         statement = (

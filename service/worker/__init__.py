@@ -16,6 +16,7 @@ The pipeline, in one process with one worker per device:
 Where a new thing goes: a target where work can run (a cluster, say), an executor in ``executors``; a reason to stop,
 ``lease``; a failure of the host, ``tuner.system.host_failures``; a step of a tuning, ``tuner.planning.session`` first.
 
-The package may import ``service.application``, ``service.observability``, ``service.store.interface`` and the layers
-below; neither ``service.api`` nor torch.
+The package may import ``service.application``, ``service.observability``, ``service.store`` (its interfaces and values;
+only ``coordinator`` and ``device_worker`` take the whole ``Store``, to hand on its parts) and the layers below; neither
+``service.api`` nor torch.
 """

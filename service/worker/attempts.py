@@ -13,8 +13,8 @@ from service.observability.tracing import Attribute, SpanKind
 from service.problem_mapping import stored_problem
 from service.store.interface import LeaseStore, WorkStore
 from service.store.models import Claim, Ending, Lease
-from service.worker.lease import LeaseHolder, Stop
-from service.worker.runner import Site, StoppedError, WorkRunner
+from service.worker.lease import LeaseHolder, StopReason
+from service.worker.runner import DeviceContext, StoppedError, WorkRunner
 from tuner.errors import HostFailureError
 from tuner.system.host_failures import HostFailure, host_failure_of
 
@@ -24,26 +24,26 @@ _MAX_HOST_FAILURES = 5
 """Consecutive host failures of one piece of work, on a host that is healthy after each, before the work fails."""
 
 
-class Attempts:
+class AttemptRunner:
     """Run claimed work, one piece at a time, on the worker's thread.
 
     Args:
         leases: where work is finished or handed back.
         work: the stored work, to check that it still waits.
         runner: runs claimed work.
-        site: the device, and the health of its host.
+        context: the device, and the health of its host.
         instruments: metrics and spans.
     """
 
     def __init__(
-        self, leases: LeaseStore, work: WorkStore, runner: WorkRunner, site: Site, instruments: Instruments
+        self, leases: LeaseStore, work: WorkStore, runner: WorkRunner, context: DeviceContext, instruments: Instruments
     ) -> None:
         self._leases = leases
         self._work = work
         self._runner = runner
-        self._slot = site.served.slot
-        self._device = site.served.device.id
-        self._health = site.health
+        self._slot = context.served.slot
+        self._device = context.served.device.id
+        self._health = context.health
         self._instruments = instruments
         self._host_failures = ("", 0)
         """The work of the last host failure, and the consecutive failures after which the host was healthy."""
@@ -84,7 +84,7 @@ class Attempts:
             try:
                 span.set("outcome", self._run(claim, holder))
             except StaleLeaseError as error:
-                span.set("outcome", Stop.LOST.name)
+                span.set("outcome", StopReason.LOST.name)
                 _log.warning("%s: %s", self._slot, error)
                 self._retain_lost(holder)
 
@@ -145,9 +145,9 @@ class Attempts:
         """End cancelled work; hand other interrupted work back, unless another worker has claimed it."""
         reason = holder.reason()
         _log.info("%s: %s stopped: %s", self._slot, holder.lease.work_id, reason.name if reason else error)
-        if reason is Stop.CANCELLED:
+        if reason is StopReason.CANCELLED:
             return self._finish(claim, holder, Ending(State.CANCELLED))
-        if reason is Stop.LOST:
+        if reason is StopReason.LOST:
             self._retain_lost(holder)
         else:
             holder.retry(lambda: self._leases.hand_back(holder.lease))

@@ -9,10 +9,10 @@ from contextlib import contextmanager
 from service.domain.workers import ServedDevice
 from service.store.interface import LeaseStore
 from service.store.models import Claim
-from service.worker.lease import LeaseHolder, LeaseTerms, Stop
+from service.worker.lease import LeaseHolder, LeaseTerms, StopReason
 
 
-class Claims:
+class WorkClaimer:
     """Claim work for a device, one piece at a time. Any thread may renew the lease in use or ask it to stop.
 
     Args:
@@ -26,7 +26,7 @@ class Claims:
         self.served = served
         self._terms = terms
         self._holder: LeaseHolder | None = None
-        self._stop: Stop | None = None
+        self._stop: StopReason | None = None
 
     @contextmanager
     def next(self) -> Iterator[tuple[Claim, LeaseHolder] | None]:
@@ -53,7 +53,7 @@ class Claims:
         if (holder := self._holder) is not None:
             holder.renew()
 
-    def request_stop(self, reason: Stop) -> None:
+    def request_stop(self, reason: StopReason) -> None:
         """Request the running work, and work that is claimed later, to stop."""
         self._stop = reason if self._stop is None else max(self._stop, reason)
         if (holder := self._holder) is not None:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from service.store.store import Store
 from service.worker.device_worker import DeviceWorker
 from service.worker.executors.base import Executor
-from service.worker.lease import Stop
+from service.worker.lease import StopReason
 from service.worker.settings import WorkerSettings
 
 
@@ -56,7 +56,7 @@ class Coordinator:
     def force_stop(self) -> None:
         """End running work now, without a grace period. Returns at once; ``stop`` then returns soon."""
         for worker in self._workers:
-            worker.request_stop(Stop.FORCED)
+            worker.request_stop(StopReason.FORCED)
 
     def stop(self) -> None:
         """Stop gracefully: running work is handed back to the queue. Idempotent."""

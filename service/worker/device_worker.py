@@ -7,13 +7,13 @@ from pathlib import Path
 
 from service.domain.workers import ServedDevice
 from service.store.store import Store
-from service.worker.attempts import Attempts
-from service.worker.claiming import Claims
+from service.worker.attempts import AttemptRunner
+from service.worker.claiming import WorkClaimer
 from service.worker.executors.base import Executor
 from service.worker.heartbeat import Heartbeat
 from service.worker.host_health import Health
-from service.worker.lease import LeaseTerms, Stop
-from service.worker.runner import Site, WorkRunner
+from service.worker.lease import LeaseTerms, StopReason
+from service.worker.runner import DeviceContext, WorkRunner
 from service.worker.settings import WorkerSettings
 from service.worker.slot import Slot
 from service.worker.work_loop import WorkLoop
@@ -39,13 +39,13 @@ class DeviceWorker:
         self._settings = settings
         self._slot = Slot(self.served, store.leases, store.devices, settings)
         self._health = Health(self.served.slot, self._check, self._report_health)
-        site = Site(self.served, settings.runs_dir, self._health)
-        runner = WorkRunner(store.evidence, store.recommendations, executor, site, instruments)
-        attempts = Attempts(store.leases, store.work, runner, site, instruments)
+        context = DeviceContext(self.served, settings.runs_dir, self._health)
+        runner = WorkRunner(store.evidence, store.recommendations, executor, context, instruments)
+        attempt_runner = AttemptRunner(store.leases, store.work, runner, context, instruments)
         terms = LeaseTerms(settings.lease_seconds, settings.shutdown_grace_seconds)
-        self._claims = Claims(store.leases, self.served, terms)
-        self._loop = WorkLoop(self._claims, attempts, self._health, settings.poll_seconds)
-        self._heartbeat = Heartbeat(self.served, self._claims.renew, self._served_now, store.devices, settings)
+        self._claimer = WorkClaimer(store.leases, self.served, terms)
+        self._loop = WorkLoop(self._claimer, attempt_runner, self._health, settings.poll_seconds)
+        self._heartbeat = Heartbeat(self.served, self._claimer.renew, self._served_now, store.devices, settings)
 
     def start(self) -> None:
         """Take the slot, release the work of its dead owners, and start the threads.
@@ -64,9 +64,9 @@ class DeviceWorker:
         self._loop.start()
         self._heartbeat.start()
 
-    def request_stop(self, reason: Stop = Stop.SHUTDOWN) -> None:
+    def request_stop(self, reason: StopReason = StopReason.SHUTDOWN) -> None:
         """Begin to stop: running work is handed back. Returns at once."""
-        self._claims.request_stop(reason)
+        self._claimer.request_stop(reason)
         self._loop.request_stop()
 
     def join(self) -> None:

@@ -26,7 +26,7 @@ _RETRY_SECONDS = 0.2
 _T = TypeVar("_T")
 
 
-class Stop(IntEnum):
+class StopReason(IntEnum):
     """A reason to stop the work, the most pressing last."""
 
     SHUTDOWN = 1
@@ -64,31 +64,31 @@ class LeaseHolder:
         self._clock = clock
         self._renewed_at = claimed_at
         self._grace = {
-            Stop.SHUTDOWN: terms.shutdown_grace_seconds,
-            Stop.FORCED: 0.0,
-            Stop.CANCELLED: _CANCEL_GRACE_SECONDS,
-            Stop.LOST: 0.0,
+            StopReason.SHUTDOWN: terms.shutdown_grace_seconds,
+            StopReason.FORCED: 0.0,
+            StopReason.CANCELLED: _CANCEL_GRACE_SECONDS,
+            StopReason.LOST: 0.0,
         }
         self._warnings = rate_limited_logger(_log)
         self._is_store_unreachable = False
-        self._stops: set[Stop] = set()  # only ever added to, and copied to be read: safe between threads
+        self._stops: set[StopReason] = set()  # only ever added to, and copied to be read: safe between threads
 
     @property
     def is_store_unreachable(self) -> bool:
         """Return whether the store could not be reached since the last renewal."""
         return self._is_store_unreachable
 
-    def reason(self) -> Stop | None:
+    def reason(self) -> StopReason | None:
         """Return the most pressing reason to stop, or None."""
         if self._clock() >= self._renewed_at + self._lease_seconds * (1 - _MARGIN):
-            self.request(Stop.LOST)
+            self.request(StopReason.LOST)
         return max(tuple(self._stops), default=None)
 
     def grace_seconds(self) -> float | None:
         """Seconds left before the run must have stopped, or None if it need not stop (the strictest reason wins)."""
         return None if self.reason() is None else min(self._grace[reason] for reason in tuple(self._stops))
 
-    def request(self, reason: Stop) -> None:
+    def request(self, reason: StopReason) -> None:
         """Request the work to stop."""
         self._stops.add(reason)
 
@@ -100,13 +100,13 @@ class LeaseHolder:
             state = self._leases.renew(self.lease, self._lease_seconds)
         except StaleLeaseError:
             self._is_store_unreachable = was_unreachable
-            self.request(Stop.LOST)
+            self.request(StopReason.LOST)
         except StoreUnavailableError as error:
             self._warnings.warning("cannot renew the lease on %s: %s", self.lease.work_id, error)
         else:
             self._renewed_at, self._is_store_unreachable = before, False
             if state is State.CANCELLING:
-                self.request(Stop.CANCELLED)
+                self.request(StopReason.CANCELLED)
 
     def retry(self, call: Callable[[], _T]) -> _T:
         """Call the store until it can be reached, while the lease is valid.
@@ -119,7 +119,7 @@ class LeaseHolder:
                 return call()
             except StoreUnavailableError as error:
                 self._is_store_unreachable = True
-                if self.reason() is Stop.LOST or Stop.FORCED in self._stops:
+                if self.reason() is StopReason.LOST or StopReason.FORCED in self._stops:
                     raise StaleLeaseError(f"the store could not be reached before the lease ended: {error}") from error
                 self._warnings.warning("cannot write to the store, trying again: %s", error)
                 time.sleep(_RETRY_SECONDS)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from service.application.rules.placement import mark_slot
+from service.application.rules.device_checks import mark_slot
 from service.application.rules.warm_start import apply_warm_start
 from service.domain.identifiers import IdentifierSource
 from service.domain.states import State, WorkKind
@@ -65,8 +65,8 @@ class RunFailedError(ServiceError):
 
 
 @dataclass(frozen=True)
-class Site:
-    """The site of a run: a device, the folder of its runs, and the health of its host."""
+class DeviceContext:
+    """The context of a run: a device, the folder of its runs, and the health of its host."""
 
     served: ServedDevice
     runs_dir: Path
@@ -81,16 +81,16 @@ class WorkRunner:
         evidence: EvidenceStore,
         recommendations: RecommendationStore,
         executor: Executor,
-        site: Site,
+        context: DeviceContext,
         instruments: Instruments,
     ) -> None:
         self._evidence = evidence
         self._recommendations = recommendations
         self._executor = executor
-        self._served = site.served
-        self._runs_dir = site.runs_dir
+        self._served = context.served
+        self._runs_dir = context.runs_dir
         self._instruments = instruments
-        self._health = site.health
+        self._health = context.health
         self._identifiers = IdentifierSource()
 
     def run(self, claim: Claim, holder: LeaseHolder) -> Ending:
@@ -132,13 +132,13 @@ class WorkRunner:
             prepare_search(
                 tuning,
                 lambda request: self._executor.check(request, holder.grace_seconds),
-                lambda question: self._executor.expect(question, holder.grace_seconds),
+                lambda expectation: self._executor.expect(expectation, holder.grace_seconds),
             )
         while (probe := tuning.next_probe()) is not None:
             if holder.reason() is not None:
                 raise StoppedError
             tuning.record(self._probe(probe, holder, len(tuning.probes) + 1))
-        estimate_what_ifs(tuning, lambda question: self._executor.expect(question, holder.grace_seconds))
+        estimate_what_ifs(tuning, lambda expectation: self._executor.expect(expectation, holder.grace_seconds))
         return Ending(State.SUCCEEDED, recommendation=self._recommendation(item, tuning))
 
     def _probe(self, probe: ProbeRequest, holder: LeaseHolder, ordinal: int) -> ProbeResult:

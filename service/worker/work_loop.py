@@ -8,8 +8,8 @@ from typing_extensions import override
 
 from service.errors import StoreUnavailableError
 from service.observability.logging import rate_limited_logger
-from service.worker.attempts import Attempts
-from service.worker.claiming import Claims
+from service.worker.attempts import AttemptRunner
+from service.worker.claiming import WorkClaimer
 from service.worker.device_thread import DeviceThread
 from service.worker.host_health import Health
 from tuner.system.host_failures import host_failure_of
@@ -22,10 +22,10 @@ _ERROR_PAUSE_SECONDS = 1.0
 class WorkLoop(DeviceThread):
     """Run claimed work, one piece per step; an idle worker polls every ``poll_seconds``."""
 
-    def __init__(self, claims: Claims, attempts: Attempts, health: Health, poll_seconds: float) -> None:
-        super().__init__("worker", claims.served, poll_seconds)
-        self._claims = claims
-        self._attempts = attempts
+    def __init__(self, claimer: WorkClaimer, runner: AttemptRunner, health: Health, poll_seconds: float) -> None:
+        super().__init__("worker", claimer.served, poll_seconds)
+        self._claimer = claimer
+        self._runner = runner
         self._health = health
         self._warnings = rate_limited_logger(_log)
 
@@ -47,9 +47,9 @@ class WorkLoop(DeviceThread):
         """Claim and run one piece of work; false when no work waits, or the host is not healthy."""
         if not self._health.is_ready():
             return False
-        self._attempts.hand_back_pending()
-        with self._claims.next() as claimed:
+        self._runner.hand_back_pending()
+        with self._claimer.next() as claimed:
             if claimed is None:
                 return False
-            self._attempts.run(*claimed)
+            self._runner.run(*claimed)
         return True

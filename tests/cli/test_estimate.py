@@ -82,6 +82,14 @@ def test_failing_code_is_reported_with_its_own_message(tmp_path: Path) -> None:
     assert "misbehaving.py" in done.stderr
 
 
+def test_the_remedy_of_a_time_limit_is_an_option(tmp_path: Path) -> None:
+    """Exit code 4; the message names the option that was typed, not the field of the request."""
+    spec = written(tmp_path, python_spec("tests.support.misbehaving:build", way="hangs"))
+    done = batchwright("estimate", spec, "--gpu", "L4", "--timeout", "1")
+    assert done.returncode == 4
+    assert "longer than 1 s: raise `--timeout`" in " ".join(done.stderr.split())
+
+
 def test_sigterm_leaves_no_process_and_no_files(tmp_path: Path) -> None:
     """SIGTERM ends it as Ctrl-C does: exit code 130, and what traced code has started ends with it."""
     journal = tmp_path / "processes.txt"

@@ -27,7 +27,7 @@ from service.problem_mapping import problem_of
 from service.settings import Settings
 from service.store.store import Store
 from service.worker.device_lock import DeviceLock
-from service.worker.lease import LeaseHolder, LeaseTerms, Stop
+from service.worker.lease import LeaseHolder, LeaseTerms, StopReason
 from tests.support.factories import gpt_spec, recommendation
 from tests.support.service.scripted import SERVED, new_work
 from tuner.errors import TuningFailedError
@@ -244,7 +244,7 @@ def test_a_held_lease_lets_work_go_on_while_it_is_renewed(holder: LeaseHolder, c
         holder.renew()
         assert holder.grace_seconds() is None
     clock.now += 8.5
-    assert (holder.reason(), holder.grace_seconds()) == (Stop.LOST, 0.0)
+    assert (holder.reason(), holder.grace_seconds()) == (StopReason.LOST, 0.0)
 
 
 def test_a_cancellation_is_seen_at_the_next_renewal(holder: LeaseHolder, store: Store) -> None:
@@ -252,17 +252,17 @@ def test_a_cancellation_is_seen_at_the_next_renewal(holder: LeaseHolder, store: 
     store.submissions.cancel(holder.lease.work_id)
     assert holder.reason() is None
     holder.renew()
-    assert holder.reason() is Stop.CANCELLED
+    assert holder.reason() is StopReason.CANCELLED
     assert (holder.grace_seconds() or 99.0) < 2.0
 
 
 def test_the_most_pressing_reason_counts(holder: LeaseHolder) -> None:
     """A cancellation outweighs a shutdown, a lost lease both, in whatever order they come."""
-    holder.request(Stop.CANCELLED)
-    holder.request(Stop.SHUTDOWN)
-    assert holder.reason() is Stop.CANCELLED
-    holder.request(Stop.LOST)
-    assert holder.reason() is Stop.LOST
+    holder.request(StopReason.CANCELLED)
+    holder.request(StopReason.SHUTDOWN)
+    assert holder.reason() is StopReason.CANCELLED
+    holder.request(StopReason.LOST)
+    assert holder.reason() is StopReason.LOST
 
 
 def test_a_lease_taken_over_is_lost(holder: LeaseHolder, store: Store) -> None:
@@ -311,7 +311,7 @@ def test_a_lease_that_ended_in_an_outage_is_told_from_one_taken_over(
         away.setattr(store.leases, "renew", Mock(side_effect=StoreUnavailableError("away")))
         holder.renew()
     holder.renew()
-    assert (holder.reason(), holder.is_store_unreachable) == (Stop.LOST, True)
+    assert (holder.reason(), holder.is_store_unreachable) == (StopReason.LOST, True)
 
 
 # --- errors ---

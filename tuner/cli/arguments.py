@@ -96,6 +96,11 @@ def option_of(field: str) -> str:
     return _OPTIONS.get(field, "--" + field.replace("_", "-"))
 
 
+def with_options(message: str) -> str:
+    """Replace the fields of a request in a message, each between backticks, by their options."""
+    return re.sub(r"`(\w+)`", lambda found: f"`{option_of(found[1])}`", message)
+
+
 @contextmanager
 def naming_options(**typed: object) -> Iterator[None]:
     """Replace fields by options, and values by the typed text, in errors about a request.
@@ -119,8 +124,7 @@ def _as_typed(problem: FieldProblem, typed: dict[str, object]) -> FieldProblem:
 def _naming_option(problem: FieldProblem) -> FieldProblem:
     """Replace the field of a problem by the option."""
     if problem.field == "(document)":
-        message = re.sub(r"`(\w+)`", lambda found: f"`{option_of(found[1])}`", problem.message)
-        return FieldProblem("options", message, problem.value)
+        return FieldProblem("options", with_options(problem.message), problem.value)
     name, dot, rest = problem.field.partition(".")
     return problem if name == "spec" else FieldProblem(f"{option_of(name)}{dot}{rest}", problem.message, problem.value)
 

@@ -17,22 +17,32 @@ class ExitCode(IntEnum):
     INFEASIBLE = 3
     TUNING_FAILED = 4
     DEVICE = 5
+    """No such device, or the host lacks a resource: the same command may succeed on another machine."""
     TRAINING_FAILED = 6
     INTERRUPTED = 130
 
 
 _CODES: tuple[tuple[type[errors.BatchwrightError], ExitCode], ...] = (
+    (errors.ProbeCancelledError, ExitCode.INTERRUPTED),
+    (errors.EstimateCancelledError, ExitCode.INTERRUPTED),
     (errors.SpecError, ExitCode.WRONG_INPUT),
+    (errors.DataOutsideRootsError, ExitCode.WRONG_INPUT),
     (errors.PlanError, ExitCode.WRONG_INPUT),
     (errors.ExportError, ExitCode.WRONG_INPUT),
     (errors.ServingError, ExitCode.WRONG_INPUT),
     (errors.DeviceError, ExitCode.DEVICE),
+    (errors.HostFailureError, ExitCode.DEVICE),
+    (errors.StorageError, ExitCode.DEVICE),
     (errors.EstimateError, ExitCode.TUNING_FAILED),
     (errors.TuningFailedError, ExitCode.TUNING_FAILED),
     (errors.ProbeError, ExitCode.TUNING_FAILED),
     (errors.WorkloadError, ExitCode.TUNING_FAILED),
+    (errors.OutOfMemoryError, ExitCode.TUNING_FAILED),
+    (errors.InvalidSizeError, ExitCode.TUNING_FAILED),
     (errors.TrainingError, ExitCode.TRAINING_FAILED),
+    (errors.SearchError, ExitCode.UNEXPECTED),
 )
+"""The code of each class and of the classes below it; the first that matches counts. A test has every class."""
 
 
 def exit_code(error: errors.BatchwrightError) -> ExitCode:

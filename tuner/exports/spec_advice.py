@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import assert_never
+
 from pydantic import JsonValue
 
 from tuner.errors import ExportError
@@ -10,6 +12,7 @@ from tuner.schemas.recommendation import Advice
 from tuner.schemas.workload import (
     Mlp,
     OptimizerSpec,
+    PythonModel,
     ReferenceModel,
     ResNet,
     ScheduleSpec,
@@ -20,7 +23,6 @@ from tuner.schemas.workload import (
 _MOST_PER_NODE = 8
 _WHOLE_SAMPLES = {"sequence-classification", "image-classification"}
 """Tasks whose loss counts samples, not tokens."""
-_CLASSES = {"adamw": "AdamW", "adam": "Adam", "sgd": "SGD"}
 _SWITCHES: dict[str, dict[str, bool]] = {
     "default": {},
     "foreach": {"foreach": True},
@@ -42,11 +44,15 @@ def on_cpu(context: ExportContext) -> bool:
 def counts_tokens(spec: WorkloadSpec) -> bool:
     """Return whether the loss may weigh samples by tokens, so that a mean of micro-batches' means differs."""
     model = spec.model
-    if isinstance(model, TransformersModel):
-        return model.task not in _WHOLE_SAMPLES
-    if isinstance(model, ReferenceModel):
-        return not isinstance(model.architecture, (Mlp, ResNet))
-    return True
+    match model:
+        case TransformersModel():
+            return model.task not in _WHOLE_SAMPLES
+        case ReferenceModel():
+            return not isinstance(model.architecture, (Mlp, ResNet))
+        case PythonModel():
+            return True
+        case _:
+            assert_never(model)
 
 
 def nodes(context: ExportContext) -> tuple[int, int]:
@@ -73,7 +79,15 @@ def nodes(context: ExportContext) -> tuple[int, int]:
 
 def torch_class(optimizer: OptimizerSpec) -> str:
     """The optimizer's class in ``torch.optim``."""
-    return _CLASSES[optimizer.name]
+    match optimizer.name:
+        case "adamw":
+            return "AdamW"
+        case "adam":
+            return "Adam"
+        case "sgd":
+            return "SGD"
+        case _:
+            assert_never(optimizer.name)
 
 
 def torch_arguments(optimizer: OptimizerSpec) -> dict[str, JsonValue]:

@@ -1,7 +1,9 @@
 """Devices: their memory, the limits set on it, and the classification of their errors.
 
-``failures`` is the one place that recognises an out-of-memory error, in a message or in the way a process ended. Every
-new message of a driver or library goes there, with its source.
+``failures`` is the one place that recognises an out-of-memory error in an exception or its message. Every new message
+of a driver or library goes there, with its source. The end of a process that left no result is judged elsewhere:
+``tuner.system.process_exit`` says how it ended (a kill by the kernel for memory, say), ``tuner.probing.exit_causes``
+what that means for a probe.
 
 From the request to the device:
 

@@ -1,4 +1,7 @@
-"""Classify failures: out of memory, an illegal size, or another error. The only module that recognises an OOM.
+"""Classify exceptions and their messages: out of memory, an illegal size, or another error.
+
+No other module recognises an OOM in an exception. The end of a process that raised none is judged in
+``tuner.system.process_exit`` and ``tuner.probing.exit_causes``.
 
 Nothing here imports torch. The source of each message is beside it. An error that is not in these tables is an ordinary
 error, never an OOM by guess.

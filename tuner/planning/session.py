@@ -1,8 +1,9 @@
 """A tuning from its request to its recommendation. Pure: a tuning can be rebuilt from the recorded probes.
 
-The driver (the command line, the service's coordinator, a test) runs the probes::
+The driver (``tuner.cli.running``, ``service.worker.runner``, a test) runs the probes::
 
     check_coupling(tuning, runner.check_coupling)
+    prepare_search(tuning, runner.check, runner.expect)
     while (probe := tuning.next_probe()) is not None:
         tuning.record(runner.run(probe))
     estimate_what_ifs(tuning, runner.expect)

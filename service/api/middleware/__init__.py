@@ -2,5 +2,6 @@
 
 From the outside in: ``observability`` identifies, traces and measures a request. ``security`` refuses foreign hosts and
 origins, unauthenticated callers and bodies that are too large, by means of ``host_names`` and ``json_bounds``.
-``compression`` compresses the OpenAPI document and the pages.
+
+``compression`` is no middleware: the routes of the OpenAPI document and of the pages call it.
 """

@@ -26,13 +26,10 @@ _QUIET_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 _UNMATCHED = "unmatched"
 """The route label of a request that matches no route; its path would be an unbounded label."""
 _LOWEST_FAILURE = 500
-_SUBMISSION_ROUTE = "/v1/tunings"
-_HIT_BY_STATUS = {200: True, 202: False}
-"""Whether a tuning was served a stored recommendation, by the status of its submission."""
 
 
 class ObservabilityMiddleware:
-    """The outermost ASGI middleware.
+    """The outermost middleware of the API's own; Starlette's handler of server errors stands around it.
 
     - The `X-Request-ID` of a request is adopted if it is well formed, and generated otherwise. The response carries it.
     - An unhandled error is logged with its traceback. The caller gets a problem with status 500 that names the request
@@ -90,8 +87,6 @@ class ObservabilityMiddleware:
             await _send_failure(error, exchange)
         method, route, status = exchange.method, exchange.route, exchange.status
         self._metrics.observe_request(method, route, status, exchange.seconds)
-        if method == "POST" and route == _SUBMISSION_ROUTE and status in _HIT_BY_STATUS and not exchange.replayed:
-            self._metrics.count_submission(hit=_HIT_BY_STATUS[status])
         level = _level_of(method, status)
         if _log.isEnabledFor(level):
             fields = {"method": method, "route": route, "status": status, "seconds": round(exchange.seconds, 6)}
@@ -106,8 +101,6 @@ class _Exchange:
         self.request_id = request_id
         self.status = 0
         self.seconds = 0.0
-        self.replayed = False
-        """Whether the response repeats the first response to an idempotency key."""
         self._send = send
         self._began = time.perf_counter()
 
@@ -116,9 +109,7 @@ class _Exchange:
         if message["type"] == "http.response.start":
             self.status = message["status"]
             self.seconds = time.perf_counter() - self._began
-            headers = message.get("headers", ())
-            self.replayed = any(name == b"idempotency-replayed" for name, _ in headers)
-            message["headers"] = [*headers, (b"x-request-id", self.request_id.encode("ascii"))]
+            message["headers"] = [*message.get("headers", ()), (b"x-request-id", self.request_id.encode("ascii"))]
         await self._send(message)
 
     @property

@@ -108,8 +108,8 @@ def submit_job(
     """
     if submission.dry_run:
         return json_response(context.jobs.configure(submission).model_dump_json())
-    answer = context.jobs.submit(submission, caller, idempotency)
-    return submitted(answer, f"/v1/jobs/{answer.work_id}")
+    response = context.jobs.submit(submission, caller, idempotency)
+    return submitted(response, f"/v1/jobs/{response.work_id}")
 
 
 _WORK.add_reading(router)

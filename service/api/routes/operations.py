@@ -29,7 +29,7 @@ router = APIRouter(tags=["operations"], responses=declared(*COMMON_STATUSES), ro
 )
 def list_devices(context: Context) -> DeviceList:
     """List the devices of the workers, with the work that each runs and the length of its queue."""
-    return context.fleet.devices()
+    return context.devices.list()
 
 
 @router.get(
@@ -41,7 +41,7 @@ def list_devices(context: Context) -> DeviceList:
 )
 def read_queue(context: Context, limit: Limit = 50) -> Queue:
     """List the queued work in the order in which workers take it, with the expected waits where they are known."""
-    return context.fleet.queue(limit)
+    return context.queue.read(limit)
 
 
 @router.get(

@@ -51,7 +51,7 @@ _WORK = WorkRoutes(
     write_scope=Scope.TUNINGS_WRITE,
     item_links=("getTuning", "listProbes"),
     links=("getTuning", "listProbes", "followTuning", "cancelTuning", "deleteTuning"),
-    example="TuningWithAnswer",
+    example="TuningWithRecommendation",
     event_nouns=("probe", "probes"),
     deletion="""\
 Delete a tuning that has ended, with its probes and events. Its recommendation stays.
@@ -65,7 +65,7 @@ _SUBMITTED: Responses = {
         "description": "A tuning that was served a stored recommendation.",
         "headers": SUBMITTED_HEADERS,
         "links": _WORK.own_links | RECOMMENDATION_LINK,
-        "content": examples.response_content("TuningWithAnswer"),
+        "content": examples.response_content("TuningWithRecommendation"),
     },
     202: {
         "description": "Queued.",
@@ -100,8 +100,8 @@ def submit_tuning(
     Responds 202 and queues the tuning. Responds 200 if an earlier tuning of the same request has a recommendation,
     unless `fresh` is set.
     """
-    answer = context.tunings.submit(submission, caller, idempotency)
-    return submitted(answer, f"/v1/tunings/{answer.work_id}")
+    response = context.tunings.submit(submission, caller, idempotency)
+    return submitted(response, f"/v1/tunings/{response.work_id}")
 
 
 _WORK.add_reading(router)

@@ -21,7 +21,7 @@ _MAX_CANDIDATES = 8
 
 def find_warm_start(store: RecommendationStore, tuning: Tuning) -> str | None:
     """Return the id of the best warm start: the newest that one probe may confirm, else the newest useful one."""
-    candidates = store.for_question(tuning.request_fingerprint, _MAX_CANDIDATES)
+    candidates = store.for_request(tuning.request_fingerprint, _MAX_CANDIDATES)
     starts = [start for stored in candidates if (start := _warm_start(store, tuning, stored)) is not None]
     confirmable = [start for start in starts if start.size is not None]
     return next((start.stored.id for start in [*confirmable, *starts]), None)

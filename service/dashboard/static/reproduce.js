@@ -14,6 +14,7 @@ const OPTIONS = [
   ["max_micro_batch_size", "--max-micro-batch-size", null],
   ["uniform", "--uniform", false],
   ["what_if", "--what-if", false],
+  ["allow_batch_coupling", "--allow-batch-coupling", false],
   ["probe_timeout_seconds", "--probe-timeout", 300],
 ];
 

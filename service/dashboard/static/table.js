@@ -17,7 +17,7 @@ import { addressOf, get } from "./api.js";
 import { h, replace, setText } from "./dom.js";
 import { plural } from "./format.js";
 import { ENDED, poll } from "./live.js";
-import { makePages } from "./pages.js";
+import { makePages } from "./pagination.js";
 import { busy, emptyState, problemAlert, showProblem } from "./parts.js";
 
 const REFRESH_SECONDS = 3;
@@ -55,7 +55,7 @@ export function makeTable({ caption, columns, keyOf = (row) => row.id, showCapti
 }
 
 /**
- * A list of the API: filters, rows, "Load more". Rows that have not ended are read again every few seconds (pages.js).
+ * A list of the API: filters, rows, "Load more". Rows that have not ended are read again every few seconds (pagination.js).
  *
  * @param {{root: HTMLElement, path: string, caption: string, noun: string, columns: Object[], filters?: Object[], empty: Object,
  *   pageSize?: number, ended?: (row: Object) => boolean, refreshSeconds?: number}} list  `empty` is what `emptyState`

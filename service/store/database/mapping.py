@@ -30,7 +30,7 @@ def without_documents(table: Table) -> list[Any]:
 
 WORK_COLUMNS = without_documents(work_items)
 _UNLISTED = {
-    "question",
+    "request_fingerprint",
     "hardware",
     "trace_parent",
     "owner",

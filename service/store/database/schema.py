@@ -41,7 +41,7 @@ work_items = Table(
     Column("model", String(300), nullable=False),
     Column("effective_batch_size", BigInteger, nullable=False),
     Column("fingerprint", String(64), nullable=False),
-    Column("question", String(64)),
+    Column("request_fingerprint", String(64)),
     Column("recommendation_id", String(64)),
     Column("warm_start_from", String(64)),
     Column("key_id", String(16)),
@@ -78,7 +78,7 @@ not for one with bound parameters."""
 Index("work_items_by_kind", work_items.c.kind, work_items.c.id)
 for _columns in (["state"], ["device"], ["model"], ["state", "device"], ["state", "model"], ["device", "model"]):
     Index("work_items_by_" + "_".join(_columns), *(work_items.c[name] for name in ["kind", *_columns, "id"]))
-for _column in ("fingerprint", "question"):
+for _column in ("fingerprint", "request_fingerprint"):
     Index(f"work_items_by_{_column}", work_items.c[_column], work_items.c.id)
 for _column in ("recommendation_id", "warm_start_from", "ended_at"):
     Index(f"work_items_by_{_column}", work_items.c[_column])

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from service.application.job_files import JobFiles
-from service.application.rules.placement import SLOT_FILE
+from service.application.rules.device_checks import SLOT_FILE
 from service.domain.work import JobSubmission
 from tests.support.factories import recommendation
 from tests.support.service.asking import ended, problem_in

@@ -303,7 +303,7 @@ def test_an_unexpected_error_discloses_nothing(shared_service: Running, monkeypa
     def fail(*_: object) -> None:
         raise RuntimeError("a secret")
 
-    monkeypatch.setattr(shared_service.system.context.fleet, "devices", fail)
+    monkeypatch.setattr(shared_service.system.context.devices, "list", fail)
     problem = problem_in(shared_service.http.get("/v1/devices"), 500, "internal-error")
     assert "secret" not in problem.detail
 

@@ -15,7 +15,8 @@ from alembic import command
 from sqlalchemy import text
 
 from service.application.context import ApplicationContext
-from service.application.queue import FleetCases
+from service.application.hit_counter import HitCounter
+from service.application.queue import QueueCases
 from service.application.rules.policy import Policy
 from service.application.rules.warm_start import apply_warm_start
 from service.application.tunings import TuningCases
@@ -70,12 +71,13 @@ def serving(store: Store, versions: dict[str, str] | None = None, **device: Any)
 
 def context_of(store: Store) -> ApplicationContext:
     """The application context, around a store."""
-    return ApplicationContext(store, Policy([], []), Path("unused"), 60.0, lambda: None)
+    hit_counter = HitCounter(store.statistics.count_hits)
+    return ApplicationContext(store, Policy([], []), Path("unused"), 60.0, lambda: None, hit_counter=hit_counter)
 
 
 def cases(context: ApplicationContext) -> TuningCases:
     """The use cases of tunings."""
-    return TuningCases(context, QueuePositions(FleetCases(context).queue))
+    return TuningCases(context, QueuePositions(QueueCases(context).read))
 
 
 def submit(store: Store, request: TuningRequest = REQUEST, **changes: Any) -> tuple[TuningView, bool]:
@@ -391,11 +393,11 @@ def test_the_store_finds_answers_by_their_question(store: Store, new_id: NewId) 
     for limit, largest in ((2 * GIB, 37), (3 * GIB, 37), (4 * GIB, 0), (5 * GIB, 37)):
         submit(store, tuning_request(memory_limit_bytes=limit), fresh=True)
         made.append(work_off(store, served, ScriptedRunner(largest)).id)
-    question = Tuning(REQUEST, served.device, environment={}, versions={}).request_fingerprint
-    store.submissions.add(new_work(new_id("tun"), question=question))
-    assert [stored.id for stored in store.recommendations.for_question(question, 9)] == [made[3], made[1], made[0]]
-    assert [stored.id for stored in store.recommendations.for_question(question, 2)] == [made[3], made[1]]
-    assert store.recommendations.for_question("0" * 64, 9) == []
+    fingerprint = Tuning(REQUEST, served.device, environment={}, versions={}).request_fingerprint
+    store.submissions.add(new_work(new_id("tun"), request_fingerprint=fingerprint))
+    assert [stored.id for stored in store.recommendations.for_request(fingerprint, 9)] == [made[3], made[1], made[0]]
+    assert [stored.id for stored in store.recommendations.for_request(fingerprint, 2)] == [made[3], made[1]]
+    assert store.recommendations.for_request("0" * 64, 9) == []
 
 
 def test_the_store_keeps_what_leads_a_tuning(store: Store, new_id: NewId) -> None:
@@ -418,7 +420,7 @@ def test_a_database_from_before_goes_on(database_url: str, new_id: NewId) -> Non
     with write_transaction(engine) as connection:
         command.downgrade(configuration(connection), "0002_keys")
         columns = connection.execute(text("SELECT * FROM work_items")).keys()
-        assert not {"question", "warm_start_from"} & set(columns)
+        assert not {"request_fingerprint", "question", "warm_start_from"} & set(columns)
     engine.dispose()
     again = open_store(database_url)
     assert again.work.newest(WorkKind.TUNING, 1)[0].warm_start_from is None
@@ -426,7 +428,7 @@ def test_a_database_from_before_goes_on(database_url: str, new_id: NewId) -> Non
     serving(again, UPGRADED)
     tuning, queued = submit(again)
     assert (queued, tuning.warm_start_from) == (True, None)
-    again.submissions.add(replace(new_work(new_id("tun")), question="0" * 64))
+    again.submissions.add(replace(new_work(new_id("tun")), request_fingerprint="0" * 64))
     again.close()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -21,8 +22,9 @@ from tests.support.service.browser import Watched, chromium, watched
 from tests.support.service.processes import slow_service
 from tests.support.service.running import Running, StartService
 from tests.support.service.scripted import ScriptedRunner, Trainer, until_stopped
+from tuner.cli.arguments import option_of
 from tuner.errors import WorkloadError
-from tuner.schemas.requests import ProbeRequest
+from tuner.schemas.requests import ProbeRequest, TuningRequest
 from tuner.schemas.results import Outcome, ProbeResult
 
 Open = Callable[..., Watched]
@@ -143,6 +145,34 @@ def test_the_allocators_message_is_behind_details(start_service: StartService, v
     page.get_by_role("link", name="Recommendation and exports").click()
     expect(page.locator("#answer")).to_contain_text("asked for 2.00 MiB more in the warm-up")
     assert "enforce fail" not in page.locator("#answer").inner_text()
+
+
+def test_the_shown_command_has_every_option_of_the_request(service: Running, visit: Open) -> None:
+    """A request without defaults: the command line reads each of its fields back from the shown command."""
+    changed: dict[str, Any] = {
+        "objective": "fastest",
+        "device": "cuda:1",
+        "memory_limit_bytes": 2**30,
+        "memory_margin": 0.1,
+        "granularity": 8,
+        "max_micro_batch_size": 64,
+        "uniform": True,
+        "what_if": True,
+        "probe_timeout_seconds": 60.0,
+        "allow_batch_coupling": True,
+    }
+    request = tuning_request(**changed)
+    assert request.model_fields_set == set(TuningRequest.model_fields)
+    page = visit(service).open("/tunings")
+    module = page.locator("script[type=module]").first.get_attribute("src")
+    assert module is not None
+    path = module.rpartition("/")[0] + "/reproduce.js"
+    call = "async ([path, request]) => (await import(path)).asCommand(request)"
+    words = shlex.split(page.evaluate(call, [path, request.model_dump(mode="json")]))
+    assert {word for word in words if word.startswith("--")} == {
+        "--effective-batch-size",
+        *(option_of(field) for field in changed),
+    }
 
 
 def test_every_text_of_an_allocator_is_shortened(service: Running, visit: Open) -> None:

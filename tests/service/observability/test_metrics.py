@@ -59,7 +59,7 @@ def used() -> Metrics:
     metrics.collect_queue(lambda: [QueueDepth("cpu", 2, 3.5)])
     with metrics.device_busy("cpu"):
         metrics.count_probe("cpu", "FIT")
-    metrics.count_submission(hit=True)
+    metrics.count_lookup(True)
     metrics.count_estimate("made")
     metrics.observe_request("GET", "/v1/tunings/{tuning_id}", 200, 0.003)
     return metrics
@@ -113,6 +113,23 @@ def test_a_tuning_is_counted(start_service: StartService) -> None:
     assert value(samples, "batchwright_recommendation_hits_total", result="hit") == 1
 
 
+def test_the_metric_and_the_summary_count_the_same_submissions(start_service: StartService) -> None:
+    """A miss, a hit and its repetition by an idempotency key, and a `fresh` submission, which looks up nothing."""
+    service = start_service()
+    body = tuning_request().model_dump(mode="json")
+    first = service.http.post("/v1/tunings", json=body).json()
+    service.http.get(f"/v1/tunings/{first['id']}?wait=30")
+    for _ in range(2):
+        service.http.post("/v1/tunings", json=body, headers={"Idempotency-Key": "once"})
+    service.http.post("/v1/tunings", json={**body, "fresh": True})
+    samples = samples_of(service.http.get("/metrics").text)
+    summary = service.http.get("/v1/summary").json()["recommendation_hits"]
+    counted = {
+        result: value(samples, "batchwright_recommendation_hits_total", result=result) for result in ("hit", "miss")
+    }
+    assert (summary["hits"], summary["misses"]) == (counted["hit"], counted["miss"]) == (1, 1)
+
+
 def test_requests_are_timed_by_route(start_service: StartService) -> None:
     """By template, method and status; long polls separately, and unmatched routes as such."""
     service = start_service()
@@ -154,7 +171,7 @@ def test_metrics_continue_without_the_database() -> None:
 
     metrics = Metrics()
     metrics.collect_queue(away)
-    metrics.count_submission(hit=True)
+    metrics.count_lookup(True)
     samples = samples_of(metrics.exposition().decode())
     assert value(samples, "batchwright_recommendation_hits_total", result="hit") == 1
     assert not [name for name, _ in samples if "queue" in name]

@@ -112,7 +112,7 @@ READS_AND_WRITES: dict[str, Callable[[Store, Lease], Any]] = {
     "recommendations.get": lambda store, _: store.recommendations.get("rec_done"),
     "recommendations.texts": lambda store, _: store.recommendations.texts(["rec_done"]),
     "recommendations.tuning_with": lambda store, _: store.recommendations.tuning_with("f"),
-    "recommendations.for_question": lambda store, _: store.recommendations.for_question("q", 5),
+    "recommendations.for_request": lambda store, _: store.recommendations.for_request("q", 5),
     "recommendations.newest": lambda store, _: store.recommendations.newest(RecommendationFilter(), 5),
     "statistics.totals": lambda store, _: store.statistics.totals(3600.0),
     "statistics.count_hits": lambda store, _: store.statistics.count_hits(1, 2),

@@ -146,18 +146,18 @@ def test_recommendations_are_found_by_what_they_are(store: Store, new_id: NewId)
 
 def test_of_each_fingerprint_the_newest_answer_counts(store: Store, new_id: NewId) -> None:
     """Copies of an answer share its fingerprint: they do not keep the answers to other limits out."""
-    question = "a" * 64
+    fingerprint = "a" * 64
 
     def answer(fingerprint: str, **changes: Any) -> str:
         made = recommendation(id=new_id("rec"), fingerprint=fingerprint * 64)
         store.submissions.add_succeeded(new_work(new_id("tun"), fingerprint=fingerprint * 64, **changes), made)
         return made.id
 
-    other = answer("1", question=question)
-    answer("2", question="b" * 64)
-    copies = [answer("2", question=question) for _ in range(5)]
-    assert [stored.id for stored in store.recommendations.for_question(question, 8)] == [copies[-1], other]
-    assert [stored.id for stored in store.recommendations.for_question(question, 1)] == [copies[-1]]
+    other = answer("1", request_fingerprint=fingerprint)
+    answer("2", request_fingerprint="b" * 64)
+    copies = [answer("2", request_fingerprint=fingerprint) for _ in range(5)]
+    assert [stored.id for stored in store.recommendations.for_request(fingerprint, 8)] == [copies[-1], other]
+    assert [stored.id for stored in store.recommendations.for_request(fingerprint, 1)] == [copies[-1]]
 
 
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)

@@ -230,6 +230,9 @@ def test_the_first_revision_can_be_gone_back_to(database_url: str) -> None:
             before = [column["name"] for column in inspect(connection).get_columns("work_items")]
         upgrade(engine)
         with write_transaction(engine) as connection:
+            command.downgrade(configuration(connection), "0007_searching")
+            indexed = {index["name"]: index["column_names"] for index in inspect(connection).get_indexes("work_items")}
+            assert indexed["work_items_by_question"] == ["question", "id"]
             command.downgrade(configuration(connection), "0001")
         with read_transaction(engine) as connection:
             assert [column["name"] for column in inspect(connection).get_columns("work_items")] == before

@@ -75,10 +75,10 @@ def test_deleting_what_is_not_there_says_so(store: Store, new_id: NewId) -> None
 
 def test_a_deleted_tuning_is_served_no_more(store: Store, new_id: NewId) -> None:
     """Its recommendation can be read, but no submission is answered with it."""
-    answer = answered(store, new_id, question="a" * 64)
+    answer = answered(store, new_id, request_fingerprint="a" * 64)
     store.retention.delete(str(store.recommendations.tuning_with(answer.fingerprint)))
     assert store.recommendations.tuning_with(answer.fingerprint) is None
-    assert store.recommendations.for_question("a" * 64, 9) == []
+    assert store.recommendations.for_request("a" * 64, 9) == []
 
 
 def test_deleting_gives_a_key_no_device_time_back(store: Store, database_url: str, new_id: NewId) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from service.application.rules.placement import check_single_device
+from service.application.rules.device_checks import check_single_device
 from service.client import Client
 from service.domain.states import State
 from service.errors import UnsupportedJobError

@@ -7,12 +7,11 @@ from typing import Annotated
 import typer
 
 from tuner.cli import options
-from tuner.cli.arguments import (
-    estimate_request,
-)
+from tuner.cli.arguments import estimate_request, with_options
 from tuner.cli.display import progress_console
 from tuner.cli.errors import ExitCode
 from tuner.cli.output import print_result
+from tuner.errors import EstimateTimedOutError
 
 
 def estimate(  # noqa: PLR0913 - a command's options are its arguments
@@ -56,7 +55,10 @@ def estimate(  # noqa: PLR0913 - a command's options are its arguments
         allocator=allocator,
         timeout_seconds=timeout,
     )
-    with progress_console().status("tracing updates, without a GPU"):
-        found = client.estimate(request, start=context.obj)
+    try:
+        with progress_console().status("tracing updates, without a GPU"):
+            found = client.estimate(request, start=context.obj)
+    except EstimateTimedOutError as error:
+        raise EstimateTimedOutError(with_options(str(error))) from None
     print_result(found, as_document=json, text=estimate_display(found, request))
     raise typer.Exit(ExitCode.INFEASIBLE if fits_nowhere(found, request) else ExitCode.OK)

@@ -59,10 +59,9 @@ def _optimizer(context: ExportContext) -> dict[str, JsonValue]:
     """The optimizer: torch's own, not DeepSpeed's fused kernels, which were not measured."""
     optimizer = spec_of(context).optimizer
     arguments = torch_arguments(optimizer)
-    if optimizer.name == "sgd":
-        return {"type": torch_class(optimizer), "params": arguments}
-    decoupled: dict[str, JsonValue] = {"torch_adam": True, "adam_w_mode": optimizer.name == "adamw"}
-    return {"type": torch_class(optimizer), "params": {**arguments, **decoupled}}
+    if optimizer.name in {"adam", "adamw"}:
+        arguments |= {"torch_adam": True, "adam_w_mode": optimizer.name == "adamw"}
+    return {"type": torch_class(optimizer), "params": arguments}
 
 
 # --- warnings ---

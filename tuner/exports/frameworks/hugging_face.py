@@ -80,8 +80,9 @@ def _has_optimizer(context: ExportContext) -> bool:
     if optimizer.name == "sgd":
         able = optimizer.momentum == 0.0 or context.version == NEWEST
         return able and optimizer.implementation in {"default", usual}
-    decays_apart = optimizer.name == "adamw" or optimizer.weight_decay == 0.0  # else Adam is no AdamW
-    return decays_apart and optimizer.implementation in {"default", usual, "fused"}
+    # Adam with a weight decay, or any other optimizer, is no AdamW
+    is_adamw = optimizer.name == "adamw" or (optimizer.name == "adam" and optimizer.weight_decay == 0.0)
+    return is_adamw and optimizer.implementation in {"default", usual, "fused"}
 
 
 def _schedule(schedule: ScheduleSpec) -> dict[str, JsonValue]:

@@ -1,4 +1,4 @@
-"""Columns and stored documents take the names of the field: plan, largest micro-batch size, slot, warm start.
+"""Columns and stored documents take the names of the field: plan, largest micro-batch size, slot, request fingerprint.
 
 Recommendations hold their plan as one object, apart from the size that was proven. They are stored in several places:
 in their own table, in the jobs made from them, and in the first responses kept for idempotency keys.
@@ -22,7 +22,11 @@ _AT_ONCE = 100
 """Documents that are read and written together: some hundred kilobytes each at most."""
 _COLUMNS = {
     "recommendations": {"micro_batch_size": "largest_micro_batch_size"},
-    "work_items": {"place": "slot", "earlier_recommendation_id": "warm_start_from"},
+    "work_items": {
+        "place": "slot",
+        "earlier_recommendation_id": "warm_start_from",
+        "question": "request_fingerprint",
+    },
     "workers": {"place": "slot"},
 }
 _TABLES = {"stored_answers": "recommendation_hits"}
@@ -38,8 +42,10 @@ _Fields = dict[str, Any]
 def upgrade() -> None:
     """Rename, and rewrite every stored document."""
     op.drop_index("work_items_by_earlier_recommendation_id", "work_items")
+    op.drop_index("work_items_by_question", "work_items")
     _rename(_COLUMNS, _TABLES)
     op.create_index("work_items_by_warm_start_from", "work_items", ["warm_start_from"])
+    op.create_index("work_items_by_request_fingerprint", "work_items", ["request_fingerprint", "id"])
     op.add_column("recommendations", sa.Column("micro_batch_size", sa.BigInteger))
     share = "(effective_batch_size + world_size - 1) / world_size"
     op.execute(
@@ -53,8 +59,10 @@ def downgrade() -> None:
     """Take the names of before."""
     op.drop_column("recommendations", "micro_batch_size")
     op.drop_index("work_items_by_warm_start_from", "work_items")
+    op.drop_index("work_items_by_request_fingerprint", "work_items")
     _rename({table: _swapped(names) for table, names in _COLUMNS.items()}, _swapped(_TABLES))
     op.create_index("work_items_by_earlier_recommendation_id", "work_items", ["earlier_recommendation_id"])
+    op.create_index("work_items_by_question", "work_items", ["question", "id"])
     _rewrite_all(recommendation_without_plan, _swapped(_TOP_LEVEL))
 
 
