@@ -62,7 +62,7 @@ class _SamplePickler(cloudpickle.Pickler):  # type: ignore[misc] # not typed
     def reducer_override(self, obj: object) -> object:
         """Copy a view."""
         if isinstance(obj, Tensor) and obj.untyped_storage().nbytes() > obj.nbytes:
-            return obj.clone().__reduce_ex__(pickle.HIGHEST_PROTOCOL)
+            return obj.clone().__reduce_ex__(pickle.HIGHEST_PROTOCOL)  # type: ignore[no-untyped-call] # of torch
         return super().reducer_override(obj)
 
 
