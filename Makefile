@@ -131,9 +131,9 @@ $(EXPORTS)/slurm/ready: Makefile
 
 EXPORTS_READY := $(patsubst %,$(EXPORTS)/%/ready,deepspeed composer configs launchers slurm)
 
-test-exports: $(EXPORTS_READY)  ## Have the frameworks and launchers themselves load exports
+test-exports: $(EXPORTS_READY)  ## Have the frameworks and launchers themselves load exports, and call our callbacks
 	BATCHWRIGHT_TEST_LAUNCHERS=$(EXPORTS)/launchers BATCHWRIGHT_TEST_SLURM=$(EXPORTS)/slurm/root \
-	  $(BIN)/python -m pytest -m exports tests/exports
+	  $(BIN)/python -m pytest -m exports tests/exports tests/integrations
 
 # The tools that are no Python packages of ours: Java and npm must be there. `promtool` is of Debian's package
 # `prometheus`, which is unpacked, not installed.

@@ -30,9 +30,10 @@ HOMONYMS = {
     "estimates": "one concept through the layers: document, use case, route",
     "exports": "one concept through the layers: document, use case, route",
     "files": "of any kind (system), of training data",
-    "hugging_face": "a workload built with transformers, an export to its trainer",
+    "hugging_face": "a workload built with transformers, an export to its trainer, a callback of the trainer",
     "interface": "the abstract side of a package whose other modules implement it",
     "jobs": "one concept through the layers: use case, route, call of the SDK",
+    "lightning": "an export to its trainer, callbacks of the trainer",
     "precision": "of a run, of the coupling check",
     "problems": "problem documents, and their HTTP responses",
     "protocol": "messages between two processes of one package",
@@ -106,13 +107,13 @@ def homonyms(found: Iterable[Path]) -> dict[str, set[str]]:
 
 
 def without_counterpart(root: Path) -> set[str]:
-    """Folders of tests that no package of ``tuner`` or ``service`` stands behind."""
+    """Folders of tests that no package of ``tuner``, ``service`` or ``batchwright`` stands behind."""
     folders = {path.parent for path in (root / "tests").rglob("*.py") if path.name.startswith(("test_", "__init__"))}
     strays = set()
     for folder in folders - {root / "tests"}:
         inside = folder.relative_to(root / "tests")
-        package = root / inside if inside.parts[0] == "service" else root / "tuner" / inside
-        if not package.is_dir():
+        tops = (root,) if inside.parts[0] == "service" else (root / "tuner", root / "batchwright")
+        if not any((top / inside).is_dir() for top in tops):
             strays.add(folder.relative_to(root).as_posix())
     return strays
 
@@ -165,7 +166,7 @@ def _is_module(place: Path, name: str) -> bool:
 
 # --- the house ---
 
-OURS = packages(ROOT, "tuner", "service")
+OURS = packages(ROOT, "batchwright", "tuner", "service")
 
 
 def test_no_package_outgrows_a_glance() -> None:

@@ -13,12 +13,14 @@ import sys
 from contextlib import nullcontext, suppress
 from pathlib import Path
 
-from tuner.schemas.workload import TransformersModel, WorkloadSpec
+from tuner.schemas.workload import PythonModel, TransformersModel, WorkloadSpec
 from tuner.workloads.transformers_import import import_transformers
 
 _TORCH = ("torch._dynamo", "torch.profiler")
 _TRANSFORMERS = ("transformers.modeling_utils", "transformers.models.auto.modeling_auto")
 _MODELS = "transformers.models."
+_INTEGRATIONS = "batchwright.integrations."
+"""Targets of our own, which import the library that they integrate."""
 
 
 def late_imports(spec: WorkloadSpec | None = None, *, with_model: bool = True) -> tuple[str, ...]:
@@ -29,6 +31,8 @@ def late_imports(spec: WorkloadSpec | None = None, *, with_model: bool = True) -
         with_model: whether to include the module of a transformers model. Some import packages of kernels, which may
             initialise CUDA, and a process that did so must not fork others that use CUDA.
     """
+    if spec is not None and isinstance(spec.model, PythonModel) and spec.model.target.startswith(_INTEGRATIONS):
+        return (*_TORCH, spec.model.target.partition(":")[0])
     if spec is None or not isinstance(spec.model, TransformersModel):
         return _TORCH
     module = _models_module(str(spec.model.config["model_type"])) if with_model else ()

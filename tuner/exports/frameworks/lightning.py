@@ -24,8 +24,15 @@ from tuner.exports.spec_advice import (
     spec_of,
 )
 from tuner.schemas.recommendation import Advice
+from tuner.schemas.workload import Precision
 
-_PRECISIONS = {"fp32": "32-true", "bf16": "bf16-true", "bf16-mixed": "bf16-mixed", "fp16-mixed": "16-mixed"}
+PRECISIONS: dict[Precision, str] = {
+    "fp32": "32-true",
+    "bf16": "bf16-true",
+    "bf16-mixed": "bf16-mixed",
+    "fp16-mixed": "16-mixed",
+}
+"""Lightning's names of precisions."""
 
 
 def _write(context: ExportContext) -> TargetOutput:
@@ -48,7 +55,7 @@ def _trainer(context: ExportContext) -> dict[str, JsonValue]:
         "devices": devices,
         "num_nodes": machines,
         "strategy": _strategy(context),
-        "precision": _PRECISIONS[spec.precision],
+        "precision": PRECISIONS[spec.precision],
         "accumulate_grad_batches": context.plan.gradient_accumulation_steps,
         "gradient_clip_val": spec.gradient_clipping,
         **({"gradient_clip_algorithm": "norm"} if spec.gradient_clipping else {}),

@@ -41,7 +41,7 @@ class CpuDevice(MemoryDevice):
         _set_data_limit(self._start_data + limit_bytes)
 
     def _mark_start(self) -> None:
-        self._start_data = _status_bytes("VmData")
+        self._start_data = status_bytes("VmData")
 
     def _lift_limit(self) -> None:
         _set_data_limit(resource.RLIM_INFINITY)
@@ -52,7 +52,7 @@ class CpuDevice(MemoryDevice):
 
     def used_bytes(self) -> int:
         """Private memory above that at the start."""
-        return max(0, _status_bytes("VmData") - self._start_data)
+        return max(0, status_bytes("VmData") - self._start_data)
 
     def peaks(self) -> Peaks:
         """Return the peak of private memory above that at the start, over the whole life of the process.
@@ -61,8 +61,8 @@ class CpuDevice(MemoryDevice):
         stack) hardly change while a workload runs, so their current size is subtracted. The result is the figure that
         ``RLIMIT_DATA`` bounds, and is affine in the micro-batch size to the page.
         """
-        others = _status_bytes("VmSize") - _status_bytes("VmData")
-        return Peaks(process_bytes=max(0, _status_bytes("VmPeak") - others - self._start_data))
+        others = status_bytes("VmSize") - status_bytes("VmData")
+        return Peaks(process_bytes=max(0, status_bytes("VmPeak") - others - self._start_data))
 
     def reset_peaks(self) -> None:
         """Do nothing: the kernel's mark cannot be lowered, and all earlier updates had to fit as well."""
@@ -84,7 +84,7 @@ class CpuDevice(MemoryDevice):
         return None
 
 
-def _status_bytes(field: str) -> int:
+def status_bytes(field: str) -> int:
     """Read a ``kB`` field of /proc/self/status, in bytes."""
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith(field + ":"):

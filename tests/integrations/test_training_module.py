@@ -1,0 +1,104 @@
+"""Samples of a loader's data for probes, and a module with its optimizer in the process of one."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, IterableDataset
+
+pytestmark = [pytest.mark.exports, pytest.mark.torch, pytest.mark.filterwarnings("ignore")]
+
+
+@pytest.fixture
+def integration() -> Any:
+    """The module under test, imported only where the library is installed."""
+    return importlib.import_module("batchwright.integrations.training_module")
+
+
+class Stream(IterableDataset[torch.Tensor]):
+    """Samples without an end, each longer than the one before."""
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        length = 0
+        while True:
+            length += 1
+            yield torch.zeros(length)
+
+
+def lengths(found: list[torch.Tensor]) -> list[int]:
+    """The lengths of samples of one axis."""
+    return [len(sample) for sample in found]
+
+
+def test_the_largest_samples_of_the_whole_data_are_found(integration: Any) -> None:
+    """A batch of them is the worst case; they differ."""
+    data = [torch.zeros(length) for length in range(1000)]
+
+    found = lengths(integration.largest_samples(DataLoader(data)))  # type: ignore[arg-type] # a list will do
+
+    assert len(found) == 64
+    assert found == sorted(found, reverse=True)
+    assert found[0] >= 990
+
+
+def test_a_stream_is_read_at_its_beginning(integration: Any) -> None:
+    """It may have no end."""
+    assert lengths(integration.largest_samples(DataLoader(Stream())))[0] == 256
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        [{"input_ids": [0] * length} for length in (3, 9, 6)],
+        [(np.zeros((2, length)), 0) for length in (3, 9, 6)],
+        [{"a": (torch.zeros(length), "name")} for length in (3, 9, 6)],
+    ],
+    ids=["lists", "arrays", "nested"],
+)
+def test_lists_arrays_and_nested_samples_have_a_size(integration: Any, data: list[object]) -> None:
+    """Before they are collated."""
+    assert integration.largest_samples(DataLoader(data))[0] is data[1]  # type: ignore[arg-type] # a list will do
+
+
+def test_an_optimizer_has_the_parameters_of_its_module(integration: Any, tmp_path: Path) -> None:
+    """Of each copy that is read."""
+    module = nn.Linear(2, 2)
+    file = tmp_path / "module"
+    integration.save(file, module, torch.optim.AdamW(module.parameters(), lr=0.5), [torch.zeros(2)], torch.stack)
+    workload = integration.TrainingModule(str(file))
+
+    copies = [workload.build_model() for _ in range(2)]
+    optimizer = workload.build_optimizer([])
+
+    assert [id(parameter) for parameter in copies[1].parameters()] == [
+        id(parameter) for parameter in optimizer.param_groups[0]["params"]
+    ]
+    assert optimizer.param_groups[0]["lr"] == 0.5
+    assert copies[0].weight is not copies[1].weight
+
+
+def test_a_batch_repeats_the_samples(integration: Any, tmp_path: Path) -> None:
+    """From the largest on."""
+    module = nn.Linear(2, 2)
+    samples = [torch.tensor(3), torch.tensor(2)]
+    integration.save(tmp_path / "module", module, torch.optim.AdamW(module.parameters()), samples, torch.stack)
+
+    assert integration.TrainingModule(str(tmp_path / "module")).make_batch(5).tolist() == [3, 2, 3, 2, 3]
+
+
+def test_samples_that_are_views_are_written_without_the_rest_of_the_data(integration: Any, tmp_path: Path) -> None:
+    """64 samples of a ``TensorDataset`` would else be 64 times the data."""
+    module, data = nn.Linear(2, 2), torch.arange(1_000_000)
+    file = tmp_path / "module"
+
+    integration.save(file, module, torch.optim.AdamW(module.parameters()), [data[7:9], data[3:5]], torch.stack)
+
+    assert file.stat().st_size < 100_000
+    assert integration.TrainingModule(str(file)).make_batch(2).tolist() == [[7, 8], [3, 4]]
