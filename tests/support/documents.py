@@ -71,10 +71,10 @@ def commands_of(text: str) -> Iterator[Command]:
 
 
 def normalized(text: str) -> str:
-    """Return printed text with every number as 0, and runs of spaces and of rules as one character."""
+    """Return printed text with every number as 0, runs of spaces and of rules as one, and lines without indent."""
     text = re.sub(r"\d[\d.,]*", "0", text)
     text = re.sub(r"─+", "─", re.sub(r"[ \t]+", " ", text))
-    return "\n".join(line.rstrip() for line in text.strip().splitlines())
+    return "\n".join(line.strip() for line in text.strip().splitlines())
 
 
 def matches(shown: str, printed: str) -> bool:
