@@ -9,16 +9,20 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
 from service.client import Client
+from service.errors import ServiceError
 from service.observability.metrics import Metrics
+from service.problem_mapping import _TUNER_ERRORS
 from service.settings import Settings
 from tests.support.documents import Block, Reader, blocks_of, commands_of, matches
 from tests.support.factories import mlp_spec, tuning_request
 from tests.support.paths import OPENAPI, ROOT
 from tests.support.service.processes import LISTENS, spoken
+from tuner.errors import ExportRefusal
 
 DOCS = ROOT / "docs"
 PAGES = {path.stem: path.read_text() for path in sorted(DOCS.glob("*.md"))}
@@ -124,6 +128,16 @@ def test_every_metric_is_listed() -> None:
     assert {cells[0].strip("`") for cells in rows("operations", "Metrics")} == names
     used = re.findall(r"\bbatchwright_[a-z_]+", PAGES["operations"])
     assert {re.sub(r"_(bucket|sum|count)$", "", name) for name in used} <= names
+
+
+def test_every_code_of_a_problem_is_explained() -> None:
+    """Those of the service's errors, of the library's, and of exports; in alphabetical order."""
+    kinds = [ServiceError]
+    for kind in kinds:
+        kinds += kind.__subclasses__()
+    codes = {kind.code for kind in kinds} | {code for *_, code, _ in _TUNER_ERRORS}
+    codes |= {f"export-{reason}" for reason in get_args(ExportRefusal)}
+    assert [cells[0].strip("`") for cells in rows("troubleshooting", "Codes of problems")] == sorted(codes)
 
 
 # --- the reader itself ---
