@@ -174,6 +174,17 @@ lock: $(VENV)/dev  ## Pin the versions of constraints.txt by hash, in requiremen
 docs: $(VENV)/docs  ## Build the documents as a site, in site/
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
+# What builds and checks a release is apart from .venv/lib; the wheel is tried in environments of its own.
+RELEASE := $(VENV)/release
+
+$(RELEASE)/ready: Makefile
+	$(PYTHON) -m venv $(RELEASE)
+	$(RELEASE)/bin/python -m pip install --quiet --disable-pip-version-check build==1.6.1 twine==7.0.0
+	@touch $@
+
+release-check: $(RELEASE)/ready  ## Build the sdist and the wheel, check both, and try the wheel with and without torch
+	$(RELEASE)/bin/python tools/release_check.py
+
 licenses: $(VENV)/dev $(VENV)/docs  ## List the licences of what is installed, in docs/licenses.md
 	$(BIN)/python tools/licenses.py
 

@@ -23,6 +23,7 @@ from tests.support.factories import mlp_spec, tuning_request
 from tests.support.paths import OPENAPI, ROOT
 from tests.support.service.processes import LISTENS, spoken
 from tuner.errors import ExportRefusal
+from tuner.planning import coupled_loss, search
 
 DOCS = ROOT / "docs"
 PAGES = {path.stem: path.read_text() for path in sorted(DOCS.glob("*.md"))}
@@ -137,6 +138,7 @@ def test_every_code_of_a_problem_is_explained() -> None:
         kinds += kind.__subclasses__()
     codes = {kind.code for kind in kinds} | {code for *_, code, _ in _TUNER_ERRORS}
     codes |= {f"export-{reason}" for reason in get_args(ExportRefusal)}
+    codes |= {coupled_loss._REASON} | {reason for reason, *_ in search._REMEDIES.values()}
     assert [cells[0].strip("`") for cells in rows("troubleshooting", "Codes of problems")] == sorted(codes)
 
 

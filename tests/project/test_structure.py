@@ -53,7 +53,7 @@ HOMONYMS = {
 """Names that modules of several packages share, with the reason. Any other name is that of one module."""
 WITHOUT_COUNTERPART = {"tests/project", "tests/gpu", "tests/support", "tests/support/exports", "tests/support/service"}
 """Folders of tests that are of no single package."""
-DOCUMENTS = ("README.md", "CONTRIBUTING.md", "docs/glossary.md", "tests/support/README.md")
+DOCUMENTS = ("README.md", "CONTRIBUTING.md", "docs/architecture.md", "docs/glossary.md", "tests/support/README.md")
 _TOP = ("benchmarks", "docker", "docs", "examples", "openapi", "requirements", "service", "tests", "tools", "tuner")
 
 
@@ -188,6 +188,12 @@ def test_every_path_named_exists(document: str) -> None:
     """No document sends a reader to a file that is not there."""
     assert missing_paths(ROOT, ROOT / document) == []
     assert len(list(named_paths((ROOT / document).read_text()))) > 5
+
+
+@pytest.mark.parametrize("page", sorted((ROOT / "docs").glob("*.md")), ids=lambda path: path.stem)
+def test_every_path_of_a_page_exists(page: Path) -> None:
+    """Files of the repository and other pages."""
+    assert missing_paths(ROOT, page) == []
 
 
 def test_the_glossary_is_in_order() -> None:
