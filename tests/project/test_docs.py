@@ -73,7 +73,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_every_page_is_in_the_site(site: Path) -> None:
-    """Each document becomes a page, and the first one leads to all of them but the licences."""
+    """Each document becomes a page, and the first one leads to all others."""
     assert {path.stem for path in site.glob("*.html")} == set(PAGES) | {"404"}
     linked = set(re.findall(r"\]\(([\w-]+)\.md\)", PAGES["index"]))
     assert linked == set(PAGES) - {"index"}
