@@ -13,11 +13,12 @@ from typing import get_args
 
 import pytest
 
+from service import errors
 from service.client import Client
-from service.errors import ServiceError
 from service.observability.metrics import Metrics
 from service.problem_mapping import _TUNER_ERRORS
 from service.settings import Settings
+from service.worker import runner
 from tests.support.documents import Block, Reader, blocks_of, commands_of, matches
 from tests.support.factories import mlp_spec, tuning_request
 from tests.support.paths import OPENAPI, ROOT
@@ -42,6 +43,7 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         yield served.url
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", RUN)
 def test_the_page_runs(page: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     """Its commands and programs, from top to bottom in an empty folder, print what it shows."""
@@ -132,11 +134,10 @@ def test_every_metric_is_listed() -> None:
 
 
 def test_every_code_of_a_problem_is_explained() -> None:
-    """Those of the service's errors, of the library's, and of exports; in alphabetical order."""
-    kinds = [ServiceError]
-    for kind in kinds:
-        kinds += kind.__subclasses__()
-    codes = {kind.code for kind in kinds} | {code for *_, code, _ in _TUNER_ERRORS}
+    """Those of the service, of failed work, of the library and of exports, in alphabetical order."""
+    kinds = [it for module in (errors, runner) for it in vars(module).values() if isinstance(it, type)]
+    codes = {kind.code for kind in kinds if issubclass(kind, errors.ServiceError)}
+    codes |= {code for *_, code, _ in _TUNER_ERRORS}
     codes |= {f"export-{reason}" for reason in get_args(ExportRefusal)}
     codes |= {coupled_loss._REASON} | {reason for reason, *_ in search._REMEDIES.values()}
     assert [cells[0].strip("`") for cells in rows("troubleshooting", "Codes of problems")] == sorted(codes)
@@ -155,10 +156,11 @@ def test_blocks_are_found_with_their_titles_and_reasons() -> None:
 
 
 def test_commands_are_found_with_what_they_print() -> None:
-    """Lines that end with a backslash belong to the command."""
-    (first, second) = commands_of("$ echo a \\\n    b\na b\n$ true\n")
+    """Lines after a backslash belong to the command, and so do here-documents."""
+    (first, second, third) = commands_of("$ echo a \\\n    b\na b\n$ true\n$ cat <<'END'\nx\nEND\nx\n")
     assert (first.line, first.prints) == ("echo a \\\n    b", "a b\n")
     assert (second.line, second.prints) == ("true", "")
+    assert (third.line, third.prints) == ("cat <<'END'\nx\nEND", "x\n")
 
 
 def test_numbers_may_differ_and_words_may_not() -> None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -63,11 +64,23 @@ def blocks_of(document: str) -> list[Block]:
 
 
 def commands_of(text: str) -> Iterator[Command]:
-    """Yield the commands of a console block; a line that ends with a backslash goes on in the next one."""
+    """Yield the commands of a console block; one with an open quote, backslash or here-document goes on."""
     for part in re.split(r"^\$ ", text, flags=re.MULTILINE)[1:]:
-        command = re.match(r"(?:.*\\\n)*.*", part)
-        assert command is not None
-        yield Command(command[0], part[command.end() :].lstrip("\n"))
+        lines = part.splitlines()
+        length = next(count for count in range(1, len(lines) + 1) if _is_complete("\n".join(lines[:count])))
+        yield Command("\n".join(lines[:length]), "".join(f"{line}\n" for line in lines[length:]))
+
+
+def _is_complete(command: str) -> bool:
+    """Return whether a shell would run these lines, and not read on."""
+    document = re.search(r"<<'(\w+)'", command)
+    if document is not None:
+        return command.endswith(f"\n{document[1]}")
+    try:
+        shlex.split(command)
+    except ValueError:
+        return False
+    return not command.endswith("\\")
 
 
 def normalized(text: str) -> str:
