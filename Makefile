@@ -8,10 +8,10 @@ HASHED := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-
 SOURCES := pyproject.toml constraints.txt requirements/runtime.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test lint check format serve gpu-test gpu-demo bench-install bench test-exports conformance openapi lock licenses clean
+.PHONY: help install demo test lint check format serve gpu-test gpu-demo bench-install bench test-exports conformance openapi lock licenses docs release-check clean
 
 help:  ## Show these lines
-	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 15
 
 $(VENV)/torch: constraints.txt
 	@$(PYTHON) -c 'import sys; assert sys.version_info >= (3, 11), "Batchwright needs Python 3.11 or newer"'
@@ -31,6 +31,10 @@ $(VENV)/dev: $(VENV)/runtime requirements/dev.txt
 
 install: $(VENV)/runtime  ## Make .venv and install everything needed to run
 
+$(VENV)/docs: $(VENV)/dev requirements/docs.txt
+	$(HASHED) -r requirements/docs.txt
+	@touch $@
+
 demo: install  ## Start a service, tune a GPT over real text, train it; leaves runs/demo/
 	$(BIN)/python examples/demo.py
 
@@ -40,7 +44,7 @@ $(VENV)/browser: $(VENV)/torch
 	  || (echo 'no Chromium: install the package `chromium`' >&2; exit 1)
 	@touch $@
 
-test: $(VENV)/dev $(VENV)/browser  ## Install what the tests need, and run them
+test: $(VENV)/dev $(VENV)/docs $(VENV)/browser  ## Install what the tests need, and run them
 	$(BIN)/python -m pytest -n 2 --dist worksteal
 
 lint: $(VENV)/dev  ## Style, types and formatting
@@ -167,8 +171,22 @@ lock: $(VENV)/dev  ## Pin the versions of constraints.txt by hash, in requiremen
 	$(PIP) uv==0.13.9
 	$(BIN)/python tools/lock.py
 
-licenses: $(VENV)/dev  ## List the licences of what is installed, in docs/licenses.md
+docs: $(VENV)/docs  ## Build the documents as a site, in site/
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
+
+# What builds and checks a release is apart from .venv/lib; the wheel is tried in environments of its own.
+RELEASE := $(VENV)/release
+
+$(RELEASE)/ready: Makefile
+	$(PYTHON) -m venv $(RELEASE)
+	$(RELEASE)/bin/python -m pip install --quiet --disable-pip-version-check build==1.6.1 twine==7.0.0
+	@touch $@
+
+release-check: $(RELEASE)/ready  ## Build the sdist and the wheel, check both, and try the wheel with and without torch
+	$(RELEASE)/bin/python tools/release_check.py
+
+licenses: $(VENV)/dev $(VENV)/docs  ## List the licences of what is installed, in docs/licenses.md
 	$(BIN)/python tools/licenses.py
 
 clean:  ## Remove the environment and what runs left
-	rm -rf $(VENV) runs .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) runs site dist .pytest_cache .mypy_cache .ruff_cache

@@ -60,7 +60,7 @@ def document() -> str:
     """The whole document."""
     requirements = ROOT / "requirements"
     run = names_in(requirements / "runtime.txt") | names_in(requirements / "image.txt") | {"torch"}
-    develop = names_in(requirements / "dev.txt") - run
+    develop = (names_in(requirements / "dev.txt") | names_in(requirements / "docs.txt")) - run
     return _HEADER + table("To run it", run) + table("To develop and test it", develop)
 
 

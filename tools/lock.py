@@ -18,8 +18,9 @@ GROUPS = {
     "runtime": ("torch", "transformers", "data", "service", "plots", "tensorboard"),
     "image": ("torch", "transformers", "data", "service", "postgres"),
     "dev": ("dev",),
+    "docs": ("docs",),
 }
-"""The extras of each file: what `make install`, the image and `make test` install."""
+"""The extras of each file: what `make install`, the image, `make test` and `make docs` install."""
 BUILD = ("hatchling>=1.27", "editables>=0.5")
 """Packages that build the project itself, so that each is fetched by its hash."""
 _OF_TORCH = re.compile(r"(torch|triton|cuda-\w+|nvidia-(?!ml-py)[\w-]+)==")

@@ -68,3 +68,25 @@ def test_the_workflow_runs_what_contributors_run() -> None:
     versions = {step["with"]["python-version"] for step in steps if "setup-python" in step.get("uses", "")}
     assert versions == {"3.11"}
     assert 'requires-python = ">=3.11"' in (ROOT / "pyproject.toml").read_text()
+
+
+FORMS = [path for path in sorted((ROOT / ".github" / "ISSUE_TEMPLATE").glob("*.yml")) if path.stem != "config"]
+
+
+@pytest.mark.parametrize("form", FORMS, ids=lambda path: path.stem)
+def test_issue_forms_are_valid(form: Path) -> None:
+    """Each has a name, a description, and questions with labels and with ids of their own."""
+    document = yaml.safe_load(form.read_text())
+    assert {"name", "description", "body"} <= set(document)
+    questions = [it for it in document["body"] if it["type"] != "markdown"]
+    assert {it["type"] for it in questions} <= {"textarea", "input", "dropdown", "checkboxes"}
+    assert all(it["attributes"]["label"] for it in questions)
+    assert len({it["id"] for it in questions}) == len(questions) > 0
+
+
+def test_the_pull_request_template_names_targets_that_exist() -> None:
+    """As the other documents do."""
+    text = (ROOT / ".github" / "pull_request_template.md").read_text()
+    named = set(re.findall(r"`make ([a-z-]+)`", text))
+    assert named
+    assert named <= set(re.findall(r"^([a-z-]+):", MAKEFILE, flags=re.MULTILINE))
