@@ -123,7 +123,7 @@ def test_every_make_target_named_exists() -> None:
 def test_every_command_and_option_exists() -> None:
     """Each `batchwright` line, of a block or of the text, names a command, and options that its help lists."""
     lines = re.findall(r"^\$ (batchwright [a-z].*)$", console(), flags=re.MULTILINE)
-    lines += re.findall(r"`(batchwright [a-z][^`]*)`", README)
+    lines += re.findall(r"`(batchwright [a-z][^`\n]*)`", README)
     assert len(lines) > 5
     for line in lines:
         words = shlex.split(line)[1:]
