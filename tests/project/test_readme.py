@@ -1,121 +1,35 @@
-"""The README runs: its spec parses, its workload trains, its curl and its SDK code work against a real service."""
+"""The README runs as a reader would follow it, and its figures are those of the committed measurements."""
 
 from __future__ import annotations
 
 import json
-import os
 import re
 import shlex
-import signal
 import subprocess
 import sys
+import zipfile
 from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
+from statistics import median
 
-import httpx
 import pytest
-import yaml
 
 from tests.support.command import called
-from tests.support.factories import python_spec
-from tests.support.paths import ROOT
+from tests.support.documents import ADDRESS, Reader, blocks_of
+from tests.support.paths import EXAMPLES, ROOT
+from tests.support.service.processes import LISTENS, spoken
 from tuner.hardware.gpu_lookup import find_gpu
-from tuner.hardware.memory_devices.factory import open_device
-from tuner.schemas.workload import parse_spec
-from tuner.training.micro_batches.splitting import sliced
-from tuner.training.update_engine import UpdateEngine
-from tuner.workloads.build import build_model, build_workload
 
 README = (ROOT / "README.md").read_text()
-ADDRESS = "http://127.0.0.1:8000"
+RESULTS = ROOT / "benchmarks" / "results"
+FINDERS = ("Batchwright", "accelerate (128)", "Lightning power", "Lightning binsearch")
+"""The finders of ``benchmarks/finders.py`` in the order of the README's figures."""
 
 
 def blocks(language: str) -> list[str]:
     """The README's code blocks in a language, in order."""
-    return re.findall(rf"^```{language}\n(.*?)^```", README, flags=re.MULTILINE | re.DOTALL)
-
-
-@pytest.fixture(scope="module")
-def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A served service; gives its address."""
-    environment = {**os.environ, "BATCHWRIGHT_DATA_DIR": str(tmp_path_factory.mktemp("service"))}
-    command = [sys.executable, "-m", "tuner.cli", "serve", "--port", "0"]
-    process = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
-    assert process.stderr is not None
-    line = next(line for line in process.stderr if " listens on " in line)
-    yield line.split()[-1]
-    process.send_signal(signal.SIGTERM)
-    process.communicate(timeout=240)
-    assert process.returncode == 0
-
-
-def test_the_spec_is_one() -> None:
-    """The YAML block is a valid spec."""
-    (text,) = blocks("yaml")
-    assert parse_spec(yaml.safe_load(text)).batch.sequence_length == 64
-
-
-def test_the_estimate_can_be_asked_for() -> None:
-    """Its spec is one, and every GPU that a command names is known."""
-    (spec,) = re.findall(r"^\$ cat gpt2\.yaml\n(.*?)^\$", README, flags=re.MULTILINE | re.DOTALL)
-    assert parse_spec(yaml.safe_load(spec)).precision == "bf16-mixed"
-    words = [shlex.split(line) for line in re.findall(r"^\$ (batchwright estimate .*)$", README, flags=re.MULTILINE)]
-    names = [line[index + 1] for line in words for index, word in enumerate(line) if word == "--gpu"]
-    assert len(names) > 3
-    assert all(find_gpu(name).total_bytes for name in names)
-
-
-def test_the_curl_call_is_accepted(service: str) -> None:
-    """Its body, posted as it stands, starts a tuning."""
-    (command,) = blocks("bash")
-    words = shlex.split(command)
-    body = json.loads(words[words.index("-d") + 1])
-    url = next(word for word in words if word.startswith(ADDRESS))
-    answer = httpx.post(url.replace(ADDRESS, service), json=body)
-    assert answer.status_code == 202
-    assert answer.headers["location"] == f"/v1/tunings/{answer.json()['id']}"
-
-
-def test_the_sdk_code_tunes_and_trains(service: str, tmp_path: Path) -> None:
-    """Run as it stands, it prints an exact plan with its proof, and a job that succeeded."""
-    code = next(block for block in blocks("python") if "service.client" in block).replace(ADDRESS, service)
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=tmp_path, timeout=200
-    )
-    assert done.returncode == 0, done.stderr
-    plan, job = done.stdout.splitlines()
-    assert "fits and the next size" in plan
-    assert job.startswith("SUCCEEDED ")
-
-
-def test_the_workload_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The Python block is a workload that the engine takes."""
-    (tmp_path / "readme_workload.py").write_text(next(it for it in blocks("python") if "class Workload" in it))
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    spec = python_spec("readme_workload:build")
-    workload = build_workload(spec)
-    engine = UpdateEngine(spec, workload, build_model(spec, workload), open_device("cpu"))
-    report = engine.update([sliced(workload.make_batch(3)), sliced(workload.make_batch(2))])
-    assert 0 < report.loss < 10
-
-
-def test_the_loop_of_ones_own_runs(capsys: pytest.CaptureFixture[str]) -> None:
-    """Two updates, of four micro-batches and of the one that is left."""
-    code = next(block for block in blocks("python") if "GradientAccumulation(" in block)
-    exec(compile(code, "README.md", "exec"), {})  # noqa: S102 - our own README
-    first, second = capsys.readouterr().out.splitlines()
-    assert "micro_batch_sizes=(4, 4, 4, 4)" in first
-    assert "micro_batch_sizes=(4,)" in second
-
-
-def test_every_make_target_named_exists() -> None:
-    """No document sends a reader to a target that is not there."""
-    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE))
-    named = re.findall(r"`?make ([a-z-]+)", README + (ROOT / "CONTRIBUTING.md").read_text())
-    assert set(named) <= targets
-    assert {"demo", "test"} <= set(named)
+    return [block.text for block in blocks_of(README) if block.language == language]
 
 
 def console() -> str:
@@ -123,53 +37,108 @@ def console() -> str:
     return "\n".join(blocks("console"))
 
 
-def test_its_figures_are_those_of_one_tuning() -> None:
-    """The probes, the answer, the proof and the export name the same sizes."""
-    text = console()
-    outcomes = dict(re.findall(r"^probe (\d+)  (FIT|OOM)", text, flags=re.MULTILINE))
-    largest = max(int(size) for size, outcome in outcomes.items() if outcome == "FIT")
-    assert outcomes[str(largest + 1)] == "OOM"
-    assert f"│ largest          a micro-batch of {largest} fits" in text
-    assert f"{largest} fits and the next size, {largest + 1}, ran out of memory" in text
-    assert f"the largest size up to {largest} that" in text
-    (sizes,) = re.findall(r"│ plan +([\d +]+) = 100", text)
-    assert sum(map(int, sizes.split(" + "))) == 100
-    peaks = re.findall(rf"^probe {largest}  FIT  (\S+ MiB)", text, flags=re.MULTILINE)
-    assert f"│ memory           {peaks[0]} of 128.00 MiB" in text
+def row(name: str) -> list[str]:
+    """The cells of a table's row, without its name."""
+    (line,) = re.findall(rf"^\| {re.escape(name)}.*$", README, flags=re.MULTILINE)
+    return [cell.strip() for cell in line.strip("|").split("|")][1:]
+
+
+# --- its blocks run ---
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A served service; gives its address."""
+    data_dir = str(tmp_path_factory.mktemp("service"))
+    with spoken(["-m", "tuner.cli", "serve", "--port", "0"], LISTENS, {"BATCHWRIGHT_DATA_DIR": data_dir}) as served:
+        yield served.url
+
+
+def test_the_commands_tune_and_print_what_is_shown(tmp_path: Path) -> None:
+    """The spec is written and tuned; the plan and the proof are printed as shown, but for their figures."""
+    reader = Reader(tmp_path, lambda: ADDRESS)
+    for block in blocks_of(README):
+        if block.reason is None and block.language in {"yaml", "console"}:
+            reader.follow(block)
+    found = json.loads((tmp_path / "recommendation.json").read_text())
+    assert sum(found["plan"]["micro_batch_sizes"][0]) == 100
+
+
+def test_the_python_code_finds_a_plan_with_its_proof(tmp_path: Path) -> None:
+    """Run as it stands in a process of its own, it prints micro-batches that add up to the effective batch."""
+    (code,) = blocks("python")
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=tmp_path, timeout=300
+    )
+    assert done.returncode == 0, done.stderr
+    plan, _, proof = done.stdout.partition(") ")
+    (effective,) = re.findall(r"effective_batch_size=(\d+)", code)
+    assert sum(map(int, re.findall(r"\d+", plan))) == int(effective)
+    assert "fits and the next size" in proof
+
+
+def test_the_curl_call_is_accepted(service: str) -> None:
+    """Run as it stands, it prints the tuning that it queued."""
+    (text,) = blocks("bash")
+    command = ["bash", "-c", text.replace(ADDRESS, service)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 0, done.stderr
+    tuning = json.loads(done.stdout)
+    assert tuning["id"].startswith("tun_")
+    assert tuning["effective_batch_size"] == 100
+
+
+def test_the_wheel_is_built_as_named(tmp_path: Path) -> None:
+    """It has the README's file name, the extras that the README installs, and the command."""
+    command = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", str(tmp_path)]
+    done = subprocess.run([*command, "."], cwd=ROOT, capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 0, done.stderr
+    (name, extras), *others = re.findall(r'"dist/(\S+\.whl)\[([\w,]+)\]"', README)
+    assert others == []
+    with zipfile.ZipFile(tmp_path / name) as wheel:
+        about = wheel.read(f"batchwright-{metadata.version('batchwright')}.dist-info/METADATA").decode()
+        scripts = wheel.read(f"batchwright-{metadata.version('batchwright')}.dist-info/entry_points.txt").decode()
+    assert set(extras.split(",")) <= set(re.findall(r"^Provides-Extra: (\w+)$", about, flags=re.MULTILINE))
+    assert "batchwright = " in scripts
+
+
+def test_one_block_is_not_run() -> None:
+    """The one that installs packages, of which the test above builds the wheel."""
+    assert [block.reason for block in blocks_of(README) if block.reason is not None] == [
+        "installs packages; a test builds the wheel"
+    ]
+
+
+# --- what it names exists ---
+
+
+def test_every_make_target_named_exists() -> None:
+    """No document sends a reader to a target that is not there."""
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE))
+    named = re.findall(r"`?make ([a-z-]+)", README + (ROOT / "CONTRIBUTING.md").read_text())
+    assert set(named) <= targets
+    assert {"install", "demo", "check", "test", "gpu-test"} <= set(named)
+
+
+def test_every_command_and_option_exists() -> None:
+    """Each `batchwright` line, of a block or of the text, names a command, and options that its help lists."""
+    lines = re.findall(r"^\$ (batchwright [a-z].*)$", console(), flags=re.MULTILINE)
+    lines += re.findall(r"`(batchwright [a-z][^`\n]*)`", README)
+    assert len(lines) > 5
+    for line in lines:
+        words = shlex.split(line)[1:]
+        shown = called(words[0], "--help", columns=200)
+        assert shown.returncode == 0, line
+        missing = [word for word in words if word.startswith("-") and not re.search(rf"{word}\b", shown.stdout)]
+        assert missing == [], line
+        assert all(find_gpu(words[number + 1]) for number, word in enumerate(words) if word == "--gpu")
 
 
 def test_the_command_is_on_the_path_before_it_is_used() -> None:
     """A reader who follows it line by line finds every command."""
     lines = [line.removeprefix("$ ") for line in console().splitlines() if line.startswith("$ ")]
     first = next(number for number, line in enumerate(lines) if line.startswith("batchwright "))
-    before = [line.split("#")[0].strip() for line in lines[:first]]
-    assert before.index("make install") < before.index("source .venv/bin/activate")
-
-
-def test_every_command_and_option_exists() -> None:
-    """Each `batchwright` line names a command, and options that its help lists."""
-    lines = re.findall(r"^\$ (batchwright [a-z].*)$", console(), flags=re.MULTILINE)
-    assert len(lines) > 10
-    for line in lines:
-        words = shlex.split(line, comments=True)[1:]
-        words = words[: words.index(">")] if ">" in words else words
-        command = words[:2] if words[0] == "keys" else words[:1]
-        shown = called(*command, "--help", columns=200)
-        assert shown.returncode == 0, line
-        missing = [word for word in words if word.startswith("-") and not re.search(rf"{word}\b", shown.stdout)]
-        assert missing == [], line
-
-
-def test_the_first_key_can_make_others() -> None:
-    """From the first key on every caller needs one, so that it has to be an admin's."""
-    scopes = re.findall(r"^\$ batchwright keys create \w+ (.*)$", console(), flags=re.MULTILINE)
-    assert scopes[0] == "--scope admin"
-    assert len(scopes) > 1
-
-
-def test_the_version_is_the_packages() -> None:
-    """As `batchwright --version` prints it."""
-    assert f"$ batchwright --version\nbatchwright {metadata.version('batchwright')}\n" in console()
+    assert any(line.startswith("make install && source .venv/bin/activate") for line in lines[:first])
 
 
 def test_continuous_integration_runs_the_readmes_command_after_lint() -> None:
@@ -178,3 +147,55 @@ def test_continuous_integration_runs_the_readmes_command_after_lint() -> None:
     made = [line for line in lines if line.startswith("make ")]
     assert made == ["make lint", "make test"]
     assert "set -euo pipefail" in lines
+
+
+# --- its figures ---
+
+
+def test_its_figures_are_those_of_one_tuning() -> None:
+    """The plan, the largest size, the proof and the probes agree."""
+    text = console()
+    (sizes,) = re.findall(r"│ plan +([\d +]+) = 100", text)
+    assert sum(map(int, sizes.split(" + "))) == 100
+    (largest,) = map(int, re.findall(r"│ largest +a micro-batch of (\d+) fits", text))
+    assert f"{largest} fits and the next size, {largest + 1}, ran out of memory" in text
+    (probed,) = re.findall(r"This run probed ([\d, and]+)", README)
+    assert {largest, largest + 1} <= set(map(int, re.findall(r"\d+", probed)))
+
+
+def test_the_errors_of_the_loops_are_those_of_the_example() -> None:
+    """The rows have its loops; the tutorials' errors are of the size of the gradient, ours of its rounding."""
+    example = (EXAMPLES / "own_loop.py").read_text()
+    assert "loss / steps" in example
+    assert "GradientAccumulation" in example
+    assert all(float(error) > 1e-1 for error in row("most tutorials' loop"))
+    assert all(float(error) < 1e-5 for error in row("`batchwright.GradientAccumulation`"))
+
+
+def test_the_shares_are_those_that_were_measured() -> None:
+    """Median and worst of each finder's answers, and the models on which it failed."""
+    measured = json.loads((RESULTS / "finders.json").read_text())["workloads"]
+    expected = []
+    for finder in FINDERS:
+        shares = [workload["finders"][finder]["share"] for workload in measured]
+        found = [share for share in shares if share is not None]
+        failed = len(shares) - len(found)
+        expected.append((f"{median(found):.0%}", f"{min(found):.0%}", str(failed) if failed else ""))
+    cells = " | ".join(row("share of the largest")).replace(" %", "%")
+    assert re.findall(r"(\d+%) \((\d+%)\)(?:, fails on (\d+))?", cells) == expected
+    assert f"over {len(measured)} models" in README.replace("\n", " ")
+
+
+def test_the_times_are_those_that_were_measured() -> None:
+    """Of the command, over the same models."""
+    measured = json.loads((RESULTS / "finders.json").read_text())["workloads"]
+    seconds = [workload["finders"]["Batchwright"]["seconds"] for workload in measured]
+    assert f"`batchwright tune` took {min(seconds):.0f} to {max(seconds):.0f} s" in README.replace("\n", " ")
+
+
+def test_the_gradient_errors_are_those_that_were_measured() -> None:
+    """On ragged samples, by loop."""
+    measured = json.loads((RESULTS / "accumulation_exactness.json").read_text())["one_process"]
+    loops = ("ours", "accelerate", "Lightning", "HF Trainer, model takes **kwargs", "HF Trainer, model without")
+    shown = re.findall(r"\d\.[\de-]+", " ".join(row("gradient error when it accumulates")))
+    assert [float(it) for it in shown] == pytest.approx([measured[loop]["A"] for loop in loops], rel=0.01)
