@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 - its usual name
 from torch.utils.data import DataLoader
 
-from tuner.training.accumulation.engine import GradientAccumulation, windows
+from batchwright import GradientAccumulation, windows
 
 SAMPLES, MICRO_BATCH_SIZE, STEPS = 22, 4, 4
 """Six micro-batches of 4, 4, 4, 4, 4 and 2 samples: an accumulation window of four, and one of two."""
