@@ -25,7 +25,7 @@ from tuner.errors import SearchError
 from tuner.hardware.inventory import cpu
 from tuner.planning.accumulation import balanced_split
 from tuner.planning.fingerprint import installed_versions, request_fields
-from tuner.planning.objectives import next_to_time, sizes_for_steps
+from tuner.planning.objectives import alternatives, next_to_time, sizes_for_steps
 from tuner.planning.parameters import DEFAULT_PARAMETERS
 from tuner.planning.session import Tuning
 from tuner.probing.supervisor import ProbeSupervisor
@@ -438,6 +438,18 @@ def test_the_throughput_of_a_timed_plan_is_that_of_its_updates() -> None:
 
 
 # --- alternatives ---
+
+
+def test_neighbouring_sizes_say_nothing_of_small_ones() -> None:
+    """Two fits that differ by noise: the bytes between updates show what a plan of smaller micro-batches takes."""
+    base, per_sample = 10 * MIB, 2 * MIB
+    sizes = {41: base + 41 * per_sample, 42: base + 45 * per_sample}
+    fits = [
+        probe_result(size, used_bytes=None, process_peak_bytes=peak, resident_bytes=base)
+        for size, peak in sizes.items()
+    ]
+    listed = {plan.micro_batch_size: plan.peak_bytes for plan in alternatives(100, 42, 42, fits)}
+    assert listed[15] == base + 15 * per_sample
 
 
 def test_alternatives_go_from_the_fewest_steps_upward() -> None:

@@ -242,12 +242,21 @@ def _micro_batches(share: int, probe: ProbeResult) -> float:
 
 
 def _expected_bytes(share: int, probes: Sequence[ProbeResult]) -> Callable[[int], int | None]:
-    """Interpolate the peak of a plan as a function of its largest micro-batch, from fits of the same kind of update."""
-    fits = [(probe.micro_batch_size, probe.held_bytes, probe.accumulates) for probe in _fits(probes).values()]
+    """Interpolate the peak of a plan as a function of its largest micro-batch, from fits of the same kind of update.
+
+    Below the smallest fit, the bytes between updates stand for a micro-batch of no sample: two neighbouring sizes, as
+    a warm start probes, differ by noise.
+    """
+    fits = _fits(probes).values()
 
     def expected(size: int) -> int | None:
-        points = _unique_points((at, held) for at, held, accumulates in fits if held and accumulates == (size < share))
-        return max(0, round(_interpolate(points, size))) if len(points) > 1 else None
+        same = [probe for probe in fits if probe.held_bytes and probe.accumulates == (size < share)]
+        points = _unique_points((probe.micro_batch_size, probe.held_bytes or 0) for probe in same)
+        if len(points) < 2:  # noqa: PLR2004 - two points make a line
+            return None
+        resident = min((probe.resident_bytes for probe in same if probe.resident_bytes), default=None)
+        below = [(0, resident)] if resident is not None and size < points[0][0] else []
+        return max(0, round(_interpolate([*below, *points], size)))
 
     return expected
 
