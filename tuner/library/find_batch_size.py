@@ -50,7 +50,7 @@ def find_batch_size(  # noqa: PLR0913 - the functions of a workload, and what th
 
     The functions run in processes of their own, one for each probe, so that nothing of them stays on the device. They
     are pickled by value: lambdas, closures, and classes of a script or a notebook work. What they refer to is copied,
-    except modules and what is in them, which are imported again.
+    except modules and what is in them, which are imported again; on the CPU, the memory of these imports counts.
 
     Args:
         build_model: builds the model, on the CPU; or a model on the CPU, of which each probe gets a copy.
