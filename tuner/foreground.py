@@ -55,7 +55,8 @@ def run_tuning(
         accumulates: as for ``tuner.planning.session.Tuning``.
 
     Raises:
-        SpecError, DeviceError, PlanError: before any probe; also when the warm start is for another request.
+        SpecError, DeviceError: before any probe; also when the warm start is for another request.
+        PlanError: when the effective batch cannot be planned, before any probe or with the size that fits.
         TuningFailedError: when a probe failed for a reason unrelated to the size, or the loss couples samples.
     """
     began = time.monotonic()

@@ -95,6 +95,7 @@ def test_an_optimizer_of_ones_own_counts() -> None:
     ]
     largest = [answer.largest_micro_batch_size or 0 for answer in sizes]
     assert largest[0] > largest[1] > largest[2] > 0
+    assert "own-optimizer" in {advice.code for advice in sizes[0].to_hugging_face().warnings}
 
 
 def test_a_mean_is_a_loss() -> None:
@@ -117,6 +118,7 @@ def test_without_an_effective_batch_the_largest_is_planned() -> None:
     assert answer.plan is not None
     assert answer.plan.micro_batch_sizes == ((answer.largest_micro_batch_size,),)
     assert answer.plan.effective_batch_size == answer.request.effective_batch_size == answer.largest_micro_batch_size
+    assert [plan.micro_batch_size for plan in answer.alternatives] == [answer.largest_micro_batch_size]
     assert answer.evidence.proof.shows_larger_fail
 
 
@@ -159,10 +161,26 @@ def test_an_optimizer_of_another_type_is_refused() -> None:
         ({"precision": "fp12"}, "spec.precision"),
         ({"effective_batch_size": 0}, "effective_batch_size"),
         ({"micro_batch": 4}, "micro_batch"),
+        ({"effective_batch_size": None, "objective": "fastest"}, "objective"),
+        ({"effective_batch_size": None, "parallelism": {"world_size": 4}}, "parallelism"),
+        ({"model": SPEC["model"]}, "model"),
+        ({"memory_limit_bytes": 2**28}, "memory_limit_bytes"),
         ({"make_batch": [1, 2]}, "make_batch"),
         ({"build_model": Scaled().to("meta")}, "build_model"),
     ],
-    ids=["limit", "optimizer", "precision", "effective batch", "unknown", "no function", "model on a device"],
+    ids=[
+        "limit",
+        "optimizer",
+        "precision",
+        "effective batch",
+        "unknown",
+        "objective",
+        "ranks",
+        "model",
+        "limit twice",
+        "no function",
+        "model on a device",
+    ],
 )
 def test_a_wrong_argument_is_named(changes: dict[str, Any], field: str) -> None:
     """Before any process starts."""
@@ -185,6 +203,12 @@ def test_another_content_is_not_unpickled(tmp_path: Path) -> None:
     file.write_bytes(b"cos\nabort\n(tR.")
     with pytest.raises(WorkloadError, match="another content"):
         load_functions(str(file), "0" * 64)
+
+
+def test_functions_do_not_outlive_their_tuning(tmp_path: Path) -> None:
+    """Their file is gone, and who loads it is told what to do."""
+    with pytest.raises(WorkloadError, match="only during its tuning"):
+        load_functions(str(tmp_path / "functions.pickle"), "0" * 64)
 
 
 def test_a_training_function_gets_the_answer_once() -> None:

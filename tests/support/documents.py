@@ -14,9 +14,11 @@ import json
 import os
 import re
 import shlex
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -156,7 +158,7 @@ class Reader:
             assert not shown or matches(shown, printed), f"$ {command.line}\nprinted\n{printed}\ninstead of\n{shown}"
 
     def _run(self, command: list[str]) -> str:
-        done = subprocess.run(
+        with subprocess.Popen(
             command,
             cwd=self._folder,
             env=self._environment,
@@ -164,8 +166,12 @@ class Reader:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            check=False,
-            timeout=_SECONDS,
-        )
-        assert done.returncode == 0, f"{command[-1]}\nended with {done.returncode}:\n{done.stdout}"
-        return done.stdout
+            start_new_session=True,
+        ) as process:
+            try:
+                printed, _ = process.communicate(timeout=_SECONDS)
+            finally:
+                with suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)  # what a block that is too slow has started
+        assert process.returncode == 0, f"{command[-1]}\nended with {process.returncode}:\n{printed}"
+        return printed

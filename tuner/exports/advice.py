@@ -6,6 +6,13 @@ from tuner.exports.base import ExportContext
 from tuner.exports.spec_advice import moving_average, spec_of
 from tuner.schemas.recommendation import Advice
 
+OWN_OPTIMIZER = Advice(
+    code="own-optimizer",
+    message="The probes ran with an optimizer of your own. Exports name that of the spec, which may take more memory: "
+    "replace it by yours.",
+)
+"""Warning of a recommendation, which its exports repeat."""
+
 
 def measured_elsewhere(context: ExportContext, title: str) -> tuple[Advice, ...]:
     """Warn that the probes ran Batchwright's own loop, and list settings of the spec that are not written."""

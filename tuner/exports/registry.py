@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from tuner.errors import ExportError
+from tuner.exports.advice import OWN_OPTIMIZER
 from tuner.exports.base import Export, ExportContext, ExportOptions, Target, TargetPlan
 from tuner.exports.frameworks import (
     accelerate,
@@ -96,7 +97,8 @@ def export(
         theirs = (warning for warning in inner_warnings if warning.code != _STARTED_BY_LAUNCHERS)
         inherited = (*_omitted_settings(framework), *theirs)
     written = target.write(context)
-    of_the_plan = (*_changes(plan), *_unused(target, options), *_uneven_sizes(target, context))
+    repeated = [advice for advice in recommendation.warnings if advice.code == OWN_OPTIMIZER.code]
+    of_the_plan = (*repeated, *_changes(plan), *_unused(target, options), *_uneven_sizes(target, context))
     return Export(
         plan=plan.summary(),
         format=target.name,

@@ -14,8 +14,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 from tuner.errors import FieldProblem, SpecError
+from tuner.exports.advice import OWN_OPTIMIZER
 from tuner.library.recommendation import Recommendation
 from tuner.library.tuning import run_request, tuning_request
+from tuner.schemas.requests import TuningRequest
 from tuner.schemas.workload import OptimizerSpec, Precision, WorkloadSpec
 
 if TYPE_CHECKING:
@@ -73,6 +75,7 @@ def find_batch_size(  # noqa: PLR0913 - the functions of a workload, and what th
         DeviceError, PlanError: before any probe.
         TuningFailedError: when a function of the user raised, whose traceback is its note, or the loss couples samples.
     """
+    _refuse(fields, "model", "spec")
     own = None if isinstance(optimizer, (str, OptimizerSpec)) else optimizer
     functions = {"build_model": build_model, "make_batch": make_batch, "loss": loss, "optimizer": own}
     _require_functions(functions)
@@ -89,7 +92,10 @@ def find_batch_size(  # noqa: PLR0913 - the functions of a workload, and what th
             memory_limit,
             {"device": device, **fields},
         )
-        return run_request(request, progress=progress, accumulates=effective_batch_size is not None)
+        if effective_batch_size is None:
+            _require_one_micro_batch(request)
+        found = run_request(request, progress=progress, accumulates=effective_batch_size is not None)
+    return found if own is None else found.model_copy(update={"warnings": (*found.warnings, OWN_OPTIMIZER)})
 
 
 def with_batch_size(
@@ -121,6 +127,34 @@ def with_batch_size(
     return decorate
 
 
+def _refuse(fields: Mapping[str, object], *names: str) -> None:
+    """Refuse fields that the functions make.
+
+    Raises:
+        SpecError: naming them.
+    """
+    problems = [FieldProblem(name, "is made of the functions") for name in names if name in fields]
+    if problems:
+        raise SpecError(problems, "arguments")
+
+
+def _require_one_micro_batch(request: TuningRequest) -> None:
+    """Refuse what makes no sense without an effective batch: what is found is one micro-batch on one rank.
+
+    Raises:
+        SpecError: naming the first argument that needs one.
+    """
+    needing = {
+        "objective": request.objective != "largest",
+        "what_if": request.what_if,
+        "uniform": request.uniform,
+        "parallelism": request.spec.parallelism.world_size > 1,
+    }
+    named = next((name for name, needs in needing.items() if needs), None)
+    if named is not None:
+        raise SpecError([FieldProblem(named, "needs an effective_batch_size")], "arguments")
+
+
 def _require_functions(functions: Mapping[str, object]) -> None:
     """Check the types before anything is pickled.
 
@@ -150,12 +184,14 @@ def _pickled(functions: Mapping[str, object]) -> Iterator[dict[str, str]]:
     Raises:
         SpecError: naming the function that cannot be pickled.
     """
-    document = {"path": [entry or os.getcwd() for entry in sys.path], "functions": _pickle(functions)}  # noqa: PTH109 - sys.path holds strings
-    content = pickle.dumps(document)
     with tempfile.TemporaryDirectory(prefix="batchwright-") as folder:
         file = Path(folder, "functions.pickle")
-        file.write_bytes(content)
-        yield {"file": str(file), "sha256": hashlib.sha256(content).hexdigest()}
+        with file.open("wb") as opened:
+            pickle.dump([entry or os.getcwd() for entry in sys.path], opened)  # noqa: PTH109 - sys.path holds strings
+            opened.write(_pickle(functions))
+        with file.open("rb") as opened:
+            digest = hashlib.file_digest(opened, "sha256").hexdigest()
+        yield {"file": str(file), "sha256": digest}
 
 
 def _pickle(functions: Mapping[str, object]) -> bytes:

@@ -18,7 +18,7 @@ from tuner.training.micro_batches.splitting import sample_count
 from tuner.workloads.base import Batch, LossTerms
 
 Loss: TypeAlias = Tensor | tuple[Tensor, "Tensor | float"] | LossTerms
-"""A loss: its mean over the samples of a batch, or its sum and the sum's weight, or several of these by name."""
+"""A loss: its mean over the samples of a batch, or its sum and the sum's weight, or several such pairs by name."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class FunctionWorkload:
             case (Tensor() as loss_sum, weight):
                 return {"loss": (loss_sum, weight)}
         raise WorkloadError(
-            "loss(model, batch) must return the mean loss, or (loss_sum, weight), or a dict of these by name, "
+            "loss(model, batch) must return the mean loss, or (loss_sum, weight), or a dict of such pairs by name, "
             f"not {type(loss).__name__}"
         )
 
@@ -93,10 +93,19 @@ def load_functions(file: str, sha256: str) -> FunctionWorkload:
     Raises:
         WorkloadError: when the file has another content, or its functions cannot be loaded here.
     """
-    content = Path(file).read_bytes()
-    if hashlib.sha256(content).hexdigest() != sha256:
-        raise WorkloadError(f"{file} has another content than when the tuning began")
-    document = pickle.loads(content)  # noqa: S301 - written by the parent process, as the digest shows
-    sys.path.extend(entry for entry in document["path"] if entry not in sys.path)
-    functions = Functions(**pickle.loads(document["functions"]))  # noqa: S301 - as above
+    try:
+        with Path(file).open("rb") as opened:
+            if hashlib.file_digest(opened, "sha256").hexdigest() != sha256:
+                raise WorkloadError(f"{file} has another content than when the tuning began")
+            opened.seek(0)
+            folders = pickle.load(opened)  # noqa: S301 - written by the parent process, as the digest shows
+            sys.path.extend(entry for entry in folders if entry not in sys.path)
+            functions = Functions(**pickle.load(opened))  # noqa: S301 - as above
+    except FileNotFoundError:
+        raise WorkloadError(
+            "the functions of find_batch_size are there only during its tuning: train with "
+            "batchwright.GradientAccumulation, or write them as a `python` target"
+        ) from None
+    except ImportError as error:
+        raise WorkloadError(f"the functions cannot be imported in a process of their own: {error}") from error
     return FunctionWorkload(functions) if functions.optimizer is None else OptimizingFunctionWorkload(functions)

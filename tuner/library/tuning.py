@@ -66,8 +66,9 @@ def estimate(
         fields: further fields of ``EstimateRequest``, such as ``effective_batch_size`` or ``micro_batch_size``.
 
     Raises:
-        SpecError: when an argument is wrong, naming it.
+        SpecError, WorkloadError: when an argument is wrong, or the workload cannot be built.
         EstimateError: when the workload cannot be traced, or a GPU is unknown.
+        PlanError: when the effective batch cannot be planned.
     """
     data = {"spec": spec, "gpus": tuple(gpus), **fields}
     return client.estimate(parse_document(EstimateRequest, data, "arguments"))
@@ -100,7 +101,9 @@ def tuning_request(
     Raises:
         SpecError: naming every wrong argument.
     """
-    data = {"spec": spec, "effective_batch_size": effective_batch_size, **fields}
+    if memory_limit is not None and "memory_limit_bytes" in fields:
+        raise SpecError([FieldProblem("memory_limit_bytes", "is given twice: leave out memory_limit")], "arguments")
+    data = {**fields, "spec": spec, "effective_batch_size": effective_batch_size}
     if memory_limit is not None:
         data["memory_limit_bytes"] = memory_bytes(memory_limit)
     return parse_document(TuningRequest, data, "arguments")

@@ -48,6 +48,7 @@ class FinishedTuning:
     warm_start: WarmStart | None = None
     what_if: WhatIfResult = field(default_factory=WhatIfResult)
     coupling: CouplingCheck | None = None
+    accumulates: bool = True
     parameters: SearchParameters = DEFAULT_PARAMETERS
 
     @property
@@ -128,9 +129,8 @@ def _alternatives(finished: FinishedTuning) -> tuple[Alternative, ...]:
     if not finished.size:
         return ()
     listed = alternatives(finished.share, finished.size, finished.proof.fits, finished.probes, finished.parameters)
-    return (
-        tuple(plan for plan in listed if plan.chosen) if is_undivided(finished.request, finished.coupling) else listed
-    )
+    undivided = not finished.accumulates or is_undivided(finished.request, finished.coupling)
+    return tuple(plan for plan in listed if plan.chosen) if undivided else listed
 
 
 def _headroom(finished: FinishedTuning) -> Headroom | None:

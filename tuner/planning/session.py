@@ -391,6 +391,7 @@ class Tuning:
                 warm_start=self._warm_start.evidence if self._warm_start else None,
                 what_if=self._what_ifs.result() if self._what_ifs else WhatIfResult(),
                 coupling=self.coupling,
+                accumulates=self._accumulates,
                 parameters=self._parameters,
             ),
             identifier=identifier,
