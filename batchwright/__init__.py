@@ -6,9 +6,9 @@ imports neither torch nor the service::
     import batchwright
 
     recommendation = batchwright.find_batch_size(build_model, make_batch, loss, effective_batch_size=512)
-    accumulation = batchwright.GradientAccumulation(model, optimizer)
-    for micro_batches in batchwright.windows(loader, recommendation.plan.gradient_accumulation_steps):
-        accumulation.update(micro_batches, loss)
+    accumulation = batchwright.GradientAccumulation(model, optimizer, plan=recommendation.plan)
+    for batch in loader:  # of 512 samples, which `update` divides into the plan's micro-batches
+        accumulation.update([batch], loss)
 """
 
 from __future__ import annotations

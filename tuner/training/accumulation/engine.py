@@ -30,6 +30,7 @@ from torch.nn.parallel import DistributedDataParallel
 from tuner.errors import WorkloadError
 from tuner.hardware.memory_devices.base import MemoryDevice
 from tuner.hardware.memory_devices.factory import open_device
+from tuner.schemas.plans import Plan
 from tuner.training.accumulation.collectives import ProcessGroup, Ranks
 from tuner.training.accumulation.gradient_sums import (
     Gathering,
@@ -39,6 +40,7 @@ from tuner.training.accumulation.gradient_sums import (
     default_gathering,
     total_norm,
 )
+from tuner.training.accumulation.planned_window import PlannedWindow
 from tuner.training.accumulation.recovery import Action, FailureOrigin, Recovery, decide
 from tuner.training.accumulation.reduction import ONLY_TERM, Reduction, Weigh
 from tuner.training.accumulation.trainable_parameters import TrainableParameters
@@ -64,6 +66,9 @@ class GradientAccumulation:
         model: on its device. If the model is wrapped in ``DistributedDataParallel``, the module inside is called: the
             wrapper's own reduction and broadcasts would wait for ranks that have no micro-batch.
         optimizer: optimizer of the model's parameters.
+        plan: plan of a recommendation. One batch of this rank's whole share is divided into the plan's micro-batches; a
+            micro-batch above the plan's largest is divided too; and a window of more samples than the plan has for this
+            rank is refused. The last window of an epoch may have fewer.
         max_norm: largest L2 norm of the whole gradient, applied once per update; None to not clip.
         scaler: gradient scaler for fp16, unscaled and updated once per update.
         memory: the device that the model is on, which recognises an out-of-memory error; the device of the first
@@ -85,8 +90,8 @@ class GradientAccumulation:
     model that averages are refused.
 
     Raises:
-        WorkloadError: when no parameter is trainable, a scaler would scale gradients narrower than fp32, or the model
-            is sharded without ``lock_step``.
+        WorkloadError: when no parameter is trainable, a scaler would scale gradients narrower than fp32, the model is
+            sharded without ``lock_step``, or the plan is for another number of ranks.
     """
 
     def __init__(  # noqa: PLR0913 - each has a default that suits a user's own loop
@@ -94,6 +99,7 @@ class GradientAccumulation:
         model: nn.Module,
         optimizer: torch.optim.Optimizer,
         *,
+        plan: Plan | None = None,
         max_norm: float | None = None,
         scaler: torch.amp.GradScaler | None = None,
         memory: MemoryDevice | None = None,
@@ -114,6 +120,7 @@ class GradientAccumulation:
         self.scaler = scaler or torch.amp.GradScaler(self.device.type, enabled=False)
         wrapped = isinstance(model, DistributedDataParallel)
         self.ranks = ranks or (ProcessGroup() if wrapped else Ranks())
+        self._planned = None if plan is None else PlannedWindow(plan, self.ranks)
         self._called = model.module if isinstance(model, DistributedDataParallel) else model
         self._floating = floating
         self._lock_step = lock_step
@@ -123,6 +130,7 @@ class GradientAccumulation:
         self._prepare_scaler()
         action = decide(FailureOrigin.PASS, lock_step=lock_step, sums_in_place=in_place) if recovers else Action.RAISE
         self._recovery = Recovery(self.memory, self.gradients, snapshot, action, self.ranks.rank)
+        self.largest_micro_batch = None if self._planned is None else max(self._planned.sizes)
         self._seeds: dict[tuple[float, torch.dtype, torch.device], Tensor] = {}
         self._reduction = Reduction(model, self.gradients, self.ranks, lock_step=lock_step)
         self._loss_check: LossCheck | None = None
@@ -221,6 +229,8 @@ class GradientAccumulation:
         gradients, recovery = self.gradients, self._recovery
         rerun_window = gradients.in_place
         self._trainable.check_gradients(gradients.installed)
+        if self._planned is not None:
+            window = self._planned.divide(window)
         gradients.start()
         queue = deque(recovery.within_bound(window))
         self._require_sum(window, loss, accumulates=len(queue) > 1)
