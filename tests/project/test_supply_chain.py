@@ -53,6 +53,16 @@ def test_everything_but_torch_is_pinned_by_hash(group: str) -> None:
     assert [block.splitlines()[0] for block in blocks if not _HASH.search(block)] == []
 
 
+def test_every_base_image_is_pinned_by_its_digest() -> None:
+    """A tag alone may be another image tomorrow."""
+    text = (ROOT / "docker" / "Dockerfile").read_text()
+    given = dict(re.findall(r"^ARG (\w+)=(\S+)", text, flags=re.MULTILINE))
+    froms = re.findall(r"^FROM (\S+)", text, flags=re.MULTILINE)
+    bases = [re.sub(r"\$\{(\w+)\}", lambda it: given[it[1]], base) for base in froms]
+    assert bases
+    assert [base for base in bases if not re.search(r"@sha256:[0-9a-f]{64}$", base)] == []
+
+
 def test_every_way_of_installing_checks_hashes() -> None:
     """The Makefile and the image take no package but torch and ourselves without one."""
     dockerfile, makefile = (ROOT / "docker" / "Dockerfile").read_text(), (ROOT / "Makefile").read_text()
