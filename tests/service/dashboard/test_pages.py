@@ -480,7 +480,9 @@ def service_key(service: Running, *scopes: Scope) -> str:
 
 def test_a_page_recovers_when_the_service_comes_back(browser: Browser, tmp_path: Path) -> None:
     """The open page reports a killed service, reconnects after its restart, and shows the end of the tuning."""
-    start = partial(slow_service, tmp_path / "data", tmp_path / "journal", 4.0)
+    start = partial(
+        slow_service, tmp_path / "data", tmp_path / "journal", 2.0, environment={"BATCHWRIGHT_LEASE_SECONDS": "5"}
+    )
     with ExitStack() as stack:
         first = stack.enter_context(start())
         opened = stack.enter_context(watched(browser, first.url))
