@@ -7,8 +7,11 @@ tensors. Otherwise a stand-in value is used.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import Tensor
@@ -48,6 +51,22 @@ def map_tensors(argument: Any, change: Callable[[Tensor], Tensor]) -> Any:  # no
     if isinstance(argument, (list, tuple)):
         return type(argument)(map_tensors(item, change) for item in argument)
     return argument
+
+
+@contextmanager
+def values_read_by_transformers() -> Iterator[None]:
+    """Have transformers read values as in a run, once it is imported.
+
+    It takes fake tensors for those of an export, which must not depend on values. Attention would then get a mask of
+    ``(n, 1, L, L)`` and repeated keys and values, where a run passes ``is_causal=True`` and ``enable_gqa=True``
+    (``transformers.masking_utils``, tested with transformers 5.23).
+    """
+    utilities = sys.modules.get("transformers.utils.import_utils")
+    if not hasattr(utilities, "is_fake_tensor"):
+        yield
+        return
+    with patch.object(utilities, "is_fake_tensor", lambda _: False):
+        yield
 
 
 class KnownValues:

@@ -26,6 +26,7 @@ from tuner.estimation.tracing.fake_device import (
 )
 from tuner.estimation.tracing.fake_model import build_fake_model
 from tuner.estimation.tracing.kernel_workspaces import CudaKernels, NoKernels
+from tuner.estimation.tracing.known_values import values_read_by_transformers
 from tuner.estimation.tracing.memory_categories import (
     label_accumulated_gradients,
     label_live_blocks,
@@ -214,6 +215,7 @@ class UpdateTrace:
         with (
             _errors_translated(),
             _without_garbage_collection(),
+            values_read_by_transformers(),
             self._emulated_cuda(),
             tracer.fakes,
             tracer,
