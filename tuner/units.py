@@ -8,9 +8,14 @@ from typing import Self
 
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 _STEP = 1024
-_SHOWN_LENGTH = 40
-_DECIMAL = {"": 1, "b": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
+_DECIMAL = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 _BINARY = {"ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]i?)?b?", re.IGNORECASE | re.ASCII)
+
+LONGEST_SIZE = 40
+"""Characters of a size; longer texts are refused unread."""
+NOT_A_SIZE = "is not a size: write for example 8GiB, 800MiB, 800MB or a number of bytes"
+"""Message about a text that is no size, which follows the text or the name of its field."""
 
 
 def format_bytes(number: float) -> str:
@@ -48,10 +53,9 @@ def parse_bytes(text: str) -> int:
     Raises:
         ValueError: when the text is not a size.
     """
-    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]i?)?b?\s*", text.lower())
-    unit = (found[2] if found else None) or ""
-    number = float(found[1]) * (_BINARY.get(unit) or _DECIMAL[unit]) if found else math.inf
-    if math.isinf(number):
-        shown = text if len(text) <= _SHOWN_LENGTH else text[:_SHOWN_LENGTH] + "..."
-        raise ValueError(f"{shown!r} is not a size: write for example 8GiB, 800MiB, 800MB or a number of bytes")
-    return int(number)
+    found = _SIZE.fullmatch(text.strip()) if len(text) <= LONGEST_SIZE else None
+    if found is None:
+        shown = text if len(text) <= LONGEST_SIZE else text[:LONGEST_SIZE] + "..."
+        raise ValueError(f"{shown!r} {NOT_A_SIZE}")
+    unit = (found[2] or "").lower()
+    return int(float(found[1]) * (_BINARY.get(unit) or _DECIMAL[unit]))

@@ -20,7 +20,7 @@ _TUNING: dict[str, Any] = {
     },
     "effective_batch_size": 256,
     "device": "cpu",
-    "memory_limit_bytes": 1073741824,
+    "memory_limit_bytes": "1GiB",
 }
 _GPT2: dict[str, Any] = {
     "model": {"kind": "transformers", "task": "causal-lm", "config": {"model_type": "gpt2"}},

@@ -6,19 +6,21 @@
 
     with Client("http://127.0.0.1:8000") as client:
         recommendation = client.tunings.tune(request)
-        print(recommendation.plan, recommendation.environment)
+        print(recommendation.plan, recommendation.to_slurm().files[0].content)
 
 `AsyncClient` has the same calls for asyncio. The pipeline of a call, from the outside in:
 
 1. ``client`` opens connections; ``sync`` runs the coroutines below without an event loop.
 2. ``resources`` has every call once, as a coroutine; ``resources.work`` has those that tunings and jobs share.
 3. ``core`` retries within a retry budget (``retries``), waits with long polls, resumes streams and follows pages.
-4. ``protocol`` builds requests and parses responses; ``etag_cache`` keeps the latest documents.
+4. ``protocol`` builds requests and parses responses; ``etag_cache`` keeps the latest documents. ``documents`` gives
+   recommendations the library's methods.
 5. ``transport`` alone sends. ``errors`` has the exceptions, which carry the service's problem document.
 
 Where a new thing goes: a call, ``resources``; a resource, also ``sync``; an error of a status, ``errors``.
 
-The package may import ``service.domain``, ``tuner.schemas`` and ``tuner.exports.base``; nothing else of the service.
+The package may import ``service.domain``, ``tuner.schemas``, ``tuner.exports.base`` and
+``tuner.library.recommendation``; nothing else of the service.
 """
 
 from service.client.client import AsyncClient, Client

@@ -11,13 +11,14 @@ from typing import TypeVar
 
 import httpx
 
+from service.client.documents import Job, Tuning
 from service.client.errors import ClientError, ConnectionFailedError, NotFoundError, WaitTimeoutError
 from service.client.etag_cache import EtagCache
 from service.client.protocol import Call, DocumentT, error_in, parse_document, parse_event
 from service.client.retries import RetryBudget, RetryPolicy
 from service.client.transport import Transport
 from service.domain.states import State
-from service.domain.work import Event, Job, Page, RowT, Tuning
+from service.domain.work import Event, Page, RowT
 
 _LONGEST_WAIT_SECONDS = 30.0
 """Longest long poll: below the idle limits of proxies, and below the service's own 60."""

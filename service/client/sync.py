@@ -11,11 +11,12 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, 
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
 
 from service.client.core import FollowedT
+from service.client.documents import Job, Tuning
 from service.client.resources.api import AsyncDevices, AsyncEstimates, AsyncGpus, AsyncKeys, AsyncQueue
 from service.client.resources.jobs import AsyncJobs
 from service.client.resources.tunings import AsyncRecommendations, AsyncTunings
 from service.client.resources.work import AsyncWork
-from service.domain.work import Job, JobSummary, RowT, Tuning, TuningSummary
+from service.domain.work import JobSummary, RowT, TuningSummary
 
 CallsT_co = TypeVar("CallsT_co", covariant=True)
 ResultT = TypeVar("ResultT")

@@ -157,6 +157,7 @@ def test_an_optimizer_of_another_type_is_refused() -> None:
     ("changes", "field"),
     [
         ({"memory_limit": "much"}, "memory_limit"),
+        ({"memory_limit": 5}, "memory_limit"),
         ({"optimizer": "adamx"}, "spec.optimizer.name"),
         ({"precision": "fp12"}, "spec.precision"),
         ({"effective_batch_size": 0}, "effective_batch_size"),
@@ -170,6 +171,7 @@ def test_an_optimizer_of_another_type_is_refused() -> None:
     ],
     ids=[
         "limit",
+        "low limit",
         "optimizer",
         "precision",
         "effective batch",

@@ -143,8 +143,11 @@ def test_probes_run_under_the_limit_less_the_margin(device: DeviceInfo, changes:
 
 def test_a_limit_above_the_device_is_refused() -> None:
     """The message names both numbers and the remedy."""
-    with pytest.raises(SpecError, match=r"memory_limit_bytes: is above the 16\.00 GiB \(17179869184 bytes\) of cpu"):
-        tuning(tuning_request(memory_limit_bytes=17 * GIB))
+    with pytest.raises(
+        SpecError, match=r"memory_limit_bytes: is above the 16\.00 GiB \(17179869184 bytes\) of cpu"
+    ) as caught:
+        tuning(tuning_request(memory_limit_bytes="17GiB"))
+    assert caught.value.problems[0].value == "17.00 GiB, 18253611008 bytes"
 
 
 def test_compiling_under_a_cpu_budget_is_refused() -> None:

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tuner.exports.base import Export, ExportOptions
-from tuner.exports.registry import export
 from tuner.schemas import recommendation
 from tuner.schemas.base import load_document, parse_document
 
@@ -48,6 +47,8 @@ class Recommendation(recommendation.Recommendation):
             SpecError: when an option is wrong, naming it.
             ExportError: when the target is unknown, nothing fits, or the target would change the effective batch.
         """
+        from tuner.exports.registry import export  # noqa: PLC0415 - every target, which importing the SDK need not load
+
         return export(self, target, version=version, options=parse_document(ExportOptions, options, "options"))
 
     def to_pytorch(self, **options: Any) -> Export:  # noqa: ANN401 - as for export

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from tuner.cli.display import ProbeBoard, progress_console
@@ -15,7 +16,6 @@ from tuner.schemas.estimates import Estimate, EstimateRequest
 from tuner.schemas.plans import Plan
 from tuner.schemas.requests import TuningRequest
 from tuner.schemas.workload import WorkloadSpec
-from tuner.units import parse_bytes
 
 
 def tune(
@@ -103,19 +103,16 @@ def tuning_request(
     """
     if memory_limit is not None and "memory_limit_bytes" in fields:
         raise SpecError([FieldProblem("memory_limit_bytes", "is given twice: leave out memory_limit")], "arguments")
-    data = {**fields, "spec": spec, "effective_batch_size": effective_batch_size}
-    if memory_limit is not None:
-        data["memory_limit_bytes"] = memory_bytes(memory_limit)
-    return parse_document(TuningRequest, data, "arguments")
-
-
-def memory_bytes(limit: int | str) -> int:
-    """A memory limit in bytes.
-
-    Raises:
-        SpecError: when the text is not a size.
-    """
+    limit = {} if memory_limit is None else {"memory_limit_bytes": memory_limit}
+    data = {**fields, **limit, "spec": spec, "effective_batch_size": effective_batch_size}
     try:
-        return parse_bytes(limit) if isinstance(limit, str) else limit
-    except ValueError as error:
-        raise SpecError([FieldProblem("memory_limit", str(error), str(limit))], "arguments") from None
+        return parse_document(TuningRequest, data, "arguments")
+    except SpecError as error:
+        if not limit:
+            raise
+        raise SpecError([_naming_argument(problem) for problem in error.problems], "arguments") from None
+
+
+def _naming_argument(problem: FieldProblem) -> FieldProblem:
+    """Replace the field of the limit by the argument that sets it."""
+    return replace(problem, field="memory_limit") if problem.field == "memory_limit_bytes" else problem

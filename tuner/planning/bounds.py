@@ -33,7 +33,8 @@ def memory_limit(request: TuningRequest, device: DeviceInfo, parameters: SearchP
             f"is above the {format_bytes(device.total_bytes)} ({device.total_bytes} bytes) of {device.id} "
             f"({device.name}): lower the limit, or leave it out to use the whole device"
         )
-        raise SpecError([FieldProblem("memory_limit_bytes", message, str(request.memory_limit_bytes))], "request")
+        given = f"{format_bytes(request.memory_limit_bytes)}, {request.memory_limit_bytes} bytes"
+        raise SpecError([FieldProblem("memory_limit_bytes", message, given)], "request")
     return request.memory_limit_bytes
 
 

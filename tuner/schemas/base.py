@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import Annotated, Any, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, WithJsonSchema, model_validator
+from pydantic_core import PydanticCustomError
 
 from tuner.errors import FieldProblem, SpecError
 from tuner.schemas.field_errors import described_pattern, problems_in
+from tuner.units import NOT_A_SIZE, TypedSize, parse_bytes
 
 PositiveInt = Annotated[int, Field(ge=1)]
 """A count of at least one."""
@@ -39,6 +41,20 @@ Environment = Annotated[
     ),
 ]
 """Environment variables to set for a process. Pydantic's own schema would leave other names unchecked."""
+
+
+def typed_size(value: object) -> object:
+    """Parse a text such as ``128MiB``, for a field of bytes; any other value is left to the validation as an integer.
+
+    Raises:
+        PydanticCustomError: when the text is not a size.
+    """
+    if not isinstance(value, str):
+        return value
+    try:
+        return TypedSize(parse_bytes(value), value)
+    except ValueError:
+        raise PydanticCustomError("size_parsing", NOT_A_SIZE) from None
 
 
 class Document(BaseModel):

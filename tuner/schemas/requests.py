@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field, WithJsonSchema
 
-from tuner.schemas.base import Document, PositiveInt
+from tuner.schemas.base import Document, PositiveInt, typed_size
 from tuner.schemas.field_errors import described_pattern
 from tuner.schemas.workload import WorkloadSpec
+from tuner.units import LONGEST_SIZE
 
 _DEVICE = described_pattern(r"^(cpu|cuda:\d+)$", "must be `cpu`, or `cuda:` and a number, for example `cuda:0`")
 
@@ -18,6 +19,20 @@ DeviceId = Annotated[str, Field(pattern=_DEVICE, examples=["cuda:0", "cpu"])]
 SMALLEST_MEMORY_LIMIT_BYTES = 16 * 1024**2
 """The thread pools of a training process already take about this much."""
 
+MemoryLimit = Annotated[
+    int,
+    Field(ge=SMALLEST_MEMORY_LIMIT_BYTES),
+    BeforeValidator(typed_size),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"type": "integer", "minimum": SMALLEST_MEMORY_LIMIT_BYTES},
+                {"type": "string", "maxLength": LONGEST_SIZE, "examples": ["24GiB"]},
+            ]
+        }
+    ),
+]
+"""A limit in bytes, which requests may also give as a size such as ``24GiB``."""
 
 LARGEST_EFFECTIVE_BATCH_SIZE = 2**22
 """A recommendation lists every micro-batch of an update: this keeps the document below some megabytes."""
@@ -40,8 +55,9 @@ class TuningRequest(Document):
     those with few steps; of equally fast ones, the one with the least memory."""
     device: DeviceId | None = None
     """The device to probe; the first GPU, or the CPU where there is none, when absent."""
-    memory_limit_bytes: Annotated[int, Field(ge=SMALLEST_MEMORY_LIMIT_BYTES)] | None = None
-    """Memory the run may take on the device; the whole device when absent (on the CPU: half of the host's memory)."""
+    memory_limit_bytes: MemoryLimit | None = None
+    """Memory the run may take on the device, in bytes or as a size such as `24GiB`, which becomes a number of bytes;
+    the whole device when absent (on the CPU: half of the host's memory)."""
     memory_margin: Annotated[float, Field(ge=0.0, le=0.5)] = 0.03
     """Share of the limit that probes must leave free, for differences between a probe and a long run."""
     granularity: PositiveInt = 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from service.client.core import Core
+from service.client.documents import Job
 from service.client.protocol import Call, creation_call, path_of
 from service.client.resources.work import AsyncWork
 from service.domain.exports import ExportRequest
@@ -12,7 +13,6 @@ from service.domain.work import (
     Checkpoint,
     CheckpointList,
     ConfiguredJob,
-    Job,
     JobPage,
     JobSubmission,
     JobSummary,

@@ -6,6 +6,7 @@ from collections.abc import AsyncGenerator, Sequence
 from urllib.parse import quote
 
 from service.client.core import PAGE_SIZE, Core, Resource
+from service.client.documents import Tuning
 from service.client.errors import TuningFailedError
 from service.client.protocol import Call, creation_call, path_of
 from service.client.resources.work import AsyncWork
@@ -16,13 +17,12 @@ from service.domain.work import (
     RecommendationPage,
     RecommendationSummary,
     RecordedProbe,
-    Tuning,
     TuningPage,
     TuningSubmission,
     TuningSummary,
 )
 from tuner.exports.base import Export, ExportFormat, ExportOptions
-from tuner.schemas.recommendation import Recommendation
+from tuner.library.recommendation import Recommendation
 from tuner.schemas.requests import Objective, TuningRequest
 from tuner.schemas.workload import Precision
 
@@ -120,7 +120,7 @@ class AsyncRecommendations(Resource):
     """Recommendations: the results of tunings."""
 
     async def get(self, recommendation_id: str) -> Recommendation:
-        """Return a recommendation.
+        """Return a recommendation, with the methods of ``batchwright.Recommendation``.
 
         Raises:
             NotFoundError: when there is no recommendation with this id.
@@ -135,7 +135,9 @@ class AsyncRecommendations(Resource):
         target_version: str | None = None,
         options: ExportOptions = _NO_OPTIONS,
     ) -> Export:
-        """Export a recommendation as files that a framework or launcher reads.
+        """Have the service export a recommendation as files that a framework or launcher reads.
+
+        The method ``export`` of a recommendation does so on this host, with the installed version of Batchwright.
 
         Args:
             recommendation_id: a feasible recommendation.

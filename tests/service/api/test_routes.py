@@ -65,6 +65,18 @@ def test_a_request_that_needs_no_new_probe_gets_its_own_recommendation(service: 
     assert client.tunings.submit(tuning_request(mlp_spec())).id == second.id
 
 
+def test_a_memory_limit_may_be_a_size(service: Running, client: Client) -> None:
+    """Responses have the number of bytes, which is the same request; another text is refused by its field."""
+    response = service.http.post("/v1/tunings", json=body(memory_limit_bytes="1GiB"))
+    tuning = client.tunings.wait(response.json()["id"])
+    assert response.json()["request"]["memory_limit_bytes"] == tuning.request.memory_limit_bytes == 2**30
+    assert client.tunings.submit(tuning_request(memory_limit_bytes="1024MiB")).id == tuning.id
+    wrong = service.http.post("/v1/tunings", json=body(memory_limit_bytes="12 parsecs"))
+    (error,) = problem_in(wrong, 422, "invalid-request").errors
+    assert error.field == "memory_limit_bytes"
+    assert error.message.startswith("is not a size: write for example 8GiB")
+
+
 def test_the_device_may_be_omitted(client: Client) -> None:
     """The only device of the service is used."""
     assert client.tunings.submit(tuning_request(device=None)).request.device == "cpu"

@@ -33,6 +33,7 @@ from tests.support.service.running import Running, StartService
 from tests.support.service.scripted import ScriptedRunner, Trainer, until_stopped
 from tests.support.service.scripted_network import Driver, Script, all_names, page, problem
 from tuner.errors import WorkloadError
+from tuner.exports.base import ExportOptions
 from tuner.schemas.estimates import EstimateRequest
 from tuner.schemas.requests import TrainingRequest
 from tuner.schemas.training import TrainingResult
@@ -140,6 +141,28 @@ def test_an_unchanged_document_is_read_from_the_cache(against: Against, shared_s
         assert await calls.recommendations.get(answer.id) is answer == first.recommendation
 
     against(shared_service.url, read_twice)
+
+
+def test_every_recommendation_has_the_librarys_methods(against: Against, shared_service: Running) -> None:
+    """However it is read, it exports as the service does, and has the plot and the view of a notebook."""
+    request = tuning_request(effective_batch_size=next(SIZES))
+
+    async def read(calls: AsyncCalls) -> None:
+        tuned = await calls.tunings.tune(request, timeout_seconds=PATIENCE_SECONDS)
+        stored = await calls.tunings.submit(request)
+        waited, got = await calls.tunings.wait(stored.id), await calls.tunings.get(stored.id)
+        job = await calls.jobs.submit(tuned.id, TrainingRequest(updates=1))
+        ended = await calls.jobs.wait(job.id, PATIENCE_SECONDS)
+        by_the_service = await calls.recommendations.export(tuned.id, "slurm", options=ExportOptions(script="own.py"))
+        found = [tuned, await calls.recommendations.get(tuned.id), job.recommendation, ended.recommendation]
+        for each in (*found, stored.recommendation, waited.recommendation, got.recommendation):
+            assert each is not None
+            assert each.to_slurm(script="own.py") == by_the_service
+            assert each.export("deepspeed", allow_inexact=True).format == "deepspeed"
+            assert each.plot().data
+            assert "micro-batch" in each._repr_html_()
+
+    against(shared_service.url, read)
 
 
 # --- jobs ---
