@@ -8,8 +8,9 @@ from datetime import UTC, datetime
 from typing import Protocol
 
 from tuner.hardware.inventory import find_device
+from tuner.planning.driver import check_coupling, estimate_what_ifs, prepare_search
 from tuner.planning.fingerprint import installed_versions
-from tuner.planning.session import Tuning, check_coupling, estimate_what_ifs, prepare_search
+from tuner.planning.session import Tuning
 from tuner.probing.supervisor import ProbeSupervisor
 from tuner.schemas.recommendation import Recommendation
 from tuner.schemas.requests import TuningRequest

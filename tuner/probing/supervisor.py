@@ -50,7 +50,7 @@ _MAX_ATTEMPTS = 2
 
 
 class ProbeSupervisor:
-    """Runs the probes of one device, one at a time, each in a fresh process. A ``tuner.planning.session.ProbeRunner``.
+    """Runs the probes of one device, one at a time, each in a fresh process. A ``tuner.planning.driver.ProbeRunner``.
 
     Args:
         device: the device; its kind decides the allocator's environment.
