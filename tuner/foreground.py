@@ -58,6 +58,7 @@ def run_tuning(
     Raises:
         SpecError, DeviceError: before any probe; also when the warm start is for another request.
         PlanError: when the effective batch cannot be planned, before any probe or with the size that fits.
+        StorageError: when the disk for temporary files is full.
         TuningFailedError: when a probe failed for a reason unrelated to the size, or the loss couples samples.
     """
     began = time.monotonic()

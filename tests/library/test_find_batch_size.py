@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tempfile
 import threading
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,8 @@ import batchwright
 from batchwright import Recommendation, find_batch_size
 from tests.support.command import called
 from tests.support.heavy_samples import MEMORY_LIMIT, VALUES, Scaled, loss, make_batch
-from tuner.errors import SpecError, TuningFailedError, WorkloadError
+from tests.support.scarce import small_disk
+from tuner.errors import SpecError, StorageError, TuningFailedError, WorkloadError
 from tuner.library.functions import load_functions
 from tuner.planning.accumulation import balanced_plan
 from tuner.units import parse_bytes
@@ -203,6 +205,17 @@ def test_what_cannot_be_pickled_is_named() -> None:
     with pytest.raises(SpecError, match="cannot be sent to another process") as raised:
         found(make_batch=lambda size: lock.locked() or make_batch(size))
     assert [problem.field for problem in raised.value.problems] == ["make_batch"]
+
+
+def test_a_full_disk_is_named_with_the_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model of 4 MiB has no room on the disk for temporary files; nothing of it stays there."""
+    with small_disk(tmp_path / "disk", 64 * 1024) as disk:
+        monkeypatch.setattr(tempfile, "tempdir", str(disk))
+        with pytest.raises(StorageError, match=r"functions\.pickle cannot be written: the disk is full") as raised:
+            found(build_model=Scaled())
+        assert list(disk.iterdir()) == []
+    assert "4.00 MiB needed" in str(raised.value)
+    assert "set TMPDIR to a folder on another disk" in str(raised.value)
 
 
 def test_another_content_is_not_unpickled(tmp_path: Path) -> None:
