@@ -174,7 +174,7 @@ lock: $(VENV)/dev  ## Pin the versions of constraints.txt by hash, in requiremen
 docs: $(VENV)/docs  ## Build the documents as a site, in site/
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
-# What builds and checks a release is apart from .venv/lib; the wheel is tried in environments of its own.
+# The tools that build and check a release have an environment beside .venv/lib; the wheel is tried in fresh ones.
 RELEASE := $(VENV)/release
 
 $(RELEASE)/ready: Makefile

@@ -49,8 +49,9 @@ def served(request_path: Path, diary: Diary) -> dict[str, Any]:
     from datetime import UTC, datetime  # noqa: PLC0415 - the command imports what it needs by itself
 
     from tuner.hardware.inventory import find_device  # noqa: PLC0415 - likewise
+    from tuner.planning.driver import check_coupling, prepare_search  # noqa: PLC0415 - likewise
     from tuner.planning.fingerprint import installed_versions  # noqa: PLC0415 - likewise
-    from tuner.planning.session import Tuning, check_coupling, prepare_search  # noqa: PLC0415 - likewise
+    from tuner.planning.session import Tuning  # noqa: PLC0415 - likewise
     from tuner.probing.supervisor import ProbeSupervisor  # noqa: PLC0415 - likewise
     from tuner.schemas.requests import TuningRequest  # noqa: PLC0415 - likewise
 

@@ -71,7 +71,7 @@ def build() -> Path:
 
 
 def missing(wheel: Path) -> list[str]:
-    """What the wheel lacks: packages, data files, and the licence."""
+    """The packages, data files and licence that the wheel lacks."""
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
     wanted = [f"{package}/__init__.py" for package in PACKAGES]
@@ -81,7 +81,7 @@ def missing(wheel: Path) -> list[str]:
 
 
 def changelog_problem() -> str | None:
-    """What CHANGELOG.md lacks: a section for the version, which comes first."""
+    """The problem of CHANGELOG.md, unless its first section is that of the version."""
     headings = re.findall(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(), flags=re.MULTILINE)
     return None if headings and headings[0] == version() else f"CHANGELOG.md does not begin with {version()}"
 

@@ -8,8 +8,9 @@ from datetime import UTC, datetime
 from typing import Protocol
 
 from tuner.hardware.inventory import find_device
+from tuner.planning.driver import check_coupling, estimate_what_ifs, prepare_search
 from tuner.planning.fingerprint import installed_versions
-from tuner.planning.session import Tuning, check_coupling, estimate_what_ifs, prepare_search
+from tuner.planning.session import Tuning
 from tuner.probing.supervisor import ProbeSupervisor
 from tuner.schemas.recommendation import Recommendation
 from tuner.schemas.requests import TuningRequest
@@ -57,6 +58,7 @@ def run_tuning(
     Raises:
         SpecError, DeviceError: before any probe; also when the warm start is for another request.
         PlanError: when the effective batch cannot be planned, before any probe or with the size that fits.
+        StorageError: when the disk for temporary files is full.
         TuningFailedError: when a probe failed for a reason unrelated to the size, or the loss couples samples.
     """
     began = time.monotonic()

@@ -22,6 +22,7 @@ from lightning.pytorch import LightningModule
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset
 
+from tuner.system.files import atomic_writer
 from tuner.training.micro_batches.nested_batches import tensors_of
 from tuner.training.micro_batches.splitting import sample_count
 from tuner.workloads.base import Batch, LossTerms, Sample
@@ -49,8 +50,11 @@ def save(
         optimizer: of its parameters.
         samples: the largest of the data, largest first.
         collate: makes a batch of samples.
+
+    Raises:
+        StorageError: when the disk is full.
     """
-    with file.open("wb") as opened:
+    with atomic_writer(file) as opened:
         pickle.dump([entry or os.getcwd() for entry in sys.path], opened)  # noqa: PTH109 - sys.path holds strings
         _SamplePickler(opened).dump((samples, collate))
         cloudpickle.dump((module, optimizer), opened)

@@ -23,7 +23,8 @@ from service.worker.executors.base import Executor, TrainingRun
 from service.worker.host_health import Health
 from service.worker.lease import LeaseHolder
 from tuner.errors import BatchwrightError, HostFailureError, ProbeCancelledError
-from tuner.planning.session import Tuning, check_coupling, estimate_what_ifs, prepare_search
+from tuner.planning.driver import check_coupling, estimate_what_ifs, prepare_search
+from tuner.planning.session import Tuning
 from tuner.schemas.recommendation import Recommendation
 from tuner.schemas.requests import ProbeRequest, TuningRequest
 from tuner.schemas.results import Outcome, ProbeResult

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.nn.functional import grouped_mm
 
 from tests.support.factories import gpt_spec, mlp_spec, python_spec, resnet_spec, transformers_spec
 from tests.support.traced import held_bytes, most_bytes, traced_on_cuda
@@ -21,9 +22,13 @@ from tuner.estimation.attention_kernels import Attention, Kernel, choose_kernel
 from tuner.estimation.client import estimate
 from tuner.estimation.cuda_shim import NoCompilerError, _digest, _torch_folder, compile_cached
 from tuner.estimation.trace import Bound, Category, SizedTrace, Trace
+from tuner.estimation.tracing.dispatch_mode import Tracer
+from tuner.estimation.tracing.kernel_workspaces import NoKernels
 from tuner.estimation.tracing.runs import TracedRuns
 from tuner.estimation.tracing.session import trace
+from tuner.estimation.tracing.shape_cache import ShapeCache
 from tuner.estimation.tracing.sized_workload import SizedWorkload, _scaled
+from tuner.estimation.tracing.torch_internals import FakeTensorMode
 from tuner.schemas.estimates import EstimateRequest, Verdict
 from tuner.schemas.gpus import KernelProfile
 from tuner.schemas.workload import WorkloadSpec
@@ -38,6 +43,7 @@ CHECKED_SIZE = 17
 TEXT = {"sequence_length": 16}
 TINY = {"layers": 1, "heads": 2, "width": 32}
 SMALL = {"num_hidden_layers": 1, "hidden_size": 32, "num_attention_heads": 2, "intermediate_size": 64}
+EXPERTS = {**SMALL, "num_key_value_heads": 2, "vocab_size": 64, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
 DROPPING_OUT = transformers_spec(
     "causal-lm",
     {
@@ -85,6 +91,13 @@ KINDS: dict[str, WorkloadSpec] = {
         batch={"image_size": 32},
     ),
     "lstm": python_spec("tests.support.traced_models:tokens"),
+    "mixtral": transformers_spec("causal-lm", {"model_type": "mixtral", **EXPERTS, "num_local_experts": 4}, batch=TEXT),
+    "olmoe": transformers_spec(
+        "causal-lm",
+        {"model_type": "olmoe", **EXPERTS, "num_experts": 4, "num_experts_per_tok": 2},
+        batch=TEXT,
+        precision="bf16-mixed",
+    ),
 }
 
 
@@ -238,6 +251,63 @@ def test_shapes_that_depend_on_values_are_refused() -> None:
     """A model whose tensor shapes depend on values raises an error."""
     with pytest.raises(EstimateError, match="shape depends on values"):
         trace(python_spec("tests.support.traced_models:branches"), 2, accumulates=True)
+
+
+def test_an_error_of_the_workload_is_named() -> None:
+    """The error of the workload's own code becomes an error of the estimate."""
+    with pytest.raises(EstimateError, match=r"cannot be traced: ValueError: labels must be below 10") as raised:
+        trace(python_spec("tests.support.misbehaving:build", way="raises"), 2, accumulates=True)
+    assert isinstance(raised.value.__cause__, ValueError)
+
+
+@pytest.mark.parametrize(
+    ("target", "message"),
+    [
+        ("mismatched", r"cannot be traced: RuntimeError: .* \(while tracing the operator aten\.mm\.default\)$"),
+        ("unknown_operator", r"no fake impl registered .* \(while tracing the operator tests\.nameless\.default\)$"),
+    ],
+)
+def test_an_operator_that_cannot_be_traced_is_named(target: str, message: str) -> None:
+    """An operator that refuses its arguments, and one without a rule for tensors that have no values."""
+    with pytest.raises(EstimateError, match=message):
+        trace(python_spec(f"tests.support.traced_models:{target}"), 2, accumulates=True)
+
+
+ENDS = torch.tensor([3, 5, 8], dtype=torch.int32)
+"""Ends of three groups of 3, 2 and 3 rows."""
+GROUPED = {
+    "tokens by experts": ((8, 8), (3, 10, 8), ENDS),
+    "gradient of experts": ((16, 8), (10, 8), ENDS),
+    "experts by tokens": ((3, 16, 8), (8, 8), ENDS),
+    "one group each": ((3, 16, 8), (3, 10, 8), None),
+}
+"""Shapes of the left operand and of the transposed right one."""
+
+
+def traced_grouped_mm(left: torch.Tensor, right: torch.Tensor, offs: torch.Tensor | None) -> torch.Tensor:
+    """The grouped product as a fake tensor."""
+    tracer = Tracer(FakeTensorMode(allow_non_fake_inputs=True), "cpu", NoKernels(), ShapeCache())
+    with tracer.fakes, tracer:
+        return grouped_mm(left, right, offs=offs)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("shapes", GROUPED)
+def test_grouped_products_are_traced_as_the_kernel_makes_them(dtype: torch.dtype, shapes: str) -> None:
+    """The experts of transformers, in every precision, with the padding of the result's rows."""
+    left_shape, right_shape, ends = GROUPED[shapes]
+    left, right = torch.ones(left_shape, dtype=dtype), torch.ones(right_shape, dtype=dtype).mT
+    made, traced = grouped_mm(left, right, offs=ends), traced_grouped_mm(left, right, ends)
+    assert (traced.shape, traced.stride(), traced.dtype) == (made.shape, made.stride(), made.dtype)
+
+
+def test_grouped_products_that_the_kernel_refuses_are_refused() -> None:
+    """Rows of 5 values in fp32 do not begin at multiples of 16 bytes."""
+    left, right = torch.ones(8, 5), torch.ones(3, 8, 5).mT
+    with pytest.raises(RuntimeError, match="16 bytes"):
+        grouped_mm(left, right, offs=ENDS)
+    with pytest.raises(EstimateError, match=r"rows of a multiple of 16 bytes, not \(8, 5\) in"):
+        traced_grouped_mm(left, right, ENDS)
 
 
 def test_a_library_imported_during_a_trace_initialises_models_afterwards() -> None:

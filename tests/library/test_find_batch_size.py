@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tempfile
 import threading
 from pathlib import Path
 from typing import Any
@@ -15,8 +16,10 @@ import batchwright
 from batchwright import Recommendation, find_batch_size
 from tests.support.command import called
 from tests.support.heavy_samples import MEMORY_LIMIT, VALUES, Scaled, loss, make_batch
-from tuner.errors import SpecError, TuningFailedError, WorkloadError
+from tests.support.scarce import small_disk
+from tuner.errors import SpecError, StorageError, TuningFailedError, WorkloadError
 from tuner.library.functions import load_functions
+from tuner.planning.accumulation import balanced_plan
 from tuner.units import parse_bytes
 
 SAMPLES = 30
@@ -31,19 +34,26 @@ def found(**changes: Any) -> Recommendation:
     return find_batch_size(**{**functions, **options, **changes})
 
 
+def assert_one_sample_apart(first: Recommendation, second: Recommendation) -> None:
+    """Two tunings measure in processes of their own, whose memory may differ by a MiB or two: less than a sample."""
+    assert first.largest_micro_batch_size
+    assert second.largest_micro_batch_size
+    assert abs(first.largest_micro_batch_size - second.largest_micro_batch_size) <= 1
+
+
 def test_the_answer_is_that_of_the_command_line(tmp_path: Path) -> None:
-    """Lambdas get the same largest micro-batch and plan as the same model as a ``python`` target."""
+    """Lambdas get the answer of the same model as a ``python`` target, give or take what two measurements differ by."""
     ours = found(effective_batch_size=SAMPLES)
     spec = tmp_path / "spec.json"
     spec.write_text(json.dumps(SPEC))
     options = ["--effective-batch-size", str(SAMPLES), "--memory-limit", MEMORY_LIMIT, "--device", "cpu"]
     done = called("tune", spec, *options, "--json")
     assert done.returncode == 0, done.stderr
-    theirs = json.loads(done.stdout)
-    assert ours.largest_micro_batch_size == theirs["largest_micro_batch_size"]
-    assert ours.plan is not None
-    assert ours.plan.model_dump(mode="json") == theirs["plan"]
-    assert ours.evidence.proof.shows_larger_fail
+    theirs = Recommendation.model_validate_json(done.stdout)
+    assert_one_sample_apart(ours, theirs)
+    for answer in (ours, theirs):
+        assert answer.plan == balanced_plan(SAMPLES, 1, answer.largest_micro_batch_size or 0)
+        assert answer.evidence.proof.shows_larger_fail
 
 
 def test_a_spec_is_tuned_as_by_the_command_line() -> None:
@@ -55,7 +65,7 @@ def test_a_spec_is_tuned_as_by_the_command_line() -> None:
 
 
 def test_a_closure_over_a_local_class() -> None:
-    """What a function refers to is copied with it, a class of this function included; each sample counts."""
+    """Everything that a function refers to is copied with it, a class of this function included."""
     values = VALUES // 8
 
     class Local(nn.Module):
@@ -99,16 +109,16 @@ def test_an_optimizer_of_ones_own_counts() -> None:
 
 
 def test_a_mean_is_a_loss() -> None:
-    """One tensor is the mean over the samples, with the answer of the sum."""
+    """One tensor is the mean over the samples, with the answer of the sum, measured anew."""
     mean = found(loss=lambda model, batch: loss(model, batch)[0] / len(batch), effective_batch_size=SAMPLES)
     assert mean.evidence.coupling is not None
     assert mean.evidence.coupling.verdict == "separate"
-    assert mean.largest_micro_batch_size == found(effective_batch_size=SAMPLES).largest_micro_batch_size
+    assert_one_sample_apart(mean, found(effective_batch_size=SAMPLES))
 
 
 def test_a_sum_that_is_returned_as_a_mean_is_refused() -> None:
     """Its weight would be that of a mean."""
-    with pytest.raises(TuningFailedError, match="loss"):
+    with pytest.raises(TuningFailedError, match=r"samples are coupled.*At fault: loss term `loss`"):
         found(loss=lambda model, batch: loss(model, batch)[0], effective_batch_size=SAMPLES)
 
 
@@ -199,6 +209,17 @@ def test_what_cannot_be_pickled_is_named() -> None:
     assert [problem.field for problem in raised.value.problems] == ["make_batch"]
 
 
+def test_a_full_disk_is_named_with_the_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model of 4 MiB has no room on the disk for temporary files; nothing of it stays there."""
+    with small_disk(tmp_path / "disk", 64 * 1024) as disk:
+        monkeypatch.setattr(tempfile, "tempdir", str(disk))
+        with pytest.raises(StorageError, match=r"functions\.pickle cannot be written: the disk is full") as raised:
+            found(build_model=Scaled())
+        assert list(disk.iterdir()) == []
+    assert "4.00 MiB needed" in str(raised.value)
+    assert "set TMPDIR to a folder on another disk" in str(raised.value)
+
+
 def test_another_content_is_not_unpickled(tmp_path: Path) -> None:
     """The file is what the parent process wrote, or it is not loaded."""
     file = tmp_path / "functions.pickle"
@@ -208,7 +229,7 @@ def test_another_content_is_not_unpickled(tmp_path: Path) -> None:
 
 
 def test_functions_do_not_outlive_their_tuning(tmp_path: Path) -> None:
-    """Their file is gone, and who loads it is told what to do."""
+    """The file of the functions is gone, and the error of loading it names the remedy."""
     with pytest.raises(WorkloadError, match="only during its tuning"):
         load_functions(str(tmp_path / "functions.pickle"), "0" * 64)
 

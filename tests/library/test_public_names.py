@@ -22,7 +22,7 @@ def test_every_public_name_is_there() -> None:
 
 
 def test_an_unknown_name_lists_the_public_ones() -> None:
-    """What is not there is private."""
+    """A name that is not listed is private."""
     with pytest.raises(AttributeError, match=r"no public name 'find_batchsize'; it has .*find_batch_size"):
         _ = batchwright.find_batchsize
 

@@ -61,7 +61,7 @@ def test_the_plot_has_every_fit() -> None:
 
 
 def test_a_file_is_loaded(tmp_path: Path) -> None:
-    """What the command line wrote, with the methods."""
+    """A recommendation that the command line wrote is loaded with the methods."""
     file = tmp_path / "recommendation.json"
     file.write_text(FOUND.model_dump_json())
     assert Recommendation.load(file).model_dump() == FOUND.model_dump()

@@ -10,7 +10,8 @@ from tests.planning.test_session import GIB, answer, finish, tuning
 from tests.support.factories import CPU, CUDA, mlp_spec, plan_of, probe_result, tuning_request
 from tuner.errors import TuningFailedError
 from tuner.planning.coupled_loss import coupling_request
-from tuner.planning.session import Tuning, check_coupling
+from tuner.planning.driver import check_coupling
+from tuner.planning.session import Tuning
 from tuner.schemas.recommendation import CouplingCheck
 from tuner.schemas.requests import CouplingRequest
 from tuner.schemas.results import DeviceInfo, Outcome

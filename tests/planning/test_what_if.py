@@ -15,8 +15,9 @@ from tests.support.factories import CPU, CUDA, gpt_spec, probe_result, tuning_re
 from tuner.cli.display import recommendation_panel
 from tuner.errors import ProbeCancelledError, ProbeError
 from tuner.hardware.inventory import find_device
+from tuner.planning.driver import estimate_what_ifs
 from tuner.planning.fingerprint import request_fields
-from tuner.planning.session import Tuning, estimate_what_ifs
+from tuner.planning.session import Tuning
 from tuner.planning.what_if import Calibration, changed, choices, format_changes
 from tuner.probing.supervisor import ProbeSupervisor
 from tuner.schemas.recommendation import Recommendation

@@ -17,7 +17,8 @@ import pytest
 from tests.support.factories import gpt_spec, mlp_spec, python_spec, resnet_spec, transformers_spec, tuning_request
 from tests.support.forked import real_starts
 from tests.support.paths import ROOT
-from tuner.errors import CheckLostError, EstimateError, ProbeCancelledError, ProbeError, SpecError
+from tests.support.scarce import small_disk
+from tuner.errors import CheckLostError, EstimateError, ProbeCancelledError, ProbeError, SpecError, StorageError
 from tuner.estimation.client import expect
 from tuner.hardware.inventory import cpu
 from tuner.probing.supervisor import ProbeSupervisor
@@ -448,6 +449,18 @@ def test_a_loss_is_compared_with_its_parts_in_a_separate_process(supervisor: Pro
     assert coupled.verdict == "coupled"
     assert "BatchNorm2d" in coupled.message
     assert (coupled.gradient_error or 0.0) > 0.1
+
+
+def test_a_result_that_finds_no_space_is_not_the_workloads_fault(
+    supervisor: ProbeSupervisor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process that ended without a result is judged by the disk: full, or the workload has ended it."""
+    request = probe(misbehaving("exits-hard"))
+    assert supervisor.run(request).outcome is Outcome.ERROR
+    with small_disk(tmp_path / "disk", 32 * 1024) as disk:
+        monkeypatch.setattr(tempfile, "tempdir", str(disk))
+        with pytest.raises(StorageError, match=r"result\.json cannot be written: the disk is full .* set TMPDIR"):
+            supervisor.run(request)
 
 
 @pytest.mark.parametrize(

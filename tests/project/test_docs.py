@@ -50,7 +50,7 @@ def test_the_page_runs(page: str, tmp_path: Path, request: pytest.FixtureRequest
     reader = Reader(tmp_path, lambda: str(request.getfixturevalue("service")))
     for block in blocks_of(PAGES[page]):
         if block.reason is None:
-            reader.follow(block)
+            reader.assert_works(block)
 
 
 def test_few_blocks_are_not_run() -> None:
@@ -175,14 +175,14 @@ def test_numbers_may_differ_and_words_may_not() -> None:
 def test_a_page_that_is_wrong_is_found(tmp_path: Path) -> None:
     """A command that fails or prints something else, a program that raises, and a file that is no YAML."""
     reader = Reader(tmp_path, lambda: "")
-    reader.follow(Block("text", "words\n", "a.txt", 1, None))
-    reader.follow(Block("console", "$ cd .\n$ cat a.txt\nwords\n$ cat a.txt\n", None, 1, None))
+    reader.assert_works(Block("text", "words\n", "a.txt", 1, None))
+    reader.assert_works(Block("console", "$ cd .\n$ cat a.txt\nwords\n$ cat a.txt\n", None, 1, None))
     for language, text in {
         "console": "$ cat b.txt\n",
         "bash": "false\ntrue\n",
         "python": "raise ValueError\n",
     }.items():
         with pytest.raises(AssertionError, match="ended with 1"):
-            reader.follow(Block(language, text, None, 1, None))
+            reader.assert_works(Block(language, text, None, 1, None))
     with pytest.raises(AssertionError, match="instead of"):
-        reader.follow(Block("console", "$ cat a.txt\nother\n", None, 1, None))
+        reader.assert_works(Block("console", "$ cat a.txt\nother\n", None, 1, None))

@@ -59,7 +59,7 @@ def test_the_commands_tune_and_print_what_is_shown(tmp_path: Path) -> None:
     reader = Reader(tmp_path, lambda: ADDRESS)
     for block in blocks_of(README):
         if block.reason is None and block.language in {"yaml", "console"}:
-            reader.follow(block)
+            reader.assert_works(block)
     found = json.loads((tmp_path / "recommendation.json").read_text())
     assert sum(found["plan"]["micro_batch_sizes"][0]) == 100
 

@@ -14,15 +14,15 @@ import json
 import os
 import re
 import shlex
-import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import yaml
+
+from tuner.system.processes import kill_group
 
 ADDRESS = "http://127.0.0.1:8000"
 """The service's address in the documents."""
@@ -117,7 +117,7 @@ class Reader:
             "COLUMNS": "80",
         }
 
-    def follow(self, block: Block) -> None:
+    def assert_works(self, block: Block) -> None:
         """Write, run or parse a block.
 
         Raises:
@@ -171,7 +171,6 @@ class Reader:
             try:
                 printed, _ = process.communicate(timeout=_SECONDS)
             finally:
-                with suppress(ProcessLookupError):
-                    os.killpg(process.pid, signal.SIGKILL)  # what a block that is too slow has started
+                kill_group(process.pid)  # what a block that is too slow has started
         assert process.returncode == 0, f"{command[-1]}\nended with {process.returncode}:\n{printed}"
         return printed

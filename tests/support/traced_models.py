@@ -76,6 +76,29 @@ class Branches(Tokens):
         return {"loss": (logits[logits > 0].sum(), len(batch))}
 
 
+class Mismatched(Tokens):
+    """Multiplies matrices that do not go together."""
+
+    def loss_terms(self, model: nn.Module, batch: Tensor) -> LossTerms:
+        """Fails in the product."""
+        logits = model(batch).flatten(0, 1)
+        return {"loss": (torch.mm(logits, logits).sum(), len(batch))}
+
+
+@torch.library.custom_op("tests::nameless", mutates_args=())
+def nameless(values: Tensor) -> Tensor:
+    """An operator without a rule for tensors that have no values."""
+    return values.clone()
+
+
+class UnknownOperator(Tokens):
+    """Runs an operator of its own."""
+
+    def loss_terms(self, model: nn.Module, batch: Tensor) -> LossTerms:
+        """Sums the operator's result."""
+        return {"loss": (nameless(model(batch)).sum(), len(batch))}
+
+
 class Slow(Tokens):
     """Never comes back."""
 
@@ -158,6 +181,16 @@ def plain() -> Tokens:
 def branches() -> Tokens:
     """Cannot be traced."""
     return Branches()
+
+
+def mismatched() -> Tokens:
+    """Fails in an operator."""
+    return Mismatched()
+
+
+def unknown_operator() -> Tokens:
+    """Cannot be traced either."""
+    return UnknownOperator()
 
 
 def slow() -> Tokens:

@@ -19,6 +19,7 @@ from tuner.library.recommendation import Recommendation
 from tuner.library.tuning import run_request, tuning_request
 from tuner.schemas.requests import TuningRequest
 from tuner.schemas.workload import OptimizerSpec, Precision, WorkloadSpec
+from tuner.system.files import atomic_writer
 
 if TYPE_CHECKING:
     import torch
@@ -73,6 +74,7 @@ def find_batch_size(  # noqa: PLR0913 - the functions of a workload, and what th
     Raises:
         SpecError: when an argument is wrong, naming it, or a function cannot be pickled.
         DeviceError, PlanError: before any probe.
+        StorageError: when the disk for temporary files is full.
         TuningFailedError: when a function of the user raised, whose traceback is its note, or the loss couples samples.
     """
     _refuse(fields, "model", "spec")
@@ -183,12 +185,14 @@ def _pickled(functions: Mapping[str, object]) -> Iterator[dict[str, str]]:
 
     Raises:
         SpecError: naming the function that cannot be pickled.
+        StorageError: when the disk for temporary files is full.
     """
+    pickled = _pickle(functions)
     with tempfile.TemporaryDirectory(prefix="batchwright-") as folder:
         file = Path(folder, "functions.pickle")
-        with file.open("wb") as opened:
+        with atomic_writer(file, len(pickled)) as opened:
             pickle.dump([entry or os.getcwd() for entry in sys.path], opened)  # noqa: PTH109 - sys.path holds strings
-            opened.write(_pickle(functions))
+            opened.write(pickled)
         with file.open("rb") as opened:
             digest = hashlib.file_digest(opened, "sha256").hexdigest()
         yield {"file": str(file), "sha256": digest}

@@ -38,6 +38,7 @@ def tune(
     Raises:
         SpecError: when an argument is wrong, naming it.
         DeviceError, PlanError: before any probe.
+        StorageError: when the disk for temporary files is full.
         TuningFailedError: when a probe failed for a reason unrelated to the size, or the loss couples samples.
     """
     request = tuning_request(spec, effective_batch_size, memory_limit, fields)

@@ -3,7 +3,8 @@
 Everything here is pure: no torch, no clock, no process. All state is a function of the recorded results, so a tuning
 can be rebuilt from them after its process has died.
 
-The pipeline, from the request to the recommendation, is that of ``session``:
+The pipeline, from the request to the recommendation, is that of ``session``; ``driver`` has the steps of the callers,
+which run the probes:
 
 1. ``bounds`` turns the request and the device into a memory limit and a ``search_space``; ``objectives`` selects
    the sizes that matter for the objective.

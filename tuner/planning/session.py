@@ -1,23 +1,14 @@
 """A tuning from its request to its recommendation. Pure: a tuning can be rebuilt from the recorded probes.
 
-The driver (``tuner.cli.running``, ``service.worker.runner``, a test) runs the probes::
-
-    check_coupling(tuning, runner.check_coupling)
-    prepare_search(tuning, runner.check, runner.expect)
-    while (probe := tuning.next_probe()) is not None:
-        tuning.record(runner.run(probe))
-    estimate_what_ifs(tuning, runner.expect)
-    recommendation = tuning.recommendation(...)
+A driver (``tuner.foreground``, ``service.worker.runner``, a test) runs the probes, in the order that ``driver`` shows.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime
-from typing import Protocol
 
-from tuner.errors import DeviceError, FieldProblem, ProbeError, SearchError, SpecError, TuningFailedError
+from tuner.errors import DeviceError, FieldProblem, SearchError, SpecError, TuningFailedError
 from tuner.planning.accumulation import share_per_rank
 from tuner.planning.bounds import check_plan, memory_limit, peak_without_gradients, search_space, whole_share_proof
 from tuner.planning.coupled_loss import WholeBatch, coupling_request, is_undivided
@@ -34,59 +25,13 @@ from tuner.schemas.results import DeviceInfo, ExpectedPeaks, Outcome, ProbeResul
 from tuner.schemas.workload import WorkloadSpec
 
 
-class ProbeRunner(Protocol):
-    """A runner of probes on one device."""
-
-    def check(self, request: TuningRequest, should_stop: Callable[[], bool] = lambda: False) -> None:
-        """Build the workload without memory for its tensors, so that a wrong spec is found before any probe.
-
-        Raises:
-            SpecError: naming the field at fault.
-            ProbeCancelledError: when ``should_stop`` returned true.
-        """
-
-    def check_coupling(
-        self, request: CouplingRequest, should_stop: Callable[[], bool] = lambda: False
-    ) -> CouplingCheck:
-        """Compare the loss of a batch with that of its parts, in a process of its own.
-
-        Raises:
-            ProbeCancelledError: when ``should_stop`` returned true.
-            ProbeError: when the probing machinery failed.
-        """
-
-    def expect(
-        self, request: ExpectationRequest, should_stop: Callable[[], bool] = lambda: False
-    ) -> ExpectedPeaks | None:
-        """Estimate the peaks that probes will measure; none where the workload cannot be estimated.
-
-        Raises:
-            ProbeCancelledError: when ``should_stop`` returned true.
-            ProbeError: when the probing machinery failed.
-        """
-
-    def run(self, request: ProbeRequest, should_stop: Callable[[], bool] = lambda: False) -> ProbeResult:
-        """Run one probe to its end.
-
-        Raises:
-            ProbeCancelledError: when ``should_stop`` returned true; the probe's process has ended by then.
-            ProbeError: when the probing machinery failed.
-        """
-
-    def environment(self) -> dict[str, str]:
-        """The environment variables of the probes, with which the job must run too."""
-
-    def close(self) -> None:
-        """End every process. Idempotent."""
-
-
 class Tuning:
     """A tuning: it names the next probe and builds the recommendation.
 
     Args:
         request: the request of the tuning.
         device: the device to probe.
-        environment: the environment variables of the runner's probes (``ProbeRunner.environment``).
+        environment: the environment variables of the runner's probes (``ProbeRunner.environment`` of ``driver``).
         versions: as from ``tuner.planning.fingerprint.installed_versions``.
         parameters: the tuned constants.
         accumulates: whether an update may have several micro-batches. Otherwise the effective batch is the largest
@@ -398,51 +343,6 @@ class Tuning:
             created_at=created_at,
             total_seconds=total_seconds,
         )
-
-
-def estimate_what_ifs(tuning: Tuning, expect: Callable[[ExpectationRequest], ExpectedPeaks | None]) -> None:
-    """Estimate the what-ifs of a tuning. A change that cannot be estimated becomes a warning.
-
-    Raises:
-        ProbeCancelledError: as ``expect``.
-    """
-    while (request := tuning.next_what_if()) is not None:
-        try:
-            peaks = expect(request)
-        except ProbeError:
-            peaks = None
-        tuning.record_what_if(peaks)
-
-
-def check_coupling(tuning: Tuning, check: Callable[[CouplingRequest], CouplingCheck]) -> None:
-    """Check whether the loss couples samples, before the first probe and again after a restart.
-
-    Raises:
-        TuningFailedError: when the loss couples samples, the request does not allow this, and no exact plan exists.
-    """
-    request = tuning.coupling_request()
-    if request is not None:
-        tuning.record_coupling(check(request))
-
-
-def prepare_search(
-    tuning: Tuning,
-    check: Callable[[TuningRequest], None],
-    expect: Callable[[ExpectationRequest], ExpectedPeaks | None],
-) -> None:
-    """Seed the search with an estimate before the first probe, or else check the spec.
-
-    A successful estimate has built the workload, so the spec needs no further check.
-
-    Raises:
-        SpecError: naming the field at fault.
-    """
-    request = tuning.expectation_request()
-    peaks = None if request is None else expect(request)
-    if peaks is None:
-        check(tuning.request)
-    else:
-        tuning.start_from_estimate(peaks)
 
 
 def _capability(device: DeviceInfo) -> tuple[int, int] | None:

@@ -25,6 +25,7 @@ from tuner.schemas.recommendation import CouplingCheck
 from tuner.schemas.requests import CouplingRequest, ExpectationRequest, ProbeRequest, TuningRequest
 from tuner.schemas.results import DeviceInfo, ExpectedPeaks, Outcome, ProbeResult
 from tuner.schemas.workload import WorkloadSpec
+from tuner.system.disk_space import require_space
 from tuner.system.fork_server.client import (
     DeadlineError,
     ForkServer,
@@ -47,10 +48,14 @@ _EXPECT_TIMEOUT_SECONDS = 30.0
 """An estimate that takes longer than a few probes is of no benefit."""
 _MAX_ATTEMPTS = 2
 """Attempts at a task that is killed from outside, as in the search."""
+_RESULT_BYTES = 64 * 1024
+"""Free disk space without which a process that ended without a result may have failed to write it."""
 
 
 class ProbeSupervisor:
-    """Runs the probes of one device, one at a time, each in a fresh process. A ``tuner.planning.session.ProbeRunner``.
+    """Runs the probes of one device, one at a time, each in a fresh process. A ``tuner.planning.driver.ProbeRunner``.
+
+    Each task may raise a StorageError: when the disk for temporary files has no space for its request or its result.
 
     Args:
         device: the device; its kind decides the allocator's environment.
@@ -216,6 +221,8 @@ class ProbeSupervisor:
             except ImportFailedError as error:
                 raise ProbeError(f"a module that the workload needs cannot be imported: {error}") from None
             result = paths.result.read_bytes() if paths.result.exists() else None
+            if result is None and exit_ is not None and exit_.kind is ExitKind.EXITED:
+                require_space(paths.result, _RESULT_BYTES)
             output = lost or paths.output_tail()
             return EndedTask(exit_, timed_out, requested_at, time.monotonic(), output, result, paths.recorded_phases())
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import re
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -93,8 +94,9 @@ def _full_disk_error(path: Path, number: int, needed_bytes: int | None) -> Stora
     figures = [] if needed_bytes is None else [f"{format_bytes(needed_bytes)} needed"]
     figures += [] if free is None else [f"{format_bytes(free)} free"]
     space = f" ({', '.join(figures)})" if figures else ""
+    folder = "set TMPDIR to a folder" if path.is_relative_to(tempfile.gettempdir()) else "choose a folder"
     return StorageError(
-        f"{path} cannot be written: {_REASONS[number]}{space}. Free some space, or choose a folder on another disk",
+        f"{path} cannot be written: {_REASONS[number]}{space}. Free some space, or {folder} on another disk",
         number,
         needed_bytes or 0,
     )

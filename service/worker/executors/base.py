@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from service.errors import ServiceError
-from tuner.planning.session import ProbeRunner
+from tuner.planning.driver import ProbeRunner
 from tuner.schemas.recommendation import CouplingCheck, Recommendation
 from tuner.schemas.requests import CouplingRequest, ExpectationRequest, ProbeRequest, TrainingRequest, TuningRequest
 from tuner.schemas.results import DeviceInfo, ExpectedPeaks, ProbeResult

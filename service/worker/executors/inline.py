@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing_extensions import override
 
 from service.worker.executors.base import Executor, GraceSeconds, OnProgress, TrainingRun
-from tuner.planning.session import ProbeRunner
+from tuner.planning.driver import ProbeRunner
 from tuner.schemas.results import DeviceInfo
 from tuner.schemas.training import TrainingResult
 

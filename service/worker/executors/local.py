@@ -12,7 +12,7 @@ from typing_extensions import override
 
 from service.worker.executors.base import Executor, GraceSeconds, OnProgress, TrainingRun
 from tuner.hardware import inventory
-from tuner.planning.session import ProbeRunner
+from tuner.planning.driver import ProbeRunner
 from tuner.schemas.results import DeviceInfo
 from tuner.schemas.training import RunOutcome, TrainingResult
 from tuner.system.data_roots import ANY_FILE, DataRoots

@@ -38,7 +38,8 @@ from service.worker.settings import WorkerSettings
 from tests.support.factories import CPU, gpt_spec, mlp_spec, plan_of, tuning_request
 from tests.support.service.scripted import SERVED, ScriptedRunner, Trainer, new_work
 from tuner.hardware.inventory import find_device
-from tuner.planning.session import ProbeRunner, Tuning
+from tuner.planning.driver import ProbeRunner
+from tuner.planning.session import Tuning
 from tuner.probing.supervisor import ProbeSupervisor
 from tuner.schemas.recommendation import Recommendation
 from tuner.schemas.requests import ProbeRequest, TuningRequest

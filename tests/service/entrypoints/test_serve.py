@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -19,7 +21,7 @@ import pytest
 from service.client import Client
 from service.domain.states import State
 from service.domain.work import Event
-from service.entrypoints.serve import serve
+from service.entrypoints.serve import _listening, serve
 from service.errors import ConfigurationError, DeviceTakenError
 from service.settings import Settings
 from tests.support.factories import CPU, recommendation, tuning_request
@@ -30,8 +32,6 @@ from tuner.schemas.requests import TrainingRequest
 
 PROBE_SECONDS = 0.25
 START_SECONDS = 120.0
-_BELOW_AN_ACKNOWLEDGEMENT = 0.03
-
 
 StartServed = Callable[..., Spoken]
 
@@ -178,13 +178,11 @@ def test_the_metrics_of_a_worker_process_are_with_those_of_the_api(start_apart: 
 
 
 def test_a_worker_process_is_told_of_new_work(tmp_path: Path, journal: Path) -> None:
-    """Work begins at once, although the worker polls once a minute."""
-    rarely = {"BATCHWRIGHT_POLL_SECONDS": "60"}
+    """Work begins, although the worker polls once a day."""
+    rarely = {"POLL_SECONDS": "86400"}
     with slow_service(tmp_path / "data", journal, 0.0, environment=rarely) as served, Client(served.url) as client:
-        client.devices.list()
-        begun = time.monotonic()
-        client.tunings.wait(client.tunings.submit(tuning_request()).id, START_SECONDS)
-        assert time.monotonic() - begun < 30
+        tuning = client.tunings.wait(client.tunings.submit(tuning_request()).id, START_SECONDS)
+    assert tuning.state is State.SUCCEEDED
 
 
 def test_a_terminated_service_hands_back_and_exits_cleanly(start_served: StartServed, journal: Path) -> None:
@@ -239,17 +237,23 @@ def test_a_running_probe_is_cancelled(start_served: StartServed) -> None:
         assert client.tunings.wait(tuning_id, START_SECONDS).state is State.CANCELLED
 
 
-def test_answers_on_a_kept_connection_do_not_wait(start_apart: StartServed) -> None:
-    """One after the other: were they to wait for the 40 ms after which a kernel acknowledges, none would be faster."""
-    with httpx.Client(base_url=start_apart().url) as client:
-        client.get("/livez")
-        assert any(_seconds(lambda: client.get("/livez")) < _BELOW_AN_ACKNOWLEDGEMENT for _ in range(1000))
+def test_answers_on_a_kept_connection_do_not_wait(tmp_path: Path) -> None:
+    """The event loop sends on accepted connections without waiting for the acknowledgement of what it sent before."""
 
+    async def accepted_without_delay() -> int:
+        found: asyncio.Future[int] = asyncio.get_running_loop().create_future()
 
-def _seconds(call: Callable[[], object]) -> float:
-    begun = time.perf_counter()
-    call()
-    return time.perf_counter() - begun
+        def accept(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            option = writer.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+            found.set_result(option)
+            writer.close()
+
+        with _listening(Settings(data_dir=tmp_path, port=0)) as listener:
+            async with await asyncio.start_server(accept, sock=listener):
+                with socket.create_connection(listener.getsockname()):
+                    return await found
+
+    assert asyncio.run(accepted_without_delay())
 
 
 def test_the_service_is_not_opened_to_other_machines(tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 """Workers around a slow scripted runner: of `slow_service.py`, or the process of its workers when run as a module.
 
 JOURNAL names the file that every probe started is noted in (and, as 0, a job that is asked to stop), PROBE_SECONDS what
-a probe takes.
+a probe takes. POLL_SECONDS may be longer than a service allows.
 """
 
 from __future__ import annotations
@@ -49,7 +49,9 @@ def executor(device: DeviceInfo) -> Executor:
 
 def build(settings: Settings) -> WorkerSystem:
     """The workers."""
-    return build_worker(settings, executor, [CPU], {"torch": "2.8"})
+    poll_seconds = float(os.environ.get("POLL_SECONDS", settings.poll_seconds))
+    rarely = settings.model_copy(update={"poll_seconds": poll_seconds})
+    return build_worker(rarely, executor, [CPU], {"torch": "2.8"})
 
 
 def _note(size: int) -> None:

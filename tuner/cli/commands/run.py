@@ -8,16 +8,13 @@ from pathlib import Path
 import typer
 
 from tuner.cli import options
-from tuner.cli.arguments import (
-    check_folder,
-    naming_options,
-    training_request,
-    tuning_request,
-)
+from tuner.cli.arguments import check_folder, naming_options, training_request, tuning_request
 from tuner.cli.commands.train import train_with
 from tuner.cli.commands.tune import tuned
 from tuner.cli.display import progress_console, recommendation_panel
 from tuner.cli.errors import ExitCode
+from tuner.schemas.recommendation import Recommendation
+from tuner.schemas.requests import TrainingRequest
 
 
 def run(  # noqa: PLR0913 - a command's options are its arguments
@@ -76,8 +73,18 @@ def run(  # noqa: PLR0913 - a command's options are its arguments
     with naming_options(memory_limit_bytes=memory_limit):
         found = tuned(request, context.obj)
     progress_console().print(recommendation_panel(found))
-    if not found.feasible:
-        if json:
-            sys.stdout.write(found.model_dump_json(indent=2) + "\n")
-        raise typer.Exit(ExitCode.INFEASIBLE)
-    train_with(found, training, output_dir, as_document=json)
+    _train_if_feasible(found, training, output_dir, as_document=json)
+
+
+def _train_if_feasible(found: Recommendation, training: TrainingRequest, directory: Path, *, as_document: bool) -> None:
+    """Train with a recommendation, unless nothing fits.
+
+    Raises:
+        typer.Exit: as ``train_with``, and when nothing fits.
+    """
+    if found.feasible:
+        train_with(found, training, directory, as_document=as_document)
+        return
+    if as_document:
+        sys.stdout.write(found.model_dump_json(indent=2) + "\n")
+    raise typer.Exit(ExitCode.INFEASIBLE)

@@ -17,6 +17,7 @@ from tuner.estimation.tracing.known_values import KnownValues, map_tensors, tens
 from tuner.estimation.tracing.recorder import Recorder
 from tuner.estimation.tracing.shape_cache import ShapeCache
 from tuner.estimation.tracing.torch_internals import (
+    GROUPED_MM,
     LOCAL_SCALAR_DENSE,
     DynamicOutputShapeException,
     FakeTensor,
@@ -33,6 +34,12 @@ _DEVICE = torch.ops.prim.device.default
 _LIFT_FRESH = _aten.lift_fresh.default
 """Receives the result of ``torch.tensor``: memory that the trace allocates, although it is a real tensor."""
 _INDEXED = {_aten.index.Tensor, _aten.index_put_.default, _aten.index_put.default}
+_GROUPED_TYPES = {torch.float32, torch.float16, torch.bfloat16}
+"""Types that the kernels of ``_grouped_mm`` take; torch's rule for fake tensors takes bf16 only."""
+_GROUPED_ROW_BYTES = 16
+"""Rows of the operands and of the result of ``_grouped_mm`` begin at multiples of this."""
+OPERATOR_NOTE = "while tracing the operator "
+"""Begin of a note on an error that an operator raised."""
 
 
 class Kernels(Protocol):
@@ -109,15 +116,23 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch's own 
         if func is not _LIFT_FRESH:
             args = tuple(map_tensors(argument, self._to_fake) for argument in args)
         kwargs = {name: map_tensors(argument, self._to_fake) for name, argument in kwargs.items()}
-        outputs = self._run(func, args, kwargs)
+        try:
+            outputs = self._run(func, args, kwargs)
+        except Exception as error:
+            error.add_note(f"{OPERATOR_NOTE}{func}")
+            raise
         self.values.propagate(func, args, kwargs, outputs)
         return outputs
 
     def _run(self, func: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:  # noqa: ANN401 - see above
         if func in _INDEXED:
             args = (args[0], self._masks_to_indices(args[1]), *args[2:])
+        outputs: Any
         try:
-            outputs = self._shapes.run(self.fakes, func, args, kwargs)
+            if func is GROUPED_MM and args[0].dtype in _GROUPED_TYPES:
+                outputs = self._grouped_product(*args, **kwargs)
+            else:
+                outputs = self._shapes.run(self.fakes, func, args, kwargs)
         except DynamicOutputShapeException:
             outputs = self._run_on_known_values(func, args, kwargs)
         if func is _ONEDNN_RECURRENT:  # the fake workspace, kept for the backward pass, is empty
@@ -143,6 +158,31 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch's own 
         self.recorder.record(on_device)
         for block in blocks:
             self.recorder.free(block)
+
+    def _grouped_product(self, left: Tensor, right: Tensor, offs: Tensor | None = None, **_: object) -> Tensor:
+        """Make the result of ``_grouped_mm``: the product of each group is written into it, without other memory.
+
+        After ``create_grouped_gemm_output_tensor`` and ``_grouped_mm_fallback`` of ``GroupedMMUtils.h`` in torch 2.13.
+        Operands of two dimensions hold the groups one after the other, and ``offs`` has the end of each.
+
+        Raises:
+            EstimateError: when the kernels would refuse the operands' strides.
+        """
+        for matrix in (left, right):
+            if max(matrix.stride()[-2:]) * matrix.element_size() % _GROUPED_ROW_BYTES:
+                raise EstimateError(
+                    f"{GROUPED_MM} takes rows of a multiple of {_GROUPED_ROW_BYTES} bytes, not {tuple(matrix.shape)} "
+                    f"in {matrix.dtype}"
+                )
+        rows, columns = left.shape[-2], right.shape[-1]
+        values_per_row = _GROUPED_ROW_BYTES // left.element_size()
+        width = -(-columns // values_per_row) * values_per_row
+        shape: tuple[int, ...] = (rows, columns)
+        if left.dim() == right.dim():
+            shape = (left.shape[0] if offs is None else offs.shape[0], *shape)
+        stride = (rows * width, width, 1)[-len(shape) :]
+        with self.fakes:
+            return torch.empty_strided(shape, stride, dtype=left.dtype, device=left.device)
 
     def _to_fake(self, tensor: Tensor) -> Tensor:
         if isinstance(tensor, FakeTensor):

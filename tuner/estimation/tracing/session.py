@@ -14,10 +14,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from tuner.errors import EstimateError
+from tuner.errors import BatchwrightError, EstimateError
 from tuner.estimation.cuda_shim import Shim
 from tuner.estimation.trace import Category, Trace
-from tuner.estimation.tracing.dispatch_mode import Tracer
+from tuner.estimation.tracing.dispatch_mode import OPERATOR_NOTE, Tracer
 from tuner.estimation.tracing.fake_device import (
     FakeDevice,
     emulate_cuda,
@@ -213,7 +213,7 @@ class UpdateTrace:
     def _tracing(self) -> Iterator[None]:
         tracer = self._tracer
         with (
-            _errors_translated(),
+            _translate_errors(),
             _without_garbage_collection(),
             values_read_by_transformers(),
             self._emulated_cuda(),
@@ -288,13 +288,25 @@ def _with_optimizer(spec: WorkloadSpec, default: str) -> WorkloadSpec:
 
 
 @contextmanager
-def _errors_translated() -> Iterator[None]:
+def _translate_errors() -> Iterator[None]:
+    """Raise an ``EstimateError`` for errors of the workload and of torch, with the operator that raised them."""
     try:
         yield
-    except (DataDependentOutputException, DynamicOutputShapeException, UnsupportedOperatorException) as error:
+    except BatchwrightError:
+        raise
+    except (DataDependentOutputException, DynamicOutputShapeException) as error:
         raise EstimateError(
             f"the workload reads values known only at run time ({error}): it can be measured, not estimated"
         ) from error
+    except UnsupportedOperatorException as error:
+        raise EstimateError(
+            f"the workload runs an operator that has no rule for tensors without values ({error}): it can be measured, "
+            "not estimated"
+        ) from error
+    except Exception as error:
+        words = " ".join(str(error).split())
+        where = "".join(f" ({note})" for note in getattr(error, "__notes__", ()) if note.startswith(OPERATOR_NOTE))
+        raise EstimateError(f"the workload cannot be traced: {type(error).__name__}: {words}{where}") from error
 
 
 @contextmanager

@@ -83,4 +83,5 @@ CUDNN_ATTENTION_BACKWARD: OpOverload = _aten._scaled_dot_product_cudnn_attention
 EFFICIENT_ATTENTION_BACKWARD: OpOverload = _aten._scaled_dot_product_efficient_attention_backward.default  # noqa: SLF001
 FLASH_ATTENTION_BACKWARD: OpOverload = _aten._scaled_dot_product_flash_attention_backward.default  # noqa: SLF001
 FOREACH_NORM: OpOverload = _aten._foreach_norm.Scalar  # noqa: SLF001
+GROUPED_MM: OpOverload = _aten._grouped_mm.default  # noqa: SLF001
 LOCAL_SCALAR_DENSE: OpOverload = _aten._local_scalar_dense.default  # noqa: SLF001

@@ -125,10 +125,15 @@ def _failure_of(error: BaseException) -> Failure:
     if isinstance(error, SpecError):
         return Failure(kind=SpecError.__name__, message=str(error), problems=tuple(error.problems))
     if isinstance(error, BatchwrightError):
-        return Failure(kind=type(error).__name__, message=str(error))
+        cause = error.__cause__ if isinstance(error, EstimateError) else None
+        return Failure(kind=type(error).__name__, message=str(error), traceback=_traceback_of(cause))
     words = " ".join(str(error).split())
     message = f"the workload cannot be traced: {type(error).__name__}: {words}"
-    return Failure(kind=EstimateError.__name__, message=message, traceback="".join(traceback.format_exception(error)))
+    return Failure(kind=EstimateError.__name__, message=message, traceback=_traceback_of(error))
+
+
+def _traceback_of(error: BaseException | None) -> str | None:
+    return None if error is None else "".join(traceback.format_exception(error))
 
 
 def main(connection: Connection, parent: int, arguments: Sequence[str]) -> None:

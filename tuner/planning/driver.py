@@ -1,0 +1,113 @@
+"""Drive a tuning: the interface of what runs its probes, and the steps before and after them.
+
+The driver (``tuner.foreground``, ``service.worker.runner``, a test) keeps this order::
+
+    check_coupling(tuning, runner.check_coupling)
+    prepare_search(tuning, runner.check, runner.expect)
+    while (probe := tuning.next_probe()) is not None:
+        tuning.record(runner.run(probe))
+    estimate_what_ifs(tuning, runner.expect)
+    recommendation = tuning.recommendation(...)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+from tuner.errors import ProbeError
+from tuner.planning.session import Tuning
+from tuner.schemas.recommendation import CouplingCheck
+from tuner.schemas.requests import CouplingRequest, ExpectationRequest, ProbeRequest, TuningRequest
+from tuner.schemas.results import ExpectedPeaks, ProbeResult
+
+
+class ProbeRunner(Protocol):
+    """A runner of probes on one device."""
+
+    def check(self, request: TuningRequest, should_stop: Callable[[], bool] = lambda: False) -> None:
+        """Build the workload without memory for its tensors, so that a wrong spec is found before any probe.
+
+        Raises:
+            SpecError: naming the field at fault.
+            ProbeCancelledError: when ``should_stop`` returned true.
+        """
+
+    def check_coupling(
+        self, request: CouplingRequest, should_stop: Callable[[], bool] = lambda: False
+    ) -> CouplingCheck:
+        """Compare the loss of a batch with that of its parts, in a process of its own.
+
+        Raises:
+            ProbeCancelledError: when ``should_stop`` returned true.
+            ProbeError: when the probing machinery failed.
+        """
+
+    def expect(
+        self, request: ExpectationRequest, should_stop: Callable[[], bool] = lambda: False
+    ) -> ExpectedPeaks | None:
+        """Estimate the peaks that probes will measure; none where the workload cannot be estimated.
+
+        Raises:
+            ProbeCancelledError: when ``should_stop`` returned true.
+            ProbeError: when the probing machinery failed.
+        """
+
+    def run(self, request: ProbeRequest, should_stop: Callable[[], bool] = lambda: False) -> ProbeResult:
+        """Run one probe to its end.
+
+        Raises:
+            ProbeCancelledError: when ``should_stop`` returned true; the probe's process has ended by then.
+            ProbeError: when the probing machinery failed.
+        """
+
+    def environment(self) -> dict[str, str]:
+        """The environment variables of the probes, with which the job must run too."""
+
+    def close(self) -> None:
+        """End every process. Idempotent."""
+
+
+def check_coupling(tuning: Tuning, check: Callable[[CouplingRequest], CouplingCheck]) -> None:
+    """Check whether the loss couples samples, before the first probe and again after a restart.
+
+    Raises:
+        TuningFailedError: when the loss couples samples, the request does not allow this, and no exact plan exists.
+    """
+    request = tuning.coupling_request()
+    if request is not None:
+        tuning.record_coupling(check(request))
+
+
+def prepare_search(
+    tuning: Tuning,
+    check: Callable[[TuningRequest], None],
+    expect: Callable[[ExpectationRequest], ExpectedPeaks | None],
+) -> None:
+    """Seed the search with an estimate before the first probe, or else check the spec.
+
+    A successful estimate has built the workload, so the spec needs no further check.
+
+    Raises:
+        SpecError: naming the field at fault.
+    """
+    request = tuning.expectation_request()
+    peaks = None if request is None else expect(request)
+    if peaks is None:
+        check(tuning.request)
+    else:
+        tuning.start_from_estimate(peaks)
+
+
+def estimate_what_ifs(tuning: Tuning, expect: Callable[[ExpectationRequest], ExpectedPeaks | None]) -> None:
+    """Estimate the what-ifs of a tuning. A change that cannot be estimated becomes a warning.
+
+    Raises:
+        ProbeCancelledError: as ``expect``.
+    """
+    while (request := tuning.next_what_if()) is not None:
+        try:
+            peaks = expect(request)
+        except ProbeError:
+            peaks = None
+        tuning.record_what_if(peaks)
