@@ -86,6 +86,7 @@ bench: bench-install  ## Reproduce the figures of benchmarks/results/
 	$(BIN)/python benchmarks/cpu_repeatability.py
 	$(BIN)/python benchmarks/cpu_math_buffers.py
 	$(BIN)/python benchmarks/accumulation_exactness.py
+	$(BIN)/python benchmarks/side_by_side.py
 	$(BIN)/python benchmarks/engine_overhead.py
 	$(BIN)/python benchmarks/sigkill_soak.py
 	$(BIN)/python benchmarks/chaos.py
@@ -135,9 +136,9 @@ $(EXPORTS)/slurm/ready: Makefile
 
 EXPORTS_READY := $(patsubst %,$(EXPORTS)/%/ready,deepspeed composer configs launchers slurm)
 
-test-exports: $(EXPORTS_READY)  ## Have the frameworks and launchers themselves load exports, and call our callbacks
+test-exports: $(EXPORTS_READY)  ## Have the frameworks and launchers themselves load exports, call our callbacks and run our examples
 	BATCHWRIGHT_TEST_LAUNCHERS=$(EXPORTS)/launchers BATCHWRIGHT_TEST_SLURM=$(EXPORTS)/slurm/root \
-	  $(BIN)/python -m pytest -m exports tests/exports tests/integrations
+	  $(BIN)/python -m pytest -m exports tests/exports tests/integrations tests/project/test_side_by_side.py
 
 # The tools that are no Python packages of ours: Java and npm must be there. `promtool` is of Debian's package
 # `prometheus`, which is unpacked, not installed.

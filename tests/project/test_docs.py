@@ -155,6 +155,14 @@ def test_blocks_are_found_with_their_titles_and_reasons() -> None:
     ]
 
 
+def test_a_file_of_the_repository_is_included() -> None:
+    """A block has the text of the file, and an unknown file is an error."""
+    (block,) = blocks_of('```python title="a.py"\n--8<-- "examples/own_loop.py"\n```\n')
+    assert block.text == (ROOT / "examples" / "own_loop.py").read_text()
+    with pytest.raises(FileNotFoundError):
+        blocks_of('```python\n--8<-- "examples/no_loop.py"\n```\n')
+
+
 def test_commands_are_found_with_what_they_print() -> None:
     """Lines after a backslash belong to the command, and so do here-documents."""
     (first, second, third) = commands_of("$ echo a \\\n    b\na b\n$ true\n$ cat <<'END'\nx\nEND\nx\n")

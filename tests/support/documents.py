@@ -6,6 +6,7 @@
   anything. ``$ batchwright serve`` is the service that the tests share, and the address in the page is its address.
 - ``bash`` and ``python`` without a title are programs, which must succeed. ``yaml`` and ``json`` are parsed.
 - A block after the line ``<!-- not run: REASON -->`` is left out.
+- A line ``--8<-- "PATH"`` in a block is the file at that path of the repository, as on the built page.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from pathlib import Path
 
 import yaml
 
+from tests.support.paths import ROOT
 from tuner.system.processes import kill_group
 
 ADDRESS = "http://127.0.0.1:8000"
@@ -32,6 +34,7 @@ _BLOCK = re.compile(
     r"```(?P<language>\w+)(?: title=\"(?P<title>[^\"]+)\")?\n(?P<text>.*?)^```",
     re.MULTILINE | re.DOTALL,
 )
+_INCLUDED = re.compile(r'^--8<-- "(?P<path>[^"]+)"\n', re.MULTILINE)
 _SECONDS = 300
 """Longest time of a block, so that a hang fails the test."""
 _MARK = "\x1e"
@@ -60,9 +63,14 @@ class Command:
 def blocks_of(document: str) -> list[Block]:
     """Return the fenced blocks of a document in order."""
     return [
-        Block(it["language"], it["text"], it["title"], document[: it.start("text")].count("\n"), it["reason"])
+        Block(it["language"], included(it["text"]), it["title"], document[: it.start("text")].count("\n"), it["reason"])
         for it in _BLOCK.finditer(document)
     ]
+
+
+def included(text: str) -> str:
+    """Replace each line that includes a file by the file's text."""
+    return _INCLUDED.sub(lambda it: (ROOT / it["path"]).read_text(), text)
 
 
 def commands_of(text: str) -> Iterator[Command]:
