@@ -121,7 +121,7 @@ def test_a_mean_is_a_loss(answer: Recommendation) -> None:
 
 def test_a_sum_that_is_returned_as_a_mean_is_refused() -> None:
     """Its weight would be that of a mean."""
-    with pytest.raises(TuningFailedError, match=r"samples are coupled.*At fault: loss term `loss`"):
+    with pytest.raises(TuningFailedError, match=r"loss term `loss`.*it grows with the batch, as a sum does"):
         found(loss=lambda model, batch: loss(model, batch)[0], effective_batch_size=SAMPLES)
 
 

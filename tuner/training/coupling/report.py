@@ -145,6 +145,10 @@ _MEAN = (
     "it is a mean: return the sum over samples or tokens, not the mean, and their number as the weight (a penalty that "
     "has no samples: weight 1, whatever the batch)"
 )
+_SUM = (
+    "it grows with the batch, as a sum does, and is multiplied by its weight once more: return the sum and the weight "
+    "as they are, `(loss_sum, weight)`, or a mean where a mean is expected"
+)
 _WEIGHT = "its weights do not add up: return as weight the number of samples or tokens that the loss is summed over"
 _BALANCE = (
     "a load-balancing term is a statistic of the whole batch: make it a sum over tokens of a per-token quantity with "
@@ -211,7 +215,9 @@ def term_culprit(name: str, whole: Run, split: Run, error: float, limits: Limits
     sums_agree = (
         relative(sum(part_term.total for part_term in part_terms) - term.total, term.total) <= limits.largest_error
     )
-    return Culprit("term", name, None, error, _WEIGHT if sums_agree else _TERM)
+    if sums_agree:
+        return Culprit("term", name, None, error, _WEIGHT)
+    return Culprit("term", name, None, error, _SUM if _is_weighted_sum(term, part_terms, limits) else _TERM)
 
 
 def _is_mean(whole: Term, part_terms: list[Term], limits: Limits) -> bool:
@@ -225,3 +231,11 @@ def _is_mean(whole: Term, part_terms: list[Term], limits: Limits) -> bool:
         if sum(shares)
     ]
     return any(relative(mean - whole.total, whole.total) <= limits.largest_error for mean in means)
+
+
+def _is_weighted_sum(whole: Term, part_terms: list[Term], limits: Limits) -> bool:
+    """Return whether the sums add up once they are divided by their weights."""
+    if not whole.weight or not all(part_term.weight for part_term in part_terms):
+        return False
+    parts = sum(part_term.total / part_term.weight for part_term in part_terms)
+    return relative(parts - whole.total / whole.weight, whole.total / whole.weight) <= limits.largest_error
