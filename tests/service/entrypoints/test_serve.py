@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import ExitStack
 from pathlib import Path
 
 import httpx
@@ -44,22 +44,11 @@ def journal(tmp_path: Path) -> Path:
     return path
 
 
-@pytest.fixture(params=["apart", "inside"])
-def start_served(request: pytest.FixtureRequest, tmp_path: Path, journal: Path) -> Iterator[StartServed]:
-    """Starts served processes on one data folder, with workers inside and apart; kills what a test leaves."""
-    with ExitStack() as stack:
-        yield lambda port=0: stack.enter_context(_served(tmp_path / "data", journal, port, request.param))
-
-
 @pytest.fixture
-def start_apart(tmp_path: Path, journal: Path) -> Iterator[StartServed]:
-    """Starts served processes whose workers run in a process of their own."""
+def start_served(tmp_path: Path, journal: Path) -> Iterator[StartServed]:
+    """Starts served processes on one data folder, and kills what a test leaves."""
     with ExitStack() as stack:
-        yield lambda port=0: stack.enter_context(_served(tmp_path / "data", journal, port, "apart"))
-
-
-def _served(data_dir: Path, journal: Path, port: int, where: str) -> AbstractContextManager[Spoken]:
-    return slow_service(data_dir, journal, PROBE_SECONDS, port, where)
+        yield lambda port=0: stack.enter_context(slow_service(tmp_path / "data", journal, PROBE_SECONDS, port))
 
 
 def sizes_in(journal: Path) -> list[int]:
@@ -106,10 +95,10 @@ def test_a_killed_service_goes_on_from_its_recorded_probes(start_served: StartSe
     assert states == [State.QUEUED, State.RUNNING, State.RUNNING, State.SUCCEEDED]
 
 
-def test_a_killed_worker_process_is_started_again(start_apart: StartServed, journal: Path) -> None:
+def test_a_killed_worker_process_is_started_again(start_served: StartServed, journal: Path) -> None:
     """After kill -9 of it in the third probe the same service, which answers all the time, ends the tuning as usual."""
     expected = undisturbed()
-    served = start_apart()
+    served = start_served()
     with Client(served.url) as client:
         tuning_id = client.tunings.submit(tuning_request()).id
         wait_for_probes(client, tuning_id, 2)
@@ -126,10 +115,10 @@ def test_a_killed_worker_process_is_started_again(start_apart: StartServed, jour
 
 
 def test_a_worker_process_that_is_told_to_end_hands_back_and_is_started_again(
-    start_apart: StartServed, journal: Path
+    start_served: StartServed, journal: Path
 ) -> None:
     """SIGTERM to it alone ends its probe, and the next goes on with the tuning."""
-    served = start_apart()
+    served = start_served()
     with Client(served.url) as client:
         tuning_id = client.tunings.submit(tuning_request()).id
         wait_for_probes(client, tuning_id, 1)
@@ -139,9 +128,9 @@ def test_a_worker_process_that_is_told_to_end_hands_back_and_is_started_again(
     assert sorted(set(sizes_in(journal))) == sorted(undisturbed())
 
 
-def test_a_group_that_is_terminated_gets_one_signal(start_apart: StartServed, journal: Path) -> None:
+def test_a_group_that_is_terminated_gets_one_signal(start_served: StartServed, journal: Path) -> None:
     """A supervisor may signal every process of the service: a job still gets its grace, until the second signal."""
-    served = start_apart()
+    served = start_served()
     with Client(served.url) as client:
         client.jobs.submit(recommendation(), TrainingRequest(updates=10))
         wait_until(lambda: client.devices.list()[0].running_id is not None)
@@ -154,18 +143,18 @@ def test_a_group_that_is_terminated_gets_one_signal(start_apart: StartServed, jo
     assert are_gone({worker})
 
 
-def test_a_killed_service_takes_its_worker_process_along(start_apart: StartServed) -> None:
+def test_a_killed_service_takes_its_worker_process_along(start_served: StartServed) -> None:
     """Kill -9 of the one that serves the API leaves nothing behind."""
-    served = start_apart()
+    served = start_served()
     below = children_of(served.process.pid)
     assert len(below) == 1
     served.end(signal.SIGKILL)
     wait_until(lambda: are_gone(below))
 
 
-def test_the_metrics_of_a_worker_process_are_with_those_of_the_api(start_apart: StartServed) -> None:
+def test_the_metrics_of_a_worker_process_are_with_those_of_the_api(start_served: StartServed) -> None:
     """One scrape has both, each family once; without a process they are the API's alone."""
-    served = start_apart()
+    served = start_served()
     with Client(served.url) as client, httpx.Client(base_url=served.url) as http:
         client.tunings.wait(client.tunings.submit(tuning_request()).id, START_SECONDS)
         text = http.get("/metrics").raise_for_status().text
@@ -262,16 +251,16 @@ def test_the_service_is_not_opened_to_other_machines(tmp_path: Path) -> None:
         serve(Settings(data_dir=tmp_path, host="0.0.0.0"))  # noqa: S104 - refused
 
 
-def test_a_second_service_on_the_same_devices_is_refused(start_apart: StartServed, tmp_path: Path) -> None:
+def test_a_second_service_on_the_same_devices_is_refused(start_served: StartServed, tmp_path: Path) -> None:
     """The error names the served device and its owner."""
-    start_apart()
+    start_served()
     with pytest.raises(DeviceTakenError, match="cpu is served by host:"):
         serve(Settings(data_dir=tmp_path / "data", node_name="host", port=0, devices="cpu"))
 
 
-def test_a_taken_port_is_named(start_apart: StartServed, tmp_path: Path) -> None:
+def test_a_taken_port_is_named(start_served: StartServed, tmp_path: Path) -> None:
     """Listening where someone listens already is refused in our words."""
-    port = int(start_apart().url.rpartition(":")[2])
+    port = int(start_served().url.rpartition(":")[2])
     with pytest.raises(ConfigurationError, match=str(port)):
         serve(Settings(data_dir=tmp_path / "other", port=port, devices="cpu"))
 

@@ -95,16 +95,15 @@ def slow_service(  # noqa: PLR0913, PLR0917 - what a test may choose
     journal: Path,
     probe_seconds: float,
     port: int = 0,
-    where: str = "apart",
     environment: Mapping[str, str] | None = None,
     output: Path = NOWHERE,
 ) -> Iterator[Spoken]:
-    """A service around a slow scripted runner, its workers "apart" or "inside" (see `slow_service.py`)."""
+    """A service around a slow scripted runner."""
     slow = {
         "JOURNAL": str(journal),
         "PROBE_SECONDS": str(probe_seconds),
     }
-    command = [str(SUPPORT / "service" / "slow_service.py"), str(data_dir), str(port), where]
+    command = [str(SUPPORT / "service" / "slow_service.py"), str(data_dir), str(port)]
     with spoken(command, LISTENS, {**slow, **(environment or {})}, output) as started:
         yield started
 
