@@ -21,8 +21,8 @@ from __future__ import annotations
 
 from http import HTTPStatus
 
+from service.client.documents import Tuning
 from service.domain.problems import PROBLEM_TYPE_PREFIX, Problem
-from service.domain.work import Tuning
 
 NOT_A_PROBLEM = "not-a-problem-document"
 """Code of an error that did not come from the service itself, such as a proxy's page."""

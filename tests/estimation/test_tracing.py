@@ -284,11 +284,13 @@ GROUPED = {
 """Shapes of the left operand and of the transposed right one."""
 
 
-def traced_grouped_mm(left: torch.Tensor, right: torch.Tensor, offs: torch.Tensor | None) -> torch.Tensor:
+def traced_grouped_mm(
+    left: torch.Tensor, right: torch.Tensor, offs: torch.Tensor | None, **options: Any
+) -> torch.Tensor:
     """The grouped product as a fake tensor."""
     tracer = Tracer(FakeTensorMode(allow_non_fake_inputs=True), "cpu", NoKernels(), ShapeCache())
     with tracer.fakes, tracer:
-        return grouped_mm(left, right, offs=offs)
+        return grouped_mm(left, right, offs=offs, **options)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
@@ -308,6 +310,34 @@ def test_grouped_products_that_the_kernel_refuses_are_refused() -> None:
         grouped_mm(left, right, offs=ENDS)
     with pytest.raises(EstimateError, match=r"rows of a multiple of 16 bytes, not \(8, 5\) in"):
         traced_grouped_mm(left, right, ENDS)
+
+
+def test_a_grouped_product_may_name_the_type_of_its_result() -> None:
+    """The type of the operands, which is the only one that the kernels have."""
+    left, right = torch.ones(8, 8), torch.ones(3, 10, 8).mT
+    made = grouped_mm(left, right, offs=ENDS, out_dtype=torch.float32)
+    traced = traced_grouped_mm(left, right, ENDS, out_dtype=torch.float32)
+    assert (traced.shape, traced.stride(), traced.dtype) == (made.shape, made.stride(), made.dtype)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"out_dtype": torch.float64}, "has the type of its operands"),
+        ({"bias": torch.ones(10)}, "takes no bias"),
+        ({"right": torch.ones(3, 10, 8, dtype=torch.float64).mT}, "cannot multiply"),
+        ({"right": torch.ones(3, 10, 16).mT}, "cannot multiply"),
+    ],
+    ids=["type", "bias", "types", "shapes"],
+)
+def test_arguments_that_the_grouped_kernel_refuses_are_refused(changes: dict[str, Any], message: str) -> None:
+    """By the kernel and by the trace."""
+    arguments = {"left": torch.ones(8, 8), "right": torch.ones(3, 10, 8).mT, "offs": ENDS} | changes
+    with pytest.raises(EstimateError, match=message):
+        traced_grouped_mm(**arguments)
+    left, right = arguments.pop("left"), arguments.pop("right")
+    with pytest.raises(RuntimeError):
+        grouped_mm(left, right, **arguments)
 
 
 def test_a_library_imported_during_a_trace_initialises_models_afterwards() -> None:

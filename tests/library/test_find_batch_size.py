@@ -1,4 +1,4 @@
-"""``find_batch_size``: functions of one's own, in processes of their own, with the answer of the command line."""
+"""``find_batch_size``: functions of one's own, in processes of their own, tuned as by the command line."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ SPEC = {"model": {"kind": "python", "target": "tests.support.heavy_samples:Workl
 
 
 def found(**changes: Any) -> Recommendation:
-    """The answer for the heavy samples on the CPU, with lambdas around a class."""
+    """A recommendation for the heavy samples on the CPU, with lambdas around a class."""
     functions = {"build_model": lambda: Scaled(), "make_batch": lambda size: make_batch(size), "loss": loss}  # noqa: PLW0108 - a lambda is what is tested
     options = {"memory_limit": MEMORY_LIMIT, "device": "cpu", "progress": False}
     return find_batch_size(**{**functions, **options, **changes})
 
 
 @pytest.fixture(scope="module")
-def answer() -> Recommendation:
-    """The answer of one tuning of the heavy samples, for the tests that compare with it."""
+def heavy() -> Recommendation:
+    """The recommendation of one tuning of the heavy samples, for the tests that compare with it."""
     return found(effective_batch_size=SAMPLES)
 
 
@@ -47,16 +47,16 @@ def assert_one_sample_apart(first: Recommendation, second: Recommendation) -> No
     assert abs(first.largest_micro_batch_size - second.largest_micro_batch_size) <= 1
 
 
-def test_the_answer_is_that_of_the_command_line(answer: Recommendation, tmp_path: Path) -> None:
-    """Lambdas get the answer of the same model as a ``python`` target, give or take what two measurements differ by."""
+def test_the_plan_is_that_of_the_command_line(heavy: Recommendation, tmp_path: Path) -> None:
+    """Lambdas are tuned as the same model as a ``python`` target is, within the difference of two measurements."""
     spec = tmp_path / "spec.json"
     spec.write_text(json.dumps(SPEC))
     options = ["--effective-batch-size", str(SAMPLES), "--memory-limit", MEMORY_LIMIT, "--device", "cpu"]
     done = called("tune", spec, *options, "--json")
     assert done.returncode == 0, done.stderr
     theirs = Recommendation.model_validate_json(done.stdout)
-    assert_one_sample_apart(answer, theirs)
-    for recommendation in (answer, theirs):
+    assert_one_sample_apart(heavy, theirs)
+    for recommendation in (heavy, theirs):
         assert recommendation.plan == balanced_plan(SAMPLES, 1, recommendation.largest_micro_batch_size or 0)
         assert recommendation.evidence.proof.shows_larger_fail
 
@@ -69,7 +69,7 @@ def test_a_spec_is_tuned_as_by_the_command_line() -> None:
     assert sum(map(sum, ours.plan.micro_batch_sizes)) == SAMPLES
 
 
-def test_a_closure_over_a_local_class(answer: Recommendation) -> None:
+def test_a_closure_over_a_local_class(heavy: Recommendation) -> None:
     """Everything that a function refers to is copied with it, a class of this function included."""
     values = VALUES // 8
 
@@ -82,7 +82,7 @@ def test_a_closure_over_a_local_class(answer: Recommendation) -> None:
             return samples * self.weights
 
     smaller = found(build_model=Local, make_batch=lambda size: torch.randn(size, values), effective_batch_size=SAMPLES)
-    assert (smaller.largest_micro_batch_size or 0) > (answer.largest_micro_batch_size or 0)
+    assert (smaller.largest_micro_batch_size or 0) > (heavy.largest_micro_batch_size or 0)
 
 
 def test_a_model_is_copied() -> None:
@@ -111,12 +111,12 @@ def test_an_optimizer_of_ones_own_counts() -> None:
     assert "own-optimizer" in {advice.code for advice in stateless.to_hugging_face().warnings}
 
 
-def test_a_mean_is_a_loss(answer: Recommendation) -> None:
-    """One tensor is the mean over the samples, with the answer of the sum, measured anew."""
+def test_a_mean_is_a_loss(heavy: Recommendation) -> None:
+    """One tensor is the mean over the samples, tuned as the sum is."""
     mean = found(loss=lambda model, batch: loss(model, batch)[0] / len(batch), effective_batch_size=SAMPLES)
     assert mean.evidence.coupling is not None
     assert mean.evidence.coupling.verdict == "separate"
-    assert_one_sample_apart(mean, answer)
+    assert_one_sample_apart(mean, heavy)
 
 
 def test_a_sum_that_is_returned_as_a_mean_is_refused() -> None:
@@ -135,7 +135,7 @@ def test_without_an_effective_batch_the_largest_is_planned() -> None:
     assert single.evidence.proof.shows_larger_fail
 
 
-def test_nothing_that_fits_is_an_answer() -> None:
+def test_nothing_that_fits_is_a_recommendation() -> None:
     """With its reason, as for the command line."""
     nothing = found(memory_limit="16MiB", effective_batch_size=4)
     assert not nothing.feasible
@@ -237,7 +237,7 @@ def test_functions_do_not_outlive_their_tuning(tmp_path: Path) -> None:
         load_functions(str(tmp_path / "functions.pickle"), "0" * 64)
 
 
-def test_a_training_function_gets_the_answer_once() -> None:
+def test_a_training_function_gets_the_recommendation_once() -> None:
     """The decorator tunes at the first call."""
     updates_of_calls: list[int] = []
 

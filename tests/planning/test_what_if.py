@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
@@ -13,7 +14,7 @@ from rich.console import Console
 
 from tests.support.factories import CPU, CUDA, gpt_spec, probe_result, tuning_request
 from tuner.cli.display import recommendation_panel
-from tuner.errors import ProbeCancelledError, ProbeError
+from tuner.errors import ProbeCancelledError, ProbeError, StorageError
 from tuner.hardware.inventory import find_device
 from tuner.planning.driver import estimate_what_ifs
 from tuner.planning.fingerprint import request_fields
@@ -280,7 +281,12 @@ def fails(request: ExpectationRequest) -> ExpectedPeaks | None:
     raise ProbeError(f"the fork server did not start ({request.limit_bytes})")
 
 
-@pytest.mark.parametrize("expect", [lambda _: None, fails])
+def finds_no_space(request: ExpectationRequest) -> ExpectedPeaks | None:
+    """An estimator on a full disk."""
+    raise StorageError(f"the disk is full ({request.limit_bytes})", errno.ENOSPC, 1)
+
+
+@pytest.mark.parametrize("expect", [lambda _: None, fails, finds_no_space])
 def test_a_workload_that_cannot_be_estimated_leaves_a_warning(expect: Expect) -> None:
     """The tuning still has its recommendation."""
     found = tuned(request_under(500), expect=expect)

@@ -17,6 +17,7 @@ from torch.nn import functional as F  # noqa: N812 - torch's own idiom
 
 from tests.support.factories import gpt_spec
 from tuner.errors import BatchwrightError, WorkloadError
+from tuner.planning.accumulation import balanced_plan
 from tuner.training.accumulation.collectives import Ranks, join_ranks
 from tuner.training.accumulation.engine import GradientAccumulation
 from tuner.training.batch_schedule import BatchSchedule, Position
@@ -336,6 +337,23 @@ def in_shards(ranks: Ranks) -> Outcome:
     }
 
 
+def planned_shards(ranks: Ranks) -> Outcome:
+    """FSDP with a plan of 5 samples, and a last window of 4: rank 0 has 3 twice, rank 1 has 2 and then 1."""
+    samples, plan = ragged(9), balanced_plan(effective_batch_size=5, world_size=2, max_micro_batch_size=2)
+    whole = gpt()
+    _update_with([samples[:5], samples[5:]], GradientAccumulation(whole, _adamw(whole), max_norm=0.5))
+    model = gpt()
+    shard(model, CPU, ranks.size)
+    own = [samples[3:5], samples[8:]] if ranks.rank else [samples[:3], samples[5:8]]
+    accumulation = GradientAccumulation(model, _adamw(model), plan=plan, ranks=ranks, lock_step=True, max_norm=0.5)
+    sizes = _update_with(own, accumulation)
+    return {
+        "sizes": sizes,
+        "weights": full_tensors(dict(model.state_dict())),
+        "truth": {name: tensor.detach() for name, tensor in whole.state_dict().items()},
+    }
+
+
 def shards_that_average(ranks: Ranks) -> Outcome:
     """A model in shards with torch's own averaging: half the gradient on two ranks, if nobody objects."""
     model = gpt()
@@ -351,10 +369,19 @@ def shards_that_average(ranks: Ranks) -> Outcome:
     return {"message": "none"}
 
 
+def _update_with(batches: list[list[Tensor]], accumulation: GradientAccumulation) -> list[tuple[int, ...]]:
+    """Update with one batch per window. Return the sizes of its micro-batches."""
+    return [accumulation.update([pad_tokens(batch)], loss, weigh).micro_batch_sizes for batch in batches]
+
+
+def _adamw(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(model.parameters(), lr=0.01, weight_decay=0.1, eps=_DAMPING)
+
+
 def _stepped(
     samples: list[Tensor], model: nn.Module, ranks: Ranks, *, lock_step: bool
 ) -> tuple[nn.Module, torch.optim.Optimizer]:
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, weight_decay=0.1, eps=_DAMPING)
+    optimizer = _adamw(model)
     accumulation = GradientAccumulation(model, optimizer, ranks=ranks, lock_step=lock_step, max_norm=0.5)
     schedule = BatchSchedule(0, len(samples), len(samples), ranks.rank, ranks.size)
     for _ in range(2):
@@ -371,7 +398,7 @@ def _micro_batch(samples: list[Tensor], sample_range: SampleRange) -> MicroBatch
 def _sharded_from(weights: Any, state: Any, ranks: Ranks) -> tuple[nn.Module, torch.optim.Optimizer]:
     model = gpt()
     shard(model, CPU, ranks.size)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, weight_decay=0.1, eps=_DAMPING)
+    optimizer = _adamw(model)
     load_weights(model, {name: tensor for name, tensor in weights.items() if name != "head.weight"})
     load_optimizer(optimizer, state)
     return model, optimizer
@@ -400,6 +427,7 @@ SCENARIOS: dict[str, Callable[[Ranks], Outcome]] = {
         overflow_on_one_rank,
         sums_of_all_sizes,
         in_shards,
+        planned_shards,
         shards_that_average,
     )
 }

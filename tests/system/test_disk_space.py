@@ -7,6 +7,7 @@ import os
 import resource
 import shutil
 import subprocess
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -93,6 +94,13 @@ def test_a_file_that_may_not_grow_is_named(tmp_path: Path, what: str) -> None:
     assert "1.00 MiB needed" in message
     assert " free)" in message
     assert [path.name for path in tmp_path.rglob("*") if path.name != "checkpoints"] == []
+
+
+def test_a_disk_is_named_where_no_folder_takes_temporary_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The search for such a folder writes a file to each candidate, and its own error is not the one to report."""
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    with small_files(0), pytest.raises(StorageError, match=r"file\.json cannot be written: .* choose a folder"):
+        write_atomically(tmp_path / "file.json", b"text")
 
 
 @pytest.mark.parametrize("what", WRITERS)

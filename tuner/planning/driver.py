@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
-from tuner.errors import ProbeError
+from tuner.errors import ProbeError, StorageError
 from tuner.planning.session import Tuning
 from tuner.schemas.recommendation import CouplingCheck
 from tuner.schemas.requests import CouplingRequest, ExpectationRequest, ProbeRequest, TuningRequest
@@ -108,6 +108,6 @@ def estimate_what_ifs(tuning: Tuning, expect: Callable[[ExpectationRequest], Exp
     while (request := tuning.next_what_if()) is not None:
         try:
             peaks = expect(request)
-        except ProbeError:
+        except (ProbeError, StorageError):  # the search has ended: its result is worth more than what-ifs
             peaks = None
         tuning.record_what_if(peaks)

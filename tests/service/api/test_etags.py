@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 from http import HTTPStatus
 
@@ -103,12 +104,17 @@ def test_a_change_ends_a_wait_with_a_known_tag(running_tuning: tuple[Running, st
     """With `If-None-Match` a wait ends at the next event, long before the tuning has ended."""
     service, location = running_tuning
     etag = service.http.get(location).headers["etag"]
-    threading.Timer(0.3, lambda: service.http.post(f"{location}/cancel")).start()
+
+    def cancel_once_awaited() -> None:
+        while not waits:
+            time.sleep(0.01)
+        service.http.post(f"{location}/cancel")
+
+    threading.Thread(target=cancel_once_awaited, daemon=True).start()
     response = service.http.get(
         location, params={"wait": 30}, headers={"If-None-Match": etag}, timeout=PATIENCE_SECONDS
     )
     assert response.status_code == HTTPStatus.OK
-    assert waits
     assert response.headers["etag"] != etag
     assert response.json()["state"] in {"CANCELLING", "CANCELLED"}
 

@@ -195,6 +195,14 @@ def test_shards_give_the_weights_of_one_process(both: Outcomes) -> None:
             torch.testing.assert_close(seen["weights"][name], truth, rtol=1e-4, atol=1e-5)
 
 
+def test_a_plan_gives_shards_as_many_micro_batches_on_every_rank(both: Outcomes) -> None:
+    """In a short last window too, where rank 1 has one sample and a padding micro-batch."""
+    assert [outcome["planned_shards"]["sizes"] for outcome in both] == [[(2, 1), (2, 1)], [(1, 1), (1,)]]
+    for outcome in both:
+        for name, truth in outcome["planned_shards"]["truth"].items():
+            torch.testing.assert_close(outcome["planned_shards"]["weights"][name], truth, rtol=1e-4, atol=1e-5)
+
+
 def test_shards_go_into_a_checkpoint_whole_and_come_back(both: Outcomes) -> None:
     """Weights and optimizer state, by the numbers that a whole model gives them, bit for bit."""
     seen = both[0]["in_shards"]

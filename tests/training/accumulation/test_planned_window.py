@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import pytest
 import torch
@@ -88,6 +89,31 @@ def test_a_loader_of_the_plans_largest_size_would_make_the_update_too_large() ->
     assert loop.seen == []
     loop.accumulation.update([BATCH], loop.loss)  # the loop can go on
     assert relative_error(loop.steps[-1], loop.truth) < 1e-5
+
+
+def test_padding_is_no_sample_of_a_window() -> None:
+    """Neither in the sum nor in its terms."""
+    padding = replace(as_micro_batch(torch.arange(4)), is_padding=True)
+    planned = PlannedWindow(PLAN, Ranks())
+    assert planned.divide([as_micro_batch(torch.arange(4)), padding, padding])[1:] == [padding, padding]
+    with pytest.raises(WorkloadError, match=r"a window of 6 \+ 5 = 11 samples"):
+        planned.divide([as_micro_batch(torch.arange(6)), as_micro_batch(torch.arange(5)), padding])
+
+
+@pytest.mark.parametrize(
+    ("samples", "sizes", "padding"), [(10, [4, 3, 3], 0), (7, [3, 2, 2], 0), (2, [1, 1], 1), (1, [1], 2)]
+)
+def test_in_lock_step_a_window_has_all_steps(samples: int, sizes: list[int], padding: int) -> None:
+    """However few samples the last batch of an epoch has on this rank."""
+    parts = PlannedWindow(PLAN, Ranks(), lock_step=True).divide([as_micro_batch(torch.arange(samples))])
+    assert [part.size for part in parts if not part.is_padding] == sizes
+    assert [part.is_padding for part in parts] == [False] * len(sizes) + [True] * padding
+
+
+def test_in_lock_step_a_rank_without_samples_runs_padding_in_all_steps() -> None:
+    """The model's collectives need each rank in each of the three steps."""
+    padding = replace(as_micro_batch(torch.arange(1)), is_padding=True)
+    assert PlannedWindow(PLAN, Ranks(), lock_step=True).divide([padding]) == [padding] * 3
 
 
 @both_gatherings

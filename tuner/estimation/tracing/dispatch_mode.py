@@ -159,15 +159,29 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch's own 
         for block in blocks:
             self.recorder.free(block)
 
-    def _grouped_product(self, left: Tensor, right: Tensor, offs: Tensor | None = None, **_: object) -> Tensor:
+    def _grouped_product(
+        self,
+        left: Tensor,
+        right: Tensor,
+        offs: Tensor | None = None,
+        bias: Tensor | None = None,
+        out_dtype: torch.dtype | None = None,
+    ) -> Tensor:
         """Make the result of ``_grouped_mm``: the product of each group is written into it, without other memory.
 
         After ``create_grouped_gemm_output_tensor`` and ``_grouped_mm_fallback`` of ``GroupedMMUtils.h`` in torch 2.13.
         Operands of two dimensions hold the groups one after the other, and ``offs`` has the end of each.
 
         Raises:
-            EstimateError: when the kernels would refuse the operands' strides.
+            EstimateError: when the kernels would refuse the operands, a bias or another type of the result.
         """
+        if bias is not None or out_dtype not in {None, left.dtype}:
+            raise EstimateError(f"{GROUPED_MM} takes no bias, and its result has the type of its operands")
+        if right.dtype != left.dtype or right.shape[-2] != left.shape[-1]:
+            raise EstimateError(
+                f"{GROUPED_MM} cannot multiply {tuple(left.shape)} in {left.dtype} by {tuple(right.shape)} in "
+                f"{right.dtype}"
+            )
         for matrix in (left, right):
             if max(matrix.stride()[-2:]) * matrix.element_size() % _GROUPED_ROW_BYTES:
                 raise EstimateError(

@@ -68,7 +68,8 @@ class GradientAccumulation:
         optimizer: optimizer of the model's parameters.
         plan: plan of a recommendation. One batch of this rank's whole share is divided into the plan's micro-batches; a
             micro-batch above the plan's largest is divided too; and a window of more samples than the plan has for this
-            rank is refused. The last window of an epoch may have fewer.
+            rank is refused. The last window of an epoch may have fewer. With ``lock_step`` one batch becomes the same
+            number of micro-batches on every rank, and windows of several micro-batches run as they are.
         max_norm: largest L2 norm of the whole gradient, applied once per update; None to not clip.
         scaler: gradient scaler for fp16, unscaled and updated once per update.
         memory: the device that the model is on, which recognises an out-of-memory error; the device of the first
@@ -120,7 +121,7 @@ class GradientAccumulation:
         self.scaler = scaler or torch.amp.GradScaler(self.device.type, enabled=False)
         wrapped = isinstance(model, DistributedDataParallel)
         self.ranks = ranks or (ProcessGroup() if wrapped else Ranks())
-        self._planned = None if plan is None else PlannedWindow(plan, self.ranks)
+        self._planned = None if plan is None else PlannedWindow(plan, self.ranks, lock_step=lock_step)
         self._called = model.module if isinstance(model, DistributedDataParallel) else model
         self._floating = floating
         self._lock_step = lock_step
@@ -130,7 +131,7 @@ class GradientAccumulation:
         self._prepare_scaler()
         action = decide(FailureOrigin.PASS, lock_step=lock_step, sums_in_place=in_place) if recovers else Action.RAISE
         self._recovery = Recovery(self.memory, self.gradients, snapshot, action, self.ranks.rank)
-        self.largest_micro_batch = None if self._planned is None else max(self._planned.sizes)
+        self.largest_micro_batch = None if self._planned is None else self._planned.bound
         self._seeds: dict[tuple[float, torch.dtype, torch.device], Tensor] = {}
         self._reduction = Reduction(model, self.gradients, self.ranks, lock_step=lock_step)
         self._loss_check: LossCheck | None = None
