@@ -183,8 +183,9 @@ $(RELEASE)/ready: Makefile
 	$(RELEASE)/bin/python -m pip install --quiet --disable-pip-version-check build==1.6.1 twine==7.0.0
 	@touch $@
 
+# TAG=v0.1.0 also compares a tag with the version and the changelog; make passes TAG on in the environment.
 release-check: $(RELEASE)/ready  ## Build the sdist and the wheel, check both, and try the wheel with and without torch
-	$(RELEASE)/bin/python tools/release_check.py
+	$(RELEASE)/bin/python tools/release_check.py $(if $(TAG),--tag "$$TAG")
 
 licenses: $(VENV)/dev $(VENV)/docs  ## List the licences of what is installed, in docs/licenses.md
 	$(BIN)/python tools/licenses.py

@@ -2,11 +2,13 @@
 
 The sdist and the wheel are built and checked by ``twine``. The wheel is installed into two fresh environments: one
 without torch, for the SDK and the command line, and one with torch, for the library. Both are in the build folder,
-apart from `.venv`, and nothing is uploaded.
+apart from `.venv`, and nothing is uploaded. With ``--tag TAG`` (`make release-check TAG=v0.1.0`) the tag and the date
+in the changelog are checked before anything is built.
 """
 
 from __future__ import annotations
 
+import argparse
 import re
 import shutil
 import subprocess
@@ -14,6 +16,7 @@ import sys
 import tomllib
 import venv
 import zipfile
+from datetime import date
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -80,10 +83,46 @@ def missing(wheel: Path) -> list[str]:
     return [name for name in wanted if name not in names]
 
 
-def changelog_problem() -> str | None:
-    """The problem of CHANGELOG.md, unless its first section is that of the version."""
-    headings = re.findall(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(), flags=re.MULTILINE)
-    return None if headings and headings[0] == version() else f"CHANGELOG.md does not begin with {version()}"
+def newest_section(changelog: str) -> tuple[str, str]:
+    """The version and the date, as written, of a changelog's first heading, ``## 0.1.0 - 2026-01-31``; else empty."""
+    heading = re.search(r"^## (\S+)(?: - )?(.*)$", changelog, flags=re.MULTILINE)
+    return (heading[1], heading[2].strip()) if heading else ("", "")
+
+
+def is_iso_date(text: str) -> bool:
+    """Tell whether a text is a day of the calendar, written as ``YYYY-MM-DD``."""
+    try:
+        return date.fromisoformat(text).isoformat() == text
+    except ValueError:
+        return False
+
+
+def changelog_problems(changelog: str, version: str) -> list[str]:
+    """The problem of a changelog, unless its first section is that of the version."""
+    return [] if newest_section(changelog)[0] == version else [f"CHANGELOG.md does not begin with {version}"]
+
+
+def tag_problems(tag: str, changelog: str, version: str) -> list[str]:
+    """Why a tag cannot be released: it is not that of the version, or the newest section has no ISO date."""
+    marked = newest_section(changelog)[1]
+    problems = []
+    if tag != f"v{version}":
+        problems.append(f"the tag is {tag}, but the version in pyproject.toml asks for v{version}")
+    if not is_iso_date(marked):
+        problems.append(
+            f"the newest section of CHANGELOG.md has {marked or 'nothing'!r} instead of a date (YYYY-MM-DD)"
+        )
+    return problems
+
+
+def refuse(problems: list[str]) -> None:
+    """End the check when there are problems.
+
+    Raises:
+        SystemExit: with a line for each problem.
+    """
+    if problems:
+        sys.exit("\n".join(problems))
 
 
 def install(wheel: Path, extras: str, folder: Path) -> Path:
@@ -115,11 +154,13 @@ def try_out(wheel: Path, extras: str, program: str, folder: Path) -> None:
 
 def main() -> None:
     """Build, check and try everything."""
+    parser = argparse.ArgumentParser(description="Build the sdist and the wheel, check both, and try the wheel.")
+    parser.add_argument("--tag", help="the tag of the release, such as v0.1.0; refused unless all agrees with it")
+    tag: str | None = parser.parse_args().tag
+    changelog = (ROOT / "CHANGELOG.md").read_text()
+    refuse(changelog_problems(changelog, version()) + ([] if tag is None else tag_problems(tag, changelog, version())))
     wheel = build()
-    problems = [f"the wheel lacks {name}" for name in missing(wheel)]
-    problems += [problem] if (problem := changelog_problem()) else []
-    if problems:
-        sys.exit("\n".join(problems))
+    refuse([f"the wheel lacks {name}" for name in missing(wheel)])
     folder = Path(sys.prefix) / "tried"
     try_out(wheel, "", WITHOUT_TORCH, folder / "without-torch")
     try_out(wheel, "[torch]", WITH_TORCH, folder / "with-torch")
