@@ -148,7 +148,7 @@ def truth_fingerprint(tuning: Tuning, scan: Scan) -> str:
     root = Path(tuner.__file__).parent
     sources = [path for name in MEASURING_CODE for path in _python_files(root / name)]
     sources.append(HERE / "finders_workloads.py")
-    digests = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in sources}
+    digests = {str(path.relative_to(HERE.parent)): hashlib.sha256(path.read_bytes()).hexdigest() for path in sources}
     parts = {"tuning": tuning.fingerprint, "code": digests, "scan": asdict(scan)}
     return hashlib.sha256(canonical_json(parts).encode()).hexdigest()
 
