@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import tempfile
 import threading
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ from tests.support.command import called
 from tests.support.heavy_samples import MEMORY_LIMIT, VALUES, Scaled, loss, make_batch
 from tests.support.scarce import small_disk
 from tuner.errors import SpecError, StorageError, TuningFailedError, WorkloadError
+from tuner.library.find_batch_size import _pickled
 from tuner.library.functions import load_functions
 from tuner.planning.accumulation import balanced_plan
 from tuner.units import parse_bytes
@@ -221,6 +224,19 @@ def test_a_full_disk_is_named_with_the_remedy(tmp_path: Path, monkeypatch: pytes
         assert list(disk.iterdir()) == []
     assert "4.00 MiB needed" in str(raised.value)
     assert "set TMPDIR to a folder on another disk" in str(raised.value)
+
+
+def test_functions_are_not_kept_in_memory_beside_their_file() -> None:
+    """A model of gigabytes would otherwise take its size a second time, for as long as its tuning lasts."""
+    content = os.urandom(8 * 1024**2)
+    tracemalloc.start()
+    try:
+        with _pickled({"make_batch": lambda _: content}) as target:
+            held, _ = tracemalloc.get_traced_memory()
+            assert Path(target["file"]).stat().st_size > len(content)
+    finally:
+        tracemalloc.stop()
+    assert held < len(content) // 2
 
 
 def test_another_content_is_not_unpickled(tmp_path: Path) -> None:

@@ -193,6 +193,7 @@ def _pickled(functions: Mapping[str, object]) -> Iterator[dict[str, str]]:
         with atomic_writer(file, len(pickled)) as opened:
             pickle.dump([entry or os.getcwd() for entry in sys.path], opened)  # noqa: PTH109 - sys.path holds strings
             opened.write(pickled)
+        del pickled  # may be as large as the model, and the block lasts as long as the tuning
         with file.open("rb") as opened:
             digest = hashlib.file_digest(opened, "sha256").hexdigest()
         yield {"file": str(file), "sha256": digest}
