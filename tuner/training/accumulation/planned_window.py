@@ -36,9 +36,12 @@ class PlannedWindow:
         """Divide one batch of this rank's whole share into the plan's micro-batches, and leave other windows as is.
 
         Raises:
-            WorkloadError: when the window has more samples than the plan gives to this rank. The last window of an
-                epoch may have fewer.
+            WorkloadError: when the window has more samples than the plan gives to this rank, or batches whose samples
+                cannot be counted. The last window of an epoch may have fewer.
         """
+        for micro_batch in window:
+            if not micro_batch.is_counted:
+                raise WorkloadError(f"the plan cannot be followed: {micro_batch.indivisible}")
         samples = sum(micro_batch.size for micro_batch in window if not micro_batch.is_padding)
         share = sum(self.sizes)
         if samples > share:
