@@ -579,7 +579,7 @@ def _update_with(answer: Any) -> UpdateReport:
     ("answer", "words"),
     [
         ({}, "no term"),
-        (torch.zeros(()), "no term"),
+        (torch.zeros(()), "returned a Tensor"),
         ({"a": torch.zeros(())}, "loss_sum, weight"),
         ({"a": (torch.zeros(()), 1)}, "with a gradient"),
         ((torch.zeros(2, requires_grad=True), 1), "scalar"),
