@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TypeAlias, cast
 
@@ -200,6 +200,10 @@ class GradientAccumulation:
 
     def _run_window(self, micro_batches: Iterable[Batch | MicroBatch], loss: Loss, weigh: Weigh | None) -> UpdateReport:
         """Run an accumulation window on all ranks and sum its gradients."""
+        if isinstance(micro_batches, (Tensor, Mapping)):  # iterating would give rows, or names
+            raise WorkloadError(
+                f"a window is a list of batches, and this is one {type(micro_batches).__name__}: give `[batch]`"
+            )
         window = [part if isinstance(part, MicroBatch) else as_micro_batch(part) for part in micro_batches]
         totals = self._reduction.total_weights(window, weigh)
         if totals is not None and not any(totals.values()):
