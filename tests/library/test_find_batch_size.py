@@ -21,7 +21,7 @@ from tests.support.heavy_samples import MEMORY_LIMIT, VALUES, Scaled, loss, make
 from tests.support.scarce import small_disk
 from tuner.errors import SpecError, StorageError, TuningFailedError, WorkloadError
 from tuner.library.find_batch_size import _pickled
-from tuner.library.functions import load_functions
+from tuner.library.functions import Functions, FunctionWorkload, load_functions
 from tuner.planning.accumulation import balanced_plan
 from tuner.units import parse_bytes
 
@@ -161,6 +161,25 @@ def test_a_loss_of_another_type_is_refused() -> None:
     """The message says what a loss may be."""
     with pytest.raises(TuningFailedError, match=r"must return the mean loss, or \(loss_sum, weight\)"):
         found(loss=lambda model, batch: [model(batch).sum()], effective_batch_size=4)
+
+
+def test_a_loss_for_each_sample_is_refused() -> None:
+    """Also by the probe of one sample, whose vector of one value would otherwise pass as a scalar."""
+    with pytest.raises(TuningFailedError, match=r"returned a tensor of shape \(\d+,\): return a scalar"):
+        found(loss=lambda model, batch: loss(model, batch)[0].expand(len(batch)), effective_batch_size=4)
+
+
+def test_a_batch_that_ignores_the_size_is_refused() -> None:
+    """Every size would fit, which proves nothing."""
+    with pytest.raises(TuningFailedError, match=r"return tensors of the same shapes \(\(3, \d+\)"):
+        found(make_batch=lambda _: make_batch(3), effective_batch_size=16)
+
+
+def test_a_packed_batch_has_no_dimension_of_the_size() -> None:
+    """Samples of 5 tokens in one row: the shapes grow with the size."""
+    workload = FunctionWorkload(Functions(Scaled, lambda size: torch.zeros(1, 5 * size), loss))
+    assert isinstance(batch := workload.make_batch(3), Tensor)
+    assert batch.shape == (1, 15)
 
 
 def test_an_optimizer_of_another_type_is_refused() -> None:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from tuner.errors import WorkloadError
-from tuner.training.micro_batches.splitting import sample_count
+from tuner.training.micro_batches.splitting import sample_count, tensors_of
 from tuner.workloads.base import Batch, LossTerms
 
 Loss: TypeAlias = Tensor | tuple[Tensor, "Tensor | float"] | LossTerms
@@ -43,18 +43,35 @@ class FunctionWorkload:
         return build if isinstance(build, nn.Module) else build()
 
     def make_batch(self, size: int) -> Batch:
-        """Call the function."""
-        return self._functions.make_batch(size)
+        """Call the function.
+
+        Raises:
+            WorkloadError: when it makes the same batch for another size, so that a probe would prove nothing.
+        """
+        batch = self._functions.make_batch(size)
+        if (shapes := _shapes(batch)) and all(not shape or shape[0] != size for shape in shapes):
+            other = 1 if size > 1 else 2
+            if _shapes(self._functions.make_batch(other)) == shapes:
+                raise WorkloadError(
+                    f"make_batch({size}) and make_batch({other}) return tensors of the same shapes "
+                    f"({', '.join(map(str, shapes))}): make a batch of as many samples as the argument says"
+                )
+        return batch
 
     def loss_terms(self, model: nn.Module, batch: Batch) -> LossTerms:
         """Call the function. A single tensor is the mean over the samples, which makes their number its weight.
 
         Raises:
-            WorkloadError: when the function returns something else.
+            WorkloadError: when the function returns something else, or one value for each sample.
         """
         loss = self._functions.loss(model, batch)
         match loss:
             case Tensor():
+                if loss.dim():  # one value for each sample, which a batch of one sample would hide
+                    raise WorkloadError(
+                        f"loss(model, batch) returned a tensor of shape {tuple(loss.shape)}: return a scalar, such as "
+                        "its mean over the samples, or (loss_sum, weight)"
+                    )
                 samples = sample_count(batch)
                 return {"loss": (loss * samples, samples)}
             case Mapping():
@@ -65,6 +82,10 @@ class FunctionWorkload:
             "loss(model, batch) must return the mean loss, or (loss_sum, weight), or a dict of such pairs by name, "
             f"not {type(loss).__name__}"
         )
+
+
+def _shapes(batch: Batch) -> list[tuple[int, ...]]:
+    return [tuple(tensor.shape) for tensor in tensors_of(batch)]
 
 
 class OptimizingFunctionWorkload(FunctionWorkload):

@@ -579,7 +579,7 @@ def _update_with(answer: Any) -> UpdateReport:
     ("answer", "words"),
     [
         ({}, "no term"),
-        (torch.zeros(()), "no term"),
+        (torch.zeros(()), "returned a Tensor"),
         ({"a": torch.zeros(())}, "loss_sum, weight"),
         ({"a": (torch.zeros(()), 1)}, "with a gradient"),
         ((torch.zeros(2, requires_grad=True), 1), "scalar"),
@@ -713,3 +713,12 @@ def test_gradients_that_come_late_or_not_at_all_are_summed(gathering: Gathering)
         lambda _, batch: (torch.stack([model[used_index] for used_index in used[int(batch)]]).sum() * (1 + batch), 1.0),
     )
     assert [module.grad and pytest.approx(module.grad.item()) for module in model] == [2.0, 2.8, 1.4, None]
+
+
+@pytest.mark.parametrize("batch", [torch.ones(3, 2), {"rows": torch.ones(3, 2)}], ids=["tensor", "mapping"])
+def test_a_batch_that_is_no_list_is_refused(batch: Batch) -> None:
+    """Its rows would run as micro-batches of their own, with a wrong weight and no error."""
+    model = nn.Linear(2, 1)
+    accumulation = GradientAccumulation(model, torch.optim.SGD(model.parameters()))
+    with pytest.raises(WorkloadError, match=r"a window is a list of batches.*`\[batch\]`"):
+        accumulation.update(batch, lambda model, rows: (model(rows).sum(), len(rows)))

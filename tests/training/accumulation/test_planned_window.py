@@ -148,3 +148,24 @@ def test_each_rank_has_its_own_share() -> None:
     assert torch.cat([part.batch for part in parts]).tolist() == [0, 1, 2, 3]
     with pytest.raises(WorkloadError, match="5 = 5 samples, where the plan has 4"):
         planned.divide([as_micro_batch(torch.arange(5))])
+
+
+def test_a_batch_of_unknown_samples_is_refused() -> None:
+    """It would run as one micro-batch of any size, whatever the plan says."""
+
+    class Samples:
+        def __init__(self) -> None:
+            self.rows = torch.ones(10, 2)
+
+    model = nn.Linear(2, 1)
+    accumulation = GradientAccumulation(model, torch.optim.SGD(model.parameters()), plan=PLAN)
+    with pytest.raises(WorkloadError, match=r"the plan cannot be followed: a batch of type Samples .*`MicroBatch`"):
+        accumulation.update([Samples()], lambda model, batch: (model(batch.rows).sum(), len(batch.rows)))
+
+
+def test_a_mean_is_refused_with_the_pair_to_return() -> None:
+    """``find_batch_size`` takes the mean over the samples; an accumulated window needs their number too."""
+    model = nn.Linear(2, 1)
+    accumulation = GradientAccumulation(model, torch.optim.SGD(model.parameters()), plan=PLAN)
+    with pytest.raises(WorkloadError, match=r"the loss returned a Tensor: .* \(mean \* samples, samples\)"):
+        accumulation.update([torch.ones(10, 2)], lambda model, batch: model(batch).mean())

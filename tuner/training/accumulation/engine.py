@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TypeAlias, cast
 
@@ -69,7 +69,8 @@ class GradientAccumulation:
         plan: plan of a recommendation. One batch of this rank's whole share is divided into the plan's micro-batches; a
             micro-batch above the plan's largest is divided too; and a window of more samples than the plan has for this
             rank is refused. The last window of an epoch may have fewer. With ``lock_step`` one batch becomes the same
-            number of micro-batches on every rank, and windows of several micro-batches run as they are.
+            number of micro-batches on every rank, and windows of several micro-batches run as they are. None, as of a
+            recommendation for which nothing fits, trains the given micro-batches.
         max_norm: largest L2 norm of the whole gradient, applied once per update; None to not clip.
         scaler: gradient scaler for fp16, unscaled and updated once per update.
         memory: the device that the model is on, which recognises an out-of-memory error; the device of the first
@@ -201,6 +202,10 @@ class GradientAccumulation:
 
     def _run_window(self, micro_batches: Iterable[Batch | MicroBatch], loss: Loss, weigh: Weigh | None) -> UpdateReport:
         """Run an accumulation window on all ranks and sum its gradients."""
+        if isinstance(micro_batches, (Tensor, Mapping)):  # iterating would give rows, or names
+            raise WorkloadError(
+                f"a window is a list of batches, and this is one {type(micro_batches).__name__}: give `[batch]`"
+            )
         window = [part if isinstance(part, MicroBatch) else as_micro_batch(part) for part in micro_batches]
         totals = self._reduction.total_weights(window, weigh)
         if totals is not None and not any(totals.values()):

@@ -50,9 +50,12 @@ class PlannedWindow:
         where there are fewer samples than that.
 
         Raises:
-            WorkloadError: when the window has more samples than the plan gives to this rank. The last window of an
-                epoch may have fewer.
+            WorkloadError: when the window has more samples than the plan gives to this rank, or batches whose samples
+                cannot be counted. The last window of an epoch may have fewer.
         """
+        for micro_batch in window:
+            if not micro_batch.is_counted:
+                raise WorkloadError(f"the plan cannot be followed: {micro_batch.indivisible}")
         self._require_share(window)
         if len(window) != 1 or window[0].indivisible is not None:
             return list(window)

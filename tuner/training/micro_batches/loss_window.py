@@ -140,7 +140,11 @@ def check_pairs(terms: LossTerms) -> None:
         WorkloadError: naming the first term that is not.
     """
     if not isinstance(terms, (dict, Mapping)) or not terms:
-        raise WorkloadError("the loss returned no term: it must be (loss_sum, weight), or named terms of such pairs")
+        returned = "no term" if isinstance(terms, Mapping) else f"a {type(terms).__name__}"
+        raise WorkloadError(
+            f"the loss returned {returned}: it must be a tuple (loss_sum, weight), or named terms of such pairs; for "
+            "the mean over a batch's samples, (mean * samples, samples)"
+        )
     for name, pair in terms.items():
         if not isinstance(pair, tuple) or len(pair) != 2:  # noqa: PLR2004 - (loss_sum, weight)
             raise WorkloadError(f"loss term `{name}` must be (loss_sum, weight), got {type(pair).__name__}")

@@ -39,6 +39,7 @@ class MicroBatch:
         is_padding: true for a padding micro-batch, whose loss is ignored: it runs only because the model's collectives
             need every rank.
         indivisible: reason why the samples cannot be divided; None if they can.
+        is_counted: false if ``size`` is a guess, as the batch is of an unknown type without a length.
     """
 
     batch: Batch
@@ -46,6 +47,7 @@ class MicroBatch:
     divide: Callable[[Sequence[int]], list[MicroBatch]]
     is_padding: bool = False
     indivisible: str | None = None
+    is_counted: bool = True
 
     def at_most(self, largest: int) -> list[MicroBatch]:
         """Divide into the fewest parts of at most ``largest`` samples, as even as possible."""
@@ -92,13 +94,14 @@ def as_micro_batch(batch: Batch) -> MicroBatch:
     def refuse(_: Sequence[int]) -> list[MicroBatch]:
         raise WorkloadError(reason)
 
-    return MicroBatch(batch, _guessed_count(batch), refuse, indivisible=reason)
+    length = _length(batch)
+    return MicroBatch(batch, length or 1, refuse, indivisible=reason, is_counted=length is not None)
 
 
-def _guessed_count(batch: Batch) -> int:
+def _length(batch: Batch) -> int | None:
     if isinstance(batch, PackedSequence):
         return int(batch.batch_sizes[0])
-    return max(len(batch), 1) if isinstance(batch, Sized) and not isinstance(batch, (str, Mapping)) else 1
+    return len(batch) if isinstance(batch, Sized) and not isinstance(batch, (str, Mapping)) else None
 
 
 def split_batch(batch: Batch, micro_batch_size: int) -> list[MicroBatch]:
