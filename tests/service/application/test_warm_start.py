@@ -455,9 +455,10 @@ def test_the_api_shows_what_leads_a_tuning(client: Client) -> None:
 @pytest.mark.usefixtures("forked")
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)  # scripted probes are recorded by both above
 def test_a_real_answer_is_confirmed_by_one_real_probe(store: Store) -> None:
-    """An MLP on the CPU: tuned, then asked again under another version; one probe, and the same answer.
+    """An MLP on the CPU: tuned, then requested again under another version; one probe, and the same plan.
 
-    A step of 256 samples takes 8 MiB, and the limit lies between two steps, so that noise of a MiB decides nothing.
+    A step of 256 samples takes 8 MiB, and the limit lies between two steps, so that noise of a MiB does not change the
+    plan. It may exceed what counts as the same peak (1 %), and the search then probes on: hence up to three versions.
     """
     architecture = {"name": "mlp", "input_features": 64, "hidden_features": 128, "hidden_layers": 64, "classes": 4}
     spec = mlp_spec(model={"kind": "reference", "architecture": architecture})
@@ -467,13 +468,17 @@ def test_a_real_answer_is_confirmed_by_one_real_probe(store: Store) -> None:
         store.devices.announce(served)
         submit(store, request)
         first = work_off(store, served, runner)
-        upgraded = served.model_copy(update={"versions": UPGRADED})
-        store.devices.announce(upgraded)
-        tuning, queued = submit(store, request)
-        second = work_off(store, upgraded, runner)
-    assert first.evidence.proof.stopped_by == "oom"
-    assert (queued, tuning.warm_start_from) == (True, first.id)
-    assert [probe.micro_batch_size for probe in second.evidence.probes] == [first.largest_micro_batch_size]
+        for version in ("2.9", "2.10", "2.11"):
+            upgraded = served.model_copy(update={"versions": {"torch": version}})
+            store.devices.announce(upgraded)
+            tuning, queued = submit(store, request)
+            before, second = first, work_off(store, upgraded, runner)
+            if second.evidence.proof.stopped_by == "warm-start":
+                break
+            first = second
+    assert before.evidence.proof.stopped_by == "oom"
+    assert (queued, tuning.warm_start_from) == (True, before.id)
+    assert [probe.micro_batch_size for probe in second.evidence.probes] == [before.largest_micro_batch_size]
     assert second.evidence.proof.stopped_by == "warm-start"
-    assert plan_of(second).micro_batch_sizes == plan_of(first).micro_batch_sizes
+    assert plan_of(second).micro_batch_sizes == plan_of(before).micro_batch_sizes
     assert submit(store, request)[0].recommendation == second
