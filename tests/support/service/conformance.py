@@ -20,7 +20,7 @@ from service.domain.api_keys import Scope, make_key
 from service.settings import Settings
 from service.store.store import open_store
 from tests.support.paths import ROOT, SUPPORT
-from tests.support.service.generated_clients import EFFECTIVE_BATCH_SIZE, PACKAGE
+from tests.support.service.generated_clients import EFFECTIVE_BATCH_SIZE, MEMORY_LIMIT_BYTES, PACKAGE
 
 HERE = SUPPORT / "service"
 DOCUMENT = ROOT / "openapi" / "openapi.json"
@@ -153,7 +153,7 @@ def complete_a_tuning(python: str, generator: str, folder: Path, service: Servic
     """Return the tuning that the client in ``folder`` completes; its plan adds up to the effective batch.
 
     Raises:
-        RuntimeError: when the client fails, or the plan does not add up.
+        RuntimeError: when the client fails, the plan does not add up, or the memory limit is not the one sent as text.
     """
     key = {"BATCHWRIGHT_API_KEY": service.key} if service.key else {}
     environment = _environment(PYTHONWARNINGS="ignore", **key) | {"PYTHONPATH": str(folder)}
@@ -163,7 +163,8 @@ def complete_a_tuning(python: str, generator: str, folder: Path, service: Servic
         raise RuntimeError(f"the client by {generator}:\n{done.stderr}")
     found: dict[str, Any] = json.loads(done.stdout)
     planned = sum(sum(rank) for rank in found["micro_batch_sizes"])
-    if not found["state"] == "SUCCEEDED" or not planned == found["effective_batch_size"] == EFFECTIVE_BATCH_SIZE:
+    adds_up = planned == found["effective_batch_size"] == EFFECTIVE_BATCH_SIZE
+    if found["state"] != "SUCCEEDED" or not adds_up or found["memory_limit_bytes"] != MEMORY_LIMIT_BYTES:
         raise RuntimeError(f"the client by {generator} found {found}")
     return found
 
