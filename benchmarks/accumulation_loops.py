@@ -30,7 +30,7 @@ def naive(task: Task, *, steps_at_the_end: bool = True) -> None:
 
 
 def naive_without_end(task: Task) -> None:
-    """The same, where the loop does not look for the end of an epoch."""
+    """``naive`` without a step for what is left at the end of an epoch."""
     naive(task, steps_at_the_end=False)
 
 

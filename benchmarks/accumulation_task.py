@@ -56,7 +56,7 @@ class CausalModel(nn.Module):
 
 
 class CausalModelWithKeywords(CausalModel):
-    """The same as HF Trainer would have it: told the window's tokens, it divides by them."""
+    """A forward pass as the HF Trainer calls it: given the window's tokens, it divides by them."""
 
     loss_type = "ForCausalLM"
     """As the library's own causal models have it: without it the Trainer counts each sample's first token too."""
@@ -113,7 +113,7 @@ class Task:
         return self.samples if self.sized else self.streamed
 
     def loader(self, rank: int | None = None) -> DataLoader[Any]:
-        """Micro-batches in order; those of one rank, if told one."""
+        """Micro-batches in order; with a rank, those of this rank."""
         share = len(self.samples) // self.world
         dataset: Any = self.dataset() if rank is None else self.samples[rank * share : (rank + 1) * share]
         return DataLoader(dataset, batch_size=MICRO_BATCH, collate_fn=collate)
@@ -132,7 +132,7 @@ class Task:
         return error_of(gradients, reference(weights, samples))
 
     def updates_made(self) -> int:
-        """In ``epochs`` passes over the samples; a run told how many steps to make makes more passes if need be."""
+        """Number of updates in ``epochs`` passes, also where a run of a given number of steps makes more passes."""
         return len(self.optimizer.steps) * self.epochs // max(self.epochs, self.streamed.passes)
 
 

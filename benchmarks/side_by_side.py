@@ -78,7 +78,7 @@ Row = dict[str, Any]
 
 @dataclass
 class Run:
-    """What a script printed, and the updates of its last pass over the samples.
+    """The output of a script, and the updates of its last pass over the samples.
 
     Attributes:
         error: last line of an error that ended the script; None if it ended well.

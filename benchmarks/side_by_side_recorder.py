@@ -24,7 +24,7 @@ from tuner.workloads.preload import import_early
 
 EVENTS = "events.jsonl"
 LATE_IMPORTS = {"with_lightning": ("lightning.pytorch.loggers.logger",)}
-"""What a library imports only during a fit: it would count against the memory limit."""
+"""Modules that a library imports only during a fit, where they would count against the memory limit."""
 
 
 class Recorder:

@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from pydantic import ValidationError
 
-from tuner.errors import EstimateError, FieldProblem, SpecError
+from tuner.errors import EstimateError, FieldProblem, SpecError, StorageError
 from tuner.hardware.gpu_lookup import find_gpu
 from tuner.hardware.gpu_table import GPUS
 from tuner.schemas.base import Document
@@ -158,8 +158,15 @@ def _check(attempt: Callable[[], object], option: str, path: Path) -> None:
     """
     try:
         attempt()
+    except StorageError as error:
+        raise wrong_argument(option, unwritable(path, error), path) from None
     except OSError as error:
         raise wrong_argument(option, f"cannot be written: {_refusal(error, path)}", path) from None
+
+
+def unwritable(path: Path, error: OSError) -> str:
+    """The path that cannot be written and the system's reason, which a ``StorageError`` has in its words."""
+    return str(error) if isinstance(error, StorageError) else f"{path} cannot be written: {error.strerror or error}"
 
 
 def _refusal(error: OSError, path: Path) -> str:

@@ -35,6 +35,17 @@ class Failure(Document):
         return error
 
 
+def untraceable(error: BaseException, where: str = "") -> EstimateError:
+    """The error of a workload that raised ``error`` while it was traced.
+
+    Args:
+        error: of the workload or of torch.
+        where: the operator, in brackets, if one raised it.
+    """
+    words = " ".join(str(error).split())
+    return EstimateError(f"the workload cannot be traced: {type(error).__name__}: {words}{where}")
+
+
 class EstimatePaths(TaskPaths):
     """The files of one estimate."""
 

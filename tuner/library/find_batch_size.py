@@ -81,22 +81,19 @@ def find_batch_size(  # noqa: PLR0913 - the functions of a workload, and what th
     own = None if isinstance(optimizer, (str, OptimizerSpec)) else optimizer
     functions = {"build_model": build_model, "make_batch": make_batch, "loss": loss, "optimizer": own}
     _require_functions(functions)
+    accumulates = effective_batch_size is not None
     bound = fields.get("max_micro_batch_size") or LARGEST_UNPLANNED_SAMPLES
+    samples = bound if effective_batch_size is None else effective_batch_size
     spec_fields = {name: fields.pop(name) for name in list(fields) if name in WorkloadSpec.model_fields}
     if own is None:
         spec_fields["optimizer"] = {"name": optimizer} if isinstance(optimizer, str) else optimizer
     with _pickled(functions) as arguments:
         model = {"kind": "python", "target": _TARGET, "arguments": arguments}
         spec = {"model": model, "precision": precision, **spec_fields}
-        request = tuning_request(
-            spec,
-            bound if effective_batch_size is None else effective_batch_size,
-            memory_limit,
-            {"device": device, **fields},
-        )
-        if effective_batch_size is None:
+        request = tuning_request(spec, samples, memory_limit, {"device": device, **fields})
+        if not accumulates:
             _require_one_micro_batch(request)
-        found = run_request(request, progress=progress, accumulates=effective_batch_size is not None)
+        found = run_request(request, progress=progress, accumulates=accumulates)
     return found if own is None else found.model_copy(update={"warnings": (*found.warnings, OWN_OPTIMIZER)})
 
 

@@ -14,8 +14,8 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from tuner.cli import options
-from tuner.cli.arguments import check_folder, wrong_argument
-from tuner.errors import FieldProblem, SpecError, StorageError
+from tuner.cli.arguments import check_folder, unwritable, wrong_argument
+from tuner.errors import FieldProblem, SpecError
 from tuner.exports.base import Export, ExportedFile, ExportFormat, ExportOptions
 from tuner.exports.registry import TARGETS
 from tuner.exports.registry import export as make_export
@@ -145,10 +145,6 @@ def _write(files: tuple[ExportedFile, ...], folder: Path, *, force: bool) -> tup
         try:
             folder.mkdir(parents=True, exist_ok=True)
             write_atomically(path, file.content)
-        except StorageError as error:  # names the path
-            raise wrong_argument("--output-dir", str(error), folder) from None
         except OSError as error:
-            raise wrong_argument(
-                "--output-dir", f"{path} cannot be written: {error.strerror or error}", folder
-            ) from None
+            raise wrong_argument("--output-dir", unwritable(path, error), folder) from None
     return paths

@@ -12,11 +12,11 @@ from tuner.cli.arguments import (
     check_file,
     naming_options,
     tuning_request,
+    unwritable,
 )
 from tuner.cli.display import progress_console, recommendation_panel
 from tuner.cli.errors import ExitCode
 from tuner.cli.output import print_error, print_result
-from tuner.errors import StorageError
 from tuner.schemas.base import load_document
 from tuner.schemas.recommendation import Recommendation
 from tuner.schemas.requests import TuningRequest
@@ -85,8 +85,7 @@ def _write(path: Path, found: Recommendation) -> None:
     try:
         write_atomically(path, found.model_dump_json(indent=2))
     except OSError as error:
-        reason = error if isinstance(error, StorageError) else f"{path} cannot be written: {error.strerror or error}"
-        print_error(f"--output: {reason}; the recommendation is on standard output")
+        print_error(f"--output: {unwritable(path, error)}; the recommendation is on standard output")
         raise typer.Exit(ExitCode.WRONG_INPUT) from None
 
 

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from tuner.errors import BatchwrightError, EstimateError
 from tuner.estimation.cuda_shim import Shim
+from tuner.estimation.protocol import untraceable
 from tuner.estimation.trace import Category, Trace
 from tuner.estimation.tracing.dispatch_mode import OPERATOR_NOTE, Tracer
 from tuner.estimation.tracing.fake_device import (
@@ -304,9 +305,8 @@ def _translate_errors() -> Iterator[None]:
             "not estimated"
         ) from error
     except Exception as error:
-        words = " ".join(str(error).split())
         where = "".join(f" ({note})" for note in getattr(error, "__notes__", ()) if note.startswith(OPERATOR_NOTE))
-        raise EstimateError(f"the workload cannot be traced: {type(error).__name__}: {words}{where}") from error
+        raise untraceable(error, where) from error
 
 
 @contextmanager

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from tuner.errors import BatchwrightError, EstimateError, SpecError
 from tuner.estimation.cuda_shim import NoCompilerError, Shim, load_shim
-from tuner.estimation.protocol import EstimatePaths, Failure
+from tuner.estimation.protocol import EstimatePaths, Failure, untraceable
 from tuner.estimation.verdict import TracedWorkload, make_estimate, profiles
 from tuner.hardware.failures import FailureKind, classify_exception
 from tuner.planning.fingerprint import installed_versions
@@ -127,9 +127,7 @@ def _failure_of(error: BaseException) -> Failure:
     if isinstance(error, BatchwrightError):
         cause = error.__cause__ if isinstance(error, EstimateError) else None
         return Failure(kind=type(error).__name__, message=str(error), traceback=_traceback_of(cause))
-    words = " ".join(str(error).split())
-    message = f"the workload cannot be traced: {type(error).__name__}: {words}"
-    return Failure(kind=EstimateError.__name__, message=message, traceback=_traceback_of(error))
+    return Failure(kind=EstimateError.__name__, message=str(untraceable(error)), traceback=_traceback_of(error))
 
 
 def _traceback_of(error: BaseException | None) -> str | None:
