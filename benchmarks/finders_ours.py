@@ -33,6 +33,7 @@ def command(request_path: Path, diary: Diary) -> dict[str, Any]:
     given = {name: request[name] for name in numbers if request[name] is not None}
     given["memory_limit"] = request["memory_limit_bytes"]
     options = [f"--{name.replace('_', '-')}={value}" for name, value in given.items()]
+    options += ["--allow-batch-coupling"] if request["allow_batch_coupling"] else []
     sys.argv = ["batchwright", "tune", str(spec), *options, "--output", str(answer)]
     with suppress(SystemExit):
         entry.main()
