@@ -55,7 +55,7 @@ QUICK = ("LSTM", "ResNet-50")
 NEAR = 0.9
 """Share of the maximum from which on a peer's answer counts as near to it."""
 TIMEOUT_SECONDS = 600.0
-MEASURING_CODE = ("hardware", "training", "workloads", "probing/child", "planning/session.py")
+MEASURING_CODE = ("hardware", "training", "workloads", "probing/child", "planning/accumulation.py")
 """What, besides a tuning's fingerprint, a probe's outcome depends on."""
 Row = dict[str, Any]
 

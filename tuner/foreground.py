@@ -13,7 +13,7 @@ from tuner.planning.fingerprint import installed_versions
 from tuner.planning.session import Tuning
 from tuner.probing.supervisor import ProbeSupervisor
 from tuner.schemas.recommendation import Recommendation
-from tuner.schemas.requests import TuningRequest
+from tuner.schemas.requests import ProbeRequest, TuningRequest
 from tuner.schemas.results import ProbeResult
 from tuner.system.fork_server.spawn import ChildProcess, StartChild
 
@@ -36,6 +36,14 @@ class _Silent:
 
 SILENT: TuningObserver = _Silent()
 """Shows nothing."""
+
+
+def _activity(probe: ProbeRequest) -> str:
+    """What a tuning does while ``probe`` runs."""
+    if probe.runs_plan:
+        return f"running two updates of the plan, of at most {probe.micro_batch_size:,} samples at a time"
+    activity = "timing updates" if probe.measures_time else "running two updates"
+    return f"{activity} at micro-batch {probe.micro_batch_size:,}"
 
 
 def run_tuning(
@@ -78,8 +86,7 @@ def run_tuning(
         observer.set_activity("checking the spec and estimating its memory")
         prepare_search(tuning, runner.check, runner.expect)
         while (probe := tuning.next_probe()) is not None:
-            activity = "timing updates" if probe.measures_time else "running two updates"
-            observer.set_activity(f"{activity} at micro-batch {probe.micro_batch_size:,}")
+            observer.set_activity(_activity(probe))
             result = runner.run(probe)
             tuning.record(result)
             observer.add(result)

@@ -10,6 +10,7 @@ import pytest
 from tests.support.factories import CPU, CUDA, gpt_spec, mlp_spec, plan_of, probe_result, resnet_spec, tuning_request
 from tuner.errors import DeviceError, PlanError, SearchError, SpecError, TuningFailedError
 from tuner.hardware.allocator_env import allocator_environment, job_environment
+from tuner.planning.accumulation import probe_window
 from tuner.planning.session import Tuning
 from tuner.schemas.recommendation import Recommendation
 from tuner.schemas.requests import ProbeRequest, TuningRequest
@@ -28,7 +29,12 @@ def answer(probe: ProbeRequest, largest: int, **changes: Any) -> ProbeResult:
     """Probe a device that fits ``largest`` samples, with memory affine in the size."""
     fits = probe.micro_batch_size <= largest
     used = 1000 + 100 * probe.micro_batch_size
-    return probe_result(probe.micro_batch_size, Outcome.FIT if fits else Outcome.OOM, used if fits else None, **changes)
+    return probe_result(
+        probe.micro_batch_size,
+        Outcome.FIT if fits else Outcome.OOM,
+        used if fits else None,
+        **{"accumulates": probe.accumulates, "micro_batch_sizes": probe_window(probe), **changes},
+    )
 
 
 def finish(course: Tuning, largest: int, **changes: Any) -> Recommendation:
@@ -103,6 +109,7 @@ def with_gradients(probe: ProbeRequest) -> ProbeResult:
         used if fits else None,
         model=GRADIENTS,
         accumulates=probe.accumulates,
+        micro_batch_sizes=probe_window(probe),
     )
 
 
@@ -340,10 +347,11 @@ def test_an_estimate_seeds_the_search_without_changing_the_answer() -> None:
     while (probe := course.next_probe()) is not None:
         fits = probe.micro_batch_size <= 37
         used = probe.micro_batch_size * slope if fits else None
-        course.record(probe_result(probe.micro_batch_size, Outcome.FIT if fits else Outcome.OOM, used))
+        outcome = Outcome.FIT if fits else Outcome.OOM
+        course.record(probe_result(probe.micro_batch_size, outcome, used, micro_batch_sizes=probe_window(probe)))
     found = finish(course, largest=37)
     assert found.largest_micro_batch_size == 37
-    assert len(found.evidence.probes) <= 4
+    assert sum(not probe.runs_plan for probe in found.evidence.probes) <= 4
     assert found.evidence.expected == ExpectedPeaks(points=points)
 
 

@@ -16,6 +16,7 @@ from tests.support.factories import CPU, CUDA, gpt_spec, probe_result, tuning_re
 from tuner.cli.display import recommendation_panel
 from tuner.errors import ProbeCancelledError, ProbeError, StorageError
 from tuner.hardware.inventory import find_device
+from tuner.planning.accumulation import probe_window
 from tuner.planning.driver import estimate_what_ifs
 from tuner.planning.fingerprint import request_fields
 from tuner.planning.session import Tuning
@@ -56,7 +57,12 @@ def run(request: ProbeRequest) -> ProbeResult:
     outcome = Outcome.FIT if used <= limit else Outcome.OOM
     phase = Phase.DONE if used <= limit else Phase.MEASURE
     return probe_result(
-        request.micro_batch_size, outcome, min(used, limit), phase=phase, resident_bytes=RESIDENT + SURPLUS
+        request.micro_batch_size,
+        outcome,
+        min(used, limit),
+        phase=phase,
+        resident_bytes=RESIDENT + SURPLUS,
+        micro_batch_sizes=probe_window(request),
     )
 
 

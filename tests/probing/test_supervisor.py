@@ -219,11 +219,15 @@ def test_failures_are_classified(
     assert words in result.message
 
 
-def test_no_measured_micro_batch_is_a_single_sample(supervisor: ProbeSupervisor) -> None:
-    """BatchNorm refuses one sample, and no balanced plan has a micro-batch of one beside larger ones."""
-    result = supervisor.run(probe(mlp_spec(), size=7, window=8))
+@pytest.mark.parametrize(("plan", "sizes"), [(False, (7, 7)), (True, (7, 6))])
+def test_a_probe_runs_whole_micro_batches_or_those_of_its_plan(
+    supervisor: ProbeSupervisor, sizes: tuple[int, ...], *, plan: bool
+) -> None:
+    """Two of the size, though the update has fewer samples; or the plan's own."""
+    result = supervisor.run(probe(mlp_spec(), size=7, window=13).model_copy(update={"runs_plan": plan}))
     assert result.timing is not None
-    assert result.timing.micro_batch_sizes == (2, 7)
+    assert result.timing.micro_batch_sizes == result.micro_batch_sizes == sizes
+    assert result.runs_plan is plan
 
 
 def test_a_bug_comes_with_its_traceback(supervisor: ProbeSupervisor) -> None:

@@ -70,11 +70,12 @@ def tuning_request(spec: WorkloadSpec | None = None, effective_batch_size: int =
 def probe_result(
     size: int, outcome: Outcome = Outcome.FIT, used_bytes: int | None = 1000, **changes: Any
 ) -> ProbeResult:
-    """A probe on the CPU."""
+    """A probe of a size on the CPU."""
     return ProbeResult(
         micro_batch_size=size,
         **{
             "accumulates": True,
+            "micro_batch_sizes": (size, size) if changes.get("accumulates", True) else (size,),
             "outcome": outcome,
             "phase": Phase.DONE if outcome is Outcome.FIT else Phase.WARMUP,
             "message": f"{outcome} at {size}",

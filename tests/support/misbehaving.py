@@ -94,6 +94,15 @@ def _chatter(_argument: str, _size: int) -> None:
     sys.stderr.write("CUDA out of memory, said a comment\n")
 
 
+_KEPT: dict[int, Tensor] = {}
+
+
+def _keep_by_size(_argument: str, size: int) -> None:
+    """Take a MiB per sample, and keep 40 MiB for each size of micro-batch, as a cache by shape does."""
+    torch.ones(size * 2**18)
+    _KEPT.setdefault(size, torch.ones(40 * 2**18))
+
+
 WAYS: dict[str, Callable[[str, int], None]] = {
     "raises": _raise,
     "invalid-when-large": _raise_when_large,
@@ -106,6 +115,7 @@ WAYS: dict[str, Callable[[str, int], None]] = {
     "leaves-a-child": _leave_a_child,
     "leaves-a-child-and-hangs": _leave_a_child_and_hang,
     "chatters": _chatter,
+    "keeps-by-size": _keep_by_size,
 }
 
 

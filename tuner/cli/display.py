@@ -51,8 +51,9 @@ def _peak(probe: ProbeResult) -> int | None:
 def _remark(probe: ProbeResult) -> str:
     if probe.outcome is not Outcome.FIT:
         return _shortened(probe.message)
-    timing = probe.timing
-    return f"timed, {timing.updates} updates" if timing is not None and probe.measures_time else ""
+    if probe.measures_time:
+        return f"timed, {probe.timing.updates} updates" if probe.timing else ""
+    return f"the plan: {format_sizes(probe.micro_batch_sizes)}" if probe.runs_plan else ""
 
 
 def _shortened(text: str, length: int = 60) -> str:
@@ -157,6 +158,8 @@ def _facts(found: Recommendation) -> list[tuple[str, RenderableType]]:
     facts += [("reason", found.infeasible_reason or "")] if found.plan is None else _facts_of_plan(found, found.plan)
     facts.append(("device", f"{found.device.id} ({found.device.name})"))
     facts.append(("proof", found.evidence.proof.statement))
+    if found.evidence.plan_proof:
+        facts.append(("plan proof", found.evidence.plan_proof))
     if found.choice and found.request.objective != "largest":
         facts.append(("choice", found.choice))
     if len(found.alternatives) > 1:

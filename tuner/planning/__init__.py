@@ -6,14 +6,15 @@ can be rebuilt from them after its process has died.
 The pipeline, from the request to the recommendation, is that of ``session``; ``driver`` has the steps of the callers,
 which run the probes:
 
-1. ``bounds`` turns the request and the device into a memory limit and a ``search_space``; ``objectives`` selects
-   the sizes that matter for the objective.
+1. ``search_space`` turns the request and the device into a memory limit and the sizes worth probing; ``objectives``
+   selects the sizes that matter for the objective.
 2. ``coupled_loss`` requests the coupling check, and has the only plan that stays exact where the loss couples samples.
 3. ``warm_start`` seeds the search with a stored recommendation, if one is given.
 4. ``search`` names the next size to probe (ask) and takes its result (tell). ``posterior`` gives the probability that
    a size fits.
-5. ``accumulation`` splits the effective batch into micro-batches, exactly.
-6. ``recommendation`` puts plan, proof, evidence and alternatives into the document; ``what_if`` adds estimated changes
+5. ``accumulation`` splits the effective batch into micro-batches, exactly, and says which of them a probe runs.
+6. ``plan_proof`` has the plan itself run, unless a probe was at least as demanding.
+7. ``recommendation`` puts plan, proof, evidence and alternatives into the document; ``what_if`` adds estimated changes
    of the spec.
 
 ``parameters`` has the tuned constants of all of these, each with its reason and its benchmark. ``fingerprint``

@@ -7,18 +7,25 @@ Given an effective batch ``B`` over ``W`` ranks and the largest micro-batch ``m`
   that must move in step can (a rank with fewer samples than steps, at ``m = 1``, makes a step less);
 * the sizes of a rank differ by at most one (100 at most 37 at a time is 34 + 33 + 33, never 37 + 37 + 26), which keeps
   the peak memory of the run as low as the number of steps allows.
+
+A probe runs a few micro-batches in the place of an update's: ``probe_window`` says which.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 
 from tuner.errors import PlanError
 from tuner.schemas.plans import Plan, ReachableBatch, UniformPlan
-from tuner.schemas.requests import LARGEST_EFFECTIVE_BATCH_SIZE
+from tuner.schemas.requests import LARGEST_EFFECTIVE_BATCH_SIZE, ProbeRequest
 
 MOST_MICRO_BATCHES = 2**18
 """Most micro-batches of an update over all ranks. A plan lists each: half a megabyte, written and read within 0.1 s."""
+_MOST_REPEATED = 2
+"""Micro-batches of one size that a probe of a plan runs in an update."""
+_MOST_TIMED = 4
+"""Micro-batches of a timed update: some that are followed by another, and the last, followed by the optimizer step."""
 _POOR_FILL = 0.5
 """A uniform micro-batch under half of what fits wastes the device; nearby effective batches are then offered."""
 
@@ -56,6 +63,60 @@ def balanced_split(samples: int, parts: int) -> tuple[int, ...]:
         return ()
     size, larger = divmod(samples, parts)
     return (size + 1,) * larger + (size,) * (parts - larger)
+
+
+def probe_window(request: ProbeRequest) -> tuple[int, ...]:
+    """The sizes of the micro-batches that a probe runs in each update, in order.
+
+    A probe of a size runs two whole micro-batches of it, even where a rank has fewer samples: the worst case of every
+    plan whose micro-batches are not larger. Where the size is a rank's whole share, it is the only micro-batch. A probe
+    of a plan runs its ``plan_window``, and a probe that measures time some of its micro-batches, selected evenly.
+    """
+    size, share = request.micro_batch_size, request.samples_per_window
+    if request.measures_time:
+        return _timed_window(share, _fewest_steps(share, size))
+    if request.runs_plan:
+        return plan_window(share, _fewest_steps(share, size))
+    return (size, size) if request.accumulates else (size,)
+
+
+def plan_window(share: int, steps: int) -> tuple[int, ...]:
+    """The micro-batches that stand for those of ``balanced_split(share, steps)``, in the order of training.
+
+    Two of each of its sizes, where there are as many: the second finds memory as any later one does.
+    """
+    size, larger = divmod(share, min(steps, share))
+    counts = {size + 1: larger, size: min(steps, share) - larger}
+    return tuple(size for size, count in counts.items() for _ in range(min(count, _MOST_REPEATED)))
+
+
+def _timed_window(share: int, steps: int) -> tuple[int, ...]:
+    """A few micro-batches of ``balanced_split(share, steps)``, from the first to the last."""
+    steps = min(steps, share)
+    size, larger = divmod(share, steps)
+    count = min(_MOST_TIMED, steps)
+    indices = (index * (steps - 1) // max(1, count - 1) for index in range(count))
+    return tuple(size + (index < larger) for index in indices)
+
+
+def condensed(window: tuple[int, ...]) -> tuple[int, ...]:
+    """The micro-batches of an update with no size more than twice, as in ``plan_window``."""
+    return tuple(size for size, count in Counter(window).items() for _ in range(min(count, _MOST_REPEATED)))
+
+
+def is_as_demanding(ran: tuple[int, ...], window: tuple[int, ...]) -> bool:
+    """Return whether an update of ``ran`` needs at least as much memory as one of ``window``.
+
+    It does if both are the same once condensed, or if each repeats one size, that of ``ran`` is not smaller, and
+    ``ran`` holds gradients while a micro-batch runs unless ``window`` does not either. Nothing but its own run is known
+    to be as demanding as a window of two sizes: an allocator that keeps its blocks may reserve more for micro-batches
+    of two sizes than for equal ones of the larger size.
+    """
+    if condensed(ran) == condensed(window):
+        return True
+    if len(set(ran)) != 1 or len(set(window)) != 1:
+        return False
+    return ran[0] >= window[0] and (len(ran) > 1 or len(window) == 1)
 
 
 def balanced_plan(effective_batch_size: int, world_size: int, max_micro_batch_size: int) -> Plan:

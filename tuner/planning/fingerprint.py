@@ -12,7 +12,7 @@ from tuner.schemas.requests import TuningRequest
 from tuner.schemas.results import DeviceInfo
 from tuner.schemas.workload import WorkloadSpec
 
-_LAYOUT = 3
+_LAYOUT = 4
 """Incremented when probing or searching changes so much that stored recommendations are no longer valid."""
 
 

@@ -100,6 +100,18 @@ def fastest(
     return min(tied, key=lambda probe: (probe.held_bytes or 0, probe.micro_batch_size))
 
 
+def recommended_size(
+    objective: Objective,
+    share: int,
+    largest: int,
+    probes: Sequence[ProbeResult],
+    parameters: SearchParameters = DEFAULT_PARAMETERS,
+) -> int:
+    """The micro-batch size to plan with: that of the fastest plan where that is the objective, else the largest fit."""
+    quickest = fastest(share, probes, parameters) if objective == "fastest" else None
+    return quickest.micro_batch_size if quickest else largest
+
+
 def _thrashing_last(sizes: Iterable[int], probes: Sequence[ProbeResult], *, keep: bool) -> list[int]:
     """``sizes`` with those of plans known to thrash at the end, or left out unless ``keep``."""
     slow = {probe.micro_batch_size for probe in probes if probe.allocator_retries}
@@ -111,10 +123,11 @@ def _possible_sizes(share: int, largest: int, probes: Iterable[ProbeResult]) -> 
 
     A whole share may fit where smaller micro-batches, of which there are several in an update, do not.
     """
-    searched = [probe for probe in probes if probe.accumulates and not probe.measures_time]
-    failed = {probe.micro_batch_size for probe in searched if probe.outcome in {Outcome.OOM, Outcome.INVALID_SIZE}}
-    least = min(failed, default=share)
-    return [size for size in sizes_for_steps(share, largest) if size == largest or size < least]
+    stopped = [probe for probe in probes if probe.outcome in {Outcome.OOM, Outcome.INVALID_SIZE}]
+    searched = [probe.micro_batch_size for probe in stopped if probe.accumulates and not probe.runs_plan]
+    plans = {probe.micro_batch_size for probe in stopped if probe.runs_plan and not probe.measures_time}
+    sizes = [size for size in sizes_for_steps(share, largest) if size == largest or size < min(searched, default=share)]
+    return [size for size in sizes if size not in plans]
 
 
 def _best(share: int, probes: Iterable[ProbeResult]) -> ProbeResult | None:
@@ -197,8 +210,9 @@ def _rate(share: int, seconds: float | None) -> float | None:
 
 
 def _fits(probes: Iterable[ProbeResult]) -> dict[int, ProbeResult]:
-    """The last fit of each size, which is the one that was timed, if any."""
-    return {probe.micro_batch_size: probe for probe in probes if probe.outcome is Outcome.FIT}
+    """The fit of each size: the one that was timed, if any, else the last, which is that of a plan if there is one."""
+    fits = [probe for probe in probes if probe.outcome is Outcome.FIT]
+    return {probe.micro_batch_size: probe for probe in sorted(fits, key=lambda probe: probe.measures_time)}
 
 
 def _expected_seconds(share: int, probes: Sequence[ProbeResult]) -> Callable[[int], float | None]:
@@ -236,9 +250,9 @@ def _seconds_by_micro_batches(share: int, probes: Sequence[ProbeResult]) -> list
 
 def _micro_batches(share: int, probe: ProbeResult) -> float:
     """The number of micro-batches of the probe's size in an update of ``share`` samples."""
-    if probe.measures_time or not probe.accumulates:
+    if probe.runs_plan or not probe.accumulates:
         return steps_of(share, probe.micro_batch_size)
-    return max(2.0, share / probe.micro_batch_size)
+    return share / probe.micro_batch_size
 
 
 def _expected_bytes(share: int, probes: Sequence[ProbeResult]) -> Callable[[int], int | None]:

@@ -87,7 +87,7 @@ class SearchParameters:
     """Ratio of a later measurement's size to the one before from which on a kink can be distinguished from noise. Row:
     as for the field above."""
 
-    # --- bounds (tuner.planning.bounds) ---
+    # --- bounds (tuner.planning.search_space) ---
 
     cpu_memory_share: float = 0.5
     """Share of the host's memory that a run on the CPU may take when no limit is given: the rest is for the system and

@@ -7,8 +7,9 @@ from datetime import datetime
 
 from tuner.planning.accumulation import balanced_plan, share_per_rank, uniform_plan
 from tuner.planning.coupled_loss import is_undivided
-from tuner.planning.objectives import alternatives, describe_choice, fastest
+from tuner.planning.objectives import alternatives, describe_choice
 from tuner.planning.parameters import DEFAULT_PARAMETERS, SearchParameters
+from tuner.planning.plan_proof import PlanProof
 from tuner.planning.what_if import WhatIfResult, format_changes
 from tuner.schemas.recommendation import (
     Advice,
@@ -37,6 +38,7 @@ class FinishedTuning:
     request: TuningRequest
     device: DeviceInfo
     proof: Proof
+    plan_proof: PlanProof | None
     probes: tuple[ProbeResult, ...]
     memory_limit_bytes: int
     probe_limit_bytes: int
@@ -58,16 +60,17 @@ class FinishedTuning:
 
     @property
     def size(self) -> int:
-        """The micro-batch size to recommend: the proven size, or the size of the fastest plan; 0 when none fits."""
-        quickest = fastest(self.share, self.probes, self.parameters) if self.request.objective == "fastest" else None
-        return quickest.micro_batch_size if quickest else self.proof.fits
+        """The micro-batch size to recommend: the proven size, or the size of another plan; 0 when none fits."""
+        return self.plan_proof.size if self.plan_proof else 0
 
     @property
     def deciding_probe(self) -> ProbeResult | None:
-        """The fit at the recommended size that held the most memory."""
-        probes = [probe for probe in self.probes if probe.micro_batch_size == self.size]
-        fits = [probe for probe in probes if probe.outcome is Outcome.FIT]
-        return max(fits, key=lambda probe: probe.held_bytes or 0, default=None)
+        """Of the fits at the recommended size and of its plan, the one that held the most memory."""
+        plan_fit = self.plan_proof.fit if self.plan_proof else None
+        fits = [probe for probe in self.probes if probe.outcome is Outcome.FIT]
+        deciding = [probe for probe in fits if probe.micro_batch_size == self.size or probe is plan_fit]
+        deciding = deciding or [probe for probe in fits if probe.micro_batch_size == self.proof.fits]
+        return max(deciding, key=lambda probe: probe.held_bytes or 0, default=None)
 
 
 def recommend(
@@ -97,6 +100,7 @@ def recommend(
         evidence=Evidence(
             probes=finished.probes,
             proof=finished.proof,
+            plan_proof=finished.plan_proof.statement if finished.plan_proof else "",
             expected=finished.expected,
             warm_start=finished.warm_start,
             coupling=finished.coupling,
@@ -114,6 +118,8 @@ def recommend(
 
 def _choice(finished: FinishedTuning, listed: tuple[Alternative, ...]) -> str:
     request = finished.request
+    if finished.plan_proof is not None and finished.plan_proof.failed:
+        return "Plans of larger micro-batches did not fit when they were run."
     bounded = request.max_micro_batch_size is not None and request.max_micro_batch_size < finished.share
     return describe_choice(
         request.objective,
@@ -225,6 +231,8 @@ def _warnings(finished: FinishedTuning) -> list[Advice]:
         found += _warnings_of_probe(probe, finished.device)
     timed = [probe for probe in finished.probes if probe.measures_time]
     found += [_untimed(probe) for probe in timed if probe.outcome is not Outcome.FIT]
+    if finished.plan_proof is not None and finished.plan_proof.inconclusive is not None:
+        found.append(Advice(code="plan-not-known-to-fit", message=finished.plan_proof.statement))
     if finished.proof.stopped_by == "invalid-size":
         message = f"Size {finished.proof.next_size} failed for another reason than memory; see its probe's message."
         found.append(Advice(code="stopped-by-kernel-limit", message=message))

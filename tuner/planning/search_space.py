@@ -1,4 +1,9 @@
-"""The sizes worth probing. Pure, no torch."""
+"""The bounds of a tuning: the memory it may take, and the sizes worth probing. Pure, no torch.
+
+A plan lists every micro-batch of an update, ``tuner.planning.accumulation.MOST_MICRO_BATCHES`` at most: a request
+whose largest size worth probing would take more is refused before any probe. Where a search ends at a size that would,
+the tuning ends with the same error.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +11,13 @@ from bisect import bisect_left, bisect_right
 from dataclasses import dataclass
 from itertools import pairwise
 
-from tuner.errors import SearchError
-from tuner.schemas.results import ExpectedPeaks
+from tuner.errors import FieldProblem, SearchError, SpecError
+from tuner.planning.accumulation import check_listable
+from tuner.planning.objectives import sizes_for_steps
+from tuner.planning.parameters import DEFAULT_PARAMETERS, SearchParameters
+from tuner.schemas.requests import TuningRequest
+from tuner.schemas.results import DeviceInfo, ExpectedPeaks
+from tuner.units import format_bytes
 
 
 @dataclass(frozen=True)
@@ -77,3 +87,53 @@ class SearchSpace:
         if self.sizes:
             return bisect_right(self.sizes, size)
         return min(int(size) // self.granularity, self.count) if size < self.bound else self.count
+
+
+def memory_limit(request: TuningRequest, device: DeviceInfo, parameters: SearchParameters = DEFAULT_PARAMETERS) -> int:
+    """The memory a run may take, before the margin: as requested, else the whole card, or half of the host.
+
+    Raises:
+        SpecError: when the request is for more than the device has.
+    """
+    if request.memory_limit_bytes is None:
+        return int(device.total_bytes * parameters.cpu_memory_share) if device.kind == "cpu" else device.total_bytes
+    if request.memory_limit_bytes > device.total_bytes:
+        message = (
+            f"is above the {format_bytes(device.total_bytes)} ({device.total_bytes} bytes) of {device.id} "
+            f"({device.name}): lower the limit, or leave it out to use the whole device"
+        )
+        given = f"{format_bytes(request.memory_limit_bytes)}, {request.memory_limit_bytes} bytes"
+        raise SpecError([FieldProblem("memory_limit_bytes", message, given)], "request")
+    return request.memory_limit_bytes
+
+
+def search_space(request: TuningRequest, share: int, limit_bytes: int, *, elastic: bool = False) -> SearchSpace:
+    """The sizes worth probing: no plan can use a micro-batch above a rank's share.
+
+    For every objective but the largest size, those at which the number of accumulation steps changes: plans depend on
+    nothing else. ``elastic`` is that of ``SearchSpace``.
+    """
+    bound, reason = share, f"the {share} samples of a rank in one update"
+    if request.max_micro_batch_size is not None and request.max_micro_batch_size < share:
+        bound, reason = (
+            request.max_micro_batch_size,
+            f"the requested maximum of {request.max_micro_batch_size}",
+        )
+    if request.objective == "largest":
+        return SearchSpace(bound, reason, request.granularity, limit_bytes, elastic=elastic)
+    sizes = sizes_for_steps(share, bound, request.granularity)
+    highest = max(1, bound // request.granularity) * request.granularity
+    if sizes[-1] < highest:
+        reason = f"{highest} would take as many accumulation steps; {reason}"
+    if request.granularity > 1:
+        reason = f"of the multiples of {request.granularity}: {reason}"
+    return SearchSpace(sizes[-1], reason, sizes=sizes, limit_bytes=limit_bytes, elastic=elastic)
+
+
+def check_plan(request: TuningRequest, space: SearchSpace) -> None:
+    """Refuse a request whose plan would be too long even with the largest size worth probing.
+
+    Raises:
+        PlanError: with the numbers, the limit, and numbers that are possible.
+    """
+    check_listable(request.effective_batch_size, request.spec.parallelism.world_size, space.size(space.count))

@@ -9,14 +9,15 @@ from dataclasses import replace
 from datetime import datetime
 
 from tuner.errors import DeviceError, FieldProblem, SearchError, SpecError, TuningFailedError
-from tuner.planning.accumulation import share_per_rank
-from tuner.planning.bounds import check_plan, memory_limit, peak_without_gradients, search_space, whole_share_proof
+from tuner.planning.accumulation import probe_window, share_per_rank
 from tuner.planning.coupled_loss import WholeBatch, coupling_request, is_undivided
 from tuner.planning.fingerprint import fingerprint, relevant_versions, request_fingerprint
-from tuner.planning.objectives import next_to_time, plan_size, steps_of
+from tuner.planning.objectives import next_to_time, plan_size, recommended_size, steps_of
 from tuner.planning.parameters import DEFAULT_PARAMETERS, SearchParameters
+from tuner.planning.plan_proof import PlanProof, format_window, peak_without_gradients, prove_plan, whole_share_proof
 from tuner.planning.recommendation import FinishedTuning, recommend
 from tuner.planning.search import Failure, MicroBatchSearch
+from tuner.planning.search_space import check_plan, memory_limit, search_space
 from tuner.planning.warm_start import PossibleWarmStart, TuningConditions, confirmed_proof, warm_start_from
 from tuner.planning.what_if import WhatIfResult, WhatIfs
 from tuner.schemas.recommendation import CouplingCheck, Proof, Recommendation
@@ -172,28 +173,33 @@ class Tuning:
         )
 
     def next_probe(self) -> ProbeRequest | None:
-        """The next probe to run, or none when the search is over."""
+        """The next probe to run, or none when the tuning is over.
+
+        First come the sizes of the search, then the plans to time, and last the recommended plan, unless a fit was at
+        least as demanding (``tuner.planning.plan_proof``).
+        """
         if self._whole_batch is not None:
             over = self._whole_batch.failed(self._probes) or self._search.verdict is not None
             return None if over else self._request(self._share)
-        if self._confirmed() is not None:
-            return None
-        size = self._size_to_confirm() or self._search.ask() or self._whole_share()
+        size = None if self._confirmed() else self._size_to_confirm() or self._search.ask() or self._whole_share()
         if size is not None:
             return self._request(size)
         plan = self._plan_to_time()
-        return None if plan is None else self._request(plan, measures_time=True)
+        return self._plan_to_run() if plan is None else self._request(plan, measures_time=True)
 
-    def _request(self, size: int, *, measures_time: bool = False) -> ProbeRequest:
+    def _request(
+        self, size: int, *, share: int | None = None, measures_time: bool = False, runs_plan: bool = False
+    ) -> ProbeRequest:
         return ProbeRequest(
             spec=self.request.spec,
             micro_batch_size=size,
-            samples_per_window=self._share if self._accumulates else size,
+            samples_per_window=(share or self._share) if self._accumulates else size,
             device=self.device.id,
             limit_bytes=self.probe_limit_bytes,
             memory_margin=self.request.memory_margin,
             timeout_seconds=self.request.probe_timeout_seconds,
             measures_time=measures_time,
+            runs_plan=runs_plan,
         )
 
     def record(self, result: ProbeResult) -> None:
@@ -204,6 +210,8 @@ class Tuning:
         """
         if result.measures_time:
             self._require_plan(result.micro_batch_size)
+        elif result.runs_plan:
+            self._require_plan_to_run(result.micro_batch_sizes)
         elif self._search.verdict is None or result.micro_batch_size != self._whole_share():
             self._search.tell(result)
         self._probes.append(result)
@@ -234,10 +242,31 @@ class Tuning:
             return None
         return next_to_time(self._share, proof.fits, self._probes, self._parameters)
 
+    def _plan_to_run(self) -> ProbeRequest | None:
+        """The probe of the plan to recommend, where no fit was at least as demanding."""
+        proof = self._proof()
+        plan = self._plan_proof(proof) if isinstance(proof, Proof) else None
+        if plan is None or not plan.needs_run:
+            return None
+        return self._request(plan.window[0], share=plan.share, runs_plan=True)
+
+    def _plan_proof(self, proof: Proof) -> PlanProof | None:
+        """The plan to recommend, and what the probes show of it; none where nothing fits."""
+        if not proof.fits:
+            return None
+        objective = self.request.objective
+        size = recommended_size(objective, self._share, proof.fits, self._probes, self._parameters)
+        return prove_plan(self._planned_request(proof), size, self._probes)
+
+    def _require_plan_to_run(self, sizes: tuple[int, ...]) -> None:
+        expected = self._plan_to_run()
+        if expected is None or probe_window(expected) != sizes:
+            raise SearchError(f"the plan in micro-batches of {format_window(sizes)} is not the one to run now")
+
     @property
     def _searched(self) -> list[ProbeResult]:
-        """The probes of the search, without timings of plans, which must not change its conclusions."""
-        return [probe for probe in self._probes if not probe.measures_time]
+        """The probes of the search, without runs of plans, which must not change its conclusions."""
+        return [probe for probe in self._probes if not probe.runs_plan]
 
     def _whole_share(self) -> int | None:
         """The rank's whole share, when it is worth one more probe after the search has ended below it.
@@ -325,6 +354,7 @@ class Tuning:
                 request=self._planned_request(verdict),
                 device=self.device,
                 proof=verdict,
+                plan_proof=self._plan_proof(verdict),
                 probes=self.probes,
                 memory_limit_bytes=self.memory_limit_bytes,
                 probe_limit_bytes=self.probe_limit_bytes,

@@ -2,8 +2,9 @@
 
 The stored recommendation was made under other versions or another limit. Where nothing speaks against it, one probe of
 its size confirms it: the size fits and takes as much memory as before, within 1 %, so the next size, which failed
-under a limit that was not lower, is taken to fail again. In any other case the tuning searches as usual, with the
-stored memory curve as its estimate.
+under a limit that was not lower, is taken to fail again. A plan of two sizes is run again too
+(``tuner.planning.plan_proof``). In any other case the tuning searches as usual, with the stored memory curve as its
+estimate.
 
 A tuning under a larger limit is searched, because more may fit, unless the stored size was the bound: a fit there is a
 proof. A recommendation that was itself only confirmed by one probe cannot warm-start another tuning.
@@ -239,7 +240,7 @@ def _may_fit_next_size(start: PossibleWarmStart, first: ProbeResult, then: Probe
 
 
 def _searched(stored: Recommendation) -> list[ProbeResult]:
-    return [probe for probe in stored.evidence.probes if not probe.measures_time]
+    return [probe for probe in stored.evidence.probes if not probe.runs_plan]
 
 
 def _fit(stored: Recommendation) -> ProbeResult | None:

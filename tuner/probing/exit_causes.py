@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from pydantic import ValidationError
 
+from tuner.planning.accumulation import probe_window
 from tuner.probing.protocol import CheckReport
 from tuner.schemas.base import DocumentT
 from tuner.schemas.recommendation import CouplingCheck
@@ -70,6 +71,7 @@ def probe_result_of_dead_process(request: ProbeRequest, ended: EndedTask) -> Pro
     return ProbeResult(
         micro_batch_size=request.micro_batch_size,
         accumulates=request.accumulates,
+        micro_batch_sizes=probe_window(request),
         outcome=outcome,
         phase=phase,
         message=message,

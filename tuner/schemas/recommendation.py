@@ -83,6 +83,9 @@ class Evidence(Document):
     """Every probe, in the order of the runs."""
     proof: Proof
     """Proof of the largest size."""
+    plan_proof: str = ""
+    """The probe that shows that the plan fits: its own run, or one that was at least as demanding. With the plans that
+    were run before and did not fit. Empty where nothing fits."""
     expected: ExpectedPeaks | None = None
     """The memory curve that seeded the search: an estimated one, or the measured one of a warm start. None where no
     estimate was possible, and where the tuning was resumed from its recorded probes after a restart."""
@@ -183,8 +186,9 @@ class Recommendation(Document):
     plan: Plan | None = None
     """Plan to train with: micro-batches that sum to exactly the effective batch. None when nothing fits."""
     largest_micro_batch_size: PositiveInt | None = None
-    """The micro-batch size that fits, proven by a run: the largest, or the one for the request's objective. All
-    micro-batches of the plan are at most this large, and may all be smaller."""
+    """The micro-batch size that fits, proven by a run: the largest, or the one for the request's objective, or that of
+    a smaller plan where the plan for it did not fit. All micro-batches of the plan are at most this large, and may all
+    be smaller."""
     schema_version: Literal[1] = 1
     """Version of this document's layout."""
     id: str

@@ -92,7 +92,10 @@ class CouplingRequest(Document):
 
 
 class ProbeRequest(Document):
-    """One measured trial: run full optimizer updates of ``spec`` at ``micro_batch_size``."""
+    """One measured trial: run full optimizer updates of ``spec`` at ``micro_batch_size``.
+
+    The micro-batches of an update are those of ``tuner.planning.accumulation.probe_window``.
+    """
 
     spec: WorkloadSpec
     """The workload to train."""
@@ -109,8 +112,9 @@ class ProbeRequest(Document):
     timeout_seconds: Annotated[float, Field(gt=0.0)] = 300.0
     """Time limit of the probe."""
     measures_time: bool = False
-    """True for a probe that times several updates of the plan with this largest micro-batch. Each timed update takes up
-    to four of the plan's micro-batches."""
+    """True for a probe that times several updates of the plan with this largest micro-batch."""
+    runs_plan: bool = False
+    """True for a probe of the plan with this largest micro-batch, and not of two micro-batches of this size."""
 
     @property
     def accumulates(self) -> bool:

@@ -94,6 +94,9 @@ class ProbeResult(Document):
     """Samples per forward and backward pass."""
     accumulates: bool
     """True if each update took several micro-batches, so that gradients stay while the next one runs."""
+    micro_batch_sizes: tuple[PositiveInt, ...] = ()
+    """Sizes of the micro-batches of each update, in order: `micro_batch_size` repeated, or those of a plan, of which it
+    is the largest. Empty in results of versions that did not record it."""
     outcome: Outcome
     """Outcome of the probe."""
     phase: Phase
@@ -131,6 +134,11 @@ class ProbeResult(Document):
     """True for a probe that timed the updates of a plan after the search."""
     timing: UpdateTiming | None = None
     """Duration of the measured updates; none for a failure."""
+
+    @property
+    def runs_plan(self) -> bool:
+        """Return whether the probe ran the micro-batches of a plan: to time it, or because they differ in size."""
+        return self.measures_time or len(set(self.micro_batch_sizes)) > 1
 
     @property
     def held_bytes(self) -> int | None:

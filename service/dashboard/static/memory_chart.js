@@ -3,11 +3,12 @@
  *
  *   memoryFigure(probes, {limitBytes, probeLimitBytes, chosen})   {data, layout} for `makeChart`
  *   memoryInWords(probes, ...)                                    the same in a sentence, for screen readers
+ *   sizeWords(probe)                                              its micro-batch size, or the sizes of its plan
  */
 
 import { shortened } from "./device_words.js";
 import { colour } from "./dom.js";
-import { bytes, seconds } from "./format.js";
+import { bytes, count, seconds } from "./format.js";
 import { level, line, points } from "./chart.js";
 
 const GIB = 1024 ** 3;
@@ -24,6 +25,12 @@ export function heldBytes(probe) {
 /** The memory in bytes that grows with the micro-batch: tensors on CUDA, the process on the CPU. */
 export function usedBytes(probe) {
   return probe.peak_allocated_bytes ?? probe.process_peak_bytes;
+}
+
+/** The micro-batches of a probe: its size, or those of a plan, which differ, as a sum. */
+export function sizeWords(probe) {
+  const sizes = probe.micro_batch_sizes;
+  return new Set(sizes).size > 1 ? sizes.join(" + ") : count(probe.micro_batch_size);
 }
 
 /** The line through the two largest fits of different sizes: {intercept, slope} in bytes; null where there are not two. */
@@ -111,7 +118,7 @@ function everyFigure(probe) {
     ["limit", probe.limit_bytes],
   ];
   return [
-    `${probe.micro_batch_size} samples: ${probe.outcome}${probe.accumulates ? ", accumulating" : ""}`,
+    `${sizeWords(probe)} samples: ${probe.outcome}${probe.accumulates ? ", accumulating" : ""}`,
     ...figures.filter(([, value]) => value !== null).map(([name, value]) => `${name}: ${bytes(value)}`),
     ...(probe.allocator_retries ? [`allocator retries: ${probe.allocator_retries}`] : []),
     `took: ${seconds(probe.seconds.total)}`,

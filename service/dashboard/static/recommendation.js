@@ -52,6 +52,7 @@ function answer(found) {
       figure(count(found.largest_micro_batch_size), `${largestWords(found.evidence.proof)} (samples)`),
       headroom && figure(percent(headroom.free_fraction), `of ${bytes(headroom.limit_bytes)} stay free`)),
     h("p", { class: "text" }, shortened(found.evidence.proof.statement), " ", found.choice),
+    found.evidence.plan_proof && h("p", { class: "text" }, shortened(found.evidence.plan_proof)),
     environment(found),
   ];
 }

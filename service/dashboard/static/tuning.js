@@ -6,7 +6,7 @@ import { largestWords, rawText, shortened, withDetails } from "./device_words.js
 import { byId, h, replace, setText } from "./dom.js";
 import { bytes, bytesExactly, count, number, percent, plural, seconds, words } from "./format.js";
 import { ENDED } from "./live.js";
-import { heldBytes, memoryFigure, memoryInWords } from "./memory_chart.js";
+import { heldBytes, memoryFigure, memoryInWords, sizeWords } from "./memory_chart.js";
 import { alertBox, badge, codeBlock, definitions, emptyState, tag } from "./parts.js";
 import { figure, showPlan } from "./plan.js";
 import { asCommand, asCurl } from "./reproduce.js";
@@ -107,7 +107,7 @@ function progressText(tuning) {
   }
   if (tuning.state === "RUNNING") {
     const last = recorded.at(-1)?.result;
-    const newest = last ? `, the last: ${count(last.micro_batch_size)} samples, ${last.outcome}` : "";
+    const newest = last ? `, the last: ${sizeWords(last)} samples, ${last.outcome}` : "";
     return h("p", {}, `Probing: ${plural(recorded.length, "probe")} so far${newest}.`);
   }
   return null;
@@ -141,6 +141,7 @@ function feasible(found) {
       figure(count(found.largest_micro_batch_size), `${largestWords(found.evidence.proof)} (samples)`),
       headroom && figure(percent(headroom.free_fraction), `of ${bytes(headroom.limit_bytes)} stay free`)),
     h("p", { class: "text" }, shortened(found.evidence.proof.statement), " ", found.choice),
+    found.evidence.plan_proof && h("p", { class: "text" }, shortened(found.evidence.plan_proof)),
   ];
 }
 
@@ -167,7 +168,7 @@ function probeColumns() {
   const result = (read) => (row) => read(row.result);
   return [
     { title: "#", class: "number", cell: (row) => row.ordinal, value: (row) => row.ordinal },
-    { title: "Micro-batch", class: "number", cell: result((probe) => count(probe.micro_batch_size)), value: result((probe) => probe.micro_batch_size) },
+    { title: "Micro-batch", class: "number", cell: result(sizeWords), value: result((probe) => probe.micro_batch_size) },
     { title: "Outcome", cell: result((probe) => badge(probe.outcome)), value: result((probe) => probe.outcome) },
     { title: "Peak memory", class: "number", cell: result((probe) => exact(heldBytes(probe))), value: result(heldBytes) },
     { title: "Tensors", class: "number", cell: result((probe) => exact(probe.peak_allocated_bytes)), value: result((probe) => probe.peak_allocated_bytes) },

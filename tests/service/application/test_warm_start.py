@@ -276,12 +276,12 @@ def answer_to(store: Store, tuning_id: str) -> Recommendation:
 def test_one_probe_confirms_the_answer(
     store: Store, answered: Recommendation, start: Callable[..., Coordinator]
 ) -> None:
-    """The worker runs the earlier size and no other; the answer rests on the earlier one and says so."""
+    """The worker runs the earlier size, the plan, and no other; the answer rests on the earlier one and says so."""
     tuning, _ = submit(store)
     runner = ScriptedRunner(37)
     start(runner)
     found = answer_to(store, tuning.id)
-    assert (runner.checked, runner.sizes) == (1, [37])
+    assert (runner.checked, runner.sizes) == (1, [37, 34])  # the size, and the plan
     assert plan_of(found).micro_batch_sizes == plan_of(answered).micro_batch_sizes
     assert found.evidence.warm_start is not None
     assert found.evidence.warm_start.recommendation_id == answered.id
@@ -345,7 +345,7 @@ def test_an_answer_below_a_time_out_succeeds_and_is_not_served_again(store: Stor
     assert (queued, again.recommendation, again.warm_start_from) == (True, None, found.id)
 
 
-def test_after_a_crash_behind_the_confirming_probe_nothing_is_run(
+def test_after_a_crash_behind_the_confirming_probe_only_the_plan_is_run(
     store: Store, answered: Recommendation, start: Callable[..., Coordinator]
 ) -> None:
     """Its results are recorded, and decide."""
@@ -358,7 +358,7 @@ def test_after_a_crash_behind_the_confirming_probe_nothing_is_run(
     runner = ScriptedRunner(37)
     start(runner)
     assert answer_to(store, tuning.id).evidence.proof.stopped_by == "warm-start"
-    assert runner.sizes == []
+    assert runner.sizes == [34]
 
 
 @pytest.mark.parametrize("reference", ["rec_none", "another question"])

@@ -12,6 +12,7 @@ from service.store.models import NewWork
 from service.worker.executors.base import GraceSeconds, OnProgress, TrainingRun
 from tests.support.factories import CPU, tuning_request
 from tuner.errors import ProbeCancelledError
+from tuner.planning.accumulation import probe_window
 from tuner.schemas.recommendation import CouplingCheck
 from tuner.schemas.requests import CouplingRequest, ExpectationRequest, ProbeRequest, TuningRequest
 from tuner.schemas.results import ExpectedPeaks, Outcome, Phase, ProbeResult
@@ -72,6 +73,7 @@ class ScriptedRunner:
         return ProbeResult(
             micro_batch_size=size,
             accumulates=request.accumulates,
+            micro_batch_sizes=probe_window(request),
             outcome=Outcome.FIT if fits else Outcome.OOM,
             phase=Phase.DONE if fits else Phase.WARMUP,
             message="scripted",

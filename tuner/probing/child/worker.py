@@ -4,8 +4,9 @@ The first update makes the late allocations (handles, workspaces, caches). The s
 parameters, optimizer state, the gradients of one micro-batch held while the next one runs, and the optimizer's
 temporaries.
 
-A probe that measures time repeats updates of the plan's own micro-batches, in the environment and under the limit of a
-job, so that its times are those of a job.
+A probe of a size runs whole micro-batches of it, and a probe of a plan the plan's own, in the environment and under the
+limit of a job (``tuner.planning.accumulation.probe_window``). A probe that measures time repeats updates of a plan, so
+that its times are those of a job.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from tuner.estimation.tracing.peak_curve import expected_peaks
 from tuner.hardware.failures import shortage_in_words
 from tuner.hardware.memory_devices.base import MemoryDevice, translate_by_message
 from tuner.hardware.memory_devices.factory import open_device
-from tuner.planning.accumulation import balanced_split
+from tuner.planning.accumulation import probe_window
 from tuner.probing.child.timing import TimedEngine, TimedUpdate, has_enough_updates, timing
 from tuner.probing.protocol import CheckReport, ProbePaths
 from tuner.schemas.recommendation import CouplingCheck
@@ -40,10 +41,6 @@ _TRACEBACK_LENGTH = 8000
 
 _MAX_SKIPPED_UPDATES = 40
 """The loss scale starts at 2**16 and is halved by every overflow: after 40 it is below any scale that fp16 needs."""
-
-
-_TIMED_MICRO_BATCHES = 4
-"""Micro-batches of a timed update: some that are followed by another, and the last, followed by the optimizer step."""
 
 
 _PHASES = {
@@ -141,29 +138,12 @@ def _time_updates(engine: TimedEngine, micro_batches: list[MicroBatch], *, sever
 def _micro_batches(request: ProbeRequest, workload: Workload) -> tuple[list[MicroBatch], list[Batch]]:
     """Return the micro-batches of the measured update, and the other samples of a run's accumulation window.
 
-    Together they have as many samples as the window. The other samples only take host memory.
+    Together they have at least as many samples as the window. The other samples only take host memory.
     """
-    window, sizes = request.samples_per_window, _sizes(request)
-    micro_batches = [sliced(workload.make_batch(part), part) for part in sizes]
-    rest = window - sum(sizes)
+    sizes = probe_window(request)
+    micro_batches = [sliced(workload.make_batch(size), size) for size in sizes]
+    rest = request.samples_per_window - sum(sizes)
     return micro_batches, [workload.make_batch(rest)] if request.device == "cpu" and rest > 0 else []
-
-
-def _sizes(request: ProbeRequest) -> list[int]:
-    """Return the sizes of the measured micro-batches; the larger ones come last, when gradients are held."""
-    size, window = request.micro_batch_size, request.samples_per_window
-    if request.measures_time:
-        return _representative_sizes(sorted(balanced_split(window, -(-window // size))))
-    first = max(
-        window - size, min(2, size)
-    )  # not a single sample, which BatchNorm may refuse, and which no plan has here
-    return [min(size, first), size] if request.accumulates else [size]
-
-
-def _representative_sizes(sizes: list[int]) -> list[int]:
-    """Select a few of a plan's sizes, evenly from the smallest to the largest."""
-    count = min(_TIMED_MICRO_BATCHES, len(sizes))
-    return [sizes[index * (len(sizes) - 1) // max(1, count - 1)] for index in range(count)]
 
 
 def _result(
@@ -183,6 +163,7 @@ def _result(
     return ProbeResult(
         micro_batch_size=request.micro_batch_size,
         accumulates=request.accumulates,
+        micro_batch_sizes=probe_window(request),
         outcome=outcome,
         phase=progress.phase,
         message=message[:_MESSAGE_LENGTH],
