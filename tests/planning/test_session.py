@@ -16,6 +16,7 @@ from tuner.schemas.requests import ProbeRequest, TuningRequest
 from tuner.schemas.results import DeviceInfo, ExpectedPeak, ExpectedPeaks, ModelSummary, Outcome, Phase, ProbeResult
 
 GIB = 1024**3
+MIB = 1024**2
 VERSIONS = {"torch": "2.13.0", "transformers": "5.23.0", "batchwright": "0.1.0"}
 
 
@@ -151,6 +152,19 @@ def test_a_limit_above_the_device_is_refused() -> None:
 
 
 def test_compiling_under_a_cpu_budget_is_refused() -> None:
+@pytest.mark.parametrize(("limit", "margin"), [(200 * MIB, 0.0), (205 * MIB, 0.03)])
+def test_a_limit_that_the_context_takes_is_refused(limit: int, margin: float) -> None:
+    """The message names the limit, the context's bytes and the remedy, and no probe has run."""
+    card = CUDA.model_copy(update={"least_context_bytes": 200 * MIB})
+    with pytest.raises(
+        DeviceError,
+        match=rf"\({limit} bytes\), less the margin of {margin:.0%}.*cuda:0 \(test card\) takes at least "
+        r"200\.00 MiB \(209715200 bytes\)\. Raise the limit, or leave it out",
+    ):
+        tuning(tuning_request(device="cuda:0", memory_limit_bytes=limit, memory_margin=margin), card)
+    tuning(tuning_request(device="cuda:0", memory_limit_bytes=limit + 8 * MIB, memory_margin=margin), card)
+
+
     """The budget would count the compiler: the field is named before any probe."""
     with pytest.raises(SpecError, match="compile: is not supported on the CPU"):
         tuning(tuning_request(mlp_spec(compile=True)))

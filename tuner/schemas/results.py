@@ -190,3 +190,6 @@ class DeviceInfo(Document):
     """CUDA compute capability, for example `9.0`."""
     driver_version: str | None = None
     """Version of the driver."""
+    least_context_bytes: NonNegativeInt | None = None
+    """CUDA: fewest bytes that the context of a process takes on this kind of card (`gpus.toml`), so that a memory limit
+    must be above it; none on the CPU."""
