@@ -45,6 +45,8 @@ class FinishedTuning:
     versions: dict[str, str]
     notes: tuple[str, ...] = ()
     expected: ExpectedPeaks | None = None
+    late_estimate: str | None = None
+    """A sentence about an estimate that was missing when the search began; None where none was."""
     warm_start: WarmStart | None = None
     what_if: WhatIfResult = field(default_factory=WhatIfResult)
     coupling: CouplingCheck | None = None
@@ -221,6 +223,9 @@ def _not_estimated(changes: str) -> Advice:
 def _warnings(finished: FinishedTuning) -> list[Advice]:
     probe = finished.deciding_probe
     found = [Advice(code="inconsistent-outcomes", message=note) for note in finished.notes]
+    if finished.late_estimate is not None:
+        message = f"{finished.late_estimate} This may cost probes, and changes nothing in the proof."
+        found.append(Advice(code="search-without-estimate", message=message))
     if probe is not None:
         found += _warnings_of_probe(probe, finished.device)
     timed = [probe for probe in finished.probes if probe.measures_time]
