@@ -190,11 +190,17 @@ def test_a_fit_of_the_whole_share_needs_no_second_reason() -> None:
 
 
 def test_headroom_counts_what_is_there() -> None:
-    """On a card: the context is taken, and what other processes hold is not free."""
-    peaks = {"peak_reserved_bytes": 4 * GIB, "context_bytes": GIB, "other_processes_bytes": 6 * GIB}
+    """On a card: the context is taken, and what other processes hold is not free; the allocator's part is apart."""
+    peaks = {
+        "peak_allocated_bytes": 3 * GIB,
+        "peak_reserved_bytes": 4 * GIB,
+        "context_bytes": GIB,
+        "other_processes_bytes": 6 * GIB,
+    }
     room = finish(tuning(tuning_request(device="cuda:0"), CUDA), largest=20, **peaks).headroom
     assert room is not None
     assert (room.limit_bytes, room.peak_bytes, room.free_bytes) == (16 * GIB, 5 * GIB, 5 * GIB)
+    assert (room.allocated_bytes, room.reserved_bytes, room.context_bytes) == (3 * GIB, 4 * GIB, GIB)
 
 
 def test_a_rank_without_a_sample_is_refused() -> None:

@@ -142,7 +142,15 @@ def _headroom(finished: FinishedTuning) -> Headroom | None:
     limit, peak = finished.memory_limit_bytes, probe.held_bytes or 0
     available = min(limit, finished.device.total_bytes - (probe.other_processes_bytes or 0))
     free = max(0, available - peak)
-    return Headroom(limit_bytes=limit, peak_bytes=peak, free_bytes=free, free_fraction=free / limit)
+    return Headroom(
+        limit_bytes=limit,
+        peak_bytes=peak,
+        allocated_bytes=probe.peak_allocated_bytes,
+        reserved_bytes=probe.peak_reserved_bytes,
+        context_bytes=probe.context_bytes,
+        free_bytes=free,
+        free_fraction=free / limit,
+    )
 
 
 def _timings(probes: tuple[ProbeResult, ...], total_seconds: float) -> Timings:

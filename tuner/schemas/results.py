@@ -163,6 +163,9 @@ class ExpectedPeaks(Document):
     """Expected ``ProbeResult.resident_bytes``."""
     seconds: NonNegativeFloat = 0.0
     """Duration of the estimate."""
+    versions: dict[str, str] = Field(default_factory=dict)
+    """Versions of torch, transformers, Batchwright and Python with which the workload was traced, or measured by the
+    tuning of a warm start: other versions may take other memory."""
 
     def used_bytes(self, micro_batch_size: float) -> float:
         """Expected bytes at a size."""
