@@ -179,7 +179,7 @@ def peak(size: int, verdict: Verdict) -> PeakEstimate:
         verdict=verdict,
         allocated_bytes=8 * GIB,
         reserved_bytes=9 * GIB,
-        capacity_bytes=9 * GIB,
+        capacity_bytes=17 * GIB // 2,
         outside_allocator_bytes=ByteInterval(low=GIB // 2, expected=GIB, high=2 * GIB),
         device_bytes=ByteInterval(low=9 * GIB, expected=10 * GIB, high=11 * GIB),
         breakdown=PeakBreakdown(
@@ -218,7 +218,7 @@ def test_a_panel_adds_up() -> None:
     assert "activations 5.00 GiB 50%" in text
     assert "outside allocator 1.00 GiB 10%" in text
     assert "gaps between blocks 1.00 GiB 10%" in text
-    assert "allocator 9.00 GiB reserved, 8.00 GiB allocated; the process takes 1.00 GiB outside of it" in text
+    assert "allocator 8.50 GiB to 9.00 GiB reserved, 8.00 GiB allocated; 1.00 GiB outside of it" in text
     assert "10.00 GiB needed on the card (9.00 GiB to 11.00 GiB)" in text
     assert "micro-batch of 7 expected to fit; 6 fits surely, 8 perhaps" in text
     assert "1,000 parameters, CUDA's kernels traced, torch 2.8" in text

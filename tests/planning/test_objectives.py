@@ -571,7 +571,7 @@ def test_a_timing_probe_says_so_in_its_row() -> None:
 
 def test_a_peak_on_a_card_is_shown_by_its_parts() -> None:
     """What the allocator reserved, what is allocated, and the context beside it, in a row and in the panel."""
-    peaks = {"peak_allocated_bytes": 3 * GIB, "peak_reserved_bytes": 4 * GIB, "context_bytes": GIB // 2}
+    peaks: dict[str, Any] = {"peak_allocated_bytes": 3 * GIB, "peak_reserved_bytes": 4 * GIB, "context_bytes": GIB // 2}
     row = probe_row(probe_result(8, used_bytes=None, process_peak_bytes=None, **peaks))
     assert (row[2], str(row[-1])) == ("4.00 GiB", "reserved; allocated 3.00 GiB, context 512.00 MiB beside it")
     room = Headroom(
