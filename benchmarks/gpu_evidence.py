@@ -83,7 +83,7 @@ def run_part(name: str, device: DeviceInfo, seconds: float) -> Row:
     if (skipped := result.pop("skipped", None)) is not None:
         row |= {"status": "skipped", "message": skipped}
     elif ending != "done":
-        row["message"] = f"{_failure(ending, seconds)}\n{words}".strip()
+        row["message"] = f"{_failure(ending, process.returncode, seconds)}\n{words}".strip()
     return {**row, "result": result}
 
 
@@ -105,8 +105,10 @@ def _ending(process: subprocess.Popen[bytes], seconds: float) -> str:
     return ending
 
 
-def _failure(ending: str, seconds: float) -> str:
-    return f"ended at its limit of {seconds:.0f} s" if ending == "timed-out" else "ended with an error"
+def _failure(ending: str, code: int, seconds: float) -> str:
+    if ending == "timed-out":
+        return f"ended at its limit of {seconds:.0f} s"
+    return f"ended with {signal.Signals(-code).name if code < 0 else f'exit code {code}'}"
 
 
 def output_path(device: DeviceInfo, versions: Mapping[str, str], *, virtual: bool) -> Path:

@@ -123,11 +123,11 @@ def context(device: DeviceInfo, report: Report) -> None:
         "matrix product": lambda card: _backward(_ones(card, 512, 512) @ _ones(card, 512, 512)),
         "convolution": lambda card: _backward(functional.conv2d(_ones(card, 4, 64, 32, 32), _ones(card, 64, 64, 3, 3))),
         "attention": lambda card: _backward(_attention(card)),
-        "lstm": lambda card: _backward(nn.LSTM(64, 64).to(card)(_ones(card, 16, 8, 64))[0]),
         "sort and index": lambda card: _backward(
             functional.embedding(torch.zeros(8, 512, dtype=torch.long, device=card), _ones(card, 1000, 64))
         ),
         "adamw update": _adamw_update,
+        "lstm": lambda card: _backward(nn.LSTM(64, 64).to(card)(_ones(card, 16, 8, 64))[0]),
     }
     after: Row = {}
     for name, step in steps.items():

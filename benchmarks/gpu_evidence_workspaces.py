@@ -72,7 +72,7 @@ def measure(device: torch.device) -> Iterator[Row]:
     """Yield the workspaces of each operator, of the forward and of the backward call."""
     profile = KernelProfile(compute_capability=torch.cuda.get_device_capability(device), kind="cuda")
     kernels = CudaKernels(profile)
-    for make in (_matrix_products, _convolutions, _attentions, _recurrent, _others):
+    for make in (_matrix_products, _convolutions, _attentions, _others, _recurrent):
         try:
             for operator in make(device):
                 yield _row(operator, kernels)

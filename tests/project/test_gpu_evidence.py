@@ -52,7 +52,7 @@ def test_a_part_that_fails_does_not_end_the_others(
     found = run_parts(evidence, tmp_path / "found.json", "versions", "context", factor=50.0)
     assert {name: row["status"] for name, row in found["parts"].items()} == {"versions": "failed", "context": "failed"}
     for row in found["parts"].values():
-        assert "ended with an error" in row["message"]
+        assert "ended with exit code 1" in row["message"]
         assert "DeviceError: there is no device cuda:0" in row["message"]
     late = run_parts(evidence, tmp_path / "late.json", "versions", factor=0.0)
     assert late["parts"]["versions"]["message"] == "no time was left to begin"
