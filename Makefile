@@ -8,7 +8,7 @@ HASHED := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-
 SOURCES := pyproject.toml constraints.txt requirements/runtime.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test lint check format serve gpu-test gpu-demo bench-install bench test-exports conformance openapi lock licenses docs release-check clean
+.PHONY: help install demo test lint check format serve gpu-test gpu-demo gpu-evidence bench-install bench test-exports conformance openapi lock licenses docs release-check clean
 
 help:  ## Show these lines
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 15
@@ -94,6 +94,9 @@ bench: bench-install  ## Reproduce the figures of benchmarks/results/
 	$(BIN)/python benchmarks/fast_path_parts.py
 	$(BIN)/python benchmarks/reaction_times.py
 	$(BIN)/python benchmarks/unauthenticated_clients.py
+
+gpu-evidence: $(VENV)/bench  ## Measure on the first CUDA device what only a card can confirm: one JSON, nine minutes
+	$(BIN)/python benchmarks/gpu_evidence.py
 
 # Frameworks that exports are loaded by, apart from .venv/lib: those that ask for other versions of torch than ours (and
 # work with ours), and those of which only the parsers of settings are wanted. So none of what they depend on is

@@ -29,7 +29,7 @@ from typing import Any
 import estimator_published
 from finders_workloads import Case, cases
 
-from tuner.errors import WorkloadError
+from tuner.errors import EstimateError, WorkloadError
 from tuner.hardware.inventory import find_device
 from tuner.planning.fingerprint import installed_versions
 from tuner.planning.session import Tuning
@@ -90,8 +90,9 @@ class Bench:
     def _expected(self, case: Case, sizes: list[int]) -> tuple[dict[int, Figures], float]:
         question = self._tuning(case).expectation_request()
         assert question is not None
-        expected = self._runner.expect(question)
-        if expected is None:
+        try:
+            expected = self._runner.expect(question)
+        except EstimateError:
             return {}, 0.0
         return {size: {"process": round(expected.used_bytes(size))} for size in sizes}, expected.seconds
 
@@ -113,7 +114,7 @@ class Bench:
             found[size] = {
                 "allocated": peak.allocated_bytes,
                 "reserved": peak.reserved_bytes,
-                "device": peak.reserved_bytes + peak.breakdown.outside_allocator_bytes,
+                "device": peak.reserved_bytes + peak.outside_allocator_bytes.expected,
             }
             seconds = answer.seconds
         return found, seconds

@@ -50,7 +50,7 @@ def served(request_path: Path, diary: Diary) -> dict[str, Any]:
     from datetime import UTC, datetime  # noqa: PLC0415 - the command imports what it needs by itself
 
     from tuner.hardware.inventory import find_device  # noqa: PLC0415 - likewise
-    from tuner.planning.driver import check_coupling, prepare_search  # noqa: PLC0415 - likewise
+    from tuner.planning.driver import check_coupling, prepare_search, remaining_probes  # noqa: PLC0415 - likewise
     from tuner.planning.fingerprint import installed_versions  # noqa: PLC0415 - likewise
     from tuner.planning.session import Tuning  # noqa: PLC0415 - likewise
     from tuner.probing.supervisor import ProbeSupervisor  # noqa: PLC0415 - likewise
@@ -65,7 +65,7 @@ def served(request_path: Path, diary: Diary) -> dict[str, Any]:
         tuning = Tuning(request, device, environment=runner.environment(), versions=installed_versions())
         check_coupling(tuning, runner.check_coupling)
         prepare_search(tuning, runner.check, runner.expect)
-        while (probe := tuning.next_probe()) is not None:
+        for probe in remaining_probes(tuning, runner.late_estimate):
             tuning.record(runner.run(probe))
         found = tuning.recommendation(
             identifier="rec_served", created_at=datetime.now(UTC), total_seconds=time.monotonic() - began

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from typing import Protocol
 
 from tuner.hardware.inventory import find_device
-from tuner.planning.driver import check_coupling, estimate_what_ifs, prepare_search
+from tuner.planning.driver import check_coupling, estimate_what_ifs, prepare_search, remaining_probes
 from tuner.planning.fingerprint import installed_versions
 from tuner.planning.session import Tuning
 from tuner.probing.supervisor import ProbeSupervisor
@@ -85,11 +85,12 @@ def run_tuning(
         check_coupling(tuning, runner.check_coupling)
         observer.set_activity("checking the spec and estimating its memory")
         prepare_search(tuning, runner.check, runner.expect)
-        while (probe := tuning.next_probe()) is not None:
+        for probe in remaining_probes(tuning, runner.late_estimate):
             observer.set_activity(_activity(probe))
             result = runner.run(probe)
             tuning.record(result)
             observer.add(result)
+        runner.stop_estimate()
         observer.set_activity("estimating what would fit with changes of the spec" if request.what_if else "")
         estimate_what_ifs(tuning, runner.expect)
     return tuning.recommendation(

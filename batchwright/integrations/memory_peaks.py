@@ -30,7 +30,7 @@ class PeakMeter:
     def __init__(self, recommendation: Recommendation, model: nn.Module, device: torch.device) -> None:
         self.limit_bytes = recommendation.headroom.limit_bytes if recommendation.headroom else None
         self._device = device
-        self._context_bytes = _context_bytes(recommendation)
+        self._context_bytes = (recommendation.headroom.context_bytes or 0) if recommendation.headroom else 0
         self._warned = False
         if device.type != "cuda":
             _reset_resident_peak()
@@ -45,13 +45,17 @@ class PeakMeter:
     def figures(self) -> dict[str, float]:
         """Return the peaks and the limit, in bytes, under the names that they are logged with.
 
-        `memory/peak_reserved_bytes` (context included) and `memory/peak_allocated_bytes` on CUDA,
-        `memory/peak_resident_bytes` on the CPU; `memory/limit_bytes`, and `memory/peak_fraction` of that limit.
+        `memory/peak_reserved_bytes`, `memory/peak_allocated_bytes` and `memory/context_bytes` (as the probes measured
+        it) on CUDA, `memory/peak_resident_bytes` on the CPU; `memory/limit_bytes`, and `memory/peak_fraction`: what is
+        reserved and the context, or what is resident, as a share of that limit.
         """
         peak = self.peak_bytes()
         if self._device.type == "cuda":
-            allocated = int(torch.cuda.max_memory_allocated(self._device))
-            figures: dict[str, float] = {"memory/peak_reserved_bytes": peak, "memory/peak_allocated_bytes": allocated}
+            figures: dict[str, float] = {
+                "memory/peak_reserved_bytes": peak - self._context_bytes,
+                "memory/peak_allocated_bytes": int(torch.cuda.max_memory_allocated(self._device)),
+                "memory/context_bytes": self._context_bytes,
+            }
         else:
             figures = {"memory/peak_resident_bytes": peak}
         if self.limit_bytes is not None:
@@ -70,13 +74,6 @@ class PeakMeter:
             "probed (longer samples, another model, or memory of other code). Tune again with the run's worst case.",
             stacklevel=2,
         )
-
-
-def _context_bytes(recommendation: Recommendation) -> int:
-    """Memory of the context in the probe of the recommended size; 0 where not known."""
-    size = recommendation.largest_micro_batch_size
-    measured = [probe.context_bytes for probe in recommendation.evidence.probes if probe.micro_batch_size == size]
-    return next((context for context in measured if context is not None), 0)
 
 
 def _tensor_bytes(model: nn.Module) -> int:

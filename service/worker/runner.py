@@ -23,7 +23,7 @@ from service.worker.executors.base import Executor, TrainingRun
 from service.worker.host_health import Health
 from service.worker.lease import LeaseHolder
 from tuner.errors import BatchwrightError, HostFailureError, ProbeCancelledError
-from tuner.planning.driver import check_coupling, estimate_what_ifs, prepare_search
+from tuner.planning.driver import check_coupling, estimate_what_ifs, prepare_search, remaining_probes
 from tuner.planning.session import Tuning
 from tuner.schemas.recommendation import Recommendation
 from tuner.schemas.requests import ProbeRequest, TuningRequest
@@ -135,10 +135,13 @@ class WorkRunner:
                 lambda request: self._executor.check(request, holder.grace_seconds),
                 lambda expectation: self._executor.expect(expectation, holder.grace_seconds),
             )
-        while (probe := tuning.next_probe()) is not None:
-            if holder.reason() is not None:
-                raise StoppedError
-            tuning.record(self._probe(probe, holder, len(tuning.probes) + 1))
+        try:
+            for probe in remaining_probes(tuning, self._executor.late_estimate):
+                if holder.reason() is not None:
+                    raise StoppedError
+                tuning.record(self._probe(probe, holder, len(tuning.probes) + 1))
+        finally:
+            self._executor.stop_estimate()
         estimate_what_ifs(tuning, lambda expectation: self._executor.expect(expectation, holder.grace_seconds))
         return Ending(State.SUCCEEDED, recommendation=self._recommendation(item, tuning))
 

@@ -179,7 +179,8 @@ def peak(size: int, verdict: Verdict) -> PeakEstimate:
         verdict=verdict,
         allocated_bytes=8 * GIB,
         reserved_bytes=9 * GIB,
-        capacity_bytes=9 * GIB,
+        capacity_bytes=17 * GIB // 2,
+        outside_allocator_bytes=ByteInterval(low=GIB // 2, expected=GIB, high=2 * GIB),
         device_bytes=ByteInterval(low=9 * GIB, expected=10 * GIB, high=11 * GIB),
         breakdown=PeakBreakdown(
             parameters_bytes=GIB,
@@ -188,7 +189,6 @@ def peak(size: int, verdict: Verdict) -> PeakEstimate:
             activations_bytes=5 * GIB,
             temporaries_bytes=0,
             workspace_bytes=0,
-            outside_allocator_bytes=GIB,
         ),
     )
 
@@ -213,10 +213,12 @@ def estimate(*cards: GpuEstimate) -> Estimate:
 
 
 def test_a_panel_adds_up() -> None:
-    """The parts are of what the card needs, gaps between blocks included."""
+    """The parts are of what the card needs, gaps between blocks included; the allocator's are named apart."""
     text = shown(estimate_panel(estimate(card("L4", Verdict.FITS, 7)), request("L4")))
     assert "activations 5.00 GiB 50%" in text
+    assert "outside allocator 1.00 GiB 10%" in text
     assert "gaps between blocks 1.00 GiB 10%" in text
+    assert "allocator 8.50 GiB to 9.00 GiB reserved, 8.00 GiB allocated; 1.00 GiB outside of it" in text
     assert "10.00 GiB needed on the card (9.00 GiB to 11.00 GiB)" in text
     assert "micro-batch of 7 expected to fit; 6 fits surely, 8 perhaps" in text
     assert "1,000 parameters, CUDA's kernels traced, torch 2.8" in text
@@ -249,6 +251,7 @@ def test_a_table_says_which_cards_can_run_it_at_which_plan() -> None:
     assert "L4 20.00 GiB 10.00 GiB fits 30 29-31 1 x (26 + 25); 1 x (25 + 25)" in text
     assert "T4 20.00 GiB 10.00 GiB does not fit - -" in text
     assert text.count("All say so.") == 1
+    assert "The needs include 1.00 GiB of the process outside torch's allocator." in text
     assert "T4: It is old." in text
 
 

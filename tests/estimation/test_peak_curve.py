@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Iterator
 
 import pytest
 
 from tests.support.factories import CPU, gpt_spec, mlp_spec
-from tuner.errors import EstimateCancelledError, SpecError
+from tuner.errors import EstimateCancelledError, EstimateError, EstimateTimedOutError, SpecError
 from tuner.estimation.client import expect
 from tuner.probing.supervisor import ProbeSupervisor
 from tuner.schemas.requests import ExpectationRequest, ProbeRequest
-from tuner.schemas.results import ExpectedPeaks
+from tuner.schemas.results import ExpectedPeaks, Outcome
 from tuner.schemas.workload import WorkloadSpec
 
 MIB = 1024**2
@@ -83,9 +85,40 @@ def test_the_curve_rises_and_ends_far_above_the_limit(runner: ProbeSupervisor) -
 
 
 def test_a_workload_that_cannot_be_traced_is_probed_without_an_estimate(runner: ProbeSupervisor) -> None:
-    """A failed estimate is no error: the search starts without it."""
+    """The error has the reason, with which the search starts without an estimate."""
     spec = mlp_spec(model={"kind": "python", "target": "no_such_package:factory"})
-    assert runner.expect(expectation_request(spec)) is None
+    for changes in ({}, {"compute_capability": (8, 0)}):
+        with pytest.raises(EstimateError, match="no_such_package"):
+            runner.expect(expectation_request(spec, **changes))
+
+
+@pytest.mark.parametrize("capability", [None, (8, 0)], ids=["cpu", "cuda"])
+def test_an_estimate_that_takes_too_long_comes_later(capability: tuple[int, int] | None) -> None:
+    """The error names the wait; a probe runs meanwhile, and the estimate is that of one that was waited for."""
+    request = expectation_request(GPT, compute_capability=capability)
+    with ProbeSupervisor(CPU, estimate_wait_seconds=0.05) as hurried:
+        with pytest.raises(EstimateTimedOutError, match=r"not ready within 0\.05 s"):
+            hurried.expect(request)
+        probe = ProbeRequest(spec=GPT, micro_batch_size=2, samples_per_window=4, device="cpu", limit_bytes=2**30)
+        assert hurried.run(probe).outcome is Outcome.FIT
+        deadline = time.monotonic() + 120
+        while (late := hurried.late_estimate()) is None:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        hurried.stop_estimate()
+        assert hurried.late_estimate() is None
+    with ProbeSupervisor(CPU) as patient:
+        expected = patient.expect(request)
+    assert late.model_copy(update={"seconds": 0.0}) == expected.model_copy(update={"seconds": 0.0})
+
+
+def test_an_estimate_that_goes_on_ends_with_its_supervisor() -> None:
+    """Closing ends the tracing process, which nobody waits for any more."""
+    with ProbeSupervisor(CPU, estimate_wait_seconds=0.05) as hurried:
+        with pytest.raises(EstimateTimedOutError):
+            hurried.expect(expectation_request(GPT, compute_capability=(8, 0)))
+        assert [thread for thread in threading.enumerate() if thread.name == "estimate"]
+    assert not [thread for thread in threading.enumerate() if thread.name == "estimate"]
 
 
 def test_peaks_of_a_gpu_are_expected_without_a_gpu(runner: ProbeSupervisor) -> None:

@@ -9,7 +9,7 @@ from typing import Literal
 import pytest
 
 from tuner.errors import EstimateError
-from tuner.hardware.gpu_lookup import find_gpu
+from tuner.hardware.gpu_lookup import context_bytes_of, find_gpu
 from tuner.hardware.gpu_table import GPUS, blas_workspace_bytes
 from tuner.schemas.gpus import Gpu, KernelProfile
 
@@ -161,6 +161,12 @@ def test_the_context_of_a_generic_card_has_the_widest_interval() -> None:
         if gpu.vendor == "nvidia":
             assert unknown.low <= gpu.context_bytes.low
             assert unknown.high >= gpu.context_bytes.high
+
+
+def test_a_card_that_is_not_listed_has_the_context_of_a_generic_one() -> None:
+    """The figure is that of the card's own name where it is listed."""
+    assert context_bytes_of("NVIDIA T4") == find_gpu("T4").context_bytes
+    assert context_bytes_of("NVIDIA Imaginary 9000") == find_gpu("48GiB").context_bytes
 
 
 @pytest.mark.parametrize("text", ["1MiB", "5TiB", "999999999999999999999GiB", "9" * 400 + "GiB"])

@@ -13,7 +13,10 @@ from tests.support import device_contract
 from tests.support.paths import SUPPORT
 from tuner.errors import DeviceError
 from tuner.hardware import inventory
+from tuner.hardware.memory_devices.cuda import limit_less_context
 from tuner.units import format_bytes, parse_bytes
+
+MIB = 1024**2
 
 
 @pytest.fixture(scope="module", params=["cpu", pytest.param("cuda:0", marks=pytest.mark.gpu)])
@@ -30,6 +33,14 @@ def outcomes(request: pytest.FixtureRequest) -> dict[str, str]:
 def test_the_contract_of_a_memory_device(outcomes: dict[str, str], name: str) -> None:
     """Every device passes every check."""
     assert outcomes[name] == "ok"
+
+
+def test_a_limit_leaves_the_allocator_what_the_context_does_not_take() -> None:
+    """A limit that leaves no room for a segment is an error with both figures, never a limit of a byte."""
+    assert limit_less_context(500 * MIB, 450 * MIB, "cuda:0") == 50 * MIB
+    for limit in (1, 450 * MIB, 451 * MIB):
+        with pytest.raises(DeviceError, match=rf"\({limit} bytes, .*context .* cuda:0 takes 450\.00 MiB .*Raise the"):
+            limit_less_context(limit, 450 * MIB, "cuda:0")
 
 
 def test_the_inventory_ends_with_the_cpu() -> None:

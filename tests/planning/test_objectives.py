@@ -20,7 +20,7 @@ from rich.console import Console
 
 from tests.support.factories import CPU, mlp_spec, plan_of, probe_result, python_spec, tuning_request
 from tests.support.paths import ROOT
-from tuner.cli.display import probe_row, recommendation_panel
+from tuner.cli.display import describe_parts, probe_row, recommendation_panel
 from tuner.errors import SearchError
 from tuner.hardware.inventory import cpu
 from tuner.planning.accumulation import balanced_split, probe_window
@@ -30,11 +30,12 @@ from tuner.planning.parameters import DEFAULT_PARAMETERS
 from tuner.planning.session import Tuning
 from tuner.probing.supervisor import ProbeSupervisor
 from tuner.schemas.base import Document
-from tuner.schemas.recommendation import Proof, Recommendation
+from tuner.schemas.recommendation import Headroom, Proof, Recommendation
 from tuner.schemas.requests import Objective, ProbeRequest, TuningRequest
 from tuner.schemas.results import ModelSummary, Outcome, ProbeResult, UpdateTiming
 
 MIB = 1024**2
+GIB = 1024**3
 LIMIT = 1000 * MIB
 PARAMETERS = ModelSummary(parameters=25 * MIB, trainable_parameters=25 * MIB, parameter_bytes=100 * MIB)
 many = settings(max_examples=300, deadline=None, derandomize=True)
@@ -564,6 +565,25 @@ def test_a_timing_probe_says_so_in_its_row() -> None:
     remarks = [str(probe_row(probe)[-1]) for probe in probes if probe.outcome is Outcome.FIT]
     assert remarks.count("timed, 5 updates") == 2
     assert set(remarks) == {"", "timed, 5 updates"}
+
+
+def test_a_peak_on_a_card_is_shown_by_its_parts() -> None:
+    """What the allocator reserved, what is allocated, and the context beside it, in a row and in the panel."""
+    peaks: dict[str, Any] = {"peak_allocated_bytes": 3 * GIB, "peak_reserved_bytes": 4 * GIB, "context_bytes": GIB // 2}
+    row = probe_row(probe_result(8, used_bytes=None, process_peak_bytes=None, **peaks))
+    assert (row[2], str(row[-1])) == ("4.00 GiB", "reserved; allocated 3.00 GiB, context 512.00 MiB beside it")
+    room = Headroom(
+        limit_bytes=8 * GIB,
+        peak_bytes=4 * GIB + GIB // 2,
+        allocated_bytes=3 * GIB,
+        reserved_bytes=4 * GIB,
+        context_bytes=GIB // 2,
+        free_bytes=0,
+        free_fraction=0.0,
+    )
+    words = "4.00 GiB reserved by the allocator (3.00 GiB allocated), 512.00 MiB of the process outside of it"
+    assert describe_parts(room) == words
+    assert not describe_parts(room.model_copy(update={"reserved_bytes": None}))
 
 
 # --- real tunings ---

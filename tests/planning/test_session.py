@@ -8,14 +8,16 @@ from typing import Any
 import pytest
 
 from tests.support.factories import CPU, CUDA, gpt_spec, mlp_spec, plan_of, probe_result, resnet_spec, tuning_request
-from tuner.errors import DeviceError, PlanError, SearchError, SpecError, TuningFailedError
+from tuner.errors import DeviceError, EstimateTimedOutError, PlanError, SearchError, SpecError, TuningFailedError
 from tuner.hardware.allocator_env import allocator_environment, job_environment
 from tuner.planning.accumulation import probe_window
+from tuner.planning.driver import prepare_search, remaining_probes
 from tuner.planning.session import Tuning
 from tuner.schemas.recommendation import Recommendation
-from tuner.schemas.requests import ProbeRequest, TuningRequest
+from tuner.schemas.requests import ExpectationRequest, ProbeRequest, TuningRequest
 from tuner.schemas.results import DeviceInfo, ExpectedPeak, ExpectedPeaks, ModelSummary, Outcome, Phase, ProbeResult
 
+MIB = 1024**2
 GIB = 1024**3
 VERSIONS = {"torch": "2.13.0", "transformers": "5.23.0", "batchwright": "0.1.0"}
 
@@ -157,6 +159,19 @@ def test_a_limit_above_the_device_is_refused() -> None:
     assert caught.value.problems[0].value == "17.00 GiB, 18253611008 bytes"
 
 
+@pytest.mark.parametrize(("limit", "margin"), [(200 * MIB, 0.0), (205 * MIB, 0.03)])
+def test_a_limit_that_the_context_takes_is_refused(limit: int, margin: float) -> None:
+    """The message names the limit, the context's bytes and the remedy, and no probe has run."""
+    card = CUDA.model_copy(update={"least_context_bytes": 200 * MIB})
+    with pytest.raises(
+        DeviceError,
+        match=rf"\({limit} bytes\), less the margin of {margin:.0%}.*cuda:0 \(test card\) takes at least "
+        r"200\.00 MiB \(209715200 bytes\)\. Raise the limit, or leave it out",
+    ):
+        tuning(tuning_request(device="cuda:0", memory_limit_bytes=limit, memory_margin=margin), card)
+    tuning(tuning_request(device="cuda:0", memory_limit_bytes=limit + 8 * MIB, memory_margin=margin), card)
+
+
 def test_compiling_under_a_cpu_budget_is_refused() -> None:
     """The budget would count the compiler: the field is named before any probe."""
     with pytest.raises(SpecError, match="compile: is not supported on the CPU"):
@@ -182,11 +197,17 @@ def test_a_fit_of_the_whole_share_needs_no_second_reason() -> None:
 
 
 def test_headroom_counts_what_is_there() -> None:
-    """On a card: the context is taken, and what other processes hold is not free."""
-    peaks = {"peak_reserved_bytes": 4 * GIB, "context_bytes": GIB, "other_processes_bytes": 6 * GIB}
+    """On a card: the context is taken, and what other processes hold is not free; the allocator's part is apart."""
+    peaks = {
+        "peak_allocated_bytes": 3 * GIB,
+        "peak_reserved_bytes": 4 * GIB,
+        "context_bytes": GIB,
+        "other_processes_bytes": 6 * GIB,
+    }
     room = finish(tuning(tuning_request(device="cuda:0"), CUDA), largest=20, **peaks).headroom
     assert room is not None
     assert (room.limit_bytes, room.peak_bytes, room.free_bytes) == (16 * GIB, 5 * GIB, 5 * GIB)
+    assert (room.allocated_bytes, room.reserved_bytes, room.context_bytes) == (3 * GIB, 4 * GIB, GIB)
 
 
 def test_a_rank_without_a_sample_is_refused() -> None:
@@ -355,12 +376,56 @@ def test_an_estimate_seeds_the_search_without_changing_the_answer() -> None:
     assert found.evidence.expected == ExpectedPeaks(points=points)
 
 
-def test_an_estimate_comes_before_the_first_probe() -> None:
+def led_by_a_late_estimate(after: int | None) -> Recommendation:
+    """A tuning of 1,000 samples, of which 437 fit, with an estimate that is there after so many probes."""
+    course = tuning(tuning_request(effective_batch_size=1000))
+    slope = course.probe_limit_bytes // 438
+    points = tuple(ExpectedPeak(micro_batch_size=item, used_bytes=item * slope) for item in (1, 1000))
+
+    def late() -> ExpectedPeaks | None:
+        return ExpectedPeaks(points=points) if after is not None and len(course.probes) >= after else None
+
+    def too_long(_: ExpectationRequest) -> ExpectedPeaks:
+        raise EstimateTimedOutError("it was not ready within 30 s")
+
+    prepare_search(course, lambda _: None, too_long)
+    for probe in remaining_probes(course, late):
+        fits = probe.micro_batch_size <= 437
+        course.record(probe_result(probe.micro_batch_size, Outcome.FIT if fits else Outcome.OOM, None))
+    return finish(course, largest=437)
+
+
+@pytest.mark.parametrize("after", [0, 1, 3])
+def test_a_search_goes_on_with_an_estimate_that_took_too_long(after: int) -> None:
+    """The warning says after how many probes; the proof is that of a search without an estimate, from fewer probes."""
+    led, alone = led_by_a_late_estimate(after), led_by_a_late_estimate(None)
+    assert led.largest_micro_batch_size == alone.largest_micro_batch_size == 437
+    assert led.evidence.proof == alone.evidence.proof
+    assert led.evidence.probes[:after] == alone.evidence.probes[:after]
+    assert len(led.evidence.probes) < len(alone.evidence.probes)
+    assert led.evidence.expected is not None
+    (warning,) = led.warnings
+    assert warning.code == "search-without-estimate"
+    assert "not ready within 30 s. It went on with the estimate after" in warning.message
+    assert f" {after} probe" in warning.message
+
+
+def test_a_search_that_ends_without_its_estimate_says_so() -> None:
+    """An estimate that never comes is named, with its reason, and so is one that failed."""
+    found = led_by_a_late_estimate(None)
+    assert found.evidence.expected is None
+    (warning,) = found.warnings
+    assert warning.code == "search-without-estimate"
+    assert "ended without one: it was not ready within 30 s. This may cost probes" in warning.message
+
+
+def test_a_warm_start_comes_before_the_first_probe() -> None:
     """Later it would change what follows from the recorded probes."""
+    stored = finish(tuning(tuning_request()), largest=37)
     course = tuning(tuning_request())
     course.record(probe_result(1))
     with pytest.raises(SearchError, match="1 probes were recorded before"):
-        course.start_from_estimate(None)
+        course.warm_start_from(stored)
 
 
 def test_a_space_of_one_size_requests_no_estimate() -> None:

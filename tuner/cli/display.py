@@ -15,7 +15,7 @@ from rich.text import Text
 
 from tuner.planning.objectives import format_rate
 from tuner.schemas.plans import Plan, UniformPlan
-from tuner.schemas.recommendation import Alternative, Recommendation, WhatIf
+from tuner.schemas.recommendation import Alternative, Headroom, Recommendation, WhatIf
 from tuner.schemas.results import Outcome, ProbeResult
 from tuner.schemas.training import MicroBatchSplit, TrainingProgress
 from tuner.units import format_bytes
@@ -33,7 +33,7 @@ def progress_console() -> Console:
 
 
 def probe_row(probe: ProbeResult) -> tuple[str | Text, ...]:
-    """A probe as a table row: size, outcome, peak, seconds, message."""
+    """A probe as a table row: size, outcome, peak (on CUDA of the reserved memory), seconds, remark."""
     peak = _peak(probe)
     return (
         f"{probe.micro_batch_size:,}",
@@ -51,9 +51,18 @@ def _peak(probe: ProbeResult) -> int | None:
 def _remark(probe: ProbeResult) -> str:
     if probe.outcome is not Outcome.FIT:
         return _shortened(probe.message)
-    if probe.measures_time:
-        return f"timed, {probe.timing.updates} updates" if probe.timing else ""
-    return f"the plan: {format_sizes(probe.micro_batch_sizes)}" if probe.runs_plan else ""
+    timing = probe.timing
+    timed = [f"timed, {timing.updates} updates"] if timing is not None and probe.measures_time else []
+    plan = [f"the plan: {format_sizes(probe.micro_batch_sizes)}"] if probe.runs_plan and not probe.measures_time else []
+    return "; ".join([*timed, *plan, *_parts_on_card(probe)])
+
+
+def _parts_on_card(probe: ProbeResult) -> list[str]:
+    """Describe what the peak of a probe on CUDA consists of, and what it leaves out."""
+    if probe.peak_reserved_bytes is None:
+        return []
+    context = f", context {format_bytes(probe.context_bytes)} beside it" if probe.context_bytes is not None else ""
+    return [f"reserved; allocated {format_bytes(probe.peak_allocated_bytes or 0)}{context}"]
 
 
 def _shortened(text: str, length: int = 60) -> str:
@@ -234,7 +243,20 @@ def _facts_of_plan(found: Recommendation, plan: Plan) -> list[tuple[str, str]]:
         room = found.headroom
         limit = format_bytes(room.limit_bytes)
         facts.append(("memory", f"{format_bytes(room.peak_bytes)} of {limit}, {room.free_fraction:.1%} free"))
+        facts += [("of which", parts)] if (parts := describe_parts(room)) else []
     return facts
+
+
+def describe_parts(room: Headroom) -> str:
+    """Describe what a peak on CUDA consists of; empty on the CPU."""
+    if room.reserved_bytes is None:
+        return ""
+    parts = [f"{format_bytes(room.reserved_bytes)} reserved by the allocator"]
+    if room.allocated_bytes is not None:
+        parts[0] += f" ({format_bytes(room.allocated_bytes)} allocated)"
+    if room.context_bytes is not None:
+        parts.append(f"{format_bytes(room.context_bytes)} of the process outside of it")
+    return ", ".join(parts)
 
 
 def describe_uniform_plan(plan: UniformPlan) -> str:

@@ -50,6 +50,7 @@ def _facts(found: Estimate, gpu: GpuEstimate, request: EstimateRequest) -> list[
     if gpu.peak is not None:
         facts += [
             (f"at size {gpu.peak.micro_batch_size:,}", _describe_needed_memory(gpu.peak)),
+            ("allocator", _describe_allocator(gpu.peak)),
             ("of which", breakdown_table(gpu.peak)),
         ]
     if gpu.plan is not None:
@@ -74,6 +75,13 @@ def _describe_needed_memory(peak: PeakEstimate) -> str:
     return f"{format_bytes(interval.expected)} needed on the card ({bounds})"
 
 
+def _describe_allocator(peak: PeakEstimate) -> str:
+    """Describe the allocator's memory, from the least with which it succeeds to the most that it takes if it can."""
+    reserved = " to ".join(dict.fromkeys(format_bytes(nbytes) for nbytes in (peak.capacity_bytes, peak.reserved_bytes)))
+    outside = format_bytes(peak.outside_allocator_bytes.expected)
+    return f"{reserved} reserved, {format_bytes(peak.allocated_bytes)} allocated; {outside} outside of it"
+
+
 def breakdown_table(peak: PeakEstimate) -> Table:
     """Build the table of the parts of the needed memory, with the share of each."""
     table = Table(box=None, pad_edge=False, show_header=False)
@@ -82,6 +90,7 @@ def breakdown_table(peak: PeakEstimate) -> Table:
     table.add_column(justify="right")
     needed = peak.device_bytes.expected
     named = [(name.removesuffix("_bytes").replace("_", " "), nbytes) for name, nbytes in peak.breakdown]
+    named.append(("outside allocator", peak.outside_allocator_bytes.expected))
     named.append(("gaps between blocks", max(0, needed - sum(nbytes for _, nbytes in named))))
     for name, nbytes in named:
         table.add_row(name, format_bytes(nbytes), f"{nbytes / max(1, needed):.0%}")
@@ -143,7 +152,16 @@ def _remarks(found: Estimate) -> list[str]:
     remarks = [
         note if len(names) == len(found.gpus) else f"{', '.join(names)}: {note}" for note, names in cards.items()
     ]
-    return [*dict.fromkeys((*remarks, *found.notes)), _describe_tracing(found)]
+    return [*dict.fromkeys((*remarks, *_describe_outside(found), *found.notes)), _describe_tracing(found)]
+
+
+def _describe_outside(found: Estimate) -> list[str]:
+    """Describe the part of the needs that is outside of torch's allocator."""
+    outside = {gpu.peak.outside_allocator_bytes.expected for gpu in found.gpus if gpu.peak is not None}
+    if not outside:
+        return []
+    figures = " to ".join(format_bytes(nbytes) for nbytes in sorted({min(outside), max(outside)}))
+    return [f"The needs include {figures} of the process outside torch's allocator."]
 
 
 def gpu_table(gpus: Sequence[Gpu]) -> Table:

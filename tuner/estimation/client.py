@@ -85,7 +85,7 @@ def expect(
     timeout_seconds: float = 60.0,
     start: StartChild = ChildProcess,
 ) -> ExpectedPeaks:
-    """Estimate the memory curve that probes on a card are expected to measure. Does not touch the card.
+    """Estimate the memory curve that probes are expected to measure. Does not touch a card.
 
     Raises:
         BatchwrightError: as ``estimate``.

@@ -280,9 +280,10 @@ class _CardEstimator:
             allocated_bytes=replayed.peak_allocated_bytes,
             reserved_bytes=replayed.peak_reserved_bytes,
             capacity_bytes=capacity,
+            outside_allocator_bytes=self._outside_bytes,
             device_bytes=self._device_bytes(capacity),
             thrashes=curve.thrashes(size, limits.expected),
-            breakdown=_peak_breakdown(curve.held_at_peak(size), self._outside_bytes.expected),
+            breakdown=_peak_breakdown(curve.held_at_peak(size)),
         )
 
     def _notes(self, largest: int, plan_length: int) -> tuple[str, ...]:
@@ -359,7 +360,7 @@ def _outside_bytes(request: EstimateRequest, gpu: Gpu) -> ByteInterval:
     )
 
 
-def _peak_breakdown(held: Mapping[Category, int], outside_bytes: int) -> PeakBreakdown:
+def _peak_breakdown(held: Mapping[Category, int]) -> PeakBreakdown:
     return PeakBreakdown(
         parameters_bytes=held[Category.PARAMETERS],
         gradients_bytes=held[Category.GRADIENTS],
@@ -367,5 +368,4 @@ def _peak_breakdown(held: Mapping[Category, int], outside_bytes: int) -> PeakBre
         activations_bytes=held[Category.ACTIVATIONS],
         temporaries_bytes=held[Category.TEMPORARIES],
         workspace_bytes=held[Category.WORKSPACE],
-        outside_allocator_bytes=outside_bytes,
     )

@@ -10,7 +10,7 @@ from difflib import get_close_matches
 
 from tuner.errors import EstimateError
 from tuner.hardware.gpu_table import GPUS, unknown_gpu
-from tuner.schemas.gpus import Gpu
+from tuner.schemas.gpus import ByteInterval, Gpu
 from tuner.units import parse_bytes
 
 _MAX_NAME_LENGTH = 60
@@ -49,6 +49,14 @@ def find_gpu(name: str) -> Gpu:
             f"{_shortened(name)} is the name of several GPUs: choose one of {', '.join(gpu.name for gpu in family)}"
         )
     return _card_of_memory_size(name)
+
+
+def context_bytes_of(name: str) -> ByteInterval:
+    """Return the memory of a process outside of torch's allocator on the card of this name, which may be unlisted."""
+    try:
+        return find_gpu(name).context_bytes
+    except EstimateError:
+        return unknown_gpu(name, _SMALLEST_CARD_BYTES).context_bytes
 
 
 def _card_of_memory_size(name: str) -> Gpu:

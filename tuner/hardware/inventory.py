@@ -9,6 +9,7 @@ from pathlib import Path
 import pynvml
 
 from tuner.errors import DeviceError
+from tuner.hardware.gpu_lookup import context_bytes_of
 from tuner.schemas.results import DeviceInfo
 from tuner.system.processes import cgroup_files
 
@@ -136,13 +137,15 @@ def used_and_total_bytes(handle: object) -> tuple[int, int]:
 
 def _device_info(handle: object, index: int) -> DeviceInfo:
     used, total = used_and_total_bytes(handle)
+    name = str(pynvml.nvmlDeviceGetName(handle))
     major, minor = pynvml.nvmlDeviceGetCudaComputeCapability(handle)
     return DeviceInfo(
         id=f"cuda:{index}",
         kind="cuda",
-        name=str(pynvml.nvmlDeviceGetName(handle)),
+        name=name,
         total_bytes=total,
         used_bytes=used,
         compute_capability=f"{major}.{minor}",
         driver_version=str(pynvml.nvmlSystemGetDriverVersion()),
+        least_context_bytes=context_bytes_of(name).low,
     )

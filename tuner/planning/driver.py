@@ -4,18 +4,19 @@ The driver (``tuner.foreground``, ``service.worker.runner``, a test) keeps this 
 
     check_coupling(tuning, runner.check_coupling)
     prepare_search(tuning, runner.check, runner.expect)
-    while (probe := tuning.next_probe()) is not None:
+    for probe in remaining_probes(tuning, runner.late_estimate):
         tuning.record(runner.run(probe))
+    runner.stop_estimate()
     estimate_what_ifs(tuning, runner.expect)
     recommendation = tuning.recommendation(...)
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Protocol
 
-from tuner.errors import ProbeError, StorageError
+from tuner.errors import EstimateError, ProbeError, StorageError
 from tuner.planning.session import Tuning
 from tuner.schemas.recommendation import CouplingCheck
 from tuner.schemas.requests import CouplingRequest, ExpectationRequest, ProbeRequest, TuningRequest
@@ -46,12 +47,20 @@ class ProbeRunner(Protocol):
     def expect(
         self, request: ExpectationRequest, should_stop: Callable[[], bool] = lambda: False
     ) -> ExpectedPeaks | None:
-        """Estimate the peaks that probes will measure; none where the workload cannot be estimated.
+        """Estimate the peaks that probes will measure; none from a runner that makes no estimates.
 
         Raises:
+            EstimateTimedOutError: when the estimate takes too long to wait for; ``late_estimate`` may have it later.
+            EstimateError: when the workload cannot be estimated.
             ProbeCancelledError: when ``should_stop`` returned true.
             ProbeError: when the probing machinery failed.
         """
+
+    def late_estimate(self) -> ExpectedPeaks | None:
+        """The estimate that ``expect`` did not wait for, as soon as it is made; none before, and if it failed."""
+
+    def stop_estimate(self) -> None:
+        """End the estimate that ``expect`` did not wait for. Idempotent."""
 
     def run(self, request: ProbeRequest, should_stop: Callable[[], bool] = lambda: False) -> ProbeResult:
         """Run one probe to its end.
@@ -86,17 +95,36 @@ def prepare_search(
 ) -> None:
     """Seed the search with an estimate before the first probe, or else check the spec.
 
-    A successful estimate has built the workload, so the spec needs no further check.
+    A successful estimate has built the workload, so the spec needs no further check. The reason of a missing estimate
+    becomes a warning of the recommendation.
 
     Raises:
         SpecError: naming the field at fault.
     """
-    request = tuning.expectation_request()
-    peaks = None if request is None else expect(request)
+    request, peaks = tuning.expectation_request(), None
+    if request is not None:
+        try:
+            peaks = expect(request)
+        except EstimateError as error:
+            tuning.record_missing_estimate(str(error))
     if peaks is None:
         check(tuning.request)
     else:
         tuning.start_from_estimate(peaks)
+
+
+def remaining_probes(tuning: Tuning, late_estimate: Callable[[], ExpectedPeaks | None]) -> Iterator[ProbeRequest]:
+    """The probes of a tuning, in order. The search goes on with an estimate that took too long once that is made.
+
+    The result of each probe must be recorded before the next one is taken.
+    """
+    while True:
+        if tuning.lacks_estimate and (peaks := late_estimate()) is not None:
+            tuning.start_from_estimate(peaks)
+        probe = tuning.next_probe()
+        if probe is None:
+            return
+        yield probe
 
 
 def estimate_what_ifs(tuning: Tuning, expect: Callable[[ExpectationRequest], ExpectedPeaks | None]) -> None:
@@ -108,6 +136,6 @@ def estimate_what_ifs(tuning: Tuning, expect: Callable[[ExpectationRequest], Exp
     while (request := tuning.next_what_if()) is not None:
         try:
             peaks = expect(request)
-        except (ProbeError, StorageError):  # the search has ended: its result is worth more than what-ifs
+        except (EstimateError, ProbeError, StorageError):  # the search has ended: its result is worth more
             peaks = None
         tuning.record_what_if(peaks)

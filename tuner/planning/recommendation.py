@@ -47,6 +47,8 @@ class FinishedTuning:
     versions: dict[str, str]
     notes: tuple[str, ...] = ()
     expected: ExpectedPeaks | None = None
+    late_estimate: str | None = None
+    """A sentence about an estimate that was missing when the search began; None where none was."""
     warm_start: WarmStart | None = None
     what_if: WhatIfResult = field(default_factory=WhatIfResult)
     coupling: CouplingCheck | None = None
@@ -146,7 +148,15 @@ def _headroom(finished: FinishedTuning) -> Headroom | None:
     limit, peak = finished.memory_limit_bytes, probe.held_bytes or 0
     available = min(limit, finished.device.total_bytes - (probe.other_processes_bytes or 0))
     free = max(0, available - peak)
-    return Headroom(limit_bytes=limit, peak_bytes=peak, free_bytes=free, free_fraction=free / limit)
+    return Headroom(
+        limit_bytes=limit,
+        peak_bytes=peak,
+        allocated_bytes=probe.peak_allocated_bytes,
+        reserved_bytes=probe.peak_reserved_bytes,
+        context_bytes=probe.context_bytes,
+        free_bytes=free,
+        free_fraction=free / limit,
+    )
 
 
 def _timings(probes: tuple[ProbeResult, ...], total_seconds: float) -> Timings:
@@ -227,6 +237,9 @@ def _not_estimated(changes: str) -> Advice:
 def _warnings(finished: FinishedTuning) -> list[Advice]:
     probe = finished.deciding_probe
     found = [Advice(code="inconsistent-outcomes", message=note) for note in finished.notes]
+    if finished.late_estimate is not None:
+        message = f"{finished.late_estimate} This may cost probes, and changes nothing in the proof."
+        found.append(Advice(code="search-without-estimate", message=message))
     if probe is not None:
         found += _warnings_of_probe(probe, finished.device)
     timed = [probe for probe in finished.probes if probe.measures_time]

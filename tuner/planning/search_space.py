@@ -11,7 +11,7 @@ from bisect import bisect_left, bisect_right
 from dataclasses import dataclass
 from itertools import pairwise
 
-from tuner.errors import FieldProblem, SearchError, SpecError
+from tuner.errors import DeviceError, FieldProblem, SearchError, SpecError
 from tuner.planning.accumulation import check_listable
 from tuner.planning.objectives import sizes_for_steps
 from tuner.planning.parameters import DEFAULT_PARAMETERS, SearchParameters
@@ -94,6 +94,7 @@ def memory_limit(request: TuningRequest, device: DeviceInfo, parameters: SearchP
 
     Raises:
         SpecError: when the request is for more than the device has.
+        DeviceError: when the context of a process alone takes the limit that is left by the margin.
     """
     if request.memory_limit_bytes is None:
         return int(device.total_bytes * parameters.cpu_memory_share) if device.kind == "cpu" else device.total_bytes
@@ -104,7 +105,24 @@ def memory_limit(request: TuningRequest, device: DeviceInfo, parameters: SearchP
         )
         given = f"{format_bytes(request.memory_limit_bytes)}, {request.memory_limit_bytes} bytes"
         raise SpecError([FieldProblem("memory_limit_bytes", message, given)], "request")
+    _check_room_for_context(request.memory_limit_bytes, request.memory_margin, device)
     return request.memory_limit_bytes
+
+
+def _check_room_for_context(limit_bytes: int, margin: float, device: DeviceInfo) -> None:
+    """Refuse a limit that no context fits into; a larger context is noticed by the first probe.
+
+    Raises:
+        DeviceError: with the limit, the context's bytes and the remedy.
+    """
+    context = device.least_context_bytes
+    if context is None or int(limit_bytes * (1.0 - margin)) > context:
+        return
+    raise DeviceError(
+        f"the memory limit of {format_bytes(limit_bytes)} ({limit_bytes} bytes), less the margin of {margin:.0%}, "
+        f"leaves no memory for tensors: the context of a process on {device.id} ({device.name}) takes at least "
+        f"{format_bytes(context)} ({context} bytes). Raise the limit, or leave it out to use the whole device"
+    )
 
 
 def search_space(request: TuningRequest, share: int, limit_bytes: int, *, elastic: bool = False) -> SearchSpace:

@@ -71,6 +71,9 @@ class Tuning:
         self._search = MicroBatchSearch(self._space, parameters)
         self._probes: list[ProbeResult] = []
         self.expected: ExpectedPeaks | None = None
+        self._missing_estimate: str | None = None
+        """Reason why the search began without an estimate; None where it did not."""
+        self._probes_before_estimate = 0
         self.coupling: CouplingCheck | None = None
         self._whole_batch: WholeBatch | None = None
         """The only exact plan, where the loss couples the samples of a batch."""
@@ -128,17 +131,33 @@ class Tuning:
         )
 
     def start_from_estimate(self, peaks: ExpectedPeaks | None) -> None:
-        """Seed the search with an estimate, which changes the order of probes but never the result.
-
-        Raises:
-            SearchError: when results were recorded already.
-        """
-        if self._probes:
-            raise SearchError(
-                f"{len(self._probes)} probes were recorded before the estimate: start from an estimate first"
-            )
+        """Seed the search, or the rest of it, with an estimate: it changes the order of probes but never the result."""
         self.expected = peaks
+        self._probes_before_estimate = len(self._probes)
         self._search = MicroBatchSearch(replace(self._space, expected=peaks), self._parameters)
+        for probe in self._searched:
+            self._search.tell(probe)
+
+    def record_missing_estimate(self, reason: str) -> None:
+        """Record why the search begins without an estimate."""
+        self._missing_estimate = reason
+
+    def _late_estimate(self) -> str | None:
+        """Describe an estimate that was missing when the search began; None where none was."""
+        if self._missing_estimate is None:
+            return None
+        if self.expected is None:
+            return f"The search began without an estimate, and ended without one: {self._missing_estimate}."
+        probes = self._probes_before_estimate
+        return (
+            f"The search began without an estimate: {self._missing_estimate}. It went on with the estimate after "
+            f"{probes} probe{'' if probes == 1 else 's'}."
+        )
+
+    @property
+    def lacks_estimate(self) -> bool:
+        """True while an estimate that the search began without could still lead it."""
+        return self._missing_estimate is not None and self.expected is None and self._search.verdict is None
 
     def possible_warm_start(self, stored: Recommendation) -> PossibleWarmStart:
         """The warm start that a stored recommendation for the same request would give this tuning.
@@ -155,6 +174,8 @@ class Tuning:
             SpecError: as ``possible_warm_start``.
             SearchError: when results were recorded already.
         """
+        if self._probes:
+            raise SearchError(f"{len(self._probes)} probes were recorded before the warm start: warm-start first")
         start = self.possible_warm_start(stored)
         if start.is_useful:
             self.start_from_estimate(start.peaks)
@@ -363,6 +384,7 @@ class Tuning:
                 versions=self.versions,
                 notes=self._search.warnings,
                 expected=self.expected,
+                late_estimate=self._late_estimate(),
                 warm_start=self._warm_start.evidence if self._warm_start else None,
                 what_if=self._what_ifs.result() if self._what_ifs else WhatIfResult(),
                 coupling=self.coupling,

@@ -113,7 +113,9 @@ def measured_peaks(stored: Recommendation, parameters: SearchParameters = DEFAUL
         return None
     points = [ExpectedPeak(micro_batch_size=size, used_bytes=peak) for size, peak in curve]
     resident = [fit.resident_bytes for fit in fits if fit.resident_bytes is not None]
-    return ExpectedPeaks(points=tuple(points), resident_bytes=min(resident, default=None))
+    return ExpectedPeaks(
+        points=tuple(points), resident_bytes=min(resident, default=None), versions=dict(stored.versions)
+    )
 
 
 def confirmed_proof(

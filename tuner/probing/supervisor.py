@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import signal
 import threading
@@ -10,9 +9,10 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 
-from tuner.errors import BatchwrightError, CheckLostError, EstimateCancelledError, ProbeCancelledError, ProbeError
-from tuner.estimation.client import MEMORY_BYTES, expect
+from tuner.errors import CheckLostError, EstimateError, EstimateTimedOutError, ProbeCancelledError, ProbeError
+from tuner.estimation.client import MEMORY_BYTES
 from tuner.hardware.allocator_env import allocator_environment
+from tuner.probing.background_estimate import BackgroundEstimate
 from tuner.probing.exit_causes import (
     EndedTask,
     check_report_of_dead_process,
@@ -40,12 +40,10 @@ from tuner.system.processes import propagated_environment
 from tuner.units import format_bytes
 from tuner.workloads.preload import late_imports
 
-_log = logging.getLogger(__name__)
-
 _START_TIMEOUT_SECONDS = 180.0
 _CHECK_TIMEOUT_SECONDS = 300.0
-_EXPECT_TIMEOUT_SECONDS = 30.0
-"""An estimate that takes longer than a few probes is of no benefit."""
+_ESTIMATE_WAIT_SECONDS = 30.0
+"""Time that the first probe waits for an estimate: about as long as a few probes take."""
 _MAX_ATTEMPTS = 2
 """Attempts at a task that is killed from outside, as in the search."""
 _RESULT_BYTES = 64 * 1024
@@ -60,10 +58,19 @@ class ProbeSupervisor:
     Args:
         device: the device; its kind decides the allocator's environment.
         start: function that starts the fork server.
+        estimate_wait_seconds: how long ``expect`` waits for an estimate.
     """
 
-    def __init__(self, device: DeviceInfo, start: StartChild = ChildProcess) -> None:
+    def __init__(
+        self,
+        device: DeviceInfo,
+        start: StartChild = ChildProcess,
+        *,
+        estimate_wait_seconds: float = _ESTIMATE_WAIT_SECONDS,
+    ) -> None:
         self.device = device
+        self._estimate_wait_seconds = estimate_wait_seconds
+        self._estimate: BackgroundEstimate | None = None
         self._lock = threading.Lock()
         self._server = ForkServer(lambda: start(fork_server(device.kind)))
 
@@ -113,40 +120,54 @@ class ProbeSupervisor:
             ended = self._run_unless_lost("couple", request, request.timeout_seconds, should_stop)
         return ended.document(CouplingCheck) or coupling_check_of_dead_process(request, ended)
 
-    def expect(
-        self, request: ExpectationRequest, should_stop: Callable[[], bool] = lambda: False
-    ) -> ExpectedPeaks | None:
-        """Estimate the peaks that probes are expected to measure; None if that fails or takes too long.
+    def expect(self, request: ExpectationRequest, should_stop: Callable[[], bool] = lambda: False) -> ExpectedPeaks:
+        """Estimate the peaks that probes are expected to measure.
+
+        For a GPU the estimate is made in a process beside the fork server, because that server sees the GPU and tracing
+        must not. On the CPU the fork server makes it; one that takes too long is begun again beside it.
 
         Raises:
+            EstimateTimedOutError: when it takes too long to wait for; it goes on, for ``late_estimate``.
+            EstimateError: when the workload cannot be estimated.
             ProbeCancelledError: when ``should_stop`` returned true; the estimate's process is gone by then.
             ProbeError: when the fork server failed.
         """
+        self.stop_estimate()
         with self._lock:
-            if request.compute_capability is not None:
-                self._server.import_modules(self._late_imports(request.spec))
-                return self._expect_in_tracing_process(request, should_stop)
-            ended = self._run_unless_lost("expect", request, _EXPECT_TIMEOUT_SECONDS, should_stop)
-        expected = ended.document(ExpectedPeaks)
-        if expected is None:
-            _log.info("the search starts without an estimate: %s", ended.output.strip() or "it took too long")
-        return expected
+            if request.compute_capability is None:
+                return self._expect_on_fork_server(request, should_stop)
+            self._server.import_modules(self._late_imports(request.spec))
+        estimate = BackgroundEstimate(request)
+        if not estimate.wait(self._estimate_wait_seconds, should_stop):
+            raise self._timed_out(estimate)
+        return estimate.result()
+
+    def _expect_on_fork_server(self, request: ExpectationRequest, should_stop: Callable[[], bool]) -> ExpectedPeaks:
+        """Estimate in a fork of the server, as ``expect``."""
+        ended = self._run_unless_lost("expect", request, self._estimate_wait_seconds, should_stop)
+        if (expected := ended.document(ExpectedPeaks)) is not None:
+            return expected
+        if ended.timed_out:
+            raise self._timed_out(BackgroundEstimate(request))
+        raise EstimateError(ended.output.strip().rpartition("\n")[2] or "the tracing process left no result")
+
+    def _timed_out(self, estimate: BackgroundEstimate) -> EstimateTimedOutError:
+        """Keep an estimate that goes on, and return the error that says so."""
+        self._estimate = estimate
+        return EstimateTimedOutError(f"it was not ready within {self._estimate_wait_seconds:g} s")
+
+    def late_estimate(self) -> ExpectedPeaks | None:
+        """Return the estimate that ``expect`` did not wait for, once it is made; None before, and if it failed."""
+        return None if self._estimate is None else self._estimate.peaks()
+
+    def stop_estimate(self) -> None:
+        """End the estimate that ``expect`` did not wait for. Idempotent."""
+        if self._estimate is not None:
+            self._estimate.stop()
+            self._estimate = None
 
     def _late_imports(self, spec: WorkloadSpec) -> tuple[str, ...]:
         return late_imports(spec, with_model=self.device.kind == "cpu")
-
-    @staticmethod
-    def _expect_in_tracing_process(
-        request: ExpectationRequest, should_stop: Callable[[], bool]
-    ) -> ExpectedPeaks | None:
-        """Estimate in a process beside the fork server, because the fork server sees the GPU and tracing must not."""
-        try:
-            return expect(request, should_stop, timeout_seconds=_EXPECT_TIMEOUT_SECONDS)
-        except EstimateCancelledError as error:
-            raise ProbeCancelledError(str(error)) from None
-        except BatchwrightError as error:
-            _log.info("the search starts without an estimate: %s", error)
-            return None
 
     def run(self, request: ProbeRequest, should_stop: Callable[[], bool] = lambda: False) -> ProbeResult:
         """Run one probe to its end.
@@ -155,6 +176,8 @@ class ProbeSupervisor:
             ProbeCancelledError: when ``should_stop`` returned true; the probe's process is gone by then.
             ProbeError: when the fork server failed.
         """
+        if request.measures_time:
+            self.stop_estimate()  # which would take a part of the processor
         with self._lock:
             result, crashed = self._attempt(request, should_stop)
             if crashed and self.device.kind == "cpu" and request.limit_bytes is not None:
@@ -252,6 +275,7 @@ class ProbeSupervisor:
 
     def close(self) -> None:
         """End every process. Idempotent."""
+        self.stop_estimate()
         with self._lock:
             self._server.close()
 

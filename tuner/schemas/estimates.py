@@ -70,7 +70,7 @@ class Verdict(StrEnum):
 
 
 class PeakBreakdown(Document):
-    """Use of the memory at the allocation peak."""
+    """Use of the allocated memory at its peak; the parts sum to ``PeakEstimate.allocated_bytes``."""
 
     parameters_bytes: NonNegativeInt
     """Parameters and buffers."""
@@ -84,12 +84,10 @@ class PeakBreakdown(Document):
     """Tensors that live within one pass or step."""
     workspace_bytes: NonNegativeInt
     """Workspaces that kernels and libraries take from the allocator."""
-    outside_allocator_bytes: NonNegativeInt
-    """The context and other memory that torch does not allocate."""
 
 
 class PeakEstimate(Document):
-    """The memory of one micro-batch size on one GPU."""
+    """The memory of one micro-batch size on one GPU: the allocator's, the process's outside of it, and their sum."""
 
     micro_batch_size: PositiveInt
     """Samples per forward and backward pass."""
@@ -103,6 +101,9 @@ class PeakEstimate(Document):
     """Most bytes held by the caching allocator, without memory pressure (`torch.cuda.max_memory_reserved`)."""
     capacity_bytes: NonNegativeInt
     """Fewest bytes with which a replay of the allocator succeeds, releasing its cache where needed."""
+    outside_allocator_bytes: ByteInterval
+    """Memory of the process outside the allocator: the CUDA context, and NCCL's buffers where there are several ranks.
+    Neither ``allocated_bytes`` nor ``reserved_bytes`` has it, and it does not depend on the size."""
     device_bytes: ByteInterval
     """Memory that the card needs: the capacity and the memory outside the allocator. ``high`` includes memory that the
     card may lack (by its driver or ECC setting). The size fits surely where ``high`` is at most ``usable_bytes``, and
@@ -110,7 +111,7 @@ class PeakEstimate(Document):
     thrashes: bool = False
     """True if the size is expected to fit only if the allocator releases its cache in every update (slow)."""
     breakdown: PeakBreakdown
-    """Use of the memory at the allocation peak; the parts sum to ``allocated_bytes`` and the memory outside."""
+    """Use of the allocated memory at its peak."""
 
 
 class GpuEstimate(Document):
@@ -152,7 +153,8 @@ class Estimate(Document):
     gpus: tuple[GpuEstimate, ...]
     """Estimates by GPU, in the requested order."""
     versions: dict[str, str]
-    """Installed versions of torch, transformers and Python: other versions may take other memory."""
+    """Versions of torch, transformers, Batchwright and Python with which the workload was traced: other versions may
+    take other memory."""
     seconds: Annotated[float, Field(ge=0.0)]
     """Duration of the estimate."""
     notes: tuple[str, ...] = ()

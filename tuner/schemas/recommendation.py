@@ -103,7 +103,14 @@ class Headroom(Document):
     limit_bytes: PositiveInt
     """Memory limit of the run, before the margin."""
     peak_bytes: NonNegativeInt
-    """Most memory held at the recommended size: reserved, with the context, on CUDA; of the process on the CPU."""
+    """Most memory held at the recommended size: on CUDA the sum of `reserved_bytes` and `context_bytes`, on the CPU of
+    the process."""
+    allocated_bytes: NonNegativeInt | None = None
+    """CUDA: most bytes held by tensors at the recommended size (`torch.cuda.max_memory_allocated`)."""
+    reserved_bytes: NonNegativeInt | None = None
+    """CUDA: most bytes held by torch's allocator at the recommended size (`torch.cuda.max_memory_reserved`)."""
+    context_bytes: NonNegativeInt | None = None
+    """CUDA: bytes of the process outside the allocator, which are the same for every size; none where not known."""
     free_bytes: NonNegativeInt
     """The limit (or, if less, the memory that other processes leave on the device) minus the peak."""
     free_fraction: Annotated[float, Field(ge=0.0, le=1.0)]
@@ -122,7 +129,8 @@ class Alternative(Document):
     source: Literal["measured", "modelled"]
     """`measured` if a probe ran this size; `modelled` if the figures are interpolated between measured sizes."""
     peak_bytes: NonNegativeInt | None = None
-    """Most memory held: reserved, with the context, on CUDA; of the process on the CPU. None where not known."""
+    """Most memory held: on CUDA reserved, with the `context_bytes` of the headroom; on the CPU of the process. None
+    where not known."""
     samples_per_second: NonNegativeFloat | None = None
     """Samples of a rank over the time of an update, without reading data and without communication between ranks. Where
     the plan has more micro-batches than a timed update, the others are taken to last as long. None if not known."""
@@ -154,8 +162,8 @@ class WhatIf(Document):
     error: Annotated[float, Field(ge=0.0, lt=1.0)]
     """Relative error of the estimate."""
     peak_bytes: NonNegativeInt
-    """Most memory expected at the largest size, or at the smallest when none is expected to fit: held by tensors on
-    CUDA, by the process on the CPU."""
+    """Most memory expected at the largest size, or at the smallest when none is expected to fit: on CUDA held by
+    tensors, as the `allocated_bytes` of the headroom; on the CPU by the process."""
 
 
 class Advice(Document):

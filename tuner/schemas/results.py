@@ -171,6 +171,9 @@ class ExpectedPeaks(Document):
     """Expected ``ProbeResult.resident_bytes``."""
     seconds: NonNegativeFloat = 0.0
     """Duration of the estimate."""
+    versions: dict[str, str] = Field(default_factory=dict)
+    """Versions of torch, transformers, Batchwright and Python with which the workload was traced, or measured by the
+    tuning of a warm start: other versions may take other memory."""
 
     def used_bytes(self, micro_batch_size: float) -> float:
         """Expected bytes at a size."""
@@ -198,3 +201,6 @@ class DeviceInfo(Document):
     """CUDA compute capability, for example `9.0`."""
     driver_version: str | None = None
     """Version of the driver."""
+    least_context_bytes: NonNegativeInt | None = None
+    """CUDA: fewest bytes that the context of a process takes on this kind of card (`gpus.toml`), so that a memory limit
+    must be above it; none on the CPU."""

@@ -65,7 +65,8 @@ class TrainingProgress(Document):
     seconds: NonNegativeFloat
     """Wall time of this update."""
     peak_bytes: NonNegativeInt | None
-    """Most memory a rank has held so far: reserved on CUDA, of the process on the CPU."""
+    """Most memory a rank has held so far: on CUDA reserved by the allocator, without the context; on the CPU of the
+    process."""
 
     @property
     def samples_per_second(self) -> float:

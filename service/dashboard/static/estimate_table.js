@@ -1,5 +1,5 @@
 /**
- * A table of an estimate, with a row for each GPU, marked as estimated.
+ * A table of an estimate, with a row for each GPU, marked as estimated, and the versions that were traced.
  *
  *   estimateTable(estimate)  a node
  */
@@ -26,17 +26,23 @@ export function estimateTable(estimate) {
       { title: "Largest micro-batch", class: "number", cell: (row) => count(row.largest_micro_batch_size), value: (row) => row.largest_micro_batch_size },
       { title: "Surely / perhaps", class: "number", cell: (row) => `${count(row.surely_fits)} / ${count(row.may_fit)}` },
       { title: "Peak memory", class: "number", cell: peak },
+      { title: "Reserved / outside the allocator", class: "number", cell: parts },
       { title: "Usable", class: "number", cell: (row) => h("span", { title: bytesExactly(row.usable_bytes) }, bytes(row.usable_bytes)), value: (row) => row.usable_bytes },
       { title: "Plan", cell: plan },
       { title: "Notes", cell: (row) => row.notes.join(" ") },
     ],
   });
   table.update(estimate.gpus);
-  return table.element;
+  const versions = ["torch", "transformers"].filter((name) => name in estimate.versions).map((name) => `${name} ${estimate.versions[name]}`);
+  return h("div", { class: "stack" }, table.element, h("p", { class: "muted small" }, `Traced with ${versions.join(", ")}.`));
 }
 
 function peak({ peak: found }) {
   return found === null ? "–" : `${bytes(found.device_bytes.low)} to ${bytes(found.device_bytes.high)}`;
+}
+
+function parts({ peak: found }) {
+  return found === null ? "–" : `${bytes(found.reserved_bytes)} / ${bytes(found.outside_allocator_bytes.expected)}`;
 }
 
 function plan({ plan: found }) {

@@ -33,6 +33,11 @@ export function sizeWords(probe) {
   return new Set(sizes).size > 1 ? sizes.join(" + ") : count(probe.micro_batch_size);
 }
 
+/** Whether the limit of the probes is without the memory that a CUDA process takes outside of the allocator. */
+function hasContext(probes) {
+  return probes.some((probe) => probe.context_bytes);
+}
+
 /** The line through the two largest fits of different sizes: {intercept, slope} in bytes; null where there are not two. */
 export function fittedLine(probes) {
   const fits = new Map(probes.filter((probe) => probe.outcome === "FIT" && usedBytes(probe)).map((probe) => [probe.micro_batch_size, usedBytes(probe)]));
@@ -50,7 +55,7 @@ export function memoryFigure(probes, { limitBytes, probeLimitBytes, chosen }) {
   const fitted = fittedLine(probes);
   const levels = [
     limitBytes && level(limitBytes / unit[0], `limit ${bytes(limitBytes)}`, "--bad"),
-    probeLimitBytes && probeLimitBytes !== limitBytes && level(probeLimitBytes / unit[0], `after the margin ${bytes(probeLimitBytes)}`, "--warn", { above: false }),
+    probeLimitBytes && probeLimitBytes !== limitBytes && level(probeLimitBytes / unit[0], `after the margin${hasContext(probes) ? " and the context" : ""} ${bytes(probeLimitBytes)}`, "--warn", { above: false }),
   ].filter(Boolean);
   return {
     data: [...lineTrace(probes, fitted, unit), ...outcomeTraces(probes, fitted, unit, probeLimitBytes ?? limitBytes)],

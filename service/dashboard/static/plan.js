@@ -5,10 +5,11 @@
  *   planInWords(sizes)  "8 ranks, 3 micro-batches each: 34 + 33 + 33"
  *   showPlan(plan)      the plan of a recommendation: its figures, drawn, and in words -> nodes
  *   figure(value, label)   a large figure with what it counts -> a node
+ *   memoryParts(headroom)  the allocator's and the process's part of a peak on CUDA -> a node; null on the CPU
  */
 
 import { h } from "./dom.js";
-import { count, plural } from "./format.js";
+import { bytes, count, plural } from "./format.js";
 
 const MOST_PIECES = 40;
 const MOST_ROWS = 12;
@@ -16,6 +17,15 @@ const MOST_RUNS = 8; // in words
 
 export function figure(value, label) {
   return h("div", {}, h("div", { class: "figure-value" }, value), h("div", { class: "figure-label" }, label));
+}
+
+export function memoryParts(headroom) {
+  if (!headroom || headroom.reserved_bytes === null) {
+    return null;
+  }
+  const { allocated_bytes: allocated, reserved_bytes: reserved, context_bytes: context, peak_bytes: peak } = headroom;
+  return h("p", { class: "muted small" },
+    `Of the ${bytes(peak)} held, the allocator reserves ${bytes(reserved)} (${bytes(allocated)} in tensors); the process takes ${bytes(context)} outside of it.`);
 }
 
 export function showPlan(plan) {

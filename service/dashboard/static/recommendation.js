@@ -8,7 +8,7 @@ import { exportForm } from "./export_form.js";
 import { bytes, count, percent, plural, seconds, time, words } from "./format.js";
 import { eventually } from "./live.js";
 import { alertBox, busy, codeBlock, definitions, problemAlert, scopeAlert } from "./parts.js";
-import { figure, showPlan } from "./plan.js";
+import { figure, memoryParts, showPlan } from "./plan.js";
 import { openTrainDialog } from "./train_dialog.js";
 
 const id = byId("recommendation").dataset.recommendationId;
@@ -53,6 +53,7 @@ function answer(found) {
       headroom && figure(percent(headroom.free_fraction), `of ${bytes(headroom.limit_bytes)} stay free`)),
     h("p", { class: "text" }, shortened(found.evidence.proof.statement), " ", found.choice),
     found.evidence.plan_proof && h("p", { class: "text" }, shortened(found.evidence.plan_proof)),
+    memoryParts(headroom),
     environment(found),
   ];
 }

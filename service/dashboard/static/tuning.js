@@ -8,7 +8,7 @@ import { bytes, bytesExactly, count, number, percent, plural, seconds, words } f
 import { ENDED } from "./live.js";
 import { heldBytes, memoryFigure, memoryInWords, sizeWords } from "./memory_chart.js";
 import { alertBox, badge, codeBlock, definitions, emptyState, tag } from "./parts.js";
-import { figure, showPlan } from "./plan.js";
+import { figure, memoryParts, showPlan } from "./plan.js";
 import { asCommand, asCurl } from "./reproduce.js";
 import { makeTable } from "./table.js";
 import { failure, keyFact, makeWorkPage, positionInWords, runFacts } from "./work.js";
@@ -142,6 +142,7 @@ function feasible(found) {
       headroom && figure(percent(headroom.free_fraction), `of ${bytes(headroom.limit_bytes)} stay free`)),
     h("p", { class: "text" }, shortened(found.evidence.proof.statement), " ", found.choice),
     found.evidence.plan_proof && h("p", { class: "text" }, shortened(found.evidence.plan_proof)),
+    memoryParts(headroom),
   ];
 }
 
@@ -172,6 +173,7 @@ function probeColumns() {
     { title: "Outcome", cell: result((probe) => badge(probe.outcome)), value: result((probe) => probe.outcome) },
     { title: "Peak memory", class: "number", cell: result((probe) => exact(heldBytes(probe))), value: result(heldBytes) },
     { title: "Tensors", class: "number", cell: result((probe) => exact(probe.peak_allocated_bytes)), value: result((probe) => probe.peak_allocated_bytes) },
+    { title: "Context", class: "number", cell: result((probe) => exact(probe.context_bytes)), value: result((probe) => probe.context_bytes) },
     { title: "Limit", class: "number", cell: result((probe) => exact(probe.limit_bytes)) },
     { title: "Duration", class: "number", cell: result((probe) => seconds(probe.seconds.total)), value: result((probe) => probe.seconds.total) },
     { title: "Update", class: "number", cell: result((probe) => seconds(probe.timing?.update_seconds)) },

@@ -74,14 +74,23 @@ class Executor(ABC):
             return self._runner.check_coupling(request, lambda: grace_seconds() is not None)
 
     def expect(self, request: ExpectationRequest, grace_seconds: GraceSeconds) -> ExpectedPeaks | None:
-        """Estimate the peaks that probes would measure; none where no estimate can be made.
+        """Estimate the peaks that probes would measure; none from a runner that makes no estimates.
 
         Raises:
+            EstimateError: when there is no estimate, or none yet: ``late_estimate`` may have it later.
             ProbeCancelledError: when ``grace_seconds`` requested a stop.
             ProbeError: when the probe could not be run.
         """
         with self._one_at_a_time():
             return self._runner.expect(request, lambda: grace_seconds() is not None)
+
+    def late_estimate(self) -> ExpectedPeaks | None:
+        """Return the estimate that ``expect`` did not wait for, once it is made."""
+        return self._runner.late_estimate()
+
+    def stop_estimate(self) -> None:
+        """End the estimate that ``expect`` did not wait for. Idempotent."""
+        self._runner.stop_estimate()
 
     def probe(self, request: ProbeRequest, grace_seconds: GraceSeconds) -> ProbeResult:
         """Run one probe to its end.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import threading
 from http import HTTPStatus
 from pathlib import Path
@@ -14,7 +15,7 @@ import pytest
 from service.client import ApiError, Client
 from service.domain.states import State
 from service.problem_mapping import problem_of
-from tests.support.factories import gpt_spec, mlp_spec, python_spec, recommendation, tuning_request
+from tests.support.factories import CUDA, gpt_spec, mlp_spec, python_spec, recommendation, tuning_request
 from tests.support.service.asking import PATIENCE_SECONDS, UNKNOWN, body, problem_in
 from tests.support.service.running import Running, StartService
 from tests.support.service.scripted import ScriptedRunner, until_stopped
@@ -75,6 +76,16 @@ def test_a_memory_limit_may_be_a_size(service: Running, client: Client) -> None:
     (error,) = problem_in(wrong, 422, "invalid-request").errors
     assert error.field == "memory_limit_bytes"
     assert error.message.startswith("is not a size: write for example 8GiB")
+
+
+def test_a_memory_limit_that_the_context_takes_is_refused(start_service: StartService) -> None:
+    """The problem names the limit, the context's bytes and the remedy; nothing is queued."""
+    card = CUDA.model_copy(update={"least_context_bytes": 450 * 2**20})
+    service = start_service(device=card)
+    refused = service.http.post("/v1/tunings", json=body(device="cuda:0", memory_limit_bytes="400MiB"))
+    problem = problem_in(refused, 422, "device-error")
+    assert re.search(r"400\.00 MiB .*takes at least 450\.00 MiB .*Raise the limit, or leave it out", problem.detail)
+    assert service.http.get("/v1/tunings").json()["items"] == []
 
 
 def test_the_device_may_be_omitted(client: Client) -> None:

@@ -22,7 +22,7 @@ from service.worker.executors.inline import InlineExecutor, TrainFunction
 from service.worker.settings import WorkerSettings
 from tests.support.factories import CPU, mlp_spec, recommendation, tuning_request
 from tests.support.service.scripted import SERVED, ScriptedRunner, Trainer, new_work, progress, until_stopped
-from tuner.errors import ProbeError, SpecError
+from tuner.errors import EstimateTimedOutError, ProbeError, SpecError
 from tuner.planning.session import Tuning
 from tuner.schemas.recommendation import CouplingCheck
 from tuner.schemas.requests import ExpectationRequest, TrainingRequest, TuningRequest
@@ -204,6 +204,27 @@ def test_what_ifs_are_estimated_after_the_last_probe(store: Store, start: StartW
     assert [what_if.changes for what_if in answer.what_ifs] == [{"activation_checkpointing": True}]
     assert 60 <= answer.what_ifs[0].largest_micro_batch_size <= 62
     assert len(runner.sizes) == len(answer.evidence.probes)
+
+
+class SlowlyEstimatingRunner(EstimatingRunner):
+    """Its estimate is there only when the search has begun."""
+
+    def expect(self, request: ExpectationRequest, should_stop: Callable[[], bool] = lambda: False) -> ExpectedPeaks:
+        """Give it as a late one."""
+        self.late = super().expect(request, should_stop)
+        raise EstimateTimedOutError("it was not ready within 30 s")
+
+
+def test_an_estimate_that_comes_late_leads_the_rest_of_the_search(store: Store, start: StartWorker) -> None:
+    """The stored recommendation says so, and nothing of the estimate goes on after the search."""
+    work_id = queue_tuning(store)
+    runner = SlowlyEstimatingRunner(largest=37)
+    start(runner)
+    answer = store.recommendations.get(str(ended(store, work_id).recommendation_id))
+    assert answer.largest_micro_batch_size == 37
+    assert answer.evidence.expected is not None
+    assert [advice.code for advice in answer.warnings] == ["search-without-estimate"]
+    assert runner.late is None
 
 
 def test_nothing_fits_is_an_answer(store: Store, start: StartWorker) -> None:

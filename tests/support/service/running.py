@@ -24,6 +24,7 @@ from service.store.store import open_store
 from service.worker.executors.inline import InlineExecutor
 from tests.support.factories import CPU
 from tests.support.service.scripted import ScriptedRunner, Trainer
+from tuner.schemas.results import DeviceInfo
 
 
 @dataclass
@@ -87,12 +88,14 @@ def _app(system: System, settings: Settings) -> FastAPI:
 
 
 @contextmanager
-def running(data_dir: Path, runner: ScriptedRunner, trainer: Trainer, **given: Any) -> Iterator[Running]:
+def running(
+    data_dir: Path, runner: ScriptedRunner, trainer: Trainer, device: DeviceInfo = CPU, **given: Any
+) -> Iterator[Running]:
     """A whole service: real store, coordinator and HTTP around a scripted runner; settings may be given."""
     settings = Settings(**{"data_dir": data_dir, "node_name": "host", "poll_seconds": 0.05, **given})
     if not settings.database_url and not (database := Path(settings.url.removeprefix("sqlite:///"))).exists():
         make_private_folder(settings.data_dir)
         database.write_bytes(migrated())
-    system = build(settings, lambda device: InlineExecutor(device, runner, trainer), [CPU], {"torch": "2.8"})
+    system = build(settings, lambda device: InlineExecutor(device, runner, trainer), [device], {"torch": "2.8"})
     with listening(_app(system, settings)) as url, httpx.Client(base_url=url, verify=False) as http:  # noqa: S501
         yield Running(url, http, runner, trainer, system, settings)

@@ -35,6 +35,7 @@ class ScriptedRunner:
         self.compared = 0
         self.coupling = CouplingCheck(verdict="separate", message="scripted")
         self.closed = False
+        self.late: ExpectedPeaks | None = None
         self.spec_error: Exception | None = None
         self.gate = gate or (lambda _size, _stop: None)
 
@@ -60,6 +61,14 @@ class ScriptedRunner:
         """No estimate: the search has to do without."""
         del request, should_stop
         return None
+
+    def late_estimate(self) -> ExpectedPeaks | None:
+        """Find the estimate that the test put there."""
+        return self.late
+
+    def stop_estimate(self) -> None:
+        """Forget it."""
+        self.late = None
 
     def run(self, request: ProbeRequest, should_stop: Callable[[], bool] = lambda: False) -> ProbeResult:
         """Answer from the formula."""

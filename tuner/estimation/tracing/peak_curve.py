@@ -11,6 +11,7 @@ from tuner.estimation.allocator.config import AllocatorSettings
 from tuner.estimation.cuda_shim import Shim
 from tuner.estimation.trace import SizedTrace
 from tuner.estimation.tracing.runs import TracedRuns
+from tuner.planning.fingerprint import installed_versions
 from tuner.schemas.gpus import KernelProfile
 from tuner.schemas.requests import ExpectationRequest
 from tuner.schemas.results import ExpectedPeak, ExpectedPeaks
@@ -56,7 +57,12 @@ def expected_peaks(request: ExpectationRequest, shim: Shim | None = None, *, pro
         points.append(ExpectedPeak(micro_batch_size=size, used_bytes=max(1, peak)))
         if peak > _MAX_LIMIT_RATIO * request.limit_bytes and len(points) > 1:
             break
-    return ExpectedPeaks(points=tuple(points), resident_bytes=residents[0], seconds=time.monotonic() - began)
+    return ExpectedPeaks(
+        points=tuple(points),
+        resident_bytes=residents[0],
+        seconds=time.monotonic() - began,
+        versions=installed_versions(),
+    )
 
 
 _BytesHeld: TypeAlias = Callable[[int], tuple[int, int]]

@@ -10,6 +10,11 @@ import torch
 from tuner.errors import DeviceError
 from tuner.hardware.inventory import used_and_total_bytes, visible_handles
 from tuner.hardware.memory_devices.base import MemoryDevice, Peaks
+from tuner.units import format_bytes
+
+_LEAST_BYTES = 2 * 1024**2
+"""The smallest segment of torch's caching allocator (`kSmallBuffer`, `c10/core/AllocatorConfig.h`): under a limit below
+it no tensor can be allocated."""
 
 
 class CudaDevice(MemoryDevice):
@@ -40,7 +45,14 @@ class CudaDevice(MemoryDevice):
         """Bytes that the allocator may reserve: the limit less the context, at most the free memory of the GPU."""
         free, _ = torch.cuda.mem_get_info(self.torch_device)
         available = int((free + torch.cuda.memory_reserved(self.torch_device)) * (1.0 - margin))
-        return max(1, min(limit_bytes - (self._context_bytes or 0), available, self.total_bytes()))
+        within = limit_less_context(limit_bytes, self._context_bytes or 0, str(self.torch_device))
+        if available < _LEAST_BYTES:
+            raise DeviceError(
+                f"{self.torch_device} has {format_bytes(available)} of free memory, too little for any tensor: other "
+                f"processes hold {format_bytes(self._other_processes_bytes or 0)} of its "
+                f"{format_bytes(self.total_bytes())}. End them, or choose another device"
+            )
+        return min(within, available, self.total_bytes())
 
     def _set_limit(self, limit_bytes: int) -> None:
         torch.cuda.set_per_process_memory_fraction(limit_bytes / self.total_bytes(), self.torch_device)
@@ -87,6 +99,22 @@ class CudaDevice(MemoryDevice):
     def context_bytes(self) -> int | None:
         """Memory that the context takes."""
         return self._context_bytes
+
+
+def limit_less_context(limit_bytes: int, context_bytes: int, device: str) -> int:
+    """Return the bytes of a memory limit that are left for torch's allocator.
+
+    Raises:
+        DeviceError: when the context takes the whole limit, or leaves less than the allocator's smallest segment.
+    """
+    left = limit_bytes - context_bytes
+    if left < _LEAST_BYTES:
+        raise DeviceError(
+            f"the memory limit of {format_bytes(limit_bytes)} ({limit_bytes} bytes, after the margin) leaves no memory "
+            f"for tensors: the context of a process on {device} takes {format_bytes(context_bytes)} ({context_bytes} "
+            "bytes) of it. Raise the limit, or leave it out to use the whole device"
+        )
+    return left
 
 
 def _nvml_used_bytes(index: int) -> int | None:

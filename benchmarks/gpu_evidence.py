@@ -1,0 +1,174 @@
+"""What a CUDA card confirms or contradicts, in one command of less than nine minutes and one JSON file.
+
+python benchmarks/gpu_evidence.py [--card 0] [--parts NAME ...] [--output FILE] [--time-factor 1]
+
+The parts (gpu_evidence_parts.py), each in a process of its own with a time limit of its own:
+
+- versions: of the packages, the driver, CUDA, cuDNN and NCCL, and the settings that decide which kernels run
+- context: the memory of a process outside torch's allocator, and how it grows with the libraries that are used
+- workspaces: the memory of operators beside their results, by operator and shape, against what estimates assume
+- nccl: the memory of a communicator of two cards outside the allocator, where there are two
+- tunings: three tunings, their estimates, and the measured peaks of tensors, of the allocator and of the process
+- tests: the tests marked `gpu`
+- finders: our search and the peers' on one workload, and whether each answer fits
+
+A part that fails, or is ended at its limit, leaves what it had found and its failure in the file, and the next one
+begins. The file is written after every part: under $OUT if that is set, else in benchmarks/results/gpu/, named by the
+card, torch and the driver. On a virtual card (`tuner.virtual_gpu`) it is marked `"virtual": true` and goes to
+runs/gpu_evidence/, because nothing seen there is a measurement of a GPU. Without a card the exit code is 1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from tuner.errors import DeviceError
+from tuner.hardware.inventory import devices, find_device
+from tuner.planning.fingerprint import installed_versions
+from tuner.schemas.results import DeviceInfo
+from tuner.system.files import write_atomically
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parent
+PARTS = {
+    "versions": 20.0,
+    "context": 30.0,
+    "workspaces": 50.0,
+    "nccl": 40.0,
+    "tunings": 130.0,
+    "tests": 150.0,
+    "finders": 110.0,
+}
+"""Time limits in seconds. Together they are within ``TOTAL_SECONDS``."""
+TOTAL_SECONDS = 530.0
+"""Time for all parts. A part whose own limit is longer than what is left gets what is left."""
+_OUTPUT_LENGTH = 2000
+_VIRTUAL = "VIRTUAL_GPU_SESSION"
+"""Variable that is set in a process that sees virtual cards."""
+Row = dict[str, Any]
+
+
+def is_virtual(environment: Mapping[str, str]) -> bool:
+    """Return whether the cards of this process are virtual."""
+    return _VIRTUAL in environment
+
+
+def run_part(name: str, device: DeviceInfo, seconds: float) -> Row:
+    """Run a part in a process group of its own, and return what it found and how it ended."""
+    began = time.monotonic()
+    with tempfile.TemporaryDirectory() as folder:
+        found, output = Path(folder) / "found.json", Path(folder) / "output.txt"
+        command = [sys.executable, str(HERE / "gpu_evidence_parts.py"), name, device.id, str(found)]
+        with output.open("wb") as stream:
+            process = subprocess.Popen(  # noqa: S603 - a file beside this one, by this interpreter
+                command, stdout=stream, stderr=stream, env=_environment(), cwd=ROOT, start_new_session=True
+            )
+            ending = _ending(process, seconds)
+        result = json.loads(found.read_text(encoding="utf-8")) if found.exists() else {}
+        words = output.read_text(encoding="utf-8", errors="replace")[-_OUTPUT_LENGTH:].strip()
+    row = {"status": ending, "seconds": round(time.monotonic() - began, 1)}
+    if (skipped := result.pop("skipped", None)) is not None:
+        row |= {"status": "skipped", "message": skipped}
+    elif ending != "done":
+        row["message"] = f"{_failure(ending, process.returncode, seconds)}\n{words}".strip()
+    return {**row, "result": result}
+
+
+def _environment() -> dict[str, str]:
+    """The environment of a part: it imports the repository, the targets of the finders, and what this process does."""
+    paths = [str(ROOT), str(HERE), os.environ.get("PYTHONPATH", "")]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in paths if path)}
+
+
+def _ending(process: subprocess.Popen[bytes], seconds: float) -> str:
+    """Wait for a part, and end its whole group; "done", "failed" or "timed-out"."""
+    try:
+        ending = "done" if process.wait(timeout=max(1.0, seconds)) == 0 else "failed"
+    except subprocess.TimeoutExpired:
+        ending = "timed-out"
+    with suppress(ProcessLookupError):  # nothing of the group is left
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    return ending
+
+
+def _failure(ending: str, code: int, seconds: float) -> str:
+    if ending == "timed-out":
+        return f"ended at its limit of {seconds:.0f} s"
+    return f"ended with {signal.Signals(-code).name if code < 0 else f'exit code {code}'}"
+
+
+def output_path(device: DeviceInfo, versions: Mapping[str, str], *, virtual: bool) -> Path:
+    """Return the path of the file, named by the card, torch and the driver."""
+    words = (device.name, f"torch-{versions.get('torch', 'unknown')}", f"driver-{device.driver_version or 'unknown'}")
+    name = "_".join(re.sub(r"[^a-z0-9.]+", "-", word.lower()).strip("-") for word in words) + ".json"
+    if virtual:
+        return ROOT / "runs" / "gpu_evidence" / f"virtual_{name}"
+    return (Path(os.environ["OUT"]) if os.environ.get("OUT") else HERE / "results" / "gpu") / name
+
+
+def measure(device: DeviceInfo, options: argparse.Namespace) -> Row:
+    """Run the parts in order, and write the file after each."""
+    versions, virtual = installed_versions(), is_virtual(os.environ)
+    path = options.output or output_path(device, versions, virtual=virtual)
+    document: Row = {
+        "date": datetime.now(UTC).date().isoformat(),
+        "command": " ".join(["python", "benchmarks/gpu_evidence.py", *sys.argv[1:]]),
+        "virtual": virtual,
+        "device": device.model_dump(mode="json"),
+        "versions": versions,
+        "parts": {},
+    }
+    path.parent.mkdir(parents=True, exist_ok=True)
+    deadline = time.monotonic() + TOTAL_SECONDS * options.time_factor
+    for name in options.parts:
+        left = deadline - time.monotonic()
+        row = run_part(name, device, min(PARTS[name] * options.time_factor, left)) if left > 0 else _not_begun()
+        document["parts"][name] = row
+        write_atomically(path, json.dumps(document, indent=1) + "\n")
+        print(f"{name:12}{row['status']:10}{row['seconds']:6.1f} s  {_last_line(row)}", flush=True)
+    print(f"written: {path}{' (a virtual card: no measurement of a GPU)' if virtual else ''}")
+    return document
+
+
+def _not_begun() -> Row:
+    return {"status": "timed-out", "seconds": 0.0, "message": "no time was left to begin", "result": {}}
+
+
+def _last_line(row: Row) -> str:
+    return str(row.get("message", "")).rpartition("\n")[2][:100]
+
+
+def main() -> int:
+    """Run, print, write."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--card", type=int, default=0, help="the number of the card; the first one when left out")
+    parser.add_argument("--parts", nargs="+", choices=list(PARTS), default=list(PARTS), help="only these")
+    parser.add_argument("--output", type=Path, help="the file to write")
+    parser.add_argument("--time-factor", type=float, default=1.0, help="multiplies every time limit, for slow hosts")
+    options = parser.parse_args()
+    try:
+        device = find_device(f"cuda:{options.card}")
+    except DeviceError as error:
+        print(f"no evidence without a CUDA card: {error}", file=sys.stderr)
+        return 1
+    print(f"{device.id}: {device.name}, of {len(devices()) - 1} on this host")
+    found = measure(device, options)
+    return 0 if any(row["status"] == "done" for row in found["parts"].values()) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,57 @@
+"""Memory limits on a CUDA device, and the allocator's memory apart from that of the process."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import torch
+from torch import nn
+
+from batchwright.integrations.memory_peaks import PeakMeter
+from tests.support.factories import mlp_spec, recommendation
+from tuner.errors import DeviceError
+from tuner.foreground import run_tuning
+from tuner.hardware.inventory import find_device
+from tuner.probing.supervisor import ProbeSupervisor
+from tuner.schemas.requests import ProbeRequest, TuningRequest
+from tuner.schemas.results import Outcome, Phase
+
+pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("default")]  # other versions deprecate other things
+
+MIB = 1024**2
+
+
+def test_a_limit_below_the_context_is_refused_before_the_first_probe() -> None:
+    """No context of a card is as small as 50 MiB."""
+    request = TuningRequest(spec=mlp_spec(), effective_batch_size=64, device="cuda:0", memory_limit_bytes=50 * MIB)
+    with pytest.raises(DeviceError, match=r"50\.00 MiB .*context .*takes at least .*Raise the limit"):
+        run_tuning(request)
+
+
+def test_a_log_of_peaks_has_the_context_apart() -> None:
+    """What is reserved is the allocator's own figure, and the share of the limit is of both."""
+    torch.ones(8 * MIB, dtype=torch.uint8, device="cuda:0")
+    found = recommendation(limit_bytes=1024 * MIB, device=find_device("cuda:0"))
+    assert found.headroom is not None
+    headroom = found.headroom.model_copy(update={"context_bytes": 256 * MIB})
+    meter = PeakMeter(found.model_copy(update={"headroom": headroom}), nn.Linear(2, 2), torch.device("cuda:0"))
+    figures = meter.figures()
+    reserved = torch.cuda.max_memory_reserved()
+    assert figures["memory/peak_reserved_bytes"] == reserved >= figures["memory/peak_allocated_bytes"] >= 8 * MIB
+    assert figures["memory/context_bytes"] == 256 * MIB
+    assert figures["memory/peak_fraction"] == (reserved + 256 * MIB) / (1024 * MIB)
+
+
+def test_a_limit_that_the_context_turns_out_to_take_is_a_device_error() -> None:
+    """The probe fails when it starts, with the measured context, and is no out-of-memory error."""
+    with ProbeSupervisor(find_device("cuda:0")) as running:
+        probe = ProbeRequest(
+            spec=mlp_spec(), micro_batch_size=4, samples_per_window=8, device="cuda:0", limit_bytes=50 * MIB
+        )
+        result = running.run(probe)
+    assert (result.outcome, result.phase) == (Outcome.ERROR, Phase.START), result.message
+    assert result.error_type == "tuner.errors.DeviceError"
+    taken = re.search(r"\((\d+) bytes\) of it\. Raise the limit", result.message)
+    assert taken is not None, result.message
+    assert int(taken.group(1)) == result.context_bytes
