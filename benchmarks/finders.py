@@ -55,7 +55,8 @@ QUICK = ("LSTM", "ResNet-50")
 NEAR = 0.9
 """Share of the maximum from which on a peer's answer counts as near to it."""
 TIMEOUT_SECONDS = 600.0
-MEASURING_CODE = ("hardware", "training", "workloads", "probing/child", "planning/accumulation.py")
+_PLANNING_CODE = ("planning/session.py", "planning/accumulation.py")
+MEASURING_CODE = ("hardware", "training", "workloads", "probing/child", *_PLANNING_CODE)
 """What, besides a tuning's fingerprint, a probe's outcome depends on."""
 Row = dict[str, Any]
 

@@ -175,7 +175,7 @@ def test_many_micro_batches_are_run_by_two_of_each_size() -> None:
     """1,000 samples at most 46 at a time are 22 micro-batches, of which four are run."""
     found = finish(new_tuning(1000), device(46))
     assert plan_runs(found) == [((46, 46, 45, 45), Outcome.FIT)]
-    assert "46 + 46 + 45 + 45, which stand for its 22 fits" in found.evidence.plan_proof
+    assert "46 + 46 + 45 + 45, which stand for its 22, fits" in found.evidence.plan_proof
 
 
 @pytest.mark.parametrize(

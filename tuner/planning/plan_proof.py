@@ -70,7 +70,7 @@ class PlanProof:
             return "The plan has not run yet."
         if condensed(self.fit.micro_batch_sizes) == self.window:
             steps = steps_of(self.share, self.window[0])
-            stands = f", which stand for its {steps}" if steps > len(self.window) else ""
+            stands = f", which stand for its {steps}," if steps > len(self.window) else ""
             return f"The plan itself was run: an update in micro-batches of {window}{stands} fits."
         ran, size = format_window(self.fit.micro_batch_sizes), self.window[0]
         less = "equal" if size == self.fit.micro_batch_size else "smaller"
