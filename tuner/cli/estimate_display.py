@@ -78,8 +78,7 @@ def _describe_needed_memory(peak: PeakEstimate) -> str:
 def _describe_allocator(peak: PeakEstimate) -> str:
     """Describe the allocator's memory, from the least with which it succeeds to the most that it takes if it can."""
     reserved = " to ".join(dict.fromkeys(format_bytes(nbytes) for nbytes in (peak.capacity_bytes, peak.reserved_bytes)))
-    outside = format_bytes(peak.outside_allocator_bytes.expected)
-    return f"{reserved} reserved, {format_bytes(peak.allocated_bytes)} allocated; {outside} outside of it"
+    return f"{reserved} reserved, {format_bytes(peak.allocated_bytes)} allocated"
 
 
 def breakdown_table(peak: PeakEstimate) -> Table:
