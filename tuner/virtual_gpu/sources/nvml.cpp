@@ -28,6 +28,10 @@ struct nvmlMemory_v2_t {
   unsigned version;
   unsigned long long total, reserved, free, used;
 };
+struct nvmlProcessInfo_v1_t {
+  unsigned pid;
+  unsigned long long used_gpu_memory;
+};
 struct nvmlProcessInfo_t {
   unsigned pid;
   unsigned long long used_gpu_memory;
@@ -208,15 +212,32 @@ EXPORT nvmlReturn_t nvmlDeviceGetMemoryInfo(nvmlDevice_t device, nvmlMemory_t *m
   return NVML_SUCCESS;
 }
 
-EXPORT nvmlReturn_t nvmlDeviceGetComputeRunningProcesses_v3(nvmlDevice_t device, unsigned *count,
-                                                            nvmlProcessInfo_t *infos) {
+namespace {
+// Both versions return the number of processes in `count`, even if there is no room for them.
+template <typename Info, typename Convert>
+nvmlReturn_t list_processes(nvmlDevice_t device, unsigned *count, Info *infos, Convert convert) {
   REQUIRE(check_device(device));
   std::vector<ProcessUse> uses(*count);
   const int found = processes(gpu_of(device), uses.data(), static_cast<int>(uses.size()));
   *count = found;
   if (found > static_cast<int>(uses.size())) return NVML_ERROR_INSUFFICIENT_SIZE;
-  for (int i = 0; i < found; ++i) infos[i] = {uses[i].pid, uses[i].used_bytes, kNoInstance, kNoInstance};
+  for (int i = 0; i < found; ++i) infos[i] = convert(uses[i]);
   return NVML_SUCCESS;
+}
+}  // namespace
+
+EXPORT nvmlReturn_t nvmlDeviceGetComputeRunningProcesses_v3(nvmlDevice_t device, unsigned *count,
+                                                            nvmlProcessInfo_t *infos) {
+  return list_processes(device, count, infos, [](const ProcessUse &use) {
+    return nvmlProcessInfo_t{use.pid, use.used_bytes, kNoInstance, kNoInstance};
+  });
+}
+
+// The first version, which torch calls for the text of an out-of-memory error (c10/cuda/CUDACachingAllocator.cpp).
+EXPORT nvmlReturn_t nvmlDeviceGetComputeRunningProcesses(nvmlDevice_t device, unsigned *count,
+                                                         nvmlProcessInfo_v1_t *infos) {
+  return list_processes(device, count, infos,
+                        [](const ProcessUse &use) { return nvmlProcessInfo_v1_t{use.pid, use.used_bytes}; });
 }
 
 EXPORT nvmlReturn_t nvmlDeviceGetGraphicsRunningProcesses_v3(nvmlDevice_t device, unsigned *count,
