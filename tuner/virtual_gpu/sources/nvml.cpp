@@ -45,9 +45,17 @@ struct nvmlPciInfo_t {
 struct nvmlUtilization_t {
   unsigned gpu, memory;
 };
+struct nvmlGpuFabricInfo_t {  // the part that the second and the third version share
+  unsigned version;
+  unsigned char cluster_uuid[16];
+  nvmlReturn_t status;
+  unsigned clique_id;
+  unsigned char state;
+};
 using nvmlDevice_t = void *;  // the GPU and one
 
 constexpr unsigned kNoInstance = 0xFFFFFFFF;  // of a GPU without MIG
+constexpr unsigned char kFabricNotSupported = 0;  // NVML_GPU_FABRIC_STATE_NOT_SUPPORTED
 
 std::atomic<int> initializations = 0;
 
@@ -264,4 +272,11 @@ EXPORT nvmlReturn_t nvmlDeviceGetNvLinkRemoteDeviceType(nvmlDevice_t, unsigned, 
 EXPORT nvmlReturn_t nvmlDeviceGetNvLinkRemotePciInfo_v2(nvmlDevice_t, unsigned, nvmlPciInfo_t *) {
   return NVML_ERROR_NOT_SUPPORTED;
 }
-EXPORT nvmlReturn_t nvmlDeviceGetGpuFabricInfoV(nvmlDevice_t, void *) { return NVML_ERROR_NOT_SUPPORTED; }
+
+// No fabric. torch asks before it makes an expandable segment, and takes no other answer.
+EXPORT nvmlReturn_t nvmlDeviceGetGpuFabricInfoV(nvmlDevice_t device, nvmlGpuFabricInfo_t *info) {
+  REQUIRE(check_device(device));
+  info->status = NVML_SUCCESS;
+  info->state = kFabricNotSupported;
+  return NVML_SUCCESS;
+}
