@@ -14,7 +14,7 @@ _LONGEST_ERROR = 300
 
 
 def find_cpp_compiler() -> str | None:
-    """Return the compiler that the variable ``CXX`` names, else the first of ``c++``, ``g++`` and ``clang++``, or None."""
+    """Return the compiler that the variable ``CXX`` names, else ``c++``, ``g++`` or ``clang++``, or None."""
     requested = os.environ.get("CXX", "").split()
     return next((found for name in (*requested[:1], *_COMPILERS) if (found := shutil.which(name)) is not None), None)
 

@@ -1,7 +1,7 @@
 """Compile the libraries that stand in for CUDA's, once per version of everything that they depend on. No torch.
 
-Each library exports all names of the real one. Those that `sources/` defines replace weak definitions that are generated
-here: they record their call in the session's log, and succeed or report that they are not supported.
+Each library exports all names of the real one. Functions that `sources/` defines replace weak definitions that are
+generated here, which record their call in the session's log, and succeed or report that they are not supported.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from importlib.metadata import distributions
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from filelock import FileLock
 
@@ -54,15 +55,18 @@ LIBRARIES = (
     Library("libcudart.so.13", ("cudart", "cudart_kernels", "cudart_memory"), f"{_CUDA}/lib/libcudart.so.13"),
     Library("libcuda.so.1", ("cuda_driver",), f"{_CUDA}/include/cuda.h"),
     Library("libnvidia-ml.so.1", ("nvml",)),
-    Library("libcublasLt.so.13", ("cublaslt",), f"{_CUDA}/lib/libcublasLt.so.13", _CUBLAS_NOT_SUPPORTED, gets_fail=True),
+    Library(
+        "libcublasLt.so.13", ("cublaslt",), f"{_CUDA}/lib/libcublasLt.so.13", _CUBLAS_NOT_SUPPORTED, gets_fail=True
+    ),
     Library("libcublas.so.13", ("cublas",), f"{_CUDA}/lib/libcublas.so.13", _CUBLAS_NOT_SUPPORTED, gets_fail=True),
     Library("libcudnn.so.9", ("cudnn",), "nvidia/cudnn/lib/libcudnn.so.9", _CUDNN_NOT_SUPPORTED, gets_fail=True),
     Library("libnccl.so.2", ("nccl",), "nvidia/nccl/lib/libnccl.so.2", _NCCL_INVALID_USAGE, gets_fail=True),
 )
+_TORCH = "the CUDA build of torch (`pip install torch==2.13.0`)"
 _NEEDED = {
-    f"{_CUDA}/include/cuda_runtime_api.h": "the CUDA build of torch (`pip install torch==2.13.0`)",
+    f"{_CUDA}/include/cuda_runtime_api.h": _TORCH,
     f"{_CUDA}/include/crt/host_defines.h": "`pip install nvidia-cuda-crt==13.0.88`",
-    **{entry.original: "the CUDA build of torch (`pip install torch==2.13.0`)" for entry in LIBRARIES if entry.original},
+    **dict.fromkeys((entry.original for entry in LIBRARIES if entry.original), _TORCH),
 }
 """Files of the CUDA wheels, and what installs them."""
 
@@ -99,8 +103,8 @@ def build(site_packages: Path, cache: Path | None = None) -> Path:
         cache.mkdir(parents=True, exist_ok=True)
         with FileLock(cache / ".compiling-virtual-gpu", fallback_to_soft=False):
             if not folder.is_dir():
-                with atomic_folder(folder) as temporary:
-                    _Build(compiler, site_packages, temporary).run()
+                with atomic_folder(folder) as temporary, TemporaryDirectory() as generated:
+                    _Build(compiler, site_packages, temporary, Path(generated)).run()
     except (OSError, RuntimeError) as error:
         raise VirtualGpuError(f"the libraries of virtual GPUs cannot be kept: {error}; set XDG_CACHE_HOME") from None
     return folder
@@ -121,11 +125,12 @@ def _digest(site_packages: Path, compiler: str) -> str:
 
 @dataclass(frozen=True)
 class _Build:
-    """One compilation of all libraries into a folder."""
+    """One compilation of all libraries into ``folder``, with another folder for generated sources."""
 
     compiler: str
     site_packages: Path
     folder: Path
+    generated: Path
 
     def run(self) -> None:
         """Compile the library that the others share, then the others, two at a time."""
@@ -135,11 +140,11 @@ class _Build:
 
     def _compile_library(self, library: Library) -> None:
         names, version = self._exported(library)
-        stubs = self.folder / f"{library.soname}.stubs.cpp"
+        stubs = self.generated / f"{library.soname}.stubs.cpp"
         stubs.write_text(_stubs(library, names), encoding="utf-8")
         arguments = [f"-L{self.folder}", f"-l:{CORE}", "-Wl,-rpath,$ORIGIN", "-ldl"]
         if version:
-            script = self.folder / f"{library.soname}.map"
+            script = self.generated / f"{library.soname}.map"
             script.write_text(f"{version} {{ global: *; }};\n", encoding="utf-8")
             arguments.append(f"-Wl,--version-script={script}")
         self._compile(library.soname, (*(_source(name) for name in library.sources), stubs), arguments)

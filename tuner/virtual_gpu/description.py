@@ -95,7 +95,7 @@ def _catalogued(model: str) -> dict[str, Any]:
     if own is None:
         known = ", ".join(_FIGURES["gpus"])
         raise VirtualGpuError(
-            f"no figures of the multiprocessors of {gpu.name} are known, only of {known}: describe it in a file (--host)"
+            f"no figures of the multiprocessors of {gpu.name} are known, only of {known}: describe the card in a file"
         )
     limits = _FIGURES["compute_capabilities"]["{}.{}".format(*gpu.compute_capability)]
     return {

@@ -11,7 +11,7 @@ import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from tuner.errors import VirtualGpuError
 from tuner.schemas.gpus import MIB
@@ -45,54 +45,41 @@ class _ProcessUse(ctypes.Structure):
     _fields_ = (("pid", ctypes.c_uint), ("used_bytes", ctypes.c_uint64))
 
 
+_SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
+    "create": (ctypes.c_void_p, (ctypes.c_char_p,)),
+    "close": (None, (ctypes.c_void_p,)),
+    "set_total": (None, (ctypes.c_void_p, ctypes.c_int, ctypes.c_int64)),
+    "used_bytes": (ctypes.c_int64, (ctypes.c_void_p, ctypes.c_int)),
+    "processes": (ctypes.c_int, (ctypes.c_void_p, ctypes.c_int, ctypes.POINTER(_ProcessUse), ctypes.c_int)),
+    "occupy": (ctypes.c_int, (ctypes.c_void_p, ctypes.c_int, ctypes.c_int64)),
+    "vacate": (ctypes.c_int, (ctypes.c_void_p, ctypes.c_int)),
+    "add_event": (ctypes.c_int, (ctypes.c_void_p, ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)),
+    "clear_failures": (None, (ctypes.c_void_p, ctypes.c_int)),
+}
+"""Results and arguments of the functions at the end of ``sources/ledger.cpp``."""
+
+
 class _Ledger:
-    """The ledger of a session, in C++ (`sources/ledger.h`)."""
+    """The ledger of a session, whose code is in C++ (``sources/ledger.h``)."""
 
-    def __init__(self, library: Path, path: Path, host: VirtualHost) -> None:
-        self._library = ctypes.CDLL(str(library), use_errno=True)
-        self._library.virtual_gpu_ledger_create.restype = ctypes.c_void_p
-        self._library.virtual_gpu_ledger_used_bytes.restype = ctypes.c_int64
-        handle = self._library.virtual_gpu_ledger_create(os.fsencode(path))
-        if not handle:
+    def __init__(self, library: Path, path: Path) -> None:
+        loaded = ctypes.CDLL(str(library), use_errno=True)
+        self._functions = {name: getattr(loaded, f"virtual_gpu_ledger_{name}") for name in _SIGNATURES}
+        for name, (result, arguments) in _SIGNATURES.items():
+            self._functions[name].restype, self._functions[name].argtypes = result, arguments
+        self._handle = self._functions["create"](os.fsencode(path))
+        if not self._handle:
             raise VirtualGpuError(f"{path} cannot be written: {os.strerror(ctypes.get_errno())}")
-        self._handle = ctypes.c_void_p(handle)
-        for gpu, description in enumerate(host.gpus):
-            self._library.virtual_gpu_ledger_set_total(
-                self._handle, ctypes.c_int(gpu), ctypes.c_int64(description.total_bytes)
-            )
 
-    def close(self) -> None:
-        self._library.virtual_gpu_ledger_close(self._handle)
-
-    def used_bytes(self, gpu: int) -> int:
-        return int(self._library.virtual_gpu_ledger_used_bytes(self._handle, ctypes.c_int(gpu)))
+    def call(self, name: str, *arguments: int) -> int:
+        """Call a function of ``_SIGNATURES`` that takes numbers."""
+        return int(self._functions[name](self._handle, *arguments) or 0)
 
     def processes(self, gpu: int) -> dict[int, int]:
+        """Return the bytes of each process, by its number."""
         uses = (_ProcessUse * _MOST_PROCESSES)()
-        count = self._library.virtual_gpu_ledger_processes(
-            self._handle, ctypes.c_int(gpu), uses, ctypes.c_int(_MOST_PROCESSES)
-        )
+        count = self._functions["processes"](self._handle, gpu, uses, _MOST_PROCESSES)
         return {use.pid: use.used_bytes for use in uses[:count]}
-
-    def occupy(self, gpu: int, used_bytes: int) -> int:
-        return int(
-            self._library.virtual_gpu_ledger_occupy(self._handle, ctypes.c_int(gpu), ctypes.c_int64(used_bytes))
-        )
-
-    def vacate(self, pid: int) -> bool:
-        return not self._library.virtual_gpu_ledger_vacate(self._handle, ctypes.c_int(pid))
-
-    def add_event(self, gpu: int, kind: int, at_allocation: int, amount: int) -> bool:
-        return not self._library.virtual_gpu_ledger_add_event(
-            self._handle,
-            ctypes.c_int(gpu),
-            ctypes.c_int(kind),
-            ctypes.c_int64(at_allocation),
-            ctypes.c_int64(amount),
-        )
-
-    def clear_failures(self, gpu: int) -> None:
-        self._library.virtual_gpu_ledger_clear_failures(self._handle, ctypes.c_int(gpu))
 
 
 class VirtualGpuSession:
@@ -138,7 +125,9 @@ class VirtualGpuSession:
         self._folder = Path(tempfile.mkdtemp(prefix="batchwright-virtual-gpu-"))
         try:
             (self._folder / "description").write_text("".join(_description(self.host)), encoding="utf-8")
-            self._open_ledger = _Ledger(libraries / CORE, self._folder / "ledger", self.host)
+            self._open_ledger = _Ledger(libraries / CORE, self._folder / "ledger")
+            for gpu, description in enumerate(self.host.gpus):
+                self._ledger.call("set_total", gpu, description.total_bytes)
             for process in self.host.processes:
                 self.occupy(process.gpu, process.used_bytes)
             for failure in self.host.failures:
@@ -156,7 +145,7 @@ class VirtualGpuSession:
     def close(self) -> None:
         """Remove everything that the session has."""
         if self._open_ledger is not None:
-            self._open_ledger.close()
+            self._open_ledger.call("close")
             self._open_ledger = None
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
@@ -195,7 +184,7 @@ class VirtualGpuSession:
     def used_bytes(self, gpu: int = 0) -> int:
         """Return the bytes that all processes hold on a GPU, their contexts included."""
         self._check(gpu)
-        return self._ledger.used_bytes(gpu)
+        return self._ledger.call("used_bytes", gpu)
 
     def processes(self, gpu: int = 0) -> dict[int, int]:
         """Return the processes that hold memory of a GPU, by their numbers, each with its bytes."""
@@ -212,9 +201,9 @@ class VirtualGpuSession:
             VirtualGpuError: when less is free.
         """
         self._check(gpu)
-        pid = self._ledger.occupy(gpu, used_bytes)
+        pid = self._ledger.call("occupy", gpu, used_bytes)
         if pid == 0:
-            free = self.host.gpus[gpu].total_bytes - self._ledger.used_bytes(gpu)
+            free = self.host.gpus[gpu].total_bytes - self._ledger.call("used_bytes", gpu)
             raise VirtualGpuError(
                 f"GPU {gpu} has {format_bytes(free)} free: no process can take {format_bytes(used_bytes)}"
             )
@@ -226,7 +215,7 @@ class VirtualGpuSession:
         Raises:
             VirtualGpuError: when there is no such process.
         """
-        if not self._ledger.vacate(pid):
+        if self._ledger.call("vacate", pid):
             raise VirtualGpuError(f"no process outside of the session has the number {pid}")
 
     def inject(self, failure: Failure) -> None:
@@ -237,16 +226,16 @@ class VirtualGpuSession:
         """
         self._check(failure.gpu)
         kind, amount = _event(failure)
-        if not self._ledger.add_event(failure.gpu, kind, failure.at_allocation, amount):
+        if self._ledger.call("add_event", failure.gpu, kind, failure.at_allocation, amount):
             raise VirtualGpuError("too many failures are still to come: a session has at most 64")
 
     def clear_failures(self, gpu: int = 0) -> None:
         """End the failures of a GPU, and drop those to come. Processes with an ECC error keep it."""
         self._check(gpu)
-        self._ledger.clear_failures(gpu)
+        self._ledger.call("clear_failures", gpu)
 
     def log(self) -> str:
-        """Return what a developer of the virtual card wants to know: stubs called, attributes unknown, copies left out."""
+        """Return a developer's log: stubs that were called, unknown attributes, copies that were left out."""
         path = self.folder / "log"
         return path.read_text(encoding="utf-8") if path.exists() else ""
 
