@@ -59,7 +59,9 @@ LIBRARIES = (
         "libcublasLt.so.13", ("cublaslt",), f"{_CUDA}/lib/libcublasLt.so.13", _CUBLAS_NOT_SUPPORTED, gets_fail=True
     ),
     Library("libcublas.so.13", ("cublas",), f"{_CUDA}/lib/libcublas.so.13", _CUBLAS_NOT_SUPPORTED, gets_fail=True),
-    Library("libcudnn.so.9", ("cudnn",), "nvidia/cudnn/lib/libcudnn.so.9", _CUDNN_NOT_SUPPORTED, gets_fail=True),
+    Library(
+        "libcudnn.so.9", ("cudnn", "cudnn_rnn"), "nvidia/cudnn/lib/libcudnn.so.9", _CUDNN_NOT_SUPPORTED, gets_fail=True
+    ),
     Library("libnccl.so.2", ("nccl",), "nvidia/nccl/lib/libnccl.so.2", _NCCL_INVALID_USAGE, gets_fail=True),
 )
 _TORCH = "the CUDA build of torch (`pip install torch==2.13.0`)"

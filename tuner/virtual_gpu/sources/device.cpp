@@ -14,8 +14,8 @@ namespace virtual_gpu {
 
 namespace {
 struct Context {
-  bool exists = false;
-  int ecc_errors = 0;  // of the GPU when the context was made: later ones concern it
+  std::atomic<int> ecc_errors = 0;  // of the GPU when the context was made: later ones concern it
+  std::atomic<bool> exists = false;
 };
 
 std::mutex mutex;
@@ -48,7 +48,8 @@ Status make_context(int gpu) {
   std::lock_guard lock(mutex);
   if (contexts[gpu].exists) return kSuccess;
   if (const Status status = ledger()->charge_context(gpu, gpu_at(gpu)->context_bytes)) return status;
-  contexts[gpu] = {true, ledger()->failures(gpu).ecc_errors};
+  contexts[gpu].ecc_errors = ledger()->failures(gpu).ecc_errors.load();
+  contexts[gpu].exists = true;
   return kSuccess;
 }
 }  // namespace
