@@ -254,6 +254,27 @@ print(torch.cuda.memory_stats()["num_ooms"])
     assert printed(start_host("T4"), program, PYTORCH_ALLOC_CONF=setting) == "0"
 
 
+def test_torchs_networks_find_what_they_ask_of_cudnn(start_host: StartHost) -> None:
+    """Recurrent ones (their weights are views of one buffer), convolutions, norms, and cuDNN's attention."""
+    program = """
+import torch
+from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+for options in ({}, {"bias": False}, {"proj_size": 5}, {"bidirectional": True, "num_layers": 3}):
+    lstm = nn.LSTM(10, 20, **options).cuda()
+    lstm(torch.randn(7, 3, 10, device="cuda"))[0].sum().backward()
+    assert all(weight.grad.shape == weight.shape for weight in lstm.parameters())
+images = torch.randn(2, 3, 16, 16, device="cuda")
+network = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.MaxPool2d(2)).cuda()
+network(images).sum().backward()
+query = torch.randn(2, 4, 128, 64, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
+    nn.functional.scaled_dot_product_attention(query, query, query, is_causal=True).sum().backward()
+print(query.grad.shape)
+"""
+    assert printed(start_host("H100-80GB"), program) == "torch.Size([2, 4, 128, 64])"
+
+
 # --- devices ---
 
 
