@@ -23,7 +23,13 @@ ROOT = Path(__file__).resolve().parent.parent
 DIST = ROOT / "dist"
 PACKAGES = ("batchwright", "service", "tuner")
 """The packages that the wheel has to hold."""
-DATA_FILES = ("tuner/hardware/gpus.toml", "service/dashboard/static/api.js", "service/dashboard/static/dom.js")
+DATA_FILES = (
+    "tuner/hardware/gpus.toml",
+    "tuner/virtual_gpu/figures.toml",
+    "tuner/virtual_gpu/sources/virtual_gpu.h",
+    "service/dashboard/static/api.js",
+    "service/dashboard/static/dom.js",
+)
 """Files that are no modules, a few of those that the wheel has to hold."""
 WITHOUT_TORCH = """
 import importlib.util, sys

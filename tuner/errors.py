@@ -8,6 +8,7 @@
     |- PlanError            no plan exists for these numbers
     |- SearchError          a result was recorded that the search cannot use
     |- DeviceError          the device is not there, or its limit cannot be applied
+       |- VirtualGpuError   a virtual GPU cannot be described, built or used on this host
     |- WorkloadError        the user's model, batch or loss violates the workload interface
     |- HostFailureError     the host lacks a resource that all work needs: disk space, descriptors, processes
     |- ProbeError           the probing machinery itself failed (not the probed workload)
@@ -75,6 +76,10 @@ class SearchError(BatchwrightError):
 
 class DeviceError(BatchwrightError):
     """A device does not exist, or a memory limit cannot be applied to it."""
+
+
+class VirtualGpuError(DeviceError):
+    """A virtual GPU cannot be described, built or used on this host."""
 
 
 class WorkloadError(BatchwrightError):

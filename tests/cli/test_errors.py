@@ -11,6 +11,7 @@ _CODES = {
     "PlanError": ExitCode.WRONG_INPUT,
     "SearchError": ExitCode.UNEXPECTED,
     "DeviceError": ExitCode.DEVICE,
+    "VirtualGpuError": ExitCode.DEVICE,
     "WorkloadError": ExitCode.TUNING_FAILED,
     "HostFailureError": ExitCode.DEVICE,
     "ProbeError": ExitCode.TUNING_FAILED,

@@ -19,9 +19,10 @@ MODULES_ALLOWED = {"tests/support": 26, "tests/support/service": 20, "service/st
 FEWEST_LINES = 3
 """Lines of a package's docstring, by which it can hold more than a title."""
 HOMONYMS = {
+    "__main__": "what `python -m` runs: the command line, a command on virtual GPUs",
     "api_keys": "one concept through the layers: document, store, authentication, use case, route",
     "base": "the interface that the other modules of its package implement",
-    "build": "the module of a package that chooses by the spec: a workload, a data set",
+    "build": "the module of a package that chooses by the spec (a workload, a data set), or that compiles",
     "client": "of a fork server, of the tracing process (tuner), of the HTTP API (service)",
     "context": "of the use cases, and of the routes above them",
     "devices": "the command that lists those of a host, and the store of those that are served",
@@ -41,7 +42,7 @@ HOMONYMS = {
     "responses": "of the API, of the pages",
     "retention": "one concept through the layers: use case, store",
     "serve": "the command, and the process that it starts",
-    "session": "of a tuning, of a trace",
+    "session": "of a tuning, of a trace, of virtual GPUs",
     "sessions": "one concept through the layers: store, authentication",
     "settings": "of a service, read from its environment, and those of them that its workers share",
     "statistics": "one concept through the layers: use case, store",

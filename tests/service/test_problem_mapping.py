@@ -12,6 +12,7 @@ _MESSAGE = "size 12 exceeds 8"
 _MAPPED_TOGETHER = {
     "training-error": {"TrainingError", "CheckpointError", "DamagedCheckpointError", "PeerError"},
     "host-trouble": {"HostFailureError", "StorageError"},
+    "device-error": {"DeviceError", "VirtualGpuError"},
 }
 """Classes that share a code: a caller does the same about each of them."""
 

@@ -10,10 +10,7 @@ import ctypes
 import hashlib
 import importlib.metadata
 import importlib.util
-import os
 import platform
-import shutil
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -26,11 +23,10 @@ from filelock import FileLock
 from tuner.errors import EstimateError
 from tuner.estimation.attention_kernels import FIGURE_COUNT, Attention, choose_kernel
 from tuner.schemas.gpus import KernelProfile
+from tuner.system.cpp_compiler import compile_cpp, find_cpp_compiler, user_cache_folder
 from tuner.system.files import atomic_path
 
 _SOURCE = Path(__file__).with_name("fake_cuda.cpp")
-_COMPILERS = ("c++", "g++", "clang++")
-_COMPILE_SECONDS = 120.0
 _FLAGS = ("-shared", "-fPIC", "-std=c++20", "-O0", "-w")
 _Rule = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.POINTER(ctypes.c_int64), ctypes.c_double)
 
@@ -112,14 +108,13 @@ def _load(cache: Path) -> ctypes.CDLL:
 
 
 def cache_folder() -> Path:
-    """Return ``$XDG_CACHE_HOME/batchwright``, else ``~/.cache/batchwright``.
+    """Return the user's cache folder.
 
     Raises:
         NoCompilerError: when the user has no home folder.
     """
-    base = os.environ.get("XDG_CACHE_HOME")
     try:
-        return (Path(base) if base else Path.home() / ".cache") / "batchwright"
+        return user_cache_folder()
     except RuntimeError as error:
         raise _NoCacheFolderError(f"there is no home folder ({error}): set XDG_CACHE_HOME") from None
 
@@ -166,12 +161,10 @@ def _digest(torch_folder: Path) -> str:
 
 
 def _compiler() -> str:
-    requested = os.environ.get("CXX", "")
-    for name in (requested.split()[0] if requested.strip() else "", *_COMPILERS):
-        found = shutil.which(name) if name else None
-        if found is not None:
-            return found
-    raise NoCompilerError("there is no C++ compiler (c++, g++, clang++, or the one that CXX names)")
+    compiler = find_cpp_compiler()
+    if compiler is None:
+        raise NoCompilerError("there is no C++ compiler (c++, g++, clang++, or the one that CXX names)")
+    return compiler
 
 
 def _compile(compiler: str, torch_folder: Path, output: Path) -> None:
@@ -188,15 +181,8 @@ def _compile(compiler: str, torch_folder: Path, output: Path) -> None:
         "-lc10",
         f"-Wl,-rpath,{libraries}",
     ]
-    try:
-        completed = subprocess.run(  # noqa: S603 - a compiler of this host, with fixed arguments
-            command, capture_output=True, text=True, timeout=_COMPILE_SECONDS, check=False
-        )
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise NoCompilerError(f"{compiler} could not compile the stand-in for CUDA: {error}") from None
-    if completed.returncode != 0 or not output.is_file():
-        error_output = " ".join(completed.stderr.split())[-300:]
-        raise NoCompilerError(f"{compiler} could not compile the stand-in for CUDA: {error_output}")
+    if reason := compile_cpp(command, output):
+        raise NoCompilerError(f"{compiler} could not compile the stand-in for CUDA: {reason}")
 
 
 @contextmanager

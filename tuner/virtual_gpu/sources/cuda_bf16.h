@@ -1,0 +1,3 @@
+// Stands in for CUDA's header, which needs headers that no wheel of torch has: the libraries only pass pointers to this type.
+#pragma once
+struct __nv_bfloat16;
