@@ -10,6 +10,7 @@ from pydantic import Field
 
 from tuner.schemas.base import Document, NonNegativeFloat, NonNegativeInt, PositiveInt
 from tuner.schemas.requests import DeviceId
+from tuner.schemas.residuals import EstimateCorrection
 
 
 class Outcome(StrEnum):
@@ -163,6 +164,8 @@ class ExpectedPeaks(Document):
     """Expected ``ProbeResult.resident_bytes``."""
     seconds: NonNegativeFloat = 0.0
     """Duration of the estimate."""
+    correction: EstimateCorrection | None = None
+    """Correction that a service has learned from earlier tunings on such a device. The points are without it."""
 
     def used_bytes(self, micro_batch_size: float) -> float:
         """Expected bytes at a size."""
