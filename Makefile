@@ -81,6 +81,7 @@ bench-install: $(VENV)/bench  ## Install the frameworks that the benchmarks comp
 
 bench: bench-install  ## Reproduce the figures of benchmarks/results/
 	$(BIN)/python benchmarks/search_oracles.py
+	$(BIN)/python benchmarks/learned.py
 	$(BIN)/python benchmarks/finders.py
 	$(BIN)/python benchmarks/estimator.py
 	$(BIN)/python benchmarks/cpu_repeatability.py

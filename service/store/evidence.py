@@ -1,25 +1,30 @@
-"""Evidence: recorded probes and training progress, and the events of a tuning or job."""
+"""Evidence: recorded probes and training progress, the events of a tuning or job, and the residuals of estimates."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from sqlalchemy import Engine, and_, insert, select
+from sqlalchemy import Engine, and_, delete, insert, select
 from sqlalchemy.exc import IntegrityError
 from typing_extensions import override
 
 from service.domain.work import Event, EventKind, RecordedProbe
 from service.errors import ConflictError
 from service.store.database import mapping
-from service.store.database.engine import read_transaction, write_transaction
-from service.store.database.schema import events, probes, work_items
+from service.store.database.engine import insert_or_skip, read_transaction, write_transaction
+from service.store.database.schema import estimate_residuals, events, probes, work_items
 from service.store.database.statements import change_held, held_by, stale_lease_error
-from service.store.interface import EvidenceStore
+from service.store.interface import EvidenceStore, ResidualStore
 from service.store.models import Lease
+from tuner.schemas.residuals import EstimateResidual
 from tuner.schemas.results import ProbeResult
 from tuner.schemas.training import TrainingProgress
 
 _work = work_items.c
+_residual = estimate_residuals.c
+
+RESIDUALS_PER_FAMILY = 64
+"""Residuals that are kept of each hardware and family, a kilobyte each: with more, none has any influence."""
 
 
 class SqlEvidenceStore(EvidenceStore):
@@ -77,3 +82,37 @@ class SqlEvidenceStore(EvidenceStore):
         recorded = and_(probes.c.work_id == work_id, probes.c.ordinal == ordinal)
         with read_transaction(self._engine) as connection:
             return connection.execute(select(probes.c.document).where(recorded)).scalar_one_or_none()
+
+
+class SqlResidualStore(ResidualStore):
+    """Residuals on SQLite and PostgreSQL; safe to share between threads."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    @override
+    def add(self, tuning_id: str, residual: EstimateResidual) -> None:
+        row = {
+            "tuning_id": tuning_id,
+            "hardware": residual.hardware,
+            "family": residual.family,
+            "document": residual.model_dump_json(),
+        }
+        same = and_(_residual.hardware == residual.hardware, _residual.family == residual.family)
+        newest = select(_residual.tuning_id).where(same).order_by(_residual.tuning_id.desc())
+        with write_transaction(self._engine) as connection:
+            insert_or_skip(connection, estimate_residuals, row)
+            surplus = connection.execute(newest.offset(RESIDUALS_PER_FAMILY)).scalars().all()
+            connection.execute(delete(estimate_residuals).where(_residual.tuning_id.in_(surplus)))
+
+    @override
+    def newest(self, hardware: str, family: str, limit: int) -> list[EstimateResidual]:
+        newest = select(_residual.document).where(_residual.hardware == hardware)
+        newest = newest.order_by(_residual.tuning_id.desc()).limit(limit)
+        with read_transaction(self._engine) as connection:
+            documents = [
+                document
+                for same in (_residual.family == family, _residual.family != family)
+                for document in connection.execute(newest.where(same)).scalars()
+            ]
+        return [EstimateResidual.model_validate_json(document) for document in documents]

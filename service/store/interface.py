@@ -38,6 +38,7 @@ from service.store.models import (
     WorkRow,
 )
 from tuner.schemas.recommendation import Recommendation
+from tuner.schemas.residuals import EstimateResidual
 from tuner.schemas.results import ProbeResult
 from tuner.schemas.training import TrainingProgress
 
@@ -249,6 +250,24 @@ class RecommendationStore(ABC):
         self, wanted: RecommendationFilter, limit: int, before: str | None = None
     ) -> list[RecommendationSummary]:
         """Return at most ``limit`` recommendations, newest first, older than the id ``before``."""
+
+
+class ResidualStore(ABC):
+    """Residuals of estimates, by hardware and family of the workload."""
+
+    @abstractmethod
+    def add(self, tuning_id: str, residual: EstimateResidual) -> None:
+        """Store the residual of a tuning; a repeated call for the same tuning is ignored.
+
+        Of each hardware and family the newest ``RESIDUALS_PER_FAMILY`` are kept.
+        """
+
+    @abstractmethod
+    def newest(self, hardware: str, family: str, limit: int) -> list[EstimateResidual]:
+        """Return at most ``limit`` residuals of the family, then at most as many of others on the hardware.
+
+        Both come newest first.
+        """
 
 
 class StatisticsStore(ABC):

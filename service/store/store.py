@@ -8,7 +8,7 @@ from service.store.api_keys import SqlKeyStore
 from service.store.database.engine import open_engine
 from service.store.database.migrate import upgrade
 from service.store.devices import SqlDeviceStore
-from service.store.evidence import SqlEvidenceStore
+from service.store.evidence import SqlEvidenceStore, SqlResidualStore
 from service.store.leases import SqlLeaseStore
 from service.store.recommendation_queries import SqlRecommendationStore
 from service.store.retention import SqlRetentionStore
@@ -30,6 +30,7 @@ class Store:
         self.queue = SqlQueueStore(engine)
         self.work = SqlWorkStore(engine)
         self.recommendations = SqlRecommendationStore(engine)
+        self.residuals = SqlResidualStore(engine)
         self.statistics = SqlStatisticsStore(engine)
         self.retention = SqlRetentionStore(engine)
         self.devices = SqlDeviceStore(engine)

@@ -13,7 +13,7 @@ from service.worker.executors.base import Executor
 from service.worker.heartbeat import Heartbeat
 from service.worker.host_health import Health
 from service.worker.lease import LeaseTerms, StopReason
-from service.worker.runner import DeviceContext, WorkRunner
+from service.worker.runner import DeviceContext, RunStores, WorkRunner
 from service.worker.settings import WorkerSettings
 from service.worker.slot import Slot
 from service.worker.work_loop import WorkLoop
@@ -40,7 +40,8 @@ class DeviceWorker:
         self._slot = Slot(self.served, store.leases, store.devices, settings)
         self._health = Health(self.served.slot, self._check, self._report_health)
         context = DeviceContext(self.served, settings.runs_dir, self._health)
-        runner = WorkRunner(store.evidence, store.recommendations, executor, context, instruments)
+        stores = RunStores(store.evidence, store.recommendations, store.residuals)
+        runner = WorkRunner(stores, executor, context, instruments)
         attempt_runner = AttemptRunner(store.leases, store.work, runner, context, instruments)
         terms = LeaseTerms(settings.lease_seconds, settings.shutdown_grace_seconds)
         self._claimer = WorkClaimer(store.leases, self.served, terms)

@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from service.application.rules.device_checks import mark_slot
+from service.application.rules.estimate_learning import correct_estimate, keep_residual
 from service.application.rules.warm_start import apply_warm_start
 from service.domain.identifiers import IdentifierSource
 from service.domain.states import State, WorkKind
@@ -17,7 +18,7 @@ from service.domain.workers import ServedDevice
 from service.errors import ServiceError
 from service.observability.instruments import Instruments
 from service.problem_mapping import stored_problem
-from service.store.interface import EvidenceStore, RecommendationStore
+from service.store.interface import EvidenceStore, RecommendationStore, ResidualStore
 from service.store.models import Claim, Ending, WorkItem
 from service.worker.executors.base import Executor, TrainingRun
 from service.worker.host_health import Health
@@ -26,8 +27,8 @@ from tuner.errors import BatchwrightError, HostFailureError, ProbeCancelledError
 from tuner.planning.driver import check_coupling, estimate_what_ifs, prepare_search, remaining_probes
 from tuner.planning.session import Tuning
 from tuner.schemas.recommendation import Recommendation
-from tuner.schemas.requests import ProbeRequest, TuningRequest
-from tuner.schemas.results import Outcome, ProbeResult
+from tuner.schemas.requests import ExpectationRequest, ProbeRequest, TuningRequest
+from tuner.schemas.results import ExpectedPeaks, Outcome, ProbeResult
 from tuner.schemas.training import RunOutcome, TrainingProgress, TrainingResult
 from tuner.system.host_failures import Cause, DiskUsage, HostFailure, disk_usage_of, host_failure_of, is_filled_by_run
 from tuner.units import format_bytes
@@ -74,19 +75,22 @@ class DeviceContext:
     health: Health
 
 
+@dataclass(frozen=True)
+class RunStores:
+    """The parts of the store that a run uses."""
+
+    evidence: EvidenceStore
+    recommendations: RecommendationStore
+    residuals: ResidualStore
+
+
 class WorkRunner:
     """Run claimed work on one executor, and record each step."""
 
-    def __init__(
-        self,
-        evidence: EvidenceStore,
-        recommendations: RecommendationStore,
-        executor: Executor,
-        context: DeviceContext,
-        instruments: Instruments,
-    ) -> None:
-        self._evidence = evidence
-        self._recommendations = recommendations
+    def __init__(self, stores: RunStores, executor: Executor, context: DeviceContext, instruments: Instruments) -> None:
+        self._evidence = stores.evidence
+        self._recommendations = stores.recommendations
+        self._residuals = stores.residuals
         self._executor = executor
         self._served = context.served
         self._runs_dir = context.runs_dir
@@ -133,17 +137,27 @@ class WorkRunner:
             prepare_search(
                 tuning,
                 lambda request: self._executor.check(request, holder.grace_seconds),
-                lambda expectation: self._executor.expect(expectation, holder.grace_seconds),
+                lambda request: self._corrected(self._executor.expect(request, holder.grace_seconds), tuning, holder),
             )
         try:
-            for probe in remaining_probes(tuning, self._executor.late_estimate):
+            for probe in remaining_probes(
+                tuning, lambda: self._corrected(self._executor.late_estimate(), tuning, holder)
+            ):
                 if holder.reason() is not None:
                     raise StoppedError
                 tuning.record(self._probe(probe, holder, len(tuning.probes) + 1))
         finally:
             self._executor.stop_estimate()
         estimate_what_ifs(tuning, lambda expectation: self._executor.expect(expectation, holder.grace_seconds))
-        return Ending(State.SUCCEEDED, recommendation=self._recommendation(item, tuning))
+        recommendation = self._recommendation(item, tuning)
+        holder.retry(lambda: keep_residual(self._residuals, self._served, item.id, recommendation))
+        return Ending(State.SUCCEEDED, recommendation=recommendation)
+
+    def _corrected(self, peaks: ExpectedPeaks | None, tuning: Tuning, holder: LeaseHolder) -> ExpectedPeaks | None:
+        """The estimate with what earlier tunings on this device have shown of its error."""
+        if peaks is None:
+            return None
+        return holder.retry(lambda: correct_estimate(self._residuals, self._served, tuning, peaks))
 
     def _probe(self, probe: ProbeRequest, holder: LeaseHolder, ordinal: int) -> ProbeResult:
         """Run a probe and record it."""

@@ -29,6 +29,7 @@ from tuner.errors import SearchError
 from tuner.planning.search import Failure, MicroBatchSearch
 from tuner.planning.search_space import SearchSpace
 from tuner.schemas.recommendation import Proof
+from tuner.schemas.residuals import EstimateCorrection
 from tuner.schemas.results import ExpectedPeak, ExpectedPeaks, Outcome, Phase, ProbeResult
 
 LARGEST = (37, 200, 3000)
@@ -100,7 +101,24 @@ def estimates(draw: st.DrawFn, bound: int) -> ExpectedPeaks:
     """Any memory curve: good, bad, falling, far above or below the limit."""
     places = sorted(draw(st.sets(st.integers(1, 2 * bound), min_size=2, max_size=5)))
     used = st.one_of(st.integers(1, 2 * LIMIT_BYTES), st.sampled_from([1, LIMIT_BYTES, 10**18]))
-    return ExpectedPeaks(points=tuple(ExpectedPeak(micro_batch_size=place, used_bytes=draw(used)) for place in places))
+    points = tuple(ExpectedPeak(micro_batch_size=place, used_bytes=draw(used)) for place in places)
+    return ExpectedPeaks(points=points, correction=draw(st.one_of(st.none(), corrections())))
+
+
+def corrections() -> st.SearchStrategy[EstimateCorrection]:
+    """Any correction of an estimate: small and large, sure and unsure."""
+    error = st.sampled_from([0.0, 1e-6, 0.01, 1.0])
+    return st.builds(
+        EstimateCorrection,
+        tunings=st.just(1),
+        weight=st.sampled_from([0.02, 1.0, 100.0]),
+        level=st.floats(-1.0, 5.0),
+        level_error=error,
+        slope=st.floats(0.01, 10.0),
+        slope_error=error,
+        usable=st.one_of(st.none(), st.floats(0.0, 2.0)),
+        usable_error=error,
+    )
 
 
 @st.composite

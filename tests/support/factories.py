@@ -9,6 +9,7 @@ from tuner.planning.accumulation import balanced_plan
 from tuner.schemas.plans import Plan
 from tuner.schemas.recommendation import Evidence, Headroom, Proof, Recommendation, Timings
 from tuner.schemas.requests import TuningRequest
+from tuner.schemas.residuals import EstimateResidual, PeakResidual
 from tuner.schemas.results import DeviceInfo, Outcome, Phase, ProbeResult
 from tuner.schemas.workload import WorkloadSpec, parse_spec
 
@@ -82,6 +83,23 @@ def probe_result(
             "process_peak_bytes": used_bytes,
             **changes,
         },
+    )
+
+
+def residual(**changes: Any) -> EstimateResidual:
+    """A residual of an estimate that was right: 8 samples fitted, and 9 did not."""
+    return EstimateResidual(
+        **{
+            "hardware": "card",
+            "family": "gpt",
+            "versions": {"torch": "2.8"},
+            "limit_bytes": 8500,
+            "zero_expected_bytes": 0,
+            "fit": PeakResidual(micro_batch_size=8, expected_bytes=8000, measured_bytes=8000),
+            "failed_size": 9,
+            "failed_expected_bytes": 9000,
+            **changes,
+        }
     )
 
 

@@ -87,6 +87,35 @@ class SearchParameters:
     """Ratio of a later measurement's size to the one before from which on a kink can be distinguished from noise. Row:
     as for the field above."""
 
+    # --- corrections that were learned (tuner.planning.learning, and their place in the posterior) ---
+
+    sure_pair_probability: float = 0.4
+    """Probability that the answer is one of two neighbouring sizes from which on the larger of them is probed first.
+    Two probes then suffice. ``benchmarks/learned.py``: 0.35 saves 1 % of the probes of 0.5, and 0.6 costs 2 %."""
+    learned_odds: float = 10.0
+    """Prior weight of a learned correction from many tunings, beside 1 for all other hypotheses on the estimate's
+    error. A higher one saves probes where families share their errors (20 in place of 6: 2 %), and costs probes where a
+    lesson is wrong. ``benchmarks/learned.py``."""
+    residual_errors: tuple[float, float, float] = (0.03, 0.03, 0.15)
+    """Errors of the three parts by which an estimate differs from the measurements, before residuals show them: a share
+    of the limit, bytes as a share of the limit, a share of the memory that grows with the size."""
+    least_growth: float = 0.1
+    """Smallest ratio of an estimated to the real growth that residuals may show; a guard against absurd ones."""
+    residual_spread: float = 0.01
+    """Spread of the difference between tunings of a family, as a share of the limit, before residuals show it."""
+    residual_prior_tunings: float = 1.0
+    """Number of residuals that tell as much of the spread as the field above."""
+    residual_slope_spread: float = 0.02
+    """Spread of the slope between tunings of a family."""
+    other_versions_weight: float = 0.25
+    """Weight of a residual from other versions of the software. A choice, as the three below."""
+    other_model_weight: float = 0.1
+    """Weight of a residual of another architecture."""
+    other_option_weight: float = 0.5
+    """Weight of a residual for each other part of the family that differs: optimizer, precision, options, ranks."""
+    least_residual_weight: float = 0.02
+    """Weight below which a residual is ignored."""
+
     # --- bounds (tuner.planning.search_space) ---
 
     cpu_memory_share: float = 0.5

@@ -15,6 +15,7 @@ from statistics import fmean
 from typing import TypeAlias
 
 from tuner.planning.parameters import DEFAULT_PARAMETERS, Levels, SearchParameters
+from tuner.schemas.residuals import EstimateCorrection
 
 Survival: TypeAlias = Callable[[float], float]
 """The probability that a micro-batch of this size fits, under one hypothesis."""
@@ -60,6 +61,7 @@ def from_estimate(  # noqa: PLR0913 - all that a posterior rests on
     surplus: int | None = None,
     *,
     elastic: bool = False,
+    correction: EstimateCorrection | None = None,
     parameters: SearchParameters = DEFAULT_PARAMETERS,
 ) -> Posterior:
     """The posterior from an estimate's ``curve``, calibrated with measurements, and from a line through the latter.
@@ -71,6 +73,7 @@ def from_estimate(  # noqa: PLR0913 - all that a posterior rests on
         curve: the memory curve of the estimate.
         surplus: bytes held between updates beyond the estimate, which is the error of the curve at size 0.
         elastic: whether a part of the measured memory is reclaimable where memory is short.
+        correction: correction of the estimate that was learned from earlier tunings.
         parameters: the tuned constants.
     """
     saturated = parameters.saturated_share * limit
@@ -84,7 +87,8 @@ def from_estimate(  # noqa: PLR0913 - all that a posterior rests on
     if points and surplus is not None:
         at_zero = _Measurement(curve(0) / limit, (curve(0) + surplus) / limit, parameters.resident_noise)
         measurements.insert(0, at_zero)
-    calibrated = list(_calibrated_curves(measurements, limit, curve, parameters, elastic=elastic))
+    models = [*_default_models(parameters, elastic=elastic), *_learned_models(correction, parameters, elastic=elastic)]
+    calibrated = list(_calibrated_curves(models, measurements, limit, curve, parameters))
     share = parameters.estimate_weight if lines else 1.0
     return [
         (parameters.uninformed_weight, _log_uniform(0.5, end)),
@@ -135,6 +139,18 @@ class BracketedPosterior:
             below, above = (middle, above) if self.mass_from(middle) >= target else (below, middle)
         inside = [index for index in (below, above) if self.low < index < self.high]
         return min(inside, key=lambda index: abs(self.mass_from(index) - target))
+
+    def likeliest_pair(self) -> tuple[int, float]:
+        """The candidate for which it is likeliest that the answer is this one or the one below, and how likely.
+
+        Such an answer takes two probes: this candidate, and the one above or below.
+        """
+        middle = self.nearest_to(0.5)
+        near = range(max(middle - 1, self.low + 1), min(middle + 2, self.high))
+        above = {index: self.mass_from(index + 1) if index + 1 < self.high else 0.0 for index in near}
+        odds = {index: self.mass_from(max(index - 1, self.low)) - above[index] for index in near}
+        likeliest = max(odds, key=odds.__getitem__)
+        return likeliest, odds[likeliest] / self.mass_from(self.low)
 
 
 def last_affine_piece(points: list[Point], parameters: SearchParameters = DEFAULT_PARAMETERS) -> list[Point]:
@@ -270,58 +286,82 @@ class _Measurement:
 
 
 @dataclass(frozen=True)
-class _Hypothesis:
-    """One error model of the estimate: its prior, the noise, the reclaimable share, and the calibration."""
+class _ErrorModel:
+    """One error model of the estimate.
+
+    Attributes:
+        prior: its probability before any measurement.
+        noise: noise of a measured peak, as a share of the limit.
+        usable: the peak at which memory runs out less 1, as a share of the limit: reclaimable memory if above 0.
+        limit_errors: errors of the limit, each with its probability.
+        calibration: the estimate's level and slope, and their errors.
+    """
 
     prior: float
     noise: float
-    reclaimable: float
+    usable: float
+    limit_errors: Levels
     calibration: _Calibration
 
+    def updated(self, measurements: Sequence[_Measurement], parameters: SearchParameters) -> _ErrorModel:
+        """The model after all measurements."""
+        calibration = self.calibration
+        for measurement in measurements:
+            calibration = measurement.apply(calibration, self.noise, parameters, elastic=self.usable > 0)
+        return replace(self, calibration=calibration)
+
     def survival(self, curve: Curve, limit: int, limit_error: float, parameters: SearchParameters) -> Survival:
-        """The probability that a size stays below the limit and the reclaimable memory, by the calibrated curve."""
+        """The probability that a size stays below the usable memory, by the calibrated curve."""
 
         def fits(size: float) -> float:
             free, variance = self.calibration.free(_clipped(curve(size) / limit, parameters))
-            return _cauchy((free + self.reclaimable) / math.sqrt(variance + self.noise**2 + limit_error**2))
+            return _cauchy((free + self.usable) / math.sqrt(variance + self.noise**2 + limit_error**2))
 
         return fits
 
 
-def _calibrated_curves(
-    measurements: Sequence[_Measurement], limit: int, curve: Curve, parameters: SearchParameters, *, elastic: bool
-) -> Iterator[tuple[float, Survival]]:
-    """Weighted hypotheses, one for each combination of estimate error, noise, reclaimable share and limit error."""
+def _default_models(parameters: SearchParameters, *, elastic: bool) -> Iterator[_ErrorModel]:
+    """An error model for each combination of estimate error, noise and reclaimable share."""
+    for level_error, slope_error, probability in parameters.estimate_errors:
+        calibration = _Calibration(level=1.0, slope=1.0, var_level=level_error**2, var_slope=slope_error**2)
+        for noise, prior in parameters.noise_levels:
+            for usable, share in parameters.elastic_levels if elastic else ((0.0, 1.0),):
+                yield _ErrorModel(probability * prior * share, noise, usable, parameters.limit_errors, calibration)
+
+
+def _learned_models(
+    correction: EstimateCorrection | None, parameters: SearchParameters, *, elastic: bool
+) -> Iterator[_ErrorModel]:
+    """Error models around a learned correction. They join the default ones and outweigh them by ``learned_odds``.
+
+    The learned level is that at which a size fails. The peaks are above this level by as much as can be reclaimed, or
+    below by as much as cannot be used.
+    """
+    if correction is None:
+        return
     levels: Levels = parameters.elastic_levels if elastic else ((0.0, 1.0),)
-    hypotheses = [
-        _Hypothesis(
-            probability * prior * share,
-            noise,
-            reclaimable,
-            _calibrated(measurements, (level_error, slope_error), noise, parameters, elastic=reclaimable > 0),
-        )
-        for level_error, slope_error, probability in parameters.estimate_errors
-        for noise, prior in parameters.noise_levels
-        for reclaimable, share in levels
-    ]
-    largest = max(hypothesis.calibration.log_evidence for hypothesis in hypotheses)
-    for hypothesis in hypotheses:
-        for limit_error, share in parameters.limit_errors:
-            weight = hypothesis.prior * math.exp(hypothesis.calibration.log_evidence - largest) * share
-            yield weight, hypothesis.survival(curve, limit, limit_error, parameters)
+    if correction.usable is not None:
+        levels = ((correction.usable - 1.0, 1.0),)
+    odds = parameters.learned_odds * correction.weight / (1.0 + correction.weight)
+    variance = max(correction.level_error**2 - correction.usable_error**2, correction.level_error**2 / 4)
+    for usable, share in levels:
+        calibration = _Calibration(correction.level + usable, correction.slope, variance, correction.slope_error**2)
+        for noise, prior in parameters.noise_levels:
+            limit_errors = ((correction.usable_error, 1.0),)
+            yield _ErrorModel(odds * prior * share, noise, usable, limit_errors, calibration)
 
 
-def _calibrated(
+def _calibrated_curves(
+    models: Sequence[_ErrorModel],
     measurements: Sequence[_Measurement],
-    errors: tuple[float, float],
-    noise: float,
+    limit: int,
+    curve: Curve,
     parameters: SearchParameters,
-    *,
-    elastic: bool,
-) -> _Calibration:
-    """The calibration by all measurements; ``errors`` are the standard deviations of the estimate's level and slope."""
-    level_error, slope_error = errors
-    calibration = _Calibration(level=1.0, slope=1.0, var_level=level_error**2, var_slope=slope_error**2)
-    for measurement in measurements:
-        calibration = measurement.apply(calibration, noise, parameters, elastic=elastic)
-    return calibration
+) -> Iterator[tuple[float, Survival]]:
+    """Weighted hypotheses, one for each error model and limit error, weighted by how well they explain the peaks."""
+    updated = [model.updated(measurements, parameters) for model in models]
+    largest = max(model.calibration.log_evidence for model in updated)
+    for model in updated:
+        for limit_error, share in model.limit_errors:
+            weight = model.prior * math.exp(model.calibration.log_evidence - largest) * share
+            yield weight, model.survival(curve, limit, limit_error, parameters)

@@ -226,6 +226,7 @@ class MicroBatchSearch:
             estimate.used_bytes,
             self._surplus(estimate),
             elastic=self.space.elastic,
+            correction=estimate.correction,
             parameters=parameters,
         )
         bracketed, target = self._bracketed(bracket, posterior), parameters.target_fit_probability
@@ -236,7 +237,13 @@ class MicroBatchSearch:
             return smallest
         if len(self._failures) > 1:
             return max(smallest, bracket.high // parameters.good_jump)
-        return bracketed.nearest_to(target if self._failures else parameters.first_fit_probability)
+        if self._failures:
+            return bracketed.nearest_to(target)
+        if estimate.correction is not None:
+            likeliest, probability = bracketed.likeliest_pair()
+            if probability >= parameters.sure_pair_probability:
+                return likeliest
+        return bracketed.nearest_to(parameters.first_fit_probability)
 
     def _bracketed(self, bracket: _Bracket, posterior: Posterior) -> BracketedPosterior:
         return BracketedPosterior(bracket.low, bracket.high, bracket.failed, posterior, self.space.size)

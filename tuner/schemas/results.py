@@ -10,6 +10,7 @@ from pydantic import Field
 
 from tuner.schemas.base import Document, NonNegativeFloat, NonNegativeInt, PositiveInt
 from tuner.schemas.requests import DeviceId
+from tuner.schemas.residuals import EstimateCorrection
 
 
 class Outcome(StrEnum):
@@ -174,6 +175,8 @@ class ExpectedPeaks(Document):
     versions: dict[str, str] = Field(default_factory=dict)
     """Versions of torch, transformers, Batchwright and Python with which the workload was traced, or measured by the
     tuning of a warm start: other versions may take other memory."""
+    correction: EstimateCorrection | None = None
+    """Correction that a service has learned from earlier tunings on such a device. The points are without it."""
 
     def used_bytes(self, micro_batch_size: float) -> float:
         """Expected bytes at a size."""

@@ -188,6 +188,18 @@ for _columns in ([], ["model"], ["device"], ["device_name"], ["device", "model"]
     _walked = [*_columns, "precision", "objective"]
     Index("recommendations_by_" + "_".join(_walked), *(recommendations.c[name] for name in [*_walked, "id"]))
 
+estimate_residuals = Table(
+    "estimate_residuals",
+    metadata,
+    Column("tuning_id", String(64), primary_key=True),
+    Column("hardware", String(400), nullable=False),
+    Column("family", String(1000), nullable=False),
+    Column("document", Text, nullable=False),
+)
+"""Residuals of estimates, the newest of each hardware and family. They may outlive their tuning."""
+
+Index("estimate_residuals_by_family", *(estimate_residuals.c[name] for name in ("hardware", "family", "tuning_id")))
+
 workers = Table(
     "workers",
     metadata,

@@ -25,7 +25,7 @@ from service.store.models import (
 )
 from service.store.scheduling import SqlQueueStore
 from service.store.store import Store, open_store
-from tests.support.factories import probe_result, recommendation
+from tests.support.factories import probe_result, recommendation, residual
 from tests.support.service.postgres import Databases
 from tests.support.service.scripted import SERVED, new_work, progress
 from tests.support.service.stores import LEASE_SECONDS, NewId, claimed
@@ -114,6 +114,8 @@ READS_AND_WRITES: dict[str, Callable[[Store, Lease], Any]] = {
     "recommendations.tuning_with": lambda store, _: store.recommendations.tuning_with("f"),
     "recommendations.for_request": lambda store, _: store.recommendations.for_request("q", 5),
     "recommendations.newest": lambda store, _: store.recommendations.newest(RecommendationFilter(), 5),
+    "residuals.add": lambda store, _: store.residuals.add("tun_1", residual()),
+    "residuals.newest": lambda store, _: store.residuals.newest("card", "gpt", 5),
     "statistics.totals": lambda store, _: store.statistics.totals(3600.0),
     "statistics.count_hits": lambda store, _: store.statistics.count_hits(1, 2),
     "leases.claim": lambda store, _: store.leases.claim(SERVED.model_copy(update={"slot": "other"}), LEASE_SECONDS),

@@ -36,6 +36,9 @@ KEY = "a" * 16
 OLD = json.loads((ROOT / "tests" / "support" / "service" / "recommendation_0007.json").read_text())
 """A recommendation as services up to revision 0007 stored it, with a uniform plan, what-ifs and a warm start."""
 
+_OLD_NAMES = "0007_searching"
+"""The last revision with the names of before, in which the rows below are written; later ones come by upgrading."""
+
 _WORK: dict[str, Any] = {
     "kind": "tuning",
     "device": "cpu",
@@ -55,8 +58,9 @@ REVISIONS: dict[str, dict[str, Any]] = {
     "0005_sessions": {"key_id": KEY, "device_ms": 5000, "question": "q" * 64, "earlier_recommendation_id": "rec_0"},
     "0006_summary": {"key_id": KEY, "device_ms": 5000, "question": "q" * 64, "earlier_recommendation_id": "rec_0"},
     "0007_searching": {"key_id": KEY, "device_ms": 5000, "question": "q" * 64, "earlier_recommendation_id": "rec_0"},
+    "0008_plain_names": {"key_id": KEY, "device_ms": 5000, "question": "q" * 64, "earlier_recommendation_id": "rec_0"},
 }
-"""Every released revision, and what its tunings hold beyond the first one's."""
+"""Every released revision, and what its tunings hold beyond the first one's, in the names up to revision 0007."""
 
 
 def insert_into(connection: Connection, table: str, **values: Any) -> None:
@@ -68,7 +72,7 @@ def insert_into(connection: Connection, table: str, **values: Any) -> None:
 
 def write_as_of(engine: Engine, revision: str) -> None:
     """Fill a database as a service of that revision left it: tunings that ended, ran and waited, and a job."""
-    upgrade(engine, revision)
+    upgrade(engine, min(revision, _OLD_NAMES))
     more = REVISIONS[revision]
     with write_transaction(engine) as connection:
         done = {"state": "SUCCEEDED", "ended_at": 3, "recommendation_id": "rec_1", "probe_count": 1, "token": 1}
@@ -94,6 +98,7 @@ def write_as_of(engine: Engine, revision: str) -> None:
             body = json.dumps({"id": "tun_1", "place": "p", "earlier_recommendation_id": None, "recommendation": OLD})
             kept = {"owner": KEY, "created_at": 1, "digest": "d", "work_id": "tun_1", "status": 200, "body": body}
             insert_into(connection, "idempotency_keys", key="k", **kept)
+    upgrade(engine, revision)
 
 
 def test_no_released_revision_is_left_out(tmp_path: Path) -> None:

@@ -227,6 +227,37 @@ def test_an_estimate_that_comes_late_leads_the_rest_of_the_search(store: Store, 
     assert runner.late is None
 
 
+def test_a_tuning_learns_from_the_estimate_of_an_earlier_one(store: Store, start: StartWorker) -> None:
+    """The first finds the estimate of its family to be far too high; the next takes a fit and an OOM, and says why."""
+
+    class Pessimist(ScriptedRunner):
+        """A runner whose estimates are 40 % above what its probes measure."""
+
+        def expect(self, request: ExpectationRequest, should_stop: Callable[[], bool] = lambda: False) -> ExpectedPeaks:
+            """1.4 times the formula."""
+            assert not should_stop()
+            whole = 1.4 * request.limit_bytes / (self.largest + 2)
+            points = (ExpectedPeak(micro_batch_size=size, used_bytes=round((size + 1) * whole)) for size in (1, 90))
+            return ExpectedPeaks(points=tuple(points))
+
+    runner = Pessimist(largest=30)
+    start(runner)
+    answers = []
+    for width in (32, 48):
+        spec = mlp_spec(model={"kind": "reference", "architecture": {"name": "mlp", "hidden_features": width}})
+        item = ended(store, queue_tuning(store, tuning_request(spec)))
+        answers.append(store.recommendations.get(str(item.recommendation_id)))
+    first, second = (answer.evidence for answer in answers)
+    assert first.expected is not None
+    assert first.expected.correction is None
+    assert second.expected is not None
+    assert second.expected.correction is not None
+    assert second.expected.correction.tunings == 1
+    assert [answer.largest_micro_batch_size for answer in answers] == [30, 30]
+    assert [probe.micro_batch_size for probe in second.probes] == [30, 31]
+    assert len(first.probes) > 2
+
+
 def test_nothing_fits_is_an_answer(store: Store, start: StartWorker) -> None:
     """A tuning in which micro-batch 1 does not fit SUCCEEDS with an answer that says so."""
     work_id = queue_tuning(store)

@@ -1,0 +1,331 @@
+"""Probes per tuning over a sequence of tunings on one device, with and without what earlier tunings taught.
+
+python benchmarks/learned.py [--quick] [--only oracles|cpu] [--seeds 10] [--output benchmarks/results/learned.json]
+
+A sequence has 30 tunings of one family: models of several widths, depths and lengths under several limits. Each is
+tuned from its estimate alone, and from the estimate corrected by the residuals of the tunings before it
+(tuner.planning.learning). On the CPU estimates and probes are real, of GPT-2 in small; a size that both ways probe is
+run once. On oracles, memory is a formula: the estimate misses a part that all models of a family share, and a part of
+each model's own; the limit may be met below its nominal value, and measured peaks are noisy. Every answer of an oracle
+is checked against the truth.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import platform
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from random import Random
+from statistics import fmean, median
+from typing import Any, TypeVar
+
+from tuner.hardware.inventory import find_device
+from tuner.planning.driver import prepare_search
+from tuner.planning.fingerprint import installed_versions
+from tuner.planning.learning.correction import conditions_of, corrected
+from tuner.planning.learning.residual import residual_of
+from tuner.planning.session import Tuning
+from tuner.probing.supervisor import ProbeSupervisor
+from tuner.schemas.base import Document
+from tuner.schemas.recommendation import Recommendation
+from tuner.schemas.requests import ExpectationRequest, ProbeRequest, TuningRequest
+from tuner.schemas.residuals import EstimateResidual
+from tuner.schemas.results import DeviceInfo, ExpectedPeak, ExpectedPeaks, Outcome, Phase, ProbeResult
+from tuner.schemas.workload import WorkloadSpec, parse_spec
+
+GIB, MIB = 1024**3, 1024**2
+LENGTH = 30
+"""Tunings of a sequence."""
+CARD = DeviceInfo(id="cuda:0", kind="cuda", name="oracle", total_bytes=80 * GIB)
+Expect = Callable[[ExpectationRequest], ExpectedPeaks | None]
+Probe = Callable[[ProbeRequest], ProbeResult]
+Row = dict[str, Any]
+_Request = TypeVar("_Request", bound=Document)
+_Answer = TypeVar("_Answer")
+
+
+class Host:
+    """A device and its runner's environment: all that a tuning needs besides its request."""
+
+    def __init__(self, device: DeviceInfo, environment: dict[str, str]) -> None:
+        self._device = device
+        self._environment = environment
+
+    def tune(
+        self, request: TuningRequest, expect: Expect, probe: Probe, residuals: Sequence[EstimateResidual]
+    ) -> Recommendation:
+        """One tuning, as the service's worker drives it."""
+        tuning = Tuning(request, self._device, environment=self._environment, versions=installed_versions())
+
+        def learned(expectation: ExpectationRequest) -> ExpectedPeaks | None:
+            peaks = expect(expectation)
+            return None if peaks is None else corrected(peaks, residuals, conditions_of(tuning))
+
+        prepare_search(tuning, lambda _request: None, learned)
+        while (wanted := tuning.next_probe()) is not None:
+            tuning.record(probe(wanted))
+        return tuning.recommendation(identifier="rec", created_at=datetime.now(UTC), total_seconds=0.0)
+
+
+@dataclass(frozen=True)
+class Case:
+    """One tuning of a sequence: its request, its estimate and its probes."""
+
+    name: str
+    request: TuningRequest
+    expect: Expect
+    probe: Probe
+    truth: int | None = None
+
+
+def sequence(host: Host, cases: Sequence[Case]) -> Iterator[Row]:
+    """Tune every case both ways, in order; only the residuals of the tunings that learned are kept."""
+    residuals: list[EstimateResidual] = []
+    for case in cases:
+        alone = host.tune(case.request, case.expect, case.probe, [])
+        learned = host.tune(case.request, case.expect, case.probe, residuals)
+        for found in (alone, learned):
+            assert case.truth is None or found.largest_micro_batch_size == case.truth
+        residual = residual_of(learned, "this device")
+        residuals = [residual, *residuals] if residual is not None else residuals
+        yield {
+            "name": case.name,
+            "limit_bytes": case.request.memory_limit_bytes,
+            "largest": learned.largest_micro_batch_size,
+            "without": probes_of(alone),
+            "learned": probes_of(learned),
+            "estimate": expected_of(learned),
+        }
+
+
+def probes_of(found: Recommendation) -> Row:
+    """The probes of a tuning in order, as sizes and outcomes, and their counts."""
+    course = [[probe.micro_batch_size, probe.outcome.value] for probe in found.evidence.probes]
+    return {"probes": len(course), "ooms": found.timings.out_of_memory_probes, "course": course}
+
+
+def expected_of(found: Recommendation) -> Row | None:
+    """The estimate at the answer over the limit, and its correction."""
+    expected = found.evidence.expected
+    if expected is None or found.headroom is None:
+        return None
+    size, limit = found.largest_micro_batch_size or 0, found.headroom.limit_bytes
+    correction = expected.correction
+    return {
+        "share_at_answer": round(expected.used_bytes(size) / limit, 4),
+        "correction": correction.model_dump() if correction else None,
+    }
+
+
+# --- oracles ---
+
+
+@dataclass(frozen=True)
+class Errors:
+    """Standard deviations of an estimate's errors: of the slope, and of the bytes at size 0 as a share of 40 GiB.
+
+    Attributes:
+        shared: for all models of a family.
+        own: of each model.
+        fragmented: shares of the limit that cannot be used: the family's, and the deviation of each model.
+        noise: standard deviation of a measured peak, as a share.
+    """
+
+    shared: tuple[float, float]
+    own: tuple[float, float]
+    fragmented: tuple[float, float] = (0.0, 0.0)
+    noise: float = 0.0005
+
+
+ERRORS = {
+    "families 5 % off, models 0.5 %": Errors((0.05, 0.02), (0.005, 0.002)),
+    "families 5 % off, models 2 %": Errors((0.05, 0.02), (0.02, 0.005)),
+    "families 15 % off, models 1 %": Errors((0.15, 0.05), (0.01, 0.003)),
+    "families 5 % off, models 0.5 %, 4 % fragmented": Errors((0.05, 0.02), (0.005, 0.002), (0.04, 0.005)),
+    "estimates are right": Errors((0.0, 0.0), (0.002, 0.001)),
+    "nothing in common, 5 % off": Errors((0.0, 0.0), (0.05, 0.02)),
+}
+
+
+def oracle_cases(errors: Errors, seed: int, length: int = LENGTH) -> list[Case]:
+    """The tunings of a sequence on a card: limits of 16 to 80 GiB, answers of 4 to 300."""
+    random = Random(seed)
+    shared = [random.gauss(0.0, deviation) for deviation in errors.shared]
+    return [_oracle_case(errors, shared, random, number) for number in range(length)]
+
+
+def _oracle_case(errors: Errors, shared: Sequence[float], random: Random, number: int) -> Case:
+    limit = random.choice((16, 24, 40, 80)) * GIB
+    answer = round(math.exp(random.uniform(math.log(4), math.log(300))))
+    constant = random.uniform(0.05, 0.6) * limit
+    per_sample = (limit - constant) / (answer + random.uniform(0.02, 0.98))
+    slope_error, zero_error = (common + random.gauss(0.0, own) for common, own in zip(shared, errors.own, strict=True))
+    used = [constant + zero_error * 40 * GIB + per_sample * (1.0 + slope_error) * size for size in (1, 4096)]
+    points = tuple(
+        ExpectedPeak(micro_batch_size=size, used_bytes=max(1, round(peak)))
+        for size, peak in zip((1, 4096), used, strict=True)
+    )
+    peaks = ExpectedPeaks(points=points, resident_bytes=max(0, round(0.75 * constant + zero_error * 20 * GIB)))
+    usable = limit * (1.0 - max(0.0, random.gauss(*errors.fragmented)))
+    largest = int((usable - constant) / per_sample)
+    salt = random.random()
+
+    def probe(wanted: ProbeRequest) -> ProbeResult:
+        size = wanted.micro_batch_size
+        fits = size <= largest
+        noise = Random(f"{salt}/{size}").gauss(0.0, errors.noise)
+        return ProbeResult(
+            micro_batch_size=size,
+            accumulates=wanted.accumulates,
+            outcome=Outcome.FIT if fits else Outcome.OOM,
+            phase=Phase.DONE if fits else Phase.WARMUP,
+            peak_allocated_bytes=round((constant + per_sample * size) * (1.0 + noise)) if fits else None,
+            peak_reserved_bytes=round(constant + per_sample * size) if fits else None,
+            resident_bytes=round(0.75 * constant) if fits else None,
+            limit_bytes=limit,
+        )
+
+    request = TuningRequest(
+        spec=gpt2(width=64, layers=2, length=32), effective_batch_size=4096, memory_limit_bytes=limit, memory_margin=0.0
+    )
+    return Case(f"{number + 1}", request, lambda _expectation: peaks, probe, largest)
+
+
+# --- the CPU ---
+
+
+def gpt2(*, width: int, layers: int, length: int) -> WorkloadSpec:
+    """GPT-2 in small."""
+    config = {"model_type": "gpt2", "n_embd": width, "n_layer": layers, "n_head": 4, "vocab_size": 1000}
+    model = {"kind": "transformers", "task": "causal-lm", "config": {**config, "n_positions": length}}
+    return parse_spec({"model": model, "batch": {"sequence_length": length}})
+
+
+def cpu_cases(runner: ProbeSupervisor, length: int) -> list[Case]:
+    """The tunings of a sequence on the CPU, drawn once: widths, depths, lengths and limits."""
+    random = Random(9)
+    found = []
+    for _ in range(length):
+        width, layers = random.choice((64, 96, 128, 160)), random.choice((2, 3, 4, 6))
+        tokens, limit = random.choice((48, 64, 96)), random.choice((128, 144, 160, 192))
+        request = TuningRequest(
+            spec=gpt2(width=width, layers=layers, length=tokens),
+            effective_batch_size=2048,
+            device="cpu",
+            memory_limit_bytes=limit * MIB,
+        )
+        name = f"width {width}, {layers} layers, {tokens} tokens, {limit} MiB"
+        found.append(Case(name, request, _once(runner.expect), _once(runner.run)))
+    return found
+
+
+def _once(call: Callable[[_Request], _Answer]) -> Callable[[_Request], _Answer]:
+    """Answer an equal request from the first call."""
+    answers: dict[str, _Answer] = {}
+
+    def answer(request: _Request) -> _Answer:
+        key = request.model_dump_json()
+        if key not in answers:
+            answers[key] = call(request)
+        return answers[key]
+
+    return answer
+
+
+# --- figures ---
+
+
+def summary(rows: Sequence[Row]) -> Row:
+    """The distribution of probes of the second and later tunings, and the comparison of both ways."""
+    found: Row = {"tunings": len(rows)}
+    for way in ("without", "learned"):
+        probes = sorted(row[way]["probes"] for row in rows)
+        found[way] = {
+            "median": median(probes),
+            "mean": round(fmean(probes), 3),
+            "p95": probes[math.ceil(0.95 * len(probes)) - 1],
+            "worst": probes[-1],
+            "two": round(fmean(count == 2 for count in probes), 3),
+            "ooms": round(fmean(row[way]["ooms"] for row in rows), 3),
+        }
+    more = [row["learned"]["probes"] - row["without"]["probes"] for row in rows]
+    found |= {"fewer": sum(it < 0 for it in more), "more": sum(it > 0 for it in more), "most_more": max(more)}
+    return found
+
+
+def show(name: str, found: Row) -> None:
+    """Print the line of a markdown table."""
+    cells = [
+        f"{it['median']:g} / {it['mean']:.2f} / {it['worst']} | {it['ooms']:.2f}"
+        for it in (found["without"], found["learned"])
+    ]
+    two = f"{found['without']['two']:.0%} / {found['learned']['two']:.0%}"
+    print(f"| {name} | {' | '.join(cells)} | {two} | {found['fewer']} / {found['more']} |", flush=True)
+
+
+def oracles(seeds: int) -> Iterator[Row]:
+    """A row for every kind of error: the second and later tunings of all sequences."""
+    for name, errors in ERRORS.items():
+        host = Host(CARD, {})
+        rows = [row for seed in range(seeds) for row in list(sequence(host, oracle_cases(errors, seed)))[1:]]
+        found = {"name": name, "sequences": seeds, **summary(rows)}
+        show(name, found)
+        yield found
+
+
+def header() -> Row:
+    """What a part was measured with."""
+    return {
+        "date": datetime.now(UTC).date().isoformat(),
+        "command": " ".join(["python", "benchmarks/learned.py", *sys.argv[1:]]),
+        "processors": os.cpu_count(),
+        "python": platform.python_version(),
+        "versions": installed_versions(),
+    }
+
+
+def on_cpu(length: int) -> Row:
+    """The sequence on the CPU, row by row."""
+    device = find_device("cpu")
+    with ProbeSupervisor(device) as runner:
+        host = Host(device, runner.environment())
+        rows = []
+        for row in sequence(host, cpu_cases(runner, length)):
+            rows.append(row)
+            counts = f"{row['without']['probes']} / {row['learned']['probes']}"
+            print(f"  {row['name']}: {row['largest']}, probes {counts}", file=sys.stderr, flush=True)
+    found: Row = {"device": device.name, "summary": summary(rows[1:]), "rows": rows}
+    show("GPT-2 on the CPU", found["summary"])
+    return found
+
+
+def main() -> None:
+    """Run, print, write."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="5 tunings on the CPU, 3 sequences of oracles")
+    parser.add_argument(
+        "--only", choices=("oracles", "cpu"), help="one of the two parts; the output's other part is kept"
+    )
+    parser.add_argument("--seeds", type=int, default=10, help="sequences of oracles for each kind of error")
+    parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results" / "learned.json")
+    options = parser.parse_args()
+    print("| sequence | without: median / mean / worst | OOMs | learned | OOMs | two probes | fewer / more |")
+    print("|---|---|---|---|---|---|---|")
+    document: Row = json.loads(options.output.read_text(encoding="utf-8")) if options.output.exists() else {}
+    if options.only != "cpu":
+        document["oracles"] = {**header(), "rows": list(oracles(3 if options.quick else options.seeds))}
+    if options.only != "oracles":
+        document["cpu"] = {**header(), **on_cpu(5 if options.quick else LENGTH)}
+    options.output.parent.mkdir(parents=True, exist_ok=True)
+    options.output.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,27 @@
+"""Correct estimates by the residuals of earlier tunings on such a device, and keep the residuals of those that end."""
+
+from __future__ import annotations
+
+from service.domain.workers import ServedDevice
+from service.store.interface import ResidualStore
+from tuner.planning.learning.correction import conditions_of, corrected
+from tuner.planning.learning.residual import residual_of
+from tuner.planning.session import Tuning
+from tuner.schemas.recommendation import Recommendation
+from tuner.schemas.results import ExpectedPeaks
+
+_MAX_RESIDUALS = 32
+"""Newest residuals of the family, and as many of other families, that a correction takes into account."""
+
+
+def correct_estimate(store: ResidualStore, served: ServedDevice, tuning: Tuning, peaks: ExpectedPeaks) -> ExpectedPeaks:
+    """Return the estimate of ``tuning`` with the correction that the stored residuals give."""
+    conditions = conditions_of(tuning)
+    return corrected(peaks, store.newest(served.hardware, conditions.family, _MAX_RESIDUALS), conditions)
+
+
+def keep_residual(store: ResidualStore, served: ServedDevice, tuning_id: str, recommendation: Recommendation) -> None:
+    """Store the residual of a tuning that has ended, if an estimate seeded the tuning."""
+    residual = residual_of(recommendation, served.hardware)
+    if residual is not None:
+        store.add(tuning_id, residual)

@@ -1,0 +1,253 @@
+"""Residuals of tunings, and the corrections that they give later estimates."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from statistics import median
+from typing import Any
+
+import pytest
+
+from tests.support.factories import CUDA, gpt_spec, recommendation, residual
+from tuner.planning.learning.correction import EstimateConditions, conditions_of, corrected
+from tuner.planning.learning.residual import residual_of
+from tuner.planning.learning.workload_family import family_of
+from tuner.planning.session import Tuning
+from tuner.schemas.recommendation import Evidence, Recommendation
+from tuner.schemas.requests import ProbeRequest, TuningRequest
+from tuner.schemas.residuals import EstimateCorrection, EstimateResidual, PeakResidual
+from tuner.schemas.results import ExpectedPeak, ExpectedPeaks, Outcome, Phase, ProbeResult
+
+GIB = 1024**3
+VERSIONS = {"torch": "2.8", "driver": "1.0"}
+HERE = EstimateConditions("gpt", {"torch": "2.8"}, 8500, elastic=False)
+
+
+def line(constant: float, slope: float) -> ExpectedPeaks:
+    """An estimate ``constant + slope * size``."""
+    used = {size: max(1, round(constant + slope * size)) for size in (1, 4096)}
+    points = tuple(ExpectedPeak(micro_batch_size=size, used_bytes=peak) for size, peak in used.items())
+    return ExpectedPeaks(points=points, resident_bytes=max(0, round(constant)))
+
+
+def correction(residuals: Sequence[EstimateResidual], now: EstimateConditions = HERE) -> EstimateCorrection:
+    """The correction of an estimate that has nothing at size 0."""
+    found = corrected(line(0, 1000), residuals, now).correction
+    assert found is not None
+    return found
+
+
+@dataclass(frozen=True)
+class Truth:
+    """Memory of a workload on a card, and its estimate.
+
+    Attributes:
+        limit: memory limit.
+        constant: bytes at size 0.
+        per_sample: bytes of each sample.
+        missed: bytes at size 0 that the estimate misses.
+        slope: growth of memory over the estimated growth.
+        usable: share of the limit that can be used.
+    """
+
+    limit: int = 16 * GIB
+    constant: float = 2 * GIB
+    per_sample: float = 0.4 * GIB
+    missed: float = 0.0
+    slope: float = 1.0
+    usable: float = 1.0
+
+    @property
+    def largest(self) -> int:
+        """The largest size that fits."""
+        return int((self.usable * self.limit - self.constant) / self.per_sample)
+
+    @property
+    def estimate(self) -> ExpectedPeaks:
+        """The estimate."""
+        return line(self.constant - self.missed, self.per_sample / self.slope)
+
+    def probe(self, wanted: ProbeRequest) -> ProbeResult:
+        """Run a probe."""
+        size = wanted.micro_batch_size
+        fits = size <= self.largest
+        peak = round(self.constant + self.per_sample * size)
+        return ProbeResult(
+            micro_batch_size=size,
+            accumulates=wanted.accumulates,
+            outcome=Outcome.FIT if fits else Outcome.OOM,
+            phase=Phase.DONE if fits else Phase.WARMUP,
+            peak_allocated_bytes=peak if fits else None,
+            peak_reserved_bytes=peak if fits else None,
+            resident_bytes=round(self.constant) if fits else None,
+        )
+
+
+def tuned(
+    truth: Truth, residuals: Sequence[EstimateResidual] = (), versions: dict[str, str] = VERSIONS, bound: int = 4096
+) -> Recommendation:
+    """A tuning that starts from its estimate, corrected by residuals."""
+    request = TuningRequest(
+        spec=gpt_spec(),
+        effective_batch_size=4096,
+        max_micro_batch_size=bound,
+        memory_limit_bytes=truth.limit,
+        memory_margin=0.0,
+    )
+    device = CUDA.model_copy(update={"total_bytes": 80 * GIB})
+    tuning = Tuning(request, device, environment={}, versions=versions)
+    tuning.start_from_estimate(corrected(truth.estimate, residuals, conditions_of(tuning)))
+    while (wanted := tuning.next_probe()) is not None:
+        tuning.record(truth.probe(wanted))
+    found = tuning.recommendation(identifier="rec", created_at=datetime.now(UTC), total_seconds=0.0)
+    assert found.largest_micro_batch_size == min(truth.largest, bound)
+    return found
+
+
+def residual_from(truth: Truth, versions: dict[str, str] = VERSIONS) -> EstimateResidual:
+    """The residual of a tuning from the estimate alone."""
+    found = residual_of(tuned(truth, versions=versions), "card")
+    assert found is not None
+    return found
+
+
+# --- residuals ---
+
+
+def test_a_residual_has_the_fit_and_the_failure_of_its_tuning() -> None:
+    """Estimated and measured bytes with their sizes, and what a later estimate is compared by."""
+    truth = Truth(missed=GIB, slope=1.1)
+    found = residual_from(truth)
+    assert (found.hardware, found.family, found.versions) == ("card", family_of(gpt_spec()), VERSIONS)
+    assert (found.limit_bytes, found.zero_expected_bytes) == (truth.limit, round(truth.estimate.used_bytes(0)))
+    assert (found.fit.micro_batch_size, found.failed_size) == (truth.largest, truth.largest + 1)
+    assert found.fit.measured_bytes == round(truth.constant + truth.per_sample * truth.largest)
+    assert found.fit.expected_bytes == round(truth.estimate.used_bytes(truth.largest))
+    assert found.failed_expected_bytes == round(truth.estimate.used_bytes(truth.largest + 1))
+
+
+def test_a_tuning_without_an_estimate_leaves_no_residual() -> None:
+    """Neither does one whose curve was measured by an earlier tuning, nor one in which no size ran out of memory."""
+    assert residual_of(recommendation(), "card") is None
+    found = tuned(Truth())
+    start = {"recommendation_id": "rec_1", "created_at": found.created_at, "fingerprint": "f", "versions": {}}
+    evidence = found.evidence.model_dump() | {"warm_start": {**start, "proof": found.evidence.proof.model_dump()}}
+    assert residual_of(found.model_copy(update={"evidence": Evidence.model_validate(evidence)}), "card") is None
+    assert residual_of(tuned(Truth(), bound=8), "card") is None
+
+
+# --- corrections ---
+
+
+def test_an_estimate_without_residuals_is_not_corrected() -> None:
+    """Nor by those that tell nothing: of another model, other versions and a far limit."""
+    far = residual(family="bert", versions={"torch": "1.0"}, limit_bytes=10**9)
+    assert corrected(line(0, 1000), [], HERE).correction is None
+    assert corrected(line(0, 1000), [far], HERE).correction is None
+
+
+def test_the_level_is_that_at_which_sizes_failed() -> None:
+    """The limit is effectively lower than the peaks say: estimates are right, and yet less fits."""
+    fit = PeakResidual(micro_batch_size=72, expected_bytes=7200, measured_bytes=7200)
+    early = residual(limit_bytes=8000, fit=fit, failed_size=73, failed_expected_bytes=7210)
+    found = correction([early] * 20)
+    assert found.level == pytest.approx(8000 / 7205, abs=0.015)
+    assert found.usable == pytest.approx(7205 / 8000, abs=0.002)
+
+
+def test_residuals_of_several_limits_show_bytes_and_slope() -> None:
+    """A GiB that is always missed is a larger share of a smaller limit; a share of the growth is missed everywhere."""
+    errors: dict[str, Any] = {"missed": GIB, "slope": 1.1}
+    before = [
+        residual_from(replace(truth, **errors, limit=limit * GIB, per_sample=0.05 * GIB))
+        for limit in (24, 32, 48)
+        for truth in (Truth(constant=GIB), Truth(constant=8 * GIB))
+    ]
+    now = Truth(**errors)
+    conditions = EstimateConditions(before[0].family, VERSIONS, now.limit, elastic=False)
+    found = corrected(now.estimate, before, conditions).correction
+    assert found is not None
+    growing = 1 - now.estimate.used_bytes(0) / now.limit
+    assert found.level_error < 0.02
+    assert found.level == pytest.approx(1 + GIB / now.limit + 0.1 * growing, abs=2 * found.level_error)
+    assert found.slope == pytest.approx(1.1, abs=0.04)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"versions": {"torch": "2.9"}}, {"family": "bert"}, {"limit_bytes": 17000}],
+    ids=["versions", "family", "limit"],
+)
+def test_a_residual_from_other_conditions_counts_less(changes: dict[str, Any]) -> None:
+    """It moves the level less than one from the same conditions, and leaves a wider interval."""
+
+    def low(limit_bytes: int = 8500, **changes: Any) -> EstimateResidual:
+        scale = limit_bytes / 8500
+        fit = PeakResidual(micro_batch_size=8, expected_bytes=round(7000 * scale), measured_bytes=round(8000 * scale))
+        failed = round(7500 * scale)
+        return residual(limit_bytes=limit_bytes, fit=fit, failed_expected_bytes=failed, **changes)
+
+    near, far = correction([low()]), correction([low(**changes)])
+    assert far.weight < near.weight == 1.0
+    assert 1.0 < far.level < near.level
+    assert far.level_error > near.level_error
+
+
+def test_the_interval_is_that_of_the_residuals_spread() -> None:
+    """More residuals that agree narrow the interval, and residuals that disagree widen it."""
+
+    def failing(at: int) -> EstimateResidual:
+        fit = PeakResidual(micro_batch_size=80, expected_bytes=at - 50, measured_bytes=8000)
+        return residual(fit=fit, failed_size=81, failed_expected_bytes=at + 50)
+
+    one, many = correction([failing(8500)]), correction([failing(8500)] * 20)
+    assert many.level_error < one.level_error / 2
+    assert (one.tunings, many.tunings) == (1, 20)
+    apart = correction([failing(8000), failing(9000)] * 10)
+    assert 0.04 < apart.level_error < 0.1
+    assert many.level_error < 0.01
+
+
+# --- tunings that learned ---
+
+
+def limits_and_models() -> list[Truth]:
+    """Models of one family under three limits, with right estimates."""
+    return [
+        Truth(limit=limit * GIB, constant=share * limit * GIB, per_sample=(1 - share) * limit * GIB / answer)
+        for limit, share, answer in zip(
+            (16, 24, 40) * 5, (0.1, 0.3, 0.2, 0.5, 0.15) * 3, (8.4, 37.3, 20.6, 12.5, 90.7) * 3, strict=True
+        )
+    ]
+
+
+@pytest.mark.parametrize(
+    "errors",
+    [{"missed": 0.3 * GIB, "slope": 1.1}, {"slope": 0.85}, {"usable": 0.95}],
+    ids=["too low", "too high", "fragmented"],
+)
+def test_what_a_family_shares_is_learned(errors: dict[str, Any]) -> None:
+    """The median tuning takes two probes, one fit and one OOM; fewer than from the estimate alone."""
+    residuals: list[EstimateResidual] = []
+    alone, learned = [], []
+    for truth in (replace(model, **errors) for model in limits_and_models()):
+        alone.append(len(tuned(truth).evidence.probes))
+        found = tuned(truth, residuals)
+        learned.append(len(found.evidence.probes))
+        left = residual_of(found, "card")
+        residuals = [left, *residuals] if left else residuals
+    assert learned[0] == alone[0]
+    assert median(learned[1:]) == 2
+    assert sum(learned) < sum(alone)
+
+
+def test_a_wrong_lesson_costs_a_probe_or_two_and_no_answer() -> None:
+    """Ten tunings taught that estimates are a fifth too low; the next estimate is right."""
+    lessons = [residual_from(replace(model, slope=1.25)) for model in limits_and_models()[:10]]
+    extra = [
+        len(tuned(truth, lessons).evidence.probes) - len(tuned(truth).evidence.probes) for truth in limits_and_models()
+    ]
+    assert median(extra) <= 1
+    assert max(extra) <= 2

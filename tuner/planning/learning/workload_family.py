@@ -1,0 +1,47 @@
+"""Families of workloads: the parts of a spec that decide which kernels run, without its sizes. Pure, no torch."""
+
+from __future__ import annotations
+
+from tuner.planning.parameters import DEFAULT_PARAMETERS, SearchParameters
+from tuner.schemas.workload import PythonModel, ReferenceModel, TransformersModel, WorkloadSpec
+
+_SEPARATOR = "|"
+_LONGEST_ATTENTION = 60
+"""Characters of the free field ``attn_implementation`` that count, so that a family stays below 1000 characters."""
+
+
+def family_of(spec: WorkloadSpec) -> str:
+    """The family of a workload as text: the model first, then the other parts in a fixed order."""
+    optimizer = spec.optimizer
+    options = {
+        "checkpointing": spec.activation_checkpointing,
+        "clipping": spec.gradient_clipping is not None,
+        "ema": spec.ema_decay is not None,
+        "compile": spec.compile,
+    }
+    parts = (
+        _model(spec.model),
+        f"{optimizer.name} {optimizer.implementation}" + (" momentum" if optimizer.momentum else ""),
+        spec.precision,
+        " ".join(name for name, chosen in options.items() if chosen) or "no options",
+        f"{spec.gradient_gathering} gathering",
+        spec.parallelism.strategy if spec.parallelism.world_size > 1 else "one rank",
+    )
+    return _SEPARATOR.join(part.replace(_SEPARATOR, "/") for part in parts)
+
+
+def _model(model: TransformersModel | ReferenceModel | PythonModel) -> str:
+    if isinstance(model, TransformersModel):
+        attention = str(model.config.get("attn_implementation", "default"))[:_LONGEST_ATTENTION]
+        return f"transformers {model.task} {model.config['model_type']} {attention} attention"
+    if isinstance(model, ReferenceModel):
+        return f"reference {model.architecture.name}"
+    return f"python {model.target}"
+
+
+def family_weight(one: str, other: str, parameters: SearchParameters = DEFAULT_PARAMETERS) -> float:
+    """How much a residual of one family tells of another, from 0 to 1: less for each part that differs."""
+    (model, *parts), (other_model, *other_parts) = one.split(_SEPARATOR), other.split(_SEPARATOR)
+    differing = sum(here != there for here, there in zip(parts, other_parts, strict=True))
+    weight = parameters.other_option_weight**differing
+    return weight if model == other_model else weight * parameters.other_model_weight
