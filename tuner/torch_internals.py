@@ -8,8 +8,12 @@ Attributes of tensors and modules are read by ``attrgetter``, which adds no Pyth
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from functools import cache
 from operator import attrgetter
+from pathlib import Path
 from typing import Any, TypeAlias
 
 import torch
@@ -18,9 +22,13 @@ from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper
 from torch.utils._pytree import tree_map
 
 __all__ = [
+    "CPU_KEYS",
     "BatchNorm",
+    "DispatchKeySet",
     "Dropout",
+    "Kernel",
     "TorchDispatchMode",
+    "TorchFunctionOff",
     "apply_to_all",
     "apply_to_own",
     "foreach_add_",
@@ -30,10 +38,13 @@ __all__ = [
     "fsdp_parameter_groups",
     "is_traceable_wrapper_subclass",
     "loader_queues",
+    "numbers_as_tensors",
+    "operators_with_kernel",
     "own_buffers",
     "own_parameters",
     "schema_of",
     "shut_down_loader",
+    "storage_at",
     "tree_map",
     "version_of",
 ]
@@ -67,6 +78,24 @@ BatchNorm: type[nn.Module] = nn.modules.batchnorm._BatchNorm  # noqa: SLF001
 Dropout: type[nn.Module] = nn.modules.dropout._DropoutNd  # noqa: SLF001
 """Base class of the dropouts, which have no public one."""
 
+Kernel: TypeAlias = torch._C._SafeKernelFunction  # noqa: SLF001
+"""Class of what ``torch.library.get_kernel`` returns, for annotations."""
+
+DispatchKeySet: TypeAlias = torch._C.DispatchKeySet  # noqa: SLF001
+"""Class of the dispatch keys of a call, which a kernel passes on, for annotations."""
+
+CPU_KEYS = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)  # noqa: SLF001
+"""Dispatch keys of a call of the CPU's kernels."""
+
+TorchFunctionOff = torch._C.DisableTorchFunction  # noqa: SLF001
+"""Context in which no torch function mode sees calls: kernels run below a user's ``with torch.device(...)``."""
+
+operators_with_kernel: Callable[[str], list[str]] = torch._C._dispatch_get_registrations_for_dispatch_key  # noqa: SLF001
+"""Names of all operators with a kernel for a dispatch key: public functions look at one operator."""
+
+storage_at: Callable[[int, torch.device, int], Any] = torch._C._construct_storage_from_data_pointer  # noqa: SLF001
+"""Storage of memory that another owns, at an address and of a size in bytes: public functions take a Python buffer."""
+
 
 def apply_to_own(module: nn.Module, change: Callable[[Tensor], Tensor]) -> None:
     """Replace a module's own tensors, as ``Module.to`` does: that public method visits the modules inside as well."""
@@ -97,3 +126,23 @@ def loader_queues(iterator: Any) -> Iterable[Any]:  # noqa: ANN401 - its class i
     """The queues to the workers of a ``DataLoader``'s iterator: public names reach none of them."""
     queues: Iterable[Any] = iterator._index_queues  # noqa: SLF001
     return queues
+
+
+@contextmanager
+def numbers_as_tensors() -> Iterator[None]:
+    """Let a kernel's ``call_boxed`` in this thread take Python numbers where its schema has tensors.
+
+    A kernel in Python is given a number where the call had one (``tensor / 6``). Only ``torch.ops`` turns such a number
+    back into the tensor that promotes types as a number does, by this class of C++.
+    """
+    library, guard = _libtorch_python(), ctypes.c_bool()
+    library._ZN5torch3jit29ToIValueAllowNumbersAsTensorsC1Eb(ctypes.byref(guard), ctypes.c_bool(True))  # noqa: SLF001
+    try:
+        yield
+    finally:
+        library._ZN5torch3jit29ToIValueAllowNumbersAsTensorsD1Ev(ctypes.byref(guard))  # noqa: SLF001
+
+
+@cache
+def _libtorch_python() -> ctypes.CDLL:
+    return ctypes.CDLL(str(Path(torch.__file__).with_name("lib") / "libtorch_python.so"))

@@ -27,6 +27,7 @@ from tuner.virtual_gpu.description import (
     VirtualGpu,
     VirtualHost,
 )
+from tuner.virtual_gpu.uncomputed import Uncomputed, read_uncomputed
 
 SESSION_VARIABLE = "VIRTUAL_GPU_SESSION"
 """Environment variable with the folder of the session, which the libraries read."""
@@ -96,8 +97,8 @@ class VirtualGpuSession:
 
     Args:
         host: its GPUs, the other processes on them, and the failures to inject at the beginning.
-        compute_limit_bytes: operators whose tensors have at most this size are computed, by the CPU; the results of
-            others are undefined. 0: none is computed.
+        compute_limit_bytes: operators whose tensors have at most this size are computed, by the CPU; new results of
+            others are zero. 0: none is computed, and results are undefined.
         site_packages: the folder of packages of the Python that will run, with torch's CUDA build; that of this Python
             by default.
         cache: the folder of compiled libraries; the user's cache folder by default.
@@ -233,6 +234,10 @@ class VirtualGpuSession:
         """End the failures of a GPU, and drop those to come. Processes with an ECC error keep it."""
         self._check(gpu)
         self._ledger.call("clear_failures", gpu)
+
+    def uncomputed(self) -> list[Uncomputed]:
+        """Return the operators that were called and whose values no process has computed, the most frequent first."""
+        return read_uncomputed(self.folder)
 
     def log(self) -> str:
         """Return a developer's log: stubs that were called, unknown attributes, copies that were left out."""

@@ -1,0 +1,112 @@
+"""Normalization of a virtual card: statistics in float32 whatever the inputs are, as CUDA's kernels keep them."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+_aten = torch.ops.aten
+
+
+def batch_norm(
+    tensor: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    training: bool,
+    momentum: float,
+    eps: float,
+) -> tuple[Tensor, ...]:
+    """Compute ``native_batch_norm`` and ``cudnn_batch_norm``, which update the running statistics in place."""
+    running = [_widened(running_mean), _widened(running_var)]
+    wide = [_widened(tensor), _widened(weight), _widened(bias)]
+    results: tuple[Tensor, ...] = _aten.native_batch_norm(*wide, *running, training, momentum, eps)
+    for narrow, updated in zip((running_mean, running_var), running, strict=True):
+        if narrow is not None and updated is not None and narrow is not updated:
+            narrow.copy_(updated)
+    return results
+
+
+def cudnn_batch_norm_backward(
+    tensor: Tensor,
+    gradient: Tensor,
+    weight: Tensor,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    mean: Tensor | None,
+    inverse_deviation: Tensor | None,
+    eps: float,
+    _reserve: Tensor,
+) -> tuple[Tensor, ...]:
+    """Compute ``cudnn_batch_norm_backward``."""
+    running = (_widened(running_mean), _widened(running_var))
+    saved = (_widened(mean), _widened(inverse_deviation))
+    wide = (_widened(gradient), _widened(tensor), _widened(weight))
+    results: tuple[Tensor, ...] = _aten.native_batch_norm_backward(*wide, *running, *saved, True, eps, [True] * 3)
+    return results
+
+
+def rms_norm(
+    tensor: Tensor, normalized_shape: list[int], weight: Tensor | None, eps: float | None
+) -> tuple[Tensor, Tensor]:
+    """Compute ``_fused_rms_norm``: the output and the saved reciprocals of the root mean squares."""
+    wide = tensor.float() if tensor.dtype in {torch.half, torch.bfloat16} else tensor
+    dims = tuple(range(-len(normalized_shape), 0))
+    reciprocal = (
+        wide.pow(2).mean(dims, keepdim=True) + (torch.finfo(tensor.dtype).eps if eps is None else eps)
+    ).rsqrt()
+    output = wide * reciprocal
+    return (output if weight is None else output * weight), reciprocal
+
+
+def rms_norm_backward(
+    gradient: Tensor,
+    tensor: Tensor,
+    normalized_shape: list[int],
+    reciprocal: Tensor,
+    weight: Tensor | None,
+    wanted: list[bool],
+) -> tuple[Tensor | None, Tensor | None]:
+    """Compute ``_fused_rms_norm_backward``: the gradients of the input and of the weight."""
+    wide_gradient, wide = gradient.to(reciprocal.dtype), tensor.to(reciprocal.dtype)
+    dims = tuple(range(-len(normalized_shape), 0))
+    normalized = wide * reciprocal
+    weighted = wide_gradient if weight is None else wide_gradient * weight
+    of_input = reciprocal * (weighted - normalized * (weighted * normalized).mean(dims, keepdim=True))
+    of_weight = (wide_gradient * normalized).sum_to_size(normalized_shape)
+    return of_input if wanted[0] else None, of_weight if weight is not None and wanted[1] else None
+
+
+def softmax(tensor: Tensor, dim: int, _half_to_float: bool) -> Tensor:
+    """Compute ``_softmax``, which may widen its input."""
+    result: Tensor = _aten._softmax(_wide(tensor), dim, False)
+    return result
+
+
+def log_softmax(tensor: Tensor, dim: int, _half_to_float: bool) -> Tensor:
+    """Compute ``_log_softmax``, which may widen its input."""
+    result: Tensor = _aten._log_softmax(_wide(tensor), dim, False)
+    return result
+
+
+def softmax_backward(gradient: Tensor, output: Tensor, dim: int, _input_dtype: torch.dtype) -> Tensor:
+    """Compute ``_softmax_backward_data``, which may narrow its result."""
+    wide = _wide(output)
+    result: Tensor = _aten._softmax_backward_data(_wide(gradient), wide, dim, wide.dtype)
+    return result
+
+
+def log_softmax_backward(gradient: Tensor, output: Tensor, dim: int, _input_dtype: torch.dtype) -> Tensor:
+    """Compute ``_log_softmax_backward_data``, which may narrow its result."""
+    wide = _wide(output)
+    result: Tensor = _aten._log_softmax_backward_data(_wide(gradient), wide, dim, wide.dtype)
+    return result
+
+
+def _wide(tensor: Tensor) -> Tensor:
+    return tensor.float() if tensor.dtype in {torch.half, torch.bfloat16} else tensor
+
+
+def _widened(tensor: Tensor | None) -> Tensor | None:
+    return None if tensor is None else _wide(tensor)

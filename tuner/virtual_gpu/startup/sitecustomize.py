@@ -1,0 +1,71 @@
+"""Run at the start of every Python process of a session, whose ``PYTHONPATH`` begins with this folder.
+
+Once torch has been imported, its small operators are computed (``tuner.virtual_gpu.compute``). Python runs one module
+of this name, so the one that this module hides runs from here.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder
+from importlib.util import find_spec, module_from_spec
+from pathlib import Path
+from types import ModuleType
+
+_FOLDER = Path(__file__).resolve().parent
+_ROOT = _FOLDER.parents[2]
+
+
+class _TorchImport(MetaPathFinder):
+    """Have the module of torch followed by the registration of our kernels, when it is executed."""
+
+    def __init__(self) -> None:
+        self._is_searching = False
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """Return torch's spec with another loader function; None for any other module."""
+        del path, target
+        if fullname != "torch" or self._is_searching:
+            return None
+        self._is_searching = True
+        try:
+            spec = find_spec("torch")
+        finally:
+            self._is_searching = False
+        if spec is not None and spec.loader is not None:
+            _execute_and_register(spec.loader)
+        return spec
+
+
+def _execute_and_register(loader: object) -> None:
+    execute = loader.exec_module  # type: ignore[attr-defined]
+
+    def exec_module(module: ModuleType) -> None:
+        execute(module)
+        _register()
+
+    loader.exec_module = exec_module  # type: ignore[attr-defined]
+
+
+def _register() -> None:
+    """Import by the place of this file where the interpreter of the command has no Batchwright."""
+    if find_spec("tuner") is None:
+        sys.path.append(str(_ROOT))
+    from tuner.virtual_gpu.compute.registration import register_from_environment  # noqa: PLC0415
+
+    register_from_environment()
+
+
+def _run_hidden() -> None:
+    others = [entry for entry in sys.path if Path(entry or ".").resolve() != _FOLDER]
+    spec = PathFinder.find_spec("sitecustomize", others)
+    if spec is not None and spec.loader is not None:
+        spec.loader.exec_module(module_from_spec(spec))
+
+
+sys.meta_path.insert(0, _TorchImport())
+_run_hidden()
