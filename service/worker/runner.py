@@ -27,7 +27,7 @@ from tuner.errors import BatchwrightError, HostFailureError, ProbeCancelledError
 from tuner.planning.driver import check_coupling, estimate_what_ifs, prepare_search, remaining_probes
 from tuner.planning.session import Tuning
 from tuner.schemas.recommendation import Recommendation
-from tuner.schemas.requests import ExpectationRequest, ProbeRequest, TuningRequest
+from tuner.schemas.requests import ProbeRequest, TuningRequest
 from tuner.schemas.results import ExpectedPeaks, Outcome, ProbeResult
 from tuner.schemas.training import RunOutcome, TrainingProgress, TrainingResult
 from tuner.system.host_failures import Cause, DiskUsage, HostFailure, disk_usage_of, host_failure_of, is_filled_by_run
