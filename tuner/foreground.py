@@ -7,14 +7,15 @@ import uuid
 from datetime import UTC, datetime
 from typing import Protocol
 
-from tuner.hardware.inventory import find_device
+from tuner.errors import DeviceError
+from tuner.hardware.inventory import device_failure, find_device
 from tuner.planning.driver import check_coupling, estimate_what_ifs, prepare_search
 from tuner.planning.fingerprint import installed_versions
 from tuner.planning.session import Tuning
 from tuner.probing.supervisor import ProbeSupervisor
 from tuner.schemas.recommendation import Recommendation
 from tuner.schemas.requests import TuningRequest
-from tuner.schemas.results import ProbeResult
+from tuner.schemas.results import DeviceInfo, Outcome, ProbeResult
 from tuner.system.fork_server.spawn import ChildProcess, StartChild
 
 
@@ -57,6 +58,7 @@ def run_tuning(
 
     Raises:
         SpecError, DeviceError: before any probe; also when the warm start is for another request.
+        DeviceError: when a device stopped responding during a probe.
         PlanError: when the effective batch cannot be planned, before any probe or with the size that fits.
         StorageError: when the disk for temporary files is full.
         TuningFailedError: when a probe failed for a reason unrelated to the size, or the loss couples samples.
@@ -81,6 +83,7 @@ def run_tuning(
             activity = "timing updates" if probe.measures_time else "running two updates"
             observer.set_activity(f"{activity} at micro-batch {probe.micro_batch_size:,}")
             result = runner.run(probe)
+            _require_device(device, result)
             tuning.record(result)
             observer.add(result)
         observer.set_activity("estimating what would fit with changes of the spec" if request.what_if else "")
@@ -88,3 +91,15 @@ def run_tuning(
     return tuning.recommendation(
         identifier=f"rec_{uuid.uuid4().hex}", created_at=datetime.now(UTC), total_seconds=time.monotonic() - began
     )
+
+
+def _require_device(device: DeviceInfo, result: ProbeResult) -> None:
+    """Raise if a probe may have ended because its device no longer responds, which no other size would change.
+
+    Raises:
+        DeviceError: naming the device and the end of the probe.
+    """
+    if result.outcome in {Outcome.FIT, Outcome.OOM, Outcome.INVALID_SIZE}:
+        return
+    if (failure := device_failure(device)) is not None:
+        raise DeviceError(f"{failure}. The probe of {result.micro_batch_size} ended with: {result.message}")

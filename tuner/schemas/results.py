@@ -133,6 +133,11 @@ class ProbeResult(Document):
     """Duration of the measured updates; none for a failure."""
 
     @property
+    def is_device_error(self) -> bool:
+        """Return whether the device failed, or could not be used, whatever the size."""
+        return self.error_type == "tuner.errors.DeviceError"
+
+    @property
     def held_bytes(self) -> int | None:
         """Peak of all memory held: reserved, with the context, on CUDA; of the process on the CPU."""
         if self.peak_reserved_bytes is not None:
