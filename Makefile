@@ -8,10 +8,10 @@ HASHED := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-
 SOURCES := pyproject.toml constraints.txt requirements/runtime.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test lint check format serve gpu-test gpu-demo gpu-evidence bench-install bench test-exports conformance openapi lock licenses docs release-check clean
+.PHONY: help install demo test lint check format serve gpu-test virtual-gpu-test gpu-demo gpu-evidence bench-install bench test-exports conformance openapi lock licenses docs release-check clean
 
 help:  ## Show these lines
-	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 15
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
 
 $(VENV)/torch: constraints.txt
 	@$(PYTHON) -c 'import sys; assert sys.version_info >= (3, 11), "Batchwright needs Python 3.11 or newer"'
@@ -69,6 +69,33 @@ serve: install  ## Serve the HTTP API on http://127.0.0.1:8000
 
 gpu-test: $(VENV)/dev  ## Run the tests that need a CUDA device
 	$(BIN)/python -m pytest -m gpu tests/gpu tests/hardware/test_memory_devices.py
+
+# Torch's CUDA build (about 5 GB) has an environment of its own. `--isolated` passes by a local index or folder of wheels
+# that has the CPU build under the same version. `nvidia-cuda-crt` has a header that those of the runtime include.
+VIRTUAL_GPU := .venv-virtual-gpu
+VIRTUAL_PYTHON := $(VIRTUAL_GPU)/bin/python
+VIRTUAL_PIP := $(VIRTUAL_PYTHON) -m pip --disable-pip-version-check
+
+$(VIRTUAL_GPU)/ready: constraints.txt requirements/runtime.txt requirements/dev.txt
+	@command -v g++ > /dev/null || (echo 'no C++ compiler: install the package `g++`' >&2; exit 1)
+	@rm -f $@
+	$(PYTHON) -m venv $(VIRTUAL_GPU)
+	$(VIRTUAL_PIP) install --quiet --no-deps --require-hashes -r requirements/runtime.txt
+	$(VIRTUAL_PIP) install --quiet --no-deps --require-hashes -r requirements/dev.txt
+	$(VIRTUAL_PIP) --isolated install --quiet -c constraints.txt torch nvidia-cuda-crt==13.0.88
+	$(VIRTUAL_PIP) install --quiet --no-deps --no-build-isolation -e .
+	@touch $@
+
+NO_VIRTUAL_GPU := SKIPPED: no test ran on a virtual card, since torch's CUDA build cannot be had here (see above).
+
+# First the tests that describe a host each, then those of a physical card that a virtual one can pass.
+virtual-gpu-test:  ## Test with torch's CUDA build on virtual cards, without a GPU (skipped where it cannot be had)
+	@$(MAKE) --no-print-directory $(VIRTUAL_GPU)/ready || { echo "$(NO_VIRTUAL_GPU)" >&2; exit 0; }; \
+	status=0; \
+	$(VIRTUAL_PYTHON) -m pytest -n 2 --dist worksteal -m virtual_gpu tests/virtual_gpu || status=1; \
+	$(VIRTUAL_PYTHON) -m tuner.virtual_gpu --gpu H100-80GB -- \
+	  $(VIRTUAL_PYTHON) -m pytest -m gpu tests/gpu tests/hardware/test_memory_devices.py || status=1; \
+	exit $$status
 
 gpu-demo: install  ## The demo; takes the first CUDA device
 	$(BIN)/python examples/demo.py --output-dir runs/gpu-demo
@@ -195,4 +222,4 @@ licenses: $(VENV)/dev $(VENV)/docs  ## List the licences of what is installed, i
 	$(BIN)/python tools/licenses.py
 
 clean:  ## Remove the environment and what runs left
-	rm -rf $(VENV) runs site dist .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) $(VIRTUAL_GPU) runs site dist .pytest_cache .mypy_cache .ruff_cache

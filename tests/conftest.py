@@ -1,4 +1,4 @@
-"""What every test shares: a quiet world, and a last line that says which GPU tests did not run."""
+"""What every test shares: a quiet world, and last lines that say how many GPU tests did not run."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 import resource
 import signal
 from collections.abc import Iterator
+from importlib import metadata
 
 import pytest
 from hypothesis import settings
@@ -32,21 +33,41 @@ def _has_gpu() -> bool:
     return torch.cuda.is_available()
 
 
+def _has_virtual_gpu() -> bool:
+    """Return whether the header is installed that virtual cards are built with, beside torch's CUDA build."""
+    return any(metadata.distributions(name="nvidia-cuda-crt"))
+
+
+_REQUIREMENTS = {
+    "gpu": (_has_gpu, "no CUDA device here", "GPU tests were NOT run for want of a CUDA device: `make gpu-test`"),
+    "virtual_gpu": (
+        _has_virtual_gpu,
+        "torch's CUDA build is not installed here, with the headers that virtual cards are built with",
+        "tests on virtual cards were NOT run without torch's CUDA build: `make virtual-gpu-test`",
+    ),
+}
+"""By marker: the check, the reason of a skipped test, and what the last lines say."""
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip GPU tests where there is no GPU; they are counted in the last lines."""
-    marked = [item for item in items if item.get_closest_marker("gpu")]
-    if marked and not _has_gpu():
-        for item in marked:
-            item.add_marker(pytest.mark.skip(reason="no CUDA device here"))
+    """Skip tests whose marker names what is not here; they are counted in the last lines."""
+    for marker, (is_here, reason, _) in _REQUIREMENTS.items():
+        marked = [item for item in items if item.get_closest_marker(marker)]
+        if marked and not is_here():
+            for item in marked:
+                item.add_marker(pytest.mark.skip(reason=reason))
+    if "VIRTUAL_GPU_SESSION" in os.environ:
+        for item in items:
+            if (mark := item.get_closest_marker("physical_gpu")) is not None:
+                item.add_marker(pytest.mark.skip(reason=f"not on a virtual card: {mark.args[0]}"))
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Say how many GPU tests were not run."""
-    skipped = sum("gpu" in report.keywords for report in terminalreporter.stats.get("skipped", []))
-    if skipped:
-        terminalreporter.write_line(
-            f"{skipped} GPU tests were NOT run for want of a CUDA device: `make gpu-test` runs them."
-        )
+    """Say how many tests were not run for want of a device or of a build of torch."""
+    skipped = [str(report.longrepr) for report in terminalreporter.stats.get("skipped", [])]
+    for _, reason, not_run in _REQUIREMENTS.values():
+        if count := sum(reason in text for text in skipped):
+            terminalreporter.write_line(f"{count} {not_run} runs them.")
 
 
 @pytest.fixture(autouse=True)

@@ -7,14 +7,15 @@ import uuid
 from datetime import UTC, datetime
 from typing import Protocol
 
-from tuner.hardware.inventory import find_device
+from tuner.errors import DeviceError
+from tuner.hardware.inventory import device_failure, find_device
 from tuner.planning.driver import check_coupling, estimate_what_ifs, prepare_search, remaining_probes
 from tuner.planning.fingerprint import installed_versions
 from tuner.planning.session import Tuning
 from tuner.probing.supervisor import ProbeSupervisor
 from tuner.schemas.recommendation import Recommendation
 from tuner.schemas.requests import ProbeRequest, TuningRequest
-from tuner.schemas.results import ProbeResult
+from tuner.schemas.results import DeviceInfo, Outcome, ProbeResult
 from tuner.system.fork_server.spawn import ChildProcess, StartChild
 
 
@@ -65,6 +66,7 @@ def run_tuning(
 
     Raises:
         SpecError, DeviceError: before any probe; also when the warm start is for another request.
+        DeviceError: when a device stopped responding during a probe.
         PlanError: when the effective batch cannot be planned, before any probe or with the size that fits.
         StorageError: when the disk for temporary files is full.
         TuningFailedError: when a probe failed for a reason unrelated to the size, or the loss couples samples.
@@ -88,6 +90,7 @@ def run_tuning(
         for probe in remaining_probes(tuning, runner.late_estimate):
             observer.set_activity(_activity(probe))
             result = runner.run(probe)
+            _require_device(device, result)
             tuning.record(result)
             observer.add(result)
         runner.stop_estimate()
@@ -96,3 +99,15 @@ def run_tuning(
     return tuning.recommendation(
         identifier=f"rec_{uuid.uuid4().hex}", created_at=datetime.now(UTC), total_seconds=time.monotonic() - began
     )
+
+
+def _require_device(device: DeviceInfo, result: ProbeResult) -> None:
+    """Raise if a probe may have ended because its device no longer responds, which no other size would change.
+
+    Raises:
+        DeviceError: naming the device and the end of the probe.
+    """
+    if result.outcome in {Outcome.FIT, Outcome.OOM, Outcome.INVALID_SIZE}:
+        return
+    if (failure := device_failure(device)) is not None:
+        raise DeviceError(f"{failure}. The probe of {result.micro_batch_size} ended with: {result.message}")

@@ -86,6 +86,7 @@ def gradient(card: CudaDevice, size: int, gathering: str, limit: int | None) -> 
     return torch.cat([it.grad.flatten() for it in model.parameters() if it.grad is not None]), report
 
 
+@pytest.mark.physical_gpu("gradients of activations of 64 MiB each would be computed by the CPU")
 @pytest.mark.parametrize("gathering", ["scratch", "in-place"])
 def test_a_real_oom_in_a_window_is_recovered_exactly(card: CudaDevice, gathering: str) -> None:
     """A limit that 64 samples exceed: in parts they give the gradient of roomy micro-batches within 1e-4."""
@@ -123,6 +124,7 @@ def test_one_sample_that_does_not_fit_is_a_clear_failure(card: CudaDevice) -> No
         accumulation.update([torch.randn(1, 200 * LENGTH, WIDTH)], chain_loss)
 
 
+@pytest.mark.physical_gpu("a teraflop in bf16 would be computed by the CPU")
 def test_bf16_parameters_are_summed_in_fp32(card: CudaDevice) -> None:
     """64 micro-batches of one sample: within 1e-6 of the fp64 sum of the same bf16 gradients."""
     model = chain(torch.bfloat16)
@@ -146,6 +148,7 @@ def test_bf16_parameters_are_summed_in_fp32(card: CudaDevice) -> None:
     assert float(error / torch.cat([it.flatten() for it in exact]).norm()) < 1e-6
 
 
+@pytest.mark.physical_gpu("NCCL's sums are not computed")
 def test_nccl_sums_and_gathers(card: CudaDevice) -> None:
     """A group of this process alone: words over gloo, tensors over NCCL, in buckets and where they are."""
     ranks = single_rank_group(card.torch_device)

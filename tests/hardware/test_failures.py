@@ -14,6 +14,7 @@ OOM, SUSPECTED, INVALID, OTHER = (
     FailureKind.INVALID_SIZE,
     FailureKind.OTHER,
 )
+DEVICE = FailureKind.DEVICE_FAILURE
 
 
 class OutOfResources(Exception):  # noqa: N818 - Triton's name for it
@@ -48,6 +49,8 @@ class OutOfResources(Exception):  # noqa: N818 - Triton's name for it
         (RuntimeError("CUDA error: invalid configuration argument"), INVALID),
         (RuntimeError("Expected canUse32BitIndexMath(input) && canUse32BitIndexMath(output) to be true"), INVALID),
         (OutOfResources("out of resource: shared memory, Required: 270336, Hardware limit: 232448"), INVALID),
+        (torch.AcceleratorError("CUDA error: uncorrectable ECC error encountered"), DEVICE),
+        (RuntimeError("CUDA error: CUDA-capable device(s) is/are busy or unavailable"), DEVICE),
         (RuntimeError("mat1 and mat2 shapes cannot be multiplied (4x3 and 5x6)"), OTHER),
         (RuntimeError("CUDA error: device-side assert triggered"), OTHER),
         (RuntimeError("CUDA error: an illegal memory access was encountered"), OTHER),
@@ -57,7 +60,7 @@ class OutOfResources(Exception):  # noqa: N818 - Triton's name for it
     ],
 )
 def test_exceptions_are_classified(error: BaseException, kind: FailureKind) -> None:
-    """Only errors in the table count as out of memory."""
+    """Only errors in the table count as out of memory, or as those of the device."""
     assert classify_exception(error) is kind
 
 

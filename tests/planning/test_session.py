@@ -187,6 +187,18 @@ def test_a_device_that_cannot_be_used_is_a_device_error() -> None:
         course.recommendation(identifier="rec_1", created_at=datetime.now(UTC), total_seconds=1.0)
 
 
+def test_a_device_that_fails_above_a_fit_is_a_device_error() -> None:
+    """What fitted before it failed is no recommendation."""
+    course = tuning(tuning_request())
+    course.record(probe_result(1))
+    failed = {"error_type": "tuner.errors.DeviceError", "phase": Phase.WARMUP, "message": "an ECC error"}
+    probe = course.next_probe()
+    assert probe is not None
+    course.record(probe_result(probe.micro_batch_size, Outcome.ERROR, None, **failed))
+    with pytest.raises(DeviceError, match="ECC"):
+        course.recommendation(identifier="rec_1", created_at=datetime.now(UTC), total_seconds=1.0)
+
+
 def test_a_fit_of_the_whole_share_needs_no_second_reason() -> None:
     """Where everything fits the proof says just that."""
     proof = finish(tuning(tuning_request(effective_batch_size=16)), largest=100).evidence.proof

@@ -23,6 +23,11 @@ from tuner.hardware.memory_devices.factory import open_device
 MIB = 1024**2
 
 
+def limit(device: MemoryDevice, mebibytes: int) -> None:
+    """Leave tensors this much: a card's limit also covers its context, of hundreds of MiB."""
+    device.limit(mebibytes * MIB + (device.context_bytes() or 0))
+
+
 def take(device: MemoryDevice, mebibytes: int) -> torch.Tensor:
     """A tensor of this size, really touched."""
     return torch.ones(mebibytes * MIB, dtype=torch.uint8, device=device.torch_device)
@@ -39,7 +44,7 @@ def failure_of(device: MemoryDevice, mebibytes: int) -> Exception | None:
 
 def check_a_limit_is_hard(device: MemoryDevice) -> None:
     """Less fits, more fails, and the failure is translated; afterwards less fits again."""
-    device.limit(256 * MIB)
+    limit(device, 256)
     take(device, 200)
     failure = failure_of(device, 300)
     assert failure is not None
@@ -61,9 +66,9 @@ def check_other_errors_are_not_translated(device: MemoryDevice) -> None:
 
 def check_a_second_limit_is_refused(device: MemoryDevice) -> None:
     """A limit is set once in a process."""
-    device.limit(256 * MIB)
+    limit(device, 256)
     try:
-        device.limit(128 * MIB)
+        limit(device, 128)
     except DeviceError as error:
         assert "already" in str(error)  # noqa: PT017 - see above
     else:
@@ -72,7 +77,7 @@ def check_a_second_limit_is_refused(device: MemoryDevice) -> None:
 
 def check_a_lifted_limit_is_gone(device: MemoryDevice) -> None:
     """So that a process that ran into it can still report."""
-    device.limit(128 * MIB)
+    limit(device, 128)
     assert failure_of(device, 200) is not None
     device.lift_limit()
     take(device, 200)
@@ -80,7 +85,7 @@ def check_a_lifted_limit_is_gone(device: MemoryDevice) -> None:
 
 def check_a_stretch_without_limit_ends(device: MemoryDevice) -> None:
     """The same limit holds again after it."""
-    device.limit(128 * MIB)
+    limit(device, 128)
     with device.without_limit():
         held = take(device, 200)
         assert held.numel() == 200 * MIB
@@ -91,7 +96,7 @@ def check_a_stretch_without_limit_ends(device: MemoryDevice) -> None:
 
 def check_peaks_hold_what_was_taken(device: MemoryDevice) -> None:
     """The peak counts what has been given back, the use does not."""
-    device.limit(512 * MIB)
+    limit(device, 512)
     device.reset_peaks()
     before = device.used_bytes()
     held = take(device, 100)
@@ -104,7 +109,7 @@ def check_peaks_hold_what_was_taken(device: MemoryDevice) -> None:
 
 def check_a_fit_never_exceeds_its_limit(device: MemoryDevice) -> None:
     """The peak is measured as the limit counts."""
-    device.limit(256 * MIB)
+    limit(device, 256)
     for size in range(150, 400, 5):
         if failure_of(device, size) is not None:
             break

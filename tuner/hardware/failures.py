@@ -1,4 +1,4 @@
-"""Classify exceptions and their messages: out of memory, an illegal size, or another error.
+"""Classify exceptions and their messages: out of memory, an illegal size, a failed device, or another error.
 
 No other module recognises an OOM in an exception. The end of a process that raised none is judged in
 ``tuner.system.process_exit`` and ``tuner.probing.exit_causes``.
@@ -22,6 +22,8 @@ class FailureKind(Enum):
     SUSPECTED_OUT_OF_MEMORY = "suspected out of memory"
     """Errors of libraries that hide the cause: out of memory only if the device was nearly full."""
     INVALID_SIZE = "invalid size"
+    DEVICE_FAILURE = "device failure"
+    """The device itself failed, whatever ran on it."""
     OTHER = "other"
 
 
@@ -59,6 +61,11 @@ _INVALID_SIZE_MESSAGES = (
     "out of resource: shared memory",  # Triton: a tile that does not fit the multiprocessor
 )
 
+_DEVICE_MESSAGES = (  # cudaGetErrorString; `torch.AcceleratorError` has the text alone
+    "uncorrectable ECC error encountered",  # cudaErrorECCUncorrectable
+    "CUDA-capable device(s) is/are busy or unavailable",  # cudaErrorDevicesUnavailable
+)
+
 
 def classify_exception(error: BaseException) -> FailureKind:
     """Classify an exception raised by a training step.
@@ -72,7 +79,12 @@ def classify_exception(error: BaseException) -> FailureKind:
         seen.append(current)
         kinds.append(_classify_one(current))
         current = current.__cause__ or (None if current.__suppress_context__ else current.__context__)
-    order = (FailureKind.OUT_OF_MEMORY, FailureKind.INVALID_SIZE, FailureKind.SUSPECTED_OUT_OF_MEMORY)
+    order = (
+        FailureKind.DEVICE_FAILURE,
+        FailureKind.OUT_OF_MEMORY,
+        FailureKind.INVALID_SIZE,
+        FailureKind.SUSPECTED_OUT_OF_MEMORY,
+    )
     return next((kind for kind in order if kind in kinds), FailureKind.OTHER)
 
 
@@ -95,6 +107,7 @@ def classify_message(message: str) -> FailureKind:
         (FailureKind.OUT_OF_MEMORY, _OOM_MESSAGES),
         (FailureKind.INVALID_SIZE, _INVALID_SIZE_MESSAGES),
         (FailureKind.SUSPECTED_OUT_OF_MEMORY, _SUSPICIOUS_MESSAGES),
+        (FailureKind.DEVICE_FAILURE, _DEVICE_MESSAGES),
     )
     return next(
         (kind for kind, texts in tables if any(text.lower() in message.lower() for text in texts)), FailureKind.OTHER

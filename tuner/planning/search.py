@@ -101,7 +101,7 @@ class MicroBatchSearch:
         """Keep the first error of a size of one, which does not bound larger sizes; return whether this is the one."""
         runs = result.phase in {Phase.WARMUP, Phase.MEASURE}
         first = self._failed_at_one is None and result.micro_batch_size == 1 and self.space.count > 1
-        if runs and first and result.outcome is Outcome.ERROR:
+        if runs and first and result.outcome is Outcome.ERROR and not result.is_device_error:
             self._failed_at_one = result
         return result is self._failed_at_one
 
@@ -342,8 +342,10 @@ _REMEDIES = {
 
 
 def _may_depend_on_size(result: ProbeResult) -> bool:
-    """Return whether a smaller size may succeed: not after an error before the first update."""
-    return result.outcome is not Outcome.ERROR or result.phase in {Phase.WARMUP, Phase.MEASURE}
+    """Return whether a smaller size may succeed: not after an error of the device, or before the first update."""
+    if result.outcome is not Outcome.ERROR:
+        return True
+    return result.phase in {Phase.WARMUP, Phase.MEASURE} and not result.is_device_error
 
 
 def _failure(result: ProbeResult) -> Failure:

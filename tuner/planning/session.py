@@ -367,7 +367,7 @@ class Tuning:
         if verdict is None or self.next_probe() is not None:
             raise TuningFailedError("unfinished", f"the tuning has not finished: {self.next_probe()} has not run yet")
         if isinstance(verdict, Failure):
-            if self._probes[-1].error_type == "tuner.errors.DeviceError":
+            if self._probes[-1].is_device_error:
                 raise DeviceError(self._probes[-1].message)
             raise _failed(verdict, self._probes[-1])
         return recommend(

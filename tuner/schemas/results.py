@@ -142,6 +142,11 @@ class ProbeResult(Document):
         return self.measures_time or len(set(self.micro_batch_sizes)) > 1
 
     @property
+    def is_device_error(self) -> bool:
+        """Return whether the device failed, or could not be used, whatever the size."""
+        return self.error_type == "tuner.errors.DeviceError"
+
+    @property
     def held_bytes(self) -> int | None:
         """Peak of all memory held: reserved, with the context, on CUDA; of the process on the CPU."""
         if self.peak_reserved_bytes is not None:

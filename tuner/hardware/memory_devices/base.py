@@ -20,13 +20,15 @@ _NEARLY_FULL = 0.8
 
 
 def translate_by_message(error: Exception) -> BatchwrightError | None:
-    """Translate to ``OutOfMemoryError`` or ``InvalidSizeError`` if the message alone is evidence, else None."""
+    """Translate to an OutOfMemoryError, InvalidSizeError or DeviceError if the message alone is evidence, else None."""
     message = " ".join(str(error).split()) or type(error).__name__
     match classify_exception(error):
         case FailureKind.OUT_OF_MEMORY:
             return OutOfMemoryError(message)
         case FailureKind.INVALID_SIZE:
             return InvalidSizeError(message)
+        case FailureKind.DEVICE_FAILURE:
+            return DeviceError(f"the device failed: {message}")
         case _:
             return None
 
@@ -85,7 +87,7 @@ class MemoryDevice(ABC):
             self._set_limit(limit_bytes)
 
     def translate(self, error: Exception) -> BatchwrightError | None:
-        """Translate ``error`` to ``OutOfMemoryError`` or ``InvalidSizeError``; None when it is neither.
+        """Translate ``error`` to ``OutOfMemoryError``, ``InvalidSizeError`` or ``DeviceError``; None when it is none.
 
         Call it after the ``except`` block has ended: the traceback of an error keeps its tensors alive.
         """

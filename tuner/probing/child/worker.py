@@ -15,7 +15,7 @@ import traceback
 from dataclasses import dataclass
 from pathlib import Path
 
-from tuner.errors import BatchwrightError, InvalidSizeError, OutOfMemoryError, SpecError, WorkloadError
+from tuner.errors import BatchwrightError, DeviceError, InvalidSizeError, OutOfMemoryError, SpecError, WorkloadError
 from tuner.estimation.tracing.peak_curve import expected_peaks
 from tuner.hardware.failures import shortage_in_words
 from tuner.hardware.memory_devices.base import MemoryDevice, translate_by_message
@@ -153,9 +153,10 @@ def _result(
     translate = device.translate if device is not None else translate_by_message
     translated = translate(failure) if isinstance(failure, Exception) else None
     outcome, message, details = _outcome(progress, failure, translated)
-    error_type = None if failure is None else _qualified_name(failure)
+    cause = translated if isinstance(translated, DeviceError) else failure
+    error_type = None if cause is None else _qualified_name(cause)
     trace = _traceback(failure) if outcome is Outcome.ERROR else None
-    del failure
+    del failure, cause
     limit_bytes = device.limit_bytes if device is not None else request.limit_bytes
     if device is not None:
         device.lift_limit()
