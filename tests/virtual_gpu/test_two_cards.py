@@ -28,9 +28,14 @@ def test_two_ranks_train_on_a_card_each(start_host: StartHost, strategy: str) ->
     assert found.plan is not None
     assert [sum(sizes) for sizes in found.plan.micro_batch_sizes] == [25, 25]
     options = ("--recommendation", host.folder / "rec.json", "--output-dir", host.folder / "run", "--updates", "3")
-    seen: set[tuple[int, ...]] = set()
+    seen: list[tuple[int, ...]] = []
+
+    def has_ended() -> bool:
+        seen.append(processes_on_cards(host))
+        return process.poll() is not None
+
     with host.started("train", host.written(spec), *options, "--json") as process:
-        wait_until(lambda: seen.add(processes_on_cards(host)) or process.poll() is not None)
+        wait_until(has_ended)
         output, errors = process.communicate()
     assert process.returncode == 0, output + errors
     assert TrainingResult.model_validate_json(output).samples_seen == 150
