@@ -10,7 +10,7 @@ from torch import Tensor
 
 from tests.support.factories import python_spec
 from tests.support.traced import traced_on_cuda
-from tuner.estimation.trace import Bound, Category, Trace
+from tuner.estimation.trace import Bound, Category, SizedTrace, Trace
 from tuner.estimation.tracing.kernel_workspaces import CudaKernels, contiguous_copies
 from tuner.schemas.gpus import KernelProfile
 
@@ -19,6 +19,9 @@ FLOAT = 4
 A100 = CudaKernels(KernelProfile(compute_capability=(8, 0), kind="cuda"))
 MI250 = CudaKernels(KernelProfile(compute_capability=(9, 0), kind="rocm"))
 SIZES = (4, 6, 10)
+CONVOLUTION_BYTES = 16 * 16 * (4 + 8) * FLOAT
+WEIGHT_BYTES = 4 * 8 * 3 * 3 * FLOAT
+"""Of the larger convolution of ``traced_models:convolved``: images and results of a sample, and its weight."""
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +35,7 @@ def on_cuda(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Trace]]:
             "accumulates": False,
             "compute_capability": [8, 6],
         }
-        for name in ("summed",)
+        for name in ("summed", "convolved", "tokens")
     ]
     return traced_on_cuda(cases, tmp_path_factory.mktemp("cache"))
 
@@ -190,6 +193,16 @@ def test_the_gradient_of_summed_logits_is_copied_once(on_cuda: dict[str, list[Tr
         updates = 2  # the measured one, and its copy as a warm-up
         assert len(copies) == 2 * updates
         assert _most_held(trace, copies) == logits_bytes
+
+
+def test_the_largest_convolution_is_known_at_every_size(on_cuda: dict[str, list[Trace]]) -> None:
+    """The sum of its images, its weight and its results."""
+    traces = on_cuda["convolved"]
+    assert [trace.largest_convolution_bytes for trace in traces] == [
+        size * CONVOLUTION_BYTES + WEIGHT_BYTES for size in SIZES
+    ]
+    assert SizedTrace.of(traces).at(33).largest_convolution_bytes == 33 * CONVOLUTION_BYTES + WEIGHT_BYTES
+    assert on_cuda["tokens"][0].largest_convolution_bytes == 0
 
 
 def _is_copy(trace: Trace, block: int) -> bool:
