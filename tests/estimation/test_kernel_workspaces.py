@@ -20,8 +20,7 @@ A100 = CudaKernels(KernelProfile(compute_capability=(8, 0), kind="cuda"))
 MI250 = CudaKernels(KernelProfile(compute_capability=(9, 0), kind="rocm"))
 SIZES = (4, 6, 10)
 CONVOLUTION_BYTES = 16 * 16 * (4 + 8) * FLOAT
-WEIGHT_BYTES = 4 * 8 * 3 * 3 * FLOAT
-"""Of the larger convolution of ``traced_models:convolved``: images and results of a sample, and its weight."""
+"""Of the larger convolution of ``traced_models:convolved``: images and results of a sample."""
 
 
 @pytest.fixture(scope="module")
@@ -196,12 +195,10 @@ def test_the_gradient_of_summed_logits_is_copied_once(on_cuda: dict[str, list[Tr
 
 
 def test_the_largest_convolution_is_known_at_every_size(on_cuda: dict[str, list[Trace]]) -> None:
-    """The sum of its images, its weight and its results."""
+    """The sum of its images and its results."""
     traces = on_cuda["convolved"]
-    assert [trace.largest_convolution_bytes for trace in traces] == [
-        size * CONVOLUTION_BYTES + WEIGHT_BYTES for size in SIZES
-    ]
-    assert SizedTrace.of(traces).at(33).largest_convolution_bytes == 33 * CONVOLUTION_BYTES + WEIGHT_BYTES
+    assert [trace.largest_convolution_bytes for trace in traces] == [size * CONVOLUTION_BYTES for size in SIZES]
+    assert SizedTrace.of(traces).at(33).largest_convolution_bytes == 33 * CONVOLUTION_BYTES
     assert on_cuda["tokens"][0].largest_convolution_bytes == 0
 
 

@@ -152,10 +152,13 @@ def _is_matrix_of_blas(matrix: Tensor) -> bool:
 
 
 def convolution_bytes(func: OpOverload, args: Sequence[Any], outputs: Sequence[Tensor]) -> int:
-    """Return the bytes of the images, the weight and the results of a convolution; 0 for any other operator."""
+    """Return the bytes of the images and the results of a convolution; 0 for any other operator.
+
+    The weight is left out, so that the same convolution is the largest one at every micro-batch size.
+    """
     if func is _aten.convolution.default:
-        return sum(_bytes_of(tensor) for tensor in (*args[:2], *outputs))
-    return sum(_bytes_of(tensor) for tensor in args[:3]) if func is _aten.convolution_backward.default else 0
+        return sum(_bytes_of(tensor) for tensor in (args[0], *outputs))
+    return sum(_bytes_of(tensor) for tensor in args[:2]) if func is _aten.convolution_backward.default else 0
 
 
 def onednn_recurrent_workspace_bytes(args: Sequence[Any]) -> int:
