@@ -213,11 +213,15 @@ def main() -> None:
         "versions": installed_versions(),
         "summary": summary(found),
         "workloads": found,
-        "published": {"summary": summary(published), "measurements": published},
+        "published": {
+            "sources": estimator_published.SOURCES,
+            "summary": estimator_published.summary(published),
+            "measurements": published,
+        },
         "command_seconds": seconds,
     }
-    for title, figures in (("on this device", summary(found)), ("as published", summary(published))):
-        print(f"\n{title}:\n" + "\n".join(f"{name}: {figure:.1%}" for name, figure in figures.items()))
+    print("\non this device:\n" + "\n".join(f"{name}: {figure:.1%}" for name, figure in summary(found).items()))
+    estimator_published.show(published)
     output.parent.mkdir(parents=True, exist_ok=True)
     output.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
 

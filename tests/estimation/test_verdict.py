@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from random import Random
 from typing import Any, Literal, TypeAlias
@@ -396,6 +396,34 @@ def test_the_interval_grows_with_what_is_not_known(
     """The interval is 5 % below and 7 % above, and wider for the CPU's kernels, notes, and inexact sizes."""
     request = request_for("H100-80GB", spec=mlp_spec(precision=precision), micro_batch_size=1)
     assert width(estimate(request, traced)) == expected
+
+
+def convolutional(nbytes: int) -> Traced:
+    """A workload whose largest convolution has tensors of so many bytes for each sample."""
+    found = workload()
+    for accumulates in ("several", "single"):
+        whole = getattr(found, accumulates)
+        setattr(found, accumulates, replace(whole, convolution_growth=Polynomial((Fraction(), Fraction(nbytes)))))
+    return found
+
+
+@pytest.mark.parametrize(("size", "convolution"), [(1, 21), (5, 40), (20, 8)])
+def test_the_interval_has_room_for_the_workspaces_of_convolutions(size: int, convolution: int) -> None:
+    """The tensors of the largest convolution downwards, twice as much upwards: cuDNN's choice is not known."""
+    request = request_for("H100-80GB", effective_batch_size=size, micro_batch_size=size)
+    (below, above), without = (
+        width(estimate(request, traced)) for traced in (convolutional(convolution * MIB), workload())
+    )
+    share = size * convolution * MIB / peak_of(first(request)).capacity_bytes
+    assert without == (0.05, 0.07)
+    assert below == pytest.approx(0.05 + share, abs=1e-3)
+    assert above == pytest.approx(0.07 + 2 * share, abs=1e-3)
+
+
+def test_the_interval_never_begins_below_half_because_of_convolutions() -> None:
+    """However large their tensors are."""
+    request = request_for("H100-80GB", effective_batch_size=20, micro_batch_size=20)
+    assert width(estimate(request, convolutional(900 * MIB)))[0] == pytest.approx(0.55, abs=1e-3)
 
 
 def test_all_traces_are_taken_before_any_verdict() -> None:

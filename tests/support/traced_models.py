@@ -67,6 +67,34 @@ class Plain(Tokens):
         return torch.randint(0, 50257, (size, 1024))
 
 
+class Summed(Tokens):
+    """Sums logits, so that their gradient is one number expanded to their shape."""
+
+    def build_model(self) -> nn.Module:
+        """Sixteen numbers for each token, and a head without a bias."""
+        return nn.Sequential(nn.Embedding(50, 16), nn.Linear(16, 5000, bias=False))
+
+    def loss_terms(self, model: nn.Module, batch: Tensor) -> LossTerms:
+        """The sum of the logits."""
+        return {"loss": (model(batch).sum(), len(batch))}
+
+
+class Convolved(Tokens):
+    """Two convolutions of images of 16 pixels, the second of which is the larger one."""
+
+    def build_model(self) -> nn.Module:
+        """Three channels, four, eight."""
+        return nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.Conv2d(4, 8, 3, padding=1))
+
+    def make_batch(self, size: int) -> Tensor:
+        """Random images."""
+        return torch.randn(size, 3, 16, 16)
+
+    def loss_terms(self, model: nn.Module, batch: Tensor) -> LossTerms:
+        """A sum of squares."""
+        return {"loss": (model(batch).square().sum(), len(batch))}
+
+
 class Branches(Tokens):
     """Does what no trace can follow: a tensor as long as some values are positive."""
 
@@ -176,6 +204,16 @@ def tokens() -> Tokens:
 def plain() -> Tokens:
     """The model of published figures."""
     return Plain()
+
+
+def summed() -> Tokens:
+    """Has expanded gradients."""
+    return Summed()
+
+
+def convolved() -> Tokens:
+    """Has convolutions."""
+    return Convolved()
 
 
 def branches() -> Tokens:

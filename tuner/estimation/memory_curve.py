@@ -60,6 +60,7 @@ class MemoryCurve:
         self._capacities: dict[int, int] = {}
         self._replays: dict[int, ReplayResult] = {}
         self._held: dict[int, dict[Category, int]] = {}
+        self._convolutions: dict[int, int] = {}
 
     def replayed(self, size: int) -> ReplayResult:
         """Return a replay without a limit."""
@@ -80,6 +81,12 @@ class MemoryCurve:
         if size not in self._held:
             self._held[size] = breakdown(self._trace_at(size), self.replayed(size).peak_position, self._settings)
         return self._held[size]
+
+    def largest_convolution_bytes(self, size: int) -> int:
+        """Return the bytes of the tensors of the largest convolution; 0 without convolutions."""
+        if size not in self._convolutions:
+            self._convolutions[size] = self._trace_at(size).largest_convolution_bytes
+        return self._convolutions[size]
 
     def fits(self, size: int, limit_bytes: int) -> bool:
         """Return whether a size fits in the limit; one replay suffices if it fits without freeing the cache."""

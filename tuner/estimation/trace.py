@@ -10,12 +10,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from fractions import Fraction
 from typing import Literal
 
 from pydantic import Field
 
 from tuner.errors import EstimateError
-from tuner.estimation.size_growth import Growth, growth_from_points
+from tuner.estimation.size_growth import Growth, Polynomial, growth_from_points
 from tuner.schemas.base import Document, NonNegativeInt, PositiveInt
 
 
@@ -80,6 +81,9 @@ class Trace(Document):
     """Operations that could not be traced, and their effect on the trace."""
     bounds: dict[int, Bound] = Field(default_factory=dict)
     """Upper bounds of blocks, by block; for most blocks none is known."""
+    largest_convolution_bytes: NonNegativeInt = 0
+    """Bytes of images, weights and results of the largest convolution; 0 without convolutions. What cuDNN allocates for
+    one grows with them."""
 
     def position(self, name: str) -> int:
         """Return the index into ``events`` of the first event of a section."""
@@ -122,6 +126,9 @@ _DEVIATION_RATIO = 200
 """A trace counts as exact if the deviations sum to at most one part in this many of the bytes of all blocks."""
 
 
+_NO_CONVOLUTIONS = Polynomial((Fraction(0),))
+
+
 @dataclass(frozen=True)
 class SizedTrace:
     """One workload's trace at every micro-batch size, from traces at a few sizes.
@@ -132,12 +139,14 @@ class SizedTrace:
         growth_of_block: for each block the index of its growth.
         exact: whether nearly all bytes grow as those of tensors do. Other blocks (rounded, bounded, growing in steps)
             are interpolated linearly.
+        convolution_growth: function from micro-batch size to ``largest_convolution_bytes``.
     """
 
     trace: Trace
     growths: tuple[Growth, ...]
     growth_of_block: tuple[int, ...]
     exact: bool = True
+    convolution_growth: Growth = _NO_CONVOLUTIONS
 
     @classmethod
     def of(cls, traces: Sequence[Trace]) -> SizedTrace:
@@ -159,12 +168,25 @@ class SizedTrace:
         growths = tuple(growth_from_points(traced_sizes, *value) for value in growth_indices)
         growth_of_block = tuple(growth_indices[value] for value in values)
         deviations = sum(growths[kind].deviation for kind in growth_of_block)
-        return cls(first, growths, growth_of_block, exact=deviations * _DEVIATION_RATIO <= sum(traces[-1].sizes))
+        return cls(
+            first,
+            growths,
+            growth_of_block,
+            exact=deviations * _DEVIATION_RATIO <= sum(traces[-1].sizes),
+            convolution_growth=growth_from_points(
+                traced_sizes, tuple(trace.largest_convolution_bytes for trace in traces)
+            ),
+        )
 
     def at(self, micro_batch_size: int) -> Trace:
         """Return the trace at ``micro_batch_size``; its sizes include the bounds."""
         return self.trace.model_copy(
-            update={"micro_batch_size": micro_batch_size, "sizes": tuple(self.sizes_at(micro_batch_size)), "bounds": {}}
+            update={
+                "micro_batch_size": micro_batch_size,
+                "sizes": tuple(self.sizes_at(micro_batch_size)),
+                "bounds": {},
+                "largest_convolution_bytes": self.convolution_growth.at(micro_batch_size),
+            }
         )
 
     def sizes_at(self, micro_batch_size: int) -> list[int]:

@@ -12,7 +12,7 @@ from torch.distributed.tensor import DTensor
 
 from tuner.errors import EstimateError
 from tuner.estimation.trace import Bound, Category
-from tuner.estimation.tracing.kernel_workspaces import onednn_recurrent_workspace_bytes
+from tuner.estimation.tracing.kernel_workspaces import convolution_bytes, onednn_recurrent_workspace_bytes
 from tuner.estimation.tracing.known_values import KnownValues, map_tensors, tensors_in
 from tuner.estimation.tracing.recorder import Recorder
 from tuner.estimation.tracing.shape_cache import ShapeCache
@@ -73,6 +73,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch's own 
         self._kernels = kernels
         self._shapes = shapes
         self.notes: set[str] = set()
+        self.largest_convolution_bytes = 0
         self._persistent: set[str] = set()
         self._backward_task = -1
         self._section_start = 0
@@ -146,6 +147,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch's own 
         return outputs
 
     def _record(self, func: OpOverload, args: tuple[Any, ...], on_device: list[Tensor]) -> None:
+        self.largest_convolution_bytes = max(self.largest_convolution_bytes, convolution_bytes(func, args, on_device))
         for name, nbytes in self._kernels.persistent(func, args):
             if name not in self._persistent:
                 self._persistent.add(name)

@@ -18,6 +18,13 @@ from tuner.estimation.tracing.torch_internals import (
     EFFICIENT_ATTENTION_BACKWARD,
     FLASH_ATTENTION_BACKWARD,
     FOREACH_NORM,
+    LOG_SOFTMAX,
+    LOG_SOFTMAX_BACKWARD,
+    RMS_NORM,
+    RMS_NORM_BACKWARD,
+    SAFE_SOFTMAX,
+    SOFTMAX,
+    SOFTMAX_BACKWARD,
     OpOverload,
     backward_task,
 )
@@ -28,6 +35,8 @@ _aten = torch.ops.aten
 _INDEX_BYTES = 8
 _FLOAT_BYTES = 4
 _RECURRENT_BYTES = 62
+_IMAGE_DIMENSIONS = 4
+"""Of a batch of images: samples, channels, height and width."""
 
 _MATRIX_PRODUCTS = frozenset(
     {
@@ -42,6 +51,44 @@ _MATRIX_PRODUCTS = frozenset(
         _aten.linear.default,
     }
 )
+
+_MATRICES: Mapping[OpOverload, tuple[int, ...]] = {
+    _aten.mm.default: (0, 1),
+    _aten.bmm.default: (0, 1),
+    _aten.addmm.default: (1, 2),
+    _aten.baddbmm.default: (1, 2),
+    _aten.addbmm.default: (1, 2),
+    ADDMM_ACTIVATION: (1, 2),
+}
+"""Positions of the matrices among the arguments of matrix products."""
+
+_MADE_CONTIGUOUS: Mapping[OpOverload, tuple[int, ...]] = {
+    SOFTMAX: (0,),
+    LOG_SOFTMAX: (0,),
+    LOG_SOFTMAX_BACKWARD: (0, 1),
+    RMS_NORM: (0,),
+    RMS_NORM_BACKWARD: (0, 1),
+    _aten.native_layer_norm.default: (0,),
+    _aten.native_layer_norm_backward.default: (0, 1),
+    _aten.native_group_norm.default: (0,),
+    _aten.native_group_norm_backward.default: (0, 1),
+    _aten.embedding_dense_backward.default: (0,),
+    _aten.index_put.default: (2,),
+    _aten.index_put_.default: (2,),
+    _aten.max_pool2d_with_indices.default: (0,),
+    _aten.max_pool2d_with_indices_backward.default: (0, 1),
+    _aten.avg_pool2d.default: (0,),
+    _aten.avg_pool2d_backward.default: (0, 1),
+    _aten.upsample_bilinear2d_backward.default: (0,),
+    _aten.upsample_nearest2d_backward.default: (0,),
+    _aten.reflection_pad2d_backward.default: (0,),
+    _aten.convolution.default: (0, 1),
+    _aten.convolution_backward.default: (0, 1, 2),
+    _aten.roll.default: (0,),
+    _aten.im2col.default: (0,),
+    _aten.col2im.default: (0,),
+}
+"""Positions of the arguments that a kernel makes contiguous. Images may be in the format of channels last, too."""
 
 Workspace: TypeAlias = "Callable[[Sequence[Any], Sequence[Tensor], KernelProfile], Sequence[int | Bound]]"
 """Function from an operator's arguments and results to the bytes of the workspaces it holds while it runs."""
@@ -63,9 +110,55 @@ class CudaKernels:
         return (("cublas of the backward pass" if backward else "cublas", self._blas_bytes),)
 
     def temporary(self, func: OpOverload, args: Sequence[Any], outputs: Sequence[Tensor]) -> Sequence[int | Bound]:
-        """Return the workspaces that ``func`` holds while it runs."""
+        """Return the workspaces that ``func`` holds while it runs, contiguous copies of its arguments included."""
         workspace = _WORKSPACES.get(func)
-        return () if workspace is None else workspace(args, outputs, self._profile)
+        copies = contiguous_copies(func, args)
+        return copies if workspace is None else (*copies, *workspace(args, outputs, self._profile))
+
+
+def contiguous_copies(func: OpOverload, args: Sequence[Any]) -> list[int]:
+    """Return the bytes of the copies that a CUDA kernel makes of arguments whose strides it cannot read.
+
+    The gradient of a sum is the usual case: it is one number, expanded to a shape with strides of 0.
+    """
+    matrices = _MATRICES.get(func)
+    if matrices is not None:
+        return [_bytes_of(args[index]) for index in matrices if not _is_matrix_of_blas(args[index])]
+    made_contiguous = (args[index] for index in _MADE_CONTIGUOUS.get(func, ()) if index < len(args))
+    return [_bytes_of(tensor) for tensor in made_contiguous if isinstance(tensor, Tensor) and not _is_dense(tensor)]
+
+
+def _is_dense(tensor: Tensor) -> bool:
+    """Return whether a tensor is contiguous, or consists of images in the format of channels last."""
+    is_image = tensor.dim() == _IMAGE_DIMENSIONS
+    return tensor.is_contiguous() or (is_image and tensor.is_contiguous(memory_format=torch.channels_last))
+
+
+def _bytes_of(tensor: Tensor) -> int:
+    return tensor.numel() * tensor.element_size()
+
+
+def _is_matrix_of_blas(matrix: Tensor) -> bool:
+    """Return whether cuBLAS reads a matrix, or a batch of matrices, in place (``cuda/Blas.cpp``).
+
+    The elements of a row or of a column must be neighbours, and rows (columns) must not overlap.
+    """
+    (rows, columns), (row_stride, column_stride) = matrix.shape[-2:], matrix.stride()[-2:]
+    if matrix.is_contiguous() and 0 not in matrix.stride()[-2:]:
+        return True
+    by_row = (column_stride == 1 or columns == 1) and (row_stride >= max(1, columns) or rows == 1)
+    by_column = (row_stride == 1 or rows == 1) and (column_stride >= max(1, rows) or columns == 1)
+    return by_row or by_column
+
+
+def convolution_bytes(func: OpOverload, args: Sequence[Any], outputs: Sequence[Tensor]) -> int:
+    """Return the bytes of the images and the results of a convolution; 0 for any other operator.
+
+    The weight is left out, so that the same convolution is the largest one at every micro-batch size.
+    """
+    if func is _aten.convolution.default:
+        return sum(_bytes_of(tensor) for tensor in (args[0], *outputs))
+    return sum(_bytes_of(tensor) for tensor in args[:2]) if func is _aten.convolution_backward.default else 0
 
 
 def onednn_recurrent_workspace_bytes(args: Sequence[Any]) -> int:
@@ -99,10 +192,11 @@ def _rounded(value: int, multiple: int) -> int:
 def _flash_backward(args: Sequence[Any], outputs: Sequence[Tensor], profile: KernelProfile) -> Sequence[int | Bound]:
     """Workspaces of FlashAttention-2's ``mha_bwd``: the query's gradient in fp32, row sums, gradients per head."""
     del outputs, profile
-    query, key = args[1], args[2]
+    gradient, query, key, _, out = args[:5]
     batch, heads, length, width = query.shape
     rows = batch * heads * _rounded(length, 128)
     workspaces = [rows * _rounded(width, 32) * _FLOAT_BYTES, rows * _FLOAT_BYTES]
+    workspaces += [_bytes_of(tensor) for tensor in (gradient, out) if not _is_dense_by_token(tensor)]
     if key.shape[1] != heads:  # each query head's own, summed over the group afterwards
         workspaces += [batch * heads * key.shape[2] * width * query.element_size()] * 2
     return workspaces
@@ -111,12 +205,25 @@ def _flash_backward(args: Sequence[Any], outputs: Sequence[Tensor], profile: Ker
 def _efficient_backward(
     args: Sequence[Any], outputs: Sequence[Tensor], profile: KernelProfile
 ) -> Sequence[int | Bound]:
-    """Workspaces of ``_efficient_attention_backward``: ``delta`` per row, and fp32 sums of half gradients."""
+    """Workspaces of ``_efficient_attention_backward``: ``delta`` per row, and sums in fp32 of the query's gradient.
+
+    The sums are held in whole blocks (``gQ_strideM`` in ``kernel_backward.h``). In fp32 ``delta`` is the sum of a
+    product of gradient and result, and it is copied before; the kernels for half types compute it themselves.
+    """
     del outputs, profile
-    query = args[1]
+    gradient, query = args[:2]
     batch, heads, length, width = query.shape
+    block = 64 if width <= 64 else 128  # noqa: PLR2004 - the kernels' blocks
     delta = batch * heads * length * _FLOAT_BYTES
-    return [delta] if query.dtype is torch.float32 else [delta, batch * heads * length * width * _FLOAT_BYTES]
+    sums = batch * heads * _rounded(length, block) * _rounded(width, block) * _FLOAT_BYTES
+    products = delta * width + delta if query.dtype is torch.float32 else 0
+    workspaces = [delta, max(sums, products)]
+    return workspaces if _is_dense_by_token(gradient) else [*workspaces, _bytes_of(gradient)]
+
+
+def _is_dense_by_token(heads: Tensor) -> bool:
+    """Return whether all heads of a token are neighbours; attention kernels copy other gradients and results."""
+    return heads.transpose(1, 2).is_contiguous()
 
 
 def _cudnn_attention_backward(
@@ -167,6 +274,94 @@ def _sorted_index_put(args: Sequence[Any], outputs: Sequence[Tensor], profile: K
     return [max(index.numel() for index in indices) * _INDEX_BYTES] * 4 if accumulates and indices else []
 
 
+def _softmax_backward(args: Sequence[Any], outputs: Sequence[Tensor], profile: KernelProfile) -> Sequence[int | Bound]:
+    """Workspace of ``SoftMax.cu``: the product of the gradient and the result."""
+    del outputs, profile
+    gradient, result = args[:2]
+    return [result.numel() * max(gradient.element_size(), result.element_size())]
+
+
+def _like_input(times: int) -> Workspace:
+    """Return a workspace of ``times`` the first argument, which functions hold that are several kernels."""
+
+    def workspace(args: Sequence[Any], outputs: Sequence[Tensor], profile: KernelProfile) -> Sequence[int | Bound]:
+        del outputs, profile
+        return [_bytes_of(args[0])] * times
+
+    return workspace
+
+
+def _safe_softmax(args: Sequence[Any], outputs: Sequence[Tensor], profile: KernelProfile) -> Sequence[int | Bound]:
+    """Workspace of ``_safe_softmax``: a byte for each value, whether it is masked."""
+    del outputs, profile
+    return [args[0].numel()]
+
+
+def _sum(args: Sequence[Any], outputs: Sequence[Tensor], profile: KernelProfile) -> Sequence[int | Bound]:
+    """Workspaces of sums: Booleans and small integers are converted to 64 bits first."""
+    del outputs
+    values = args[0]
+    if not values.dtype.is_floating_point:
+        return [values.numel() * _INDEX_BYTES] if values.element_size() < _INDEX_BYTES else []
+    others = tuple(range(values.dim() - 1))
+    over_rows = len(args) > 1 and others and tuple(sorted(dim % values.dim() for dim in args[1] or ())) == others
+    return _sums_of_rows(values, profile) if over_rows and values.is_contiguous() else []
+
+
+_THREADS_OF_A_BLOCK = 512
+_THREADS_OF_A_WARP = 32
+_VALUES_OF_A_THREAD = 16
+
+
+def _sums_of_rows(rows: Tensor, profile: KernelProfile) -> list[int | Bound]:
+    """Workspace of ``Reduce.cuh`` where a bias' gradient is summed: each block of threads writes its partial sums.
+
+    ``setReduceConfig`` shares the rows among blocks until they fill the card, or until a thread has 16 values left.
+    The buffer is as large as all blocks times all sums. Below 16 values for each of the threads that sum a column there
+    is none; it is counted all the same, because the list of blocks must not depend on the micro-batch size.
+    """
+    columns = rows.shape[-1]
+    threads = _resident_threads(profile)
+    if not columns or not threads:
+        return []
+    vector = next(count for count in (4, 2, 1) if columns % count == 0)
+    lanes = min(_THREADS_OF_A_WARP, 1 << (columns // vector).bit_length() - 1)
+    sums = lanes * vector
+    across, most = -(-columns // sums), threads * vector // _THREADS_OF_A_BLOCK
+    if across > most:
+        return []
+    share = sums * _FLOAT_BYTES
+    rows_of_a_block = _THREADS_OF_A_BLOCK // sums * _VALUES_OF_A_THREAD
+    return [
+        Bound(
+            unbounded_bytes=rows.numel() * -(-share // rows_of_a_block),
+            max_bytes=columns * share * -(-most // across),
+        )
+    ]
+
+
+_RESIDENT_THREADS: Mapping[int, int] = {7: 80 * 2048, 8: 128 * 1536, 9: 132 * 2048, 10: 148 * 2048, 12: 170 * 1536}
+"""By the major part of the compute capability: threads that a large card runs at once."""
+
+
+def _resident_threads(profile: KernelProfile) -> int:
+    """Return the threads that a large card of a profile runs at once; 0 where the kernel divides its work otherwise."""
+    if profile.kind == "rocm":
+        return 0
+    return (
+        108 * 2048
+        if profile.compute_capability == (8, 0)
+        else _RESIDENT_THREADS.get(profile.compute_capability[0], max(_RESIDENT_THREADS.values()))
+    )
+
+
+def _roll(args: Sequence[Any], outputs: Sequence[Tensor], profile: KernelProfile) -> Sequence[int | Bound]:
+    """Workspace of rolls over several dimensions, which are done one after the other."""
+    del outputs, profile
+    several = len(args) > 2 and len(args[2]) > 1  # noqa: PLR2004 - (self, shifts, dims)
+    return [_bytes_of(args[0])] if several else []
+
+
 _CHUNK = 65536
 
 
@@ -196,9 +391,9 @@ def _transposed(tensors: Sequence[Tensor], *, groups: int, profile: KernelProfil
     needed = (8, 0) if images.dtype in {torch.float32, torch.bfloat16} else (7, 0)
     if groups != 1 or profile.compute_capability < needed or images.dtype is torch.float64:
         return []
-    if images.dim() == 4 and images.is_contiguous(memory_format=torch.channels_last):  # noqa: PLR2004 - (n, c, h, w)
+    if images.dim() == _IMAGE_DIMENSIONS and images.is_contiguous(memory_format=torch.channels_last):
         return []
-    return [sum(tensor.numel() * tensor.element_size() for tensor in tensors)]
+    return [sum(_bytes_of(tensor) for tensor in tensors)]
 
 
 _WORKSPACES: Mapping[OpOverload, Workspace] = {
@@ -209,6 +404,14 @@ _WORKSPACES: Mapping[OpOverload, Workspace] = {
     _aten.index_put_.default: _sorted_index_put,
     _aten.index_put.default: _sorted_index_put,
     FOREACH_NORM: _foreach_norm,
+    SOFTMAX_BACKWARD: _softmax_backward,
+    SAFE_SOFTMAX: _safe_softmax,
+    _aten.logsumexp.default: _like_input(1),
+    _aten.mse_loss.default: _like_input(1),
+    _aten.binary_cross_entropy_with_logits.default: _like_input(2),
+    _aten.roll.default: _roll,
+    _aten.sum.default: _sum,
+    _aten.sum.dim_IntList: _sum,
     _aten.convolution.default: _convolution,
     _aten.convolution_backward.default: _convolution_backward,
 }

@@ -333,6 +333,7 @@ def _build_trace(tracer: Tracer, micro_batch_size: int, spec: WorkloadSpec, *, a
         decisions="cuda" if tracer.device_type == "cuda" else "cpu",
         notes=tuple(_notes(tracer, spec)),
         bounds=recorder.bounds,
+        largest_convolution_bytes=tracer.largest_convolution_bytes,
     )
 
 

@@ -90,4 +90,10 @@ def _scaled(trace: Trace, size: int) -> Trace:
             sizes[block] = max(nbytes, grown)
         if block in trace.bounds:
             sizes[block] = min(sizes[block], trace.bounds[block].max_bytes)
-    return trace.model_copy(update={"micro_batch_size": size, "sizes": tuple(sizes)})
+    return trace.model_copy(
+        update={
+            "micro_batch_size": size,
+            "sizes": tuple(sizes),
+            "largest_convolution_bytes": trace.largest_convolution_bytes * size // trace.micro_batch_size,
+        }
+    )
