@@ -85,3 +85,16 @@ FLASH_ATTENTION_BACKWARD: OpOverload = _aten._scaled_dot_product_flash_attention
 FOREACH_NORM: OpOverload = _aten._foreach_norm.Scalar  # noqa: SLF001
 GROUPED_MM: OpOverload = _aten._grouped_mm.default  # noqa: SLF001
 LOCAL_SCALAR_DENSE: OpOverload = _aten._local_scalar_dense.default  # noqa: SLF001
+CTC_LOSS: frozenset[OpOverload] = frozenset({_aten._ctc_loss.default, _aten._ctc_loss.Tensor})  # noqa: SLF001
+CTC_LOSS_IS_OF_LIBRARY: frozenset[OpOverload] = frozenset(
+    {
+        _aten._use_cudnn_ctc_loss.default,  # noqa: SLF001
+        _aten._use_cudnn_ctc_loss.Tensor,  # noqa: SLF001
+        _aten._use_miopen_ctc_loss.default,  # noqa: SLF001
+        _aten._use_miopen_ctc_loss.Tensor,  # noqa: SLF001
+    }
+)
+"""Whether cuDNN or MIOpen computes a CTC loss."""
+CTC_LOSS_BACKWARD: frozenset[OpOverload] = frozenset(
+    {_aten._ctc_loss_backward.default, _aten._ctc_loss_backward.Tensor}  # noqa: SLF001
+)
