@@ -354,6 +354,35 @@ def planned_shards(ranks: Ranks) -> Outcome:
     }
 
 
+def narrow_shards(ranks: Ranks) -> Outcome:
+    """FSDP in bf16, 64 samples in micro-batches of 1: the gradient of the window, beside those of other sums."""
+    samples = ragged(64)
+    model = gpt(torch.bfloat16)
+    shard(model, CPU, ranks.size)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    accumulation = GradientAccumulation(model, optimizer, ranks=ranks, lock_step=True)
+    window = [sliced(pad_tokens([sample])) for sample in samples[ranks.rank :: ranks.size]]
+    accumulation.accumulate(window, loss, weigh)
+    sums = [full_tensors(total) for total in accumulation.gradients.tensors()]
+    return {
+        "types": {(total.dtype, parameter.grad.dtype) for total, parameter in _with_gradients(accumulation)},
+        "sums": torch.cat([total.flatten() for total in sums]),
+        "truth": torch.cat([total.flatten() for total in _whole_sums(samples)]),
+    }
+
+
+def _with_gradients(accumulation: GradientAccumulation) -> list[tuple[Tensor, Any]]:
+    return list(zip(accumulation.gradients.tensors(), accumulation.parameters, strict=True))
+
+
+def _whole_sums(samples: list[Tensor]) -> list[Tensor]:
+    """The fp32 sums of the same micro-batches in one process, of the whole model in bf16."""
+    model = gpt(torch.bfloat16)
+    accumulation = GradientAccumulation(model, torch.optim.SGD(model.parameters(), lr=0.0))
+    accumulation.accumulate([sliced(pad_tokens([sample])) for sample in samples], loss, weigh)
+    return accumulation.gradients.tensors()
+
+
 def shards_that_average(ranks: Ranks) -> Outcome:
     """A model in shards with torch's own averaging: half the gradient on two ranks, if nobody objects."""
     model = gpt()
@@ -428,6 +457,7 @@ SCENARIOS: dict[str, Callable[[Ranks], Outcome]] = {
         sums_of_all_sizes,
         in_shards,
         planned_shards,
+        narrow_shards,
         shards_that_average,
     )
 }

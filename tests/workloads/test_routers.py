@@ -128,7 +128,11 @@ def test_a_factor_without_the_switch_is_refused() -> None:
     ("task", "config", "field"),
     [
         ("sequence-classification", {"model_type": "mixtral", **MIXTURES["mixtral"], **ROUTED}, "output_router_logits"),
-        ("seq2seq-lm", {"model_type": "nllb-moe", **ROUTED}, "output_router_logits"),
+        (
+            "seq2seq-lm",
+            {"model_type": "nllb-moe", "encoder_layerdrop": 0.0, "decoder_layerdrop": 0.0, **ROUTED},
+            "output_router_logits",
+        ),
         ("seq2seq-lm", {"model_type": "switch_transformers", "add_router_probs": True}, "add_router_probs"),
         ("causal-lm", {"model_type": "gpt2", "n_layer": 1, "n_embd": 8, "n_head": 1}, "output_router_logits"),
     ],

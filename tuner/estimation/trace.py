@@ -7,10 +7,11 @@ size.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from fractions import Fraction
+from itertools import accumulate
 from typing import Literal
 
 from pydantic import Field
@@ -88,6 +89,34 @@ class Trace(Document):
     def position(self, name: str) -> int:
         """Return the index into ``events`` of the first event of a section."""
         return next(mark.position for mark in self.marks if mark.name == name)
+
+    def with_parts(self, parts: Mapping[int, int]) -> Trace:
+        """Return this trace with blocks replaced by equal smaller ones, allocated and freed one after the other.
+
+        Args:
+            parts: how many blocks replace a block, by block.
+        """
+        if not parts:
+            return self
+        counts = [parts.get(block, 1) for block in range(len(self.sizes))]
+        first = list(accumulate(counts, initial=0))
+        blocks = [block for block, count in enumerate(counts) for _ in range(count)]
+        events: list[int] = []
+        positions = [0]
+        for event in self.events:
+            block = event if event >= 0 else ~event
+            numbers = range(first[block], first[block + 1])
+            events += numbers if event >= 0 else (~number for number in numbers)
+            positions.append(len(events))
+        return self.model_copy(
+            update={
+                "sizes": tuple(self.sizes[block] // counts[block] for block in blocks),
+                "categories": tuple(self.categories[block] for block in blocks),
+                "bounds": {first[block]: bound for block, bound in self.bounds.items()},
+                "events": tuple(events),
+                "marks": tuple(Mark(name=mark.name, position=positions[mark.position]) for mark in self.marks),
+            }
+        )
 
     def with_warm_up_update(self) -> Trace:
         """Return this trace with a copy of the measured update before it, as ``first-update``.

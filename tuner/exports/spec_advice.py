@@ -21,7 +21,7 @@ from tuner.schemas.workload import (
 )
 
 _MOST_PER_NODE = 8
-_WHOLE_SAMPLES = {"sequence-classification", "image-classification"}
+_WHOLE_SAMPLES = {"sequence-classification", "image-classification", "ctc", "contrastive"}
 """Tasks whose loss counts samples, not tokens."""
 _SWITCHES: dict[str, dict[str, bool]] = {
     "default": {},
@@ -126,6 +126,7 @@ def longest_sample(context: ExportContext) -> tuple[Advice, ...]:
     batch = spec_of(context).batch
     worst = [f"{batch.sequence_length} tokens"] if batch.sequence_length else []
     worst += [f"{batch.image_size} x {batch.image_size} pixels"] if batch.image_size else []
+    worst += [f"an audio_length of {batch.audio_length}"] if batch.audio_length else []
     if not worst:
         return ()
     message = (

@@ -25,6 +25,7 @@ from tuner.schemas.recommendation import (
 )
 from tuner.schemas.requests import TuningRequest
 from tuner.schemas.results import DeviceInfo, ExpectedPeaks, Outcome, ProbeResult
+from tuner.schemas.workload import BatchSpec
 from tuner.units import format_bytes
 
 _SHARED_DEVICE_BYTES = 64 * 1024**2
@@ -205,11 +206,18 @@ def _remedies(finished: FinishedTuning) -> list[str]:
         remedies.append("activation_checkpointing: true")
     if spec.precision == "fp32" and "precision" not in finished.what_if.estimated_fields:
         remedies.append("precision: bf16-mixed")
-    if spec.batch.sequence_length or spec.batch.image_size:
-        remedies.append("a shorter sequence_length" if spec.batch.sequence_length else "a smaller image_size")
+    remedies += _smaller_samples(spec.batch)
     if spec.optimizer.name != "sgd":
         remedies.append("an optimizer with less state (sgd)")
     return [*remedies, "a smaller model", "a larger memory limit or device"]
+
+
+def _smaller_samples(batch: BatchSpec) -> list[str]:
+    if batch.audio_length:
+        return ["a shorter audio_length"]
+    if batch.sequence_length:
+        return ["a shorter sequence_length"]
+    return ["a smaller image_size"] if batch.image_size else []
 
 
 def _estimated_remedies(what_ifs: tuple[WhatIf, ...]) -> list[str]:

@@ -26,6 +26,9 @@ TransformersTask = Literal[
     "sequence-classification",
     "token-classification",
     "image-classification",
+    "speech-seq2seq",
+    "ctc",
+    "contrastive",
 ]
 
 LONGEST_MODEL_NAME = 300
@@ -44,7 +47,8 @@ class TransformersModel(Document):
     kind: Literal["transformers"]
     """Selects this kind of model."""
     task: TransformersTask
-    """The head on the model, and so the batch and the loss: an `AutoModelFor...` class."""
+    """The head on the model, and so the batch and the loss: an `AutoModelFor...` class. `speech-seq2seq` writes the
+    text of audio (Whisper), `ctc` labels raw audio (wav2vec 2.0), `contrastive` matches images and texts (CLIP)."""
     config: Annotated[dict[str, JsonValue], Field(json_schema_extra=_HAS_MODEL_TYPE)]
     """Arguments of `AutoConfig.for_model`: `model_type`, any field of that configuration, and `attn_implementation`
     (`eager`, `sdpa`, ...), which determines the memory of long sequences."""
@@ -158,9 +162,12 @@ class BatchSpec(Document):
     """The worst case of one sample. The required fields depend on the model."""
 
     sequence_length: PositiveInt | None = None
-    """Tokens of the longest sample, after tokenisation. Needed by text models."""
+    """Tokens of the longest sample, after tokenisation. Needed by models with texts, also as the labels of speech."""
     image_size: PositiveInt | None = None
     """Height and width of the largest image, in pixels. Needed by image models."""
+    audio_length: PositiveInt | None = None
+    """Length of the longest recording: values of the waveform for models of raw audio (16,000 per second at 16 kHz),
+    frames for models of spectrograms (100 per second where they are 10 ms apart). Whisper's follows from its config."""
 
 
 class OptimizerSpec(Document):
@@ -200,9 +207,6 @@ class ParallelismSpec(Document):
     """Data-parallel ranks: one per device."""
     strategy: Literal["ddp", "fsdp"] = "ddp"
     """Distribution of the model: a full copy on each rank (`ddp`), or shards (`fsdp`)."""
-
-
-_TEXT_TASKS = {"causal-lm", "masked-lm", "seq2seq-lm", "sequence-classification", "token-classification"}
 
 
 class WorkloadSpec(Document):
@@ -254,7 +258,7 @@ class WorkloadSpec(Document):
     @staticmethod
     def _is_text(model: TransformersModel | ReferenceModel | PythonModel) -> bool:
         if isinstance(model, TransformersModel):
-            return model.task in _TEXT_TASKS
+            return model.task != "image-classification"
         return isinstance(model, ReferenceModel) and isinstance(model.architecture, Gpt)
 
     @staticmethod

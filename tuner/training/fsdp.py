@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from tuner.errors import FieldProblem, SpecError, WorkloadError
@@ -21,16 +21,19 @@ from tuner.torch_internals import fsdp_parameter_groups
 def shard(model: nn.Module, device: torch.device, world_size: int) -> None:
     """Shard every parameter over the ranks: each member of a ``ModuleList`` (a block) by itself, then the rest.
 
-    Gradients are summed over the ranks, not averaged: losses are already divided by the global weight.
+    Gradients are summed over the ranks, not averaged: losses are already divided by the global weight. Gradients of
+    parameters narrower than fp32 are summed in fp32, and rounded once.
 
     Raises:
         SpecError: when the model has parameters that cannot be sharded.
     """
     mesh = init_device_mesh(device.type, (world_size,))
+    narrow = any(parameter.dtype.itemsize < torch.float32.itemsize for parameter in model.parameters())
+    policy = MixedPrecisionPolicy(reduce_dtype=torch.float32 if narrow else None)
     try:
         for block in _blocks(model):
-            fully_shard(block, mesh=mesh)
-        fully_shard(model, mesh=mesh)
+            fully_shard(block, mesh=mesh, mp_policy=policy)
+        fully_shard(model, mesh=mesh, mp_policy=policy)
     except ValueError as error:  # a parameter without dimensions, say
         raise SpecError([FieldProblem("parallelism.strategy", f"fsdp cannot shard this model: {error}")]) from None
     for module in model.modules():

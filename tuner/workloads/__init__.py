@@ -3,8 +3,9 @@
 ``build`` chooses by `model.kind` of the spec:
 
 1. `reference`: ``reference`` has small models in plain torch, for tests and demos;
-2. `transformers`: ``hugging_face`` builds an architecture from a configuration with random weights; ``config_fields``
-   and ``config_safety`` check the configuration, ``routers`` adds the auxiliary loss of a mixture of experts, and
+2. `transformers`: ``hugging_face`` builds an architecture from a configuration with random weights; ``speech`` and
+   ``contrastive`` have the tasks with audio and with pairs; ``config_fields``, ``published_fields`` and
+   ``config_safety`` check the configuration, ``routers`` adds the auxiliary loss of a mixture of experts, and
    ``transformers_import`` makes the import of transformers faster;
 3. `python`: ``python_target`` calls the factory that the user names.
 
@@ -16,5 +17,5 @@ Where a new thing goes: a kind of model, ``tuner.schemas.workload`` (its documen
 ``build``; a task of transformers, ``hugging_face``; a part of the contract, ``base``, as an optional protocol.
 
 The package may import ``schemas`` and ``system``, neither ``hardware`` nor ``planning``. Most modules import torch;
-``preload``, ``config_fields`` and ``transformers_import`` do not, nor does importing the package.
+``preload``, ``config_fields``, ``published_fields`` and ``transformers_import`` do not, nor does importing the package.
 """

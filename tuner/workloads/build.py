@@ -25,9 +25,6 @@ def build_workload(spec: WorkloadSpec) -> Workload:
         SpecError: when a field names an unknown object, or fields contradict each other.
         WorkloadError: when a ``python`` target breaks the contract.
     """
-    if spec.precision == "bf16" and spec.parallelism.strategy == "fsdp":
-        message = "bf16 needs fp32 sums of the gradients, which fsdp does not support: use bf16-mixed"
-        raise SpecError([FieldProblem("precision", message, spec.precision)])
     model, recompute = spec.model, spec.activation_checkpointing
     match model:
         case ReferenceModel():

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from tuner.errors import FieldProblem, SpecError
+from tuner.workloads.published_fields import changes_nothing
 
 ConfigClass: TypeAlias = Any
 """A subclass of ``transformers.PreTrainedConfig``; transformers ships no usable types."""
@@ -69,7 +70,7 @@ _LABELS = {"id2label", "label2id"}
 _PER_LAYER = "per_layer_config"
 _SETTABLE = {"num_labels", "output_attentions", "rope_scaling", _PER_LAYER}
 """Properties of every configuration that can be set like a field."""
-_ALWAYS_ACCEPTED = {"decoder_start_token_id", ATTENTION, EXPERTS, "model_type"}
+_ALWAYS_ACCEPTED = {"decoder_start_token_id", ATTENTION, EXPERTS, "model_type", "tie_word_embeddings"}
 """Fields that every configuration accepts, though not all have such an attribute by default."""
 _UNDECLARED = {"head_dim", "rope_theta", "partial_rotary_factor"}
 """Fields that some models read (Qwen3-MoE, DBRX) though their configurations do not declare them."""
@@ -111,6 +112,8 @@ def check_fields(fields: Fields, config_class: ConfigClass, default: Any, path: 
     _refuse_loading(fields, path)
     for name, value in fields.items():
         at = f"{path}.{name}"
+        if _has_no_effect(name, fields, config_class, default):
+            continue
         _require_field(name, value, config_class, default, path)
         if name == _PER_LAYER and isinstance(value, Mapping):
             for layer, inner in value.items():
@@ -183,8 +186,30 @@ def _require_field(name: str, value: object, config_class: ConfigClass, default:
     if not isinstance(value, (Mapping, list)) and name in _read_by_models(config_class):
         return
     near = difflib.get_close_matches(name, known_fields(config_class, default), n=3, cutoff=_SIMILARITY)
-    hint = f"; did you mean {' or '.join(near)}?" if near else ""
+    hint = f"; did you mean {' or '.join(near)}?" if near else ", and no code of its models reads it: leave it out"
     raise _problem(f"{path}.{name}", f"is not a field of {config_class.__name__}{hint}", value)
+
+
+def _has_no_effect(name: str, fields: Fields, config_class: ConfigClass, default: object) -> bool:
+    """Return whether a field is none of the class, and leaves the model as it is."""
+    value = fields[name]
+    if hasattr(config_class, name) or name in known_fields(config_class, default):
+        return False
+    if name in _generation_parameters() and not isinstance(value, Mapping):
+        return True
+
+    def value_of(other: str) -> object:
+        return fields.get(other, _value_of(default, other))
+
+    return changes_nothing(name, value, config_class.model_type, value_of)
+
+
+@cache
+def _generation_parameters() -> frozenset[str]:
+    """The parameters of generation, which transformers 4 wrote into configurations; training reads none."""
+    from transformers import GenerationConfig  # noqa: PLC0415 - takes a second to import
+
+    return frozenset(name for name in vars(GenerationConfig()) if not name.startswith("_"))
 
 
 @cache

@@ -20,7 +20,8 @@ from tuner.workloads.base import (
     summed_cross_entropy,
 )
 from tuner.workloads.config_fields import check_fields
-from tuner.workloads.config_safety import check_config, check_model, offline
+from tuner.workloads.config_safety import check_config, check_model, configs_within, offline
+from tuner.workloads.contrastive import ContrastiveWorkload
 from tuner.workloads.reference import NextTokenWorkload
 from tuner.workloads.routers import (
     ROUTER_TERM,
@@ -31,6 +32,7 @@ from tuner.workloads.routers import (
     router_loss_error,
     wants_router_loss,
 )
+from tuner.workloads.speech import CtcWorkload, speech_seq2seq_inputs
 from tuner.workloads.transformers_import import forbid_hub_kernels
 
 TransformersConfig: TypeAlias = Any
@@ -45,8 +47,14 @@ _AUTO_CLASSES: dict[TransformersTask, str] = {
     "sequence-classification": "AutoModelForSequenceClassification",
     "token-classification": "AutoModelForTokenClassification",
     "image-classification": "AutoModelForImageClassification",
+    "speech-seq2seq": "AutoModelForSpeechSeq2Seq",
+    "ctc": "AutoModelForCTC",
+    "contrastive": "AutoModelForZeroShotImageClassification",
 }
 
+_POSITIONS = ("max_position_embeddings", "max_target_positions")
+"""Longest text of a model; the second is that of a decoder which reads speech."""
+_LAYER_DROPS = ("layerdrop", "encoder_layerdrop", "decoder_layerdrop")
 _FEWEST_CLASSES = 2
 _FEWEST_TOKENS = 2
 """Fewest tokens of a sample with a next token to predict."""
@@ -199,7 +207,9 @@ def build_config(model: TransformersModel, batch: BatchSpec) -> TransformersConf
     config.architectures = config.architectures or []  # of several models for a task (DeiT's) the first is used
     check_config(config)
     require_router_fields(fields, config)
-    _check_positions(config, batch)
+    _refuse_dropped_layers(config)
+    if model.task != "ctc":  # whose labels have no positions
+        _check_positions(config, batch)
     _check_classes(config, model.task)
     return config
 
@@ -211,13 +221,26 @@ def _closest(model_type: str) -> str:
     return f"did you mean {' or '.join(near)}?" if near else "for example gpt2, bert, llama, vit, resnet"
 
 
+def _refuse_dropped_layers(config: TransformersConfig) -> None:
+    for path, inner in configs_within(config):
+        for name in _LAYER_DROPS:
+            rate = getattr(inner, name, None) or 0.0
+            if rate > 0.0:
+                message = "would leave out layers at random, so that no probe is sure to be the worst case: set it to 0"
+                raise _problem(f"{path}.{name}", message, rate)
+
+
 def _check_positions(config: TransformersConfig, batch: BatchSpec) -> None:
-    limit = getattr(config, "max_position_embeddings", None)
-    if not isinstance(limit, int) or limit <= 0:  # xlnet says -1: any length
-        return
-    if batch.sequence_length and batch.sequence_length > limit:
-        message = f"is {limit} in this config, below batch.sequence_length {batch.sequence_length}"
-        raise _problem("config.max_position_embeddings", message)
+    path, text = "config", config
+    if hasattr(config, "text_config"):
+        path, text = "config.text_config", config.text_config
+    for name in _POSITIONS:
+        limit = getattr(text, name, None)
+        if not isinstance(limit, int) or limit <= 0:  # xlnet says -1: any length
+            continue
+        if batch.sequence_length and batch.sequence_length > limit:
+            message = f"is {limit} in this config, below batch.sequence_length {batch.sequence_length}"
+            raise _problem(f"{path}.{name}", message)
 
 
 def _check_classes(config: TransformersConfig, task: TransformersTask) -> None:
@@ -295,8 +318,14 @@ def transformers_workload(model: TransformersModel, batch: BatchSpec, *, recompu
         raise router_loss_error(config, f"only causal-lm trains a router loss, not {model.task}")
     if model.task == "causal-lm":
         return (RoutedWorkload if wants_router_loss(config) else CausalWorkload)(build, length, config)
+    if model.task == "ctc":
+        return CtcWorkload(build, config, batch)
+    if model.task == "contrastive":
+        return ContrastiveWorkload(build, config, batch)
     if model.task == "image-classification":
         inputs = _image_inputs(config, batch)
+    elif model.task == "speech-seq2seq":
+        inputs = speech_seq2seq_inputs(config, batch)
     else:
         inputs = _text_inputs(config, length, paired=model.task == "seq2seq-lm")
         if model.task == "sequence-classification" and config.is_encoder_decoder:
@@ -350,6 +379,8 @@ def _labels(task: TransformersTask, classes: int) -> Callable[[dict[str, Tensor]
         "seq2seq-lm": lambda inputs: inputs["decoder_input_ids"],
         "token-classification": lambda inputs: inputs["input_ids"] % classes,
     }
+    if task == "speech-seq2seq":
+        return lambda inputs: inputs["decoder_input_ids"].clone()  # the mask is that of the audio
     maker = makers.get(task)
     if maker is None:
         return lambda inputs: torch.randint(0, classes, (len(next(iter(inputs.values()))),))

@@ -203,6 +203,15 @@ def test_a_plan_gives_shards_as_many_micro_batches_on_every_rank(both: Outcomes)
             torch.testing.assert_close(outcome["planned_shards"]["weights"][name], truth, rtol=1e-4, atol=1e-5)
 
 
+def test_shards_in_bf16_are_summed_in_fp32(both: Outcomes) -> None:
+    """The sums of 64 micro-batches are those of one process, but for the rounding of each pair of ranks' gradients."""
+    for outcome in both:
+        seen = outcome["narrow_shards"]
+        assert seen["types"] == {(torch.float32, torch.bfloat16)}
+        error = (seen["sums"] - seen["truth"]).norm() / seen["truth"].norm()
+        assert float(error) < 0.002  # added up in bf16: above 0.01
+
+
 def test_shards_go_into_a_checkpoint_whole_and_come_back(both: Outcomes) -> None:
     """Weights and optimizer state, by the numbers that a whole model gives them, bit for bit."""
     seen = both[0]["in_shards"]

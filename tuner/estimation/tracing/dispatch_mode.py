@@ -17,6 +17,9 @@ from tuner.estimation.tracing.known_values import KnownValues, map_tensors, tens
 from tuner.estimation.tracing.recorder import Recorder
 from tuner.estimation.tracing.shape_cache import ShapeCache
 from tuner.estimation.tracing.torch_internals import (
+    CTC_LOSS,
+    CTC_LOSS_BACKWARD,
+    CTC_LOSS_IS_OF_LIBRARY,
     GROUPED_MM,
     LOCAL_SCALAR_DENSE,
     DynamicOutputShapeException,
@@ -113,6 +116,8 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch's own 
             return args[0].device
         if func is _ITEM:
             return self.values.scalar(args[0])
+        if func in CTC_LOSS_IS_OF_LIBRARY:
+            return False  # transformers turns cuDNN off, and cuDNN takes no labels of 64 bits
         self._label_activations()
         if func is not _LIFT_FRESH:
             args = tuple(map_tensors(argument, self._to_fake) for argument in args)
@@ -132,6 +137,11 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch's own 
         try:
             if func is GROUPED_MM and args[0].dtype in _GROUPED_TYPES:
                 outputs = self._grouped_product(*args, **kwargs)
+            elif func in CTC_LOSS:
+                outputs = self._ctc_loss(args[0], args[3])
+            elif func in CTC_LOSS_BACKWARD:
+                with self.fakes:
+                    outputs = torch.empty_like(args[1], memory_format=torch.contiguous_format)
             else:
                 outputs = self._shapes.run(self.fakes, func, args, kwargs)
         except DynamicOutputShapeException:
@@ -199,6 +209,20 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch's own 
         stride = (rows * width, width, 1)[-len(shape) :]
         with self.fakes:
             return torch.empty_strided(shape, stride, dtype=left.dtype, device=left.device)
+
+    def _ctc_loss(self, log_probs: Tensor, target_lengths: Tensor | Sequence[int]) -> tuple[Tensor, Tensor]:
+        """Make the losses and the forward variables of CTC, as ``LossCTC.cu`` of torch 2.13 allocates them.
+
+        Raises:
+            EstimateError: when the numbers of labels are not known.
+        """
+        longest = self.values.largest(target_lengths) if isinstance(target_lengths, Tensor) else max(target_lengths)
+        if longest is None:
+            raise EstimateError("the numbers of labels of a CTC loss must follow from the batch")
+        frames, samples, _ = log_probs.shape
+        with self.fakes:
+            losses, alphas = log_probs.new_empty(samples), log_probs.new_empty(samples, frames, 2 * longest + 1)
+        return losses, alphas
 
     def _to_fake(self, tensor: Tensor) -> Tensor:
         if isinstance(tensor, FakeTensor):

@@ -14,6 +14,7 @@ from torch import Tensor
 from tuner.estimation.trace import Bound
 from tuner.estimation.tracing.torch_internals import (
     ADDMM_ACTIVATION,
+    CTC_LOSS_BACKWARD,
     CUDNN_ATTENTION_BACKWARD,
     EFFICIENT_ATTENTION_BACKWARD,
     FLASH_ATTENTION_BACKWARD,
@@ -396,6 +397,13 @@ def _transposed(tensors: Sequence[Tensor], *, groups: int, profile: KernelProfil
     return [sum(_bytes_of(tensor) for tensor in tensors)]
 
 
+def _ctc_backward(args: Sequence[Any], outputs: Sequence[Tensor], profile: KernelProfile) -> Sequence[int | Bound]:
+    """Workspace of ``LossCTC.cu``: the backward variables, as many as the forward variables."""
+    del outputs, profile
+    alphas = args[6]
+    return [alphas.numel() * alphas.element_size()]
+
+
 _WORKSPACES: Mapping[OpOverload, Workspace] = {
     FLASH_ATTENTION_BACKWARD: _flash_backward,
     EFFICIENT_ATTENTION_BACKWARD: _efficient_backward,
@@ -414,6 +422,7 @@ _WORKSPACES: Mapping[OpOverload, Workspace] = {
     _aten.sum.dim_IntList: _sum,
     _aten.convolution.default: _convolution,
     _aten.convolution_backward.default: _convolution_backward,
+    **dict.fromkeys(CTC_LOSS_BACKWARD, _ctc_backward),
 }
 
 

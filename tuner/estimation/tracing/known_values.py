@@ -109,15 +109,23 @@ class KnownValues:
             return 1
         return 1.0
 
+    def largest(self, tensor: Tensor) -> int | None:
+        """Return the largest of known whole numbers; None if they are unknown."""
+        value = self.value_of(tensor)
+        if value is None:
+            return None
+        with unset_fake_temporarily():
+            return int(value.max())
+
     def propagate(self, func: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any], outputs: Any) -> None:  # noqa: ANN401 - an operator's results
         """Set the values of the results of ``func`` if those of its arguments are known."""
         inputs = list(tensors_in((*args, *kwargs.values())))
         if any(self.value_of(tensor) is None for tensor in inputs) or torch.Tag.nondeterministic_seeded in func.tags:
-            self._invalidate_written(func, inputs)
+            self._invalidate_written(func, args, kwargs)
             return
         results = list(tensors_in((outputs,)))
         if func in _WITHOUT_VALUES or not results or not all(map(_is_small, results)):
-            self._invalidate_written(func, inputs)
+            self._invalidate_written(func, args, kwargs)
             return
         values = self.compute(func, args, kwargs)
         for result, value in zip(results, tensors_in((values,)), strict=False):
@@ -140,15 +148,22 @@ class KnownValues:
         value = self.value_of(tensor)
         return tensor if value is None else value
 
-    def _invalidate_written(self, func: OpOverload, inputs: list[Tensor]) -> None:
+    def _invalidate_written(self, func: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         """Invalidate tensors to which unknown values may have been written, and their views."""
         if not schema_of(func).is_mutable or func in _KEEPS_VALUES:
             return
-        for tensor in inputs:
+        for tensor in tensors_in(_written(func, args, kwargs)):
             value = self.value_of(tensor)
             if value is not None and isinstance(tensor, FakeTensor):
                 self._invalidated[value.untyped_storage().data_ptr()] = value
                 delattr(tensor, _ATTRIBUTE)
+
+
+def _written(func: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[Any]:
+    """Yield the arguments that ``func`` writes to."""
+    for index, declared in enumerate(schema_of(func).arguments):
+        if declared.alias_info is not None and declared.alias_info.is_write:
+            yield args[index] if index < len(args) else kwargs.get(declared.name)
 
 
 def _is_small(tensor: Tensor) -> bool:

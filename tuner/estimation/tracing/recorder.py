@@ -22,6 +22,7 @@ class Recorder:
         sizes: bytes requested, by block.
         categories: categories that are known so far, by block.
         bounds: upper bounds, by block.
+        parts: numbers of equal blocks that a recorded one stands for, by block.
         live: the allocated blocks, by the key of their storage.
         marks: as in ``Trace``.
     """
@@ -31,6 +32,7 @@ class Recorder:
         self.sizes: list[int] = []
         self.categories: dict[int, Category] = {}
         self.bounds: dict[int, Bound] = {}
+        self.parts: dict[int, int] = {}
         self.live: dict[int, int] = {}
         self.marks: list[Mark] = []
         self._references: dict[int, weakref.ref[torch.UntypedStorage]] = {}
@@ -117,6 +119,13 @@ class Recorder:
             block = self.block_of(tensor)
             if block is not None:
                 self.categories.setdefault(block, category)
+
+    def divide(self, tensor: Tensor, parts: int, *, kept: int) -> None:
+        """Record the block of ``tensor`` as equal parts, of which only ``kept`` are allocated. Once for each block."""
+        block = self.block_of(tensor)
+        if block is not None and block not in self.parts:
+            self.sizes[block] = self.sizes[block] // parts * kept
+            self.parts[block] = kept
 
     def stop(self) -> None:
         """Stop recording frees."""

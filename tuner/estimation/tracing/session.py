@@ -22,6 +22,7 @@ from tuner.estimation.tracing.dispatch_mode import OPERATOR_NOTE, Tracer
 from tuner.estimation.tracing.fake_device import (
     FakeDevice,
     emulate_cuda,
+    grouped_scans,
     without_cudnn_in_recurrent_layers,
     without_dropout_in_attention,
 )
@@ -217,6 +218,7 @@ class UpdateTrace:
             _translate_errors(),
             _without_garbage_collection(),
             values_read_by_transformers(),
+            grouped_scans(tracer.recorder),
             self._emulated_cuda(),
             tracer.fakes,
             tracer,
@@ -334,7 +336,7 @@ def _build_trace(tracer: Tracer, micro_batch_size: int, spec: WorkloadSpec, *, a
         notes=tuple(_notes(tracer, spec)),
         bounds=recorder.bounds,
         largest_convolution_bytes=tracer.largest_convolution_bytes,
-    )
+    ).with_parts(recorder.parts)
 
 
 def _notes(tracer: Tracer, spec: WorkloadSpec) -> Iterator[str]:

@@ -92,3 +92,16 @@ RMS_NORM_BACKWARD: OpOverload = _aten._fused_rms_norm_backward.default  # noqa: 
 SAFE_SOFTMAX: OpOverload = _aten._safe_softmax.default  # noqa: SLF001
 SOFTMAX: OpOverload = _aten._softmax.default  # noqa: SLF001
 SOFTMAX_BACKWARD: OpOverload = _aten._softmax_backward_data.default  # noqa: SLF001
+CTC_LOSS: frozenset[OpOverload] = frozenset({_aten._ctc_loss.default, _aten._ctc_loss.Tensor})  # noqa: SLF001
+CTC_LOSS_IS_OF_LIBRARY: frozenset[OpOverload] = frozenset(
+    {
+        _aten._use_cudnn_ctc_loss.default,  # noqa: SLF001
+        _aten._use_cudnn_ctc_loss.Tensor,  # noqa: SLF001
+        _aten._use_miopen_ctc_loss.default,  # noqa: SLF001
+        _aten._use_miopen_ctc_loss.Tensor,  # noqa: SLF001
+    }
+)
+"""Whether cuDNN or MIOpen computes a CTC loss."""
+CTC_LOSS_BACKWARD: frozenset[OpOverload] = frozenset(
+    {_aten._ctc_loss_backward.default, _aten._ctc_loss_backward.Tensor}  # noqa: SLF001
+)

@@ -43,6 +43,11 @@ def _is_narrow(dtype: torch.dtype) -> bool:
     return dtype.is_floating_point and dtype.itemsize < torch.float32.itemsize
 
 
+def _own_part(tensor: Tensor) -> Tensor:
+    """Return the part of a tensor that this rank holds: its shard, or all of it."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
 class GradientSums(ABC):
     """The sums of one window at a time, one per parameter; None where a parameter had no gradient yet.
 
@@ -82,9 +87,9 @@ class GradientSums(ABC):
         """
         if self._buffers or not self._narrow:
             return
-        narrow = {index: self.parameters[index] for index in self._narrow}
+        narrow = {index: self.parameters[index].detach() for index in self._narrow}
         self._buffers = {index: torch.empty_like(parameter, dtype=torch.float32) for index, parameter in narrow.items()}
-        largest = max(narrow.values(), key=lambda parameter: parameter.numel())
+        largest = max(map(_own_part, narrow.values()), key=lambda part: part.numel())
         self._widened = torch.empty(largest.numel(), dtype=torch.float32, device=largest.device)
 
     @property
@@ -163,12 +168,13 @@ class GradientSums(ABC):
             parameter.grad = None
 
     def _add_narrow(self, index: int, gradient: Tensor) -> None:
-        """Add to an fp32 sum. Allocates nothing, so that it cannot run out of memory half-way."""
-        total = self.sums[index]
-        if total is None:
-            self.sums[index] = self._buffers[index].copy_(gradient)
+        """Add to an fp32 sum, of a shard too. Allocates nothing, so that it cannot run out of memory half-way."""
+        total, part = _own_part(self._buffers[index]), _own_part(gradient)
+        if self.sums[index] is None:
+            total.copy_(part)
+            self.sums[index] = self._buffers[index]
         elif self._widened is not None:
-            total.add_(self._widened[: gradient.numel()].view_as(gradient).copy_(gradient))
+            total.add_(self._widened[: part.numel()].view_as(part).copy_(part))
 
 
 class ScratchSums(GradientSums):

@@ -22,6 +22,8 @@ from tuner.workloads.base import IGNORED_LABEL, Workload
 from tuner.workloads.reference import NextTokenWorkload
 
 _MASK = "attention_mask"
+_MASKED = ("input_ids", "input_values", "input_features")
+"""Inputs that a mask may belong to, with the samples and the positions first."""
 _Arrays: TypeAlias = dict[str, Tensor]
 
 
@@ -96,8 +98,9 @@ def _chosen(data: ArraysData, found: dict[str, Tensor], example: dict[str, Tenso
     if unknown:
         raise data_problem("data.names", f"must name keys of the model's batch: {', '.join(example)}", unknown[0])
     arrays = {key: found[name] for key in example if (name := data.names.get(key, key)) in found}
-    if (ids := arrays.get("input_ids")) is not None:
-        made = {_MASK: torch.ones((), dtype=torch.int64).expand(ids.shape)} | ({"labels": ids} if causal else {})
+    if (ids := next((arrays[name] for name in _MASKED if name in arrays), None)) is not None:
+        ones = torch.ones((), dtype=torch.int64).expand(ids.shape[:2])
+        made = {_MASK: ones} | ({"labels": ids} if causal else {})
         arrays = {key: value for key, value in made.items() if key in example and key not in data.names} | arrays
     for key in example:
         if key not in arrays:
@@ -148,10 +151,11 @@ def _ranges(spec: WorkloadSpec, workload: Workload) -> dict[str, tuple[int, int]
         return {"labels": (0, architecture.classes)}
     if not isinstance(model, TransformersModel) or config is None:
         return {}
-    classes = config.num_labels if model.task.endswith("-classification") else config.vocab_size
     if model.task == "image-classification":
-        return {"labels": (IGNORED_LABEL, classes)}
-    return _token_ranges(config.vocab_size, classes)
+        return {"labels": (IGNORED_LABEL, config.num_labels)}
+    vocabulary_size = getattr(config, "text_config", config).vocab_size
+    classes = config.num_labels if model.task.endswith("-classification") else vocabulary_size
+    return _token_ranges(vocabulary_size, classes)
 
 
 def _token_ranges(vocabulary_size: int, labels: int) -> dict[str, tuple[int, int]]:

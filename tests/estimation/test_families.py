@@ -1,0 +1,105 @@
+"""Families of models with published configurations: each is probed on the CPU, and estimated for a card."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing
+from typing import Any
+
+import pytest
+
+from tests.support.factories import transformers_spec
+from tests.workloads.test_published_configs import (
+    CLIP,
+    DEBERTA_V3,
+    DEEPSEEK_V3,
+    GPT_OSS,
+    MAMBA,
+    MISTRAL,
+    QWEN3_MOE,
+    WAV2VEC2,
+    WHISPER,
+)
+from tuner.estimation.pool import EstimatePool
+from tuner.hardware.inventory import cpu
+from tuner.probing.supervisor import ProbeSupervisor
+from tuner.schemas.estimates import EstimateRequest, Verdict
+from tuner.schemas.requests import ProbeRequest
+from tuner.schemas.results import Outcome
+from tuner.schemas.workload import Precision, WorkloadSpec
+
+pytestmark = pytest.mark.usefixtures("forked")
+
+WIDE = {"hidden_size": 64, "intermediate_size": 64}
+TEXT = {"sequence_length": 16}
+RAW_AUDIO = {"sequence_length": 8, "audio_length": 1600}
+PLAIN_AUDIO: dict[str, Any] = {**WAV2VEC2, "apply_spec_augment": False}
+MAMBA2 = {"model_type": "mamba2", "num_heads": 8, "head_dim": 4, "hidden_size": 16, "state_size": 8, "n_groups": 1}
+MAMBA2 |= {"num_hidden_layers": 1, "vocab_size": 64, "chunk_size": 8}
+
+
+def family(task: str, config: dict[str, Any], precision: Precision, **batch: int) -> WorkloadSpec:
+    """A small model of a family."""
+    return transformers_spec(task, config, batch=batch or TEXT, precision=precision)
+
+
+FAMILIES = {
+    "deberta-v3": family("masked-lm", DEBERTA_V3, "bf16-mixed"),
+    "mixtral": family("causal-lm", {**MISTRAL, **WIDE}, "bf16-mixed"),
+    "qwen3-moe": family("causal-lm", {**QWEN3_MOE, **WIDE}, "bf16-mixed"),
+    "deepseek-v3": family("causal-lm", {**DEEPSEEK_V3, **WIDE}, "bf16-mixed"),
+    "gpt-oss": family("causal-lm", {**GPT_OSS, **WIDE}, "bf16-mixed"),
+    "mamba": family("causal-lm", MAMBA, "bf16-mixed"),
+    "mamba2": family("causal-lm", MAMBA2, "fp32"),
+    "whisper": family("speech-seq2seq", WHISPER, "bf16-mixed"),
+    "wav2vec2": family("ctc", PLAIN_AUDIO, "bf16-mixed", **RAW_AUDIO),
+    "wav2vec2, normalised by layer": family("ctc", {**PLAIN_AUDIO, "feat_extract_norm": "layer"}, "fp32", **RAW_AUDIO),
+    "clip": family("contrastive", CLIP, "bf16-mixed"),
+    "llama in shards of bf16": transformers_spec(
+        "causal-lm",
+        {"model_type": "llama", "num_hidden_layers": 2, "num_attention_heads": 2, "vocab_size": 64, **WIDE},
+        batch=TEXT,
+        precision="bf16",
+        parallelism={"world_size": 2, "strategy": "fsdp"},
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def pool(forked: None) -> Iterator[EstimatePool]:
+    """A process that traces."""
+    del forked
+    with closing(EstimatePool()) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def supervisor(forked: None) -> Iterator[ProbeSupervisor]:
+    """A process that probes."""
+    del forked
+    with ProbeSupervisor(cpu()) as running:
+        yield running
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_family_is_estimated_for_a_card(name: str, pool: EstimatePool) -> None:
+    """It is traced, and the size that was asked for fits."""
+    (found,) = pool.estimate(EstimateRequest(spec=FAMILIES[name], gpus=("A10G",), micro_batch_size=8)).gpus
+    assert found.feasible is Verdict.FITS, found.notes
+    assert found.peak is not None
+    assert found.peak.verdict is Verdict.FITS
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_family_is_probed_on_the_cpu(name: str, supervisor: ProbeSupervisor) -> None:
+    """Two updates of real micro-batches, within a budget."""
+    request = ProbeRequest(
+        spec=FAMILIES[name],
+        micro_batch_size=2,
+        samples_per_window=4,
+        device="cpu",
+        limit_bytes=1024**3,
+        timeout_seconds=300.0,
+    )
+    result = supervisor.run(request)
+    assert result.outcome is Outcome.FIT, result.message
