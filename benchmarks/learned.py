@@ -27,6 +27,7 @@ from statistics import fmean, median
 from typing import Any, TypeVar
 
 from tuner.hardware.inventory import find_device
+from tuner.planning.accumulation import probe_window
 from tuner.planning.driver import prepare_search
 from tuner.planning.fingerprint import installed_versions
 from tuner.planning.learning.correction import conditions_of, corrected
@@ -106,8 +107,9 @@ def sequence(host: Host, cases: Sequence[Case]) -> Iterator[Row]:
 
 
 def probes_of(found: Recommendation) -> Row:
-    """The probes of a tuning in order, as sizes and outcomes, and their counts."""
-    course = [[probe.micro_batch_size, probe.outcome.value] for probe in found.evidence.probes]
+    """The probes of a tuning's search in order, as sizes and outcomes, and their counts."""
+    searched = (probe for probe in found.evidence.probes if not probe.runs_plan)
+    course = [[probe.micro_batch_size, probe.outcome.value] for probe in searched]
     return {"probes": len(course), "ooms": found.timings.out_of_memory_probes, "course": course}
 
 
@@ -184,6 +186,7 @@ def _oracle_case(errors: Errors, shared: Sequence[float], random: Random, number
         return ProbeResult(
             micro_batch_size=size,
             accumulates=wanted.accumulates,
+            micro_batch_sizes=probe_window(wanted),
             outcome=Outcome.FIT if fits else Outcome.OOM,
             phase=Phase.DONE if fits else Phase.WARMUP,
             peak_allocated_bytes=round((constant + per_sample * size) * (1.0 + noise)) if fits else None,

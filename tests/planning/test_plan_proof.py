@@ -385,3 +385,12 @@ def test_a_plan_that_takes_more_than_its_largest_size_is_not_recommended(supervi
     assert plan_runs(found) == [((50, 49), Outcome.OOM)]
     assert plan_of(found).micro_batch_sizes == ((33, 33, 33),)
     assert found.evidence.plan_proof.endswith("fits, and the plan repeats one of smaller size, 33.")
+
+
+def test_a_size_that_was_not_requested_is_refused_once_the_search_has_ended() -> None:
+    """A runner that leaves out the plan's micro-batches gets an error, and does not run one probe for ever."""
+    course = new_tuning(100)
+    while not (probe := course.next_probe() or pytest.fail("no plan was run")).runs_plan:
+        course.record(device(37)(probe))
+    with pytest.raises(SearchError, match="the search has ended"):
+        course.record(probe_result(probe.micro_batch_size))

@@ -402,8 +402,8 @@ def led_by_a_late_estimate(after: int | None) -> Recommendation:
 
     prepare_search(course, lambda _: None, too_long)
     for probe in remaining_probes(course, late):
-        fits = probe.micro_batch_size <= 437
-        course.record(probe_result(probe.micro_batch_size, Outcome.FIT if fits else Outcome.OOM, None))
+        outcome = Outcome.FIT if probe.micro_batch_size <= 437 else Outcome.OOM
+        course.record(probe_result(probe.micro_batch_size, outcome, None, micro_batch_sizes=probe_window(probe)))
     return finish(course, largest=437)
 
 

@@ -233,8 +233,10 @@ class Tuning:
             self._require_plan(result.micro_batch_size)
         elif result.runs_plan:
             self._require_plan_to_run(result.micro_batch_sizes)
-        elif self._search.verdict is None or result.micro_batch_size != self._whole_share():
+        elif self._search.verdict is None:
             self._search.tell(result)
+        elif result.micro_batch_size != self._whole_share():
+            raise SearchError(f"the search has ended: no probe of {result.micro_batch_size} was requested")
         self._probes.append(result)
 
     def _size_to_confirm(self) -> int | None:

@@ -254,7 +254,7 @@ def test_a_tuning_learns_from_the_estimate_of_an_earlier_one(store: Store, start
     assert second.expected.correction is not None
     assert second.expected.correction.tunings == 1
     assert [answer.largest_micro_batch_size for answer in answers] == [30, 30]
-    assert [probe.micro_batch_size for probe in second.probes] == [30, 31]
+    assert [probe.micro_batch_size for probe in second.probes if not probe.runs_plan] == [30, 31]
     assert len(first.probes) > 2
 
 

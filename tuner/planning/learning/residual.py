@@ -20,7 +20,7 @@ def residual_of(recommendation: Recommendation, hardware: str) -> EstimateResidu
     """
     evidence, headroom = recommendation.evidence, recommendation.headroom
     expected = evidence.expected if evidence.warm_start is None else None
-    probes = [probe for probe in evidence.probes if probe.accumulates and not probe.measures_time]
+    probes = [probe for probe in evidence.probes if probe.accumulates and not probe.runs_plan]
     fit = _largest_fit(probes)
     failed = _smallest_failure(probes, fit)
     if expected is None or headroom is None or fit is None or failed is None:
