@@ -301,7 +301,7 @@ def figure_of(peak: PeakEstimate, figure: Figure) -> int:
     """The estimate of what was measured."""
     if figure == "allocated":
         return peak.allocated_bytes
-    return peak.reserved_bytes + (peak.breakdown.outside_allocator_bytes if figure == "device" else 0)
+    return peak.reserved_bytes + (peak.outside_allocator_bytes.expected if figure == "device" else 0)
 
 
 def interval_of(peak: PeakEstimate, case: Published) -> tuple[int, int]:

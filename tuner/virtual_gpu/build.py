@@ -102,6 +102,8 @@ def build(site_packages: Path, cache: Path | None = None) -> Path:
     try:
         cache = cache or user_cache_folder()
         folder = cache / f"virtual-gpu-{_digest(site_packages, compiler)}"
+        if folder.is_dir():
+            return folder
         cache.mkdir(parents=True, exist_ok=True)
         with FileLock(cache / ".compiling-virtual-gpu", fallback_to_soft=False):
             if not folder.is_dir():
