@@ -11,12 +11,14 @@ from pydantic import BeforeValidator, Field, PlainSerializer, model_validator
 from tuner.errors import VirtualGpuError
 from tuner.hardware.gpu_lookup import find_gpu
 from tuner.schemas.base import Document, NonNegativeFloat, NonNegativeInt, PositiveInt, load_document, typed_size
+from tuner.schemas.field_errors import described_pattern
 from tuner.schemas.gpus import MIB
 
 MOST_GPUS = 16
 """GPUs of a host: ``kMostGpus`` of ``sources/ledger.h``."""
 _FIGURES = tomllib.loads(Path(__file__).with_name("figures.toml").read_text(encoding="utf-8"))
 
+_ONE_LINE = described_pattern(r"^[^\n]+$", "must be one line")
 ByteSize = Annotated[int, Field(ge=0), BeforeValidator(typed_size), PlainSerializer(int)]
 """A number of bytes, which a file may also give as a size such as ``24GiB``."""
 GpuIndex = Annotated[int, Field(ge=0, lt=MOST_GPUS)]
@@ -30,7 +32,7 @@ class VirtualGpu(Document):
     for the fields that are left out.
     """
 
-    name: Annotated[str, Field(min_length=1, max_length=95, pattern=r"^[^\n]+$")]
+    name: Annotated[str, Field(min_length=1, max_length=95, pattern=_ONE_LINE)]
     """Name as `torch.cuda.get_device_name` reports it; NVML allows 95 characters."""
     compute_capability: tuple[Annotated[int, Field(ge=5, le=12)], Annotated[int, Field(ge=0, le=9)]]
     """Compute capability."""
