@@ -45,7 +45,7 @@ $(VENV)/browser: $(VENV)/torch
 	@touch $@
 
 test: $(VENV)/dev $(VENV)/docs $(VENV)/browser  ## Install what the tests need, and run them
-	$(BIN)/python -m pytest -n 2 --dist worksteal
+	$(BIN)/python -m pytest -n 3 --dist worksteal
 
 lint: $(VENV)/dev  ## Style, types and formatting
 	$(BIN)/ruff check .
