@@ -8,6 +8,7 @@ expected to be told.
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -26,6 +27,7 @@ def traced_on_cuda(cases: list[dict[str, Any]], cache: Path) -> dict[str, list[T
         text=True,
         check=False,
         timeout=250,
+        env={**os.environ, "CUDA_VISIBLE_DEVICES": ""},  # as where estimates are traced: no card of this host
     )
     assert ended.returncode == 0, ended.stderr[-3000:]
     found = json.loads(ended.stdout.splitlines()[-1])
