@@ -1,4 +1,4 @@
-"""What a CUDA card confirms or contradicts, in one command of less than nine minutes and one JSON file.
+"""Evidence from a CUDA card for what is claimed about CUDA: one command of less than nine minutes, one JSON file.
 
 python benchmarks/gpu_evidence.py [--card 0] [--parts NAME ...] [--output FILE] [--time-factor 1]
 

@@ -44,7 +44,7 @@ Row = dict[str, Any]
 
 
 class Report:
-    """What a part has found so far, in a file."""
+    """The findings of a part so far, in a file."""
 
     def __init__(self, path: Path) -> None:
         self._path = path

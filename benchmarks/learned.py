@@ -284,7 +284,7 @@ def oracles(seeds: int) -> Iterator[Row]:
 
 
 def header() -> Row:
-    """What a part was measured with."""
+    """Date, machine and versions of a part."""
     return {
         "date": datetime.now(UTC).date().isoformat(),
         "command": " ".join(["python", "benchmarks/learned.py", *sys.argv[1:]]),

@@ -1,4 +1,4 @@
-"""What every test shares: a quiet world, and last lines that say how many GPU tests did not run."""
+"""Fixtures and hooks of all tests: isolation, and last lines that say how many GPU tests did not run."""
 
 from __future__ import annotations
 
@@ -7,11 +7,15 @@ import resource
 import signal
 from collections.abc import Iterator
 from importlib import metadata
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
 
 from tests.support.forked import forked_starts
+from tests.support.paths import ROOT
+from tuner.hardware.inventory import cpu
+from tuner.probing.supervisor import ProbeSupervisor
 
 settings.register_profile("batchwright", deadline=None)  # no example fails for a busy machine
 settings.load_profile("batchwright")
@@ -85,3 +89,15 @@ def forked() -> Iterator[None]:
     """Runs and supervisors of the module's tests start no interpreter: their processes are forked, torch imported."""
     with forked_starts():
         yield
+
+
+@pytest.fixture(scope="module")
+def supervisor(forked: None) -> Iterator[ProbeSupervisor]:
+    """Real probes on the CPU, which find the workloads of the tests."""
+    del forked
+    before = Path.cwd()
+    os.chdir(ROOT)
+    with ProbeSupervisor(cpu()) as running:
+        running.warm_up()
+        os.chdir(before)
+        yield running

@@ -40,7 +40,7 @@ SILENT: TuningObserver = _Silent()
 
 
 def _activity(probe: ProbeRequest) -> str:
-    """What a tuning does while ``probe`` runs."""
+    """Describe the activity of a tuning while ``probe`` runs."""
     if probe.runs_plan:
         return f"running two updates of the plan, of at most {probe.micro_batch_size:,} samples at a time"
     activity = "timing updates" if probe.measures_time else "running two updates"

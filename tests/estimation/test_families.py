@@ -83,7 +83,7 @@ def supervisor(forked: None) -> Iterator[ProbeSupervisor]:
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_a_family_is_estimated_for_a_card(name: str, pool: EstimatePool) -> None:
-    """It is traced, and the size that was asked for fits."""
+    """An estimate succeeds, and the requested size fits."""
     (found,) = pool.estimate(EstimateRequest(spec=FAMILIES[name], gpus=("A10G",), micro_batch_size=8)).gpus
     assert found.feasible is Verdict.FITS, found.notes
     assert found.peak is not None

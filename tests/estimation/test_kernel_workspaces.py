@@ -59,7 +59,7 @@ def expanded(*shape: int) -> Tensor:
     ids=["rows", "columns", "rows with gaps", "columns with gaps", "every other", "number", "one row", "one column"],
 )
 def test_matrices_that_cublas_cannot_read_are_copied(matrix: Tensor, *, copied: bool) -> None:
-    """As ``prepare_matrix_for_cublas`` decides."""
+    """Copies follow ``prepare_matrix_for_cublas``."""
     nbytes = [matrix.numel() * FLOAT] * copied
     assert contiguous_copies(aten.mm.default, (torch.ones(3, 6), matrix)) == nbytes
     assert contiguous_copies(aten.mm.default, (matrix, torch.ones(8, 3))) == nbytes
@@ -80,7 +80,7 @@ def test_matrices_that_cublas_cannot_read_are_copied(matrix: Tensor, *, copied: 
     ids=["rows", "columns", "heads inside", "one for all", "made", "number", "one row"],
 )
 def test_batches_of_matrices_that_cublas_cannot_read_are_copied(batch: Tensor, *, copied: bool) -> None:
-    """As ``prepare_batch_matrix_for_cublas`` decides: a stride of 0 between matrices is allowed, inside of them not."""
+    """Copies follow ``prepare_batch_matrix_for_cublas``: a stride of 0 between matrices is allowed, inside them not."""
     assert contiguous_copies(aten.bmm.default, (torch.ones(2, 3, 6), batch)) == [batch.numel() * FLOAT] * copied
 
 
@@ -110,7 +110,7 @@ def inside(operator: Any, *arguments: Any, kernels: CudaKernels = A100) -> list[
 )
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_sums_of_rows_hold_partial_sums(rows: int, columns: int, nbytes: int, dtype: torch.dtype) -> None:
-    """As real torch 2.13 allocated on a virtual A100, but for the semaphores, which are a few bytes."""
+    """Sizes are those that torch 2.13 allocated on a virtual A100, without the semaphores of a few bytes."""
     gradient = torch.empty(rows, columns, dtype=dtype, device="meta")
     assert sum(inside(aten.sum.dim_IntList, gradient, [0], True)) == nbytes
     assert inside(aten.sum.dim_IntList, gradient, [1]) == []

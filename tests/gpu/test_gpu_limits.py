@@ -30,7 +30,7 @@ def test_a_limit_below_the_context_is_refused_before_the_first_probe() -> None:
 
 
 def test_a_log_of_peaks_has_the_context_apart() -> None:
-    """What is reserved is the allocator's own figure, and the share of the limit is of both."""
+    """Reserved memory is the allocator's own figure; the share of the limit includes the context."""
     torch.ones(8 * MIB, dtype=torch.uint8, device="cuda:0")
     found = recommendation(limit_bytes=1024 * MIB, device=find_device("cuda:0"))
     assert found.headroom is not None

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import math
-import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from io import StringIO
-from pathlib import Path
 from random import Random
 from statistics import median
 from typing import Any
@@ -19,7 +17,6 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from tests.support.factories import CPU, mlp_spec, plan_of, probe_result, python_spec, tuning_request
-from tests.support.paths import ROOT
 from tuner.cli.display import describe_parts, probe_row, recommendation_panel
 from tuner.errors import SearchError
 from tuner.hardware.inventory import cpu
@@ -568,7 +565,7 @@ def test_a_timing_probe_says_so_in_its_row() -> None:
 
 
 def test_a_peak_on_a_card_is_shown_by_its_parts() -> None:
-    """What the allocator reserved, what is allocated, and the context beside it, in a row and in the panel."""
+    """Reserved and allocated memory, and the context beside them, stand in a row and in the panel."""
     peaks: dict[str, Any] = {"peak_allocated_bytes": 3 * GIB, "peak_reserved_bytes": 4 * GIB, "context_bytes": GIB // 2}
     row = probe_row(probe_result(8, used_bytes=None, process_peak_bytes=None, **peaks))
     assert (row[2], str(row[-1])) == ("4.00 GiB", "reserved; allocated 3.00 GiB, context 512.00 MiB beside it")
@@ -587,18 +584,6 @@ def test_a_peak_on_a_card_is_shown_by_its_parts() -> None:
 
 
 # --- real tunings ---
-
-
-@pytest.fixture(scope="module")
-def supervisor(forked: None) -> Iterator[ProbeSupervisor]:
-    """Real probes on the CPU, which find this folder's workloads."""
-    del forked
-    before = Path.cwd()
-    os.chdir(ROOT)
-    with ProbeSupervisor(cpu()) as running:
-        running.warm_up()
-        os.chdir(before)
-        yield running
 
 
 SPEC = mlp_spec(

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
 from io import StringIO
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,7 +14,6 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from tests.support.factories import CPU, mlp_spec, plan_of, probe_result, python_spec, tuning_request
-from tests.support.paths import ROOT
 from tuner.cli.display import probe_row, recommendation_panel
 from tuner.errors import SearchError
 from tuner.hardware.inventory import cpu
@@ -321,7 +318,7 @@ def test_a_run_that_shows_nothing_ends_the_tuning_with_a_warning(outcome: Outcom
 
 @pytest.mark.parametrize(("outcomes", "warnings"), [([Outcome.LOST, Outcome.FIT], 0), ([Outcome.LOST], 1)])
 def test_a_lost_run_is_repeated_once(outcomes: list[Outcome], warnings: int) -> None:
-    """As a lost probe of the search."""
+    """A lost run of a plan is repeated once, as a lost probe of the search is."""
     found = finish(new_tuning(100), device(46, {(34, 33, 33): outcomes}))
     assert len(plan_runs(found)) == 2
     assert len(found.warnings) == warnings
@@ -360,18 +357,6 @@ def test_a_run_of_another_plan_is_refused() -> None:
 
 
 # --- real probes ---
-
-
-@pytest.fixture(scope="module")
-def supervisor(forked: None) -> Iterator[ProbeSupervisor]:
-    """Real probes on the CPU, which find this folder's workloads."""
-    del forked
-    before = Path.cwd()
-    os.chdir(ROOT)
-    with ProbeSupervisor(cpu()) as running:
-        running.warm_up()
-        os.chdir(before)
-        yield running
 
 
 @pytest.mark.torch

@@ -188,7 +188,7 @@ def test_a_device_that_cannot_be_used_is_a_device_error() -> None:
 
 
 def test_a_device_that_fails_above_a_fit_is_a_device_error() -> None:
-    """What fitted before it failed is no recommendation."""
+    """Sizes that fitted before the device failed are not recommended."""
     course = tuning(tuning_request())
     course.record(probe_result(1))
     failed = {"error_type": "tuner.errors.DeviceError", "phase": Phase.WARMUP, "message": "an ECC error"}

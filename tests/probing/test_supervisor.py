@@ -9,7 +9,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -30,18 +29,6 @@ from tuner.system.fork_server.spawn import ChildProcess, Start
 pytestmark = pytest.mark.usefixtures("forked")
 
 MIB = 1024**2
-
-
-@pytest.fixture(scope="module")
-def supervisor(forked: None) -> Iterator[ProbeSupervisor]:
-    """A supervisor whose probes can import the tests' workloads."""
-    del forked
-    before = Path.cwd()
-    os.chdir(ROOT)
-    with ProbeSupervisor(cpu()) as running:
-        running.warm_up()
-        os.chdir(before)
-        yield running
 
 
 def probe(

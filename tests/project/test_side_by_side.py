@@ -80,7 +80,7 @@ def test_the_columns_are_the_scripts_that_were_run() -> None:
 
 
 def test_the_lines_are_those_of_the_scripts() -> None:
-    """As they are now, without docstrings, comments and blank lines."""
+    """Line counts are those of the scripts, without docstrings, comments and blank lines."""
     lines = []
     for way in WAYS.values():
         text = (EXAMPLES / "side_by_side" / way["script"]).read_text()

@@ -100,7 +100,7 @@ OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
 
 @dataclass(frozen=True)
 class Trained:
-    """What a training has come to: losses of the updates, gradients of the first, parameters in the end."""
+    """The results of a training: losses of the updates, gradients of the first, parameters at the end."""
 
     losses: list[float]
     gradients: list[Tensor]
@@ -109,7 +109,7 @@ class Trained:
 
 @dataclass(frozen=True)
 class Comparison:
-    """The same training on the CPU and on the card.
+    """Train on the CPU and on the card, and compare.
 
     Attributes:
         losses: on the CPU and on the card, by update.

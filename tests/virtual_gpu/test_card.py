@@ -65,7 +65,7 @@ def wait():
 
 
 def printed(host: Host, program: str, **variables: str) -> str:
-    """What a program prints, which has to succeed."""
+    """Run a program that has to succeed, and return its output."""
     ended = host.run("-c", CALLS + program, **variables)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     return ended.stdout.strip()
@@ -112,7 +112,7 @@ def test_a_context_needs_its_memory(start_host: StartHost) -> None:
 
 
 def test_a_killed_process_gives_its_memory_back(start_host: StartHost) -> None:
-    """As the driver takes it back when a process ends in any way."""
+    """Memory of a process is free when it has ended, in any way."""
     host = start_host("T4")
     process = begin(host, "malloc(GIB); wait()")
     assert host.session.used_bytes(0) == CONTEXT + GIB
@@ -125,7 +125,7 @@ def test_a_killed_process_gives_its_memory_back(start_host: StartHost) -> None:
 
 
 def test_processes_share_a_card(start_host: StartHost) -> None:
-    """What one holds, another cannot have."""
+    """Memory that one process holds is not free for another."""
     host = start_host("T4")
     process = begin(host, "malloc(12 * GIB); wait()")
     assert printed(host, "print(malloc(3 * GIB)[0], malloc(GIB)[0])") == f"{OUT_OF_MEMORY} 0"
@@ -155,7 +155,7 @@ def test_a_session_leaves_nothing(start_host: StartHost) -> None:
 
 
 def test_programs_that_follow_each_other_in_a_process_start_anew(start_host: StartHost) -> None:
-    """What a program held before an exec is free."""
+    """Memory that a program held before an exec is free."""
     program = "malloc(12 * GIB); os.execv(sys.executable, [sys.executable, '-c', sys.argv[1]])"
     host = start_host("T4")
     ended = host.run("-c", CALLS + program, CALLS + "print(malloc(12 * GIB)[0])")
@@ -357,7 +357,7 @@ print(status, malloc(1)[0])
 
 
 def test_a_fork_before_the_first_call_can_use_the_card(start_host: StartHost) -> None:
-    """As the probes do, which are forked from a server without a context."""
+    """Forked children of a parent without a context can use the card, as probes do."""
     program = """
 nvml = ctypes.CDLL("libnvidia-ml.so.1"); nvml.nvmlInit_v2()
 child = os.fork()

@@ -50,7 +50,7 @@ def run(session: VirtualGpuSession, *arguments: str) -> str:
 
 
 def compared(session: VirtualGpuSession, *arguments: str) -> Comparisons:
-    """How far trainings on the card and on the CPU differ; nothing may be left out."""
+    """The differences between trainings on the card and on the CPU; no operator may be left out."""
     comparisons: Comparisons = json.loads(run(session, "-m", "tests.virtual_gpu.compute_program", *arguments))
     assert session.uncomputed() == []
     return comparisons
@@ -89,7 +89,7 @@ def test_mixed_precision_is_within_rounding(open_session: Open) -> None:
 @pytest.mark.parametrize("implementation", ["foreach", "fused"])
 @pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
 def test_updates_equal_the_cpus(open_session: Open, optimizer: str, implementation: str) -> None:
-    """Of each optimizer, in the implementations for GPUs."""
+    """Updates by each optimizer's implementations for GPUs equal those on the CPU."""
     options = ("--optimizer", optimizer, "--implementation", implementation)
     assert compared(open_session(), "mlp", *options)["mlp"]["parameter_difference"] < 1e-6
 
@@ -198,7 +198,7 @@ def test_operators_are_computed(open_session: Open, program: str) -> None:
 
 
 def test_out_of_memory_in_a_backward_pass_is_torchs_own_error(open_session: Open) -> None:
-    """Of its class and with its message, from a thread of autograd."""
+    """An error from a thread of autograd keeps its class and its message."""
     run(open_session(card="T4"), "-c", OUT_OF_MEMORY)
 
 
@@ -218,7 +218,7 @@ assert torch.ones(10, device="cuda").sum().item() == 10
 
 
 def test_operators_left_out_are_zero_and_listed(open_session: Open) -> None:
-    """What was in the memory before is no value; a zero fill is right at any size."""
+    """Earlier contents of memory are no result; a zero fill is right at any size."""
     session = open_session(65_536)
     run(session, "-c", LARGE)
     assert {entry.operator for entry in session.uncomputed()} == {"aten::sin", "aten::mean.dim"}

@@ -39,7 +39,7 @@ def test_a_catalogued_card_has_the_memory_of_the_table(model: str) -> None:
 
 
 def test_a_card_is_found_by_any_of_its_names() -> None:
-    """As everywhere in the tuner."""
+    """Cards are found by any of their names, as everywhere in the tuner."""
     assert VirtualGpu.of("NVIDIA H100 80GB HBM3") == VirtualGpu.of("H100-80GB")
 
 

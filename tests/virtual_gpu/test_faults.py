@@ -1,4 +1,4 @@
-"""What goes wrong on a host: others take the memory, allocations fail, cards fall off the bus, kernels hang."""
+"""Faults of a host: others take the memory, allocations fail, cards fall off the bus, kernels hang."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ def test_devices_lists_the_cards_and_what_others_hold(start_host: StartHost) -> 
 
 
 def test_an_estimate_takes_no_memory_of_the_card(start_host: StartHost) -> None:
-    """It is made for cards that need not be here, and does without those that are: even one that is lost."""
+    """An estimate needs no card of this host, and succeeds where the only one is lost."""
     host = start_host("T4", failures=(DeviceLost(),))
     ended = host.batchwright("estimate", host.written(SMALL), "--gpu", "A10G", "--json")
     assert ended.returncode == 0, ended.stderr

@@ -31,7 +31,7 @@ _MOST_LOST = 2
 
 @dataclass(frozen=True)
 class PlanProof:
-    """What the probes show of the plan to recommend.
+    """The recommended plan, and the evidence of the probes for it.
 
     Attributes:
         size: the plan's micro-batches are at most this large.

@@ -68,7 +68,7 @@ class FinishedTuning:
 
     @property
     def deciding_probe(self) -> ProbeResult | None:
-        """Of the fits at the recommended size and of its plan, the one that held the most memory."""
+        """The fit that held the most memory, among those of the recommended size and of its plan."""
         plan_fit = self.plan_proof.fit if self.plan_proof else None
         fits = [probe for probe in self.probes if probe.outcome is Outcome.FIT]
         deciding = [probe for probe in fits if probe.micro_batch_size == self.size or probe is plan_fit]

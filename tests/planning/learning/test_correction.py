@@ -188,7 +188,7 @@ def test_residuals_of_several_limits_show_bytes_and_slope() -> None:
     ids=["versions", "family", "limit"],
 )
 def test_a_residual_from_other_conditions_counts_less(changes: dict[str, Any]) -> None:
-    """It moves the level less than one from the same conditions, and leaves a wider interval."""
+    """A distant residual moves the level less than one from the same conditions, and leaves a wider interval."""
 
     def low(limit_bytes: int = 8500, **changes: Any) -> EstimateResidual:
         scale = limit_bytes / 8500

@@ -151,7 +151,7 @@ def test_each_rank_has_its_own_share() -> None:
 
 
 def test_a_batch_of_unknown_samples_is_refused() -> None:
-    """It would run as one micro-batch of any size, whatever the plan says."""
+    """A batch instead of a list would run as one micro-batch of any size, whatever the plan says."""
 
     class Samples:
         def __init__(self) -> None:

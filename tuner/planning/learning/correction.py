@@ -120,7 +120,7 @@ def _usable(residuals: Sequence[tuple[EstimateResidual, float]], slope: float) -
 
 
 def _similarity(residual: EstimateResidual, conditions: EstimateConditions, parameters: SearchParameters) -> float:
-    """How much a residual tells of the new estimate, from 0 to 1."""
+    """The weight of a residual for the new estimate, from 0 to 1."""
     weight = family_weight(residual.family, conditions.family, parameters)
     if _without_python(residual.versions) != _without_python(conditions.versions):
         weight *= parameters.other_versions_weight

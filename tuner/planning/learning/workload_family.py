@@ -40,7 +40,7 @@ def _model(model: TransformersModel | ReferenceModel | PythonModel) -> str:
 
 
 def family_weight(one: str, other: str, parameters: SearchParameters = DEFAULT_PARAMETERS) -> float:
-    """How much a residual of one family tells of another, from 0 to 1: less for each part that differs."""
+    """The weight of a residual of one family for another, from 0 to 1: less for each part that differs."""
     (model, *parts), (other_model, *other_parts) = one.split(_SEPARATOR), other.split(_SEPARATOR)
     differing = sum(here != there for here, there in zip(parts, other_parts, strict=True))
     weight = parameters.other_option_weight**differing

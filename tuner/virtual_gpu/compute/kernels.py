@@ -147,7 +147,7 @@ class ComputedKernel:
             return self._compute_in_float(cpu_args, cpu_kwargs)
         try:
             return self._call(self._cpu_kernel, CPU_KEYS, cpu_args, cpu_kwargs)
-        except (NotImplementedError, RuntimeError):
+        except (NotImplementedError, RuntimeError):  # the CPU lacks kernels for half and bfloat16
             if not is_narrow:
                 raise
         return self._compute_in_float(cpu_args, cpu_kwargs)
