@@ -7,7 +7,7 @@ limit; the rise between the smallest and the largest size is compared too, since
 card: the estimate for a card of this name against `max_memory_allocated`, `max_memory_reserved`, and the latter with
 what NVML says the context took. On either: estimates for a card that others have measured (estimator_published.py),
 and how long the command line takes to estimate GPT-2 124M. An error is the estimate's, relative to the measurement:
-above zero it is too high.
+above zero it is too high. The file is written after every workload and every published row, the seconds last.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ from tuner.planning.session import Tuning
 from tuner.probing.supervisor import ProbeSupervisor
 from tuner.schemas.estimates import EstimateRequest
 from tuner.schemas.results import DeviceInfo, Outcome, ProbeResult
+from tuner.system.files import write_atomically
 
 HERE = Path(__file__).resolve().parent
 RUNS = 5
@@ -200,30 +201,49 @@ def main() -> None:
     os.environ["PYTHONPATH"] = os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")])  # for our own targets
     device = find_device(options.device)
     output = options.output or HERE / "results" / ("estimator.json" if device.kind == "cpu" else "estimator_cuda.json")
-    print("| workload | micro-batch | figure | measured, MiB | estimated, MiB | error |\n|---|---|---|---|---|---|")
-    with ProbeSupervisor(device) as runner:
-        found = list(rows(Bench(device, runner), options.sizes))
-    published = list(estimator_published.rows())
-    seconds = {" ".join(cards): command_seconds(cards) for cards in (("--gpu", "H100-80GB"), ("--all-gpus",))}
-    document = {
+    document: Row = {
         "date": datetime.now(UTC).date().isoformat(),
         "command": " ".join(["python", "benchmarks/estimator.py", *sys.argv[1:]]),
         "device": device.name,
         "python": platform.python_version(),
         "versions": installed_versions(),
-        "summary": summary(found),
-        "workloads": found,
-        "published": {
-            "sources": estimator_published.SOURCES,
-            "summary": estimator_published.summary(published),
-            "measurements": published,
-        },
-        "command_seconds": seconds,
     }
-    print("\non this device:\n" + "\n".join(f"{name}: {figure:.1%}" for name, figure in summary(found).items()))
-    estimator_published.show(published)
-    output.parent.mkdir(parents=True, exist_ok=True)
-    output.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    for part in parts(device, options.sizes):
+        document |= part
+        write_atomically(output, json.dumps(document, indent=1) + "\n")
+    print("\non this device:\n" + "\n".join(f"{name}: {figure:.1%}" for name, figure in document["summary"].items()))
+    estimator_published.show(document["published"]["measurements"])
+
+
+def parts(device: DeviceInfo, sizes: list[int]) -> Iterator[Row]:
+    """Measure one thing after the other, so that one that fails leaves what was found before it.
+
+    The load of the host is told too: it changes seconds, not bytes.
+    """
+    print("| workload | micro-batch | figure | measured, MiB | estimated, MiB | error |\n|---|---|---|---|---|---|")
+    with ProbeSupervisor(device) as runner:
+        found: list[Row] = []
+        for row in rows(Bench(device, runner), sizes):
+            found.append(row)
+            yield {"summary": summary(found), "workloads": found}
+    measurements: list[Row] = []
+    for row in estimator_published.rows():
+        measurements.append(row)
+        yield {
+            "published": {
+                "sources": estimator_published.SOURCES,
+                "summary": estimator_published.summary(measurements),
+                "measurements": measurements,
+            }
+        }
+    seconds: Row = {}
+    for cards in (("--gpu", "H100-80GB"), ("--all-gpus",)):
+        load = round(os.getloadavg()[0], 1)
+        try:
+            seconds[" ".join(cards)] = {"load_before": load, "seconds": command_seconds(cards)}
+        except subprocess.CalledProcessError as error:
+            seconds[" ".join(cards)] = {"load_before": load, "failed": str(error)}
+        yield {"command_seconds": seconds}
 
 
 if __name__ == "__main__":

@@ -272,13 +272,15 @@ def tunings(device: DeviceInfo, report: Report) -> None:
             memory_limit_bytes=limit,
             allow_batch_coupling=True,
         )
-        began = time.monotonic()
+        began, row = time.monotonic(), Row()
         try:
             found = run_tuning(request)
-            report.put(name, {**_tuned(found), **_estimated(found, device)})
+            row = _tuned(found)
+            report.put(name, row)  # what was measured stays, whatever becomes of the estimate
+            report.put(name, {**row, **_estimated(found, device)})
         except Exception as error:  # noqa: BLE001 - the next tuning may succeed
             words = f"{type(error).__name__}: {error}"
-            report.put(name, {"failed": words[:2000], "seconds": round(time.monotonic() - began, 1)})
+            report.put(name, {"seconds": round(time.monotonic() - began, 1), **row, "failed": words[:2000]})
 
 
 def _tuned(found: Recommendation) -> Row:

@@ -5,7 +5,8 @@ the allocated bytes during the call less the bytes allocated after it, from the 
 persistent workspaces exist. What the first call leaves beyond the second is persistent (cuBLAS keeps one workspace
 for each handle and stream). Where a call runs several operators, which are listed, its workspace has their
 intermediate results too; traces count these by themselves, so that `assumed_bytes` is only of the workspaces inside
-of operators.
+of operators. `library_calls` names the operators whose workspaces are the choice of a library, with the bytes of their
+tensors: workspace_table.py makes a table of them that estimates read.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from torch.nn import functional
 from torch.utils._pytree import tree_leaves
 
 from tuner.estimation.trace import Bound
-from tuner.estimation.tracing.kernel_workspaces import CudaKernels
+from tuner.estimation.tracing.kernel_workspaces import CudaKernels, library_call
 from tuner.estimation.tracing.torch_internals import OpOverload
 from tuner.schemas.gpus import KernelProfile
 from tuner.torch_internals import TorchDispatchMode
@@ -48,6 +49,7 @@ class _Assumed(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch's ty
         self._kernels = kernels
         self.temporary_bytes = 0
         self.operators: list[str] = []
+        self.library_calls: list[Row] = []
 
     def __torch_dispatch__(
         self,
@@ -65,6 +67,8 @@ class _Assumed(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch's ty
         )
         self.temporary_bytes = max(self.temporary_bytes, held)
         self.operators += [] if func.is_view else [str(func)]
+        if found_call := library_call(func, args, outputs):
+            self.library_calls.append({"kind": found_call.kind, "operand_bytes": found_call.operand_bytes})
         return found
 
 
@@ -109,6 +113,7 @@ def _measured(call: Call, kernels: CudaKernels) -> Row:
         "workspace_bytes": beside,
         "assumed_bytes": assumed.temporary_bytes,
         "operators": assumed.operators,
+        "library_calls": assumed.library_calls,
     }
 
 
@@ -147,19 +152,26 @@ def _matrix_products(device: torch.device) -> Iterator[Operator]:
 
 
 def _convolutions(device: torch.device) -> Iterator[Operator]:
-    shapes = ((32, 64, 56, 64, 3, 1), (32, 3, 224, 64, 7, 2), (16, 256, 28, 512, 1, 1), (8, 512, 14, 512, 3, 1))
+    shapes = (
+        (32, 64, 56, 64, 3, 1, 1),
+        (32, 3, 224, 64, 7, 2, 1),
+        (16, 256, 28, 512, 1, 1, 1),
+        (8, 512, 14, 512, 3, 1, 1),
+        (16, 256, 28, 256, 7, 1, 256),
+    )
     for dtype in (torch.float32, torch.bfloat16):
         for layout in (torch.contiguous_format, torch.channels_last):
-            for samples, channels, side, filters, kernel, stride in shapes:
+            for samples, channels, side, filters, kernel, stride, groups in shapes:
                 images = torch.randn(samples, channels, side, side, device=device, dtype=dtype)
                 images = images.contiguous(memory_format=layout).requires_grad_()
-                weight = torch.randn(filters, channels, kernel, kernel, device=device, dtype=dtype)
+                weight = torch.randn(filters, channels // groups, kernel, kernel, device=device, dtype=dtype)
                 weight = weight.contiguous(memory_format=layout).requires_grad_()
                 sizes = f"({samples}, {channels}, {side}, {side}), {filters} filters {kernel}x{kernel}, stride {stride}"
+                sizes += f", {groups} groups" if groups > 1 else ""
                 yield Operator(
                     "conv2d",
                     _words(dtype, sizes, str(layout).removeprefix("torch.")),
-                    partial(functional.conv2d, images, weight, stride=stride, padding=kernel // 2),
+                    partial(functional.conv2d, images, weight, stride=stride, padding=kernel // 2, groups=groups),
                     (images, weight),
                 )
 

@@ -8,19 +8,20 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from rich.console import Console, RenderableType
 
+import batchwright as batchwright_package
 from tests.support.command import called
 from tests.support.factories import mlp_spec, python_spec
 from tuner.cli.arguments import estimate_request
 from tuner.cli.estimate_display import estimate_panel, estimate_table, fits_nowhere
-from tuner.errors import SpecError
+from tuner.errors import SpecError, VirtualGpuError
 from tuner.hardware.gpu_table import GPUS
 from tuner.planning.accumulation import balanced_plan
-from tuner.schemas.estimates import Estimate, EstimateRequest, GpuEstimate, PeakBreakdown, PeakEstimate, Verdict
+from tuner.schemas.estimates import Engine, Estimate, EstimateRequest, GpuEstimate, PeakBreakdown, PeakEstimate, Verdict
 from tuner.schemas.gpus import ByteInterval
 from tuner.schemas.workload import WorkloadSpec
 
@@ -63,6 +64,7 @@ def test_what_fits_nowhere_ends_with_its_own_code(tmp_path: Path) -> None:
     found = Estimate.model_validate_json(done.stdout)
     assert [gpu.feasible for gpu in found.gpus] == [Verdict.DOES_NOT_FIT] * 2
     assert found.gpus[0].peak is not None
+    assert found.gpus[0].peak.breakdown is not None
     assert found.gpus[0].peak.breakdown.parameters_bytes > 576_000_000
     done = batchwright("estimate", spec, "--gpu", "1GiB", "--gpu", "L4")
     assert done.returncode == 0, done.stderr
@@ -91,7 +93,7 @@ def test_the_remedy_of_a_time_limit_is_an_option(tmp_path: Path) -> None:
 
 
 def test_sigterm_leaves_no_process_and_no_files(tmp_path: Path) -> None:
-    """SIGTERM ends it as Ctrl-C does: exit code 130, and what traced code has started ends with it."""
+    """SIGTERM ends it: exit code 143, and what traced code has started ends with it."""
     journal = tmp_path / "processes.txt"
     spec = written(
         tmp_path, python_spec("tests.support.misbehaving:build", way="leaves-a-child-and-hangs", argument=str(journal))
@@ -104,7 +106,7 @@ def test_sigterm_leaves_no_process_and_no_files(tmp_path: Path) -> None:
             assert process.poll() is None
             time.sleep(0.05)
         process.terminate()
-        assert process.wait(120) == 130
+        assert process.wait(120) == 143
     assert not list((tmp_path / "tmp").glob("batchwright-*"))
     for pid in journal.read_text().split():
         assert not _is_alive(pid)
@@ -153,6 +155,53 @@ def test_the_catalogue_is_listed() -> None:
     assert [line for line in done.stdout.splitlines() if line.startswith("H100-80GB ") and "9.0" in line]
     documents = [json.loads(line) for line in batchwright("gpus", "--json").stdout.splitlines()]
     assert [document["name"] for document in documents] == [gpu.name for gpu in GPUS]
+
+
+# --- the virtual engine, where it cannot run ---
+
+
+@pytest.fixture
+def without_cuda_build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An environment whose folder of packages has no CUDA build, whatever that of the tests has."""
+    monkeypatch.setattr("tuner.probing.virtual_estimate.sysconfig.get_path", lambda _: str(tmp_path))
+
+
+@pytest.mark.usefixtures("without_cuda_build")
+def test_the_virtual_engine_names_what_it_needs(tmp_path: Path) -> None:
+    """Exit code 5, as of other hosts that lack something; the message says what installs it, and what needs nothing."""
+    command = ("estimate", written(tmp_path, mlp_spec()), "--gpu", "T4", "--engine", "virtual")
+    done = batchwright(*command)
+    assert (done.returncode, done.stdout) == (5, "")
+    for words in ("torch's CUDA build", "pip install torch==", "nvidia-cuda-crt==", "make virtual-gpu-test", "`trace`"):
+        assert words in " ".join(done.stderr.split())
+    done = batchwright(*command, "--json")
+    assert json.loads(done.stdout)["error"] == "VirtualGpuError"
+
+
+@pytest.mark.usefixtures("without_cuda_build")
+def test_the_function_takes_the_engine() -> None:
+    """The function takes the engine as the command does, and refuses another one by its name."""
+    with pytest.raises(VirtualGpuError, match="torch's CUDA build"):
+        batchwright_package.estimate(mlp_spec(), ["T4"], engine="virtual")
+    with pytest.raises(SpecError, match=r"engine: must be one of trace, virtual \(got 'real'\)"):
+        batchwright_package.estimate(mlp_spec(), ["T4"], engine=cast("Engine", "real"))
+
+
+def test_a_card_without_a_virtual_one_is_refused_before_any_work(tmp_path: Path) -> None:
+    """Exit code 5 with the cards that there are."""
+    spec = written(tmp_path, mlp_spec())
+    done = batchwright("estimate", spec, "--gpu", "T4", "--gpu", "MI250", "--gpu", "24GiB", "--engine", "virtual")
+    assert done.returncode == 5
+    words = " ".join(done.stderr.split())
+    assert "no virtual cards of MI250X, 24GiB, only of " in words
+    assert ", T4, " in words
+
+
+def test_an_unknown_engine_is_wrong_input(tmp_path: Path) -> None:
+    """Exit code 2 with those that there are."""
+    done = batchwright("estimate", written(tmp_path, mlp_spec()), "--gpu", "T4", "--engine", "real")
+    assert done.returncode == 2
+    assert "'trace', 'virtual'" in " ".join(done.stderr.replace("│", " ").split())
 
 
 # --- words ---
@@ -262,6 +311,36 @@ def test_a_card_without_an_estimate_shows_its_note() -> None:
     assert "largest not known" in text
     assert "Nothing is known: it failed." in text
     assert "L4 20.00 GiB may fit - -" in shown(estimate_table(estimate(unknown, unknown), request("L4", "T4")))
+
+
+def on_virtual_cards(*cards: GpuEstimate) -> Estimate:
+    """An answer of the virtual engine."""
+    return estimate(*cards).model_copy(update={"engine": "virtual"})
+
+
+def virtual_card(name: str, verdict: Verdict, largest: int = 0) -> GpuEstimate:
+    """The answer of the virtual engine for one GPU: neither an interval of sizes nor parts."""
+    taken = peak(max(1, largest), verdict).model_copy(update={"breakdown": None})
+    return card(name, verdict, largest, surely_fits=None, may_fit=None, probes=largest and 4, peak=taken)
+
+
+def test_a_panel_of_the_virtual_engine_calls_it_virtual() -> None:
+    """The sizes ran on a virtual card, nothing is measured, and what holds the memory is not known."""
+    text = shown(estimate_panel(on_virtual_cards(virtual_card("L4", Verdict.FITS, 7)), request("L4")))
+    assert "estimate on a virtual card: fits" in text
+    assert "micro-batch of 7 ran on the virtual card, in 4 probes" in text
+    assert "1,000 parameters, 4 probes on virtual cards, torch 2.8" in text
+    assert "activations" not in text
+    nothing = shown(estimate_panel(on_virtual_cards(virtual_card("L4", Verdict.DOES_NOT_FIT)), request("L4")))
+    assert "estimate on a virtual card: nothing fits" in nothing
+    assert "largest none ran on the virtual card" in nothing
+
+
+def test_a_table_of_the_virtual_engine_counts_its_probes() -> None:
+    """In the place of the sizes that fit surely and perhaps."""
+    cards = (virtual_card("L4", Verdict.FITS, 7), virtual_card("T4", Verdict.DOES_NOT_FIT))
+    text = shown(estimate_table(on_virtual_cards(*cards), request("L4", "T4")))
+    assert "needs largest probes L4 20.00 GiB 10.00 GiB fits 7 4 T4 20.00 GiB 10.00 GiB does not fit - 0" in text
 
 
 def test_the_requested_size_decides_the_exit_code() -> None:

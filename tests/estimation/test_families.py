@@ -33,7 +33,8 @@ pytestmark = pytest.mark.usefixtures("forked")
 WIDE = {"hidden_size": 64, "intermediate_size": 64}
 TEXT = {"sequence_length": 16}
 RAW_AUDIO = {"sequence_length": 8, "audio_length": 1600}
-PLAIN_AUDIO: dict[str, Any] = {**WAV2VEC2, "apply_spec_augment": False}
+LAYER_NORMALISED: dict[str, Any] = {**WAV2VEC2, "feat_extract_norm": "layer"}
+MASKED_FEATURES: dict[str, Any] = {**WAV2VEC2, "mask_feature_prob": 0.1, "mask_feature_length": 4}
 MAMBA2 = {"model_type": "mamba2", "num_heads": 8, "head_dim": 4, "hidden_size": 16, "state_size": 8, "n_groups": 1}
 MAMBA2 |= {"num_hidden_layers": 1, "vocab_size": 64, "chunk_size": 8}
 
@@ -52,8 +53,9 @@ FAMILIES = {
     "mamba": family("causal-lm", MAMBA, "bf16-mixed"),
     "mamba2": family("causal-lm", MAMBA2, "fp32"),
     "whisper": family("speech-seq2seq", WHISPER, "bf16-mixed"),
-    "wav2vec2": family("ctc", PLAIN_AUDIO, "bf16-mixed", **RAW_AUDIO),
-    "wav2vec2, normalised by layer": family("ctc", {**PLAIN_AUDIO, "feat_extract_norm": "layer"}, "fp32", **RAW_AUDIO),
+    "wav2vec2": family("ctc", WAV2VEC2, "bf16-mixed", **RAW_AUDIO),
+    "wav2vec2, normalised by layer": family("ctc", LAYER_NORMALISED, "fp32", **RAW_AUDIO),
+    "wav2vec2 with masked features": family("ctc", MASKED_FEATURES, "fp32", **RAW_AUDIO),
     "clip": family("contrastive", CLIP, "bf16-mixed"),
     "llama in shards of bf16": transformers_spec(
         "causal-lm",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,12 +12,19 @@ from torch import Tensor
 from tests.support.factories import python_spec
 from tests.support.traced import traced_on_cuda
 from tuner.estimation.trace import Bound, Category, SizedTrace, Trace
-from tuner.estimation.tracing.kernel_workspaces import CudaKernels, contiguous_copies
-from tuner.schemas.gpus import KernelProfile
+from tuner.estimation.tracing.kernel_workspaces import (
+    CudaKernels,
+    contiguous_copies,
+    library_call,
+    representative,
+)
+from tuner.hardware.workspace_tables import VARIABLE, MeasuredWorkspaces
+from tuner.schemas.gpus import KernelProfile, MeasuredWorkspace, WorkspaceFile, WorkspaceTable
 
 aten = torch.ops.aten
 FLOAT = 4
-A100 = CudaKernels(KernelProfile(compute_capability=(8, 0), kind="cuda"))
+A100_PROFILE = KernelProfile(compute_capability=(8, 0), kind="cuda")
+A100 = CudaKernels(A100_PROFILE)
 MI250 = CudaKernels(KernelProfile(compute_capability=(9, 0), kind="rocm"))
 SIZES = (4, 6, 10)
 CONVOLUTION_BYTES = 16 * 16 * (4 + 8) * FLOAT
@@ -24,7 +32,7 @@ CONVOLUTION_BYTES = 16 * 16 * (4 + 8) * FLOAT
 
 
 @pytest.fixture(scope="module")
-def on_cuda(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Trace]]:
+def on_cuda() -> dict[str, list[Trace]]:
     """Traces with CUDA's decisions, in one process; needs a C++ compiler."""
     cases = [
         {
@@ -36,7 +44,7 @@ def on_cuda(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Trace]]:
         }
         for name in ("summed", "convolved", "tokens")
     ]
-    return traced_on_cuda(cases, tmp_path_factory.mktemp("cache"))
+    return traced_on_cuda(cases)
 
 
 def expanded(*shape: int) -> Tensor:
@@ -137,23 +145,34 @@ def test_small_integers_are_summed_in_64_bits() -> None:
 
 
 @pytest.mark.parametrize(
-    ("dtype", "length", "width", "nbytes"),
+    ("dtype", "length", "width", "workspaces"),
     [
-        (torch.bfloat16, 49, 16, 64 * 64 * FLOAT),
-        (torch.bfloat16, 256, 64, 256 * 64 * FLOAT),
-        (torch.bfloat16, 200, 96, 256 * 128 * FLOAT),
-        (torch.float32, 49, 16, 64 * 64 * FLOAT),
-        (torch.float32, 256, 64, 256 * 65 * FLOAT),
+        (torch.float16, 256, 32, [6144, 393_600]),
+        (torch.float16, 200, 96, [4800, 786_624]),
+        (torch.float16, 1024, 128, [24_576, 3_146_496]),
+        (torch.float16, 200, 192, [4800, 4_325_952]),
+        (torch.float16, 512, 256, [12_288, 9_438_720]),
+        (torch.float32, 256, 32, [6144, 393_600]),
+        (torch.float32, 200, 96, [4800, 786_816]),
+        (torch.float32, 200, 192, [4800, 1_180_224]),
+        (torch.float32, 256, 64, [393_216, 6144, 6144]),
+        (torch.float32, 1024, 128, [3_145_728, 24_576, 24_576]),
+        (torch.float32, 512, 256, [3_145_728, 12_288, 12_288]),
     ],
 )
-def test_efficient_attention_sums_gradients_in_blocks(dtype: torch.dtype, length: int, width: int, nbytes: int) -> None:
-    """Beside a number for each row; in fp32 the product of gradient and result was there before, and may be larger."""
+def test_efficient_attention_sums_gradients_in_tiles(
+    dtype: torch.dtype, length: int, width: int, workspaces: list[int]
+) -> None:
+    """Blocks are those that torch 2.13 allocated on a virtual A100 for 2 samples with 3 heads.
+
+    In fp32 a product, its sum and a copy of that come before the sums, which are held after them.
+    """
     heads = torch.empty(2, length, 3, width, dtype=dtype, device="meta").transpose(1, 2)
     arguments = (heads, heads, heads, heads, None, heads)
     operator = aten._scaled_dot_product_efficient_attention_backward.default
-    assert inside(operator, *arguments) == [2 * 3 * length * FLOAT, 2 * 3 * nbytes]
+    assert inside(operator, *arguments) == workspaces
     copied = inside(operator, heads.contiguous(), *arguments[1:])
-    assert copied == [2 * 3 * length * FLOAT, 2 * 3 * nbytes, heads.numel() * heads.element_size()]
+    assert copied == [*workspaces, heads.numel() * heads.element_size()]
 
 
 def test_flash_attention_copies_gradients_whose_heads_are_apart() -> None:
@@ -194,12 +213,113 @@ def test_the_gradient_of_summed_logits_is_copied_once(on_cuda: dict[str, list[Tr
         assert _most_held(trace, copies) == logits_bytes
 
 
-def test_the_largest_convolution_is_known_at_every_size(on_cuda: dict[str, list[Trace]]) -> None:
-    """The sum of its images and its results."""
+def test_the_error_of_convolutions_is_known_at_every_size(on_cuda: dict[str, list[Trace]]) -> None:
+    """Images and results of the largest convolution downwards, twice as much upwards, where none was measured."""
     traces = on_cuda["convolved"]
-    assert [trace.largest_convolution_bytes for trace in traces] == [size * CONVOLUTION_BYTES for size in SIZES]
-    assert SizedTrace.of(traces).at(33).largest_convolution_bytes == 33 * CONVOLUTION_BYTES
-    assert on_cuda["tokens"][0].largest_convolution_bytes == 0
+    errors = [(size * CONVOLUTION_BYTES, 2 * size * CONVOLUTION_BYTES) for size in SIZES]
+    assert [trace.workspace_error for trace in traces] == errors
+    assert SizedTrace.of(traces).at(33).workspace_error == (33 * CONVOLUTION_BYTES, 66 * CONVOLUTION_BYTES)
+    assert on_cuda["tokens"][0].workspace_error == (0, 0)
+
+
+def measured(kind: str, *shares: int, blas_workspace_bytes: int | None = None) -> CudaKernels:
+    """Kernels with workspaces that this test has made up: multiples of the bytes of the tensors."""
+    rows = tuple(
+        MeasuredWorkspace(kind=kind, shape="of a test", operand_bytes=1, workspace_bytes=share) for share in shares
+    )
+    table = WorkspaceTable(
+        compute_capability=(8, 0),
+        gpu="A card",
+        date="2026-01-31",
+        torch="2.13",
+        cudnn="9",
+        driver="580",
+        blas_workspace_bytes=blas_workspace_bytes,
+        workspaces=rows,
+    )
+    return CudaKernels(A100_PROFILE, MeasuredWorkspaces(table))
+
+
+def convolution(dtype: torch.dtype = torch.float32, *, layout: torch.memory_format, groups: int = 1) -> tuple[Any, ...]:
+    """Arguments and results of a convolution of 8 channels: 2 x 8 x 16 x 16 images and results, 8 filters of 3 x 3."""
+    images = torch.empty(2, 8, 16, 16, dtype=dtype, device="meta").contiguous(memory_format=layout)
+    weight = torch.empty(8, 8 // groups, 3, 3, dtype=dtype, device="meta")
+    return (images, weight, None, [1, 1], [1, 1], [1, 1], False, [0, 0], groups), (torch.empty_like(images),)
+
+
+IMAGES, WEIGHT = 2 * 8 * 16 * 16, 8 * 8 * 3 * 3
+PLAIN, LAST = torch.contiguous_format, torch.channels_last
+
+
+def test_a_measured_workspace_replaces_the_assumed_one() -> None:
+    """The median share of all tensors; the error is the range of images and results."""
+    operator = aten.convolution.default
+    arguments, results = convolution(layout=PLAIN)
+    kernels = measured("convolution fp32 contiguous", 0, 2, 5)
+    assert kernels.temporary(operator, arguments, results) == (2 * (2 * IMAGES + WEIGHT) * FLOAT,)
+    assert kernels.error(operator, arguments, results) == (2 * 2 * IMAGES * FLOAT, 3 * 2 * IMAGES * FLOAT)
+    assert A100.temporary(operator, arguments, results) == ((2 * IMAGES + WEIGHT) * FLOAT,)
+    assert A100.error(operator, arguments, results) == (2 * IMAGES * FLOAT, 2 * 2 * IMAGES * FLOAT)
+
+
+@pytest.mark.parametrize(
+    ("kind", "dtype", "layout", "groups"),
+    [
+        ("convolution fp32 contiguous", torch.float32, PLAIN, 1),
+        ("convolution fp32 channels-last", torch.float32, LAST, 1),
+        ("convolution half contiguous", torch.float16, PLAIN, 1),
+        ("convolution half contiguous", torch.bfloat16, PLAIN, 1),
+        ("convolution half grouped", torch.bfloat16, LAST, 8),
+    ],
+)
+def test_a_measured_workspace_is_that_of_its_kind(
+    kind: str, dtype: torch.dtype, layout: torch.memory_format, groups: int
+) -> None:
+    """The operator, the type, the layout and grouping choose the share; other kinds of call keep the assumed one."""
+    arguments, results = convolution(dtype, layout=layout, groups=groups)
+    call = library_call(aten.convolution.default, arguments, results)
+    assert call is not None
+    assert call.kind == kind
+    found = measured(kind, 3).temporary(aten.convolution.default, arguments, results)
+    assert found == (3 * call.operand_bytes,)
+    other = measured("convolution fp64 contiguous", 3).temporary(aten.convolution.default, arguments, results)
+    assert list(other) == list(A100.temporary(aten.convolution.default, arguments, results))
+
+
+def test_a_backward_call_and_attention_of_a_library_are_kinds_of_their_own() -> None:
+    """A kernel of torch's own is none."""
+    arguments, (results,) = convolution(torch.bfloat16, layout=LAST)
+    backward = (results, *arguments[:2], None, *arguments[3:9], [True, True, False])
+    call = library_call(aten.convolution_backward.default, backward, arguments[:2])
+    assert call is not None
+    assert (call.kind, call.operand_bytes) == ("convolution-backward half channels-last", (2 * IMAGES + WEIGHT) * 2)
+    heads = torch.empty(2, 128, 3, 64, dtype=torch.bfloat16, device="meta").transpose(1, 2)
+    cudnn = aten._scaled_dot_product_cudnn_attention
+    attention = library_call(cudnn.default, (heads, heads, heads, None, True), (heads, heads[..., :1]))
+    assert attention is not None
+    assert (attention.kind, attention.operand_bytes) == ("attention half heads", 4 * heads.numel() * 2)
+    assert library_call(aten._scaled_dot_product_flash_attention.default, (heads, heads, heads), (heads,)) is None
+
+
+def test_a_measured_workspace_of_cublas_replaces_the_one_of_torch() -> None:
+    """The workspace is kept for each handle."""
+    assert measured("none", blas_workspace_bytes=4096).persistent(aten.mm.default, ()) == (("cublas", 4096),)
+    assert measured("none").persistent(aten.mm.default, ()) == A100.persistent(aten.mm.default, ())
+
+
+def test_profiles_with_measured_workspaces_have_traces_of_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A card reads the table of its own compute capability alone."""
+    profiles = [KernelProfile(compute_capability=(8, minor), kind="cuda") for minor in (0, 6, 9)]
+    assert [representative(profile).compute_capability for profile in profiles] == [(8, 0), (8, 6), (8, 6)]
+    table = WorkspaceTable(
+        compute_capability=(8, 6), gpu="A card", date="", torch="", cudnn="", driver="", workspaces=()
+    )
+    path = tmp_path / "own.json"
+    path.write_text(WorkspaceFile(tables=(table,)).model_dump_json())
+    monkeypatch.setenv(VARIABLE, str(path))
+    assert [representative(profile).compute_capability for profile in profiles] == [(8, 0), (8, 6), (8, 9)]
 
 
 def _is_copy(trace: Trace, block: int) -> bool:

@@ -143,6 +143,25 @@ def test_expected_peaks_follow_the_allocator_settings(monkeypatch: pytest.Monkey
     assert rounded.used_bytes(200) > plain.used_bytes(200)
 
 
+def test_replays_tell_where_memory_runs_out_on_a_card(runner: ProbeSupervisor) -> None:
+    """Below the limit less the context, by what is lost to fragmentation; on the CPU the limit itself is expected."""
+
+    def usable(**changes: object) -> int:
+        expected = runner.expect(expectation_request(GPT, compute_capability=(8, 0), **changes))
+        assert expected is not None
+        assert expected.usable_bytes is not None
+        return expected.usable_bytes
+
+    limited = usable()
+    assert 0.7 * 512 * MIB < limited < 512 * MIB
+    assert usable(limit_bytes=1024 * MIB, context_bytes=512 * MIB) == limited
+    roomy = usable(limit_bytes=4096 * MIB, largest_micro_batch=16)
+    assert 0.7 * 4096 * MIB < roomy < 4096 * MIB
+    on_cpu = runner.expect(expectation_request(GPT))
+    assert on_cpu is not None
+    assert on_cpu.usable_bytes is None
+
+
 def test_an_expectation_can_be_cancelled() -> None:
     """The tracing process is gone when the call returns."""
     with pytest.raises(EstimateCancelledError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from random import Random
 
 import pytest
@@ -11,7 +12,14 @@ from hypothesis import strategies as st
 from tests.support.recorded_requests import recorded_requests
 from tuner.errors import EstimateError
 from tuner.estimation.allocator.config import DEFAULT_SETTINGS, EXPANDABLE_SEGMENTS, AllocatorSettings
-from tuner.estimation.allocator.replay import ReplayResult, breakdown, minimum_capacity, replay
+from tuner.estimation.allocator.replay import (
+    CapacitySearch,
+    ReplayResult,
+    breakdown,
+    minimum_capacity,
+    replay,
+    requested_at_peak,
+)
 from tuner.estimation.trace import Bound, Category, Mark, SizedTrace, Trace
 
 MIB = 1024**2
@@ -108,6 +116,74 @@ def test_the_breakdown_sums_to_the_peak(seed: int, allocator: AllocatorSettings,
         held = breakdown(trace_of(events, sizes), found.peak_position, allocator, limit)
         assert set(held) == set(Category)
         assert sum(held.values()) == found.peak_allocated_bytes
+
+
+def in_parts(seed: int) -> tuple[list[int], list[int], dict[int, int]]:
+    """A random workload, of whose blocks every third stands for 2 to 60 equal ones."""
+    events, sizes = workload(seed)
+    random = Random(seed)
+    parts = {block: random.choice([2, 3, 17, 60]) for block in range(0, len(sizes), 3)}
+    return events, [size * parts.get(block, 1) for block, size in enumerate(sizes)], parts
+
+
+def spread_out(events: list[int], sizes: list[int], parts: dict[int, int]) -> tuple[list[int], list[int]]:
+    """Spread each run of equal blocks out into a block for each part."""
+    counts = [parts.get(block, 1) for block in range(len(sizes))]
+    first = [sum(counts[:block]) for block in range(len(sizes))]
+    every: list[int] = []
+    for event in events:
+        block = event if event >= 0 else ~event
+        numbers = range(first[block], first[block] + counts[block])
+        every += numbers if event >= 0 else [~number for number in numbers]
+    return every, [size // count for size, count in zip(sizes, counts, strict=True) for _ in range(count)]
+
+
+@many
+@given(
+    seed=st.integers(0, 10**6),
+    allocator=st.sampled_from([*BOTH, AllocatorSettings.parse("max_split_size_mb:21")]),
+    capacity=st.one_of(st.none(), st.integers(1, 800)),
+)
+def test_blocks_in_parts_take_the_memory_of_the_parts(
+    seed: int, allocator: AllocatorSettings, capacity: int | None
+) -> None:
+    """Peaks, retries, success and the smallest capacity are those of a replay of every part."""
+    events, sizes, parts = in_parts(seed)
+    limit = capacity and capacity * 2 * MIB
+    found = replay(events, sizes, allocator, limit, parts=parts)
+    every = spread_out(events, sizes, parts)
+    expected = replay(*every, allocator, limit)
+    assert replace(found, peak_position=0) == replace(expected, peak_position=0)
+    assert minimum_capacity(events, sizes, allocator, parts=parts) == minimum_capacity(*every, allocator)
+    trace = trace_of(events, sizes).model_copy(update={"parts": parts})
+    held = breakdown(trace, found.peak_position, allocator, limit)
+    if found.fits:
+        assert sum(held.values()) == found.peak_allocated_bytes
+
+
+@many
+@given(seed=st.integers(0, 10**6), allocator=st.sampled_from(BOTH), limits=st.lists(st.integers(0, 300), max_size=4))
+def test_a_search_of_the_capacity_goes_as_far_as_it_is_asked(
+    seed: int, allocator: AllocatorSettings, limits: list[int]
+) -> None:
+    """Early decisions on limits agree with the result, which does not depend on the limits or their order."""
+    events, sizes = workload(seed)
+    least = minimum_capacity(events, sizes, allocator)
+    search = CapacitySearch(events, sizes, allocator)
+    for limit in limits:
+        assert search.is_at_most(limit * MIB) is (least <= limit * MIB)
+    assert search.result() == least
+
+
+@many
+@given(seed=st.integers(0, 10**6))
+def test_requests_at_their_peak_are_at_most_what_is_allocated(seed: int) -> None:
+    """A block may be larger than its request, where too little would remain to be split off."""
+    events, sizes, parts = in_parts(seed)
+    trace = trace_of(events, sizes).model_copy(update={"parts": parts})
+    requested = sum(requested_at_peak(trace).values())
+    allocated = replay(events, sizes, parts=parts).peak_allocated_bytes
+    assert 0.9 * allocated <= requested <= allocated
 
 
 def test_the_breakdown_has_the_category_of_each_block() -> None:

@@ -10,7 +10,6 @@ import pytest
 
 from tests.support.factories import transformers_spec
 from tuner.estimation.allocator.replay import replay
-from tuner.estimation.trace import Category, Mark, Trace
 from tuner.estimation.tracing import session
 from tuner.estimation.tracing.recorder import Recorder
 from tuner.schemas.gpus import KernelProfile
@@ -49,26 +48,8 @@ def test_groups_of_steps_take_the_memory_of_the_steps(
     grouped = session.trace(spec, 4, accumulates=True, profile=PROFILE)
     monkeypatch.setattr(session, "grouped_scans", every_step)
     stepped = session.trace(spec, 4, accumulates=True, profile=PROFILE)
-    peaks = [replay(taken.events, taken.sizes) for taken in (grouped, stepped)]
+    peaks = [replay(taken.events, taken.sizes, parts=taken.parts) for taken in (grouped, stepped)]
     assert peaks[0].peak_allocated_bytes == pytest.approx(peaks[1].peak_allocated_bytes, rel=0.01)
     assert peaks[0].peak_reserved_bytes == pytest.approx(peaks[1].peak_reserved_bytes, rel=0.01)
-    assert len(grouped.events) < len(stepped.events)
-
-
-def test_a_block_is_replaced_by_its_parts() -> None:
-    """In the place of the block, with its category, and with marks where they were."""
-    whole = Trace(
-        micro_batch_size=1,
-        accumulates=False,
-        sizes=(8, 12, 4),
-        categories=(Category.PARAMETERS, Category.ACTIVATIONS, Category.TEMPORARIES),
-        events=(0, 1, 2, ~1, ~2),
-        marks=(Mark(name="build", position=0), Mark(name="measured-update", position=2), Mark(name="end", position=5)),
-        decisions="cuda",
-    )
-    parts = whole.with_parts({1: 3})
-    assert parts.sizes == (8, 4, 4, 4, 4)
-    assert parts.events == (0, 1, 2, 3, 4, ~1, ~2, ~3, ~4)
-    assert parts.categories[1:4] == (Category.ACTIVATIONS,) * 3
-    assert [mark.position for mark in parts.marks] == [0, 4, 9]
-    assert whole.with_parts({}) is whole
+    assert 2 * len(grouped.events) < len(stepped.events)
+    assert grouped.parts

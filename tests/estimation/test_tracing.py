@@ -8,6 +8,7 @@ import resource
 import subprocess
 import sys
 import tempfile
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -91,6 +92,7 @@ KINDS: dict[str, WorkloadSpec] = {
         batch={"image_size": 32},
     ),
     "lstm": python_spec("tests.support.traced_models:tokens"),
+    "gru": python_spec("tests.support.traced_models:gated"),
     "mixtral": transformers_spec("causal-lm", {"model_type": "mixtral", **EXPERTS, "num_local_experts": 4}, batch=TEXT),
     "olmoe": transformers_spec(
         "causal-lm",
@@ -102,7 +104,7 @@ KINDS: dict[str, WorkloadSpec] = {
 
 
 @pytest.fixture(scope="module")
-def on_cuda(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Trace]]:
+def on_cuda() -> dict[str, list[Trace]]:
     """Every kind of model traced with CUDA's decisions, in one process; needs a C++ compiler."""
     cases: list[dict[str, Any]] = [_case(name, spec, (*SIZES, CHECKED_SIZE)) for name, spec in KINDS.items()]
     published = python_spec("tests.support.traced_models:plain").model_copy(update={"gradient_gathering": "in-place"})
@@ -116,7 +118,7 @@ def on_cuda(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Trace]]:
     cases.append(
         _case("lstm, with a thread", python_spec("tests.support.traced_models:threaded"), SIZES) | {"forked": 0}
     )
-    return traced_on_cuda(cases, tmp_path_factory.mktemp("cache"))
+    return traced_on_cuda(cases)
 
 
 def _case(name: str, spec: WorkloadSpec, sizes: Any, *, accumulates: bool = True) -> dict[str, Any]:
@@ -204,6 +206,31 @@ def test_embeddings_are_summed_by_segment(on_cuda: dict[str, list[Trace]]) -> No
 def test_cublas_is_counted_for_both_threads(on_cuda: dict[str, list[Trace]]) -> None:
     """Forward and backward passes have a handle each: 8,519,680 bytes before Hopper."""
     assert held_bytes(on_cuda["mlp"][0], "end", Category.WORKSPACE) == 2 * 8_519_680
+
+
+def allocated_bytes(taken: Trace) -> list[int]:
+    """The bytes of each allocation, in order."""
+    return [taken.sizes[event] for event in taken.events if event >= 0]
+
+
+def test_a_product_is_allocated_before_the_workspace_of_cublas(on_cuda: dict[str, list[Trace]]) -> None:
+    """The first layer's result of 32 values a sample, then the workspace, as torch calls cuBLAS with the result."""
+    allocated = allocated_bytes(on_cuda["mlp"][0])
+    assert allocated[allocated.index(8_519_680) - 1] == SIZES[0] * 32 * FLOAT
+
+
+def test_dropout_allocates_its_mask_first(on_cuda: dict[str, list[Trace]]) -> None:
+    """A mask of a byte for each value, then the result in bf16: twice in 2 layers, 2 micro-batches and 2 updates."""
+    mask = 4 * 512 * 64
+    pairs = list(pairwise(allocated_bytes(on_cuda["gpt2, dropout"][0])))
+    assert pairs.count((mask, 2 * mask)) == 2 * 2 * 2 * 2
+
+
+def test_a_gru_keeps_five_values_of_each_step(on_cuda: dict[str, list[Trace]]) -> None:
+    """For each of 32 units and 6 steps in 2 layers, in both micro-batches of both updates."""
+    taken = on_cuda["gru"][0]
+    kept = [size for size, category in zip(taken.sizes, taken.categories, strict=True) if category == "activations"]
+    assert kept.count(SIZES[0] * 5 * 32 * FLOAT) == 6 * 2 * 2 * 2
 
 
 def test_scratch_gradients_are_held_beside_the_sums(on_cuda: dict[str, list[Trace]]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
+from pathlib import Path
 from random import Random
 from typing import Any, Literal, TypeAlias
 
@@ -17,13 +18,14 @@ from tests.support.factories import mlp_spec
 from tuner.errors import EstimateError
 from tuner.estimation.allocator.config import DEFAULT_SETTINGS
 from tuner.estimation.allocator.replay import minimum_capacity
-from tuner.estimation.memory_curve import LARGEST_SIZE, MemoryCurve
+from tuner.estimation.memory_curve import LARGEST_SIZE, MemoryCurve, largest_fitting
 from tuner.estimation.size_growth import Polynomial
 from tuner.estimation.trace import Category, Mark, SizedTrace, Trace
 from tuner.estimation.verdict import make_estimate, profiles
 from tuner.hardware.gpu_lookup import find_gpu
-from tuner.schemas.estimates import Estimate, EstimateRequest, GpuEstimate, PeakEstimate, Verdict
-from tuner.schemas.gpus import KernelProfile
+from tuner.hardware.workspace_tables import VARIABLE
+from tuner.schemas.estimates import Estimate, EstimateRequest, GpuEstimate, PeakBreakdown, PeakEstimate, Verdict
+from tuner.schemas.gpus import KernelProfile, WorkspaceFile, WorkspaceTable
 
 MIB = 1024**2
 GIB = 1024**3
@@ -108,6 +110,13 @@ def peak_of(found: GpuEstimate) -> PeakEstimate:
     return found.peak
 
 
+def parts_of(found: GpuEstimate) -> PeakBreakdown:
+    """The parts of the peak of an estimate."""
+    parts = peak_of(found).breakdown
+    assert parts is not None
+    return parts
+
+
 def test_the_sizes_are_those_of_a_calculation_by_hand() -> None:
     """2 GiB less a context of 500 MiB leave 1,548 MiB: 57 samples; worst and best case leave 768.8 and 2,140.7."""
     found = first(request_for("2GiB"))
@@ -132,8 +141,8 @@ def test_the_peak_is_that_of_the_largest_size() -> None:
 
 def test_the_breakdown_sums_to_the_allocated_memory() -> None:
     """The categories of the trace sum to the allocated memory; the memory outside the allocator is another figure."""
-    peak = peak_of(first(request_for("2GiB")))
-    parts = peak.breakdown
+    found = first(request_for("2GiB"))
+    peak, parts = peak_of(found), parts_of(found)
     assert parts.parameters_bytes == 100 * MIB
     assert parts.gradients_bytes == 100 * MIB
     assert parts.optimizer_state_bytes == 200 * MIB
@@ -357,7 +366,7 @@ def test_cards_are_in_order_each_with_its_kernels() -> None:
     traced = {find_gpu("A10").profile: small, find_gpu("L4").profile: large}
     found = make_estimate(request, traced, versions={}, seconds=0.0)
     assert [gpu.gpu for gpu in found.gpus] == ["L4", "A10", "RTX 4090"]
-    assert [peak_of(gpu).breakdown.parameters_bytes for gpu in found.gpus] == [GIB, 100 * MIB, GIB]
+    assert [parts_of(gpu).parameters_bytes for gpu in found.gpus] == [GIB, 100 * MIB, GIB]
     assert profiles(request) == (find_gpu("L4").profile, find_gpu("A10").profile)
 
 
@@ -398,21 +407,23 @@ def test_the_interval_grows_with_what_is_not_known(
     assert width(estimate(request, traced)) == expected
 
 
-def convolutional(nbytes: int) -> Traced:
-    """A workload whose largest convolution has tensors of so many bytes for each sample."""
+def convolutional(fewer: int, more: int) -> Traced:
+    """A workload with a convolution whose workspace may be so many bytes smaller, and larger, for each sample."""
     found = workload()
     for accumulates in ("several", "single"):
         whole = getattr(found, accumulates)
-        setattr(found, accumulates, replace(whole, convolution_growth=Polynomial((Fraction(), Fraction(nbytes)))))
+        growths = tuple(Polynomial((Fraction(), Fraction(nbytes))) for nbytes in (fewer, more))
+        setattr(found, accumulates, replace(whole, error_growths=growths))
     return found
 
 
 @pytest.mark.parametrize(("size", "convolution"), [(1, 21), (5, 40), (20, 8)])
 def test_the_interval_has_room_for_the_workspaces_of_convolutions(size: int, convolution: int) -> None:
-    """The tensors of the largest convolution downwards, twice as much upwards: cuDNN's choice is not known."""
+    """Downwards and upwards by what the trace says of the largest one: cuDNN's choice is not known."""
     request = request_for("H100-80GB", effective_batch_size=size, micro_batch_size=size)
     (below, above), without = (
-        width(estimate(request, traced)) for traced in (convolutional(convolution * MIB), workload())
+        width(estimate(request, traced))
+        for traced in (convolutional(convolution * MIB, 2 * convolution * MIB), workload())
     )
     share = size * convolution * MIB / peak_of(first(request)).capacity_bytes
     assert without == (0.05, 0.07)
@@ -423,7 +434,23 @@ def test_the_interval_has_room_for_the_workspaces_of_convolutions(size: int, con
 def test_the_interval_never_begins_below_half_because_of_convolutions() -> None:
     """However large their tensors are."""
     request = request_for("H100-80GB", effective_batch_size=20, micro_batch_size=20)
-    assert width(estimate(request, convolutional(900 * MIB)))[0] == pytest.approx(0.55, abs=1e-3)
+    assert width(estimate(request, convolutional(900 * MIB, 0)))[0] == pytest.approx(0.55, abs=1e-3)
+
+
+def test_the_card_whose_workspaces_were_measured_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a note that widens no interval, for cards of its compute capability alone."""
+    table = WorkspaceTable(
+        compute_capability=(9, 0), gpu="A card", date="2026-01-31", torch="2.13", cudnn="9", driver="580", workspaces=()
+    )
+    path = tmp_path / "own.json"
+    path.write_text(WorkspaceFile(tables=(table,)).model_dump_json())
+    monkeypatch.setenv(VARIABLE, str(path))
+    request = request_for("H100-80GB", "A100-80GB")
+    with_table, without = estimate(request).gpus
+    assert any("those of A card with torch 2.13" in note for note in with_table.notes)
+    assert not any("cuDNN" in note for note in without.notes)
+    monkeypatch.delenv(VARIABLE)
+    assert estimate(request).gpus[0].peak == with_table.peak
 
 
 def test_all_traces_are_taken_before_any_verdict() -> None:
@@ -531,6 +558,8 @@ def random_workload(seed: int) -> Traced:
 
 def counts(found: GpuEstimate) -> tuple[int, int, int]:
     """The three sizes of an estimate."""
+    assert found.surely_fits is not None
+    assert found.may_fit is not None
     return found.surely_fits, found.largest_micro_batch_size, found.may_fit
 
 
@@ -580,7 +609,21 @@ def test_what_surely_fits_may_fit_and_plans_are_exact(seed: int, batch: int | No
     expected = Verdict.FITS if surely else Verdict.UNCERTAIN if perhaps else Verdict.DOES_NOT_FIT
     assert found.feasible is expected
     peak = peak_of(found)
-    assert sum(peak.breakdown.model_dump().values()) == peak.allocated_bytes <= peak.reserved_bytes
+    assert sum(parts_of(found).model_dump().values()) == peak.allocated_bytes <= peak.reserved_bytes
+
+
+@given(bound=st.integers(1, 5000), first=st.integers(0, 6000), answer=st.integers(0, 6000))
+def test_the_largest_fitting_size_is_found_from_any_first_guess(bound: int, first: int, answer: int) -> None:
+    """In a number of steps that is logarithmic in the distance, at most twice in the bound."""
+    tried: list[int] = []
+
+    def fits(size: int) -> bool:
+        tried.append(size)
+        return size <= answer
+
+    assert largest_fitting(fits, bound, first) == min(answer, bound)
+    assert len(tried) == len(set(tried)) <= 2 * bound.bit_length() + 1
+    assert all(1 <= size <= bound for size in tried)
 
 
 @many

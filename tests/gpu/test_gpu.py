@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -12,6 +11,7 @@ import pytest
 import torch
 
 from tests.support.factories import gpt_spec, mlp_spec, recommendation, resnet_spec
+from tests.support.whole_runs import run_to_end
 from tuner.errors import DeviceError, OutOfMemoryError
 from tuner.hardware.inventory import find_device
 from tuner.hardware.memory_devices.cuda import CudaDevice
@@ -24,7 +24,6 @@ from tuner.schemas.requests import ProbeRequest, TrainingRequest, TuningRequest
 from tuner.schemas.results import Outcome
 from tuner.schemas.training import RunOutcome
 from tuner.schemas.workload import WorkloadSpec
-from tuner.training.launching.launcher import TrainingProcess
 
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("default")]  # other versions deprecate other things
 
@@ -230,8 +229,5 @@ def test_a_run_trains_on_the_card(tmp_path: Path) -> None:
     """The training process succeeds in bf16 and fp16 with their accumulation."""
     for precision in ("bf16-mixed", "fp16-mixed"):
         found = recommendation(gpt_spec(precision=precision), 40, 7, limit_bytes=2 * GIB, device=find_device("cuda:0"))
-        process = TrainingProcess(tmp_path / precision)
-        process.start(found, TrainingRequest(updates=20))
-        while (result := process.poll()) is None:
-            gc.collect()
+        result = run_to_end(tmp_path / precision, found, TrainingRequest(updates=20))
         assert result.outcome is RunOutcome.SUCCEEDED, result.message

@@ -9,6 +9,7 @@ import json
 import os
 import subprocess
 import sys
+from functools import cache
 from typing import Any
 
 import pytest
@@ -94,8 +95,9 @@ def history() -> list[dict[str, Any]]:
     return [{name: entry[name] for name in names if name in entry} for entry in entries]
 
 
+@cache
 def recording(name: str, allocator: str, limit_bytes: int = 0) -> dict[str, Any]:
-    """``record`` in a process whose allocator is set so."""
+    """``record`` in a process whose allocator is set so, once for all tests."""
     environment = {key: value for key, value in os.environ.items() if key != "PYTORCH_CUDA_ALLOC_CONF"}
     environment["PYTORCH_ALLOC_CONF"] = ALLOCATORS[allocator][1]
     finished = subprocess.run(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import torch
@@ -11,6 +10,7 @@ import torch
 from tests.support.factories import gpt_spec, mlp_spec, resnet_spec
 from tests.support.traced import most_bytes, traced_on_cuda
 from tuner.estimation.attention_kernels import Attention, choose_kernel
+from tuner.estimation.trace import Trace
 from tuner.hardware.inventory import find_device
 from tuner.probing.supervisor import ProbeSupervisor
 from tuner.schemas.gpus import KernelProfile
@@ -47,10 +47,28 @@ def supervisor() -> Iterator[ProbeSupervisor]:
         yield running
 
 
+@pytest.fixture(scope="module")
+def traces() -> dict[str, list[Trace]]:
+    """Traces of every case, with and without accumulation, for the card of this host, in one process."""
+    return traced_on_cuda(
+        [
+            {
+                "name": f"{name}, {accumulates}",
+                "spec": spec.model_dump(mode="json"),
+                "sizes": [size],
+                "accumulates": accumulates,
+                "compute_capability": list(torch.cuda.get_device_capability(0)),
+            }
+            for name, (spec, size) in CASES.items()
+            for accumulates in (True, False)
+        ]
+    )
+
+
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("accumulates", [True, False])
 def test_traced_peaks_are_those_of_the_card(
-    name: str, supervisor: ProbeSupervisor, tmp_path: Path, *, accumulates: bool
+    name: str, supervisor: ProbeSupervisor, traces: dict[str, list[Trace]], *, accumulates: bool
 ) -> None:
     """The peak that a trace has is what a probe measures, within five percent."""
     spec, size = CASES[name]
@@ -58,14 +76,7 @@ def test_traced_peaks_are_those_of_the_card(
     probe = ProbeRequest(spec=spec, micro_batch_size=size, samples_per_window=window, device="cuda:0", limit_bytes=None)
     measured = supervisor.run(probe)
     assert measured.outcome is Outcome.FIT, measured.message
-    case = {
-        "name": name,
-        "spec": spec.model_dump(mode="json"),
-        "sizes": [size],
-        "accumulates": accumulates,
-        "compute_capability": list(torch.cuda.get_device_capability(0)),
-    }
-    traced = traced_on_cuda([case], tmp_path / "cache")[name][0]
+    (traced,) = traces[f"{name}, {accumulates}"]
     assert most_bytes(traced, stretch="measured-update") == pytest.approx(measured.peak_allocated_bytes, rel=TOLERANCE)
 
 

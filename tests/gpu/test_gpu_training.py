@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from tests.support.factories import gpt_spec, recommendation
+from tests.support.whole_runs import run_to_end
 from tuner.errors import OutOfMemoryError
 from tuner.hardware.inventory import find_device
 from tuner.hardware.memory_devices.cuda import CudaDevice
@@ -18,7 +19,6 @@ from tuner.schemas.requests import TrainingRequest
 from tuner.schemas.training import RunOutcome
 from tuner.training.accumulation.collectives import single_rank_group
 from tuner.training.accumulation.engine import GradientAccumulation, UpdateReport, split_batch
-from tuner.training.launching.launcher import TrainingProcess
 from tuner.training.launching.run_directory import ProgressLog, RunPaths
 from tuner.workloads.base import LossTerms
 
@@ -170,10 +170,7 @@ def test_a_run_out_of_memory_goes_on_in_smaller_micro_batches(tmp_path: Path) ->
         data={"kind": "synthetic", "samples": 512},
     )
     found = recommendation(spec, 256, 256, limit_bytes=6 * GIB, device=find_device("cuda:0"))
-    process = TrainingProcess(tmp_path)
-    process.start(found, TrainingRequest(updates=3))
-    while (result := process.poll()) is None:
-        pass
+    result = run_to_end(tmp_path, found, TrainingRequest(updates=3))
     assert result.outcome is RunOutcome.SUCCEEDED, result.message
     made = ProgressLog(RunPaths(tmp_path).progress).new_lines()
     assert made[0].splits
@@ -186,8 +183,5 @@ def test_a_run_over_all_cards(tmp_path: Path, strategy: str) -> None:
     cards = torch.cuda.device_count()
     spec = gpt_spec(precision="bf16-mixed", parallelism={"world_size": cards, "strategy": strategy})
     found = recommendation(spec, 40, 7, limit_bytes=4 * GIB, device=find_device("cuda:0"), world_size=cards)
-    process = TrainingProcess(tmp_path)
-    process.start(found, TrainingRequest(updates=5, workers=1))
-    while (result := process.poll()) is None:
-        pass
+    result = run_to_end(tmp_path, found, TrainingRequest(updates=5, workers=1))
     assert result.outcome is RunOutcome.SUCCEEDED, result.message

@@ -23,7 +23,7 @@ MIB = 1024**2
 def outcomes(request: pytest.FixtureRequest) -> dict[str, str]:
     """Outcomes of the checks of the contract on a device."""
     command = [sys.executable, str(SUPPORT / "device_contract.py"), request.param]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=600)
     assert done.returncode == 0, done.stderr
     found: dict[str, str] = json.loads(done.stdout)
     return found

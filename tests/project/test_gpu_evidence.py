@@ -13,9 +13,12 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+import torch
 
 from tests.support.factories import CUDA
 from tests.support.paths import ROOT
+from tuner.hardware.workspace_tables import FILE, VARIABLE, measured_workspaces
+from tuner.schemas.gpus import KernelProfile, WorkspaceFile
 
 BENCHMARKS = ROOT / "benchmarks"
 
@@ -71,6 +74,21 @@ def test_the_limits_of_the_parts_are_within_nine_minutes(evidence: ModuleType) -
     assert sum(evidence.PARTS.values()) <= evidence.TOTAL_SECONDS < 9 * 60
 
 
+@pytest.mark.parametrize(
+    ("target", "arguments"),
+    [("lstm", {"width": 8, "layers": 1, "length": 4}), ("mlp", {"width": 8, "layers": 1, "features": 4, "rows": 2})],
+)
+def test_the_models_of_our_targets_are_built_where_they_are_traced(
+    evidence: ModuleType, target: str, arguments: dict[str, int]
+) -> None:
+    """A model that exists before it is asked for is on the CPU, so that no estimate for a card could be traced."""
+    del evidence  # only its folder is of use here: that of the targets
+    workload = getattr(importlib.import_module("finders_workloads"), target)(**arguments)
+    with torch.device("meta"):
+        model = workload.build_model()
+    assert all(parameter.is_meta for parameter in model.parameters())
+
+
 def test_a_virtual_card_leaves_no_result_of_a_card(evidence: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     """The name is that of the card, torch and the driver, marked and elsewhere where the card is virtual."""
     monkeypatch.delenv("OUT", raising=False)
@@ -81,3 +99,83 @@ def test_a_virtual_card_leaves_no_result_of_a_card(evidence: ModuleType, monkeyp
     assert virtual == ROOT / "runs/gpu_evidence/virtual_nvidia-h100-80gb-hbm3_torch-2.13.0_driver-580.65.06.json"
     assert evidence.is_virtual({"VIRTUAL_GPU_SESSION": "session"})
     assert not evidence.is_virtual({})
+
+
+def card_evidence(**fields: Any) -> dict[str, Any]:
+    """Evidence as a card would leave it, with figures of this test: three calls, of which one is of a library alone."""
+    convolution = {
+        "workspace_bytes": 3000,
+        "persistent_bytes": 0,
+        "operators": ["aten.convolution.default"],
+        "library_calls": [{"kind": "convolution fp32 contiguous", "operand_bytes": 1000}],
+    }
+    product = {"workspace_bytes": 0, "persistent_bytes": 8192, "operators": ["aten.mm.default"], "library_calls": []}
+    mixed = {**convolution, "operators": ["aten.convolution.default", "aten.add.Tensor"]}
+    rows = [
+        {"operator": "mm", "shape": "a", "forward": product, "backward": product},
+        {"operator": "conv2d", "shape": "b", "forward": convolution, "backward": mixed},
+        {"operator": "attentions", "failed": "RuntimeError: no kernel"},
+    ]
+    versions = {"torch_sees": {"compute_capability": [9, 0]}, "libraries": {"cudnn": 92000}}
+    return {
+        "date": "2026-01-31",
+        "virtual": False,
+        "device": CUDA.model_copy(update={"driver_version": "580.65.06"}).model_dump(mode="json"),
+        "versions": {"torch": "2.13.0"},
+        "parts": {"versions": {"result": versions}, "workspaces": {"result": {"operators": rows}}},
+        **fields,
+    }
+
+
+@pytest.fixture
+def workspace_table(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """The program that makes a table of evidence, as a module."""
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    return importlib.import_module("workspace_table")
+
+
+def test_evidence_becomes_a_table_that_estimates_read(workspace_table: ModuleType, tmp_path: Path) -> None:
+    """A table has calls of libraries alone; it replaces an older one of its capability and keeps those of others."""
+    source, output = tmp_path / "evidence.json", tmp_path / "tables.json"
+    source.write_text(json.dumps(card_evidence()))
+    older = workspace_table.table_of(card_evidence(date="2025-01-31"))
+    other = older.model_copy(update={"compute_capability": (8, 0)})
+    output.write_text(WorkspaceFile(tables=(other, older)).model_dump_json())
+    assert workspace_table.main([str(source), "--output", str(output)]) == 0
+    profile = KernelProfile(compute_capability=(9, 0), kind="cuda")
+    found = measured_workspaces(profile, {VARIABLE: str(output)})
+    assert found is not None
+    table = found.table
+    assert (table.date, table.torch, table.cudnn, table.blas_workspace_bytes) == ("2026-01-31", "2.13.0", "92000", 8192)
+    share = found.share("convolution fp32 contiguous")
+    assert share is not None
+    assert share.expected == 3
+    assert len(table.workspaces) == 1
+    assert [each.compute_capability for each in WorkspaceFile.model_validate_json(output.read_text()).tables] == [
+        (8, 0),
+        (9, 0),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"virtual": True}, "whose workspaces are invented"),
+        ({"parts": {}}, "lacks the part `versions`"),
+        ({"parts": {"versions": card_evidence()["parts"]["versions"]}}, "has no workspace of a library"),
+    ],
+)
+def test_no_table_is_made_of_what_is_not_evidence(
+    workspace_table: ModuleType,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    fields: dict[str, Any],
+    message: str,
+) -> None:
+    """The tables of the package stay as they are."""
+    before = FILE.read_text()
+    source = tmp_path / "evidence.json"
+    source.write_text(json.dumps(card_evidence(**fields)))
+    assert workspace_table.main([str(source)]) == 1
+    assert message in capsys.readouterr().err
+    assert FILE.read_text() == before

@@ -1,5 +1,7 @@
 """Traces taken with CUDA's decisions, in a process of its own: torch must not be imported before the shim.
 
+The shim is compiled into the user's cache folder, once for all tests and for the commands that they call.
+
 ``python traced.py`` reads ``[{"name", "spec", "sizes", "accumulates", "compute_capability"}, ...]`` from its standard
 input and prints the traces by name. A case with ``"forked"`` is traced by several processes, of which so many sizes are
 expected to be told.
@@ -11,22 +13,21 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
 from tuner.estimation.trace import Category, Trace
 from tuner.schemas.gpus import KernelProfile
 
 
-def traced_on_cuda(cases: list[dict[str, Any]], cache: Path) -> dict[str, list[Trace]]:
+def traced_on_cuda(cases: list[dict[str, Any]]) -> dict[str, list[Trace]]:
     """The traces of each case, by name."""
     ended = subprocess.run(
-        [sys.executable, __file__, str(cache)],
+        [sys.executable, __file__],
         input=json.dumps(cases),
         capture_output=True,
         text=True,
         check=False,
-        timeout=250,
+        timeout=600,
         env={**os.environ, "CUDA_VISIBLE_DEVICES": ""},  # as where estimates are traced: no card of this host
     )
     assert ended.returncode == 0, ended.stderr[-3000:]
@@ -60,11 +61,11 @@ def held_bytes(trace: Trace, mark: str, category: Category | None = None) -> int
     return held
 
 
-def main(cache: str) -> None:
+def main() -> None:
     """Trace every case."""
     from tuner.estimation.cuda_shim import load_shim  # noqa: PLC0415 - before torch
 
-    shim = load_shim(Path(cache))
+    shim = load_shim()
     from tests.support import traced_models  # noqa: F401, PLC0415 - imported by the process that forks others
     from tuner.estimation.tracing.runs import TracedRuns  # noqa: PLC0415 - torch comes with it
     from tuner.estimation.tracing.shape_cache import ShapeCache  # noqa: PLC0415 - likewise
@@ -86,4 +87,4 @@ def main(cache: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main()

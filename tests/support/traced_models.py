@@ -25,7 +25,7 @@ class Recurrent(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.tokens = nn.Embedding(50, 16)
-        self.layers = nn.LSTM(16, 32, 2, batch_first=True)
+        self.layers: nn.RNNBase = nn.LSTM(16, 32, 2, batch_first=True)
         self.head = nn.Linear(32, 50)
 
     def forward(self, ids: Tensor) -> Tensor:
@@ -49,6 +49,16 @@ class Tokens:
         """A sum over tokens."""
         logits = model(batch)
         return {"loss": (F.cross_entropy(logits.flatten(0, 1), batch.flatten(), reduction="sum"), batch.numel())}
+
+
+class Gated(Tokens):
+    """Predicts tokens with a GRU."""
+
+    def build_model(self) -> nn.Module:
+        """Two GRU layers in the place of the LSTM's."""
+        model = Recurrent()
+        model.layers = nn.GRU(16, 32, 2, batch_first=True)
+        return model
 
 
 class Plain(Tokens):
@@ -199,6 +209,11 @@ class Conditional(Tokens):
 def tokens() -> Tokens:
     """An LSTM."""
     return Tokens()
+
+
+def gated() -> Tokens:
+    """A GRU."""
+    return Gated()
 
 
 def plain() -> Tokens:

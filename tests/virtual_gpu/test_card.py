@@ -275,6 +275,21 @@ print(query.grad.shape)
     assert printed(start_host("H100-80GB"), program) == "torch.Size([2, 4, 128, 64])"
 
 
+@pytest.mark.parametrize("card", ["T4", "A10G", "L4", "H100-80GB"])
+def test_torchs_sorts_find_the_code_of_the_card(start_host: StartHost, card: str) -> None:
+    """CUB looks for the architecture whose code runs: on an L4, of capability 8.9, that is 8.6."""
+    program = """
+import torch
+assert torch.cuda.get_arch_list() == ["sm_75", "sm_80", "sm_86", "sm_90", "sm_100", "sm_120"]
+indices = torch.zeros(40_000, dtype=torch.int64, device="cuda")
+torch.sort(indices)
+found = torch.ops.aten.embedding_dense_backward(torch.zeros(40_000, 8, device="cuda"), indices, 32, -1, False)
+torch.cuda.synchronize()
+print(found.shape)
+"""
+    assert printed(start_host(card), program) == "torch.Size([32, 8])"
+
+
 # --- devices ---
 
 

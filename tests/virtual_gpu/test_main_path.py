@@ -51,7 +51,7 @@ def test_an_estimate_takes_no_memory_of_the_card(start_host: StartHost) -> None:
 @pytest.mark.parametrize("card", ["T4", "H100-80GB"])
 @pytest.mark.parametrize("effective_batch_size", [64, 512])
 def test_a_tuning_finds_what_was_estimated(start_host: StartHost, card: str, effective_batch_size: int) -> None:
-    """The largest size is proven, lies between `sure` and `perhaps`, and its peak is within 1 % of the estimate's."""
+    """The largest size is proven by two probes, lies between `sure` and `perhaps`, and takes what was estimated."""
     host = start_host(card)
     batch = ("--effective-batch-size", str(effective_batch_size))
     ended = host.batchwright("estimate", host.written(GPT2), "--gpu", card, *batch, "--json")
@@ -62,6 +62,9 @@ def test_a_tuning_finds_what_was_estimated(start_host: StartHost, card: str, eff
     assert found.largest_micro_batch_size is not None
     assert (proof.fits, proof.stopped_by) == (found.largest_micro_batch_size, "oom")
     assert proof.next_size == proof.fits + 1
+    assert [it.micro_batch_size for it in found.evidence.probes if not it.runs_plan] == [proof.fits, proof.next_size]
+    assert estimated.surely_fits is not None
+    assert estimated.may_fit is not None
     assert estimated.surely_fits <= found.largest_micro_batch_size <= estimated.may_fit
     at_size = host.batchwright(
         "estimate", host.written(GPT2), "--gpu", card, "--micro-batch-size", str(proof.fits), *batch, "--json"

@@ -502,7 +502,7 @@ WHISPER: Config = {  # openai/whisper-tiny
     "use_cache": True,
     "vocab_size": 64,
 }
-WAV2VEC2: Config = {  # facebook/wav2vec2-base-960h, but for its `layerdrop` of 0.1, which is refused
+WAV2VEC2: Config = {  # facebook/wav2vec2-base-960h
     "model_type": "wav2vec2",
     "activation_dropout": 0.1,
     "apply_spec_augment": True,
@@ -533,7 +533,7 @@ WAV2VEC2: Config = {  # facebook/wav2vec2-base-960h, but for its `layerdrop` of 
     **HEADS,
     "initializer_range": 0.02,
     "layer_norm_eps": 1e-05,
-    "layerdrop": 0.0,
+    "layerdrop": 0.1,
     "mask_feature_length": 10,
     "mask_feature_prob": 0.0,
     "mask_time_length": 10,

@@ -129,6 +129,52 @@ def test_labels_of_ctc_need_no_more_frames_than_they_are() -> None:
     assert torch.isfinite(loss)
 
 
+DROPPED = {
+    "by the config": ("ctc", {**WAV2VEC2, "layerdrop": 1.0, "num_hidden_layers": 3}, AUDIO, "Wav2Vec2EncoderLayer"),
+    "by the module": (
+        "speech-seq2seq",
+        {**WHISPER, "encoder_layerdrop": 1.0},
+        {"sequence_length": 6},
+        "WhisperEncoderLayer",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", DROPPED)
+def test_no_layer_is_left_out_where_the_worst_case_is_wanted(case: str) -> None:
+    """In probes and traces every layer runs; a job leaves out as many as its config says: here all of them."""
+    task, config, batch, layer = DROPPED[case]
+    spec = transformers_spec(task, config, batch=batch)
+    runs = {}
+    for worst_case in (False, True):
+        workload = build_workload(spec)
+        model = build_model(spec, workload, worst_case=worst_case)
+        calls: list[str] = []
+        layers = [module for module in model.modules() if type(module).__name__ == layer]
+        for module in layers:
+            module.register_forward_hook(lambda *_, calls=calls: calls.append("run"))
+        workload.loss_terms(model, workload.make_batch(2))
+        assert layers
+        runs[worst_case] = len(calls) / len(layers)
+    assert runs == {False: 0.0, True: 1.0}
+
+
+def test_layers_that_are_left_out_couple_no_samples() -> None:
+    """The check before a tuning compares batches without dropout, of layers as of values."""
+    spec = transformers_spec("ctc", {**WAV2VEC2, "layerdrop": 0.5}, batch=AUDIO)
+    assert check_spec_coupling(spec, build_workload(spec), torch.device("cpu")).verdict == "separate"
+
+
+def test_ranks_that_share_each_layer_leave_out_none() -> None:
+    """A rank would wait for another one that does not run the layer."""
+    fsdp = {"world_size": 2, "strategy": "fsdp"}
+    with pytest.raises(SpecError) as caught:
+        build_workload(transformers_spec("ctc", WAV2VEC2, batch=AUDIO, parallelism=fsdp))
+    (problem,) = caught.value.problems
+    assert problem.field == "model.config.layerdrop"
+    assert "set it to 0" in problem.message
+
+
 @pytest.mark.parametrize(
     ("task", "config", "batch", "field", "words"),
     [
@@ -139,7 +185,6 @@ def test_labels_of_ctc_need_no_more_frames_than_they_are() -> None:
         ("ctc", WAV2VEC2, {"sequence_length": 6}, "batch.audio_length", "is required"),
         ("ctc", WAV2VEC2, {"sequence_length": 77, "audio_length": 400}, "batch.audio_length", "18 frames, and 78"),
         ("ctc", {"model_type": "parakeet_ctc"}, AUDIO, "model", ""),
-        ("ctc", {**WAV2VEC2, "layerdrop": 0.1}, AUDIO, "model.config.layerdrop", "set it to 0"),
         ("ctc", {**WAV2VEC2, "vocab_size": 2}, AUDIO, "model.config.vocab_size", "at least 3"),
         ("ctc", WHISPER, AUDIO, "model.task", "for whisper write a `python` workload"),
     ],

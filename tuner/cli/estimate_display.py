@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tuner.cli.display import describe_balanced_plan, format_sizes
-from tuner.schemas.estimates import Estimate, EstimateRequest, GpuEstimate, PeakEstimate, Verdict
+from tuner.schemas.estimates import Engine, Estimate, EstimateRequest, GpuEstimate, PeakBreakdown, PeakEstimate, Verdict
 from tuner.schemas.gpus import Gpu
 from tuner.schemas.plans import Plan
 from tuner.units import format_bytes
@@ -33,15 +33,16 @@ def estimate_panel(found: Estimate, request: EstimateRequest) -> Panel:
     lines = Table.grid(padding=(0, 2))
     for name, value in _facts(found, gpu, request):
         lines.add_row(Text(name, style="bold"), Text(value) if isinstance(value, str) else value)
-    return Panel(lines, title=_title(verdict, request), title_align="left", border_style=_STYLES[verdict])
+    return Panel(lines, title=_title(verdict, request, found.engine), title_align="left", border_style=_STYLES[verdict])
 
 
-def _title(verdict: Verdict, request: EstimateRequest) -> str:
+def _title(verdict: Verdict, request: EstimateRequest, engine: Engine) -> str:
+    name = "estimate" if engine == "trace" else "estimate on a virtual card"
     if request.micro_batch_size is None and verdict is Verdict.DOES_NOT_FIT:
-        return "estimate: nothing fits"
+        return f"{name}: nothing fits"
     subject = "" if request.micro_batch_size is None else f"a micro-batch of {request.micro_batch_size:,} "
     doubt = ", run `tune` to measure" if verdict is Verdict.UNCERTAIN else ""
-    return f"estimate: {subject}{_WORDS[verdict]}{doubt}"
+    return f"{name}: {subject}{_WORDS[verdict]}{doubt}"
 
 
 def _facts(found: Estimate, gpu: GpuEstimate, request: EstimateRequest) -> list[tuple[str, RenderableType]]:
@@ -51,17 +52,21 @@ def _facts(found: Estimate, gpu: GpuEstimate, request: EstimateRequest) -> list[
         facts += [
             (f"at size {gpu.peak.micro_batch_size:,}", _describe_needed_memory(gpu.peak)),
             ("allocator", _describe_allocator(gpu.peak)),
-            ("of which", breakdown_table(gpu.peak)),
         ]
+        if gpu.peak.breakdown is not None:
+            facts.append(("of which", breakdown_table(gpu.peak, gpu.peak.breakdown)))
     if gpu.plan is not None:
         facts.append(("plan", describe_balanced_plan(gpu.plan)))
-    facts.append(("traced", _describe_tracing(found)))
+    facts.append(("traced" if found.engine == "trace" else "ran", _describe_tracing(found)))
     return facts + [("note", note) for note in (*gpu.notes, *found.notes)]
 
 
 def _describe_largest(gpu: GpuEstimate) -> str:
     if gpu.peak is None:
         return "not known"
+    if gpu.may_fit is None or gpu.surely_fits is None:
+        largest = f"micro-batch of {gpu.largest_micro_batch_size:,}" if gpu.largest_micro_batch_size else "none"
+        return f"{largest} ran on the virtual card, in {_count(gpu.probes, 'probe')}"
     if not gpu.may_fit:
         return "no micro-batch is expected to fit, not even of 1"
     expected = f"micro-batch of {gpu.largest_micro_batch_size:,}" if gpu.largest_micro_batch_size else "none"
@@ -81,14 +86,14 @@ def _describe_allocator(peak: PeakEstimate) -> str:
     return f"{reserved} reserved, {format_bytes(peak.allocated_bytes)} allocated"
 
 
-def breakdown_table(peak: PeakEstimate) -> Table:
+def breakdown_table(peak: PeakEstimate, breakdown: PeakBreakdown) -> Table:
     """Build the table of the parts of the needed memory, with the share of each."""
     table = Table(box=None, pad_edge=False, show_header=False)
     table.add_column()
     table.add_column(justify="right")
     table.add_column(justify="right")
     needed = peak.device_bytes.expected
-    named = [(name.removesuffix("_bytes").replace("_", " "), nbytes) for name, nbytes in peak.breakdown]
+    named = [(name.removesuffix("_bytes").replace("_", " "), nbytes) for name, nbytes in breakdown]
     named.append(("outside allocator", peak.outside_allocator_bytes.expected))
     named.append(("gaps between blocks", max(0, needed - sum(nbytes for _, nbytes in named))))
     for name, nbytes in named:
@@ -97,17 +102,23 @@ def breakdown_table(peak: PeakEstimate) -> Table:
 
 
 def _describe_tracing(found: Estimate) -> str:
-    kernels = "CUDA's" if found.decisions == "cuda" else "the CPU's"
+    kernels = "CUDA's kernels traced" if found.decisions == "cuda" else "the CPU's kernels traced"
+    if found.engine == "virtual":
+        kernels = f"{_count(sum(gpu.probes for gpu in found.gpus), 'probe')} on virtual cards"
     versions = ", ".join(
         f"{name} {found.versions[name]}" for name in ("torch", "transformers") if name in found.versions
     )
-    return f"{found.parameters:,} parameters, {kernels} kernels traced, {versions}, {found.seconds:.1f} s"
+    return f"{found.parameters:,} parameters, {kernels}, {versions}, {found.seconds:.1f} s"
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
 def estimate_table(found: Estimate, request: EstimateRequest) -> Group:
     """Build the table of GPUs, with the verdict and the plan of each."""
     table = Table(box=None, pad_edge=False)
-    for name in _columns(request):
+    for name in _columns(request, found.engine):
         justify: Literal["left", "right"] = "left" if name in {"gpu", "", "plan"} else "right"
         table.add_column(name, justify=justify, no_wrap=name != "plan", overflow="fold")
     for gpu in found.gpus:
@@ -115,9 +126,9 @@ def estimate_table(found: Estimate, request: EstimateRequest) -> Group:
     return Group(table, *[Text(line, style="dim") for line in ("", *_remarks(found))])
 
 
-def _columns(request: EstimateRequest) -> list[str]:
+def _columns(request: EstimateRequest, engine: Engine) -> list[str]:
     size = "needs" if request.micro_batch_size is None else f"{request.micro_batch_size:,} needs"
-    columns = ["gpu", "usable", size, "", "largest", "sure-perhaps"]
+    columns = ["gpu", "usable", size, "", "largest", "sure-perhaps" if engine == "trace" else "probes"]
     return columns if request.effective_batch_size is None else [*columns, "plan"]
 
 
@@ -129,9 +140,16 @@ def _row(gpu: GpuEstimate, request: EstimateRequest) -> list[str | Text]:
         "" if gpu.peak is None else format_bytes(gpu.peak.device_bytes.expected),
         Text(_WORDS[verdict], style=_STYLES[verdict]),
         f"{gpu.largest_micro_batch_size:,}" if gpu.largest_micro_batch_size else "-",
-        f"{gpu.surely_fits:,}-{gpu.may_fit:,}" if gpu.may_fit else "-",
+        _describe_certainty(gpu),
     ]
     return row if request.effective_batch_size is None else [*row, "" if gpu.plan is None else _format_plan(gpu.plan)]
+
+
+def _describe_certainty(gpu: GpuEstimate) -> str:
+    """Describe the sizes that fit surely and perhaps, or the number of probes on the virtual card."""
+    if gpu.may_fit is None or gpu.surely_fits is None:
+        return f"{gpu.probes:,}"
+    return f"{gpu.surely_fits:,}-{gpu.may_fit:,}" if gpu.may_fit else "-"
 
 
 def _format_plan(plan: Plan) -> str:

@@ -14,9 +14,11 @@ allocator, and find the largest size that fits.
 5. Search: ``memory_curve`` finds the largest size that fits, and ``verdict`` turns it into an estimate for each GPU,
    with its interval and its plan.
 
-Where a new thing goes: an operator with memory that torch does not show, ``tracing.kernel_workspaces``; a rule of an
-attention kernel, ``attention_kernels``; an allocator setting, ``allocator.config``; a source of uncertainty,
-``verdict``.
+The other engine of estimates, ``tuner.probing.virtual_estimate``, takes from ``verdict`` what a card has for a process.
+
+Where a new thing goes: an operator with memory that torch does not show, ``tracing.kernel_workspaces``; workspaces
+measured on a card, the tables of ``tuner.hardware.workspace_tables``; a rule of an attention kernel,
+``attention_kernels``; an allocator setting, ``allocator.config``; a source of uncertainty, ``verdict``.
 
 The package may import ``training``, ``planning``, ``hardware``, ``workloads``, ``schemas`` and ``system``. Only
 ``tracing`` imports torch; the modules of this folder and ``allocator`` must not.

@@ -7,11 +7,10 @@ size.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from fractions import Fraction
-from itertools import accumulate
 from typing import Literal
 
 from pydantic import Field
@@ -82,41 +81,16 @@ class Trace(Document):
     """Operations that could not be traced, and their effect on the trace."""
     bounds: dict[int, Bound] = Field(default_factory=dict)
     """Upper bounds of blocks, by block; for most blocks none is known."""
-    largest_convolution_bytes: NonNegativeInt = 0
-    """Bytes of images, weights and results of the largest convolution; 0 without convolutions. What cuDNN allocates for
-    one grows with them."""
+    parts: dict[int, PositiveInt] = Field(default_factory=dict)
+    """For blocks that are in truth several equal ones, allocated one after the other, and freed so: their number, by
+    block. The parts of a block have its bytes between them."""
+    workspace_error: tuple[NonNegativeInt, NonNegativeInt] = (0, 0)
+    """By how many bytes the workspace of a call may be smaller, and larger, than it is in the trace: the most of all
+    calls. What cuDNN chooses grows with its tensors."""
 
     def position(self, name: str) -> int:
         """Return the index into ``events`` of the first event of a section."""
         return next(mark.position for mark in self.marks if mark.name == name)
-
-    def with_parts(self, parts: Mapping[int, int]) -> Trace:
-        """Return this trace with blocks replaced by equal smaller ones, allocated and freed one after the other.
-
-        Args:
-            parts: how many blocks replace a block, by block.
-        """
-        if not parts:
-            return self
-        counts = [parts.get(block, 1) for block in range(len(self.sizes))]
-        first = list(accumulate(counts, initial=0))
-        blocks = [block for block, count in enumerate(counts) for _ in range(count)]
-        events: list[int] = []
-        positions = [0]
-        for event in self.events:
-            block = event if event >= 0 else ~event
-            numbers = range(first[block], first[block + 1])
-            events += numbers if event >= 0 else (~number for number in numbers)
-            positions.append(len(events))
-        return self.model_copy(
-            update={
-                "sizes": tuple(self.sizes[block] // counts[block] for block in blocks),
-                "categories": tuple(self.categories[block] for block in blocks),
-                "bounds": {first[block]: bound for block, bound in self.bounds.items()},
-                "events": tuple(events),
-                "marks": tuple(Mark(name=mark.name, position=positions[mark.position]) for mark in self.marks),
-            }
-        )
 
     def with_warm_up_update(self) -> Trace:
         """Return this trace with a copy of the measured update before it, as ``first-update``.
@@ -140,6 +114,8 @@ class Trace(Document):
                 "categories": (*self.categories, *(self.categories[block] for block in reallocated)),
                 "bounds": self.bounds
                 | {copy_of[block]: bound for block, bound in self.bounds.items() if block in copy_of},
+                "parts": self.parts
+                | {copy_of[block]: count for block, count in self.parts.items() if block in copy_of},
                 "events": (*self.events[:ended], *repeated, *self.events[ended:]),
                 "marks": (
                     *(mark for mark in self.marks if mark.position < began or mark.name == "build"),
@@ -155,7 +131,7 @@ _DEVIATION_RATIO = 200
 """A trace counts as exact if the deviations sum to at most one part in this many of the bytes of all blocks."""
 
 
-_NO_CONVOLUTIONS = Polynomial((Fraction(0),))
+_NO_ERROR = (Polynomial((Fraction(0),)), Polynomial((Fraction(0),)))
 
 
 @dataclass(frozen=True)
@@ -168,14 +144,14 @@ class SizedTrace:
         growth_of_block: for each block the index of its growth.
         exact: whether nearly all bytes grow as those of tensors do. Other blocks (rounded, bounded, growing in steps)
             are interpolated linearly.
-        convolution_growth: function from micro-batch size to ``largest_convolution_bytes``.
+        error_growths: functions from micro-batch size to the two figures of ``workspace_error``.
     """
 
     trace: Trace
     growths: tuple[Growth, ...]
     growth_of_block: tuple[int, ...]
     exact: bool = True
-    convolution_growth: Growth = _NO_CONVOLUTIONS
+    error_growths: tuple[Growth, Growth] = _NO_ERROR
 
     @classmethod
     def of(cls, traces: Sequence[Trace]) -> SizedTrace:
@@ -186,7 +162,7 @@ class SizedTrace:
         """
         first, *others = traces
         for other in others:
-            if other.events != first.events or other.categories != first.categories:
+            if (other.events, other.categories, other.parts) != (first.events, first.categories, first.parts):
                 raise EstimateError(
                     f"the updates at micro-batch {first.micro_batch_size} and {other.micro_batch_size} differ in more "
                     f"than the sizes of their tensors ({len(first.events)} and {len(other.events)} events)"
@@ -202,8 +178,9 @@ class SizedTrace:
             growths,
             growth_of_block,
             exact=deviations * _DEVIATION_RATIO <= sum(traces[-1].sizes),
-            convolution_growth=growth_from_points(
-                traced_sizes, tuple(trace.largest_convolution_bytes for trace in traces)
+            error_growths=(
+                growth_from_points(traced_sizes, tuple(trace.workspace_error[0] for trace in traces)),
+                growth_from_points(traced_sizes, tuple(trace.workspace_error[1] for trace in traces)),
             ),
         )
 
@@ -214,7 +191,7 @@ class SizedTrace:
                 "micro_batch_size": micro_batch_size,
                 "sizes": tuple(self.sizes_at(micro_batch_size)),
                 "bounds": {},
-                "largest_convolution_bytes": self.convolution_growth.at(micro_batch_size),
+                "workspace_error": tuple(growth.at(micro_batch_size) for growth in self.error_growths),
             }
         )
 

@@ -14,6 +14,7 @@ The error of an estimate (``_error_shares``) is the sum of these parts:
   convolution once more, as copies to another format, where kernels are known to need them. VGG16 on an A100 (fp32; 32,
   64 and 128 images, nvidia-smi, GPUMemNet) held 0.9, 1.4 and 2.3 times the tensors of its largest convolution beside
   what was estimated. So the interval is widened by their share of the memory downwards, and by twice that upwards.
+  Where workspaces were measured on a card of the compute capability, it is widened by the range that they had.
 * Assumptions for cases that were not measured: ROCm, a GPU of which only the memory is known, and operations that a
   trace could not follow.
 
@@ -33,11 +34,22 @@ from tuner.estimation.allocator.config import DEFAULT_SETTINGS, EXPANDABLE_SEGME
 from tuner.estimation.memory_curve import LARGEST_SIZE, MemoryCurve, TracedWorkload
 from tuner.estimation.trace import Category
 from tuner.hardware.gpu_lookup import find_gpu
+from tuner.hardware.workspace_tables import measured_workspaces
 from tuner.planning.accumulation import balanced_plan, share_per_rank
 from tuner.schemas.estimates import Estimate, EstimateRequest, GpuEstimate, PeakBreakdown, PeakEstimate, Verdict
 from tuner.schemas.gpus import ByteInterval, Gpu, KernelProfile
+from tuner.schemas.plans import Plan
 
-__all__ = ["TracedWorkload", "make_estimate", "profiles"]
+__all__ = [
+    "TracedWorkload",
+    "make_estimate",
+    "outside_bytes",
+    "plan_to_list",
+    "profiles",
+    "shortfall_bytes",
+    "unknown_estimate",
+    "usable_bytes",
+]
 
 _PERCENT = Fraction(1, 100)
 _METHOD_ERROR = (5 * _PERCENT, 7 * _PERCENT)
@@ -46,8 +58,6 @@ _CPU_DECISIONS_ERROR = (18 * _PERCENT, 14 * _PERCENT)
 _NOT_TRACED_ERROR = (4 * _PERCENT, 4 * _PERCENT)
 _INEXACT_SIZES_ERROR = (20 * _PERCENT, 20 * _PERCENT)
 _OTHER_KERNELS_ERROR = (4 * _PERCENT, 4 * _PERCENT)
-_CONVOLUTION_WORKSPACES = (1, 2)
-"""Workspaces of the largest convolution below and above the estimate, in bytes of its tensors (see above)."""
 _MOST_OVERESTIMATE = 50 * _PERCENT
 _NCCL_BYTES = ByteInterval(low=500_000_000, expected=1_000_000_000, high=1_600_000_000)
 """Buffers of one communicator: 0.5 to 1.6 GB."""
@@ -179,8 +189,8 @@ def _may_fit_whole(accumulating: MemoryCurve, share: int, largest_card_bytes: in
     """Return whether a GPU may hold an update of one micro-batch: that of several, less the waiting gradients."""
     if share == 1:
         return True
-    gradients = accumulating.held_at_peak(share).get(Category.GRADIENTS, 0)
-    return accumulating.replayed(share).peak_allocated_bytes - gradients <= _FAR_TOO_LARGE * largest_card_bytes
+    requested = accumulating.requested_at_peak(share)
+    return sum(requested.values()) - requested[Category.GRADIENTS] <= _FAR_TOO_LARGE * largest_card_bytes
 
 
 def _prepared(
@@ -199,16 +209,21 @@ def _estimate(request: EstimateRequest, gpu: Gpu, workload: _Workload | Exceptio
     """Estimate for one GPU; if the workload cannot be traced for it, return an uncertain estimate with the reason."""
     if isinstance(workload, _Workload):
         return _CardEstimator(request, gpu, workload).estimate()
-    message = " ".join(str(workload).split())[:_MAX_MESSAGE_LENGTH]
-    kind = "" if isinstance(workload, BatchwrightError) else f"{type(workload).__name__}: "
+    return unknown_estimate(request, gpu, workload, "traced")
+
+
+def unknown_estimate(request: EstimateRequest, gpu: Gpu, error: Exception, attempted: str) -> GpuEstimate:
+    """Return the estimate for a GPU for which the workload cannot be ``attempted``, with the error as its note."""
+    message = " ".join(str(error).split())[:_MAX_MESSAGE_LENGTH]
+    kind = "" if isinstance(error, BatchwrightError) else f"{type(error).__name__}: "
     return GpuEstimate(
         gpu=gpu.name,
-        usable_bytes=_usable_bytes_of(gpu, request),
+        usable_bytes=usable_bytes(gpu, request),
         feasible=Verdict.UNCERTAIN,
         largest_micro_batch_size=0,
         surely_fits=0,
         may_fit=0,
-        notes=(*gpu.notes, f"Unknown: the workload cannot be traced for this GPU ({kind}{message})."),
+        notes=(*gpu.notes, f"Unknown: the workload cannot be {attempted} for this GPU ({kind}{message})."),
     )
 
 
@@ -228,9 +243,9 @@ class _CardEstimator:
         self._request = request
         self._gpu = gpu
         self._workload = workload
-        self._usable_bytes = _usable_bytes_of(gpu, request)
-        self._shortfall_bytes = _less_margin(gpu.total_bytes, request) - _less_margin(gpu.least_total_bytes, request)
-        self._outside_bytes = _outside_bytes(request, gpu)
+        self._usable_bytes = usable_bytes(gpu, request)
+        self._shortfall_bytes = shortfall_bytes(gpu, request)
+        self._outside_bytes = outside_bytes(request, gpu)
         self._expected_limit = self._usable_bytes - self._outside_bytes.expected
         self._largest = workload.largest(self._expected_limit)
         self._overestimate, self._underestimate = _error_shares(
@@ -243,8 +258,7 @@ class _CardEstimator:
         workload, request = self._workload, self._request
         largest = self._largest
         certain, optimistic = workload.largest(limits.certain), workload.optimistic(limits.optimistic)
-        ranks, batch = request.spec.parallelism.world_size, request.effective_batch_size
-        plan_length = _plan_length(batch, ranks, largest) if batch is not None and largest else 0
+        plan, plan_note = plan_to_list(request, largest)
         peak = self._peak(request.micro_batch_size or max(1, largest), limits)
         return GpuEstimate(
             gpu=self._gpu.name,
@@ -254,8 +268,8 @@ class _CardEstimator:
             surely_fits=certain,
             may_fit=optimistic,
             peak=peak,
-            plan=balanced_plan(batch, ranks, largest) if batch is not None and 0 < plan_length <= _MAX_LISTED else None,
-            notes=(*self._notes(largest, plan_length), *_thrashing_note(peak)),
+            plan=plan,
+            notes=(*self._notes(largest), *plan_note, *_thrashing_note(peak)),
         )
 
     def _limits(self) -> _Limits:
@@ -297,9 +311,11 @@ class _CardEstimator:
             breakdown=_peak_breakdown(curve.held_at_peak(size)),
         )
 
-    def _notes(self, largest: int, plan_length: int) -> tuple[str, ...]:
+    def _notes(self, largest: int) -> tuple[str, ...]:
         gpu, workload = self._gpu, self._workload
         notes = [*gpu.notes, *workload.notes]
+        if measured := measured_workspaces(gpu.profile):
+            notes.append(measured.note)
         if gpu.evidence == "derived":
             notes.append(f"No report of this card's memory was found; it is derived: {gpu.sources['total']}.")
         if workload.follows_cpu:
@@ -308,26 +324,36 @@ class _CardEstimator:
             notes.append("NCCL's buffers are assumed to take 0.5 to 1.6 GB.")
         if workload.share is not None and largest == workload.share > 1:
             notes.append(f"{largest} is the whole share of a rank: an update has one micro-batch.")
-        if workload.share is not None and plan_length > _MAX_LISTED:
-            steps = -(-workload.share // largest)
-            notes.append(
-                f"The plan has {steps:,} accumulation steps of at most {largest:,} samples; its {plan_length:,} "
-                f"micro-batches are not listed, being more than {_MAX_LISTED:,}."
-            )
         if workload.share is None and largest == LARGEST_SIZE:
             notes.append(f"Sizes above {LARGEST_SIZE} were not examined.")
         return tuple(notes)
 
 
-def _plan_length(batch: int, ranks: int, largest: int) -> int:
-    """Return the number of micro-batches that a balanced plan lists over all ranks."""
+def plan_to_list(request: EstimateRequest, largest: int) -> tuple[Plan | None, tuple[str, ...]]:
+    """Return the plan around the largest size, and a note in its place where it is too long to be listed."""
+    batch, ranks = request.effective_batch_size, request.spec.parallelism.world_size
+    if batch is None or not largest:
+        return None, ()
     shares = share_per_rank(batch, ranks)
     steps = -(-shares[0] // largest)
-    return sum(min(steps, share) for share in shares)
+    length = sum(min(steps, share) for share in shares)
+    if length <= _MAX_LISTED:
+        return balanced_plan(batch, ranks, largest), ()
+    note = (
+        f"The plan has {steps:,} accumulation steps of at most {largest:,} samples; its {length:,} micro-batches are "
+        f"not listed, being more than {_MAX_LISTED:,}."
+    )
+    return None, (note,)
 
 
-def _usable_bytes_of(gpu: Gpu, request: EstimateRequest) -> int:
+def usable_bytes(gpu: Gpu, request: EstimateRequest) -> int:
+    """Return the expected memory of the card, less the margin."""
     return max(1, _less_margin(gpu.total_bytes, request))
+
+
+def shortfall_bytes(gpu: Gpu, request: EstimateRequest) -> int:
+    """Return the usable memory that the card may lack, by its driver or ECC setting."""
+    return _less_margin(gpu.total_bytes, request) - _less_margin(gpu.least_total_bytes, request)
 
 
 def _less_margin(total_bytes: int, request: EstimateRequest) -> int:
@@ -347,7 +373,7 @@ def _verdict(*, certain: bool, optimistic: bool) -> Verdict:
 
 def _error_shares(gpu: Gpu, workload: _Workload, size: int) -> tuple[Fraction, Fraction]:
     """Return by which shares the allocator may need less, and more, than estimated for micro-batches of ``size``."""
-    parts = [_METHOD_ERROR, _convolution_error(workload, size)]
+    parts = [_METHOD_ERROR, _workspace_error(workload, size)]
     if workload.follows_cpu:
         parts.append(_CPU_DECISIONS_ERROR)
     if workload.notes:
@@ -359,16 +385,17 @@ def _error_shares(gpu: Gpu, workload: _Workload, size: int) -> tuple[Fraction, F
     return sum((low for low, _ in parts), Fraction()), sum((high for _, high in parts), Fraction())
 
 
-def _convolution_error(workload: _Workload, size: int) -> tuple[Fraction, Fraction]:
-    """Return the error of cuDNN's workspaces, as shares of the memory that the allocator needs."""
+def _workspace_error(workload: _Workload, size: int) -> tuple[Fraction, Fraction]:
+    """Return the error of the workspaces that cuDNN chooses, as shares of the memory that the allocator needs."""
     curve = workload.curve(size)
-    nbytes = curve.largest_convolution_bytes(size)
-    convolution = Fraction(nbytes, max(1, curve.capacity(size))) if nbytes else Fraction()
-    fewer, more = _CONVOLUTION_WORKSPACES
-    return min(fewer * convolution, _MOST_OVERESTIMATE), more * convolution
+    fewer, more = curve.workspace_error(size)
+    if not fewer and not more:
+        return Fraction(), Fraction()
+    needed = max(1, curve.capacity(size))
+    return min(Fraction(fewer, needed), _MOST_OVERESTIMATE), Fraction(more, needed)
 
 
-def _outside_bytes(request: EstimateRequest, gpu: Gpu) -> ByteInterval:
+def outside_bytes(request: EstimateRequest, gpu: Gpu) -> ByteInterval:
     """Return the memory that a process takes outside of torch's allocator."""
     context = gpu.context_bytes
     if request.spec.parallelism.world_size == 1:

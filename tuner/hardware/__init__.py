@@ -9,13 +9,14 @@ From the request to the device:
 
 1. ``inventory`` lists the devices of this host, through NVML and the kernel, without torch.
 2. ``gpu_lookup`` finds a GPU by any of its names, and ``gpu_table`` reads the figures of each, with their sources,
-   from `gpus.toml`.
+   from `gpus.toml`. ``workspace_tables`` reads `workspaces.json`: what cuDNN took on cards that were measured.
 3. ``allocator_env`` defines the environment variables under which a probe and its job allocate memory.
 4. ``memory_devices`` opens a device in the process that uses it, sets its limit, and reads its peaks.
 
 Where a new thing goes:
 
 - a GPU: a table in `gpus.toml`, whose first lines say how;
+- workspaces of a card: `benchmarks/workspace_table.py` writes them;
 - another spelling of a GPU's name: `aliases` of its table;
 - a kind of device (not CUDA, not the CPU): a module in ``memory_devices``, a case in ``memory_devices.factory``, and
   the contract tests of `tests/support/device_contract.py`;

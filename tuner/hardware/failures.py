@@ -67,6 +67,11 @@ _DEVICE_MESSAGES = (  # cudaGetErrorString; `torch.AcceleratorError` has the tex
 )
 
 
+def shortage_texts() -> tuple[str, ...]:
+    """The parts of messages that mean or suggest an OOM, for a process that cannot import this module."""
+    return (*_OOM_MESSAGES, *_SUSPICIOUS_MESSAGES)
+
+
 def classify_exception(error: BaseException) -> FailureKind:
     """Classify an exception raised by a training step.
 

@@ -138,6 +138,7 @@ def used_and_total_bytes(handle: object) -> tuple[int, int]:
 def _device_info(handle: object, index: int) -> DeviceInfo:
     used, total = used_and_total_bytes(handle)
     name = str(pynvml.nvmlDeviceGetName(handle))
+    context = context_bytes_of(name)
     major, minor = pynvml.nvmlDeviceGetCudaComputeCapability(handle)
     return DeviceInfo(
         id=f"cuda:{index}",
@@ -147,5 +148,6 @@ def _device_info(handle: object, index: int) -> DeviceInfo:
         used_bytes=used,
         compute_capability=f"{major}.{minor}",
         driver_version=str(pynvml.nvmlSystemGetDriverVersion()),
-        least_context_bytes=context_bytes_of(name).low,
+        least_context_bytes=context.low,
+        expected_context_bytes=context.expected,
     )

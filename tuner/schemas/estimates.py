@@ -58,13 +58,17 @@ class EstimateRequest(Document):
         return self
 
 
+Engine = Literal["trace", "virtual"]
+"""What makes an estimate: see ``Estimate.engine``."""
+
+
 class Verdict(StrEnum):
     """Result of an estimate for one micro-batch size."""
 
     FITS = "fits"
-    """The whole interval of the estimate is within the limit."""
+    """The whole interval of the estimate is within the limit. Of the virtual engine: its updates ran."""
     DOES_NOT_FIT = "does-not-fit"
-    """The whole interval of the estimate is above the limit."""
+    """The whole interval of the estimate is above the limit. Of the virtual engine: its updates ran out of memory."""
     UNCERTAIN = "uncertain"
     """The limit lies inside the interval: run `tune` to measure."""
 
@@ -100,7 +104,8 @@ class PeakEstimate(Document):
     reserved_bytes: NonNegativeInt
     """Most bytes held by the caching allocator, without memory pressure (`torch.cuda.max_memory_reserved`)."""
     capacity_bytes: NonNegativeInt
-    """Fewest bytes with which a replay of the allocator succeeds, releasing its cache where needed."""
+    """Fewest bytes with which a replay of the allocator succeeds, releasing its cache where needed. Of the virtual
+    engine: ``reserved_bytes``."""
     outside_allocator_bytes: ByteInterval
     """Memory of the process outside the allocator: the CUDA context, and NCCL's buffers where there are several ranks.
     Neither ``allocated_bytes`` nor ``reserved_bytes`` has it, and it does not depend on the size."""
@@ -110,8 +115,8 @@ class PeakEstimate(Document):
     does not fit where ``low`` is above."""
     thrashes: bool = False
     """True if the size is expected to fit only if the allocator releases its cache in every update (slow)."""
-    breakdown: PeakBreakdown
-    """Use of the allocated memory at its peak."""
+    breakdown: PeakBreakdown | None = None
+    """Use of the allocated memory at its peak. None from the virtual engine, whose allocator does not know the use."""
 
 
 class GpuEstimate(Document):
@@ -126,10 +131,12 @@ class GpuEstimate(Document):
     largest_micro_batch_size: NonNegativeInt
     """The largest size expected to fit; 0 when none is, or the workload cannot be traced. Above 128 only even sizes are
     estimated, above 256 every fourth, and so on, besides the whole share of a rank."""
-    surely_fits: NonNegativeInt
-    """The largest size whose whole interval fits."""
-    may_fit: NonNegativeInt
-    """The largest size whose interval begins below the limit."""
+    surely_fits: NonNegativeInt | None = None
+    """The largest size whose whole interval fits. None from the virtual engine, which runs sizes under one limit."""
+    may_fit: NonNegativeInt | None = None
+    """The largest size whose interval begins below the limit. None from the virtual engine."""
+    probes: NonNegativeInt = 0
+    """Updates of sizes and plans that the virtual engine ran, each in a process of its own; 0 of a trace."""
     peak: PeakEstimate | None = None
     """Memory at the requested size, else at the largest size expected to fit; at size 1 when none is. None where the
     workload cannot be traced for this GPU."""
@@ -145,6 +152,9 @@ class Estimate(Document):
 
     measured: Literal[False] = False
     """Always false: an estimate is not a proof. Run a tuning to measure."""
+    engine: Engine = "trace"
+    """`trace`: updates were traced without tensors, and replayed in a model of torch's allocator. `virtual`: torch's
+    CUDA build ran them on a virtual card, with its own allocator and without kernels. The service only traces."""
     decisions: Literal["cuda", "cpu"]
     """Device whose kernels were traced: `cpu` where this host cannot trace CUDA's (no C++ compiler), with a wider
     interval."""

@@ -1,8 +1,10 @@
-"""GPUs: memory figures with their uncertainty, one kind of card, and the file that lists the cards. No torch."""
+"""GPUs: memory figures with their uncertainty, the files that list the cards and their workspaces. No torch."""
 
 from __future__ import annotations
 
-from typing import Literal, TypeAlias
+from typing import Literal, Self, TypeAlias
+
+from pydantic import model_validator
 
 from tuner.schemas.base import Document, NonNegativeInt, PositiveInt
 
@@ -125,3 +127,54 @@ class GpuFile(Document):
     """Every card, in the order in which they are listed."""
     contexts: dict[ContextKind, ContextEntry]
     """The memory outside of torch's allocator."""
+
+
+class MeasuredWorkspace(Document):
+    """The workspace of one operator at one shape, measured on a card."""
+
+    kind: str
+    """The operator, the type and the layout: the ``LibraryCall`` of ``tuner.estimation.tracing.kernel_workspaces``."""
+    shape: str
+    """The shape, in words."""
+    operand_bytes: PositiveInt
+    """Bytes of the operator's tensors."""
+    workspace_bytes: NonNegativeInt
+    """Bytes that the operator held beside them."""
+
+
+class WorkspaceTable(Document):
+    """The workspaces that the libraries of one card chose: made of the evidence of a card, never by hand."""
+
+    compute_capability: tuple[int, int]
+    """Compute capability of the card."""
+    gpu: str
+    """Name of the card, as torch reports it."""
+    virtual: bool = False
+    """True for a rehearsal on a virtual card, whose workspaces are invented."""
+    date: str
+    """Day of the measurement."""
+    torch: str
+    """Version of torch."""
+    cudnn: str
+    """Version of cuDNN, which chooses algorithms."""
+    driver: str
+    """Version of the driver."""
+    blas_workspace_bytes: PositiveInt | None = None
+    """Workspace that cuBLAS kept after the first matrix product; None when it was not seen."""
+    workspaces: tuple[MeasuredWorkspace, ...]
+    """The workspaces, by operator and shape."""
+
+
+class WorkspaceFile(Document):
+    """The content of ``workspaces.json``, and of a file of one's own."""
+
+    tables: tuple[WorkspaceTable, ...]
+    """At most one table for each compute capability."""
+
+    @model_validator(mode="after")
+    def _names_each_capability_once(self) -> Self:
+        capabilities = [table.compute_capability for table in self.tables]
+        twice = {capability for capability in capabilities if capabilities.count(capability) > 1}
+        if twice:
+            raise ValueError(f"compute capability {'{}.{}'.format(*min(twice))} has more than one table")
+        return self

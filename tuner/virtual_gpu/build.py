@@ -64,13 +64,18 @@ LIBRARIES = (
     ),
     Library("libnccl.so.2", ("nccl",), "nvidia/nccl/lib/libnccl.so.2", _NCCL_INVALID_USAGE, gets_fail=True),
 )
-_TORCH = "the CUDA build of torch (`pip install torch==2.13.0`)"
+_REMEDY = (
+    "install both into an environment of its own, about 5 GB (`pip install torch==2.13.0 nvidia-cuda-crt==13.0.88`; a "
+    "CPU build that is installed already needs `--force-reinstall`), or use the `.venv-virtual-gpu` that "
+    "`make virtual-gpu-test` makes in a checkout"
+)
+_TORCH, _HEADERS = "torch's CUDA build", "the headers of `nvidia-cuda-crt`"
 _NEEDED = {
     f"{_CUDA}/include/cuda_runtime_api.h": _TORCH,
-    f"{_CUDA}/include/crt/host_defines.h": "`pip install nvidia-cuda-crt==13.0.88`",
+    f"{_CUDA}/include/crt/host_defines.h": _HEADERS,
     **dict.fromkeys((entry.original for entry in LIBRARIES if entry.original), _TORCH),
 }
-"""Files of the CUDA wheels, and what installs them."""
+"""Files of the CUDA wheels, and what they are part of."""
 
 
 def preloaded(folder: Path) -> list[Path]:
@@ -93,9 +98,11 @@ def build(site_packages: Path, cache: Path | None = None) -> Path:
     Raises:
         VirtualGpuError: when there is no compiler, a wheel is missing, or the compiler fails.
     """
-    for path, remedy in _NEEDED.items():
+    for path, part in _NEEDED.items():
         if not (site_packages / path).is_file():
-            raise VirtualGpuError(f"virtual GPUs need {path} in {site_packages}: install {remedy}")
+            raise VirtualGpuError(
+                f"virtual GPUs need {_TORCH} and {_HEADERS}, but {site_packages} lacks {part} ({path}): {_REMEDY}"
+            )
     compiler = find_cpp_compiler()
     if compiler is None:
         raise VirtualGpuError("virtual GPUs need a C++ compiler (c++, g++, clang++, or the one that CXX names)")

@@ -17,6 +17,8 @@ from tuner.schemas.gpus import MIB
 MOST_GPUS = 16
 """GPUs of a host: ``kMostGpus`` of ``sources/ledger.h``."""
 _FIGURES = tomllib.loads(Path(__file__).with_name("figures.toml").read_text(encoding="utf-8"))
+KNOWN_MODELS: tuple[str, ...] = tuple(_FIGURES["gpus"])
+"""The catalogued cards that `figures.toml` has, by their names in the catalogue."""
 
 _ONE_LINE = described_pattern(r"^[^\n]+$", "must be one line")
 ByteSize = Annotated[int, Field(ge=0), BeforeValidator(typed_size), PlainSerializer(int)]
@@ -95,9 +97,9 @@ def _catalogued(model: str) -> dict[str, Any]:
     gpu = find_gpu(model)
     own = _FIGURES["gpus"].get(gpu.name)
     if own is None:
-        known = ", ".join(_FIGURES["gpus"])
         raise VirtualGpuError(
-            f"no figures of the multiprocessors of {gpu.name} are known, only of {known}: describe the card in a file"
+            f"no figures of the multiprocessors of {gpu.name} are known, only of NVIDIA's cards: "
+            "describe the card in a file"
         )
     limits = _FIGURES["compute_capabilities"]["{}.{}".format(*gpu.compute_capability)]
     return {

@@ -13,7 +13,7 @@ from tuner.schemas.workload import PythonModel, ReferenceModel, TransformersMode
 from tuner.torch_internals import BatchNorm
 from tuner.workloads.base import Workload
 from tuner.workloads.casting import cast_floating
-from tuner.workloads.hugging_face import transformers_workload
+from tuner.workloads.hugging_face import LAYER_DROPS, transformers_workload
 from tuner.workloads.python_target import python_workload
 from tuner.workloads.reference import reference_workload
 
@@ -30,15 +30,21 @@ def build_workload(spec: WorkloadSpec) -> Workload:
         case ReferenceModel():
             return reference_workload(model, spec.batch, recompute=recompute)
         case TransformersModel():
-            return transformers_workload(model, spec.batch, recompute=recompute)
+            is_sharded = spec.parallelism.strategy == "fsdp"
+            return transformers_workload(model, spec.batch, recompute=recompute, is_sharded=is_sharded)
         case PythonModel():
             return python_workload(model)
         case _:
             assert_never(model)
 
 
-def build_model(spec: WorkloadSpec, workload: Workload) -> nn.Module:
+def build_model(spec: WorkloadSpec, workload: Workload, *, worst_case: bool = False) -> nn.Module:
     """Build the workload's model in training mode, with the spec's parameter type, on torch's default device.
+
+    Args:
+        spec: the spec of the workload.
+        workload: the workload.
+        worst_case: whether every pass must take the most memory: layers that training leaves out at random are kept.
 
     Raises:
         WorkloadError: when ``build_model`` returns no module, or one without trainable parameters.
@@ -53,7 +59,21 @@ def build_model(spec: WorkloadSpec, workload: Workload) -> nn.Module:
         _checkpoint_activations(model)
     if spec.precision == "bf16":
         cast_floating(model, torch.bfloat16)
+    if worst_case:
+        _keep_all_layers(model)
     return model.train()
+
+
+def _keep_all_layers(model: nn.Module) -> None:
+    """Set the probabilities with which models of transformers leave out a layer to zero.
+
+    Layers have them as attributes, or read them from their config in the forward pass.
+    """
+    for module in model.modules():
+        for holder in (module, getattr(module, "config", None)):
+            for name in LAYER_DROPS:
+                if isinstance(getattr(holder, name, None), float):
+                    setattr(holder, name, 0.0)
 
 
 def _checkpoint_activations(model: nn.Module) -> None:

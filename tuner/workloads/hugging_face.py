@@ -54,7 +54,8 @@ _AUTO_CLASSES: dict[TransformersTask, str] = {
 
 _POSITIONS = ("max_position_embeddings", "max_target_positions")
 """Longest text of a model; the second is that of a decoder which reads speech."""
-_LAYER_DROPS = ("layerdrop", "encoder_layerdrop", "decoder_layerdrop")
+LAYER_DROPS = ("layerdrop", "encoder_layerdrop", "decoder_layerdrop")
+"""Probabilities with which training leaves out a layer: fields of configs, and attributes of modules."""
 _FEWEST_CLASSES = 2
 _FEWEST_TOKENS = 2
 """Fewest tokens of a sample with a next token to predict."""
@@ -207,7 +208,6 @@ def build_config(model: TransformersModel, batch: BatchSpec) -> TransformersConf
     config.architectures = config.architectures or []  # of several models for a task (DeiT's) the first is used
     check_config(config)
     require_router_fields(fields, config)
-    _refuse_dropped_layers(config)
     if model.task != "ctc":  # whose labels have no positions
         _check_positions(config, batch)
     _check_classes(config, model.task)
@@ -221,12 +221,17 @@ def _closest(model_type: str) -> str:
     return f"did you mean {' or '.join(near)}?" if near else "for example gpt2, bert, llama, vit, resnet"
 
 
-def _refuse_dropped_layers(config: TransformersConfig) -> None:
+def _check_dropped_layers(config: TransformersConfig, *, is_sharded: bool) -> None:
+    """Refuse rates of leaving out layers where ranks hold shards of each layer."""
+    if not is_sharded:
+        return
     for path, inner in configs_within(config):
-        for name in _LAYER_DROPS:
+        for name in LAYER_DROPS:
             rate = getattr(inner, name, None) or 0.0
             if rate > 0.0:
-                message = "would leave out layers at random, so that no probe is sure to be the worst case: set it to 0"
+                message = (
+                    "would leave out other layers on each rank, which wait for each other in each layer: set it to 0"
+                )
                 raise _problem(f"{path}.{name}", message, rate)
 
 
@@ -300,13 +305,22 @@ def _masked_labels(ids: Tensor) -> Tensor:
     return torch.where(chosen, ids, IGNORED_LABEL)
 
 
-def transformers_workload(model: TransformersModel, batch: BatchSpec, *, recompute: bool) -> Workload:
+def transformers_workload(
+    model: TransformersModel, batch: BatchSpec, *, recompute: bool, is_sharded: bool = False
+) -> Workload:
     """The workload of a ``transformers`` model.
+
+    Args:
+        model: the model.
+        batch: the worst case.
+        recompute: whether activations are checkpointed.
+        is_sharded: whether ranks hold shards of each layer, so that all must run it at the same time.
 
     Raises:
         SpecError: naming the field of the config that transformers refuses.
     """
     config = build_config(model, batch)
+    _check_dropped_layers(config, is_sharded=is_sharded)
     length = batch.sequence_length or 0
     if model.task == "sequence-classification" and getattr(config, "pad_token_id", None) is None:
         config.pad_token_id = 0  # decoders find the last token of a sample by this id, and need it for batches

@@ -11,7 +11,10 @@ from tuner.cli.arguments import estimate_request, with_options
 from tuner.cli.display import progress_console
 from tuner.cli.errors import ExitCode
 from tuner.cli.output import print_result
+from tuner.cli.sigterm import SigtermAsInterrupt
 from tuner.errors import EstimateTimedOutError
+from tuner.schemas.estimates import Engine, Estimate, EstimateRequest
+from tuner.system.fork_server.spawn import StartChild
 
 
 def estimate(  # noqa: PLR0913 - a command's options are its arguments
@@ -29,6 +32,7 @@ def estimate(  # noqa: PLR0913 - a command's options are its arguments
     world_size: options.WorldSize = None,
     memory_margin: options.MemoryMargin = 0.03,
     allocator: options.Allocator = "default",
+    engine: options.Engine = "trace",
     timeout: options.EstimateTimeout = 120.0,
     json: options.Json = False,
 ) -> None:
@@ -36,13 +40,11 @@ def estimate(  # noqa: PLR0913 - a command's options are its arguments
 
     An estimate is not a proof: `tune` measures. Exit code 3 when the workload fits on none of the GPUs.
 
-    Example: batchwright estimate spec.yaml --gpu H100-80GB --gpu A10G --effective-batch-size 512
+    Examples: batchwright estimate spec.yaml --gpu H100-80GB --gpu A10G --effective-batch-size 512
+
+    batchwright estimate spec.yaml --gpu T4 --engine virtual
     """
     from tuner.cli.estimate_display import estimate_display, fits_nowhere  # noqa: PLC0415 - see commands.tune
-    from tuner.cli.running import interrupt_on_sigterm  # noqa: PLC0415 - see commands.tune
-    from tuner.estimation import client  # noqa: PLC0415 - see commands.tune
-
-    interrupt_on_sigterm()
 
     request = estimate_request(
         spec=spec,
@@ -55,10 +57,20 @@ def estimate(  # noqa: PLR0913 - a command's options are its arguments
         allocator=allocator,
         timeout_seconds=timeout,
     )
-    try:
-        with progress_console().status("tracing updates, without a GPU"):
-            found = client.estimate(request, start=context.obj)
-    except EstimateTimedOutError as error:
-        raise EstimateTimedOutError(with_options(str(error))) from None
+    found = _estimated(request, engine, context.obj)
     print_result(found, as_document=json, text=estimate_display(found, request))
     raise typer.Exit(ExitCode.INFEASIBLE if fits_nowhere(found, request) else ExitCode.OK)
+
+
+def _estimated(request: EstimateRequest, engine: Engine, start: StartChild) -> Estimate:
+    """Estimate with the engine, and show what it does."""
+    from tuner.estimation import client  # noqa: PLC0415 - see commands.tune
+    from tuner.probing.virtual_estimate import estimate_on_virtual_cards  # noqa: PLC0415 - see commands.tune
+
+    with SigtermAsInterrupt(), progress_console().status("tracing updates, without a GPU") as status:
+        if engine == "virtual":
+            return estimate_on_virtual_cards(request, status.update)
+        try:
+            return client.estimate(request, start=start)
+        except EstimateTimedOutError as error:
+            raise EstimateTimedOutError(with_options(str(error))) from None

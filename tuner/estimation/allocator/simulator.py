@@ -30,6 +30,8 @@ _ADDRESS_MASK = (1 << _ADDRESS_BITS) - 1
 _FIRST_ADDRESS = 1 << 50
 _ADDRESS_SPACE = 1 << 110
 """Addresses of a pool; an expandable segment never reaches the end."""
+_LARGE_ADDRESSES = _FIRST_ADDRESS + _ADDRESS_SPACE
+"""Addresses of the pool of large blocks begin here."""
 
 
 class CachingAllocator:
@@ -77,9 +79,7 @@ class CachingAllocator:
         """Allocate a block and return its address (`malloc`); 0 for a request of 0 bytes, None if memory runs out."""
         if not requested:
             return 0
-        size = self._rounded.get(requested)
-        if size is None:
-            size = self._rounded[requested] = self._settings.rounded(requested)
+        size = self._rounded_size(requested)
         pool = self._small if size <= SMALL_BYTES else self._large
         address = pool.allocate(size)
         if not address:
@@ -89,12 +89,43 @@ class CachingAllocator:
         self.allocated_bytes += self._live[address]
         return address
 
+    def malloc_run(self, requested: int, count: int) -> list[int] | None:
+        """Allocate equal blocks one after the other, as that many calls of ``malloc`` do, in far fewer steps.
+
+        Neighbours of a run count as one block from then on. So the blocks of a run must be freed one after the other,
+        with no request in between: the state after that is the same.
+
+        Returns:
+            The addresses to free; None if memory runs out, with the blocks before that request left allocated.
+        """
+        addresses: list[int] = []
+        if not requested:
+            return addresses
+        size = self._rounded_size(requested)
+        pool = self._small if size <= SMALL_BYTES else self._large
+        while count:
+            address, taken = pool.allocate_run(size, count)
+            if not address:
+                address, taken = self._allocate_new(pool, size), 1
+                if not address:
+                    return None
+            self.allocated_bytes += self._live[address]
+            addresses.append(address)
+            count -= taken
+        return addresses
+
     def free(self, address: int) -> None:
-        """Return a block to the cache (`free_block`); address 0 is ignored."""
+        """Return a block, or the neighbours of a run, to the cache (`free_block`); address 0 is ignored."""
         if address:
             size = self._live.pop(address)
             self.allocated_bytes -= size
-            (self._small if size <= SMALL_BYTES else self._large).free(address, size)
+            (self._small if address < _LARGE_ADDRESSES else self._large).free(address, size)
+
+    def _rounded_size(self, requested: int) -> int:
+        size = self._rounded.get(requested)
+        if size is None:
+            size = self._rounded[requested] = self._settings.rounded(requested)
+        return size
 
     def _allocate_new(self, pool: _Pool, size: int) -> int:
         """Allocate a block in new memory, after freeing cached memory if necessary (the rest of `malloc`)."""
@@ -135,7 +166,7 @@ class _Pool:
         self._size_at: dict[int, int] = {}
         self._start_by_end: dict[int, int] = {}
         self._segments: dict[int, int] = {}
-        self._next_address = _FIRST_ADDRESS + (0 if is_small else _ADDRESS_SPACE)
+        self._next_address = _FIRST_ADDRESS if is_small else _LARGE_ADDRESSES
         self._max_split = settings.max_split_bytes or _UNLIMITED
         # `should_split`
         self._min_remainder = MIN_BLOCK_BYTES if is_small or settings.expandable_segments else SMALL_BYTES + 1
@@ -143,20 +174,36 @@ class _Pool:
 
     def allocate(self, size: int) -> int:
         """Allocate the best fitting cached block (`get_free_block`): the smallest, then the lowest; 0 if none fits."""
+        address, found = self._take(size)
+        return self._allocate_found(address, found, size) if address else 0
+
+    def allocate_run(self, size: int, count: int) -> tuple[int, int]:
+        """Allocate up to ``count`` neighbours in the best fitting cached block; their address (0 if none) and number.
+
+        What remains of the best fitting block, if it is large enough, fits the next request best.
+        """
+        address, found = self._take(size)
+        if not address:
+            return 0, 0
+        number = min(count, found // size) if size < self._max_split_in_pool else 1
+        return self._allocate_found(address, found, number * size), number
+
+    def _take(self, size: int) -> tuple[int, int]:
+        """Remove the best fitting block from the cache, but for its end; its address (0 if none fits) and its size."""
         index = bisect_left(self._keys, size << _ADDRESS_BITS)
         if index == len(self._keys):
-            return 0
+            return 0, 0
         index = self._preferred_index(index)
         key = self._keys[index]
         found = key >> _ADDRESS_BITS
         if found >= self._max_split and (
             size < self._max_split or found >= size + self._settings.max_non_split_rounding_bytes
         ):
-            return 0
+            return 0, 0
         del self._keys[index]
         address = key & _ADDRESS_MASK
         del self._size_at[address]
-        return self._allocate_found(address, found, size)
+        return address, found
 
     def free(self, address: int, size: int) -> None:
         """Free a block, and merge it with free neighbours (`free_block`, `try_merge_blocks`)."""
@@ -251,6 +298,12 @@ class _ExpandablePool(_Pool):
         self._page = SMALL_SEGMENT_BYTES if is_small else settings.large_segment_bytes
         self._base = self._next_address
         self._holes = {self._base: _ADDRESS_SPACE // 2}
+
+    @override
+    def allocate_run(self, size: int, count: int) -> tuple[int, int]:
+        """Allocate one block: what remains of one may have more space to grow than another."""
+        address = self.allocate(size)
+        return address, int(address > 0)
 
     @override
     def _preferred_index(self, index: int) -> int:

@@ -12,7 +12,7 @@ from torch.distributed.tensor import DTensor
 
 from tuner.errors import EstimateError
 from tuner.estimation.trace import Bound, Category
-from tuner.estimation.tracing.kernel_workspaces import convolution_bytes, onednn_recurrent_workspace_bytes
+from tuner.estimation.tracing.kernel_workspaces import in_order_of_allocation, onednn_recurrent_workspace_bytes
 from tuner.estimation.tracing.known_values import KnownValues, map_tensors, tensors_in
 from tuner.estimation.tracing.recorder import Recorder
 from tuner.estimation.tracing.shape_cache import ShapeCache
@@ -21,6 +21,8 @@ from tuner.estimation.tracing.torch_internals import (
     CTC_LOSS_BACKWARD,
     CTC_LOSS_IS_OF_LIBRARY,
     GROUPED_MM,
+    GRU_CELL,
+    GRU_CELL_BACKWARD,
     LOCAL_SCALAR_DENSE,
     DynamicOutputShapeException,
     FakeTensor,
@@ -41,6 +43,8 @@ _GROUPED_TYPES = {torch.float32, torch.float16, torch.bfloat16}
 """Types that the kernels of ``_grouped_mm`` take; torch's rule for fake tensors takes bf16 only."""
 _GROUPED_ROW_BYTES = 16
 """Rows of the operands and of the result of ``_grouped_mm`` begin at multiples of this."""
+_GRU_GATES, _GRU_WORKSPACE = 3, 5
+"""Gates of a GRU, and values that a step keeps for its backward pass (`GRU_WORKSPACE_MULTIPLIER`), per hidden unit."""
 OPERATOR_NOTE = "while tracing the operator "
 """Begin of a note on an error that an operator raised."""
 
@@ -53,6 +57,9 @@ class Kernels(Protocol):
 
     def temporary(self, func: OpOverload, args: Sequence[Any], outputs: Sequence[Tensor]) -> Sequence[int | Bound]:
         """Return the workspaces that ``func`` holds while it runs, in bytes."""
+
+    def error(self, func: OpOverload, args: Sequence[Any], outputs: Sequence[Tensor]) -> tuple[int, int]:
+        """Return by how many bytes the workspace of ``func`` may be smaller, and larger, than ``temporary`` has it."""
 
 
 class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch's own initialisation of subclasses
@@ -76,7 +83,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch's own 
         self._kernels = kernels
         self._shapes = shapes
         self.notes: set[str] = set()
-        self.largest_convolution_bytes = 0
+        self.workspace_error = (0, 0)
         self._persistent: set[str] = set()
         self._backward_task = -1
         self._section_start = 0
@@ -135,15 +142,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch's own 
             args = (args[0], self._masks_to_indices(args[1]), *args[2:])
         outputs: Any
         try:
-            if func is GROUPED_MM and args[0].dtype in _GROUPED_TYPES:
-                outputs = self._grouped_product(*args, **kwargs)
-            elif func in CTC_LOSS:
-                outputs = self._ctc_loss(args[0], args[3])
-            elif func in CTC_LOSS_BACKWARD:
-                with self.fakes:
-                    outputs = torch.empty_like(args[1], memory_format=torch.contiguous_format)
-            else:
-                outputs = self._shapes.run(self.fakes, func, args, kwargs)
+            outputs = self._results(func, args, kwargs)
         except DynamicOutputShapeException:
             outputs = self._run_on_known_values(func, args, kwargs)
         if func is _ONEDNN_RECURRENT:  # the fake workspace, kept for the backward pass, is empty
@@ -156,18 +155,34 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch's own 
             self._record(func, args, on_device)
         return outputs
 
+    def _results(self, func: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:  # noqa: ANN401 - see above
+        """Make the results of an operator by torch's rule for fake tensors, or by one of ours where torch has none."""
+        if func is GROUPED_MM and args[0].dtype in _GROUPED_TYPES:
+            return self._grouped_product(*args, **kwargs)
+        if func is GRU_CELL:
+            return self._gru_cell(args[2])
+        if func is GRU_CELL_BACKWARD:
+            return self._gru_cell_backward(*args)
+        if func in CTC_LOSS:
+            return self._ctc_loss(args[0], args[3])
+        if func in CTC_LOSS_BACKWARD:
+            with self.fakes:
+                return torch.empty_like(args[1], memory_format=torch.contiguous_format)
+        return self._shapes.run(self.fakes, func, args, kwargs)
+
     def _record(self, func: OpOverload, args: tuple[Any, ...], on_device: list[Tensor]) -> None:
-        self.largest_convolution_bytes = max(self.largest_convolution_bytes, convolution_bytes(func, args, on_device))
-        for name, nbytes in self._kernels.persistent(func, args):
-            if name not in self._persistent:
-                self._persistent.add(name)
-                self.recorder.allocate(nbytes, Category.WORKSPACE)
+        fewer, more = self._kernels.error(func, args, on_device)
+        self.workspace_error = max(self.workspace_error[0], fewer), max(self.workspace_error[1], more)
         blocks = [
             self.recorder.allocate(nbytes, Category.WORKSPACE)
             for nbytes in self._kernels.temporary(func, args, on_device)
             if nbytes
         ]
-        self.recorder.record(on_device)
+        self.recorder.record(in_order_of_allocation(func, on_device))
+        for name, nbytes in self._kernels.persistent(func, args):  # a product is allocated before cuBLAS is called
+            if name not in self._persistent:
+                self._persistent.add(name)
+                self.recorder.allocate(nbytes, Category.WORKSPACE)
         for block in blocks:
             self.recorder.free(block)
 
@@ -209,6 +224,25 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch's own 
         stride = (rows * width, width, 1)[-len(shape) :]
         with self.fakes:
             return torch.empty_strided(shape, stride, dtype=left.dtype, device=left.device)
+
+    def _gru_cell(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        """Make the new state of a GRU and its workspace, as ``_thnn_fused_gru_cell`` (``RNN.cu`` of torch 2.13)."""
+        with self.fakes:
+            return torch.empty_like(hidden), hidden.new_empty(hidden.shape[0], _GRU_WORKSPACE * hidden.shape[1])
+
+    def _gru_cell_backward(
+        self,
+        gradient: Tensor,
+        workspace: Tensor,
+        has_bias: bool,  # noqa: FBT001 - as torch passes it
+    ) -> tuple[Tensor | None, ...]:
+        """Make the gradients of a GRU's gates, state and biases, as ``_thnn_fused_gru_cell_backward``."""
+        gates = (workspace.shape[0], workspace.shape[1] // _GRU_WORKSPACE * _GRU_GATES)
+        with self.fakes:
+            of_gates = [workspace.new_empty(gates) for _ in range(2)]
+            of_state = torch.empty_like(gradient, memory_format=torch.contiguous_format)
+            of_biases = [workspace.new_empty(gates[1]) if has_bias else None for _ in range(2)]
+        return (*of_gates, of_state, *of_biases)
 
     def _ctc_loss(self, log_probs: Tensor, target_lengths: Tensor | Sequence[int]) -> tuple[Tensor, Tensor]:
         """Make the losses and the forward variables of CTC, as ``LossCTC.cu`` of torch 2.13 allocates them.

@@ -26,11 +26,25 @@ def build_fake_model(spec: WorkloadSpec, workload: Workload, device: torch.devic
     """Build the model on ``device``. As in a run, only its final tensors are recorded on a GPU."""
     with _WithoutInitialisation(), patch.object(nn.Module, "_apply", _apply_to_fakes):
         if device.type == "cpu":
-            return build_model(spec, workload)
+            return build_model(spec, workload, worst_case=True)
         with tracer.without_recording(), device:
-            model = build_model(spec, workload)
+            model = build_model(spec, workload, worst_case=True)
+            _move_the_rest(model, device)
     _record_model(model, tracer)
     return model
+
+
+def _move_the_rest(model: nn.Module, device: torch.device) -> None:
+    """Move parameters that were made on the CPU, as `torch.Tensor(size)` makes them whatever the default device is."""
+    moved: dict[int, nn.Parameter] = {}
+    for module in model.modules():
+        for name, parameter in own_parameters(module).items():
+            if parameter is None or parameter.device == device:
+                continue
+            if id(parameter) not in moved:
+                values = torch.empty_like(parameter, device=device)
+                moved[id(parameter)] = nn.Parameter(values, requires_grad=parameter.requires_grad)
+            own_parameters(module)[name] = moved[id(parameter)]
 
 
 def _record_model(module: nn.Module, tracer: Tracer) -> None:

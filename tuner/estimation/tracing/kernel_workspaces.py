@@ -1,11 +1,14 @@
 """Workspaces that kernels and libraries allocate beside their results, invisible to a trace of operators.
 
-Each figure names its source in torch 2.13. Those of cuDNN are estimates, because cuDNN does not document its own.
+Each figure names its source in torch 2.13. Those of cuDNN, which does not document its own, are measured ones where
+there is a table for the compute capability (``tuner.hardware.workspace_tables``), else estimates.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from math import ceil
 from typing import Any, TypeAlias
 
 import torch
@@ -15,10 +18,12 @@ from tuner.estimation.trace import Bound
 from tuner.estimation.tracing.torch_internals import (
     ADDMM_ACTIVATION,
     CTC_LOSS_BACKWARD,
+    CUDNN_ATTENTION,
     CUDNN_ATTENTION_BACKWARD,
     EFFICIENT_ATTENTION_BACKWARD,
     FLASH_ATTENTION_BACKWARD,
     FOREACH_NORM,
+    GRU_CELL,
     LOG_SOFTMAX,
     LOG_SOFTMAX_BACKWARD,
     RMS_NORM,
@@ -30,12 +35,14 @@ from tuner.estimation.tracing.torch_internals import (
     backward_task,
 )
 from tuner.hardware.gpu_table import blas_workspace_bytes
+from tuner.hardware.workspace_tables import MeasuredWorkspaces, measured_workspaces
 from tuner.schemas.gpus import KernelProfile
 
 _aten = torch.ops.aten
 _INDEX_BYTES = 8
 _FLOAT_BYTES = 4
 _RECURRENT_BYTES = 62
+_LOCK_BYTES = 16
 _IMAGE_DIMENSIONS = 4
 """Of a batch of images: samples, channels, height and width."""
 
@@ -91,16 +98,29 @@ _MADE_CONTIGUOUS: Mapping[OpOverload, tuple[int, ...]] = {
 }
 """Positions of the arguments that a kernel makes contiguous. Images may be in the format of channels last, too."""
 
+_ALLOCATED_IN_ORDER: Mapping[OpOverload, tuple[int, ...]] = {
+    GRU_CELL: (1, 0),  # the workspace, then the state (`RNN.cu`)
+    _aten.native_dropout.default: (1, 0),  # the mask, then the result (`dropout_cuda` in `Dropout.cu`)
+}
+"""Positions of the results of an operator, in the order in which its kernel allocates them where that is another."""
+
 Workspace: TypeAlias = "Callable[[Sequence[Any], Sequence[Tensor], KernelProfile], Sequence[int | Bound]]"
 """Function from an operator's arguments and results to the bytes of the workspaces it holds while it runs."""
 
 
 class CudaKernels:
-    """Workspaces of a GPU's kernels."""
+    """Workspaces of a GPU's kernels.
 
-    def __init__(self, profile: KernelProfile) -> None:
+    Args:
+        profile: the kernel profile.
+        measured: the workspaces measured on such a card; those of the tables by default.
+    """
+
+    def __init__(self, profile: KernelProfile, measured: MeasuredWorkspaces | None = None) -> None:
         self._profile = profile
-        self._blas_bytes = blas_workspace_bytes(profile.compute_capability, profile.kind)
+        self._measured = measured or measured_workspaces(profile)
+        own_bytes = self._measured.table.blas_workspace_bytes if self._measured else None
+        self._blas_bytes = own_bytes or blas_workspace_bytes(profile.compute_capability, profile.kind)
 
     def persistent(self, func: OpOverload, args: Sequence[Any]) -> Sequence[tuple[str, int]]:
         """Return cuBLAS's workspaces: one for the thread of forward passes, one for that of backward passes."""
@@ -112,9 +132,33 @@ class CudaKernels:
 
     def temporary(self, func: OpOverload, args: Sequence[Any], outputs: Sequence[Tensor]) -> Sequence[int | Bound]:
         """Return the workspaces that ``func`` holds while it runs, contiguous copies of its arguments included."""
-        workspace = _WORKSPACES.get(func)
         copies = contiguous_copies(func, args)
+        call = library_call(func, args, outputs)
+        share = self._measured.share(call.kind) if call and self._measured else None
+        if call and share:
+            return (*copies, ceil(share.expected * call.operand_bytes))
+        workspace = _WORKSPACES.get(func)
         return copies if workspace is None else (*copies, *workspace(args, outputs, self._profile))
+
+    def error(self, func: OpOverload, args: Sequence[Any], outputs: Sequence[Tensor]) -> tuple[int, int]:
+        """Return by how many bytes the workspace of ``func`` may be smaller, and larger, than ``temporary`` has it."""
+        call = library_call(func, args, outputs)
+        if call is None:
+            return 0, 0
+        share = self._measured.share(call.kind) if self._measured else None
+        if share:
+            return (
+                ceil((share.expected - share.low) * call.sample_bytes),
+                ceil((share.high - share.expected) * call.sample_bytes),
+            )
+        fewer, more = _UNMEASURED_CONVOLUTION if func in _CONVOLUTIONS else (0, 0)
+        return fewer * call.sample_bytes, more * call.sample_bytes
+
+
+def in_order_of_allocation(func: OpOverload, outputs: Sequence[Tensor]) -> Sequence[Tensor]:
+    """Return the results of an operator in the order in which its CUDA kernel allocates them."""
+    order = _ALLOCATED_IN_ORDER.get(func)
+    return outputs if order is None else [outputs[position] for position in order]
 
 
 def contiguous_copies(func: OpOverload, args: Sequence[Any]) -> list[int]:
@@ -152,14 +196,60 @@ def _is_matrix_of_blas(matrix: Tensor) -> bool:
     return by_row or by_column
 
 
-def convolution_bytes(func: OpOverload, args: Sequence[Any], outputs: Sequence[Tensor]) -> int:
-    """Return the bytes of the images and the results of a convolution; 0 for any other operator.
+@dataclass(frozen=True)
+class LibraryCall:
+    """A call whose workspace is the choice of a library: of cuDNN.
 
-    The weight is left out, so that the same convolution is the largest one at every micro-batch size.
+    Attributes:
+        kind: the operator, the type and the layout of the call, by which measured workspaces are found.
+        operand_bytes: bytes of all tensors of the call.
+        sample_bytes: bytes of those that have a dimension of samples, so that the same call of a workload is the
+            largest one at every micro-batch size.
     """
-    if func is _aten.convolution.default:
-        return sum(_bytes_of(tensor) for tensor in (args[0], *outputs))
-    return sum(_bytes_of(tensor) for tensor in args[:2]) if func is _aten.convolution_backward.default else 0
+
+    kind: str
+    operand_bytes: int
+    sample_bytes: int
+
+
+def library_call(func: OpOverload, args: Sequence[Any], outputs: Sequence[Tensor]) -> LibraryCall | None:
+    """Return the call of a library that ``func`` is; None for the operators whose workspaces torch itself chooses."""
+    name = _LIBRARY_CALLS.get(func)
+    if name is None:
+        return None
+    if func in _CONVOLUTIONS:
+        weight = args[1] if func is _aten.convolution.default else args[2]
+        samples = (args[0], *outputs) if func is _aten.convolution.default else args[:2]
+        layout = _layout(args[0]) if args[8 if func is _aten.convolution.default else 9] == 1 else "grouped"
+    else:
+        weight, layout = None, "heads"
+        samples = (*args[:3], outputs[0]) if func is CUDNN_ATTENTION else args[:5]
+    sample_bytes = sum(_bytes_of(tensor) for tensor in samples)
+    return LibraryCall(
+        kind=f"{name} {_TYPES.get(args[0].dtype, 'other')} {layout}",
+        operand_bytes=sample_bytes + (_bytes_of(weight) if weight is not None else 0),
+        sample_bytes=sample_bytes,
+    )
+
+
+def _layout(images: Tensor) -> str:
+    if images.dim() != _IMAGE_DIMENSIONS:
+        return f"{images.dim()}d"
+    is_plain = images.is_contiguous() or not images.is_contiguous(memory_format=torch.channels_last)
+    return "contiguous" if is_plain else "channels-last"
+
+
+_CONVOLUTIONS = frozenset({_aten.convolution.default, _aten.convolution_backward.default})
+_LIBRARY_CALLS: Mapping[OpOverload, str] = {
+    _aten.convolution.default: "convolution",
+    _aten.convolution_backward.default: "convolution-backward",
+    CUDNN_ATTENTION: "attention",
+    CUDNN_ATTENTION_BACKWARD: "attention-backward",
+}
+_TYPES: Mapping[torch.dtype, str] = {torch.float32: "fp32", torch.float16: "half", torch.bfloat16: "half"}
+"""Both half types run the same kernels."""
+_UNMEASURED_CONVOLUTION = (1, 2)
+"""Multiples of ``sample_bytes`` that a workspace may be smaller and larger than estimated: see the verdict."""
 
 
 def onednn_recurrent_workspace_bytes(args: Sequence[Any]) -> int:
@@ -174,6 +264,11 @@ def onednn_recurrent_workspace_bytes(args: Sequence[Any]) -> int:
 
 class NoKernels:
     """Kernels without workspaces, as far as is known: those of the CPU."""
+
+    def error(self, func: OpOverload, args: Sequence[Any], outputs: Sequence[Tensor]) -> tuple[int, int]:
+        """Return no error."""
+        del func, args, outputs
+        return 0, 0
 
     def persistent(self, func: OpOverload, args: Sequence[Any]) -> Sequence[tuple[str, int]]:
         """Return no workspaces."""
@@ -208,17 +303,23 @@ def _efficient_backward(
 ) -> Sequence[int | Bound]:
     """Workspaces of ``_efficient_attention_backward``: ``delta`` per row, and sums in fp32 of the query's gradient.
 
-    The sums are held in whole blocks (``gQ_strideM`` in ``kernel_backward.h``). In fp32 ``delta`` is the sum of a
-    product of gradient and result, and it is copied before; the kernels for half types compute it themselves.
+    The sums are held in whole tiles with a lock each (``GradQTempStorage`` in ``kernel_backward.h``). For heads of half
+    types wider than 128 there are sums of the gradients of key and value too. In fp32 ``delta`` is the sum of a product
+    of gradient and result, and a copy of that sum: all three are held before the sums are.
     """
     del outputs, profile
-    gradient, query = args[:2]
+    gradient, query, key, value = args[:4]
     batch, heads, length, width = query.shape
-    block = 64 if width <= 64 else 128  # noqa: PLR2004 - the kernels' blocks
+    is_half = query.dtype is not torch.float32
+    rows, columns = (64, 64) if width <= 64 else (128, 128 if is_half and width <= 128 else 64)  # noqa: PLR2004 - tiles
+    tiles = -(-length // rows) * -(-width // columns)
+    sums = tiles * (rows * columns * _FLOAT_BYTES + _LOCK_BYTES)
+    if is_half and width > 128:  # noqa: PLR2004 - as above
+        sums += _rounded(key.shape[2], 64) * (_rounded(width, 128) + _rounded(value.shape[3], 128)) * _FLOAT_BYTES
+    sums *= batch * heads
     delta = batch * heads * length * _FLOAT_BYTES
-    sums = batch * heads * _rounded(length, block) * _rounded(width, block) * _FLOAT_BYTES
-    products = delta * width + delta if query.dtype is torch.float32 else 0
-    workspaces = [delta, max(sums, products)]
+    product = delta * value.shape[3]
+    workspaces = [delta, sums] if is_half or sums > product + delta else [product, delta, delta]
     return workspaces if _is_dense_by_token(gradient) else [*workspaces, _bytes_of(gradient)]
 
 
@@ -427,9 +528,13 @@ _WORKSPACES: Mapping[OpOverload, Workspace] = {
 
 
 def representative(profile: KernelProfile) -> KernelProfile:
-    """Return one profile for all profiles that run the same kernels as far as traces are concerned."""
+    """Return one profile for all profiles that run the same kernels as far as traces are concerned.
+
+    Where workspaces were measured, those of a compute capability are used for that one alone.
+    """
     major = profile.compute_capability[0]
     if profile.kind == "rocm":
         return profile
     same = {7: (7, 0), 8: (8, 0) if profile.compute_capability == (8, 0) else (8, 6), 9: (9, 0), 10: (10, 0)}
-    return profile.model_copy(update={"compute_capability": same.get(major, profile.compute_capability)})
+    found = profile.model_copy(update={"compute_capability": same.get(major, profile.compute_capability)})
+    return profile if measured_workspaces(profile) or measured_workspaces(found) else found

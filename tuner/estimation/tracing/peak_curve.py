@@ -1,15 +1,20 @@
-"""Estimate the peaks that probes are expected to measure: the memory curve that seeds a search, from two traces."""
+"""Estimate the peaks that probes are expected to measure: the memory curve that seeds a search, from two traces.
+
+On a card a probe measures the bytes of tensors, but runs out of memory by the segments that the allocator reserves. So
+replays in the simulated allocator tell where on the curve memory runs out (``ExpectedPeaks.usable_bytes``).
+"""
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Sequence
-from typing import TypeAlias
+from collections.abc import Sequence
 
 from tuner.estimation.allocator.config import AllocatorSettings
+from tuner.estimation.allocator.replay import ReplayResult, replay
 from tuner.estimation.cuda_shim import Shim
-from tuner.estimation.trace import SizedTrace
+from tuner.estimation.memory_curve import largest_fitting
+from tuner.estimation.trace import SizedTrace, Trace
 from tuner.estimation.tracing.runs import TracedRuns
 from tuner.planning.fingerprint import installed_versions
 from tuner.schemas.gpus import KernelProfile
@@ -44,61 +49,82 @@ def expected_peaks(request: ExpectationRequest, shim: Shim | None = None, *, pro
         SpecError, WorkloadError: when the workload cannot be built.
     """
     began = time.monotonic()
-    held = (
-        _bytes_held_on_card(request, shim, processes)
-        if request.compute_capability
-        else _bytes_held_on_cpu(request, processes)
-    )
+    memory = _CardMemory(request, shim, processes) if request.compute_capability else _CpuMemory(request, processes)
     points: list[ExpectedPeak] = []
     residents: list[int] = []
     for size in _powers_of_two(request.largest_micro_batch):
-        resident, peak = held(size)
+        resident, peak = memory.held(size)
         residents.append(resident)
         points.append(ExpectedPeak(micro_batch_size=size, used_bytes=max(1, peak)))
         if peak > _MAX_LIMIT_RATIO * request.limit_bytes and len(points) > 1:
             break
-    return ExpectedPeaks(
-        points=tuple(points),
-        resident_bytes=residents[0],
-        seconds=time.monotonic() - began,
-        versions=installed_versions(),
-    )
+    peaks = ExpectedPeaks(points=tuple(points), resident_bytes=residents[0], versions=installed_versions())
+    usable = memory.usable_bytes(peaks) if isinstance(memory, _CardMemory) else None
+    return peaks.model_copy(update={"usable_bytes": usable, "seconds": time.monotonic() - began})
 
 
-_BytesHeld: TypeAlias = Callable[[int], tuple[int, int]]
-"""Function from a micro-batch size to the bytes held between updates, and the peak during an update."""
+class _CardMemory:
+    """The memory of an update on a card: bytes that torch's caching allocator counts, with this environment's settings.
+
+    Args:
+        request: the workload and the card.
+        shim: the stand-in for CUDA.
+        processes: how many processes may trace in parallel.
+    """
+
+    def __init__(self, request: ExpectationRequest, shim: Shim | None, processes: int) -> None:
+        self._settings = AllocatorSettings.from_environment(os.environ)
+        self._bound = request.largest_micro_batch
+        self._limit_bytes = max(0, request.limit_bytes - request.context_bytes)
+        profile = KernelProfile(compute_capability=request.compute_capability or (0, 0), kind="cuda")
+        self._sized = _sized_trace(TracedRuns(request.spec, shim=shim, processes=processes, shards=False), profile)
+
+    def held(self, size: int) -> tuple[int, int]:
+        """Return the bytes held between updates, and the peak during an update."""
+        sizes = [self._settings.rounded(nbytes) for nbytes in self._sized.sizes_at(size)]
+        return _resident_and_peak(self._sized.trace, sizes)
+
+    def usable_bytes(self, peaks: ExpectedPeaks) -> int:
+        """Return the bytes on the curve ``peaks`` at which the allocator runs out of memory.
+
+        They lie halfway between the largest size whose replay fits and the next one. Above a bound that fits, memory is
+        taken to be lost to fragmentation in the same proportion as at the bound.
+        """
+        by_tensors = largest_fitting(lambda size: peaks.used_bytes(size) <= self._limit_bytes, self._bound, self._bound)
+        largest = largest_fitting(
+            lambda size: self._replay(size, self._limit_bytes).fits, self._bound, max(1, by_tensors)
+        )
+        if largest < self._bound:
+            return max(1, round(peaks.used_bytes(largest + 0.5)))
+        reserved = self._replay(largest).peak_reserved_bytes
+        return round(peaks.used_bytes(largest) * max(1.0, self._limit_bytes / reserved))
+
+    def _replay(self, size: int, capacity_bytes: int | None = None) -> ReplayResult:
+        return replay(self._sized.trace.events, self._sized.sizes_at(size), self._settings, capacity_bytes)
 
 
-def _bytes_held_on_card(request: ExpectationRequest, shim: Shim | None, processes: int) -> _BytesHeld:
-    """Return the bytes that torch's caching allocator counts as allocated, with the settings of this environment."""
-    settings = AllocatorSettings.from_environment(os.environ)
-    profile = KernelProfile(compute_capability=request.compute_capability or (0, 0), kind="cuda")
-    sized = _sized_trace(TracedRuns(request.spec, shim=shim, processes=processes, shards=False), profile)
-    began = sized.trace.position("measured-update")
+class _CpuMemory:
+    """The memory of an update on the CPU: bytes that glibc takes, with the samples of the whole accumulation window.
 
-    def held(size: int) -> tuple[int, int]:
-        sizes = [settings.rounded(nbytes) for nbytes in sized.sizes_at(size)]
-        return _resident_and_peak(sized.trace.events, sizes, began)
+    Args:
+        request: the workload.
+        processes: how many processes may trace in parallel.
+    """
 
-    return held
+    def __init__(self, request: ExpectationRequest, processes: int) -> None:
+        self._sized = _sized_trace(TracedRuns(request.spec, processes=processes, warm_up=False, shards=False))
+        self._sample_bytes = _sample_bytes(build_workload(request.spec))
+        self._samples = request.samples_per_window
 
-
-def _bytes_held_on_cpu(request: ExpectationRequest, processes: int) -> _BytesHeld:
-    """Return the bytes that glibc takes from the system, including the samples of the whole accumulation window."""
-    sized = _sized_trace(TracedRuns(request.spec, processes=processes, warm_up=False, shards=False))
-    sample_bytes = _sample_bytes(build_workload(request.spec))
-    began = sized.trace.position("measured-update")
-
-    def held(size: int) -> tuple[int, int]:
-        waiting = max(0, request.samples_per_window - 2 * size) * sample_bytes
+    def held(self, size: int) -> tuple[int, int]:
+        """Return the bytes held between updates, and the peak during an update."""
         sizes = [
             -(-nbytes // _PAGE_BYTES) * _PAGE_BYTES if nbytes >= _MMAP_THRESHOLD_BYTES else nbytes
-            for nbytes in sized.sizes_at(size)
+            for nbytes in self._sized.sizes_at(size)
         ]
-        resident, peak = _resident_and_peak(sized.trace.events, sizes, began)
-        return resident + waiting + _PROCESS_OVERHEAD_BYTES, peak + waiting + _PROCESS_OVERHEAD_BYTES
-
-    return held
+        resident, peak = _resident_and_peak(self._sized.trace, sizes)
+        others = max(0, self._samples - 2 * size) * self._sample_bytes + _PROCESS_OVERHEAD_BYTES
+        return resident + others, peak + others
 
 
 def _sized_trace(runs: TracedRuns, profile: KernelProfile | None = None) -> SizedTrace:
@@ -119,10 +145,11 @@ def _sample_bytes(workload: Workload) -> int:
     return max(0, two - one)
 
 
-def _resident_and_peak(events: Sequence[int], sizes: Sequence[int], began: int) -> tuple[int, int]:
-    held = sum(sizes[event] if event >= 0 else -sizes[~event] for event in events[:began])
+def _resident_and_peak(trace: Trace, sizes: Sequence[int]) -> tuple[int, int]:
+    began = trace.position("measured-update")
+    held = sum(sizes[event] if event >= 0 else -sizes[~event] for event in trace.events[:began])
     resident = peak = held
-    for event in events[began:]:
+    for event in trace.events[began:]:
         held += sizes[event] if event >= 0 else -sizes[~event]
         peak = max(peak, held)
     return resident, peak

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -188,17 +188,27 @@ class UpdateTrace:
             )
 
     def trace_updates(self, micro_batch_size: int, *, accumulates: bool) -> TracedRun:
-        """Complete the trace at a size. May be called once; forked processes may complete it at other sizes.
+        """Complete the trace with an update of two equal micro-batches, or of one, as ``trace_window``.
+
+        Raises:
+            EstimateError, WorkloadError: as ``trace_window``.
+        """
+        return self.trace_window((micro_batch_size,) * (1 + accumulates))
+
+    def trace_window(self, sizes: Sequence[int]) -> TracedRun:
+        """Complete the trace with an update of micro-batches of these sizes, the largest first.
+
+        May be called once; forked processes may complete the trace with other updates.
 
         Raises:
             EstimateError: on a second call, or when the workload cannot be traced.
             WorkloadError: when the workload breaks its contract.
         """
         if self._has_updates:
-            raise EstimateError("a trace is completed at one micro-batch size only")
+            raise EstimateError("a trace is completed with one update only")
         self._has_updates = True
         tracer, engine, make = self._tracer, self._engine, self._workload.make_batch
-        micro_batches = [sliced(make(micro_batch_size), micro_batch_size) for _ in range(1 + accumulates)]
+        micro_batches = [sliced(make(size), size) for size in sizes]
         with self._tracing():
             if self._device.type == "cpu":
                 record_batches(micro_batches, tracer)
@@ -208,7 +218,7 @@ class UpdateTrace:
             tracer.recorder.stop()
             label_live_blocks(tracer, engine)
         parameters = sum(parameter.numel() for parameter in engine.model.parameters())
-        found = _build_trace(tracer, micro_batch_size, self._spec, accumulates=accumulates)
+        found = _build_trace(tracer, sizes[0], self._spec, accumulates=len(sizes) > 1)
         return TracedRun(found.with_warm_up_update() if self._warms_up else found, parameters)
 
     @contextmanager
@@ -335,8 +345,9 @@ def _build_trace(tracer: Tracer, micro_batch_size: int, spec: WorkloadSpec, *, a
         decisions="cuda" if tracer.device_type == "cuda" else "cpu",
         notes=tuple(_notes(tracer, spec)),
         bounds=recorder.bounds,
-        largest_convolution_bytes=tracer.largest_convolution_bytes,
-    ).with_parts(recorder.parts)
+        workspace_error=tracer.workspace_error,
+        parts=recorder.parts,
+    )
 
 
 def _notes(tracer: Tracer, spec: WorkloadSpec) -> Iterator[str]:

@@ -94,6 +94,6 @@ def _scaled(trace: Trace, size: int) -> Trace:
         update={
             "micro_batch_size": size,
             "sizes": tuple(sizes),
-            "largest_convolution_bytes": trace.largest_convolution_bytes * size // trace.micro_batch_size,
+            "workspace_error": tuple(nbytes * size // trace.micro_batch_size for nbytes in trace.workspace_error),
         }
     )

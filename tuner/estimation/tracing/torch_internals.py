@@ -79,6 +79,7 @@ def fake_of(plain: Tensor, device: torch.device) -> FakeTensor:
 _aten = torch.ops.aten
 ADDMM_ACTIVATION: OpOverload = _aten._addmm_activation.default  # noqa: SLF001
 CHECK_AND_UNSCALE: OpOverload = _aten._amp_foreach_non_finite_check_and_unscale_.default
+CUDNN_ATTENTION: OpOverload = _aten._scaled_dot_product_cudnn_attention.default  # noqa: SLF001
 CUDNN_ATTENTION_BACKWARD: OpOverload = _aten._scaled_dot_product_cudnn_attention_backward.default  # noqa: SLF001
 EFFICIENT_ATTENTION_BACKWARD: OpOverload = _aten._scaled_dot_product_efficient_attention_backward.default  # noqa: SLF001
 FLASH_ATTENTION_BACKWARD: OpOverload = _aten._scaled_dot_product_flash_attention_backward.default  # noqa: SLF001
@@ -92,6 +93,9 @@ RMS_NORM_BACKWARD: OpOverload = _aten._fused_rms_norm_backward.default  # noqa: 
 SAFE_SOFTMAX: OpOverload = _aten._safe_softmax.default  # noqa: SLF001
 SOFTMAX: OpOverload = _aten._softmax.default  # noqa: SLF001
 SOFTMAX_BACKWARD: OpOverload = _aten._softmax_backward_data.default  # noqa: SLF001
+GRU_CELL: OpOverload = _aten._thnn_fused_gru_cell.default  # noqa: SLF001
+GRU_CELL_BACKWARD: OpOverload = _aten._thnn_fused_gru_cell_backward.default  # noqa: SLF001
+"""A step of a GRU without cuDNN; torch has no rule of either for tensors without values."""
 CTC_LOSS: frozenset[OpOverload] = frozenset({_aten._ctc_loss.default, _aten._ctc_loss.Tensor})  # noqa: SLF001
 CTC_LOSS_IS_OF_LIBRARY: frozenset[OpOverload] = frozenset(
     {

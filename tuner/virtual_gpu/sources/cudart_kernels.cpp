@@ -75,6 +75,16 @@ Status check_configuration(dim3 grid, dim3 block, size_t shared_bytes) {
   return shared_bytes > limit(cudaDevAttrMaxSharedMemoryPerBlockOptin) ? kInvalidValue : kSuccess;
 }
 
+// Of the architectures that torch 2.13 is compiled for (`torch.cuda.get_arch_list()`), the one whose code runs on a GPU:
+// CUB looks up its settings by it, and fails for any other.
+int kernel_architecture(const Gpu &gpu) {
+  const int own = static_cast<int>(gpu.compute_capability_major * 10 + gpu.compute_capability_minor);
+  int found = own;
+  for (const int compiled : {75, 80, 86, 90, 100, 120})
+    if (compiled <= own) found = compiled;
+  return found;
+}
+
 cudaError_t launch_kernel(const void *kernel, dim3 grid, dim3 block, void **arguments, size_t shared_bytes) {
   REQUIRE(launch());
   REQUIRE(check_configuration(grid, block, shared_bytes));
@@ -154,8 +164,7 @@ EXPORT cudaError_t cudaFuncGetAttributes(cudaFuncAttributes *attributes, const v
   *attributes = {};
   attributes->maxThreadsPerBlock = *attribute(cudaDevAttrMaxThreadsPerBlock, current_ordinal());
   attributes->numRegs = 32;
-  attributes->ptxVersion = attributes->binaryVersion =
-      static_cast<int>(gpu->compute_capability_major * 10 + gpu->compute_capability_minor);
+  attributes->ptxVersion = attributes->binaryVersion = kernel_architecture(*gpu);
   attributes->maxDynamicSharedSizeBytes = *attribute(cudaDevAttrMaxSharedMemoryPerBlock, current_ordinal());
   return cudaSuccess;
 }

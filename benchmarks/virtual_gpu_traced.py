@@ -1,0 +1,66 @@
+"""The trace's side of virtual_gpu.py: python benchmarks/virtual_gpu_traced.py NAME ... prints a line of JSON for each.
+
+A process of its own, because the stand-in for CUDA is loaded before torch.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+from tuner.errors import BatchwrightError
+from tuner.estimation.allocator.config import AllocatorSettings
+from tuner.estimation.allocator.replay import replay
+from tuner.estimation.cuda_shim import Shim, load_shim
+from tuner.hardware.gpu_lookup import find_gpu
+from tuner.planning.accumulation import probe_window
+from tuner.schemas.gpus import KernelProfile
+from tuner.system.fork_map import run_in_forks
+
+
+def traced(name: str, shim: Shim) -> dict[str, Any]:
+    """Trace one workload, and replay it."""
+    import torch  # noqa: PLC0415 - after the shim
+    from virtual_gpu_workloads import cases  # noqa: PLC0415 - likewise
+
+    from tuner.estimation.tracing.kernel_workspaces import representative  # noqa: PLC0415 - likewise
+    from tuner.estimation.tracing.session import begin_trace  # noqa: PLC0415 - likewise
+
+    torch.set_num_threads(1)
+    case = next(case for case in cases() if case.name == name)
+    profile: KernelProfile = representative(find_gpu(case.card).profile)
+    began = time.monotonic()
+    try:
+        with begin_trace(case.spec, profile=profile, shim=shim) as common:
+            trace = common.trace_window(probe_window(case.probe)).trace
+    except BatchwrightError as error:
+        return {"failed": str(error)}
+    settings = AllocatorSettings.parse(case.allocator)
+    found = replay(trace.events, trace.sizes, settings, since=trace.position("measured-update"))
+    return {
+        "allocated_bytes": found.peak_allocated_bytes,
+        "reserved_bytes": found.peak_reserved_bytes,
+        "seconds": round(time.monotonic() - began, 1),
+        "notes": trace.notes,
+    }
+
+
+def main(names: Sequence[str]) -> None:
+    """Trace one workload after the other, each in a fork."""
+    shim = load_shim()
+    import virtual_gpu_workloads  # noqa: F401, PLC0415 - torch, for all forks
+
+    import tuner.estimation.tracing.session  # noqa: F401, PLC0415 - likewise
+
+    for name in names:
+        (found,) = run_in_forks([partial(traced, name, shim)], 1)
+        sys.stdout.write(json.dumps(found or {"failed": "the process ended"}) + "\n")
+        sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
