@@ -138,12 +138,14 @@ class Errors:
         own: of each model.
         fragmented: shares of the limit that cannot be used: the family's, and the deviation of each model.
         noise: standard deviation of a measured peak, as a share.
+        replayed: whether replays of the estimate have the fragmentation.
     """
 
     shared: tuple[float, float]
     own: tuple[float, float]
     fragmented: tuple[float, float] = (0.0, 0.0)
     noise: float = 0.0005
+    replayed: bool = False
 
 
 ERRORS = {
@@ -151,6 +153,9 @@ ERRORS = {
     "families 5 % off, models 2 %": Errors((0.05, 0.02), (0.02, 0.005)),
     "families 15 % off, models 1 %": Errors((0.15, 0.05), (0.01, 0.003)),
     "families 5 % off, models 0.5 %, 4 % fragmented": Errors((0.05, 0.02), (0.005, 0.002), (0.04, 0.005)),
+    "families 1 % off, models 0.5 %, fragmentation replayed": Errors(
+        (0.01, 0.005), (0.005, 0.002), (0.06, 0.02), replayed=True
+    ),
     "estimates are right": Errors((0.0, 0.0), (0.002, 0.001)),
     "nothing in common, 5 % off": Errors((0.0, 0.0), (0.05, 0.02)),
 }
@@ -177,6 +182,9 @@ def _oracle_case(errors: Errors, shared: Sequence[float], random: Random, number
     peaks = ExpectedPeaks(points=points, resident_bytes=max(0, round(0.75 * constant + zero_error * 20 * GIB)))
     usable = limit * (1.0 - max(0.0, random.gauss(*errors.fragmented)))
     largest = int((usable - constant) / per_sample)
+    if errors.replayed:
+        place = next(size for size in range(4096) if peaks.used_bytes(size + 1) > usable) + 0.5
+        peaks = peaks.model_copy(update={"usable_bytes": max(1, round(peaks.used_bytes(place)))})
     salt = random.random()
 
     def probe(wanted: ProbeRequest) -> ProbeResult:

@@ -13,11 +13,13 @@ import argparse
 import json
 import math
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 from statistics import fmean, median
 
 from tests.support.oracles import (
+    LIMIT_BYTES,
     Noise,
     Oracle,
     affine,
@@ -62,6 +64,15 @@ ESTIMATES = {
     "activations twice": (1.0, 0.0),
 }
 """How far the estimate is off: the slope, and the whole as a share of the limit."""
+REPLAYS = {
+    "right": 0.0,
+    "1 % high": 0.01,
+    "1 % low": -0.01,
+    "5 % high": 0.05,
+    "5 % low": -0.05,
+}
+"""How far the place is off at which replays run out of memory, as a share of the limit. 8 % of the limit are lost."""
+_LOST = 0.08
 OTHERS: dict[str, Callable[[int, float], Oracle]] = {
     "floor up to 0.3 of the answer": lambda largest, share: floored(largest, share=share, until=0.3),
     "limit really 5 % lower": lambda largest, share: biased(largest, share=share, bias=0.05),
@@ -192,9 +203,30 @@ def led(seeds: int) -> Iterator[Row]:
             yield summary(f"led by an estimate: {name}", largest, "all", courses)
 
 
+def replayed(seeds: int) -> Iterator[Row]:
+    """Oracles where fragmentation loses a part of the limit, which the replays of an estimate foresee with an error."""
+    for name, error in REPLAYS.items():
+        for largest in LARGEST:
+            courses = []
+            for share in SHARES:
+                for seed in range(seeds):
+                    fraction = Random(seed).uniform(0.02, 0.98)
+                    left = round((1 - _LOST) * LIMIT_BYTES)
+                    noise = device(0.0005, seed)
+                    noisy = affine(largest, share=share, noise=noise, fraction=fraction, limit_bytes=left)
+                    true = affine(largest, share=share, fraction=fraction, limit_bytes=left)
+                    estimate = estimate_of(true, share, 0.0, 0.0)
+                    replays_fit = int((largest + fraction) * (1 + error / (1 - _LOST) / (1 - share)))
+                    usable = estimate.used_bytes(max(0, replays_fit) + 0.5)
+                    estimate = estimate.model_copy(update={"usable_bytes": round(usable)})
+                    courses.append(run_ours(replace(noisy, limit_bytes=LIMIT_BYTES), estimate=estimate))
+            yield summary(f"replayed: {name}", largest, "all", courses)
+
+
 def ours(seeds: int) -> Iterator[Row]:
     """A row for every kind of oracle, answer and intercept, and one over all intercepts."""
     yield from led(seeds)
+    yield from replayed(seeds)
     for name in [*NOISES, *OTHERS]:
         for largest in LARGEST:
             cells = {share: courses_of(name, largest, share, seeds) for share in SHARES}

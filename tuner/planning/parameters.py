@@ -13,6 +13,9 @@ from dataclasses import dataclass
 
 Levels = tuple[tuple[float, float], ...]
 """Values of a quantity that is not known, each with its prior probability."""
+EstimateErrors = tuple[tuple[float, float, float], ...]
+"""Errors of an estimate at the limit (as a share) and in its slope (as a share of the slope), each pair with its prior
+probability."""
 
 
 @dataclass(frozen=True)
@@ -29,13 +32,17 @@ class SearchParameters:
     """Probability to fit of the first size where there is an estimate. This size is worth more when it fits: its
     measurement calibrates the estimate, and a few percent below the answer do that as well as the answer. Rows: "led by
     an estimate" that is low."""
+    slow_start_seconds: float = 60.0
+    """Seconds before the first forward pass from which on a fit is preferred to an OOM. A choice; no row."""
+    slow_start_fit_probability: float = 0.85
+    """Probability to fit of the size to probe next where probes start so slowly: an OOM then costs minutes and leaves
+    no plan to train with, which a fit always does. A choice; no row."""
     sure_share: float = 0.98
     """Share that the first jump without an estimate may fill: it leaves room for 2 % of noise. Rows: "floor up to 0.3
     of the answer", "device, +-0.9 % of total"."""
     good_jump: int = 4
     """Smallest ratio of a jump that surely fits to the measured size for which the jump is taken: the jump then shows
-    the slope. After two sizes that an estimate promised have failed, the next is smaller by this factor. Rows: those
-    with noise."""
+    the slope. Rows: those with noise."""
     slack_probes: int = 6
     """Probes that memory figures may waste before doubling and halving take over; one less than the constant of the
     search's guarantee. It bounds the worst case. Row: "+-2 % of total", by little."""
@@ -45,6 +52,9 @@ class SearchParameters:
     most_inconclusive_sizes: int = 3
     """Number of sizes with inconclusive probes after which the largest fit ends the search, for the same reason. A
     choice; no row."""
+    most_lost_probes: int = 2
+    """Number of lost probes of one size, or lost runs of one plan, after which no further one is made: it would hardly
+    end otherwise. A choice; no row."""
 
     # --- the posterior (tuner.planning.posterior) ---
 
@@ -54,13 +64,17 @@ class SearchParameters:
     2 %", "led by an estimate: right"."""
     limit_errors: Levels = ((0.0, 0.9), (0.05, 0.1))
     """Error of the nominal limit, as a share: fragmentation takes 0 to 12 %. Row: "limit really 5 % lower"."""
+    replay_limit_errors: Levels = ((0.0, 0.6), (0.02, 0.4))
+    """As ``limit_errors`` where replays in the simulated allocator have fragmentation. Rows: "replayed"."""
     uninformed_weight: float = 0.02
     """Weight in the posterior that no memory figure can move: a cliff, a jump, a limit of another kind. Rows: "limit
     really 5 % lower", "led by an estimate"."""
-    estimate_errors: tuple[tuple[float, float, float], ...] = ((0.003, 0.005, 0.3), (0.03, 0.05, 0.5), (0.15, 0.3, 0.2))
-    """Errors of an estimate: at the limit (as a share), in its slope (as a share of the slope), and the prior
-    probability of both. Published estimators reach a median error of 2.5 % to 3.6 %, some are far off. Rows: "led by an
-    estimate: activations twice" and "20 % low"."""
+    estimate_errors: EstimateErrors = ((0.003, 0.005, 0.3), (0.03, 0.05, 0.5), (0.15, 0.3, 0.2))
+    """Published estimators reach a median error of 2.5 % to 3.6 %, some are far off. Rows: "led by an estimate:
+    activations twice" and "20 % low"."""
+    replay_errors: EstimateErrors = ((0.0003, 0.001, 0.45), (0.01, 0.01, 0.3), (0.05, 0.1, 0.25))
+    """Errors where replays in the simulated allocator tell where memory runs out: to the byte on virtual cards, 1.2 %
+    in the median against published peaks of real ones (``benchmarks/estimator.py``). Rows: "replayed"."""
     estimate_weight: float = 0.7
     """Weight of the calibrated estimate beside the straight line through the measurements, once there is a line. Rows:
     "led by an estimate", by little."""
@@ -89,9 +103,6 @@ class SearchParameters:
 
     # --- corrections that were learned (tuner.planning.learning, and their place in the posterior) ---
 
-    sure_pair_probability: float = 0.4
-    """Probability that the answer is one of two neighbouring sizes from which on the larger of them is probed first.
-    Two probes then suffice. ``benchmarks/learned.py``: 0.35 saves 1 % of the probes of 0.5, and 0.6 costs 2 %."""
     learned_odds: float = 10.0
     """Prior weight of a learned correction from many tunings, beside 1 for all other hypotheses on the estimate's
     error. A higher one saves probes where families share their errors (20 in place of 6: 2 %), and costs probes where a

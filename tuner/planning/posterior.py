@@ -26,6 +26,9 @@ Point: TypeAlias = tuple[int, int]
 Curve: TypeAlias = Callable[[float], float]
 """The bytes that an estimate expects at a size."""
 
+_LIKELIHOODS = 20
+"""Likelihoods to fit among which the first size is chosen."""
+
 
 def from_measurements(
     points: Sequence[Point],
@@ -61,6 +64,7 @@ def from_estimate(  # noqa: PLR0913 - all that a posterior rests on
     surplus: int | None = None,
     *,
     elastic: bool = False,
+    replayed: bool = False,
     correction: EstimateCorrection | None = None,
     parameters: SearchParameters = DEFAULT_PARAMETERS,
 ) -> Posterior:
@@ -68,11 +72,12 @@ def from_estimate(  # noqa: PLR0913 - all that a posterior rests on
 
     Args:
         points: measured peaks, by rising size.
-        limit: bytes a probe may take.
+        limit: bytes on the curve at which memory runs out.
         end: an upper bound of the answer, exclusive.
         curve: the memory curve of the estimate.
         surplus: bytes held between updates beyond the estimate, which is the error of the curve at size 0.
         elastic: whether a part of the measured memory is reclaimable where memory is short.
+        replayed: whether ``limit`` is that of replays in a simulation of the allocator.
         correction: correction of the estimate that was learned from earlier tunings.
         parameters: the tuned constants.
     """
@@ -87,7 +92,10 @@ def from_estimate(  # noqa: PLR0913 - all that a posterior rests on
     if points and surplus is not None:
         at_zero = _Measurement(curve(0) / limit, (curve(0) + surplus) / limit, parameters.resident_noise)
         measurements.insert(0, at_zero)
-    models = [*_default_models(parameters, elastic=elastic), *_learned_models(correction, parameters, elastic=elastic)]
+    models = [
+        *_default_models(parameters, replayed=replayed, elastic=elastic),
+        *_learned_models(correction, parameters, elastic=elastic),
+    ]
     calibrated = list(_calibrated_curves(models, measurements, limit, curve, parameters))
     share = parameters.estimate_weight if lines else 1.0
     return [
@@ -140,17 +148,20 @@ class BracketedPosterior:
         inside = [index for index in (below, above) if self.low < index < self.high]
         return min(inside, key=lambda index: abs(self.mass_from(index) - target))
 
-    def likeliest_pair(self) -> tuple[int, float]:
-        """The candidate for which it is likeliest that the answer is this one or the one below, and how likely.
+    def fewest_probes(self, cautious: float) -> int:
+        """The candidate from which the fewest probes are expected, at most ``cautious`` likely to fit.
 
-        Such an answer takes two probes: this candidate, and the one above or below.
+        A fit calibrates the estimate, so that the answer and the size above it follow: three probes. Two suffice where
+        the answer is this candidate or the one below. An answer further below takes four, because an OOM measures
+        nothing.
         """
-        middle = self.nearest_to(0.5)
-        near = range(max(middle - 1, self.low + 1), min(middle + 2, self.high))
-        above = {index: self.mass_from(index + 1) if index + 1 < self.high else 0.0 for index in near}
-        odds = {index: self.mass_from(max(index - 1, self.low)) - above[index] for index in near}
-        likeliest = max(odds, key=odds.__getitem__)
-        return likeliest, odds[likeliest] / self.mass_from(self.low)
+
+        def expected(index: int) -> float:
+            above = self.mass_from(index + 1) if index + 1 < self.high else 0.0
+            return above - 2 * self.mass_from(max(index - 1, self.low))
+
+        likely = (self.nearest_to(cautious * share / _LIKELIHOODS) for share in range(_LIKELIHOODS, 0, -1))
+        return min(likely, key=expected)
 
 
 def last_affine_piece(points: list[Point], parameters: SearchParameters = DEFAULT_PARAMETERS) -> list[Point]:
@@ -320,13 +331,15 @@ class _ErrorModel:
         return fits
 
 
-def _default_models(parameters: SearchParameters, *, elastic: bool) -> Iterator[_ErrorModel]:
+def _default_models(parameters: SearchParameters, *, replayed: bool, elastic: bool) -> Iterator[_ErrorModel]:
     """An error model for each combination of estimate error, noise and reclaimable share."""
-    for level_error, slope_error, probability in parameters.estimate_errors:
+    errors = parameters.replay_errors if replayed else parameters.estimate_errors
+    limit_errors = parameters.replay_limit_errors if replayed else parameters.limit_errors
+    for level_error, slope_error, probability in errors:
         calibration = _Calibration(level=1.0, slope=1.0, var_level=level_error**2, var_slope=slope_error**2)
         for noise, prior in parameters.noise_levels:
             for usable, share in parameters.elastic_levels if elastic else ((0.0, 1.0),):
-                yield _ErrorModel(probability * prior * share, noise, usable, parameters.limit_errors, calibration)
+                yield _ErrorModel(probability * prior * share, noise, usable, limit_errors, calibration)
 
 
 def _learned_models(
@@ -339,16 +352,24 @@ def _learned_models(
     """
     if correction is None:
         return
-    levels: Levels = parameters.elastic_levels if elastic else ((0.0, 1.0),)
-    if correction.usable is not None:
-        levels = ((correction.usable - 1.0, 1.0),)
     odds = parameters.learned_odds * correction.weight / (1.0 + correction.weight)
-    variance = max(correction.level_error**2 - correction.usable_error**2, correction.level_error**2 / 4)
-    for usable, share in levels:
+    for usable, usable_error, share in _usable_levels(correction, parameters, elastic=elastic):
+        variance = max(correction.level_error**2 - usable_error**2, correction.level_error**2 / 4)
         calibration = _Calibration(correction.level + usable, correction.slope, variance, correction.slope_error**2)
         for noise, prior in parameters.noise_levels:
-            limit_errors = ((correction.usable_error, 1.0),)
-            yield _ErrorModel(odds * prior * share, noise, usable, limit_errors, calibration)
+            yield _ErrorModel(odds * prior * share, noise, usable, ((usable_error, 1.0),), calibration)
+
+
+def _usable_levels(
+    correction: EstimateCorrection, parameters: SearchParameters, *, elastic: bool
+) -> Iterator[tuple[float, float, float]]:
+    """The peak at which memory runs out less 1, as a share of the limit, its error and its probability."""
+    if correction.usable is None:
+        for usable, share in parameters.elastic_levels if elastic else ((0.0, 1.0),):
+            yield usable, 0.0, share
+        return
+    yield 0.0, 0.0, correction.whole_limit
+    yield correction.usable - 1.0, correction.usable_error, 1.0 - correction.whole_limit
 
 
 def _calibrated_curves(

@@ -9,10 +9,12 @@ an error, or is lost twice) bounds the search: the largest fit is the answer, an
 **Posterior.** Peak memory is taken to be affine in the size (intercept: parameters, gradients, optimizer state; slope:
 activations of a sample) above a floor that does not depend on it, or to follow the curve of an estimate where there is
 one. The fits measured so far give a line, or calibrate the estimate; the place where the curve meets the limit is the
-likely answer, and the misfit shows how likely (``tuner.planning.posterior``).
+likely answer, and the misfit shows how likely (``tuner.planning.posterior``). On a card this place is the one at which
+replays in a simulation of the allocator ran out of memory (``ExpectedPeaks.usable_bytes``).
 
 **Choice.** The next size is the one whose probability to fit is nearest to the optimum when an OOM costs three fits.
 A sharp posterior thus leads to the expected answer and then to the size above it; a vague one to long, cautious steps.
+The first size by replays, or by what earlier tunings taught, is the one from which the fewest probes are expected.
 
 **Guarantee.** The answer is exact for every monotone workload, whatever the memory figures are: they only choose the
 order of probes, and only while doubling and halving could still end within ``2 * ceil(log2(candidates)) + 7`` probes.
@@ -85,7 +87,7 @@ class MicroBatchSearch:
             self._failures.setdefault(index, result)
         elif result.outcome is Outcome.LOST:
             self._lost[index] += 1
-            if self._lost[index] > 1:
+            if self._lost[index] >= self._parameters.most_lost_probes:
                 self._record_inconclusive(index, result)
         elif not self._is_special(result):
             self._record_inconclusive(index, result)
@@ -210,10 +212,13 @@ class MicroBatchSearch:
             if bracket.low < jump < bracket.high:
                 return jump
         posterior = from_measurements(points, self.space.limit_bytes, 2 * self.space.bound, start, parameters)
-        return self._bracketed(bracket, posterior).nearest_to(parameters.target_fit_probability)
+        return self._bracketed(bracket, posterior).nearest_to(self._target_probability)
 
     def _index_by_estimate(self, bracket: _Bracket, estimate: ExpectedPeaks, limit: int) -> int:
-        """The next candidate by an estimate: one that likely fits, or a far smaller one after two failures.
+        """The next candidate by an estimate: one that likely fits.
+
+        The first is the one from which the fewest probes are expected, where replays or earlier tunings tell more than
+        the curve alone.
 
         The smallest candidate is avoided unless no other is likely to fit: it is the least informative, and BatchNorm
         may reject it.
@@ -221,29 +226,31 @@ class MicroBatchSearch:
         parameters = self._parameters
         posterior = from_estimate(
             self._measured(bracket.low),
-            limit,
+            estimate.usable_bytes or limit,
             2 * self.space.bound,
             estimate.used_bytes,
             self._surplus(estimate),
             elastic=self.space.elastic,
+            replayed=estimate.usable_bytes is not None,
             correction=estimate.correction,
             parameters=parameters,
         )
-        bracketed, target = self._bracketed(bracket, posterior), parameters.target_fit_probability
-        if self._fits:
-            return bracketed.nearest_to(target)
+        bracketed, target = self._bracketed(bracket, posterior), self._target_probability
         smallest = bracket.low + 1
-        if fit_probability(posterior, self.space.size(smallest)) < target:
+        if not self._fits and fit_probability(posterior, self.space.size(smallest)) < target:
             return smallest
-        if len(self._failures) > 1:
-            return max(smallest, bracket.high // parameters.good_jump)
-        if self._failures:
+        if self._fits or self._failures:
             return bracketed.nearest_to(target)
-        if estimate.correction is not None:
-            likeliest, probability = bracketed.likeliest_pair()
-            if probability >= parameters.sure_pair_probability:
-                return likeliest
-        return bracketed.nearest_to(parameters.first_fit_probability)
+        if estimate.correction is None and estimate.usable_bytes is None:
+            return bracketed.nearest_to(parameters.first_fit_probability)
+        return bracketed.fewest_probes(parameters.first_fit_probability)
+
+    @property
+    def _target_probability(self) -> float:
+        """The probability to fit of the next size: a higher one where each probe waits long for its model to load."""
+        parameters = self._parameters
+        slow = any(fit.seconds.start + fit.seconds.build > parameters.slow_start_seconds for fit in self._fits.values())
+        return parameters.slow_start_fit_probability if slow else parameters.target_fit_probability
 
     def _bracketed(self, bracket: _Bracket, posterior: Posterior) -> BracketedPosterior:
         return BracketedPosterior(bracket.low, bracket.high, bracket.failed, posterior, self.space.size)

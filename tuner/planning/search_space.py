@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from tuner.errors import DeviceError, FieldProblem, SearchError, SpecError
-from tuner.planning.accumulation import check_listable
+from tuner.planning.accumulation import check_divisible, check_listable, divisors_up_to
 from tuner.planning.objectives import sizes_for_steps
 from tuner.planning.parameters import DEFAULT_PARAMETERS, SearchParameters
 from tuner.schemas.requests import TuningRequest
@@ -128,7 +128,8 @@ def _check_room_for_context(limit_bytes: int, margin: float, device: DeviceInfo)
 def search_space(request: TuningRequest, share: int, limit_bytes: int, *, elastic: bool = False) -> SearchSpace:
     """The sizes worth probing: no plan can use a micro-batch above a rank's share.
 
-    For every objective but the largest size, those at which the number of accumulation steps changes: plans depend on
+    For a command, the divisors of the share, as it repeats one size. For every objective but the largest size, those at
+    which the number of accumulation steps changes: plans depend on
     nothing else. ``elastic`` is that of ``SearchSpace``.
     """
     bound, reason = share, f"the {share} samples of a rank in one update"
@@ -137,6 +138,11 @@ def search_space(request: TuningRequest, share: int, limit_bytes: int, *, elasti
             request.max_micro_batch_size,
             f"the requested maximum of {request.max_micro_batch_size}",
         )
+    if request.searches_divisors:
+        sizes = divisors_up_to(share, bound, request.granularity)
+        if sizes[-1] < bound:
+            reason = f"the largest divisor of the {share} samples of a rank; {reason}"
+        return SearchSpace(sizes[-1], reason, sizes=sizes, limit_bytes=limit_bytes, elastic=elastic)
     if request.objective == "largest":
         return SearchSpace(bound, reason, request.granularity, limit_bytes, elastic=elastic)
     sizes = sizes_for_steps(share, bound, request.granularity)
@@ -152,6 +158,9 @@ def check_plan(request: TuningRequest, space: SearchSpace) -> None:
     """Refuse a request whose plan would be too long even with the largest size worth probing.
 
     Raises:
-        PlanError: with the numbers, the limit, and numbers that are possible.
+        PlanError: with the numbers, the limit, and numbers that are possible; also when the ranks of a command do not
+            divide the batch.
     """
+    if request.command is not None:
+        check_divisible(request.effective_batch_size, request.spec.parallelism.world_size)
     check_listable(request.effective_batch_size, request.spec.parallelism.world_size, space.size(space.count))

@@ -22,7 +22,7 @@ from tuner.planning.warm_start import PossibleWarmStart, TuningConditions, confi
 from tuner.planning.what_if import WhatIfResult, WhatIfs
 from tuner.schemas.recommendation import CouplingCheck, Proof, Recommendation
 from tuner.schemas.requests import CouplingRequest, ExpectationRequest, ProbeRequest, TuningRequest
-from tuner.schemas.results import DeviceInfo, ExpectedPeaks, Outcome, ProbeResult
+from tuner.schemas.results import PLAN_NOT_FOLLOWED, DeviceInfo, ExpectedPeaks, Outcome, ProbeResult
 from tuner.schemas.workload import WorkloadSpec
 
 
@@ -54,7 +54,7 @@ class Tuning:
         parameters: SearchParameters = DEFAULT_PARAMETERS,
         accumulates: bool = True,
     ) -> None:
-        if request.spec.compile and device.kind == "cpu":
+        if request.command is None and request.workload.compile and device.kind == "cpu":
             message = "is not supported on the CPU, where the memory budget would count the compiler too"
             raise SpecError([FieldProblem("compile", message, "True")])
         self.request = request
@@ -97,7 +97,7 @@ class Tuning:
 
     def coupling_request(self) -> CouplingRequest | None:
         """The check for coupled samples before the first probe; none where an update is never divided."""
-        if not self._accumulates:
+        if not self._accumulates or self.request.command is not None:
             return None
         return coupling_request(self.request, self.device, self._share, self.memory_limit_bytes)
 
@@ -119,7 +119,7 @@ class Tuning:
         """The request for an estimate that seeds the search; none where the first probe is known without one."""
         if self._space.count == 1 or self._warm_start is not None or self._whole_batch is not None:
             return None
-        return self._expectation(self.request.spec)
+        return None if self.request.command is not None else self._expectation(self.request.workload)
 
     def _expectation(self, spec: WorkloadSpec) -> ExpectationRequest:
         return ExpectationRequest(
@@ -127,6 +127,7 @@ class Tuning:
             samples_per_window=self._share if self._accumulates else 1,
             largest_micro_batch=self._space.bound,
             limit_bytes=self.probe_limit_bytes,
+            context_bytes=self.device.expected_context_bytes or 0,
             compute_capability=_capability(self.device),
         )
 
@@ -197,8 +198,10 @@ class Tuning:
         """The next probe to run, or none when the tuning is over.
 
         First come the sizes of the search, then the plans to time, and last the recommended plan, unless a fit was at
-        least as demanding (``tuner.planning.plan_proof``).
+        least as demanding (``tuner.planning.plan_proof``). A command that does not train as told ends the tuning.
         """
+        if self._misled is not None:
+            return None
         if self._whole_batch is not None:
             over = self._whole_batch.failed(self._probes) or self._search.verdict is not None
             return None if over else self._request(self._share)
@@ -239,6 +242,11 @@ class Tuning:
             raise SearchError(f"the search has ended: no probe of {result.micro_batch_size} was requested")
         self._probes.append(result)
 
+    @property
+    def _misled(self) -> ProbeResult | None:
+        """The probe of a command that did not train as it was told; none where all did."""
+        return next((probe for probe in self._probes if probe.error_type == PLAN_NOT_FOLLOWED), None)
+
     def _size_to_confirm(self) -> int | None:
         """The size of the stored recommendation, until a probe has shown whether it still fits."""
         if self._warm_start is None or self._search.verdict is not None:
@@ -263,7 +271,9 @@ class Tuning:
         proof = self._proof()
         if self.request.objective != "fastest" or not isinstance(proof, Proof) or proof.fits == 0:
             return None
-        return next_to_time(self._share, proof.fits, self._probes, self._parameters)
+        return next_to_time(
+            self._share, proof.fits, self._probes, self._parameters, repeats=self.request.command is not None
+        )
 
     def _plan_to_run(self) -> ProbeRequest | None:
         """The probe of the plan to recommend, where no fit was at least as demanding."""
@@ -279,7 +289,7 @@ class Tuning:
             return None
         objective = self.request.objective
         size = recommended_size(objective, self._share, proof.fits, self._probes, self._parameters)
-        return prove_plan(self._planned_request(proof), size, self._probes)
+        return prove_plan(self._planned_request(proof), size, self._probes, self._parameters)
 
     def _require_plan_to_run(self, sizes: tuple[int, ...]) -> None:
         expected = self._plan_to_run()
@@ -344,7 +354,7 @@ class Tuning:
             return None
         if self._what_ifs is None:
             self._what_ifs = WhatIfs(
-                self.request.spec,
+                self.request.workload,
                 self.device,
                 space=self._space,
                 effective_batch_size=self.request.effective_batch_size,
@@ -353,6 +363,25 @@ class Tuning:
                 expected=None if self._warm_start else self.expected,  # measured peaks are not an estimate
             )
         return self._what_ifs
+
+    def proof_of_search(self) -> Proof:
+        """Return the proof of the largest size, for which the plan need not have run.
+
+        Raises:
+            TuningFailedError: when the search has not ended, or ended without a proof (a workload's error, a hang).
+            DeviceError: when the probe's process could not use the device.
+        """
+        verdict = self._proof()
+        if verdict is None:
+            raise self._unfinished()
+        if isinstance(verdict, Failure):
+            if self._probes[-1].is_device_error:
+                raise DeviceError(self._probes[-1].message)
+            raise _failed(verdict, self._probes[-1])
+        return verdict
+
+    def _unfinished(self) -> TuningFailedError:
+        return TuningFailedError("unfinished", f"the tuning has not finished: {self.next_probe()} has not run yet")
 
     def recommendation(self, *, identifier: str, created_at: datetime, total_seconds: float) -> Recommendation:
         """Build the recommendation.
@@ -363,21 +392,19 @@ class Tuning:
             DeviceError: when the probe's process could not use the device.
             PlanError: when the largest fit is so small that its plan would list too many micro-batches.
         """
-        verdict = self._proof()
+        if self._misled is not None:
+            raise TuningFailedError(PLAN_NOT_FOLLOWED, _describe_misled(self._misled))
         if self._whole_batch is not None:
             self._whole_batch.require_fit(self._probes)
-        if verdict is None or self.next_probe() is not None:
-            raise TuningFailedError("unfinished", f"the tuning has not finished: {self.next_probe()} has not run yet")
-        if isinstance(verdict, Failure):
-            if self._probes[-1].is_device_error:
-                raise DeviceError(self._probes[-1].message)
-            raise _failed(verdict, self._probes[-1])
+        proof = self.proof_of_search()
+        if self.next_probe() is not None:
+            raise self._unfinished()
         return recommend(
             FinishedTuning(
-                request=self._planned_request(verdict),
+                request=self._planned_request(proof),
                 device=self.device,
-                proof=verdict,
-                plan_proof=self._plan_proof(verdict),
+                proof=proof,
+                plan_proof=self._plan_proof(proof),
                 probes=self.probes,
                 memory_limit_bytes=self.memory_limit_bytes,
                 probe_limit_bytes=self.probe_limit_bytes,
@@ -404,6 +431,14 @@ def _capability(device: DeviceInfo) -> tuple[int, int] | None:
         return None
     major, minor = device.compute_capability.split(".")
     return int(major), int(minor)
+
+
+def _describe_misled(probe: ProbeResult) -> str:
+    return (
+        f"The command does not train as it was told, in the probe of micro-batch {probe.micro_batch_size}: "
+        f"{probe.message}. A plan for it would not give the effective batch: check the arguments that set its batch "
+        "size and accumulation, and what its framework multiplies them by"
+    )
 
 
 def _failed(failure: Failure, probe: ProbeResult) -> TuningFailedError:

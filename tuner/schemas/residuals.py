@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
+from pydantic import Field
+
 from tuner.schemas.base import Document, NonNegativeFloat, PositiveInt
 
 
@@ -26,7 +30,7 @@ class EstimateResidual(Document):
     versions: dict[str, str]
     """Versions of software that affects memory."""
     limit_bytes: PositiveInt
-    """Memory that a probe could take: the limit without the margin."""
+    """Peak at which memory was expected to run out: `usable_bytes` of the estimate, or the limit without the margin."""
     zero_expected_bytes: int
     """Estimate for a micro-batch of no samples, by extrapolation."""
     fit: PeakResidual
@@ -60,3 +64,5 @@ class EstimateCorrection(Document):
     above 1 where a part of it is reclaimable. None where no earlier tuning shows this."""
     usable_error: NonNegativeFloat = 0.0
     """Standard error of `usable`."""
+    whole_limit: Annotated[float, Field(ge=0.0, le=1.0)] = 0.0
+    """Probability that sizes ran out of memory at the limit itself, and not at `usable`."""

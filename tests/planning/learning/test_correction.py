@@ -40,6 +40,12 @@ def correction(residuals: Sequence[EstimateResidual], now: EstimateConditions = 
     return found
 
 
+def failing(at: int) -> EstimateResidual:
+    """A residual of a tuning in which memory ran out where the estimate was ``at`` bytes, under a limit of 8500."""
+    fit = PeakResidual(micro_batch_size=80, expected_bytes=at - 50, measured_bytes=8450)
+    return residual(fit=fit, failed_size=81, failed_expected_bytes=at + 50)
+
+
 @dataclass(frozen=True)
 class Truth:
     """Memory of a workload on a card, and its estimate.
@@ -88,7 +94,11 @@ class Truth:
 
 
 def tuned(
-    truth: Truth, residuals: Sequence[EstimateResidual] = (), versions: dict[str, str] = VERSIONS, bound: int = 4096
+    truth: Truth,
+    residuals: Sequence[EstimateResidual] = (),
+    versions: dict[str, str] = VERSIONS,
+    bound: int = 4096,
+    usable_bytes: int | None = None,
 ) -> Recommendation:
     """A tuning that starts from its estimate, corrected by residuals."""
     request = TuningRequest(
@@ -100,7 +110,8 @@ def tuned(
     )
     device = CUDA.model_copy(update={"total_bytes": 80 * GIB})
     tuning = Tuning(request, device, environment={}, versions=versions)
-    tuning.start_from_estimate(corrected(truth.estimate, residuals, conditions_of(tuning)))
+    estimate = truth.estimate.model_copy(update={"usable_bytes": usable_bytes})
+    tuning.start_from_estimate(corrected(estimate, residuals, conditions_of(tuning)))
     while (wanted := tuning.next_probe()) is not None:
         tuning.record(truth.probe(wanted))
     found = tuning.recommendation(identifier="rec", created_at=datetime.now(UTC), total_seconds=0.0)
@@ -164,6 +175,36 @@ def test_the_level_is_that_at_which_sizes_failed() -> None:
     assert found.usable == pytest.approx(7205 / 8000, abs=0.002)
 
 
+def test_differences_that_have_no_common_cause_correct_nothing() -> None:
+    """The usual errors of estimates explain right estimates, and errors of either sign, as well as a lesson does."""
+    for places in ([8500], [8500, 8200, 8800], [8250, 8750] * 5):
+        assert corrected(line(0, 1000), [failing(at) for at in places], HERE).correction is None
+
+
+def test_the_limit_itself_is_trusted_unless_sizes_failed_below_it() -> None:
+    """Peaks that end at the limit say so the more often they do; sizes that fail far below it show fragmentation."""
+    whole = [correction([failing(7500)] * count).whole_limit for count in (1, 2, 4)]
+    assert 0.9 < whole[0] < whole[1] < whole[2] < 1.0
+    fit = PeakResidual(micro_batch_size=72, expected_bytes=7200, measured_bytes=7900)
+    early = residual(fit=fit, failed_size=73, failed_expected_bytes=7300)
+    assert correction([early] * 4).whole_limit < 0.01
+
+
+def test_a_replayed_estimate_is_compared_with_the_place_where_its_memory_runs_out() -> None:
+    """Fragmentation that replays foresee is no error: it leaves no residual, and corrects no later estimate."""
+    truth = Truth(usable=0.9)
+    usable = round(truth.estimate.used_bytes(truth.largest + 0.5))
+    found = tuned(truth, usable_bytes=usable)
+    assert searched(found) == 2
+    left = residual_of(found, "card")
+    assert left is not None
+    assert left.limit_bytes == usable
+    assert abs(1 - (left.fit.expected_bytes + left.failed_expected_bytes) / 2 / left.limit_bytes) < 0.001
+    conditions = EstimateConditions(left.family, VERSIONS, truth.limit, elastic=False)
+    peaks = truth.estimate.model_copy(update={"usable_bytes": usable})
+    assert corrected(peaks, [left] * 3, conditions).correction is None
+
+
 def test_residuals_of_several_limits_show_bytes_and_slope() -> None:
     """A GiB that is always missed is a larger share of a smaller limit; a share of the growth is missed everywhere."""
     errors: dict[str, Any] = {"missed": GIB, "slope": 1.1}
@@ -204,15 +245,10 @@ def test_a_residual_from_other_conditions_counts_less(changes: dict[str, Any]) -
 
 def test_the_interval_is_that_of_the_residuals_spread() -> None:
     """More residuals that agree narrow the interval, and residuals that disagree widen it."""
-
-    def failing(at: int) -> EstimateResidual:
-        fit = PeakResidual(micro_batch_size=80, expected_bytes=at - 50, measured_bytes=8000)
-        return residual(fit=fit, failed_size=81, failed_expected_bytes=at + 50)
-
-    one, many = correction([failing(8500)]), correction([failing(8500)] * 20)
+    one, many = correction([failing(7500)]), correction([failing(7500)] * 20)
     assert many.level_error < one.level_error / 2
     assert (one.tunings, many.tunings) == (1, 20)
-    apart = correction([failing(8000), failing(9000)] * 10)
+    apart = correction([failing(7000), failing(8000)] * 10)
     assert 0.04 < apart.level_error < 0.1
     assert many.level_error < 0.01
 

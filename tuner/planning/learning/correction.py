@@ -7,23 +7,31 @@ coefficients are those of a Bayesian linear regression over the residuals (a nor
 inverse-gamma one of the variance: Bishop, Pattern Recognition and Machine Learning, 2006, section 3.3 and exercise
 3.12). Its predictive distribution for the new limit is the corrected level. A residual has a weight: less for other
 versions, another family or another limit, and for a large step between the size that fits and the size that fails.
+
+A correction needs evidence. The product of the predictive densities of all residuals, each by the regression on those
+before it, must be at least their product by the usual errors of estimates (a Bayes factor of at least 1).
 """
 
 from __future__ import annotations
 
 import math
 import operator
+import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tuner.planning.learning.workload_family import family_of, family_weight
-from tuner.planning.parameters import DEFAULT_PARAMETERS, SearchParameters
+from tuner.planning.parameters import DEFAULT_PARAMETERS, EstimateErrors, SearchParameters
 from tuner.planning.session import Tuning
 from tuner.schemas.residuals import EstimateCorrection, EstimateResidual
 from tuner.schemas.results import ExpectedPeaks
 
 _USABLE_SPREAD = 0.005
 """Spread, between tunings, of the measured peak at which memory runs out, as a share of the limit. A choice."""
+_PEAK_NOISE = 0.001
+"""Noise of a measured peak, as a share of the limit, beyond which the limit does not explain it. A choice."""
+_CONTRADICTED = 0.02
+"""Probability of a peak that the limit does not explain, if memory is not fragmented. A choice."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +54,7 @@ class EstimateConditions:
 def conditions_of(tuning: Tuning) -> EstimateConditions:
     """The conditions of a tuning's estimate."""
     return EstimateConditions(
-        family=family_of(tuning.request.spec),
+        family=family_of(tuning.request.workload),
         versions=tuning.versions,
         limit_bytes=tuning.probe_limit_bytes,
         elastic=tuning.device.kind == "cpu",
@@ -59,7 +67,8 @@ def corrected(
     conditions: EstimateConditions,
     parameters: SearchParameters = DEFAULT_PARAMETERS,
 ) -> ExpectedPeaks:
-    """The estimate with the correction that the residuals give; unchanged where there are none of use."""
+    """The estimate with the correction that the residuals give; unchanged where they are of no use."""
+    conditions = replace(conditions, limit_bytes=peaks.usable_bytes or conditions.limit_bytes)
     useful = [
         (residual, weight)
         for residual in residuals
@@ -67,37 +76,55 @@ def corrected(
     ]
     if not useful:
         return peaks
-    correction = _correction(useful, peaks.used_bytes(0), conditions, parameters)
-    return peaks.model_copy(update={"correction": correction})
+    correction = _correction(useful, peaks, conditions, parameters)
+    return peaks if correction is None else peaks.model_copy(update={"correction": correction})
 
 
 def _correction(
     residuals: Sequence[tuple[EstimateResidual, float]],
-    zero: float,
+    peaks: ExpectedPeaks,
     conditions: EstimateConditions,
     parameters: SearchParameters,
-) -> EstimateCorrection:
-    limit = conditions.limit_bytes
-    regression = _Regression(parameters)
-    for residual, weight in residuals:
+) -> EstimateCorrection | None:
+    """The correction; none where the usual errors of estimates explain the residuals better than a common cause."""
+    limit, zero = conditions.limit_bytes, peaks.used_bytes(0)
+    errors = parameters.estimate_errors if peaks.usable_bytes is None else parameters.replay_errors
+    regression, log_evidence = _Regression(parameters), 0.0
+    for residual, similarity in residuals:
         failed, step = _failure(residual)
         parts = _parts(residual.limit_bytes, residual.zero_expected_bytes, limit)
-        precision = 1.0 / (1.0 + (step / residual.limit_bytes / parameters.residual_spread) ** 2)
-        regression.observe(parts, 1.0 - failed / residual.limit_bytes, weight * precision)
+        missed = 1.0 - failed / residual.limit_bytes
+        weight = similarity / (1.0 + (step / residual.limit_bytes / parameters.residual_spread) ** 2)
+        log_evidence += regression.log_density(parts, missed, weight)
+        log_evidence -= _usual_log_density(missed, regression.spread**2 * (1.0 / weight - 1.0), errors)
+        regression.observe(parts, missed, weight)
+    if log_evidence < 0.0:
+        return None
     missed, error = regression.predict(_parts(limit, zero, limit))
     growth, growth_error = regression.growth()
     slope = 1.0 / max(1.0 - growth, parameters.least_growth)
-    usable, usable_error = (None, 0.0) if conditions.elastic else _usable(residuals, slope)
+    usable = _Usable() if conditions.elastic else _usable(residuals, slope, parameters)
     return EstimateCorrection(
         tunings=len(residuals),
-        weight=math.fsum(weight for _, weight in residuals),
+        weight=math.fsum(similarity for _, similarity in residuals),
         level=1.0 + slope * missed,
         level_error=slope * error,
         slope=slope,
         slope_error=math.hypot(slope**2 * growth_error, parameters.residual_slope_spread),
-        usable=usable,
-        usable_error=usable_error,
+        usable=usable.share,
+        usable_error=usable.error,
+        whole_limit=usable.whole_limit,
     )
+
+
+def _usual_log_density(missed: float, variance: float, errors: EstimateErrors) -> float:
+    """The logarithm of the density of a difference by the usual errors of estimates, with this variance besides."""
+    variances = [(error**2 + variance, probability) for error, _, probability in errors]
+    densities = (
+        probability * math.exp(-(missed**2) / total / 2) / math.sqrt(2 * math.pi * total)
+        for total, probability in variances
+    )
+    return math.log(max(math.fsum(densities), sys.float_info.min))
 
 
 def _failure(residual: EstimateResidual) -> tuple[float, float]:
@@ -106,17 +133,33 @@ def _failure(residual: EstimateResidual) -> tuple[float, float]:
     return (low + high) / 2, abs(high - low) / math.sqrt(12.0)
 
 
-def _usable(residuals: Sequence[tuple[EstimateResidual, float]], slope: float) -> tuple[float, float]:
-    """The share of the limit at which measured peaks ran out of memory: a weighted mean, and its standard error."""
-    found = []
-    for residual, weight in residuals:
-        failed, step = _failure(residual)
-        peak = residual.fit.measured_bytes + slope * (failed - residual.fit.expected_bytes)
-        found.append((peak / residual.limit_bytes, weight, step / residual.limit_bytes))
-    precisions = [weight / (_USABLE_SPREAD**2 + step**2) for _, weight, step in found]
-    total = math.fsum(precisions)
-    mean = math.fsum(precision * share for precision, (share, _, _) in zip(precisions, found, strict=True)) / total
-    return mean, math.hypot(_USABLE_SPREAD, 1.0 / math.sqrt(total))
+@dataclass(frozen=True)
+class _Usable:
+    """The share of the limit at which measured peaks ran out of memory, its standard error, and ``whole_limit``."""
+
+    share: float | None = None
+    error: float = 0.0
+    whole_limit: float = 0.0
+
+
+def _usable(residuals: Sequence[tuple[EstimateResidual, float]], slope: float, parameters: SearchParameters) -> _Usable:
+    """The weighted mean of the shares, and the probability that the limit itself explains them.
+
+    The limit explains a residual if it lies between the peaks of the size that fits and of the one that fails. The
+    other explanation, fragmentation, may put them anywhere within its error.
+    """
+    (_, whole), (fragmentation, lost) = parameters.limit_errors
+    found, log_odds = [], math.log(whole / lost)
+    for residual, similarity in residuals:
+        low = residual.fit.measured_bytes / residual.limit_bytes
+        step = slope * (residual.failed_expected_bytes - residual.fit.expected_bytes) / residual.limit_bytes
+        found.append((low + step / 2, similarity / (_USABLE_SPREAD**2 + step**2 / 12.0)))
+        explained = low - _PEAK_NOISE <= 1.0 <= low + step + _PEAK_NOISE
+        by_limit = 1.0 if explained else _CONTRADICTED
+        log_odds += similarity * math.log(by_limit / min(1.0, (step + 2 * _PEAK_NOISE) / (2 * fragmentation)))
+    total = math.fsum(precision for _, precision in found)
+    mean = math.fsum(share * precision for share, precision in found) / total
+    return _Usable(mean, math.hypot(_USABLE_SPREAD, 1.0 / math.sqrt(total)), 1.0 / (1.0 + math.exp(-log_odds)))
 
 
 def _similarity(residual: EstimateResidual, conditions: EstimateConditions, parameters: SearchParameters) -> float:
@@ -157,10 +200,14 @@ class _Regression:
         self._count = parameters.residual_prior_tunings
         self._squares = self._count * spread**2
 
+    @property
+    def spread(self) -> float:
+        """The standard deviation of an observation of weight 1."""
+        return math.sqrt(self._squares / self._count)
+
     def observe(self, parts: Sequence[float], value: float, weight: float) -> None:
         """Take an observation into account, with a weight of at most 1."""
-        gains = [math.fsum(map(operator.mul, row, parts)) for row in self._covariances]
-        variance = 1.0 / weight + math.fsum(map(operator.mul, gains, parts))
+        gains, variance = self._gains(parts, weight)
         innovation = value - math.fsum(map(operator.mul, self._means, parts))
         self._means = [mean + gain / variance * innovation for mean, gain in zip(self._means, gains, strict=True)]
         self._covariances = [
@@ -170,12 +217,28 @@ class _Regression:
         self._count += weight
         self._squares += weight * innovation**2 / variance
 
+    def log_density(self, parts: Sequence[float], value: float, weight: float) -> float:
+        """The logarithm of the density of an observation before it is taken into account: Student's distribution."""
+        freedom, scale = 2.0 * self._count, self.spread * math.sqrt(self._gains(parts, weight)[1])
+        deviation = (value - math.fsum(map(operator.mul, self._means, parts))) / scale
+        return (
+            math.lgamma((freedom + 1) / 2)
+            - math.lgamma(freedom / 2)
+            - math.log(math.pi * freedom) / 2
+            - math.log(scale)
+            - (freedom + 1) / 2 * math.log1p(deviation**2 / freedom)
+        )
+
+    def _gains(self, parts: Sequence[float], weight: float) -> tuple[list[float], float]:
+        """The covariances of an observation with the coefficients, and its variance."""
+        gains = [math.fsum(map(operator.mul, row, parts)) for row in self._covariances]
+        return gains, 1.0 / weight + math.fsum(map(operator.mul, gains, parts))
+
     def predict(self, parts: Sequence[float]) -> tuple[float, float]:
         """The expected value of another observation, and its standard error."""
-        gains = [math.fsum(map(operator.mul, row, parts)) for row in self._covariances]
-        variance = self._squares / self._count * (1.0 + max(0.0, math.fsum(map(operator.mul, gains, parts))))
-        return math.fsum(map(operator.mul, self._means, parts)), math.sqrt(variance)
+        variance = max(1.0, self._gains(parts, 1.0)[1])
+        return math.fsum(map(operator.mul, self._means, parts)), self.spread * math.sqrt(variance)
 
     def growth(self) -> tuple[float, float]:
         """The share of the measured growth that estimates miss, and its standard error."""
-        return self._means[2], math.sqrt(self._squares / self._count * max(0.0, self._covariances[2][2]))
+        return self._means[2], self.spread * math.sqrt(max(0.0, self._covariances[2][2]))

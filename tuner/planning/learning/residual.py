@@ -27,9 +27,9 @@ def residual_of(recommendation: Recommendation, hardware: str) -> EstimateResidu
         return None
     return EstimateResidual(
         hardware=hardware,
-        family=family_of(recommendation.request.spec),
+        family=family_of(recommendation.request.workload),
         versions=recommendation.versions,
-        limit_bytes=int(headroom.limit_bytes * (1.0 - recommendation.request.memory_margin)),
+        limit_bytes=expected.usable_bytes or int(headroom.limit_bytes * (1.0 - recommendation.request.memory_margin)),
         zero_expected_bytes=round(expected.used_bytes(0)),
         fit=PeakResidual(
             micro_batch_size=fit.micro_batch_size,
