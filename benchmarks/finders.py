@@ -3,17 +3,18 @@
 python benchmarks/finders.py [--workloads NAME ...] [--quick] [--rounds 1] [--device cpu] [--truth FILE]
                              [--output benchmarks/results/finders.json]
 
-Eight workloads (finders_workloads.py) under a memory budget each: a real limit of the process on the CPU, a share of
-the card on CUDA. The truth is found by doubling and halving with a fresh process per size, and then by a scan of every
-size from ``--around`` below to as many above, ``--repeats`` times each: the largest that always fits, and the largest
-that ever did, where the two differ. It is taken from an earlier run, ``--truth``, while nothing has changed that it
-depends on. Then every finder runs in a process of its own, in an order drawn anew per workload: ours as one command
-and as a running service runs it (finders_ours.py), the peers as their users run them (finders_peers.py), under the same
-budget and with the same allocator's settings.
+Eight workloads (finders_workloads.py) under a memory budget each: a real limit of the process on the CPU, half-way
+between the measured peaks of two sizes, and a share of the card on CUDA. The truth is found by doubling and halving
+with a fresh process per size, and then by a scan of every size from ``--around`` below to as many above, ``--repeats``
+times each: the largest that always fits, and the largest that ever did, where the two differ. It is taken from an
+earlier run, ``--truth``, while nothing has changed that it depends on. Then every finder runs in a process of its own,
+in an order drawn anew per workload: ours as one command and as a running service runs it (finders_ours.py), the peers
+as their users run them (finders_peers.py), under the same budget and with the same allocator's settings.
 
 Seconds are of the whole process, imports included (with ours as a command, the start of its fork server). An answer
 "fits" when a probe of ours in a fresh process, two updates of two micro-batches, runs at that size; where it does not,
-the same in plain torch is tried, without our engine.
+the same in plain torch is tried, without our engine. Our answer is the largest size that was proven, in such updates.
+Our plan may have to be smaller, as its last micro-batch may differ from the others: ``plan`` is its largest one.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ from tuner.hardware.inventory import find_device
 from tuner.planning.fingerprint import canonical_json, installed_versions
 from tuner.planning.session import Tuning
 from tuner.probing.supervisor import ProbeSupervisor
-from tuner.schemas.results import DeviceInfo, Outcome
+from tuner.schemas.results import DeviceInfo, Outcome, ProbeResult
 from tuner.system.files import write_atomically
 
 HERE = Path(__file__).resolve().parent
@@ -80,17 +81,39 @@ class Bench:
         Raises:
             WorkloadError: when one fails for another reason than memory.
         """
+        with self._probes(case) as run:
+            yield lambda size: run(size).outcome is Outcome.FIT
+
+    @contextmanager
+    def _probes(self, case: Case) -> Iterator[Callable[[int], ProbeResult]]:
         first = self.tuning(case).next_probe()
         assert first is not None
         with ProbeSupervisor(self.device) as runner:
 
-            def fits(size: int) -> bool:
+            def run(size: int) -> ProbeResult:
                 result = runner.run(first.model_copy(update={"micro_batch_size": size}))
                 if result.outcome not in (Outcome.FIT, Outcome.OOM):
                     raise WorkloadError(f"{case.name} at micro-batch {size}: {result.outcome}: {result.message}")
-                return result.outcome is Outcome.FIT
+                return result
 
-            yield fits
+            yield run
+
+    def budget(self, case: Case) -> int:
+        """Bytes half-way between the peaks of the case's size and of the next, each from two fork servers.
+
+        Raises:
+            WorkloadError: when a sample takes less than peaks differ by, so that no budget has one answer.
+        """
+        assert case.size is not None
+        peaks: dict[int, list[int]] = {case.size: [], case.size + 1: []}
+        for _ in range(2):
+            with self._probes(case) as run:
+                for size, found in peaks.items():
+                    found.append(run(size).process_peak_bytes or 0)
+        below, above = max(peaks[case.size]), min(peaks[case.size + 1])
+        if below >= above:
+            raise WorkloadError(f"{case.name}: {case.size} took {below} bytes, and {case.size + 1} took {above}")
+        return (below + above) // 2
 
     def environment(self) -> dict[str, str]:
         """What every finder's process starts with."""
@@ -108,14 +131,17 @@ class Scan:
     repeats: int
 
 
-def truth_of(bench: Bench, case: Case, scan: Scan, known: Mapping[str, Row]) -> Row:
-    """What a scan found; from an earlier run if nothing has changed."""
+def truth_of(bench: Bench, case: Case, scan: Scan, known: Mapping[str, Row]) -> tuple[Case, Row]:
+    """The case under its budget, and what a scan found; from an earlier run if nothing has changed."""
     fingerprint = truth_fingerprint(bench.tuning(case), scan)
     earlier = known.get(case.name)
     if earlier is not None and earlier["fingerprint"] == fingerprint:
-        return dict(earlier)
+        return case.under(earlier["limit_bytes"]), dict(earlier)
     if earlier is not None:
         print(f"{case.name}: what its truth depends on has changed; scanned anew", file=sys.stderr)
+    limit_bytes = case.request.memory_limit_bytes if case.size is None else bench.budget(case)
+    assert limit_bytes is not None
+    case = case.under(limit_bytes)
     with bench.probes(case) as fits_now:
         near = halved(fits_now, case.request.effective_batch_size)
     fits = dict.fromkeys(range(max(1, near - scan.around), near + scan.around + 1), 0)
@@ -123,7 +149,8 @@ def truth_of(bench: Bench, case: Case, scan: Scan, known: Mapping[str, Row]) -> 
         with bench.probes(case) as fits_now:
             for size in fits:
                 fits[size] += fits_now(size)
-    return {"fingerprint": fingerprint, **verdict(fits, scan.repeats), "repeats": scan.repeats, "fits": fits}
+    found = {"limit_bytes": limit_bytes, **verdict(fits, scan.repeats), "repeats": scan.repeats, "fits": fits}
+    return case, {"fingerprint": fingerprint, **found}
 
 
 def verdict(fits: Mapping[int, int], repeats: int) -> Row:
@@ -214,6 +241,7 @@ def row(truth: Row, fits: Mapping[int, str], runs: list[Found]) -> Row:
     return {
         "answer": last.answer,
         "answers": [run.answer for run in runs],
+        "plan": last.plan,
         "error": last.error,
         "share": None if last.answer is None else round(last.answer / truth["largest"], 4),
         "fits": fits.get(last.answer or 0),
@@ -239,7 +267,7 @@ def measured(bench: Bench, options: argparse.Namespace, known: Mapping[str, Row]
     """A workload at a time: its truth, then all finders."""
     order = random.Random(0)
     for case in chosen_cases(bench.device, options):
-        truth = truth_of(bench, case, Scan(options.around, options.repeats), known)
+        case, truth = truth_of(bench, case, Scan(options.around, options.repeats), known)  # noqa: PLW2901 - its budget
         with tempfile.TemporaryDirectory() as folder:
             finders = Finders(bench, case, Path(folder))
             found = finders.run_all(options.rounds, order)

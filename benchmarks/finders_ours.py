@@ -85,7 +85,10 @@ def main(way: str, request_path: Path, diary: Diary) -> None:
         raise
     for probe in found["evidence"]["probes"]:
         diary.tried(probe["micro_batch_size"], OUTCOMES.get(probe["outcome"], "error"), probe["seconds"]["total"])
-    diary.answered(found["largest_micro_batch_size"] or 0)
+    plan = found["plan"]
+    diary.answered(
+        found["evidence"]["proof"]["fits"], plan and max(size for rank in plan["micro_batch_sizes"] for size in rank)
+    )
 
 
 if __name__ == "__main__":

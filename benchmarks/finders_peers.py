@@ -50,10 +50,10 @@ class Training:
     """What every peer is given: a model to build, a loss, samples; and where trials are written down."""
 
     def __init__(self, request: TuningRequest, device: MemoryDevice, diary: Diary) -> None:
-        self.spec = request.spec
+        self.spec = request.workload
         self.device = device
         self.diary = diary
-        self._workload = build_workload(request.spec)
+        self._workload = build_workload(request.workload)
         drawn = self._workload.make_batch(_DRAWN)
         self._samples = sliced(_repeated(drawn, -(-request.effective_batch_size // _DRAWN)))
 
@@ -274,7 +274,7 @@ def main(name: str, request_path: Path, diary: Diary) -> None:
     warnings.filterwarnings("ignore")
     logging.disable(logging.WARNING)
     request = TuningRequest.model_validate_json(request_path.read_bytes())
-    import_early((*late_imports(request.spec), *FRAMEWORKS[name.split(maxsplit=1)[0]]))
+    import_early((*late_imports(request.workload), *FRAMEWORKS[name.split(maxsplit=1)[0]]))
     device = open_device(request.device or "cpu")
     assert request.memory_limit_bytes is not None
     device.limit(request.memory_limit_bytes, request.memory_margin)

@@ -28,6 +28,8 @@ class Found:
 
     answer: int | None
     """None when it ended without one; 0 when it found that nothing fits."""
+    plan: int | None
+    """The largest micro-batch of its plan; none where it plans nothing."""
     error: str | None
     """Why there is no answer."""
     trials: tuple[Trial, ...]
@@ -50,9 +52,9 @@ class Diary:
         """A trial has ended."""
         self._write({"size": size, "outcome": outcome, "seconds": seconds})
 
-    def answered(self, answer: int) -> None:
-        """The finder's answer."""
-        self._write({"answer": answer})
+    def answered(self, answer: int, plan: int | None = None) -> None:
+        """The finder's answer, and the largest micro-batch of its plan, if it plans."""
+        self._write({"answer": answer, "plan": plan})
 
     def failed(self, error: str) -> None:
         """The finder has ended without an answer."""
@@ -83,8 +85,8 @@ def run_finder(command: Sequence[str], diary: Diary, environment: Mapping[str, s
     ended = time.monotonic()
     lines = diary.lines()
     began = next((line["ready"] for line in lines if "ready" in line), began)
-    answer = next((line["answer"] for line in lines if "answer" in line), None)
+    answer, plan = next(((line["answer"], line["plan"]) for line in lines if "answer" in line), (None, None))
     error = next((line["error"] for line in lines if "error" in line), None)
     if answer is None and error is None:
         error = f"ended with {status}: {output.read_text(errors='replace')[-500:].strip()}"
-    return Found(answer, error, tuple(Trial(**line) for line in lines if "size" in line), ended - began)
+    return Found(answer, plan, error, tuple(Trial(**line) for line in lines if "size" in line), ended - began)
