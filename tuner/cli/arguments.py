@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +14,8 @@ from pydantic import ValidationError
 from tuner.errors import EstimateError, FieldProblem, SpecError, StorageError
 from tuner.hardware.gpu_lookup import find_gpu
 from tuner.hardware.gpu_table import GPUS
-from tuner.schemas.base import Document
+from tuner.schemas.base import Document, parse_document
+from tuner.schemas.command import CommandSpec, load_any_spec
 from tuner.schemas.estimates import EstimateRequest
 from tuner.schemas.field_errors import problems_in
 from tuner.schemas.requests import TrainingRequest, TuningRequest
@@ -22,6 +23,7 @@ from tuner.schemas.workload import LARGEST_WORLD_SIZE, WorkloadSpec, load_spec
 from tuner.system.files import check_writable
 
 RequestT = TypeVar("RequestT", bound=Document)
+SpecT = TypeVar("SpecT", WorkloadSpec, CommandSpec, WorkloadSpec | CommandSpec)
 
 _ANY_FILE = "batchwright"
 """Name of a file whose writing is tried in an output folder."""
@@ -35,13 +37,25 @@ _OPTIONS = {
 """Options whose names differ from those of their fields, by field."""
 
 
-def tuning_request(*, spec: Path, world_size: int | None, **fields: object) -> TuningRequest:
+def tuning_request(
+    *, spec: Path | Mapping[str, object] | None, world_size: int | None, **fields: object
+) -> TuningRequest:
     """The request of the ``tune`` and ``run`` commands.
+
+    Args:
+        spec: the file of the spec, or the spec of a command.
+        world_size: the option that replaces the ranks of the spec.
+        fields: further fields of the request.
 
     Raises:
         SpecError: naming every field at fault.
     """
-    return _checked(TuningRequest, {"spec": _workload(spec, world_size), **fields})
+    loaded = load_any_spec(spec) if isinstance(spec, Path) else _command(spec or {})
+    return _checked(TuningRequest, {"spec": _with_world_size(loaded, world_size), **fields})
+
+
+def _command(spec: Mapping[str, object]) -> CommandSpec:
+    return parse_document(CommandSpec, dict(spec), "command")
 
 
 def training_request(**fields: object) -> TrainingRequest:
@@ -76,10 +90,13 @@ def _names_of_gpus(gpus: Sequence[str], *, all_gpus: bool) -> tuple[str, ...]:
 
 
 def _workload(spec: Path, world_size: int | None) -> WorkloadSpec:
-    workload = load_spec(spec)
+    return _with_world_size(load_spec(spec), world_size)
+
+
+def _with_world_size(spec: SpecT, world_size: int | None) -> SpecT:
     if world_size is not None and world_size > LARGEST_WORLD_SIZE:
         raise wrong_argument("--world-size", f"must be at most {LARGEST_WORLD_SIZE}", world_size)
-    return workload if world_size is None else workload.with_world_size(world_size)
+    return spec if world_size is None else spec.with_world_size(world_size)
 
 
 def _checked(kind: type[RequestT], fields: dict[str, object]) -> RequestT:

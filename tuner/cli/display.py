@@ -51,6 +51,8 @@ def _peak(probe: ProbeResult) -> int | None:
 def _remark(probe: ProbeResult) -> str:
     if probe.outcome is not Outcome.FIT:
         return _shortened(probe.message)
+    if probe.counted is not None:
+        return probe.counted.statement
     timing = probe.timing
     timed = [f"timed, {timing.updates} updates"] if timing is not None and probe.measures_time else []
     plan = [f"the plan: {format_sizes(probe.micro_batch_sizes)}"] if probe.runs_plan and not probe.measures_time else []

@@ -16,6 +16,8 @@ from tuner.system.fork_server.spawn import Prestarted
 _CARDS = Path("/proc/driver/nvidia/gpus")
 """A folder of NVIDIA's driver, with one entry per card."""
 _HELP = {"--help", "-h"}
+_COMMAND = "--"
+"""The separator before a training command, for whose probes no process is prestarted."""
 _INTERRUPTED = 130
 """``ExitCode.INTERRUPTED``, which is imported with the rest."""
 
@@ -45,19 +47,19 @@ def prestart(arguments: Sequence[str], prestarted: Prestarted) -> None:
         prestarted: owner of the child process.
     """
     command, *options = arguments or ("",)
-    if _HELP & set(options):
+    if _HELP & set(options) or _COMMAND in options:
         return
-    if command == "estimate":
+    if command == "estimate" and _value(options, "--engine") != "virtual":
         prestarted.prestart(tracing_worker())
     elif command in {"tune", "run"}:
-        prestarted.prestart(fork_server("cuda" if _has_cards() and _device(options) != "cpu" else "cpu"))
+        prestarted.prestart(fork_server("cuda" if _has_cards() and _value(options, "--device") != "cpu" else "cpu"))
 
 
-def _device(options: Sequence[str]) -> str | None:
-    """The value of ``--device``, in either notation."""
+def _value(options: Sequence[str], requested: str) -> str | None:
+    """The value of an option, in either notation."""
     for option, following in zip(options, [*options[1:], None], strict=True):
         name, separator, value = option.partition("=")
-        if name == "--device":
+        if name == requested:
             return value if separator else following
     return None
 

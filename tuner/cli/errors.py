@@ -20,6 +20,8 @@ class ExitCode(IntEnum):
     """No such device, or the host lacks a resource: the same command may succeed on another machine."""
     TRAINING_FAILED = 6
     INTERRUPTED = 130
+    TERMINATED = 143
+    """Ended by SIGTERM: the code with which a shell reports a process that the signal killed (128 and 15)."""
 
 
 _CODES: tuple[tuple[type[errors.BatchwrightError], ExitCode], ...] = (

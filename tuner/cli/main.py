@@ -15,8 +15,10 @@ from tuner.cli.commands.plan import plan
 from tuner.cli.commands.run import run
 from tuner.cli.commands.train import train
 from tuner.cli.commands.tune import tune
+from tuner.cli.commands.verify import verify
 from tuner.cli.errors import ExitCode, as_json, exit_code
 from tuner.cli.output import print_error
+from tuner.cli.trailing_command import TakesCommand, own_arguments
 from tuner.errors import BatchwrightError
 from tuner.system.fork_server.spawn import ChildProcess, StartChild
 
@@ -25,8 +27,8 @@ batch you request.
 
 Exit codes: 0 done; 2 wrong input (spec, numbers, files, settings, a limit above the device's memory); 3 no micro-batch
 fits; 4 the tuning or the estimate failed (the workload's own error, a hang); 5 no such device, a limit that its context
-takes, or the host lacks disk space, processes or another resource; 6 the training failed; 130 interrupted; 1 an
-internal error of Batchwright.
+takes, or the host lacks disk space, processes or another resource; 6 the training failed; 130 interrupted;
+143 ended by SIGTERM; 1 an internal error of Batchwright.
 """
 
 _EXTRAS = {
@@ -44,8 +46,10 @@ _EXTRAS = {
 app = typer.Typer(
     no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="markdown"
 )
-_COMMANDS = (tune, estimate, gpus, plan, train, run, devices, export, formats)
+_COMMANDS = (tune, verify, estimate, gpus, plan, train, run, devices, export, formats)
 """Commands of the library, in the order of ``--help``."""
+_TAKE_COMMANDS = (tune, verify)
+"""Commands that take a training command after ``--``."""
 
 
 def _print_version(requested: bool) -> None:  # noqa: FBT001 - the value of an option
@@ -67,7 +71,7 @@ def _batchwright(
 def _add_commands() -> None:
     """Add the library's commands, and the functions or groups of commands from entry points."""
     for command in _COMMANDS:
-        app.command()(command)
+        app.command(cls=TakesCommand if command in _TAKE_COMMANDS else None)(command)
     for found in sorted(metadata.entry_points(group="batchwright.commands"), key=lambda entry: entry.name):
         command = found.load()
         if isinstance(command, typer.Typer):
@@ -85,7 +89,7 @@ def main(start: StartChild = ChildProcess) -> None:
     Args:
         start: starts the child processes of the commands.
     """
-    wants_json = "--json" in sys.argv
+    wants_json = "--json" in own_arguments(sys.argv)
     try:
         app(standalone_mode=True, obj=start)
     except BatchwrightError as error:

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from tuner.schemas import requests
+from tuner.schemas import estimates, requests
 from tuner.units import TypedSize, parse_bytes
 
 
@@ -19,6 +19,13 @@ def _size(text: str) -> TypedSize:
 
 
 SpecFile = Annotated[Path, typer.Argument(metavar="SPEC", help="YAML or JSON file that describes the workload.")]
+OptionalSpecFile = Annotated[
+    Path | None,
+    typer.Argument(
+        metavar="[SPEC]",
+        help="YAML or JSON file that describes the workload. Or give the command that trains after `--`.",
+    ),
+]
 EffectiveBatchSize = Annotated[
     int, typer.Option(min=1, help="Samples per optimizer update over all ranks. The plan gives exactly this many.")
 ]
@@ -117,4 +124,14 @@ Allocator = Annotated[
         help="Setting of torch's allocator: `expandable-segments` is `PYTORCH_ALLOC_CONF=expandable_segments:True`."
     ),
 ]
-EstimateTimeout = Annotated[float, typer.Option(min=1.0, max=600.0, help="Time limit of tracing, in seconds.")]
+Engine = Annotated[
+    estimates.Engine,
+    typer.Option(
+        help="What makes the estimate: `trace` follows updates without tensors; `virtual` runs them with torch's CUDA "
+        "build, which it needs, on a virtual card of each GPU."
+    ),
+]
+EstimateTimeout = Annotated[
+    float,
+    typer.Option(min=1.0, max=600.0, help="Time limit of tracing, or of each run on a virtual card, in seconds."),
+]

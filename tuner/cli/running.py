@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import signal
 import time
 from pathlib import Path
-from types import FrameType
 
 from rich.console import Console
 
@@ -44,7 +42,7 @@ def for_spec(recommendation: Recommendation, spec: WorkloadSpec) -> Recommendati
     Raises:
         SpecError: when another field differs.
     """
-    tuned = recommendation.request.spec
+    tuned = recommendation.request.workload
     spec = spec.with_world_size(tuned.parallelism.world_size)
     before, now = memory_part(tuned), memory_part(spec)
     problems = [
@@ -109,13 +107,3 @@ def _follow(process: TrainingProcess, bar: TrainingBar) -> TrainingResult:
         if result is not None:
             return result
         time.sleep(_POLL_SECONDS)
-
-
-def interrupt_on_sigterm() -> None:
-    """Handle the first SIGTERM like Ctrl-C, and ignore further ones, which schedulers may send."""
-    signal.signal(signal.SIGTERM, _interrupt)
-
-
-def _interrupt(_number: int, _frame: FrameType | None) -> None:
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a second one must not cut the checkpoint short
-    raise KeyboardInterrupt

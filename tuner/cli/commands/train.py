@@ -15,6 +15,7 @@ from tuner.cli.arguments import (
 from tuner.cli.display import progress_console
 from tuner.cli.errors import ExitCode
 from tuner.cli.output import print_result
+from tuner.cli.sigterm import SigtermAsInterrupt
 from tuner.errors import TrainingError
 from tuner.schemas.base import load_document
 from tuner.schemas.recommendation import Recommendation
@@ -66,18 +67,17 @@ def train_with(found: Recommendation, request: TrainingRequest, directory: Path,
         TrainingError: when no micro-batch fits.
         typer.Exit: with the exit code of a run that failed or was stopped.
     """
-    from tuner.cli.running import interrupt_on_sigterm  # noqa: PLC0415 - see commands.tune
     from tuner.cli.running import train as run_training  # noqa: PLC0415 - see commands.tune
 
-    interrupt_on_sigterm()
     if not found.feasible:
         raise TrainingError(f"nothing to train: {found.infeasible_reason}")
-    result = run_training(found, request, directory, progress_console())
+    with SigtermAsInterrupt() as signals:
+        result = run_training(found, request, directory, progress_console())
     print_result(result, as_document=as_document, text=_describe_result(result, directory))
     if result.outcome is RunOutcome.FAILED:
         raise typer.Exit(ExitCode.TRAINING_FAILED)
     if result.outcome is RunOutcome.STOPPED:
-        raise typer.Exit(ExitCode.INTERRUPTED)
+        raise typer.Exit(signals.exit_code)
 
 
 def _describe_result(result: TrainingResult, directory: Path) -> str:

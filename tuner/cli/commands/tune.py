@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from tuner.cli import options
+from tuner.cli import trailing_command as trailing
 from tuner.cli.arguments import (
     check_file,
     naming_options,
@@ -17,6 +18,7 @@ from tuner.cli.arguments import (
 from tuner.cli.display import progress_console, recommendation_panel
 from tuner.cli.errors import ExitCode
 from tuner.cli.output import print_error, print_result
+from tuner.cli.sigterm import SigtermAsInterrupt
 from tuner.schemas.base import load_document
 from tuner.schemas.recommendation import Recommendation
 from tuner.schemas.requests import TuningRequest
@@ -26,9 +28,9 @@ from tuner.system.fork_server.spawn import StartChild
 
 def tune(  # noqa: PLR0913 - a command's options are its arguments
     context: typer.Context,
-    spec: options.SpecFile,
-    effective_batch_size: options.EffectiveBatchSize,
+    spec: options.OptionalSpecFile = None,
     *,
+    effective_batch_size: options.EffectiveBatchSize,
     objective: options.Objective = "largest",
     world_size: options.WorldSize = None,
     device: options.Device = None,
@@ -41,6 +43,13 @@ def tune(  # noqa: PLR0913 - a command's options are its arguments
     probe_timeout: options.ProbeTimeout = 300.0,
     allow_batch_coupling: options.AllowBatchCoupling = False,
     warm_start_from: options.WarmStartFrom = None,
+    env: trailing.Variables = None,
+    template: trailing.Templates = None,
+    working_directory: trailing.WorkingDirectory = None,
+    probe_updates: trailing.ProbeUpdates = None,
+    probe_argument: trailing.ProbeArguments = None,
+    loading_timeout: trailing.LoadingTimeout = None,
+    uniform_only: trailing.UniformOnly = None,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="Also write the recommendation to this file.")
     ] = None,
@@ -49,11 +58,26 @@ def tune(  # noqa: PLR0913 - a command's options are its arguments
     """Find the largest micro-batch that fits by running real updates, and plan the effective batch around it.
 
     Example: batchwright tune spec.yaml --effective-batch-size 512 --memory-limit 24GiB -o recommendation.json
+
+    The workload is described in a file, or it is the command that trains, after `--`, with placeholders for its sizes:
+
+    batchwright tune --effective-batch-size 512 -- python train.py --batch-size {micro_batch_size} --accumulate
+    {gradient_accumulation_steps}
     """
     if output is not None:
         check_file(output)
+    model = trailing.command_model(
+        context,
+        spec,
+        environment=env,
+        templates=template,
+        working_directory=working_directory,
+        probe_updates=probe_updates,
+        probe_arguments=probe_argument,
+        loading_timeout=loading_timeout,
+    )
     request = tuning_request(
-        spec=spec,
+        spec=spec if model is None else {"model": model},
         effective_batch_size=effective_batch_size,
         objective=objective,
         world_size=world_size,
@@ -66,6 +90,7 @@ def tune(  # noqa: PLR0913 - a command's options are its arguments
         what_if=what_if,
         probe_timeout_seconds=probe_timeout,
         allow_batch_coupling=allow_batch_coupling,
+        uniform_only=uniform_only,
     )
     stored = None if warm_start_from is None else load_document(Recommendation, warm_start_from, "warm start")
     with naming_options(memory_limit_bytes=memory_limit):
@@ -91,8 +116,7 @@ def _write(path: Path, found: Recommendation) -> None:
 
 def tuned(request: TuningRequest, start: StartChild, warm_start: Recommendation | None = None) -> Recommendation:
     """Tune in the foreground, with the errors of ``tuner.cli.running.tune``."""
-    from tuner.cli.running import interrupt_on_sigterm  # noqa: PLC0415 - `plan` and `--help` need no NVML
-    from tuner.cli.running import tune as run_tuning  # noqa: PLC0415 - as above
+    from tuner.cli.running import tune as run_tuning  # noqa: PLC0415 - `plan` and `--help` need no NVML
 
-    interrupt_on_sigterm()
-    return run_tuning(request, progress_console(), start, warm_start)
+    with SigtermAsInterrupt():
+        return run_tuning(request, progress_console(), start, warm_start)

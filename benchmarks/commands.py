@@ -1,0 +1,245 @@
+"""The largest micro-batch of unmodified programs: ours, beside the finders of others put into them by hand.
+
+python benchmarks/commands.py [--programs NAME ...] [--size 12] [--around 1]
+                              [--output benchmarks/results/commands.json]
+
+Six programs of `tests/commands/programs/`, each under a budget half-way between the peaks of `--size` samples and of
+one more. A scan of the sizes around, a fresh run of the program each, confirms that truth. Then every finder runs, in
+an order drawn anew for each program: ours as `batchwright tune ... -- COMMAND`, which starts the program for every
+probe; the others in one process each (commands_peers.py), in which all their trials run.
+
+Seconds are of the whole process, imports included. Ours ends with a run of the plan as it will be trained, which is
+reported apart: the others run no plan. An answer "fits" when a fresh run of the program at that size does.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import random
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from commands_peers import PEERS
+from finders_trials import Diary, Found, Outcome, Trial, run_finder
+
+from tests.commands.program_list import FOLDER, ONE_THREAD, PLAIN, WITH_FRAMEWORKS, Program
+from tests.commands.trials import budget_for, probe
+from tuner.hardware.allocator_env import CPU_ENVIRONMENT
+from tuner.schemas import results
+from tuner.system.files import write_atomically
+
+HERE = Path(__file__).resolve().parent
+OURS = "Batchwright"
+PROGRAMS = {
+    "plain loop": "plain_loop",
+    "YAML": "yaml_settings",
+    "accelerate": "accelerate_training",
+    "LightningCLI": "lightning_training",
+    "HF Trainer, arguments": "hugging_face_training",
+    "TRL, LoRA, packing": "trl_fine_tuning",
+}
+"""The programs, and their modules, from which a peer takes model and data."""
+EFFECTIVE_BATCH_SIZE = 120
+"""Well above every answer, so that it never decides."""
+OUTCOMES: dict[str, Outcome] = {"FIT": "fit", "OOM": "oom"}
+NEAR = 0.9
+"""Share of the maximum from which on a peer's answer counts as near to it."""
+TIMEOUT_SECONDS = 900.0
+Row = dict[str, Any]
+
+
+def environment() -> dict[str, str]:
+    """The environment of every finder: the allocator's settings of our probes, and one thread."""
+    return {**os.environ, **CPU_ENVIRONMENT, **ONE_THREAD}
+
+
+def truth(program: Program, size: int, around: int) -> Row:
+    """The budget, and which of the sizes around fit under it."""
+    budget = budget_for(program, size)
+    fits = {
+        each: probe(program, each, budget).outcome is results.Outcome.FIT
+        for each in range(max(1, size - around), size + around + 1)
+    }
+    failed = min((each for each, it in fits.items() if not it), default=max(fits) + 1)
+    return {"limit_bytes": budget, "largest": failed - 1, "fits": fits}
+
+
+# --- the finders ---
+
+
+def ours(program: Program, budget: int, folder: Path) -> tuple[Found, Row]:
+    """`batchwright tune ... -- COMMAND`, and what its recommendation says besides."""
+    answer = folder / "answer.json"
+    options = [f"--effective-batch-size={EFFECTIVE_BATCH_SIZE}", f"--memory-limit={budget}", "--device=cpu"]
+    variables = [f"--env={name}={value}" for name, value in program.spec()["model"]["environment"].items()]
+    for name, text in program.files.items():
+        (folder / name).write_text(text)
+    templates = [f"--template={name}={folder / name}" for name in program.files]
+    where = [f"--working-directory={program.folder}", "--memory-margin=0", "--no-uniform-only", f"--output={answer}"]
+    command = [sys.executable, "-m", "tuner.cli", "tune", *options, *variables, *templates, *where, "--", *program.argv]
+    began = time.monotonic()
+    ended = run_finder(command, Diary(folder / "ours.jsonl"), dict(os.environ), TIMEOUT_SECONDS)
+    seconds = time.monotonic() - began
+    if not answer.exists():
+        return ended, {}
+    found = json.loads(answer.read_text())
+    probes = found["evidence"]["probes"]
+    search = [it for it in probes if not it["verifies_plan"]]
+    trials = tuple(
+        Trial(it["micro_batch_size"], OUTCOMES.get(it["outcome"], "error"), it["seconds"]["total"]) for it in search
+    )
+    proof = {
+        "proof": found["evidence"]["plan_proof"],
+        "seconds_of_plan": round(sum(it["seconds"]["total"] for it in probes if it["verifies_plan"]), 2),
+    }
+    planned = (found["plan"] or {}).get("micro_batch_size")
+    return Found(found["largest_micro_batch_size"], planned, None, trials, seconds), proof
+
+
+def peer(name: str, program: Program, budget: int, folder: Path) -> Found:
+    """A finder of another, in the program's folder."""
+    diary = Diary(folder / f"{abs(hash(name))}.jsonl")
+    script = [str(HERE / "commands_peers.py"), name, PROGRAMS[program.name], str(budget), str(diary.path)]
+    return run_finder([sys.executable, *script], diary, environment(), TIMEOUT_SECONDS)
+
+
+def row(truth_: Row, found: Found, *, fits: bool | None) -> Row:
+    """A finder's figures on one program."""
+    return {
+        "answer": found.answer,
+        "error": found.error,
+        "share": None if found.answer is None else round(found.answer / truth_["largest"], 4),
+        "fits": fits,
+        "exact": found.answer == truth_["largest"],
+        "probes": len(found.trials),
+        "ooms": sum(trial.outcome == "oom" for trial in found.trials),
+        "seconds": round(found.seconds, 2),
+        "seconds_in_trials": round(sum(trial.seconds for trial in found.trials), 2),
+        "trials": [[trial.size, trial.outcome, round(trial.seconds, 3)] for trial in found.trials],
+    }
+
+
+def measured(options: argparse.Namespace) -> Iterator[Row]:
+    """A program at a time: its truth, then all finders."""
+    order = random.Random(0)
+    there = {it.name: it for it in (*PLAIN, *WITH_FRAMEWORKS)}
+    for name in options.programs or PROGRAMS:
+        program = there[name]
+        if reason := program.missing():
+            raise SystemExit(f"{name}: {reason}")
+        known = truth(program, options.size, options.around)
+        finders: dict[str, Row] = {}
+        with tempfile.TemporaryDirectory() as folder:
+            for finder in order.sample([OURS, *PEERS], 1 + len(PEERS)):
+                found, proof = (
+                    ours(program, known["limit_bytes"], Path(folder))
+                    if finder == OURS
+                    else (peer(finder, program, known["limit_bytes"], Path(folder)), {})
+                )
+                finders[finder] = {**row(known, found, fits=_fits(program, known, found.answer)), **proof}
+        workload = {"name": name, "load": os.getloadavg()[0], "truth": known, "finders": finders}
+        show(workload)
+        yield workload
+
+
+def _fits(program: Program, known: Row, answer: int | None) -> bool | None:
+    if not answer:
+        return None
+    told: Mapping[int, bool] = known["fits"]
+    if answer in told:
+        return told[answer]
+    return probe(program, answer, known["limit_bytes"]).outcome is results.Outcome.FIT
+
+
+# --- the tables ---
+
+
+def show(workload: Row) -> None:
+    """Print one program's table as markdown."""
+    limit = workload["truth"]["limit_bytes"] / 1024**2
+    print(f"\n{workload['name']}, {limit:.0f} MiB: {workload['truth']['largest']} (load {workload['load']:.1f})\n")
+    print("| finder | answer | of the maximum | fits | probes | OOMs | s | s in trials |")
+    print("|---|---|---|---|---|---|---|---|")
+    for name in (OURS, *PEERS):
+        it = workload["finders"][name]
+        answer = f"{it['answer']} | {it['share']:.1%}" if it["answer"] is not None else f"none ({it['error']}) | -"
+        figures = f"{it['probes']} | {it['ooms']} | {it['seconds']:.1f} | {it['seconds_in_trials']:.1f}"
+        print(f"| {name} | {answer} | {it['fits']} | {figures} |", flush=True)
+
+
+def summary(workloads: list[Row]) -> Row:
+    """Our target, and what became of it."""
+    rows = [workload["finders"] for workload in workloads]
+    mine = [finders[OURS] for finders in rows]
+    return {
+        "programs": len(rows),
+        "exact": sum(it["exact"] for it in mine),
+        "median_probes": median(it["probes"] for it in mine),
+        "median_ooms": median(it["ooms"] for it in mine),
+        "median_seconds": {name: median(finders[name]["seconds"] for finders in rows) for name in (OURS, *PEERS)},
+        "peers": {name: _peer_summary([finders[name] for finders in rows], mine) for name in PEERS},
+    }
+
+
+def _peer_summary(rows: list[Row], mine: list[Row]) -> Row:
+    near = [(it, own) for it, own in zip(rows, mine, strict=True) if (it["share"] or 0.0) >= NEAR and it["fits"]]
+    return {
+        "answers": sum(it["answer"] is not None for it in rows),
+        "exact": sum(it["exact"] for it in rows),
+        "too_large": sum(it["fits"] is False for it in rows),
+        "near": len(near),
+        "near_and_slower_than_ours": sum(own["seconds"] < it["seconds"] for it, own in near),
+    }
+
+
+def document(options: argparse.Namespace, workloads: list[Row]) -> Row:
+    """Build the JSON result: the date, the versions and the figures."""
+    packages = ("torch", "transformers", "accelerate", "lightning", "trl", "peft")
+    return {
+        "date": datetime.now(UTC).date().isoformat(),
+        "command": " ".join(["python", "benchmarks/commands.py", *sys.argv[1:]]),
+        "processors": os.cpu_count(),
+        "python": platform.python_version(),
+        "versions": {name: version(name) for name in packages},
+        "size": options.size,
+        "summary": summary(workloads),
+        "programs": workloads,
+    }
+
+
+def earlier(path: Path) -> dict[str, Row]:
+    """The programs of an earlier result, by name: a run of some programs replaces these alone."""
+    if not path.exists():
+        return {}
+    return {it["name"]: it for it in json.loads(path.read_text(encoding="utf-8"))["programs"]}
+
+
+def main() -> None:
+    """Run, print, write."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--programs", nargs="+", choices=PROGRAMS, help="only these; all six when left out")
+    parser.add_argument("--size", type=int, default=12, help="the largest size, which the budget decides")
+    parser.add_argument("--around", type=int, default=1, help="sizes of the scan on each side of it")
+    parser.add_argument("--output", type=Path, default=HERE / "results" / "commands.json")
+    options = parser.parse_args()
+    output = options.output.absolute()
+    os.chdir(FOLDER)  # from where the others import the programs
+    rows = earlier(output) if options.programs else {}
+    for workload in measured(options):
+        rows[workload["name"]] = workload
+        write_atomically(output, json.dumps(document(options, list(rows.values())), indent=1) + "\n")
+    print(json.dumps(summary(list(rows.values())), indent=1))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,65 @@
+"""The command after `--` on a command line, and the errors about it. No process is started."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.support.command import called
+from tests.support.factories import recommendation
+
+SIZES = ("--", "no-such-program", "{micro_batch_size}")
+BATCH = ("tune", "--effective-batch-size", "8", "--device", "cpu")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (BATCH, "SPEC: is required: a file that describes the workload, or the command that trains after `--`"),
+        ((*BATCH, "spec.yaml", *SIZES), "is given, and a command after `--` as well"),
+        ((*BATCH, "--env", "A=1"), "SPEC: is required"),
+        ((*BATCH, "spec.yaml", "--env", "A=1"), "--env: is for a command after `--`"),
+        ((*BATCH, "--env", "A", *SIZES), "--env: must be a name, `=` and a value"),
+        ((*BATCH, "--template", "a=none.yaml", *SIZES), "--template: cannot be read: No such file or directory"),
+        ((*BATCH, "--", "python", "train.py"), "no placeholder `{micro_batch_size}`"),
+        ((*BATCH, *SIZES[:2], "{micro_batch}"), "did you mean `{micro_batch_size}`?"),
+        ((*BATCH, *SIZES), "model.argv.0: is no program that can be started"),
+        ((*BATCH, "--what-if", *SIZES), "`--what-if` is not possible for a command"),
+        ((*BATCH[:3], "--device", "cpu", "--world-size", "3", *SIZES), "8 does not divide among 3 ranks"),
+    ],
+)
+def test_a_wrong_command_line_is_refused_before_any_work(arguments: tuple[str, ...], message: str) -> None:
+    """The error names the wrong option and the allowed values."""
+    done = called(*arguments, columns=400)
+    assert done.returncode == 2
+    assert message in done.stderr
+
+
+def test_options_after_the_separator_are_the_commands_own(tmp_path: Path) -> None:
+    """Options after the separator belong to the command, `--help` and `--json` included."""
+    done = called(*BATCH, *SIZES, "--help", "--json", cwd=tmp_path, columns=400)
+    assert done.returncode == 2
+    assert "is no program" in done.stderr
+
+
+def test_the_usage_names_the_command() -> None:
+    """And says how to separate it."""
+    assert "[-- COMMAND...]" in called("tune", "--help").stdout
+
+
+def test_a_verification_needs_a_command(tmp_path: Path) -> None:
+    """The command follows the recommendation's file."""
+    path = tmp_path / "recommendation.json"
+    path.write_text(recommendation().model_dump_json())
+    assert "COMMAND: is required" in called("verify", path, columns=400).stderr
+
+
+def test_a_plan_of_two_sizes_is_verified_as_an_export_has_it(tmp_path: Path) -> None:
+    """A framework repeats one size."""
+    path = tmp_path / "recommendation.json"
+    path.write_text(recommendation().model_dump_json())  # 10 samples, at most 4 at a time: 4 + 3 + 3
+    done = called("verify", path, "--", "python", "train.py", columns=400)
+    assert done.returncode == 2
+    assert "micro-batches of 4 and 3 samples" in done.stderr
+    assert "--format hugging-face" in done.stderr

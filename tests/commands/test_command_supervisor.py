@@ -1,0 +1,261 @@
+"""Tests of ``tuner.commands.command_supervisor``: probes of small programs on the CPU."""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tuner.commands.command_supervisor import CommandSupervisor
+from tuner.errors import ProbeCancelledError
+from tuner.hardware.inventory import cpu
+from tuner.schemas.command import CommandSpec
+from tuner.schemas.requests import ProbeRequest
+from tuner.schemas.results import Outcome, Phase, ProbeResult
+
+LIMIT = 400 * 1024**2
+"""More than the imports of torch's optimizers take (100 MiB), and less than a hundred of the programs' samples."""
+SETUP = """
+import sys, time, torch
+from torch.nn import functional as F
+size, steps = int(sys.argv[1]), int(sys.argv[2])
+model = torch.nn.Linear(64, 64)
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+loader = torch.utils.data.DataLoader(torch.randn(4096, 64), batch_size=size)
+class Wide(torch.nn.Module):
+    def forward(self, batch, megabytes=4):
+        return model(batch).sum() + torch.ones(len(batch), megabytes * 2**18).sum()
+wide = Wide()
+"""
+TRAINS = """
+for number, batch in enumerate(loader, 1):
+    wide(batch).backward()
+    if number % steps == 0:
+        optimizer.step(); optimizer.zero_grad()
+"""
+
+
+def probe(tmp_path: Path, code: str, size: int = 4, *, launcher: tuple[str, ...] = (), **fields: Any) -> ProbeResult:
+    """Probe a program at a size, with two micro-batches in an update."""
+    script = tmp_path / "program.py"
+    script.write_text(code)
+    model = {
+        "kind": "command",
+        "argv": (*(launcher or (sys.executable,)), str(script), "{micro_batch_size}", "{gradient_accumulation_steps}"),
+        **fields.pop("model", {}),
+    }
+    spec = CommandSpec.model_validate({"model": model, "parallelism": {"world_size": fields.pop("ranks", 1)}})
+    request = {"micro_batch_size": size, "samples_per_window": 2 * size, "device": "cpu", "limit_bytes": LIMIT}
+    with CommandSupervisor(cpu()) as supervisor:
+        return supervisor.run(ProbeRequest.model_validate({"spec": spec, **request, **fields}))
+
+
+def leftovers(of: str) -> list[str]:
+    """Processes that still run a program."""
+    lines = []
+    for entry in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            lines.append(entry.read_bytes().replace(b"\0", b" ").decode())
+        except OSError:
+            continue
+    return [line for line in lines if of in line]
+
+
+@pytest.fixture
+def scratch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of temporary folders."""
+    folder = tmp_path / "scratch"
+    folder.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "compiled"))  # torch's own, which stays
+    return folder
+
+
+def test_a_program_that_fits_ends_after_its_updates_and_leaves_nothing(tmp_path: Path, scratch: Path) -> None:
+    """The probe fits with its updates counted, and the program does not reach its own end."""
+    result = probe(tmp_path, SETUP + TRAINS + f"open({str(tmp_path / 'ended')!r}, 'w')")
+    assert (result.outcome, result.phase) == (Outcome.FIT, Phase.DONE), result
+    assert result.counted is not None
+    assert result.counted.statement == "2 backward passes of 4 samples per update: 8, as planned"
+    assert 0 < (result.process_peak_bytes or 0) < LIMIT
+    assert result.timing is not None
+    assert not (tmp_path / "ended").exists()
+    assert list(scratch.iterdir()) == []
+    assert leftovers(str(tmp_path / "program.py")) == []
+
+
+def test_a_shortage_is_an_oom_with_its_request(tmp_path: Path) -> None:
+    """And with the phase in which it came."""
+    result = probe(tmp_path, SETUP + TRAINS, size=200)
+    assert (result.outcome, result.phase) == (Outcome.OOM, Phase.WARMUP)
+    assert result.message == "asked for 800.00 MiB more in the first update"
+
+
+IN_A_LIBRARY = SETUP + TRAINS.replace(
+    "    wide(batch).backward()",
+    "    try: exec('wide(batch).backward()')\n    except RuntimeError: model(batch).sum().backward()",
+)
+IN_OWN_CODE = SETUP + TRAINS.replace(
+    "    wide(batch)", "    try: torch.ones(len(batch), 2**20)\n    except RuntimeError: pass\n    model(batch).sum()"
+)
+
+
+@pytest.mark.parametrize("code", [IN_A_LIBRARY, IN_OWN_CODE], ids=["in a module", "outside of any module"])
+def test_a_shortage_that_the_program_catches_is_an_oom(tmp_path: Path, code: str) -> None:
+    """Otherwise the program would train with another size than the probe's, and be called a fit."""
+    assert probe(tmp_path, code, size=200).outcome is Outcome.OOM
+
+
+BY_HAND = (
+    SETUP
+    + """
+for batch in loader:
+    wide(batch).backward()
+    with torch.no_grad():
+        for parameter in model.parameters(): parameter -= 0.1 * parameter.grad
+"""
+)
+IGNORES = SETUP.replace("int(sys.argv[2])", "3") + TRAINS
+NO_BACKWARD = SETUP + "\nwhile True: optimizer.step()"
+TOO_SHORT = SETUP.replace("4096", "12") + TRAINS
+FAILS = SETUP + "\nraise ValueError('of its own')"
+NO_TRAINING = "import torch"
+NO_TORCH = "print('hello')"
+
+
+@pytest.mark.parametrize(
+    ("code", "error_type", "part"),
+    [
+        (BY_HAND, "never-steps", "backward passes were counted without a step"),
+        (IGNORES, "plan-not-followed", "3 backward passes of 4 samples per update: 12; planned were 2 of 4 samples: 8"),
+        (NO_BACKWARD, "no-backward", "without a backward pass"),
+        (TOO_SHORT, "ended-early", "after 1 of 2 updates"),
+        (FAILS, "exit status 1", "ValueError: of its own"),
+        (NO_TRAINING, "ended-early", "it imported torch, and trained nothing"),
+        (NO_TORCH, "no-torch", "no process of it imported torch"),
+    ],
+    ids=lambda value: value if isinstance(value, str) and len(value) < 30 else "",
+)
+def test_a_program_that_does_not_train_as_told_is_an_error_of_its_own(
+    tmp_path: Path, code: str, error_type: str, part: str
+) -> None:
+    """Each way to end has an error type and a message of its own."""
+    result = probe(tmp_path, code)
+    assert (result.outcome, result.error_type) == (Outcome.ERROR, error_type), result.message
+    assert part in result.message
+
+
+def test_the_output_of_a_failed_program_is_kept(tmp_path: Path) -> None:
+    """The result has the program's traceback."""
+    assert "raise ValueError('of its own')" in (probe(tmp_path, FAILS).traceback or "")
+
+
+def test_a_command_that_starts_no_python_is_told_apart(tmp_path: Path) -> None:
+    """No update can be counted in such a process."""
+    result = probe(tmp_path, "", launcher=("/bin/true",))
+    assert (result.outcome, result.error_type) == (Outcome.ERROR, "no-python")
+
+
+def test_a_python_that_was_not_reached_is_told_apart(tmp_path: Path) -> None:
+    """An isolated interpreter takes nothing from `PYTHONPATH`."""
+    result = probe(tmp_path, "import time; time.sleep(3)", launcher=(sys.executable, "-I"))
+    assert (result.outcome, result.error_type) == (Outcome.ERROR, "not-reached")
+    assert "-I, -E and -S" in result.message
+
+
+def test_a_program_that_hangs_is_ended_with_its_stacks(tmp_path: Path) -> None:
+    """The time limit counts from the first forward pass."""
+    hangs = SETUP + "\ndef waiting_here(): time.sleep(600)\nwide(torch.randn(4, 64)); waiting_here()"
+    result = probe(tmp_path, hangs, timeout_seconds=1.0)
+    assert (result.outcome, result.error_type) == (Outcome.TIMED_OUT, "timed-out")
+    assert "in waiting_here" in (result.traceback or "")
+
+
+def test_loading_has_a_time_limit_of_its_own(tmp_path: Path) -> None:
+    """Loading of minutes is usual, and no hang."""
+    result = probe(tmp_path, "import time; time.sleep(600)", model={"loading_timeout_seconds": 1.0})
+    assert (result.outcome, result.error_type) == (Outcome.TIMED_OUT, "loading-timed-out")
+
+
+def test_a_stopped_probe_leaves_nothing(tmp_path: Path) -> None:
+    """Its tree is gone when the error is raised."""
+    script = tmp_path / "program.py"
+    script.write_text("import time; time.sleep(600)")
+    spec = CommandSpec.model_validate(
+        {"model": {"kind": "command", "argv": (sys.executable, str(script), "{micro_batch_size}")}}
+    )
+    request = ProbeRequest(spec=spec, micro_batch_size=1, samples_per_window=1, device="cpu")
+    with pytest.raises(ProbeCancelledError), CommandSupervisor(cpu()) as supervisor:
+        supervisor.run(request, lambda: bool(leftovers(str(script))))
+    assert leftovers(str(script)) == []
+
+
+RANKS = SETUP.replace(
+    "model = torch.nn.Linear(64, 64)",
+    """
+torch.distributed.init_process_group("gloo")
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(64, 64))
+rank = torch.distributed.get_rank()
+""",
+)
+TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+
+
+def test_the_updates_of_all_ranks_are_counted(tmp_path: Path) -> None:
+    """In the processes that a launcher started."""
+    result = probe(tmp_path, RANKS + TRAINS, launcher=TORCHRUN, ranks=2)
+    assert result.outcome is Outcome.FIT, result
+    assert result.counted is not None
+    assert result.counted.statement.startswith("2 backward passes of 4 samples per update on each of 2 ranks: 16")
+
+
+def test_the_shortage_of_one_rank_ends_the_others(tmp_path: Path) -> None:
+    """Which would wait in a collective for it."""
+    waits = RANKS + "\nif rank: wide(torch.randn(200, 64))\ntorch.distributed.barrier()\ntime.sleep(600)"
+    result = probe(tmp_path, waits, launcher=TORCHRUN, ranks=2)
+    assert result.outcome is Outcome.OOM
+    assert "on rank 1" in result.message
+    assert leftovers(str(tmp_path / "program.py")) == []
+
+
+def test_loaders_that_fork_are_outside_of_the_limit(tmp_path: Path) -> None:
+    """Their memory is not the training process's."""
+    forks = SETUP.replace("batch_size=size)", "batch_size=size, num_workers=1, collate_fn=collate)").replace(
+        "loader =", "def collate(rows):\n    torch.ones(2**27)\n    return torch.stack(rows)\nloader ="
+    )
+    result = probe(tmp_path, forks + TRAINS)
+    assert result.outcome is Outcome.FIT, result
+    assert result.counted is not None
+    assert result.counted.as_planned
+
+
+CHAINS = """
+import os, sys
+from importlib.machinery import PathFinder
+from importlib.util import module_from_spec
+value = 7
+others = [entry for entry in sys.path if entry != os.path.dirname(__file__)]
+spec = PathFinder.find_spec("sitecustomize", others)
+if spec is not None:
+    spec.loader.exec_module(module_from_spec(spec))
+"""
+"""A ``sitecustomize`` that runs the one it hides, as other tools have: which is ours again."""
+
+
+def test_the_users_own_sitecustomize_runs(tmp_path: Path) -> None:
+    """The user's module runs under its name, and its error is raised as without a probe."""
+    own = tmp_path / "own"
+    own.mkdir()
+    (own / "sitecustomize.py").write_text("value = 7\n")
+    path = {"environment": {"PYTHONPATH": str(own)}}
+    check = "\nimport sitecustomize\nassert sitecustomize.value == 7\n"
+    assert probe(tmp_path, SETUP + check + TRAINS, model=path).outcome is Outcome.FIT
+    (own / "sitecustomize.py").write_text(CHAINS)
+    assert probe(tmp_path, SETUP + check + TRAINS, model=path).outcome is Outcome.FIT
+    (own / "sitecustomize.py").write_text("raise ValueError('of the sitecustomize')\n")
+    failed = probe(tmp_path, "print('ends')", model=path)
+    assert "Error in sitecustomize" in (failed.traceback or "")
+    assert "of the sitecustomize" in (failed.traceback or "")

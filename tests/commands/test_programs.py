@@ -1,0 +1,59 @@
+"""Programs as users write them, tuned under a budget whose answer is known: half-way between the peaks of two sizes."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+from tests.commands.program_list import FOLDER, PLAIN, WITH_FRAMEWORKS, Program
+from tests.commands.trials import budget_for, tune_program
+from tuner.schemas.results import Outcome
+
+pytestmark = [pytest.mark.slow, pytest.mark.torch]
+
+LARGEST = 12
+"""The size that each program is to be tuned to."""
+
+
+def check_exact(program: Program) -> None:
+    """Tune, and compare the answer, its proof and the count of the plan with what is known."""
+    if reason := program.missing():
+        pytest.skip(reason)
+    budget = budget_for(program, LARGEST)
+
+    found = tune_program(program, budget)
+
+    outcomes = {it.micro_batch_size: it.outcome for it in found.evidence.probes}
+    assert found.largest_micro_batch_size == LARGEST, outcomes
+    assert (outcomes[LARGEST], outcomes[LARGEST + 1]) == (Outcome.FIT, Outcome.OOM)
+    assert found.plan is not None
+    assert found.plan.effective_batch_size == program.effective_batch_size
+    assert found.evidence.plan_proof is not None
+    assert "as planned" in found.evidence.plan_proof
+
+
+@pytest.mark.parametrize("program", PLAIN, ids=lambda it: it.name)
+def test_the_answer_is_exact_for_a_loop_of_the_users_own(program: Program) -> None:
+    """One more sample does not fit, and the plan is run as it will be trained."""
+    check_exact(program)
+
+
+@pytest.mark.exports
+@pytest.mark.parametrize("program", WITH_FRAMEWORKS, ids=lambda it: it.name)
+def test_the_answer_is_exact_for_a_program_of_a_framework(program: Program) -> None:
+    """One more sample does not fit, where a framework accumulates and multiplies by the ranks."""
+    check_exact(program)
+
+
+@pytest.mark.parametrize("path", sorted(FOLDER.glob("*.py")), ids=lambda it: it.name)
+def test_a_program_imports_nothing_of_this_project(path: Path) -> None:
+    """The programs are unmodified programs of users."""
+    imported = {
+        (name.name if isinstance(node, ast.Import) else node.module or "").partition(".")[0]
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Import | ast.ImportFrom)
+        for name in node.names
+    }
+    assert not imported & {"batchwright", "tuner", "service", "tests"}

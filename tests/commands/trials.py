@@ -1,0 +1,62 @@
+"""Single probes of programs, each in fresh processes, and the budget under which a known size is the largest."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tests.commands.program_list import Program
+from tuner.commands.command_supervisor import CommandSupervisor
+from tuner.foreground import run_tuning
+from tuner.hardware.inventory import find_device
+from tuner.schemas.base import parse_document
+from tuner.schemas.command import CommandSpec
+from tuner.schemas.recommendation import Recommendation
+from tuner.schemas.requests import DeviceId, ProbeRequest, TuningRequest
+from tuner.schemas.results import Outcome, ProbeResult
+
+MICRO_BATCHES = 2
+"""In an update of a probe, as in those of a search."""
+
+
+def probe(
+    program: Program,
+    size: int,
+    limit_bytes: int | None = None,
+    timeout_seconds: float = 300.0,
+    device: DeviceId = "cpu",
+) -> ProbeResult:
+    """One probe of a program."""
+    request = ProbeRequest(
+        spec=CommandSpec.model_validate(program.spec()),
+        micro_batch_size=size,
+        samples_per_window=MICRO_BATCHES * size,
+        device=device,
+        limit_bytes=limit_bytes,
+        timeout_seconds=timeout_seconds,
+    )
+    with CommandSupervisor(find_device(device)) as supervisor:
+        return supervisor.run(request)
+
+
+def peak_bytes(program: Program, size: int) -> int:
+    """The peak of a probe without a limit, of the process with the highest."""
+    result = probe(program, size)
+    assert result.outcome is Outcome.FIT, result
+    assert result.process_peak_bytes is not None
+    return result.process_peak_bytes
+
+
+def budget_for(program: Program, size: int) -> int:
+    """The budget half-way between the peaks of ``size`` samples and of one more."""
+    return (peak_bytes(program, size) + peak_bytes(program, size + 1)) // 2
+
+
+def tune_program(program: Program, limit_bytes: int, **fields: Any) -> Recommendation:
+    """Tune a program, on the CPU unless another device is named, over every size and not only those that divide."""
+    data = {"device": "cpu", "memory_limit_bytes": limit_bytes, "memory_margin": 0.0, "uniform_only": False, **fields}
+    request = parse_document(
+        TuningRequest,
+        {"spec": program.spec(), "effective_batch_size": program.effective_batch_size, **data},
+        "arguments",
+    )
+    return run_tuning(request)

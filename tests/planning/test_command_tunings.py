@@ -1,0 +1,204 @@
+"""Tunings of commands on oracles: divisors, the run of the plan, and commands that do not follow it."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from tests.support.factories import CPU, plan_of, probe_result
+from tuner.errors import PlanError, TuningFailedError
+from tuner.planning.accumulation import divisors_up_to, probe_window, repeated_plan
+from tuner.planning.session import Tuning
+from tuner.schemas.command import CommandSpec
+from tuner.schemas.recommendation import Recommendation
+from tuner.schemas.requests import ProbeRequest, TuningRequest
+from tuner.schemas.results import CountedRank, CountedUpdates, Outcome, PhaseSeconds, ProbeResult, UpdateTiming
+
+ARGV = ("python", "train.py", "{micro_batch_size}", "{gradient_accumulation_steps}")
+
+
+def tuning(effective_batch_size: int = 200, *, argv: tuple[str, ...] = ARGV, ranks: int = 1, **fields: Any) -> Tuning:
+    """The tuning of a command that has not begun."""
+    spec = CommandSpec.model_validate(
+        {"model": {"kind": "command", "argv": argv}, "parallelism": {"world_size": ranks}}
+    )
+    request = TuningRequest(spec=spec, effective_batch_size=effective_batch_size, device="cpu", **fields)
+    return Tuning(request, CPU, environment={}, versions={"torch": "2.13.0", "file train.py": "abc"})
+
+
+def counted(probe: ProbeRequest, **changes: Any) -> CountedUpdates:
+    """The counted updates of a command that does as it is told."""
+    ranks = probe.spec.parallelism.world_size
+    steps = probe.samples_per_window // probe.micro_batch_size if probe.runs_plan else len(probe_window(probe))
+    samples = probe.micro_batch_size * steps
+    fields = {
+        "world_size": ranks,
+        "ranks": (CountedRank(rank=0, backward_passes=(steps, steps), samples=(samples, samples)),),
+        "of_plan": samples == probe.samples_per_window,
+        "as_planned": True,
+        "statement": f"{steps} of {probe.micro_batch_size}, as planned",
+    }
+    return CountedUpdates.model_validate({**fields, **changes})
+
+
+def answer(probe: ProbeRequest, largest: int, **changes: Any) -> ProbeResult:
+    """Run a command of which ``largest`` samples fit."""
+    fits = probe.micro_batch_size <= largest
+    used = 1000 + 100 * probe.micro_batch_size
+    return probe_result(
+        probe.micro_batch_size,
+        Outcome.FIT if fits else Outcome.OOM,
+        used if fits else None,
+        **{
+            "accumulates": probe.accumulates,
+            "micro_batch_sizes": probe_window(probe),
+            "verifies_plan": probe.runs_plan,
+            "measures_time": probe.measures_time,
+            "counted": counted(probe) if fits else None,
+            **changes,
+        },
+    )
+
+
+def finish(course: Tuning, largest: int, **changes: Any) -> Recommendation:
+    """Drive a tuning to its end."""
+    while (probe := course.next_probe()) is not None:
+        course.record(answer(probe, largest, **changes))
+    return course.recommendation(identifier="rec_1", created_at=datetime(2026, 1, 1, tzinfo=UTC), total_seconds=1.0)
+
+
+def test_only_divisors_are_searched_and_the_plan_repeats_one() -> None:
+    """37 fit, and 25 is the largest divisor of 200 among them."""
+    found = finish(tuning(200), largest=37)
+    assert {probe.micro_batch_size for probe in found.evidence.probes} <= set(divisors_up_to(200, 200))
+    assert (found.evidence.proof.fits, found.evidence.proof.next_size) == (25, 40)
+    assert plan_of(found).micro_batch_sizes == ((25,) * 8,)
+    assert found.largest_micro_batch_size == 25
+
+
+def test_any_size_is_searched_on_request() -> None:
+    """The largest is 37, and the plan has its largest divisor."""
+    found = finish(tuning(200, uniform_only=False), largest=37)
+    assert (found.evidence.proof.fits, found.evidence.proof.next_size) == (37, 38)
+    assert found.largest_micro_batch_size == 37
+    assert plan_of(found).micro_batch_size == 25
+
+
+def test_the_plan_is_run_as_it_will_be_trained() -> None:
+    """The plan is run after the search, with all its micro-batches, which a probe of the search does not have."""
+    found = finish(tuning(200), largest=37)
+    last = found.evidence.probes[-1]
+    assert (last.verifies_plan, last.micro_batch_size) == (True, 25)
+    assert last.counted is not None
+    assert last.counted.ranks[0].backward_passes == (8, 8)
+    assert found.evidence.plan_proof == "The plan was run as it will be trained: 8 of 25, as planned."
+
+
+def test_a_search_that_ran_the_plan_already_does_not_run_it_again() -> None:
+    """Two micro-batches of 100 are both the probe's and the plan's update."""
+    found = finish(tuning(200), largest=100)
+    assert not any(probe.verifies_plan for probe in found.evidence.probes)
+    assert "2 of 100, as planned" in found.evidence.plan_proof
+
+
+def test_a_plan_that_does_not_fit_is_followed_by_the_next_divisor() -> None:
+    """More micro-batches may take more memory in a program that keeps something of each."""
+    course = tuning(200)
+    while (probe := course.next_probe()) is not None:
+        course.record(answer(probe, 20 if probe.runs_plan else 37))
+    found = course.recommendation(identifier="r", created_at=datetime(2026, 1, 1, tzinfo=UTC), total_seconds=1.0)
+    assert plan_of(found).micro_batch_size == 20
+    assert "was run and ran out of memory" in found.evidence.plan_proof
+
+
+@pytest.mark.parametrize("in_plan_only", [False, True])
+def test_a_command_that_does_not_follow_its_figures_ends_the_tuning(*, in_plan_only: bool) -> None:
+    """At the first probe that shows it, with the figures."""
+    course, message = tuning(200), "1 backward pass of 25 samples per update: 25; planned were 2 of 25 samples: 50"
+    while (probe := course.next_probe()) is not None:
+        misleads = probe.runs_plan or not in_plan_only
+        changes = {"outcome": Outcome.ERROR, "error_type": "plan-not-followed", "message": message}
+        course.record(answer(probe, 37).model_copy(update=changes if misleads else {}))
+    assert len(course.probes) == 1 or in_plan_only
+    with pytest.raises(TuningFailedError, match="planned were 2 of 25") as caught:
+        course.recommendation(identifier="r", created_at=datetime(2026, 1, 1, tzinfo=UTC), total_seconds=1.0)
+    assert caught.value.reason == "plan-not-followed"
+
+
+def test_ranks_that_do_not_divide_the_batch_are_refused_before_any_probe() -> None:
+    """The error names the nearest effective batches that are possible."""
+    with pytest.raises(PlanError, match=r"201 does not divide among 2 ranks.*use 200 or 202"):
+        tuning(201, ranks=2)
+
+
+def test_neither_an_estimate_nor_a_check_of_the_loss_is_requested() -> None:
+    """A command has no estimate."""
+    course = tuning()
+    assert course.expectation_request() is None
+    assert course.coupling_request() is None
+
+
+def test_a_changed_script_has_another_fingerprint() -> None:
+    """And the same request, so that it may warm-start the search."""
+    one, other = tuning(), tuning()
+    other.versions["file train.py"] = "def"
+    assert one.fingerprint != other.fingerprint
+    assert one.request_fingerprint == other.request_fingerprint
+
+
+def test_a_command_that_takes_sizes_only_is_recommended_with_a_warning() -> None:
+    """Its accumulation is its own affair."""
+    open_question = {"as_planned": None, "of_plan": True}
+    course = tuning(argv=ARGV[:3])
+    while (probe := course.next_probe()) is not None:
+        course.record(answer(probe, 37, counted=counted(probe, **open_question)))
+    found = course.recommendation(identifier="r", created_at=datetime(2026, 1, 1, tzinfo=UTC), total_seconds=1.0)
+    assert "accumulation-not-set" in {warning.code for warning in found.warnings}
+
+
+def test_lengths_that_vary_are_a_warning() -> None:
+    """The first updates rarely have the longest sample."""
+    course = tuning()
+    while (probe := course.next_probe()) is not None:
+        varying = counted(probe, lengths_vary=True, longest_sequence=128)
+        course.record(answer(probe, 37, counted=varying))
+    found = course.recommendation(identifier="r", created_at=datetime(2026, 1, 1, tzinfo=UTC), total_seconds=1.0)
+    message = next(warning.message for warning in found.warnings if warning.code == "lengths-vary")
+    assert "128 tokens" in message
+
+
+def test_the_fastest_plan_is_timed_among_divisors() -> None:
+    """And run as it will be trained."""
+    course = tuning(200, objective="fastest")
+    while (probe := course.next_probe()) is not None:
+        sizes = probe_window(probe)
+        timing = UpdateTiming(
+            updates=5, micro_batch_sizes=sizes, update_seconds=1.0 * len(sizes), micro_batch_seconds=1.0
+        )
+        course.record(answer(probe, 37, timing=timing))
+    found = course.recommendation(identifier="r", created_at=datetime(2026, 1, 1, tzinfo=UTC), total_seconds=1.0)
+    timed = {probe.micro_batch_size for probe in found.evidence.probes if probe.measures_time}
+    assert timed
+    assert timed <= set(divisors_up_to(200, 37))
+    assert 200 % plan_of(found).micro_batch_size == 0
+
+
+def test_an_oom_is_avoided_where_every_probe_loads_for_minutes() -> None:
+    """The sizes are the same, and their order is more cautious."""
+
+    def shortages(start: float) -> int:
+        found = [
+            finish(tuning(510, uniform_only=False), n, seconds=PhaseSeconds(start=start)) for n in range(20, 400, 9)
+        ]
+        return sum(each.timings.out_of_memory_probes for each in found)
+
+    assert shortages(90.0) < shortages(0.0)
+
+
+def test_a_plan_repeats_only_what_divides_a_share() -> None:
+    """On every rank."""
+    assert repeated_plan(200, 2, 25).micro_batch_sizes == ((25,) * 4,) * 2
+    with pytest.raises(PlanError, match="do not divide the 100 samples"):
+        repeated_plan(200, 2, 30)

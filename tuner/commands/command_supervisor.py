@@ -1,0 +1,397 @@
+"""Run the probes of a command: start it, follow what its processes report, and end its whole tree. No torch."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from getpass import getuser
+from pathlib import Path
+
+from tuner.commands import keeper
+from tuner.commands.outcomes import EndedCommand, Ending, is_shortage, result_of
+from tuner.commands.reports import Reports
+from tuner.commands.templates import Figures, RenderedCommand, check_command, render
+from tuner.errors import EstimateError, ProbeCancelledError, ProbeError
+from tuner.hardware.allocator_env import allocator_environment
+from tuner.hardware.failures import shortage_texts
+from tuner.hardware.inventory import devices
+from tuner.planning.accumulation import probe_window
+from tuner.schemas.command import CommandModel, CommandSpec
+from tuner.schemas.recommendation import CouplingCheck
+from tuner.schemas.requests import CouplingRequest, ExpectationRequest, ProbeRequest, TuningRequest
+from tuner.schemas.results import DeviceInfo, ExpectedPeaks, Outcome, ProbeResult
+from tuner.system.disk_space import translate_full_disk
+from tuner.system.files import tail
+from tuner.system.process_exit import ProcessExit, classify_exit
+from tuner.system.processes import kernel_oom_kills, propagated_environment
+from tuner.units import format_bytes
+
+_STARTUP = Path(__file__).parent / "injected" / "startup"
+_POLL_SECONDS = 0.03
+_LOOK_SECONDS = 0.3
+"""Interval at which the processes of the tree are listed, which reads every entry of /proc."""
+_ENDING_SECONDS = 60.0
+"""Longer than the keeper takes to kill what can be killed."""
+_FAILED_RANK_SECONDS = 5.0
+"""Grace of the other ranks where one has ended with an error: launchers end them, a collective would wait."""
+_STACKS_SECONDS = 1.0
+_STACKS_SIGNAL = int(signal.SIGRTMIN) + 11
+"""A signal that neither Python, torch nor schedulers use."""
+_TIMED_UPDATES = 6
+"""Updates of a probe that measures time: the first is left out, and five give a median."""
+_PASSES_WITHOUT_STEP = 64
+_UPDATES_WITHOUT_STEP = 8
+"""Backward passes after which a command does not step: this many, and so many updates. A loss scaler that starts at
+2**16 skips fewer."""
+_OUTPUT_BYTES = 8000
+_CPU_LIBRARIES = {"ARROW_DEFAULT_MEMORY_POOL": "system"}
+"""Arrow, which transformers and datasets import, otherwise reserves 1 GiB of private addresses, all of which count: an
+HF Trainer took 1,288 MiB with that pool and 266 MiB without."""
+
+
+class CommandSupervisor:
+    """Runs the probes of a command on one device, one at a time. A ``tuner.planning.driver.ProbeRunner``.
+
+    Args:
+        device: the device; its kind decides the limit and the allocator's environment. On the CPU addresses are not
+            randomised, because the heap grows in steps of 2 MiB, which would fall elsewhere in every process.
+    """
+
+    def __init__(self, device: DeviceInfo) -> None:
+        self.device = device
+        self._lock = threading.Lock()
+
+    def environment(self) -> dict[str, str]:
+        """Return the environment variables that probes run with, and that the job must run with."""
+        environment = allocator_environment(self.device.kind, os.environ)
+        return {**environment, **_CPU_LIBRARIES} if self.device.kind == "cpu" else environment
+
+    def check(self, request: TuningRequest, should_stop: Callable[[], bool] = lambda: False) -> None:
+        """Check that the command can be started.
+
+        Raises:
+            SpecError: when its folder or its program does not exist.
+        """
+        del should_stop
+        if request.command is not None:
+            self.check_model(request.command.model)
+
+    @staticmethod
+    def check_model(model: CommandModel) -> None:
+        """Check that a command can be started, as ``check``."""
+        check_command(model)
+
+    def check_coupling(
+        self, request: CouplingRequest, should_stop: Callable[[], bool] = lambda: False
+    ) -> CouplingCheck:
+        """Return that nothing was compared: the loss of a command cannot be called."""
+        del request, should_stop
+        return CouplingCheck(verdict="not-compared", message="the loss of a command is not known.")
+
+    def expect(self, request: ExpectationRequest, should_stop: Callable[[], bool] = lambda: False) -> ExpectedPeaks:
+        """Refuse: a command cannot be traced.
+
+        Raises:
+            EstimateError: always.
+        """
+        del request, should_stop
+        raise EstimateError("a command cannot be traced")
+
+    def late_estimate(self) -> ExpectedPeaks | None:
+        """Return None: there is no estimate."""
+        return None
+
+    def stop_estimate(self) -> None:
+        """Do nothing: there is no estimate."""
+
+    def run(self, request: ProbeRequest, should_stop: Callable[[], bool] = lambda: False) -> ProbeResult:
+        """Run one probe to its end. Nothing of the command is left running.
+
+        Raises:
+            ProbeCancelledError: when ``should_stop`` returned true.
+            ProbeError: when the request is for no command.
+            StorageError: when the disk for temporary files is full.
+        """
+        with self._lock:
+            result, crashed = self._attempt(request, should_stop)
+            if crashed and self.device.kind == "cpu" and request.limit_bytes is not None:
+                return self._explain_crash(request, result, should_stop)
+            return result
+
+    def _explain_crash(self, request: ProbeRequest, first: ProbeResult, should_stop: Callable[[], bool]) -> ProbeResult:
+        """Distinguish a crash for lack of memory from a bug, as ``tuner.probing.supervisor`` does."""
+        second, crashed_again = self._attempt(request, should_stop)
+        if not crashed_again:
+            return second
+        limit = request.limit_bytes or 0
+        control, _ = self._attempt(request.model_copy(update={"limit_bytes": 4 * limit}), should_stop)
+        if control.outcome is not Outcome.FIT:
+            return first
+        message = f"crashed twice under {format_bytes(limit)}, and fits under {format_bytes(4 * limit)}"
+        return first.model_copy(update={"outcome": Outcome.OOM, "message": message, "traceback": None})
+
+    def _attempt(self, request: ProbeRequest, should_stop: Callable[[], bool]) -> tuple[ProbeResult, bool]:
+        """Run a probe once, and return its result and whether a process crashed."""
+        if not isinstance(request.spec, CommandSpec):
+            raise ProbeError("this supervisor runs commands only")
+        with tempfile.TemporaryDirectory(prefix="batchwright-", ignore_cleanup_errors=True) as folder:
+            with translate_full_disk(Path(folder)):
+                probe = CommandProbe(request, request.spec, self.device, self.environment(), Path(folder))
+            ended = probe.run(should_stop)
+            return result_of(ended), ended.crashed
+
+    def close(self) -> None:
+        """Do nothing: no process outlives its probe. Idempotent."""
+
+    def __enter__(self) -> CommandSupervisor:  # noqa: PYI034 - not meant for subclassing
+        """Return the supervisor."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Close the supervisor."""
+        self.close()
+
+
+def figures_of(request: ProbeRequest, updates: int) -> Figures:
+    """The figures of a probe: those of the plan where the probe is of one, else of a few micro-batches."""
+    world_size = request.spec.parallelism.world_size
+    size = request.micro_batch_size
+    steps = request.samples_per_window // size if request.runs_plan else len(probe_window(request))
+    return Figures(size, steps, world_size, updates)
+
+
+class CommandProbe:
+    """One run of a command under a limit, in a folder of its own.
+
+    Args:
+        request: the request of the probe.
+        spec: its command.
+        device: the device.
+        environment: the variables of every probe on the device.
+        folder: an empty folder, for everything that the probe writes.
+    """
+
+    def __init__(
+        self, request: ProbeRequest, spec: CommandSpec, device: DeviceInfo, environment: dict[str, str], folder: Path
+    ) -> None:
+        self._request, self._spec, self._device, self._folder = request, spec, device, folder
+        updates = spec.model.probe_updates
+        self._updates = max(updates, _TIMED_UPDATES) if request.measures_time else updates
+        self._figures = figures_of(request, self._updates)
+        self._command = render(spec.model, self._figures, folder)
+        self._cards = [card for card in devices() if card.kind == "cuda"] if device.kind == "cuda" else []
+        self._reports = Reports(folder / "events")
+        self._unreached: dict[int, str] = {}
+        self._most_passes = max(_PASSES_WITHOUT_STEP, _UPDATES_WITHOUT_STEP * self._figures.accumulation_steps)
+        for name in ("events", "output", "tmp"):
+            (folder / name).mkdir()
+        self._command.write_files()
+        (folder / "settings.json").write_text(json.dumps(self._settings()))
+        launch = {
+            "argv": self._command.argv,
+            "working_directory": str(self._command.working_directory.absolute()),
+            "environment": self._environment(self._command, environment),
+            "fixes_addresses": device.kind == "cpu",
+        }
+        (folder / "launch.json").write_text(json.dumps(launch))
+
+    def _settings(self) -> dict[str, object]:
+        """The settings that every process of the command reads when it imports torch."""
+        own = [card for card in self._cards if card.id == self._device.id]
+        return {
+            "device": self._device.kind,
+            "limit_bytes": self._request.limit_bytes,
+            "memory_margin": self._request.memory_margin,
+            "updates": self._updates,
+            "most_passes": self._most_passes,
+            "ends": True,
+            "stacks_signal": _STACKS_SIGNAL,
+            "shortage_texts": shortage_texts(),
+            "used_bytes": [card.used_bytes for card in (own if self._has_one_card else self._cards)],
+            "least_context_bytes": self._device.least_context_bytes,
+        }
+
+    @property
+    def _has_one_card(self) -> bool:
+        return self._figures.world_size == 1
+
+    def _environment(self, command: RenderedCommand, of_probes: dict[str, str]) -> dict[str, str]:
+        """The whole environment of the command."""
+        environment = {
+            **os.environ,
+            **propagated_environment(),
+            **of_probes,
+            "TORCHINDUCTOR_CACHE_DIR": os.environ.get("TORCHINDUCTOR_CACHE_DIR", _compiled_code()),
+            "TMPDIR": str(self._folder / "tmp"),
+            **command.environment,
+            "BATCHWRIGHT_PROBE_FOLDER": str(self._folder),
+        }
+        if self._device.kind == "cpu":
+            environment["CUDA_VISIBLE_DEVICES"] = ""
+        elif self._has_one_card:
+            environment["CUDA_VISIBLE_DEVICES"] = _visible_card(self._device.id, environment)
+        inherited = environment.get("PYTHONPATH")
+        environment["PYTHONPATH"] = os.pathsep.join([str(_STARTUP), *([inherited] if inherited else [])])
+        return environment
+
+    def run(self, should_stop: Callable[[], bool]) -> EndedCommand:
+        """Run the command until its updates are counted, or it fails or takes too long; then end it.
+
+        Raises:
+            ProbeCancelledError: when ``should_stop`` returned true; nothing of the command is left by then.
+        """
+        requested_at, kills_before = time.monotonic(), kernel_oom_kills()
+        process = subprocess.Popen(  # noqa: S603 - this interpreter, and a module of this package
+            [sys.executable, "-I", str(Path(keeper.__file__)), str(self._folder)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        try:
+            ending = self._follow(process, requested_at, should_stop)
+            stacks = self._stacks() if ending in {Ending.TIMED_OUT, Ending.LOADING_TIMED_OUT} else ""
+        finally:
+            _end(process)
+        self._reports.read()
+        exit_, start_error = self._exit(kernel_oom_kills() - kills_before)
+        own = next((card for card in self._cards if card.id == self._device.id), None)
+        return EndedCommand(
+            request=self._request,
+            model=self._spec.model,
+            figures=self._figures,
+            updates=self._updates,
+            ending=self._shortage_first(ending),
+            reports=self._reports,
+            requested_at=requested_at,
+            ended_at=time.monotonic(),
+            exit=exit_,
+            start_error=start_error,
+            kernel_oom_kills=kernel_oom_kills() - kills_before,
+            output=tail(self._folder / "output.txt", _OUTPUT_BYTES) if (self._folder / "output.txt").exists() else "",
+            stacks=stacks,
+            unreached=[line for pid, line in self._unreached.items() if not self._has_reported(pid)],
+            other_processes_bytes=own.used_bytes if own else None,
+            is_of_plan=self._figures.micro_batch_size * self._figures.accumulation_steps
+            == self._request.samples_per_window,
+        )
+
+    def _shortage_first(self, ending: Ending) -> Ending:
+        """The reason for the end; an OOM that was reported while the command ended comes first."""
+        return Ending.SHORTAGE if ending is not Ending.FINISHED and self._is_short() else ending
+
+    def _follow(self, process: subprocess.Popen[bytes], began: float, should_stop: Callable[[], bool]) -> Ending:
+        looked_at, failed_at = 0.0, None
+        while process.poll() is None:
+            self._reports.read()
+            now = time.monotonic()
+            if (ending := self._ending(now, began)) is not None:
+                return ending
+            if should_stop():
+                raise ProbeCancelledError("the probe was cancelled")
+            if now - looked_at > _LOOK_SECONDS:
+                looked_at = now
+                left = self._look_at_tree(process.pid)
+                failed_at = (failed_at or now) if self._rank_has_failed(left) else None
+                if failed_at is not None and now - failed_at > _FAILED_RANK_SECONDS:
+                    return Ending.BY_ITSELF
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(_POLL_SECONDS)
+        self._reports.read()
+        return self._ending(time.monotonic(), began, is_over=True) or Ending.BY_ITSELF
+
+    def _ending(  # noqa: PLR0911 - one per reason
+        self, now: float, began: float, *, is_over: bool = False
+    ) -> Ending | None:
+        """The reason to end the command now; None while it may go on."""
+        reports, forward_at = self._reports, self._reports.forward_at
+        if self._is_short():
+            return Ending.SHORTAGE
+        if reports.are_finished:
+            return Ending.FINISHED
+        if any(process.done is not None and not process.updates for process in reports.processes):
+            return Ending.NO_BACKWARD
+        if is_over:
+            return None
+        if self._spec.model.takes_accumulation and reports.waiting_passes >= self._most_passes:
+            return Ending.NEVER_STEPS
+        if forward_at is None:
+            return Ending.LOADING_TIMED_OUT if now - began > self._spec.model.loading_timeout_seconds else None
+        return Ending.TIMED_OUT if now - forward_at > self._request.timeout_seconds else None
+
+    def _is_short(self) -> bool:
+        return any(is_shortage(event) for process in self._reports.processes for event in process.shortages)
+
+    def _look_at_tree(self, root: int) -> set[int]:
+        """List the tree, and remember Python processes that may never report."""
+        left = keeper.descendants(root)
+        for process in left:
+            if process not in self._unreached and not self._has_reported(process):
+                with suppress(OSError):
+                    if Path(f"/proc/{process}/exe").readlink().name.startswith("python"):
+                        line = Path(f"/proc/{process}/cmdline").read_bytes().replace(b"\0", b" ")
+                        self._unreached[process] = line.decode(errors="replace").strip()[:200]
+        return set(left)
+
+    def _has_reported(self, process: int) -> bool:
+        return any(reported.pid == process for reported in self._reports.processes)
+
+    def _rank_has_failed(self, left: set[int]) -> bool:
+        """Return whether a rank of several has ended before its updates, so that others may wait for it."""
+        ranks = [process for process in self._reports.processes if process.forward_at is not None]
+        gone = [rank for rank in ranks if rank.done is None and rank.pid not in left]
+        return len(ranks) > 1 and bool(gone)
+
+    def _stacks(self) -> str:
+        """Have every armed process write the stacks of its threads, and read them."""
+        armed = self._reports.with_torch
+        for process in armed:
+            with suppress(ProcessLookupError, PermissionError):
+                os.kill(process.pid, _STACKS_SIGNAL)
+        time.sleep(_STACKS_SECONDS)
+        texts = []
+        for process in armed:
+            path = self._folder / "events" / f"{process.pid}.stacks"
+            if path.exists() and (text := path.read_text(errors="replace").strip()):
+                texts.append(f"Process {process.pid} ({' '.join(process.argv)[:200]}):\n{text}")
+        return "\n\n".join(texts)
+
+    def _exit(self, oom_kills: int) -> tuple[ProcessExit | None, str | None]:
+        """Read how the command ended, and why it could not be started."""
+        path = self._folder / "exit.json"
+        if not path.exists():
+            return None, None
+        ended = json.loads(path.read_text())
+        status = ended.get("status")
+        return None if status is None else classify_exit(status, oom_kills), ended.get("error")
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Have the keeper end the tree, and wait for that."""
+    if process.stdin is not None:
+        process.stdin.close()
+    try:
+        process.wait(_ENDING_SECONDS)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+def _compiled_code() -> str:
+    """The folder in which torch keeps compiled code, which is below the folder for temporary files by default."""
+    return str(Path(tempfile.gettempdir()) / f"torchinductor_{getuser()}")
+
+
+def _visible_card(device: str, environment: dict[str, str]) -> str:
+    """The entry of a card for the variable that hides the others."""
+    index = int(device.rpartition(":")[2])
+    visible = [part.strip() for part in environment.get("CUDA_VISIBLE_DEVICES", "").split(",") if part.strip()]
+    return visible[index] if index < len(visible) else str(index)

@@ -1,0 +1,10 @@
+"""Code that runs inside the processes of a command, in its interpreter and beside its packages.
+
+``startup`` is the folder on `PYTHONPATH`, whose ``startup.sitecustomize`` loads this package under a name of its own
+as soon as torch is imported. ``arming`` then sets the memory limit (``memory``) and installs the hooks
+(``torch_hooks``), which feed the counter of updates (``counting``). ``shortages`` observes every OOM, and ``reporting``
+writes the events to files.
+
+The modules import nothing but the standard library and torch, by relative imports within the package, and take Python
+3.9: the interpreter of the command need not have Batchwright.
+"""

@@ -1,0 +1,173 @@
+"""Arm a process of a command once torch is imported: limit, hooks, counter, and the end after the wanted updates."""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import sys
+import time
+from typing import Any
+
+from .counting import UpdateCounter
+from .memory import CpuMemory, CudaMemory
+from .reporting import read_settings, report, stacks_path
+from .shortages import Shortages
+from .torch_hooks import TorchHooks
+
+
+def arm(torch: Any, folder: str) -> None:
+    """Arm this process for the probe of a folder."""
+    settings = read_settings(folder)
+    report(folder, "torch", pid=os.getpid(), torch=str(torch.__version__))
+    armed = ArmedProcess(torch, folder, settings)
+    armed.start()
+
+
+class ArmedProcess:
+    """This process, from the import of torch to its end. An observer of ``torch_hooks``.
+
+    Args:
+        torch: the module.
+        folder: the folder of the probe.
+        settings: the settings of the probe.
+    """
+
+    def __init__(self, torch: Any, folder: str, settings: dict[str, Any]) -> None:
+        self._torch = torch
+        self._folder = folder
+        self._settings = settings
+        self._is_cuda = settings["device"] == "cuda"
+        self._memory = CudaMemory(torch, settings) if self._is_cuda else CpuMemory(settings["limit_bytes"])
+        self._counter = UpdateCounter(settings["updates"])
+        self._shortages = Shortages(settings["shortage_texts"], self._report_shortage)
+        self._starts: list[float] = []
+        """Times at which the first call before each backward pass of the current update began."""
+        self._gaps: list[float] = []
+        self._ran = False
+        self._is_forked = False
+
+    def start(self) -> None:
+        """Install everything, and set the limit last."""
+        self._stacks = open(stacks_path(self._folder), "w")  # noqa: SIM115 - open as long as the process
+        faulthandler.register(self._settings["stacks_signal"], self._stacks, all_threads=True)
+        os.register_at_fork(after_in_child=self._forked)
+        self._shortages.watch_uncaught()
+        if self._is_cuda:
+            self._shortages.watch_card(self._torch)
+        else:
+            self._shortages.watch_own_code()
+        TorchHooks(self._torch, self).install()
+        self._memory.limit()
+
+    def _forked(self) -> None:
+        """Count anew in a forked process, which has no budget until it trains: loaders of data have none."""
+        self._memory.lift()
+        self._counter = UpdateCounter(self._settings["updates"])
+        self._ran, self._is_forked, self._starts, self._gaps = False, True, [], []
+
+    # --- what the hooks see ---
+
+    def called(self, samples: int | None, sequence: int | None) -> None:
+        """Count a call of the model."""
+        self._begin()
+        if len(self._starts) == self._counter.waiting_passes:
+            self._starts.append(time.monotonic())
+        if samples is not None:
+            self._counter.call(samples, sequence)
+
+    def _begin(self) -> None:
+        if self._ran:
+            return
+        self._ran = True
+        self._memory.check_devices()
+        if not self._is_forked:
+            self._report("forward")
+
+    def went_backward(self, loaded: int | None) -> None:
+        """Count a backward pass. In a forked process the first one shows that it trains."""
+        if self._is_forked:
+            self._is_forked = False
+            self._memory.limit()
+            self._report("forward")
+        self._begin()
+        self._counter.backward(loaded)
+        self._report_passes()
+
+    def _report_passes(self) -> None:
+        """Report the backward passes without a step, ever more rarely."""
+        waiting = self._counter.waiting_passes
+        if waiting & (waiting - 1) == 0 or waiting == self._settings["most_passes"]:
+            self._report("backward", waiting=waiting)
+
+    def discarded(self) -> None:
+        """Count gradients that are set to zero."""
+        self._counter.discard()
+        self._starts.clear()
+
+    def stepped(self, optimizer: Any) -> None:
+        """Count a step, and end after the wanted ones."""
+        self._memory.synchronize()
+        now = time.monotonic()
+        if self._counter.step(id(optimizer), now):
+            self._gaps.extend(later - earlier for earlier, later in zip(self._starts, self._starts[1:]))  # noqa: B905 - Python 3.9 has neither
+            self._starts = []
+            self._report_update(optimizer)
+        elif self._counter.steps <= self._settings["updates"]:
+            self._report("idle-step", optimizer=_name(optimizer))
+        if self._counter.is_complete and self._settings["ends"]:
+            self._finish()
+
+    def failed(self, error: BaseException, where: str) -> None:
+        """Look at an exception that passes a hooked function."""
+        self._shortages.saw(error, where)
+
+    # --- reports ---
+
+    def _report(self, event: str, **fields: object) -> None:
+        report(self._folder, event, pid=os.getpid(), **fields)
+
+    def _report_update(self, optimizer: Any) -> None:
+        rank, world_size = self._rank()
+        self._report(
+            "update",
+            rank=rank,
+            world_size=world_size,
+            number=len(self._counter.updates),
+            optimizer=_name(optimizer),
+            **self._counter.updates[-1].totals(),
+        )
+
+    def _report_shortage(self, kind: str, message: str, where: str) -> None:
+        self._memory.lift()
+        rank, _ = self._rank()
+        self._report("oom", type=kind, message=message, where=where, rank=rank, **self._memory.peaks())
+
+    def _rank(self) -> tuple[int, int]:
+        distributed = self._torch.distributed
+        if distributed.is_available() and distributed.is_initialized():
+            return int(distributed.get_rank()), int(distributed.get_world_size())
+        rank, world = os.environ.get("RANK", ""), os.environ.get("WORLD_SIZE", "")
+        return int(rank) if rank.isdigit() else 0, int(world) if world.isdigit() and int(world) else 1
+
+    def _finish(self) -> None:
+        """Report everything, and wait for the end: this process does nothing of its program any more."""
+        self._memory.lift()
+        rank, world_size = self._rank()
+        gaps = sorted(self._gaps)
+        self._report(
+            "done",
+            rank=rank,
+            world_size=world_size,
+            skipped=self._counter.skipped,
+            sequences=[min(self._counter.sequences), max(self._counter.sequences)] if self._counter.sequences else [],
+            micro_batch_seconds=gaps[len(gaps) // 2] if gaps else None,
+            python=".".join(str(part) for part in sys.version_info[:3]),
+            **self._memory.peaks(),
+        )
+        sys.settrace(None)
+        while True:
+            time.sleep(3600.0)
+
+
+def _name(optimizer: Any) -> str:
+    return f"{type(optimizer).__module__}.{type(optimizer).__qualname__}"

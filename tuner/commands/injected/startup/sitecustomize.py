@@ -1,0 +1,97 @@
+"""Run at the start of every Python process of a command, whose ``PYTHONPATH`` begins with this folder.
+
+Once torch has been imported, the process is armed (``arming``). Python runs one module of this name, so the one that
+this module hides runs from here, and its errors are raised as without this module.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from importlib import import_module
+from importlib.abc import MetaPathFinder
+from importlib.machinery import PathFinder
+from importlib.util import find_spec, module_from_spec, spec_from_file_location
+
+TYPE_CHECKING = False  # that of `typing`, which would be imported into every process
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from importlib.machinery import ModuleSpec
+    from types import ModuleType
+    from typing import Any
+
+_FOLDER = os.path.dirname(os.path.realpath(__file__))
+_PACKAGE = "_batchwright_injected"
+_MARK = "_batchwright_started"
+_FOLDER_VARIABLE = "BATCHWRIGHT_PROBE_FOLDER"
+
+
+class _TorchImport(MetaPathFinder):
+    """Have the execution of the module ``torch`` followed by a call."""
+
+    def __init__(self, followed_by: Callable[[ModuleType], None]) -> None:
+        self._followed_by = followed_by
+        self._is_searching = False
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """Return torch's spec with another loader function; None for any other module."""
+        del path, target
+        if fullname != "torch" or self._is_searching:
+            return None
+        self._is_searching = True
+        try:
+            spec = find_spec("torch")
+        finally:
+            self._is_searching = False
+        if spec is not None and spec.loader is not None:
+            self._follow(spec.loader)
+        return spec
+
+    def _follow(self, loader: Any) -> None:
+        execute = loader.exec_module
+
+        def exec_module(module: ModuleType) -> None:
+            execute(module)
+            self._followed_by(module)
+
+        loader.exec_module = exec_module
+
+
+def _load(name: str) -> Any:
+    """Import a module of the package of this folder's parent, whatever is on the path of the command."""
+    if _PACKAGE not in sys.modules:
+        folder = os.path.dirname(_FOLDER)
+        file = os.path.join(folder, "__init__.py")
+        spec = spec_from_file_location(_PACKAGE, file, submodule_search_locations=[folder])
+        if spec is None or spec.loader is None:
+            raise ImportError(file)
+        sys.modules[_PACKAGE] = module_from_spec(spec)
+        spec.loader.exec_module(sys.modules[_PACKAGE])
+    return import_module(_PACKAGE + "." + name)
+
+
+def _run_hidden() -> None:
+    """Run the ``sitecustomize`` that this one hides, under its name."""
+    others = [entry for entry in sys.path if os.path.realpath(entry or ".") != _FOLDER]
+    spec = PathFinder.find_spec("sitecustomize", others)
+    if spec is not None and spec.loader is not None:
+        module = module_from_spec(spec)
+        sys.modules["sitecustomize"] = module
+        spec.loader.exec_module(module)
+
+
+def _start() -> None:
+    """Arm this process, and run what this module hides: once, because what is hidden may itself run what hides it."""
+    if _MARK in sys.modules:
+        return
+    sys.modules[_MARK] = sys
+    folder = os.environ.get(_FOLDER_VARIABLE)
+    if folder:
+        _load("reporting").report_start(folder)
+        sys.meta_path.insert(0, _TorchImport(lambda torch: _load("arming").arm(torch, folder)))
+    _run_hidden()
+
+
+_start()

@@ -1,0 +1,143 @@
+"""Read what the processes of a command report of themselves. No torch."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+Event = dict[str, Any]
+
+
+@dataclass
+class ReportedProcess:
+    """A Python process of a command's tree, as far as it has reported.
+
+    Attributes:
+        pid: the process.
+        argv: the start of its command line; empty for a forked process.
+        python: the version of its interpreter.
+        torch: the version of its torch; none before that is imported.
+        torch_at: when torch was imported, on the monotonic clock.
+        forward_at: when its first forward pass began.
+        waiting_passes: backward passes since its last step.
+        idle_steps: steps of an optimizer without a backward pass.
+        updates: its updates, in order.
+        done: its last report, after the wanted updates.
+        shortages: what may be OOMs, in order.
+    """
+
+    pid: int
+    argv: tuple[str, ...] = ()
+    python: str | None = None
+    torch: str | None = None
+    torch_at: float | None = None
+    forward_at: float | None = None
+    waiting_passes: int = 0
+    idle_steps: int = 0
+    updates: list[Event] = field(default_factory=list)
+    done: Event | None = None
+    shortages: list[Event] = field(default_factory=list)
+
+    def take(self, event: Event) -> None:
+        """Take an event of this process."""
+        match event["event"]:
+            case "start":
+                self.argv, self.python = tuple(event["argv"]), event["python"]
+            case "torch":
+                self.torch, self.torch_at = event["torch"], event["at"]
+            case "forward":
+                self.forward_at = self.forward_at or event["at"]
+            case "backward":
+                self.waiting_passes = event["waiting"]
+            case "idle-step":
+                self.idle_steps += 1
+            case "update":
+                self.updates.append(event)
+                self.waiting_passes = 0
+            case "oom":
+                self.shortages.append(event)
+            case "done":
+                self.done = event
+
+    @property
+    def rank(self) -> int:
+        """The rank, by the last update."""
+        return int(self.updates[-1]["rank"]) if self.updates else 0
+
+
+class Reports:
+    """The reports of all processes of a command.
+
+    Args:
+        folder: the folder of the events.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._offsets: dict[Path, int] = {}
+        self._processes: dict[int, ReportedProcess] = {}
+
+    def read(self) -> None:
+        """Read what has been reported since the last call."""
+        for path in sorted(self._folder.glob("*.jsonl")):
+            process = self._processes.setdefault(int(path.stem), ReportedProcess(int(path.stem)))
+            for event in self._new_events(path):
+                process.take(event)
+
+    def _new_events(self, path: Path) -> Iterator[Event]:
+        with path.open("rb") as stream:
+            stream.seek(self._offsets.get(path, 0))
+            data = stream.read()
+        complete = data[: data.rfind(b"\n") + 1]
+        self._offsets[path] = self._offsets.get(path, 0) + len(complete)
+        for line in complete.splitlines():
+            yield json.loads(line)
+
+    @property
+    def processes(self) -> list[ReportedProcess]:
+        """All processes that have reported."""
+        return list(self._processes.values())
+
+    @property
+    def with_torch(self) -> list[ReportedProcess]:
+        """The processes that have imported torch."""
+        return [process for process in self.processes if process.torch is not None]
+
+    @property
+    def trained(self) -> list[ReportedProcess]:
+        """The processes that have made an update, by rank."""
+        return sorted((process for process in self.processes if process.updates), key=lambda process: process.rank)
+
+    @property
+    def world_size(self) -> int:
+        """The ranks of the run, as its processes say; 1 before the first update."""
+        return max((int(update["world_size"]) for process in self.trained for update in process.updates), default=1)
+
+    @property
+    def finished(self) -> list[ReportedProcess]:
+        """The ranks that have made the wanted updates."""
+        return [process for process in self.trained if process.done is not None]
+
+    @property
+    def are_finished(self) -> bool:
+        """True once every rank has made the wanted updates."""
+        return bool(self.finished) and len(self.finished) >= self.world_size
+
+    @property
+    def shortage(self) -> tuple[ReportedProcess, Event] | None:
+        """The first OOM of any process."""
+        found = [(process, event) for process in self.processes for event in process.shortages]
+        return min(found, key=lambda each: each[1]["at"], default=None)
+
+    @property
+    def forward_at(self) -> float | None:
+        """Start of the first forward pass of any process."""
+        return min((process.forward_at for process in self.processes if process.forward_at), default=None)
+
+    @property
+    def waiting_passes(self) -> int:
+        """The most backward passes that a process has made since its last step."""
+        return max((process.waiting_passes for process in self.processes), default=0)
