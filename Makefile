@@ -8,7 +8,7 @@ HASHED := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-
 SOURCES := pyproject.toml constraints.txt requirements/runtime.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test lint check format serve gpu-test virtual-gpu-test gpu-demo gpu-evidence bench-install bench test-exports conformance openapi lock licenses docs release-check clean
+.PHONY: help install demo test lint check format serve gpu-test virtual-gpu-test virtual-gpu-bench gpu-demo gpu-evidence bench-install bench test-exports test-commands conformance openapi lock licenses docs release-check clean
 
 help:  ## Show these lines
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -44,8 +44,11 @@ $(VENV)/browser: $(VENV)/torch
 	  || (echo 'no Chromium: install the package `chromium`' >&2; exit 1)
 	@touch $@
 
+# More than the two processors of the usual machine: tests wait for processes, leases and pages.
+TEST_PROCESSES ?= 4
+
 test: $(VENV)/dev $(VENV)/docs $(VENV)/browser  ## Install what the tests need, and run them
-	$(BIN)/python -m pytest -n 3 --dist worksteal
+	$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist worksteal
 
 lint: $(VENV)/dev  ## Style, types and formatting
 	$(BIN)/ruff check .
@@ -86,16 +89,21 @@ $(VIRTUAL_GPU)/ready: constraints.txt requirements/runtime.txt requirements/dev.
 	$(VIRTUAL_PIP) install --quiet --no-deps --no-build-isolation -e .
 	@touch $@
 
+ON_VIRTUAL_GPU := $(VIRTUAL_PYTHON) -m tuner.virtual_gpu --gpu H100-80GB -- $(VIRTUAL_PYTHON)
 NO_VIRTUAL_GPU := SKIPPED: no test ran on a virtual card, since torch's CUDA build cannot be had here (see above).
 
-# First the tests that describe a host each, then those of a physical card that a virtual one can pass.
+# First the tests that describe a host each, then those of a physical card that a virtual one can pass: every process of
+# pytest-xdist has a card of its own, since some of these tests read what a whole card holds.
 virtual-gpu-test:  ## Test with torch's CUDA build on virtual cards, without a GPU (skipped where it cannot be had)
 	@$(MAKE) --no-print-directory $(VIRTUAL_GPU)/ready || { echo "$(NO_VIRTUAL_GPU)" >&2; exit 0; }; \
 	status=0; \
 	$(VIRTUAL_PYTHON) -m pytest -n 2 --dist worksteal -m virtual_gpu tests/virtual_gpu || status=1; \
-	$(VIRTUAL_PYTHON) -m tuner.virtual_gpu --gpu H100-80GB -- \
-	  $(VIRTUAL_PYTHON) -m pytest -m gpu tests/gpu tests/hardware/test_memory_devices.py || status=1; \
+	$(VIRTUAL_PYTHON) -m pytest --tx '2*popen//python=$(ON_VIRTUAL_GPU)' --dist worksteal \
+	  -m gpu tests/gpu tests/hardware/test_memory_devices.py || status=1; \
 	exit $$status
+
+virtual-gpu-bench: $(VIRTUAL_GPU)/ready  ## Compare traced estimates with torch's CUDA build on virtual cards
+	$(VIRTUAL_PYTHON) benchmarks/virtual_gpu.py
 
 gpu-demo: install  ## The demo; takes the first CUDA device
 	$(BIN)/python examples/demo.py --output-dir runs/gpu-demo
@@ -110,6 +118,7 @@ bench: bench-install  ## Reproduce the figures of benchmarks/results/
 	$(BIN)/python benchmarks/search_oracles.py
 	$(BIN)/python benchmarks/learned.py
 	$(BIN)/python benchmarks/finders.py
+	$(BIN)/python benchmarks/commands.py
 	$(BIN)/python benchmarks/estimator.py
 	$(BIN)/python benchmarks/cpu_repeatability.py
 	$(BIN)/python benchmarks/cpu_math_buffers.py
@@ -170,6 +179,9 @@ EXPORTS_READY := $(patsubst %,$(EXPORTS)/%/ready,deepspeed composer configs laun
 test-exports: $(EXPORTS_READY)  ## Have the frameworks and launchers themselves load exports, call our callbacks and run our examples
 	BATCHWRIGHT_TEST_LAUNCHERS=$(EXPORTS)/launchers BATCHWRIGHT_TEST_SLURM=$(EXPORTS)/slurm/root \
 	  $(BIN)/python -m pytest -m exports tests/exports tests/integrations tests/project/test_side_by_side.py
+
+test-commands: $(EXPORTS)/deepspeed/ready $(EXPORTS)/composer/ready  ## Tune unmodified programs of the frameworks as commands
+	$(BIN)/python -m pytest -m exports tests/commands
 
 # The tools that are no Python packages of ours: Java and npm must be there. `promtool` is of Debian's package
 # `prometheus`, which is unpacked, not installed.

@@ -47,7 +47,7 @@ def specs() -> dict[str, WorkloadSpec]:
         "optimizer": {"name": "adamw", "learning_rate": 0.001},
         "gradient_clipping": 1.0,
     }
-    return {"gpt2": parse_spec(readme), **{name: it.spec for name, it in requests().items()}}
+    return {"gpt2": parse_spec(readme), **{name: it.workload for name, it in requests().items()}}
 
 
 def measure(name: str) -> dict[str, float]:

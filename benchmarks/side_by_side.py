@@ -229,7 +229,8 @@ def true_size(bench: Bench) -> Row:
         memory_limit_bytes=MEMORY_LIMIT_BYTES,
         memory_margin=0.0,
     )
-    return truth_of(bench, Case("side by side", request), SCAN, {})
+    _, truth = truth_of(bench, Case("side by side", request), SCAN, {})
+    return truth
 
 
 def show(name: str, row: Row) -> None:

@@ -4,7 +4,8 @@ From top to bottom, each layer imports only layers below it:
 
 - ``cli``: the commands `serve`, `work`, `keys` and `prune`, which `batchwright` finds as entry points.
 - ``entrypoints``: the processes: the API, the workers of a host, and the export of the OpenAPI document.
-- ``bootstrap``: the only place that chooses implementations and builds objects.
+- ``bootstrap`` and ``worker_bootstrap``: the only places that choose implementations and build objects; the latter
+  builds workers alone, without FastAPI.
 - ``dashboard``: the pages for people, over the public API.
 - ``api``: the HTTP side. ``worker``: claims queued work and runs it. Neither imports the other.
 - ``application``: the use cases and their rules.

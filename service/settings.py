@@ -35,6 +35,8 @@ OTHER_VARIABLES = frozenset(
         "BATCHWRIGHT_MICRO_BATCH_SIZES",
         "BATCHWRIGHT_PLAN_SOURCE",
         "BATCHWRIGHT_WORLD_SIZE",
+        "BATCHWRIGHT_PROBE_FOLDER",  # of a command that is probed
+        "BATCHWRIGHT_WORKSPACES",  # workspaces that were measured on a card, of estimates
     }
 )
 """Variables with the prefix that are no settings."""

@@ -54,7 +54,9 @@ _REQUIREMENTS = {
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip tests whose marker names what is not here; they are counted in the last lines."""
+    """Begin with the slow modules, and skip tests whose marker names what is not here; the last lines count these."""
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: item.path not in slow)  # so that no process runs a slow test while the others are done
     for marker, (is_here, reason, _) in _REQUIREMENTS.items():
         marked = [item for item in items if item.get_closest_marker(marker)]
         if marked and not is_here():

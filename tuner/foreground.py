@@ -7,12 +7,15 @@ import uuid
 from datetime import UTC, datetime
 from typing import Protocol
 
+from tuner.commands.command_supervisor import CommandSupervisor
+from tuner.commands.templates import contents_of_files
 from tuner.errors import DeviceError
 from tuner.hardware.inventory import device_failure, find_device
 from tuner.planning.driver import check_coupling, estimate_what_ifs, prepare_search, remaining_probes
 from tuner.planning.fingerprint import installed_versions
 from tuner.planning.session import Tuning
 from tuner.probing.supervisor import ProbeSupervisor
+from tuner.schemas.command import CommandSpec
 from tuner.schemas.recommendation import Recommendation
 from tuner.schemas.requests import ProbeRequest, TuningRequest
 from tuner.schemas.results import DeviceInfo, Outcome, ProbeResult
@@ -41,10 +44,19 @@ SILENT: TuningObserver = _Silent()
 
 def _activity(probe: ProbeRequest) -> str:
     """Describe the activity of a tuning while ``probe`` runs."""
+    if isinstance(probe.spec, CommandSpec):
+        return _activity_of_command(probe, probe.spec.model.probe_updates)
     if probe.runs_plan:
         return f"running two updates of the plan, of at most {probe.micro_batch_size:,} samples at a time"
     activity = "timing updates" if probe.measures_time else "running two updates"
     return f"{activity} at micro-batch {probe.micro_batch_size:,}"
+
+
+def _activity_of_command(probe: ProbeRequest, updates: int) -> str:
+    if probe.runs_plan:
+        return f"running {updates} updates of the plan, in micro-batches of {probe.micro_batch_size:,}"
+    activity = "timing updates of" if probe.measures_time else f"running {updates} updates of"
+    return f"{activity} the command at micro-batch {probe.micro_batch_size:,}"
 
 
 def run_tuning(
@@ -73,12 +85,12 @@ def run_tuning(
     """
     began = time.monotonic()
     device = find_device(request.device)
-    with ProbeSupervisor(device, start) as runner:
+    with _supervisor(request, device, start) as runner:
         tuning = Tuning(
             request,
             device,
             environment=runner.environment(),
-            versions=installed_versions(),
+            versions={**installed_versions(), **(contents_of_files(request.command.model) if request.command else {})},
             accumulates=accumulates,
         )
         if warm_start is not None:
@@ -99,6 +111,11 @@ def run_tuning(
     return tuning.recommendation(
         identifier=f"rec_{uuid.uuid4().hex}", created_at=datetime.now(UTC), total_seconds=time.monotonic() - began
     )
+
+
+def _supervisor(request: TuningRequest, device: DeviceInfo, start: StartChild) -> ProbeSupervisor | CommandSupervisor:
+    """The supervisor of probes of this request."""
+    return ProbeSupervisor(device, start) if request.command is None else CommandSupervisor(device)
 
 
 def _require_device(device: DeviceInfo, result: ProbeResult) -> None:

@@ -16,7 +16,7 @@ from tuner.schemas.workload import OptimizerSpec, PythonModel
 
 def model_problems(recommendation: Recommendation, model: nn.Module) -> Iterator[FieldProblem]:
     """Differences of number and type of the parameters, which take memory; the model is built, and not sharded."""
-    expected = torch.bfloat16 if recommendation.request.spec.precision == "bf16" else torch.float32
+    expected = torch.bfloat16 if recommendation.request.workload.precision == "bf16" else torch.float32
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     others = sorted({str(parameter.dtype) for parameter in trained if parameter.dtype is not expected})
     if others:
@@ -46,8 +46,8 @@ def optimizer_problem(
     have been probed with an optimizer of its own, which the spec does not name: there only an optimizer that the spec
     names is compared.
     """
-    spec = recommendation.request.spec.optimizer
-    if isinstance(recommendation.request.spec.model, PythonModel) and spec == OptimizerSpec():
+    spec = recommendation.request.workload.optimizer
+    if isinstance(recommendation.request.workload.model, PythonModel) and spec == OptimizerSpec():
         return None
     group = optimizer.param_groups[0]
     same_class = type(optimizer).__name__ == torch_class(spec)

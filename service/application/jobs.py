@@ -110,7 +110,7 @@ class JobCases(WorkCases[JobSubmission, Job]):
             id=self._context.identifiers.new("job"),
             kind=WorkKind.JOB,
             device=recommendation.device.id,
-            model=model_name(recommendation.request.spec),
+            model=model_name(recommendation.request.workload),
             effective_batch_size=recommendation.request.effective_batch_size,
             fingerprint=recommendation.fingerprint,
             payload=payload(request),
@@ -149,7 +149,8 @@ class JobCases(WorkCases[JobSubmission, Job]):
         if announced is None or not self._context.is_alive(announced):
             raise NotResumableError(f"{item.id} ran on {item.slot}, which no worker serves now")
         check_same_device(recommendation.device, announced.served.device)
-        self._check_spec(recommendation.request.spec)
+        self._context.policy.check_is_no_command(recommendation.request.spec)
+        self._check_spec(recommendation.request.workload)
 
     def _check_on_this_host(self, job_id: str) -> None:
         """Refuse a started job whose folder is not on this host, or is of an earlier attempt."""
@@ -176,7 +177,8 @@ class JobCases(WorkCases[JobSubmission, Job]):
             raise InfeasibleRecommendationError(
                 f"recommendation {recommendation.id!r} says that nothing fits: {recommendation.infeasible_reason}"
             )
-        self._check_spec(recommendation.request.spec)
+        self._context.policy.check_is_no_command(recommendation.request.spec)
+        self._check_spec(recommendation.request.workload)
         check_same_device(recommendation.device, served.device)
         check_every_process_has_samples(recommendation, submission.training)
         return recommendation, served

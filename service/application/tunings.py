@@ -59,7 +59,8 @@ class TuningCases(WorkCases[TuningSubmission, Tuning]):
     def _submit(
         self, submission: TuningSubmission, caller: Caller, idempotency: Idempotency | None
     ) -> SubmissionResponse:
-        self._context.policy.check_model(submission.spec)
+        self._context.policy.check_is_no_command(submission.spec)
+        self._context.policy.check_model(submission.workload)
         served = self._context.live_device(submission.device).served
         request = submission.to_request().model_copy(update={"device": served.device.id})
         session = TuningSession(request, served.device, environment=served.environment, versions=served.versions)
@@ -93,7 +94,7 @@ class TuningCases(WorkCases[TuningSubmission, Tuning]):
             id=self._context.identifiers.new("tun"),
             kind=WorkKind.TUNING,
             device=session.device.id,
-            model=model_name(session.request.spec),
+            model=model_name(session.request.workload),
             effective_batch_size=session.request.effective_batch_size,
             fingerprint=session.fingerprint,
             request_fingerprint=session.request_fingerprint,

@@ -7,11 +7,12 @@
 - ``work`` is `batchwright work`: the workers of a host without an API.
 - ``export_openapi`` writes the OpenAPI document.
 
-The first three follow one pipeline: take the settings, build with ``service.bootstrap``, configure logging, start, wait
-for a stop request, hand back running work, close. A second signal to `serve` or `work` forces the shutdown.
+The first three follow one pipeline: take the settings, build with ``service.bootstrap`` (workers alone with
+``service.worker_bootstrap``), configure logging, start, wait for a stop request, hand back running work, close. A
+second signal to `serve` or `work` forces the shutdown.
 
 Where a new thing goes: another process, a module here and a command in ``service.cli``; a bound on the connections of
-clients, ``connections``; an object that processes need, ``service.bootstrap``.
+clients, ``connections``; an object that processes need, ``service.bootstrap`` or ``service.worker_bootstrap``.
 
 The package may import everything in ``service`` but ``cli``.
 """

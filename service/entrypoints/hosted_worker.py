@@ -12,13 +12,13 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from service.bootstrap import WorkerSystem, build_worker
 from service.entrypoints.signals import handling_signals
 from service.errors import ServiceError
 from service.observability.logging import configure_logging
 from service.observability.metrics import snapshot
 from service.settings import Settings
 from service.worker.hosting.channel import Channel
+from service.worker_bootstrap import WorkerSystem, build_worker
 from tuner.system.processes import die_with_parent
 
 Build = Callable[[Settings], WorkerSystem]

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import threading
 
-from service.bootstrap import WorkerSystem, build_worker
 from service.entrypoints.signals import handling_signals
 from service.observability.logging import announce, configure_logging
 from service.settings import Settings
+from service.worker_bootstrap import WorkerSystem, build_worker
 
 
 def work(settings: Settings) -> None:

@@ -356,9 +356,11 @@ def test_the_first_of_several_skipped_updates_has_a_line() -> None:
     ]
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupt_while_tuning_leaves_no_process(spec_file: Path, tmp_path: Path, number: signal.Signals) -> None:
-    """Interrupted by Ctrl-C or a scheduler: exit code 130, no fork server and no probe behind."""
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_an_interrupt_while_tuning_leaves_no_process(
+    spec_file: Path, tmp_path: Path, number: signal.Signals, status: int
+) -> None:
+    """Interrupted by Ctrl-C or a scheduler: the signal's exit code, no fork server and no probe behind."""
     marker = f"BATCHWRIGHT_TEST_MARK={tmp_path.name}"
     environment = {**os.environ, "BATCHWRIGHT_TEST_MARK": tmp_path.name}
     command = [
@@ -382,7 +384,7 @@ def test_an_interrupt_while_tuning_leaves_no_process(spec_file: Path, tmp_path: 
         process.send_signal(number)
         process.communicate(timeout=120)
     assert first.startswith("probe ")
-    assert process.returncode == 130
+    assert process.returncode == status
     deadline = time.monotonic() + 120.0
     while any(_has(path, marker) for path in Path("/proc").glob("[0-9]*/environ")):
         assert time.monotonic() < deadline
@@ -390,7 +392,7 @@ def test_an_interrupt_while_tuning_leaves_no_process(spec_file: Path, tmp_path: 
 
 
 def test_sigterm_while_training_leaves_a_checkpoint(spec_file: Path, tmp_path: Path) -> None:
-    """A scheduler's SIGTERM, sent twice, ends as Ctrl-C does: STOPPED, exit code 130, the last update on the disk."""
+    """A scheduler's SIGTERM, sent twice, ends the run: STOPPED, exit code 143, the last update on the disk."""
     (tmp_path / "rec.json").write_text(recommendation(gpt_spec(), 40, 2).model_dump_json())
     run = RunPaths(tmp_path / "run")
     command: list[str | Path] = [sys.executable, "-m", "tuner.cli", "train", spec_file]
@@ -404,7 +406,7 @@ def test_sigterm_while_training_leaves_a_checkpoint(spec_file: Path, tmp_path: P
     time.sleep(0.05)
     process.terminate()
     result = TrainingResult.model_validate_json(process.communicate(timeout=120)[0])
-    assert (process.returncode, result.outcome) == (130, RunOutcome.STOPPED)
+    assert (process.returncode, result.outcome) == (143, RunOutcome.STOPPED)
     assert result.updates == run.checkpointed_update()
 
 

@@ -53,7 +53,7 @@ def true_peak(spec: WorkloadSpec, size: int) -> int:
 
 def run(request: ProbeRequest) -> ProbeResult:
     """Probe the scripted workload, with several micro-batches in an update, as in the estimate."""
-    used, limit = true_peak(request.spec, request.micro_batch_size), request.limit_bytes or 0
+    used, limit = true_peak(request.workload, request.micro_batch_size), request.limit_bytes or 0
     outcome = Outcome.FIT if used <= limit else Outcome.OOM
     phase = Phase.DONE if used <= limit else Phase.MEASURE
     return probe_result(

@@ -54,6 +54,7 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         yield served.url
 
 
+@pytest.mark.slow
 def test_the_commands_tune_and_print_what_is_shown(tmp_path: Path) -> None:
     """The spec is written and tuned; the plan and the proof are printed as shown, but for their figures."""
     reader = Reader(tmp_path, lambda: ADDRESS)
@@ -64,6 +65,7 @@ def test_the_commands_tune_and_print_what_is_shown(tmp_path: Path) -> None:
     assert sum(found["plan"]["micro_batch_sizes"][0]) == 100
 
 
+@pytest.mark.slow
 def test_the_python_code_finds_a_plan_with_its_proof(tmp_path: Path) -> None:
     """Run as it stands in a process of its own, it prints micro-batches that add up to the effective batch."""
     (code,) = blocks("python")

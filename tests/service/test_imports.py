@@ -38,6 +38,15 @@ def test_the_service_never_imports_torch() -> None:
     )
 
 
+def test_a_process_of_workers_imports_nothing_of_the_http_side() -> None:
+    """A worker that imports no HTTP code starts and restarts sooner, and takes less memory."""
+    blocked = {"torch", "fastapi", "starlette", "uvicorn", "jinja2"}
+    code = (
+        "import sys, service.entrypoints.hosted_worker, service.entrypoints.work; print('service.api' in sys.modules)"
+    )
+    assert run(BLOCK.format(blocked=blocked) + code) == "False"
+
+
 def test_the_service_runs_where_torch_cannot_be_imported() -> None:
     """A whole service is built, its document included, with torch blocked."""
     code = "from service.entrypoints.export_openapi import export_openapi; print(len(export_openapi()) > 1000)"

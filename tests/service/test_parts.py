@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from service.application.rules.policy import Policy
 from service.application.views import decode_cursor, encode_cursor
-from service.bootstrap import build, served_devices
+from service.bootstrap import build
 from service.domain.identifiers import IdentifierSource
 from service.domain.states import RESUMABLE_STATES, TERMINAL_STATES, TRANSITIONS, State, sources_of
 from service.domain.work import JobSubmission
@@ -22,15 +22,18 @@ from service.errors import (
     DeviceTakenError,
     StaleLeaseError,
     StoreUnavailableError,
+    TargetNotAllowedError,
 )
 from service.problem_mapping import problem_of
 from service.settings import Settings
 from service.store.store import Store
 from service.worker.device_lock import DeviceLock
 from service.worker.lease import LeaseHolder, LeaseTerms, StopReason
-from tests.support.factories import gpt_spec, recommendation
+from service.worker_bootstrap import served_devices
+from tests.support.factories import gpt_spec, mlp_spec, recommendation
 from tests.support.service.scripted import SERVED, new_work
 from tuner.errors import TuningFailedError
+from tuner.schemas.command import CommandSpec
 
 TERMS = LeaseTerms(lease_seconds=10.0, shutdown_grace_seconds=7.0)
 
@@ -327,3 +330,11 @@ def test_a_job_names_one_recommendation() -> None:
     for wrong in ({}, {"recommendation_id": "rec_1", "recommendation": recommendation()}):
         with pytest.raises(ValidationError, match="exactly one"):
             JobSubmission.model_validate(wrong)
+
+
+def test_the_command_of_a_caller_is_refused() -> None:
+    """A service that accepted commands would run any program on its host."""
+    spec = CommandSpec.model_validate({"model": {"kind": "command", "argv": ("sh", "-c", "{micro_batch_size}")}})
+    with pytest.raises(TargetNotAllowedError, match="'command' is not run by this service"):
+        Policy([], []).check_is_no_command(spec)
+    Policy([], []).check_is_no_command(mlp_spec())

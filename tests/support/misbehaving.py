@@ -45,6 +45,11 @@ def _raise(_argument: str, _size: int) -> None:
     raise ValueError("labels must be below 10; this mentions CUDA out of memory and is still no OOM")
 
 
+def _need_compute_capability(argument: str, _size: int) -> None:
+    if "{}.{}".format(*torch.cuda.get_device_capability()) < argument:
+        raise RuntimeError(f"this kernel needs compute capability {argument}")
+
+
 def _raise_when_large(_argument: str, size: int) -> None:
     if size > OVERSIZED:
         raise RuntimeError("CUDA error: invalid configuration argument")
@@ -105,6 +110,7 @@ def _keep_by_size(_argument: str, size: int) -> None:
 
 WAYS: dict[str, Callable[[str, int], None]] = {
     "raises": _raise,
+    "needs-compute-capability": _need_compute_capability,
     "invalid-when-large": _raise_when_large,
     "hangs": _hang_where_it_can_be_seen,
     "segfaults": _segfault,

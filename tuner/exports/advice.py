@@ -62,7 +62,8 @@ def clips_by_itself(key: str, *, remedy: str) -> Advice:
 def precision_differs(context: ExportContext, *, is_here: str) -> Advice:
     """Warn that the target has no setting for the precision of the spec."""
     message = (
-        f"The spec's precision `{context.recommendation.request.spec.precision}` is not written: {is_here} Memory and "
-        "gradients differ from what was probed; set the precision yourself, and watch the peak of the first updates."
+        f"The spec's precision `{context.recommendation.request.workload.precision}` is not written: {is_here} Memory "
+        "and gradients differ from what was probed; set the precision yourself, and watch the peak of the first "
+        "updates."
     )
     return Advice(code="precision-not-written", message=message)

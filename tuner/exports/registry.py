@@ -87,6 +87,7 @@ def export(
     """
     target = find_target(name)
     framework = _framework(target, options)
+    _refuse_command(recommendation, target)
     plan = _target_plan(recommendation, options, framework or target)
     context = ExportContext(recommendation, plan, _version(target, version), options)
     inherited: tuple[Advice, ...] = ()
@@ -109,6 +110,33 @@ def export(
         command=written.command,
         environment={**recommendation.environment, **written.environment},
         warnings=tuple(dict.fromkeys((*of_the_plan, *written.warnings, *inherited))),
+    )
+
+
+def plan_of_target(recommendation: Recommendation, name: str, options: ExportOptions = _DEFAULTS) -> TargetPlan:
+    """The plan that an export of a recommendation has.
+
+    Raises:
+        ExportError: as ``export``.
+    """
+    return _target_plan(recommendation, options, find_target(name))
+
+
+def _refuse_command(recommendation: Recommendation, target: Target) -> None:
+    """Refuse to write the plan of a command for a target, which would start another program or configure another run.
+
+    Raises:
+        ExportError: when the recommendation is for a command.
+    """
+    if recommendation.request.command is None:
+        return
+    plan = recommendation.plan
+    figures = f": {plan.gradient_accumulation_steps} steps of {plan.micro_batch_size} samples" if plan else ""
+    raise ExportError(
+        "not-expressible",
+        f"recommendation {recommendation.id} is for a command, which takes its sizes by arguments of its own: an "
+        f"export to {target.title} would be of another program. Start the command with the figures of the "
+        f"plan{figures}",
     )
 
 

@@ -33,7 +33,7 @@ _SWITCHES: dict[str, dict[str, bool]] = {
 
 def spec_of(context: ExportContext) -> WorkloadSpec:
     """The spec of the recommendation."""
-    return context.recommendation.request.spec
+    return context.recommendation.request.workload
 
 
 def on_cpu(context: ExportContext) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, get_args
 
 from tuner.cli.display import ProbeBoard, progress_console
 from tuner.errors import FieldProblem, SpecError
@@ -12,7 +12,7 @@ from tuner.estimation import client
 from tuner.library.recommendation import Recommendation
 from tuner.planning.accumulation import balanced_plan
 from tuner.schemas.base import parse_document
-from tuner.schemas.estimates import Estimate, EstimateRequest
+from tuner.schemas.estimates import Engine, Estimate, EstimateRequest
 from tuner.schemas.plans import Plan
 from tuner.schemas.requests import TuningRequest
 from tuner.schemas.workload import WorkloadSpec
@@ -57,22 +57,34 @@ def plan(effective_batch_size: int, micro_batch_size: int, world_size: int = 1) 
 def estimate(
     spec: WorkloadSpec | Mapping[str, Any],
     gpus: Sequence[str],
+    *,
+    engine: Engine = "trace",
     **fields: Any,  # noqa: ANN401 - fields of an EstimateRequest, which checks them
 ) -> Estimate:
-    """Estimate the largest micro-batch on GPUs that are not at hand, by tracing updates without computing them.
+    """Estimate the largest micro-batch on GPUs that are not at hand.
 
     Args:
         spec: the workload; a mapping as in a spec's file.
         gpus: names as ``batchwright gpus`` lists them, or a name with a memory size such as ``"A100:40GiB"``.
+        engine: ``"trace"`` follows updates without computing them; ``"virtual"`` runs them on a virtual card of each
+            GPU, with torch's CUDA build and a C++ compiler, and takes ``timeout_seconds`` for each run.
         fields: further fields of ``EstimateRequest``, such as ``effective_batch_size`` or ``micro_batch_size``.
 
     Raises:
         SpecError, WorkloadError: when an argument is wrong, or the workload cannot be built.
         EstimateError: when the workload cannot be traced, or a GPU is unknown.
         PlanError: when the effective batch cannot be planned.
+        VirtualGpuError: when the engine is `virtual`, and cannot run here or does not know a GPU.
+        TuningFailedError, ProbeError: when the engine is `virtual`, and the workload or a process of it fails.
     """
-    data = {"spec": spec, "gpus": tuple(gpus), **fields}
-    return client.estimate(parse_document(EstimateRequest, data, "arguments"))
+    if engine not in get_args(Engine):
+        raise SpecError([FieldProblem("engine", f"must be one of {', '.join(get_args(Engine))}", repr(engine))])
+    request = parse_document(EstimateRequest, {"spec": spec, "gpus": tuple(gpus), **fields}, "arguments")
+    if engine == "trace":
+        return client.estimate(request)
+    from tuner.probing.virtual_estimate import estimate_on_virtual_cards  # noqa: PLC0415 - a trace needs no NVML
+
+    return estimate_on_virtual_cards(request)
 
 
 def run_request(request: TuningRequest, *, progress: bool, accumulates: bool = True) -> Recommendation:

@@ -140,6 +140,50 @@ def balanced_plan(effective_batch_size: int, world_size: int, max_micro_batch_si
     )
 
 
+def repeated_plan(effective_batch_size: int, world_size: int, size: int) -> Plan:
+    """The plan that repeats one micro-batch size, which divides the samples of a rank.
+
+    Raises:
+        PlanError: when the ranks do not divide the batch, or the size not their samples.
+    """
+    check_divisible(effective_batch_size, world_size)
+    share = effective_batch_size // world_size
+    if share % size:
+        raise PlanError(f"micro-batches of {size} samples do not divide the {share} samples of a rank")
+    steps = share // size
+    return Plan(
+        gradient_accumulation_steps=steps,
+        micro_batch_size=size,
+        world_size=world_size,
+        effective_batch_size=effective_batch_size,
+        requested_effective_batch_size=effective_batch_size,
+        exact=True,
+        micro_batch_sizes=((size,) * steps,) * world_size,
+    )
+
+
+def check_divisible(effective_batch_size: int, world_size: int) -> None:
+    """Refuse an effective batch that ranks which repeat one size cannot reach.
+
+    Raises:
+        PlanError: with the nearest batches that they reach; also when a rank would have no sample.
+    """
+    share_per_rank(effective_batch_size, world_size)
+    rest = effective_batch_size % world_size
+    if rest:
+        below = effective_batch_size - rest
+        raise PlanError(
+            f"an effective batch of {effective_batch_size} does not divide among {world_size} ranks, which repeat one "
+            f"micro-batch size: use {below} or {below + world_size}"
+        )
+
+
+def divisors_up_to(share: int, bound: int, granularity: int = 1) -> tuple[int, ...]:
+    """The sizes that divide ``share``, rising up to ``bound``: multiples of ``granularity``, or 1 where none is."""
+    found = sorted(size for size in set(_divisors(share)) if size <= bound and size % granularity == 0)
+    return tuple(found) or (1,)
+
+
 def check_listable(effective_batch_size: int, world_size: int, max_micro_batch_size: int) -> None:
     """Refuse numbers whose balanced plan would list more than ``MOST_MICRO_BATCHES``, without building the plan.
 

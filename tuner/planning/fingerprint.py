@@ -8,6 +8,7 @@ import platform
 from importlib import metadata
 from typing import Any
 
+from tuner.schemas.command import CommandSpec
 from tuner.schemas.requests import TuningRequest
 from tuner.schemas.results import DeviceInfo
 from tuner.schemas.workload import WorkloadSpec
@@ -27,10 +28,12 @@ def installed_versions() -> dict[str, str]:
     return found
 
 
-def relevant_versions(spec: WorkloadSpec, device: DeviceInfo, versions: dict[str, str]) -> dict[str, str]:
-    """The versions that matter for ``spec``, and the device's driver."""
+def relevant_versions(spec: WorkloadSpec | CommandSpec, device: DeviceInfo, versions: dict[str, str]) -> dict[str, str]:
+    """The versions that matter for ``spec``, and the device's driver. Of a command, all of them."""
     names = ["batchwright", "python", "torch", *(["transformers"] if spec.model.kind == "transformers" else [])]
     chosen = {name: versions[name] for name in names if name in versions}
+    if isinstance(spec, CommandSpec):
+        chosen = dict(versions)
     if device.driver_version is not None:
         chosen["driver"] = device.driver_version
     return chosen
@@ -86,6 +89,8 @@ def request_fields(request: TuningRequest) -> dict[str, Any]:
     left_out = {"spec", "device", "memory_limit_bytes", "probe_timeout_seconds"}
     if request.objective == "largest":
         left_out.add("objective")
+    if request.uniform_only is None:
+        left_out.add("uniform_only")
     if not request.what_if:
         left_out.add("what_if")
     if not request.allow_batch_coupling:
@@ -93,8 +98,10 @@ def request_fields(request: TuningRequest) -> dict[str, Any]:
     return request.model_dump(mode="json", exclude=left_out)
 
 
-def memory_part(spec: WorkloadSpec) -> dict[str, Any]:
-    """The part of a spec that memory depends on: without data, schedule and rates."""
+def memory_part(spec: WorkloadSpec | CommandSpec) -> dict[str, Any]:
+    """The part of a spec that memory depends on: without data, schedule, rates, and the time limit of a command."""
+    if isinstance(spec, CommandSpec):
+        return spec.model_dump(mode="json", exclude={"model": {"loading_timeout_seconds"}})
     rates = {"learning_rate", "weight_decay", "betas"}
     part = spec.model_dump(mode="json", exclude={"data": True, "schedule": True, "optimizer": rates})
     part["gradient_clipping"] = spec.gradient_clipping is not None

@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
+from tuner.planning.accumulation import divisors_up_to
 from tuner.planning.parameters import DEFAULT_PARAMETERS, SearchParameters
 from tuner.schemas.recommendation import Alternative, Proof
 from tuner.schemas.requests import Objective
@@ -55,7 +56,12 @@ def plan_size(share: int, steps: int) -> int:
 
 
 def next_to_time(
-    share: int, largest: int, probes: Sequence[ProbeResult], parameters: SearchParameters = DEFAULT_PARAMETERS
+    share: int,
+    largest: int,
+    probes: Sequence[ProbeResult],
+    parameters: SearchParameters = DEFAULT_PARAMETERS,
+    *,
+    repeats: bool = False,
 ) -> int | None:
     """The largest micro-batch of the plan to time next; none when another timing would not change the choice.
 
@@ -64,11 +70,12 @@ def next_to_time(
         largest: the largest size that fits.
         probes: every probe so far.
         parameters: the tuned constants.
+        repeats: whether plans repeat one size, which divides the share.
     """
     timed = {probe.micro_batch_size for probe in probes if probe.measures_time}
     best = _best(share, probes)
     is_steady = best is not None and not best.allocator_retries
-    possible = _possible_sizes(share, largest, probes)[-parameters.considered_plans :]
+    possible = _possible_sizes(share, largest, probes, repeats=repeats)[-parameters.considered_plans :]
     considered = _thrashing_last(reversed(possible), probes, keep=not is_steady)
     untimed = [size for size in considered if size not in timed]
     if len(timed) >= parameters.most_timed_plans or not untimed:
@@ -118,15 +125,16 @@ def _thrashing_last(sizes: Iterable[int], probes: Sequence[ProbeResult], *, keep
     return sorted((size for size in sizes if keep or size not in slow), key=slow.__contains__)
 
 
-def _possible_sizes(share: int, largest: int, probes: Iterable[ProbeResult]) -> list[int]:
-    """The sizes of plans that no measurement contradicts.
+def _possible_sizes(share: int, largest: int, probes: Iterable[ProbeResult], *, repeats: bool = False) -> list[int]:
+    """The sizes of plans that no measurement contradicts, of those that divide the share where plans repeat one size.
 
     A whole share may fit where smaller micro-batches, of which there are several in an update, do not.
     """
     stopped = [probe for probe in probes if probe.outcome in {Outcome.OOM, Outcome.INVALID_SIZE}]
     searched = [probe.micro_batch_size for probe in stopped if probe.accumulates and not probe.runs_plan]
     plans = {probe.micro_batch_size for probe in stopped if probe.runs_plan and not probe.measures_time}
-    sizes = [size for size in sizes_for_steps(share, largest) if size == largest or size < min(searched, default=share)]
+    of_plans = divisors_up_to(share, largest) if repeats else sizes_for_steps(share, largest)
+    sizes = [size for size in of_plans if size == largest or size < min(searched, default=share)]
     return [size for size in sizes if size not in plans]
 
 
@@ -154,12 +162,14 @@ def _seconds(share: int, probe: ProbeResult) -> float:
 # --- the alternatives ---
 
 
-def alternatives(
+def alternatives(  # noqa: PLR0913 - what the list depends on
     share: int,
     chosen_size: int,
     largest: int,
     probes: Sequence[ProbeResult],
     parameters: SearchParameters = DEFAULT_PARAMETERS,
+    *,
+    repeats: bool = False,
 ) -> tuple[Alternative, ...]:
     """Plans that fit, from the fewest steps upward, with their memory and time where the probes show them.
 
@@ -169,11 +179,12 @@ def alternatives(
         largest: the largest size that fits.
         probes: every probe.
         parameters: the tuned constants.
+        repeats: whether plans repeat one size, which divides the share.
     """
     chosen = plan_size(share, steps_of(share, chosen_size))
     fits = _fits(probes)
     timed = [size for size, probe in fits.items() if probe.measures_time]
-    listed = {*_possible_sizes(share, largest, probes)[-parameters.listed_plans :], *timed, chosen}
+    listed = {*_possible_sizes(share, largest, probes, repeats=repeats)[-parameters.listed_plans :], *timed, chosen}
     seconds, memory = _expected_seconds(share, probes), _expected_bytes(share, probes)
     return tuple(
         _measured(share, fits[size], chosen=size == chosen)

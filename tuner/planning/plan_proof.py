@@ -18,15 +18,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tuner.planning.accumulation import condensed, is_as_demanding, plan_window, share_per_rank
+from tuner.planning.accumulation import condensed, divisors_up_to, is_as_demanding, plan_window, share_per_rank
 from tuner.planning.objectives import plan_size, steps_of
 from tuner.planning.parameters import DEFAULT_PARAMETERS, SearchParameters
 from tuner.schemas.recommendation import Proof
 from tuner.schemas.requests import TuningRequest
 from tuner.schemas.results import Outcome, ProbeResult
-
-_MOST_LOST = 2
-"""Runs of a plan that may be lost, as of a size in the search."""
 
 
 @dataclass(frozen=True)
@@ -68,6 +65,8 @@ class PlanProof:
             )
         if self.fit is None:
             return "The plan has not run yet."
+        if self.fit.counted is not None:
+            return f"The plan was run as it will be trained: {self.fit.counted.statement}."
         if condensed(self.fit.micro_batch_sizes) == self.window:
             steps = steps_of(self.share, self.window[0])
             stands = f", which stand for its {steps}," if steps > len(self.window) else ""
@@ -88,14 +87,22 @@ def _failure_of_plan(probe: ProbeResult) -> str:
     return f"The plan in micro-batches of {format_window(probe.micro_batch_sizes)} was run and {event}{message}."
 
 
-def prove_plan(request: TuningRequest, size: int, probes: Sequence[ProbeResult]) -> PlanProof:
+def prove_plan(
+    request: TuningRequest,
+    size: int,
+    probes: Sequence[ProbeResult],
+    parameters: SearchParameters = DEFAULT_PARAMETERS,
+) -> PlanProof:
     """The largest plan in micro-batches of at most ``size`` that the probes do not show to fail, and its proof.
 
     Args:
         request: the request, with the effective batch and the ranks.
         size: the micro-batch size that the search or the timing chose.
         probes: every probe.
+        parameters: the tuned constants.
     """
+    if request.command is not None:
+        return _prove_plan_of_command(request, size, probes, parameters)
     shares = share_per_rank(request.effective_batch_size, request.spec.parallelism.world_size)
     failed: list[ProbeResult] = []
     chosen = size
@@ -114,7 +121,29 @@ def prove_plan(request: TuningRequest, size: int, probes: Sequence[ProbeResult])
         key=lambda probe: (condensed(probe.micro_batch_sizes) == window, probe.micro_batch_size),
         default=None,
     )
-    return PlanProof(size if failed else chosen, share, window, fit, _inconclusive(runs), tuple(failed))
+    return PlanProof(size if failed else chosen, share, window, fit, _inconclusive(runs, parameters), tuple(failed))
+
+
+def _prove_plan_of_command(
+    request: TuningRequest, size: int, probes: Sequence[ProbeResult], parameters: SearchParameters
+) -> PlanProof:
+    """The largest plan of a command that its own run does not show to fail: only a run of its very figures is a proof.
+
+    Its micro-batches divide the share, so that after a plan that did not fit the next smaller divisor follows.
+    """
+    share = request.effective_batch_size // request.spec.parallelism.world_size
+    sizes = divisors_up_to(share, size)
+    failed: list[ProbeResult] = []
+    for chosen in reversed(sizes):
+        window = plan_window(share, share // chosen)
+        runs = [probe for probe in probes if probe.verifies_plan and probe.micro_batch_size == chosen]
+        stopped = next((run for run in runs if run.outcome in {Outcome.OOM, Outcome.INVALID_SIZE}), None)
+        if stopped is None or chosen == sizes[0]:
+            break
+        failed.append(stopped)
+    own = [probe for probe in probes if probe.micro_batch_size == chosen and probe.outcome is Outcome.FIT]
+    fit = next((probe for probe in own if probe.counted is not None and probe.counted.of_plan), None)
+    return PlanProof(chosen, share, window, fit, _inconclusive(runs, parameters), tuple(failed))
 
 
 def _window_to_run(shares: Sequence[int], steps: int) -> tuple[int, tuple[int, ...]]:
@@ -128,12 +157,12 @@ def _is_of_plan(run: ProbeResult, size: int, window: tuple[int, ...]) -> bool:
     return run.micro_batch_size == size if run.measures_time else run.micro_batch_sizes == window
 
 
-def _inconclusive(runs: Sequence[ProbeResult]) -> ProbeResult | None:
+def _inconclusive(runs: Sequence[ProbeResult], parameters: SearchParameters) -> ProbeResult | None:
     """The run of a plan after which the plan is not run again, although the run shows nothing of memory."""
     untimed = [run for run in runs if not run.measures_time]
     lost = [run for run in untimed if run.outcome is Outcome.LOST]
     others = [run for run in untimed if run.outcome in {Outcome.ERROR, Outcome.TIMED_OUT}]
-    return others[0] if others else lost[-1] if len(lost) >= _MOST_LOST else None
+    return others[0] if others else lost[-1] if len(lost) >= parameters.most_lost_probes else None
 
 
 # --- the whole share ---

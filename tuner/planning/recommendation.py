@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from datetime import datetime
 
-from tuner.planning.accumulation import balanced_plan, share_per_rank, uniform_plan
+from tuner.planning.accumulation import balanced_plan, repeated_plan, share_per_rank, uniform_plan
 from tuner.planning.coupled_loss import is_undivided
 from tuner.planning.objectives import alternatives, describe_choice
 from tuner.planning.parameters import DEFAULT_PARAMETERS, SearchParameters
 from tuner.planning.plan_proof import PlanProof
 from tuner.planning.what_if import WhatIfResult, format_changes
+from tuner.schemas.plans import Plan
 from tuner.schemas.recommendation import (
     Advice,
     Alternative,
@@ -86,12 +87,12 @@ def recommend(
     """
     request, size = finished.request, finished.size
     world_size = request.spec.parallelism.world_size
-    plan = balanced_plan(request.effective_batch_size, world_size, size) if size else None
+    plan = _plan(request, size) if size else None
     uniform = uniform_plan(request.effective_batch_size, world_size, size) if size and request.uniform else None
     listed = _alternatives(finished)
     return Recommendation(
         plan=plan,
-        largest_micro_batch_size=size or None,
+        largest_micro_batch_size=_largest(finished) or None,
         id=identifier,
         created_at=created_at,
         feasible=plan is not None,
@@ -119,6 +120,20 @@ def recommend(
     )
 
 
+def _largest(finished: FinishedTuning) -> int:
+    """The size that fits: of a command the largest that was found, of which the plan may have a divisor."""
+    if finished.request.command is None or finished.plan_proof is None or finished.plan_proof.failed:
+        return finished.size
+    return finished.size if finished.request.objective == "fastest" else finished.proof.fits
+
+
+def _plan(request: TuningRequest, size: int) -> Plan:
+    """The plan in micro-batches of at most ``size``, which a command repeats."""
+    world_size = request.spec.parallelism.world_size
+    make = repeated_plan if request.command is not None else balanced_plan
+    return make(request.effective_batch_size, world_size, size)
+
+
 def _choice(finished: FinishedTuning, listed: tuple[Alternative, ...]) -> str:
     request = finished.request
     if finished.plan_proof is not None and finished.plan_proof.failed:
@@ -130,14 +145,21 @@ def _choice(finished: FinishedTuning, listed: tuple[Alternative, ...]) -> str:
         finished.size,
         finished.proof,
         listed,
-        of_a_grid=request.granularity > 1 or bounded,
+        of_a_grid=request.granularity > 1 or bounded or request.searches_divisors,
     )
 
 
 def _alternatives(finished: FinishedTuning) -> tuple[Alternative, ...]:
     if not finished.size:
         return ()
-    listed = alternatives(finished.share, finished.size, finished.proof.fits, finished.probes, finished.parameters)
+    listed = alternatives(
+        finished.share,
+        finished.size,
+        finished.proof.fits,
+        finished.probes,
+        finished.parameters,
+        repeats=finished.request.command is not None,
+    )
     undivided = not finished.accumulates or is_undivided(finished.request, finished.coupling)
     return tuple(plan for plan in listed if plan.chosen) if undivided else listed
 
@@ -197,10 +219,14 @@ def _gradient_bytes(probe: ProbeResult) -> int:
 
 
 def _remedies(finished: FinishedTuning) -> list[str]:
-    spec, granularity = finished.request.spec, finished.request.granularity
+    granularity = finished.request.granularity
     remedies = []
     if granularity > 1:
         remedies.append(f"a granularity of 1 instead of {granularity}")
+    if finished.request.command is not None:
+        in_program = "shorter samples, activation checkpointing or a smaller model in the program"
+        return [*remedies, in_program, "a larger memory limit or device"]
+    spec = finished.request.workload
     remedies += _estimated_remedies(finished.what_if.what_ifs)
     if not spec.activation_checkpointing and "activation_checkpointing" not in finished.what_if.estimated_fields:
         remedies.append("activation_checkpointing: true")
@@ -268,6 +294,32 @@ def _warnings(finished: FinishedTuning) -> list[Advice]:
     found += [_not_estimated(changes) for changes in finished.what_if.not_estimated]
     found += _warnings_of_coupling(finished)
     found += _warnings_of_parallelism(finished.request)
+    return found + _warnings_of_command(finished)
+
+
+def _warnings_of_command(finished: FinishedTuning) -> list[Advice]:
+    """Warn of what the counted figures of the plan leave open."""
+    fit = finished.plan_proof.fit if finished.plan_proof is not None else None
+    if finished.request.command is None or fit is None or fit.counted is None:
+        return []
+    found, counted, model = [], fit.counted, finished.request.command.model
+    if not model.takes_accumulation:
+        message = (
+            "The command takes no accumulation: only its micro-batch size is set, and whether an update has the "
+            f"requested samples is its own affair ({counted.statement}). Give it {{gradient_accumulation_steps}} or "
+            "{effective_batch_size} to have that verified."
+        )
+        found.append(Advice(code="accumulation-not-set", message=message))
+    elif counted.as_planned is None:
+        message = f"The samples of an update could not be counted ({counted.statement}): only its backward passes were."
+        found.append(Advice(code="samples-not-counted", message=message))
+    if counted.lengths_vary:
+        message = (
+            f"The batches had sequences of different lengths, of at most {counted.longest_sequence} tokens in "
+            f"{model.probe_updates} updates: a later batch may be longer, and take more memory. Pad to the longest "
+            "length, select the longest samples in probes (`probe_arguments`), or watch more updates (`probe_updates`)."
+        )
+        found.append(Advice(code="lengths-vary", message=message))
     return found
 
 
@@ -321,9 +373,9 @@ def _warnings_of_probe(probe: ProbeResult, device: DeviceInfo) -> list[Advice]:
 
 
 def _warnings_of_parallelism(request: TuningRequest) -> list[Advice]:
-    parallelism = request.spec.parallelism
-    if parallelism.world_size == 1:
+    if request.command is not None or request.spec.parallelism.world_size == 1:
         return []
+    parallelism = request.workload.parallelism
     found = []
     if parallelism.strategy == "fsdp":
         message = (

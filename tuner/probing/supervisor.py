@@ -91,7 +91,7 @@ class ProbeSupervisor:
         """
         lost: str | None = None
         for _ in range(_MAX_ATTEMPTS):
-            report = self._run_check(request.spec, should_stop)
+            report = self._run_check(request.workload, should_stop)
             if (error := report.to_error()) is not None:
                 raise error
             if (lost := report.lost) is None:
@@ -226,7 +226,7 @@ class ProbeSupervisor:
             command = RunTask(
                 task=task,
                 directory=paths.directory,
-                modules=self._late_imports(request if isinstance(request, WorkloadSpec) else request.spec),
+                modules=self._late_imports(_workload(request)),
                 environment=propagated_environment(),
                 data_bytes=MEMORY_BYTES if task == "expect" else None,
             )
@@ -286,6 +286,13 @@ class ProbeSupervisor:
     def __exit__(self, *_: object) -> None:
         """Close the supervisor."""
         self.close()
+
+
+def _workload(request: TaskRequest) -> WorkloadSpec:
+    """The workload of a task."""
+    if isinstance(request, WorkloadSpec):
+        return request
+    return request.workload if isinstance(request, ProbeRequest) else request.spec
 
 
 _CONTROL_FACTOR = 4

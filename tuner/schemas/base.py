@@ -100,10 +100,15 @@ def load_document(kind: type[DocumentT], path: Path, name: str) -> DocumentT:
     Raises:
         SpecError: when the file is missing, is not YAML or JSON, or does not describe a ``kind``.
     """
-    return parse_document(kind, _read(path, name), f"{name} {path}")
+    return parse_document(kind, read_data(path, name), f"{name} {path}")
 
 
-def _read(path: Path, name: str) -> Any:  # noqa: ANN401 - any content; validated by the caller
+def read_data(path: Path, name: str) -> Any:  # noqa: ANN401 - any content; validated by the caller
+    """Read a YAML or JSON file as data.
+
+    Raises:
+        SpecError: when the file is missing, or is not YAML or JSON.
+    """
     try:
         text = path.read_text(encoding="utf-8")
     except OSError as error:

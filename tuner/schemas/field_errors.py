@@ -25,7 +25,12 @@ _MOST_NAMES = 40
 _REWRITTEN = "rewritten"
 """Key in the context of an error whose message was already replaced."""
 _NO_VALUE = frozenset({"missing", "union_tag_not_found"})
-_NOT_IN_PATH = frozenset({"[key]", "json", "python", "nullable", "function-after", "function-before", "function-wrap"})
+_NOT_IN_PATH = frozenset(
+    {
+        *("[key]", "json", "python", "nullable", "function-after", "function-before", "function-wrap"),
+        *("WorkloadSpec", "CommandSpec"),  # tags of a union that has no discriminating field of its own
+    }
+)
 
 Location = tuple[int | str, ...]
 

@@ -188,6 +188,27 @@ class Timings(Document):
     """Probes that ended in OOM."""
 
 
+class Verification(Document):
+    """One run of a training command with the figures of a recommendation's plan, as the user trains."""
+
+    created_at: datetime
+    """Time of the run (UTC)."""
+    argv: tuple[str, ...]
+    """The command, before its placeholders were replaced."""
+    format: str | None = None
+    """Export format whose plan was verified; none for the recommended plan itself."""
+    plan: PlanSummary
+    """The plan that was verified."""
+    verdict: Literal["as-planned", "not-as-planned", "does-not-fit", "not-known"]
+    """`as-planned`: the run fits, and its counted updates are those of the plan. `not-known`: neither was shown."""
+    statement: str
+    """The counted figures, or the reason of a failure, in a sentence."""
+    samples_per_second: NonNegativeFloat | None = None
+    """Samples over all ranks and the time of an update, including the reading of data; none where nothing was timed."""
+    probe: ProbeResult
+    """The run."""
+
+
 class Recommendation(Document):
     """The durable result of a tuning: plan, proof and evidence."""
 
@@ -234,3 +255,5 @@ class Recommendation(Document):
     """Durations and counts of probes."""
     request: TuningRequest
     """The request, the spec included."""
+    verified: Verification | None = None
+    """The last run of a training command that `batchwright verify` made with this plan; none where none was made."""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import BeforeValidator, Field, WithJsonSchema
+from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
 
-from tuner.schemas.base import Document, PositiveInt, typed_size
+from tuner.errors import FieldProblem, SpecError
+from tuner.schemas.base import Document, NonNegativeInt, PositiveInt, typed_size
+from tuner.schemas.command import CommandSpec, Spec
 from tuner.schemas.field_errors import described_pattern
 from tuner.schemas.workload import WorkloadSpec
 from tuner.units import LONGEST_SIZE
@@ -45,8 +47,8 @@ Objective = Literal["largest", "fewest_steps", "fastest"]
 class TuningRequest(Document):
     """Find the largest micro-batch that fits, or the best plan, and plan the effective batch."""
 
-    spec: WorkloadSpec
-    """The workload to train."""
+    spec: Spec
+    """The workload to train, or the command that trains it."""
     effective_batch_size: Annotated[int, Field(ge=1, le=LARGEST_EFFECTIVE_BATCH_SIZE)]
     """Samples per optimizer update over all ranks: the plan gives exactly this many."""
     objective: Objective = "largest"
@@ -67,6 +69,9 @@ class TuningRequest(Document):
     """Upper bound of the micro-batch size."""
     uniform: bool = False
     """Also plan with one repeated micro-batch size, for frameworks that require this."""
+    uniform_only: bool | None = None
+    """Search only sizes that a plan of one repeated size can use: divisors of a rank's samples. For a command this is
+    the default. With `false` the largest size is searched, and the plan has its largest divisor."""
     what_if: bool = False
     """Also estimate, without probes, which micro-batch would fit with another precision, activation checkpointing or
     another implementation of the optimizer."""
@@ -76,6 +81,45 @@ class TuningRequest(Document):
     """Plan several micro-batches, and train with them, although the loss couples the samples of a batch (BatchNorm,
     in-batch negatives), so that accumulated updates differ from full-batch ones. Otherwise such a loss has the whole
     batch in one micro-batch on one rank, or fails the tuning before any other probe."""
+
+    @model_validator(mode="after")
+    def _is_possible_for_its_kind(self) -> Self:
+        if isinstance(self.spec, CommandSpec):
+            if not self.spec.model.takes_size:
+                raise ValueError(
+                    "the command has no placeholder `{micro_batch_size}`: write it where the program takes its batch "
+                    "size, in an argument (`--batch-size {micro_batch_size}`), in an environment variable "
+                    "(`BATCH_SIZE={micro_batch_size}`) or in a template of its configuration file"
+                )
+            if self.what_if:
+                raise ValueError("`what_if` is not possible for a command: nothing of it is estimated without a run")
+            if self.allow_batch_coupling:
+                raise ValueError("`allow_batch_coupling` does not apply to a command, whose loss is not checked")
+        elif self.uniform_only is not None:
+            raise ValueError("`uniform_only` is for commands: set `uniform` to plan with one repeated size as well")
+        return self
+
+    @property
+    def workload(self) -> WorkloadSpec:
+        """The spec, for code that has no meaning for a command.
+
+        Raises:
+            SpecError: when the spec is a command.
+        """
+        if isinstance(self.spec, CommandSpec):
+            message = "is a command: this is possible only for a workload that is described (transformers, python)"
+            raise SpecError([FieldProblem("model.kind", message, "'command'")])
+        return self.spec
+
+    @property
+    def command(self) -> CommandSpec | None:
+        """The command; none for a workload that is described."""
+        return self.spec if isinstance(self.spec, CommandSpec) else None
+
+    @property
+    def searches_divisors(self) -> bool:
+        """Whether only sizes that divide a rank's samples are searched."""
+        return self.command is not None and self.uniform_only is not False
 
 
 class CouplingRequest(Document):
@@ -97,8 +141,8 @@ class ProbeRequest(Document):
     The micro-batches of an update are those of ``tuner.planning.accumulation.probe_window``.
     """
 
-    spec: WorkloadSpec
-    """The workload to train."""
+    spec: Spec
+    """The workload to train, or the command that trains it."""
     micro_batch_size: PositiveInt
     """Samples per forward and backward pass."""
     samples_per_window: PositiveInt
@@ -117,6 +161,17 @@ class ProbeRequest(Document):
     """True for a probe of the plan with this largest micro-batch, and not of two micro-batches of this size."""
 
     @property
+    def workload(self) -> WorkloadSpec:
+        """The spec of a probe that is no command.
+
+        Raises:
+            SpecError: when the spec is a command.
+        """
+        if isinstance(self.spec, CommandSpec):
+            raise SpecError([FieldProblem("model.kind", "is a command, which needs a supervisor of commands")])
+        return self.spec
+
+    @property
     def accumulates(self) -> bool:
         """True if an update takes more than one micro-batch."""
         return self.samples_per_window > self.micro_batch_size
@@ -133,6 +188,8 @@ class ExpectationRequest(Document):
     """The largest size that is searched."""
     limit_bytes: Annotated[int, Field(ge=1)]
     """Memory a probe may take, after the margin."""
+    context_bytes: NonNegativeInt = 0
+    """CUDA: bytes of the limit that a process's context is expected to take, outside of torch's allocator."""
     compute_capability: tuple[int, int] | None = None
     """Compute capability of the card, as torch reports it; none for the CPU."""
 

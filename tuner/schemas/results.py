@@ -12,6 +12,9 @@ from tuner.schemas.base import Document, NonNegativeFloat, NonNegativeInt, Posit
 from tuner.schemas.requests import DeviceId
 from tuner.schemas.residuals import EstimateCorrection
 
+PLAN_NOT_FOLLOWED = "plan-not-followed"
+"""``ProbeResult.error_type`` where a command does not train as it was told."""
+
 
 class Outcome(StrEnum):
     """Outcome of a probe."""
@@ -88,6 +91,43 @@ class UpdateTiming(Document):
         return self.update_seconds + (micro_batches - len(self.micro_batch_sizes)) * (self.micro_batch_seconds or 0.0)
 
 
+class CountedRank(Document):
+    """The updates of one rank of a command, as counted in its process."""
+
+    rank: NonNegativeInt
+    """Rank of the process; 0 where a command has one."""
+    backward_passes: tuple[NonNegativeInt, ...] = ()
+    """Backward passes of each update, in order."""
+    samples: tuple[NonNegativeInt, ...] = ()
+    """Samples of each update, in order; empty where no tensor showed them."""
+    skipped_updates: NonNegativeInt = 0
+    """Updates whose gradients were discarded before a step, as by a loss scaler."""
+
+
+class CountedUpdates(Document):
+    """Figures counted inside the processes of a command."""
+
+    world_size: PositiveInt
+    """Data-parallel ranks that made updates."""
+    ranks: tuple[CountedRank, ...]
+    """The updates of each rank."""
+    of_plan: bool
+    """True if the command ran with the figures of a plan, as a job would."""
+    as_planned: bool | None
+    """Whether the counted figures are those that the command was given; none where it takes only sizes, or a figure
+    could not be counted."""
+    statement: str
+    """The figures in a sentence."""
+    longest_sequence: PositiveInt | None = None
+    """Second dimension of the largest batch of token ids; none where no tensor showed it."""
+    lengths_vary: bool = False
+    """True if batches had sequences of different lengths, so that a later one may be longer."""
+    optimizer: str | None = None
+    """Class of the optimizer that stepped."""
+    versions: dict[str, str] = Field(default_factory=dict)
+    """Versions of Python and torch in the processes of the command."""
+
+
 class ProbeResult(Document):
     """The result of one probe."""
 
@@ -135,11 +175,15 @@ class ProbeResult(Document):
     """True for a probe that timed the updates of a plan after the search."""
     timing: UpdateTiming | None = None
     """Duration of the measured updates; none for a failure."""
+    verifies_plan: bool = False
+    """True for the run of a command with the figures of its plan, after the search."""
+    counted: CountedUpdates | None = None
+    """Figures counted inside the processes of a command; none for other probes, and before a first update."""
 
     @property
     def runs_plan(self) -> bool:
-        """Return whether the probe ran the micro-batches of a plan: to time it, or because they differ in size."""
-        return self.measures_time or len(set(self.micro_batch_sizes)) > 1
+        """Return whether the probe ran the micro-batches of a plan: to time or verify it, or since sizes differ."""
+        return self.measures_time or self.verifies_plan or len(set(self.micro_batch_sizes)) > 1
 
     @property
     def is_device_error(self) -> bool:
@@ -175,6 +219,9 @@ class ExpectedPeaks(Document):
     """Peaks by rising size. Between them the curve is linear; beyond them it is extrapolated."""
     resident_bytes: NonNegativeInt | None = None
     """Expected ``ProbeResult.resident_bytes``."""
+    usable_bytes: PositiveInt | None = None
+    """CUDA: expected ``ProbeResult.used_bytes`` at which memory runs out, by replays in a simulation of torch's caching
+    allocator: the limit less the context and what is lost to fragmentation. None where the limit itself is expected."""
     seconds: NonNegativeFloat = 0.0
     """Duration of the estimate."""
     versions: dict[str, str] = Field(default_factory=dict)
@@ -212,3 +259,5 @@ class DeviceInfo(Document):
     least_context_bytes: NonNegativeInt | None = None
     """CUDA: fewest bytes that the context of a process takes on this kind of card (`gpus.toml`), so that a memory limit
     must be above it; none on the CPU."""
+    expected_context_bytes: NonNegativeInt | None = None
+    """CUDA: bytes that the context of a process is expected to take on this kind of card (`gpus.toml`)."""

@@ -200,11 +200,16 @@ LARGEST_WORLD_SIZE = 65_536
 """Upper bound on ranks, above the number of devices of any cluster."""
 
 
-class ParallelismSpec(Document):
-    """Data parallelism of the run."""
+class RanksSpec(Document):
+    """The ranks of a run."""
 
     world_size: Annotated[int, Field(ge=1, le=LARGEST_WORLD_SIZE)] = 1
     """Data-parallel ranks: one per device."""
+
+
+class ParallelismSpec(RanksSpec):
+    """Data parallelism of the run."""
+
     strategy: Literal["ddp", "fsdp"] = "ddp"
     """Distribution of the model: a full copy on each rank (`ddp`), or shards (`fsdp`)."""
 

@@ -70,7 +70,7 @@ class RunParts:
     @property
     def sharded(self) -> bool:
         """True if each rank holds a shard of the model, so that all ranks run every micro-batch together."""
-        return is_sharded(self.recommendation.request.spec, self.ranks)
+        return is_sharded(self.recommendation.request.workload, self.ranks)
 
     @property
     def accumulates(self) -> bool:
@@ -93,7 +93,7 @@ def build_run(
         TrainingError: when the recommendation is not feasible, or its loss couples samples and that is not allowed.
         SpecError: when the spec has no data, or its data does not fit its model.
     """
-    ranks, notes, spec = ranks or Ranks(), list[str](), recommendation.request.spec
+    ranks, notes, spec = ranks or Ranks(), list[str](), recommendation.request.workload
     micro_batch_size = _bounded(trainable_micro_batch_size(recommendation), paths.micro_batch_bound(), notes)
     workload = build_workload(spec)
     data = build_data(spec, workload, DataFolders.of_run(paths.cache / "datasets"))

@@ -83,6 +83,6 @@ class RunCoupling:
     def _warning_of_rank_0(self) -> str | None:
         if self._ranks.rank:
             return None
-        spec, evidence = self._recommendation.request.spec, self._recommendation.evidence
+        spec, evidence = self._recommendation.request.workload, self._recommendation.evidence
         check = evidence.coupling or measure_coupling(spec, self._workload, self._device)
         return admit(check, allowed=self._allowed)

@@ -120,7 +120,7 @@ def train(paths: RunPaths, stop: StopRequest) -> TrainingResult:
 def _train(paths: RunPaths, stop: StopRequest, state: RunState) -> None:
     recommendation = Recommendation.model_validate_json(paths.recommendation.read_bytes())
     request = TrainingRequest.model_validate_json(paths.request.read_bytes())
-    import_early(late_imports(recommendation.request.spec))
+    import_early(late_imports(recommendation.request.workload))
     if request.tensorboard:
         import_tensorboard()  # before memory is counted
     state.device = open_device(_device_of_rank(recommendation.device.id))

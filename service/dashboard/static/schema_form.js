@@ -219,11 +219,17 @@ function asJson(text) {
 
 // --- schemas --------------------------------------------------------------------------------------------------------
 
-/** Returns a schema without references, and without the null of an optional value. */
+/**
+ * Returns a schema without references, and without the null of an optional value. A union without a discriminator is its
+ * first alternative: of a spec, the workload, since a service runs no commands.
+ */
 function resolved(schemas, schema) {
   if (schema.$ref) {
     const found = resolved(schemas, schemas[schema.$ref.split("/").at(-1)]);
     return schema.default === undefined ? found : { ...found, default: schema.default };
+  }
+  if (schema.oneOf && !schema.discriminator) {
+    return { ...schema, oneOf: undefined, ...resolved(schemas, schema.oneOf[0]) };
   }
   const some = schema.anyOf?.filter((option) => option.type !== "null");
   return some?.length === 1 ? { ...schema, anyOf: undefined, ...resolved(schemas, some[0]) } : schema;

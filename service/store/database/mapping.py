@@ -150,7 +150,7 @@ def recommendation_values(document: Recommendation, tuning_id: str, model: str) 
         "gradient_accumulation_steps": document.plan.gradient_accumulation_steps if document.plan else None,
         "world_size": document.request.spec.parallelism.world_size,
         "effective_batch_size": document.request.effective_batch_size,
-        "precision": document.request.spec.precision,
+        "precision": document.request.workload.precision,
         "objective": document.request.objective,
         "document": as_json(document),
     }

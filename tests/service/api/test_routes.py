@@ -59,7 +59,7 @@ def test_a_request_that_needs_no_new_probe_gets_its_own_recommendation(service: 
     assert second.recommendation is not None
     assert first.recommendation is not None
     assert second.recommendation.id != first.recommendation.id
-    assert second.recommendation.request.spec.data is not None
+    assert second.recommendation.request.workload.data is not None
     assert second.recommendation.evidence == first.recommendation.evidence
     assert client.recommendations.get(second.recommendation.id) == second.recommendation
     assert len(service.runner.sizes) == probes

@@ -146,7 +146,7 @@ def test_pages_work_with_the_keyboard_alone(browser: Browser, populated: Populat
         page.keyboard.press("Tab")
         expect(page.locator(":focus")).to_have_text("Skip to the content")
         page.keyboard.press("Enter")
-        assert page.evaluate("document.activeElement.id") == "content"
+        expect(page.locator(":focus")).to_have_id("content")
         button = page.get_by_role("button", name="Delete")
         button.focus()
         assert page.evaluate("getComputedStyle(document.activeElement).outlineStyle") != "none"
@@ -154,7 +154,7 @@ def test_pages_work_with_the_keyboard_alone(browser: Browser, populated: Populat
         expect(page.get_by_role("dialog")).to_be_visible()
         page.keyboard.press("Escape")
         expect(page.get_by_role("dialog")).to_have_count(0)
-        assert page.evaluate("document.activeElement.textContent") == "Delete"
+        expect(page.locator(":focus")).to_have_text("Delete")
 
 
 # --- hostile text ---------------------------------------------------------------------------------------------------

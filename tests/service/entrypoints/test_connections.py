@@ -54,6 +54,14 @@ def received(opened: socket.socket) -> bytes:
     return b"".join(parts)
 
 
+def answered(client: httpx.Client, path: str) -> bool:
+    """Return whether a request is answered; it is sent again where its idle connection was closed as it went out."""
+    try:
+        return client.get(path).is_success
+    except (httpx.ReadError, httpx.RemoteProtocolError):
+        return client.get(path).is_success
+
+
 @pytest.fixture(scope="module")
 def small(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Spoken]:
     """A service with few descriptors, and no workers."""

@@ -12,11 +12,11 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
-from service.bootstrap import WorkerSystem, build_worker
 from service.entrypoints.hosted_worker import main
 from service.settings import Settings
 from service.worker.executors.base import Executor, GraceSeconds, OnProgress, TrainingRun
 from service.worker.executors.inline import InlineExecutor
+from service.worker_bootstrap import WorkerSystem, build_worker
 from tests.support.factories import CPU
 from tests.support.service.scripted import ScriptedRunner
 from tuner.schemas.results import DeviceInfo

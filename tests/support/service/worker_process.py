@@ -13,12 +13,12 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from service.bootstrap import build_worker
 from service.entrypoints.work import work_system
 from service.settings import Settings
 from service.worker.executors.base import Executor, GraceSeconds, OnProgress, TrainingRun
 from service.worker.executors.inline import InlineExecutor
 from service.worker.executors.local import LocalExecutor
+from service.worker_bootstrap import build_worker
 from tests.support.factories import CPU
 from tests.support.service.scripted import ScriptedRunner
 from tuner.schemas.results import DeviceInfo

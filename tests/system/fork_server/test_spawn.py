@@ -146,6 +146,8 @@ _CPU, _CARD, _TRACING = fork_server("cpu"), fork_server("cuda"), tracing_worker(
     ("arguments", "without_cards", "with_cards"),
     [
         ("estimate spec.yaml --gpu H100-80GB", _TRACING, _TRACING),
+        ("estimate spec.yaml --gpu T4 --engine virtual", None, None),
+        ("estimate spec.yaml --engine=trace", _TRACING, _TRACING),
         ("tune spec.yaml --effective-batch-size 8", _CPU, _CARD),
         ("run spec.yaml --effective-batch-size 8 --device cuda:1", _CPU, _CARD),
         ("tune spec.yaml --device cpu", _CPU, _CPU),

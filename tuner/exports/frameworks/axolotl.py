@@ -19,7 +19,7 @@ def _batch(context: ExportContext) -> dict[str, int]:
 
 
 def _settings(context: ExportContext) -> dict[str, JsonValue]:
-    spec = context.recommendation.request.spec
+    spec = context.recommendation.request.workload
     settings: dict[str, JsonValue] = {**_batch(context), "auto_find_batch_size": False}
     if spec.batch.sequence_length is not None:
         settings["sequence_len"] = spec.batch.sequence_length
@@ -41,7 +41,7 @@ def _arguments(context: ExportContext) -> tuple[str, ...]:
 
 
 def _warnings(context: ExportContext) -> tuple[Advice, ...]:
-    spec = context.recommendation.request.spec
+    spec = context.recommendation.request.workload
     found = [
         *advice.measured_elsewhere(context, "axolotl"),
         advice.packing("`sample_packing: true`"),

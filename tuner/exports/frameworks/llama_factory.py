@@ -29,7 +29,7 @@ def _batch(context: ExportContext) -> dict[str, int]:
 
 
 def _settings(context: ExportContext) -> dict[str, JsonValue]:
-    spec = context.recommendation.request.spec
+    spec = context.recommendation.request.workload
     settings: dict[str, JsonValue] = {**_batch(context)}
     if spec.batch.sequence_length is not None:
         settings["cutoff_len"] = spec.batch.sequence_length
@@ -54,7 +54,7 @@ def _arguments(context: ExportContext) -> tuple[str, ...]:
 
 
 def _warnings(context: ExportContext) -> tuple[Advice, ...]:
-    spec = context.recommendation.request.spec
+    spec = context.recommendation.request.workload
     found = [*advice.measured_elsewhere(context, "LLaMA-Factory")]
     if spec.batch.sequence_length is not None:
         found.append(
@@ -93,7 +93,7 @@ def _warnings_of_v1(context: ExportContext) -> list[Advice]:
         ),
         advice.data_parallel_ranks(context, "`cp_size`"),
     ]
-    if context.recommendation.request.spec.precision != "fp32":
+    if context.recommendation.request.workload.precision != "fp32":
         is_here = "Weights are loaded in the checkpoint's own type, and `bf16` matters under `dist_config` alone."
         found.append(advice.precision_differs(context, is_here=is_here))
     return found

@@ -9,7 +9,7 @@ from tuner.schemas.recommendation import Advice
 
 
 def _arguments(context: ExportContext) -> tuple[str, ...]:
-    spec, plan = context.recommendation.request.spec, context.plan
+    spec, plan = context.recommendation.request.workload, context.plan
     words = [
         f"--micro-batch-size={plan.micro_batch_size}",
         f"--global-batch-size={plan.effective_batch_size}",
@@ -35,7 +35,7 @@ def _write(context: ExportContext) -> TargetOutput:
 
 
 def _warnings(context: ExportContext) -> tuple[Advice, ...]:
-    spec, plan = context.recommendation.request.spec, context.plan
+    spec, plan = context.recommendation.request.workload, context.plan
     found = [
         *advice.measured_elsewhere(context, "Megatron-LM"),
         advice.data_parallel_ranks(context, "tensor x pipeline x context parallel size"),

@@ -20,7 +20,7 @@ def _batch(context: ExportContext) -> dict[str, int]:
 
 
 def _write(context: ExportContext) -> TargetOutput:
-    spec = context.recommendation.request.spec
+    spec = context.recommendation.request.workload
     settings: dict[str, JsonValue] = {"step_scheduler": {**_batch(context)}}
     settings["clip_grad_norm"] = {"max_norm": spec.gradient_clipping or _NEVER_REACHED}
     settings["distributed"] = {"activation_checkpointing": spec.activation_checkpointing}
@@ -32,7 +32,7 @@ def _arguments(context: ExportContext) -> tuple[str, ...]:
 
 
 def _warnings(context: ExportContext) -> tuple[Advice, ...]:
-    spec = context.recommendation.request.spec
+    spec = context.recommendation.request.workload
     found = [
         *advice.measured_elsewhere(context, "NeMo AutoModel"),
         *longest_sample(context),

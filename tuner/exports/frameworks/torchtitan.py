@@ -21,7 +21,7 @@ _DTYPES = {
 
 
 def _batch(context: ExportContext) -> dict[str, int]:
-    length, plan = context.recommendation.request.spec.batch.sequence_length, context.plan
+    length, plan = context.recommendation.request.workload.batch.sequence_length, context.plan
     if context.version == _IN_SAMPLES:
         lengths = {} if length is None else {"seq_len": length}
         sizes = {"local_batch_size": plan.micro_batch_size, "global_batch_size": plan.effective_batch_size}
@@ -41,7 +41,7 @@ def _batch(context: ExportContext) -> dict[str, int]:
 
 def _training(context: ExportContext) -> dict[str, int | float | str]:
     """The settings of `training`."""
-    spec = context.recommendation.request.spec
+    spec = context.recommendation.request.workload
     settings: dict[str, int | float | str] = {**_batch(context)}
     if context.version == _IN_SAMPLES:
         settings["max_norm"] = float("inf") if spec.gradient_clipping is None else spec.gradient_clipping
@@ -52,7 +52,7 @@ def _training(context: ExportContext) -> dict[str, int | float | str]:
 
 def _parallelism(context: ExportContext) -> dict[str, int | float | str]:
     """The settings of `parallelism`: copies (DDP) or shards (FSDP)."""
-    ranks, strategy = context.plan.world_size, context.recommendation.request.spec.parallelism.strategy
+    ranks, strategy = context.plan.world_size, context.recommendation.request.workload.parallelism.strategy
     copies, shards = (1, ranks) if strategy == "fsdp" else (ranks, 1)
     return {"data_parallel_replicate_degree": copies, "data_parallel_shard_degree": shards}
 
@@ -97,7 +97,7 @@ def with_batch(config):
 
 
 def _warnings(context: ExportContext) -> tuple[Advice, ...]:
-    spec = context.recommendation.request.spec
+    spec = context.recommendation.request.workload
     found = [
         *advice.measured_elsewhere(context, "torchtitan"),
         advice.data_parallel_ranks(context, "tensor x pipeline x context parallel degree"),

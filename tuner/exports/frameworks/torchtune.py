@@ -21,7 +21,7 @@ def _batch(context: ExportContext) -> dict[str, int]:
 
 
 def _settings(context: ExportContext) -> dict[str, JsonValue]:
-    spec = context.recommendation.request.spec
+    spec = context.recommendation.request.workload
     settings: dict[str, JsonValue] = {
         **_batch(context),
         "clip_grad_norm": spec.gradient_clipping,
@@ -41,7 +41,7 @@ def _arguments(context: ExportContext) -> tuple[str, ...]:
 
 
 def _warnings(context: ExportContext) -> tuple[Advice, ...]:
-    spec, plan = context.recommendation.request.spec, context.plan
+    spec, plan = context.recommendation.request.workload, context.plan
     found = [
         *advice.measured_elsewhere(context, "torchtune"),
         advice.packing("`dataset.packed: True`"),

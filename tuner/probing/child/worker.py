@@ -87,13 +87,13 @@ def _enter(paths: ProbePaths, progress: Progress, phase: Phase) -> None:
 
 def _measure(request: ProbeRequest, device: MemoryDevice, paths: ProbePaths, progress: Progress) -> None:
     _enter(paths, progress, Phase.BUILD)
-    workload = build_workload(request.spec)
-    model = build_model(request.spec, workload).to(device.torch_device)
+    workload = build_workload(request.workload)
+    model = build_model(request.workload, workload, worst_case=True).to(device.torch_device)
     progress.model = summarize(model)
-    if request.spec.compile:
+    if request.workload.compile:
         model.compile()
-    ranks = _ranks(request.spec, device)
-    engine = TimedEngine(request.spec, workload, model, device, ranks=ranks, recovers=False)
+    ranks = _ranks(request.workload, device)
+    engine = TimedEngine(request.workload, workload, model, device, ranks=ranks, recovers=False)
     micro_batches, waiting_batches = _micro_batches(request, workload)
     _enter(paths, progress, Phase.WARMUP)
     _update(engine, micro_batches)

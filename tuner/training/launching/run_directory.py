@@ -27,7 +27,7 @@ def run_identity(recommendation: Recommendation, request: TrainingRequest) -> di
 
     The number of ranks, the way they share the model and the way gradients are summed may change.
     """
-    spec = recommendation.request.spec
+    spec = recommendation.request.workload
     return {
         "spec": spec.model_dump(mode="json", exclude={"parallelism", "gradient_gathering"}),
         "effective batch size": recommendation.request.effective_batch_size,

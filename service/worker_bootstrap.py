@@ -1,0 +1,125 @@
+"""The composition root of workers: builds them without the HTTP side, which a process of workers never imports."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from importlib import metadata
+
+from service.errors import ConfigurationError
+from service.folders import make_private_folder
+from service.observability.instruments import Instruments, create_spans
+from service.observability.metrics import Metrics
+from service.settings import Settings
+from service.store.store import Store, open_store
+from service.worker.coordinator import Coordinator
+from service.worker.executors.base import Executor
+from service.worker.executors.local import LocalExecutor
+from service.worker.hosting.interface import Workers
+from service.worker.settings import WorkerSettings
+from tuner.hardware import inventory
+from tuner.planning.fingerprint import installed_versions
+from tuner.probing.supervisor import ProbeSupervisor
+from tuner.schemas.results import DeviceInfo
+from tuner.system.data_roots import DataRoots
+
+ExecutorFactory = Callable[[DeviceInfo], Executor]
+
+
+@dataclass(frozen=True)
+class WorkerSystem:
+    """A built worker that is not started."""
+
+    store: Store
+    coordinator: Workers
+    instruments: Instruments
+    metrics_address: tuple[str, int] | None
+    _closing: list[Callable[[], None]] = field(default_factory=list)
+
+    def start(self) -> None:
+        """Start the workers, and the metrics port if there is one. Does nothing when they run.
+
+        Raises:
+            ConfigurationError: when the metrics cannot be served on their address.
+            DeviceTakenError: when another live process serves one of the devices.
+        """
+        if self.metrics_address is not None and not self._closing:
+            self._closing.append(self.instruments.metrics.serve(*self.metrics_address))
+        self.coordinator.start()
+
+    def stop(self) -> None:
+        """Stop the workers, hand running work back, and close the store. Idempotent."""
+        self.coordinator.stop()
+        while self._closing:
+            self._closing.pop()()
+        self.instruments.spans.close()
+        self.store.close()
+
+
+def build_worker(
+    settings: Settings,
+    new_executor: ExecutorFactory | None = None,
+    devices: Sequence[DeviceInfo] | None = None,
+    versions: dict[str, str] | None = None,
+) -> WorkerSystem:
+    """Build the workers of this host. The optional arguments replace the parts that use devices.
+
+    Args:
+        settings: the settings of the service.
+        new_executor: creates the executor of a device.
+        devices: the devices of the host.
+        versions: the installed versions that affect memory.
+
+    Raises:
+        ConfigurationError: when the settings are invalid.
+        StoreUnavailableError: when the database cannot be reached.
+    """
+    served = served_devices(settings, inventory.devices() if devices is None else devices)
+    installed = installed_versions() if versions is None else versions
+    executor_of = new_executor or partial(local_executor, data_roots=DataRoots(settings.data_roots))
+    return assemble_worker(settings, [executor_of(device) for device in served], installed)
+
+
+def assemble_worker(settings: Settings, executors: Sequence[Executor], versions: dict[str, str]) -> WorkerSystem:
+    """Assemble workers around executors; none of the latter where this process only serves the API.
+
+    Raises:
+        StoreUnavailableError: when the database cannot be reached.
+    """
+    version = metadata.version("batchwright")
+    instruments = Instruments(Metrics(version), create_spans(version))
+    make_private_folder(settings.data_dir)  # it has specs, logs and weights
+    store = open_store(settings.url)
+    worker_settings = WorkerSettings(
+        node_name=settings.node_name,
+        runs_dir=settings.runs_dir,
+        locks_dir=settings.locks_dir,
+        lease_seconds=settings.lease_seconds,
+        poll_seconds=settings.poll_seconds,
+        shutdown_grace_seconds=settings.shutdown_grace_seconds,
+        instruments=instruments,
+    )
+    port = settings.metrics_port
+    address = None if port is None else (settings.metrics_host, port)
+    return WorkerSystem(store, Coordinator(store, executors, versions, worker_settings), instruments, address)
+
+
+def local_executor(device: DeviceInfo, data_roots: DataRoots) -> Executor:
+    """Create an executor that runs processes of this host; jobs may read data below ``data_roots``."""
+    return LocalExecutor(device, ProbeSupervisor(device), data_roots=data_roots)
+
+
+def served_devices(settings: Settings, available: Sequence[DeviceInfo]) -> list[DeviceInfo]:
+    """Return the devices to serve: those of the settings, else all.
+
+    Raises:
+        ConfigurationError: when the settings name a device that this host does not have.
+    """
+    by_id = {device.id: device for device in available}
+    unknown = [name for name in settings.devices if name not in by_id]
+    if unknown:
+        raise ConfigurationError(
+            f"BATCHWRIGHT_DEVICES names {', '.join(unknown)}; this host has {', '.join(by_id) or 'none'}"
+        )
+    return [by_id[name] for name in dict.fromkeys(settings.devices)] if settings.devices else list(available)
