@@ -12,12 +12,9 @@ from torch import Tensor
 from tests.support.factories import python_spec
 from tests.support.traced import traced_on_cuda
 from tuner.estimation.trace import Bound, Category, SizedTrace, Trace
-from tuner.estimation.tracing.kernel_workspaces import (
-    CudaKernels,
-    contiguous_copies,
-    library_call,
-    representative,
-)
+from tuner.estimation.tracing.kernel_workspaces.contiguous_copies import contiguous_copies
+from tuner.estimation.tracing.kernel_workspaces.device_kernels import CudaKernels, representative
+from tuner.estimation.tracing.kernel_workspaces.library_calls import library_call
 from tuner.hardware.workspace_tables import VARIABLE, MeasuredWorkspaces
 from tuner.schemas.gpus import KernelProfile, MeasuredWorkspace, WorkspaceFile, WorkspaceTable
 

@@ -133,7 +133,7 @@ class MeasuredWorkspace(Document):
     """The workspace of one operator at one shape, measured on a card."""
 
     kind: str
-    """The operator, the type and the layout: the ``LibraryCall`` of ``tuner.estimation.tracing.kernel_workspaces``."""
+    """The operator, the type and the layout: the ``library_calls`` of ``tuner.estimation``."""
     shape: str
     """The shape, in words."""
     operand_bytes: PositiveInt

@@ -12,7 +12,8 @@ from torch.distributed.tensor import DTensor
 
 from tuner.errors import EstimateError
 from tuner.estimation.trace import Bound, Category
-from tuner.estimation.tracing.kernel_workspaces import in_order_of_allocation, onednn_recurrent_workspace_bytes
+from tuner.estimation.tracing.kernel_workspaces.device_kernels import in_order_of_allocation
+from tuner.estimation.tracing.kernel_workspaces.recurrent_workspaces import onednn_recurrent_workspace_bytes
 from tuner.estimation.tracing.known_values import KnownValues, map_tensors, tensors_in
 from tuner.estimation.tracing.recorder import Recorder
 from tuner.estimation.tracing.shape_cache import ShapeCache

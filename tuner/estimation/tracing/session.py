@@ -27,7 +27,7 @@ from tuner.estimation.tracing.fake_device import (
     without_dropout_in_attention,
 )
 from tuner.estimation.tracing.fake_model import build_fake_model
-from tuner.estimation.tracing.kernel_workspaces import CudaKernels, NoKernels
+from tuner.estimation.tracing.kernel_workspaces.device_kernels import CudaKernels, NoKernels
 from tuner.estimation.tracing.known_values import values_read_by_transformers
 from tuner.estimation.tracing.memory_categories import (
     label_accumulated_gradients,
