@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor
 
-from tuner.estimation.trace import Bound
+from tuner.estimation.trace import Bound, ThreadBound
 from tuner.estimation.tracing.kernel_workspaces.workspace import FLOAT_BYTES, INDEX_BYTES, Workspace, bytes_of
+from tuner.hardware.gpu_table import GPUS
 from tuner.schemas.gpus import KernelProfile
 
 _THREADS_OF_A_BLOCK = 512
 _THREADS_OF_A_WARP = 32
 _VALUES_OF_A_THREAD = 16
-_RESIDENT_THREADS: Mapping[int, int] = {7: 80 * 2048, 8: 128 * 1536, 9: 132 * 2048, 10: 148 * 2048, 12: 170 * 1536}
-"""By the major part of the compute capability: threads that a large card runs at once."""
 _CHUNK = 65536
 
 
@@ -61,34 +60,35 @@ def _sums_of_rows(rows: Tensor, profile: KernelProfile) -> list[int | Bound]:
     is none; it is counted all the same, because the list of blocks must not depend on the micro-batch size.
     """
     columns = rows.shape[-1]
-    threads = _resident_threads(profile)
-    if not columns or not threads:
+    if not columns or profile.kind == "rocm":  # where the kernel divides its work otherwise
         return []
     vector = next(count for count in (4, 2, 1) if columns % count == 0)
     lanes = min(_THREADS_OF_A_WARP, 1 << (columns // vector).bit_length() - 1)
     sums = lanes * vector
-    across, most = -(-columns // sums), threads * vector // _THREADS_OF_A_BLOCK
-    if across > most:
-        return []
     share = sums * FLOAT_BYTES
+    of_threads = ThreadBound(
+        bytes_per_share=columns * share,
+        threads_per_block=_THREADS_OF_A_BLOCK // vector,
+        blocks_per_share=-(-columns // sums),
+    )
     rows_of_a_block = _THREADS_OF_A_BLOCK // sums * _VALUES_OF_A_THREAD
     return [
         Bound(
             unbounded_bytes=rows.numel() * -(-share // rows_of_a_block),
-            max_bytes=columns * share * -(-most // across),
+            max_bytes=of_threads.max_bytes(profile.resident_threads or _most_resident_threads(profile)),
+            of_threads=of_threads,
         )
     ]
 
 
-def _resident_threads(profile: KernelProfile) -> int:
-    """Return the threads that a large card of a profile runs at once; 0 where the kernel divides its work otherwise."""
-    if profile.kind == "rocm":
-        return 0
-    return (
-        108 * 2048
-        if profile.compute_capability == (8, 0)
-        else _RESIDENT_THREADS.get(profile.compute_capability[0], max(_RESIDENT_THREADS.values()))
-    )
+def _most_resident_threads(profile: KernelProfile) -> int:
+    """Return the threads that the largest card of a profile runs at once, for cards of which nothing is known."""
+    same = [
+        gpu.resident_threads
+        for gpu in GPUS
+        if gpu.resident_threads is not None and gpu.compute_capability == profile.compute_capability
+    ]
+    return max(same or (gpu.resident_threads or 0 for gpu in GPUS))
 
 
 def roll(args: Sequence[Any], outputs: Sequence[Tensor], profile: KernelProfile) -> Sequence[int | Bound]:
