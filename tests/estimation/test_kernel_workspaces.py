@@ -244,7 +244,7 @@ def test_the_error_of_convolutions_is_known_at_every_size(on_cuda: dict[str, lis
     errors = [(size * CONVOLUTION_BYTES, 2 * size * CONVOLUTION_BYTES) for size in SIZES]
     assert [trace.workspace_error for trace in traces] == errors
     assert SizedTrace.of(traces).at(33).workspace_error == (33 * CONVOLUTION_BYTES, 66 * CONVOLUTION_BYTES)
-    assert on_cuda["tokens"][0].workspace_error == (0, 0)
+    assert on_cuda["summed"][0].workspace_error == (0, 0)
 
 
 def measured(kind: str, *shares: int, blas_workspace_bytes: int | None = None) -> CudaKernels:

@@ -35,6 +35,7 @@ from tuner.estimation.tracing.memory_categories import (
     optimizer_gradients_labelled,
     record_batches,
 )
+from tuner.estimation.tracing.recurrent_layers import cudnn_recurrent_layers
 from tuner.estimation.tracing.shape_cache import ShapeCache
 from tuner.estimation.tracing.torch_internals import (
     PROPAGATE,
@@ -54,6 +55,9 @@ from tuner.training.fsdp import shard
 from tuner.training.micro_batches.splitting import MicroBatch, sliced
 from tuner.training.update_engine import UpdateEngine
 from tuner.workloads.build import build_workload
+
+_CUDNN_NOTE = "what cuDNN keeps for the backward pass of recurrent layers is assumed: cuDNN does not document it"
+_NO_MIOPEN_NOTE = "recurrent layers are traced without MIOpen, whose memory differs from that of torch's kernels"
 
 
 class FakeRanks(ProcessGroup):
@@ -245,10 +249,13 @@ def _emulated_cuda(profile: KernelProfile, shim: Shim | None, tracer: Tracer) ->
             yield
         return
 
-    def note_recurrent_layer() -> None:
-        tracer.notes.add("recurrent layers are traced without cuDNN, whose memory differs from that of torch's kernels")
+    has_cudnn = profile.kind == "cuda"
 
-    with emulate_cuda(profile.compute_capability), without_cudnn_in_recurrent_layers(note_recurrent_layer):
+    def note_recurrent_layer() -> None:
+        tracer.notes.add(_CUDNN_NOTE if has_cudnn else _NO_MIOPEN_NOTE)
+
+    recurrent_layers = cudnn_recurrent_layers if has_cudnn else without_cudnn_in_recurrent_layers
+    with emulate_cuda(profile.compute_capability), recurrent_layers(note_recurrent_layer):
         yield
 
 

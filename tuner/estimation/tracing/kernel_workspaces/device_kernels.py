@@ -24,10 +24,17 @@ from tuner.estimation.tracing.kernel_workspaces.library_calls import (
     convolution_backward,
     library_call,
 )
+from tuner.estimation.tracing.kernel_workspaces.recurrent_workspaces import (
+    dropout_state_bytes,
+    recurrent_backward,
+    recurrent_forward,
+    reserve_error,
+)
 from tuner.estimation.tracing.kernel_workspaces.reduction_workspaces import (
     ctc_backward,
     foreach_norm,
     like_input,
+    most_resident_threads,
     roll,
     safe_softmax,
     softmax_backward,
@@ -38,6 +45,8 @@ from tuner.estimation.tracing.torch_internals import (
     ADDMM_ACTIVATION,
     CTC_LOSS_BACKWARD,
     CUDNN_ATTENTION_BACKWARD,
+    CUDNN_RNN,
+    CUDNN_RNN_BACKWARD,
     EFFICIENT_ATTENTION_BACKWARD,
     FLASH_ATTENTION_BACKWARD,
     FOREACH_NORM,
@@ -92,6 +101,8 @@ _WORKSPACES: Mapping[OpOverload, Workspace] = {
     _aten.sum.dim_IntList: sum_of_values,
     _aten.convolution.default: convolution,
     _aten.convolution_backward.default: convolution_backward,
+    CUDNN_RNN: recurrent_forward,
+    CUDNN_RNN_BACKWARD: recurrent_backward,
     **dict.fromkeys(CTC_LOSS_BACKWARD, ctc_backward),
 }
 
@@ -111,8 +122,11 @@ class CudaKernels:
         self._blas_bytes = own_bytes or blas_workspace_bytes(profile.compute_capability, profile.kind)
 
     def persistent(self, func: OpOverload, args: Sequence[Any]) -> Sequence[tuple[str, int]]:
-        """Return cuBLAS's workspaces: one for the thread of forward passes, one for that of backward passes."""
-        del args
+        """Return what libraries keep: a workspace of cuBLAS for each of the two passes' threads, cuDNN's generators."""
+        if func is CUDNN_RNN:
+            threads = self._profile.resident_threads or most_resident_threads(self._profile)
+            nbytes = dropout_state_bytes(args, threads)
+            return (("dropout of cudnn", nbytes),) if nbytes else ()
         if func not in _MATRIX_PRODUCTS:
             return ()
         backward = backward_task() >= 0
@@ -130,6 +144,8 @@ class CudaKernels:
 
     def error(self, func: OpOverload, args: Sequence[Any], outputs: Sequence[Tensor]) -> tuple[int, int]:
         """Return by how many bytes the workspace of ``func`` may be smaller, and larger, than ``temporary`` has it."""
+        if func is CUDNN_RNN:
+            return reserve_error(args)
         call = library_call(func, args, outputs)
         if call is None:
             return 0, 0

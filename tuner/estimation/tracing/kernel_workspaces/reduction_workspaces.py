@@ -75,13 +75,13 @@ def _sums_of_rows(rows: Tensor, profile: KernelProfile) -> list[int | Bound]:
     return [
         Bound(
             unbounded_bytes=rows.numel() * -(-share // rows_of_a_block),
-            max_bytes=of_threads.max_bytes(profile.resident_threads or _most_resident_threads(profile)),
+            max_bytes=of_threads.max_bytes(profile.resident_threads or most_resident_threads(profile)),
             of_threads=of_threads,
         )
     ]
 
 
-def _most_resident_threads(profile: KernelProfile) -> int:
+def most_resident_threads(profile: KernelProfile) -> int:
     """Return the threads that the largest card of a profile runs at once, for cards of which nothing is known."""
     same = [
         gpu.resident_threads
