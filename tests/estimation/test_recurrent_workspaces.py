@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from tuner.estimation.tracing.kernel_workspaces.device_kernels import CudaKernels
+from tuner.estimation.tracing.kernel_workspaces.device_kernels import CpuKernels, CudaKernels
 from tuner.estimation.tracing.kernel_workspaces.recurrent_workspaces import RNN_MODES, RecurrentCall
 from tuner.schemas.gpus import KernelProfile
 
@@ -55,6 +55,26 @@ def test_the_report_of_a_p100(
     assert sum(parameter.numel() for parameter in layer.parameters()) == parameters
     found = RecurrentCall.of(call(layer, 100, 250))
     assert (found.reserve_bytes, found.workspace_bytes) == (reserve_bytes, workspace_bytes)
+
+
+@pytest.mark.parametrize(
+    ("samples", "steps", "width", "units", "nbytes"),
+    [
+        (16, 64, 32, 64, 1_126_968),
+        (32, 64, 64, 64, 2_249_272),
+        (16, 64, 64, 128, 2_183_736),
+        (4, 96, 256, 256, 1_618_488),
+        (64, 48, 256, 256, 12_923_448),
+    ],
+)
+def test_onednn_holds_the_gates_of_all_steps(samples: int, steps: int, width: int, units: int, nbytes: int) -> None:
+    """Bytes are those that torch's profiler saw in both passes of an LSTM, with torch 2.13 on x86-64."""
+    data, output = torch.empty(steps, samples, width), torch.empty(steps, samples, units)
+    forward, backward = aten.mkldnn_rnn_layer.default, aten.mkldnn_rnn_layer_backward.default
+    (held,) = CpuKernels().temporary(forward, [data] + [None] * 15, (output,))
+    assert held == pytest.approx(nbytes, rel=0.01)
+    assert CpuKernels().temporary(backward, [data, *[None] * 6, output, *[None] * 15], ()) == [held]
+    assert CpuKernels().temporary(aten.mm.default, (data, data), (output,)) == ()
 
 
 def test_nothing_is_kept_without_a_backward_pass() -> None:

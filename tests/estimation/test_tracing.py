@@ -24,7 +24,7 @@ from tuner.estimation.client import estimate
 from tuner.estimation.cuda_shim import NoCompilerError, _digest, _torch_folder, compile_cached
 from tuner.estimation.trace import Bound, Category, SizedTrace, Trace
 from tuner.estimation.tracing.dispatch_mode import Tracer
-from tuner.estimation.tracing.kernel_workspaces.device_kernels import NoKernels
+from tuner.estimation.tracing.kernel_workspaces.device_kernels import CpuKernels
 from tuner.estimation.tracing.runs import TracedRuns
 from tuner.estimation.tracing.session import trace
 from tuner.estimation.tracing.shape_cache import ShapeCache
@@ -328,7 +328,7 @@ def traced_grouped_mm(
     left: torch.Tensor, right: torch.Tensor, offs: torch.Tensor | None, **options: Any
 ) -> torch.Tensor:
     """The grouped product as a fake tensor."""
-    tracer = Tracer(FakeTensorMode(allow_non_fake_inputs=True), "cpu", NoKernels(), ShapeCache())
+    tracer = Tracer(FakeTensorMode(allow_non_fake_inputs=True), "cpu", CpuKernels(), ShapeCache())
     with tracer.fakes, tracer:
         return grouped_mm(left, right, offs=offs, **options)
 

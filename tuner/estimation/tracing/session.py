@@ -27,7 +27,7 @@ from tuner.estimation.tracing.fake_device import (
     without_dropout_in_attention,
 )
 from tuner.estimation.tracing.fake_model import build_fake_model
-from tuner.estimation.tracing.kernel_workspaces.device_kernels import CudaKernels, NoKernels
+from tuner.estimation.tracing.kernel_workspaces.device_kernels import CpuKernels, CudaKernels
 from tuner.estimation.tracing.known_values import values_read_by_transformers
 from tuner.estimation.tracing.memory_categories import (
     label_accumulated_gradients,
@@ -135,7 +135,7 @@ def begin_trace(  # noqa: PLR0913 - the parameters of trace
     """Trace the part that is equal for all micro-batch sizes. Arguments and errors are those of ``trace``."""
     spec = _for_card(spec) if profile is not None else _for_cpu(spec)
     device = torch.device("cpu") if profile is None or shim is None else torch.device("cuda", 0)
-    kernels = CudaKernels(profile) if profile is not None else NoKernels()
+    kernels = CudaKernels(profile) if profile is not None else CpuKernels()
     tracer = Tracer(FakeTensorMode(allow_non_fake_inputs=True), device.type, kernels, shapes or ShapeCache())
     if profile is not None and shim is not None:
         shim.install(profile)

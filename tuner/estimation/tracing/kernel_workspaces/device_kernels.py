@@ -26,6 +26,7 @@ from tuner.estimation.tracing.kernel_workspaces.library_calls import (
 )
 from tuner.estimation.tracing.kernel_workspaces.recurrent_workspaces import (
     dropout_state_bytes,
+    onednn_scratchpad,
     recurrent_backward,
     recurrent_forward,
     reserve_error,
@@ -107,6 +108,9 @@ _WORKSPACES: Mapping[OpOverload, Workspace] = {
 }
 
 
+_ONEDNN_RECURRENT = frozenset({_aten.mkldnn_rnn_layer.default, _aten.mkldnn_rnn_layer_backward.default})
+
+
 class CudaKernels:
     """Workspaces of a GPU's kernels.
 
@@ -159,8 +163,8 @@ class CudaKernels:
         return fewer * call.sample_bytes, more * call.sample_bytes
 
 
-class NoKernels:
-    """Kernels without workspaces, as far as is known: those of the CPU."""
+class CpuKernels:
+    """Workspaces of the CPU's kernels: those of oneDNN for recurrent layers; no others are known."""
 
     def error(self, func: OpOverload, args: Sequence[Any], outputs: Sequence[Tensor]) -> tuple[int, int]:
         """Return no error."""
@@ -173,9 +177,8 @@ class NoKernels:
         return ()
 
     def temporary(self, func: OpOverload, args: Sequence[Any], outputs: Sequence[Tensor]) -> Sequence[int | Bound]:
-        """Return no workspaces."""
-        del func, args, outputs
-        return ()
+        """Return the workspaces that ``func`` holds while it runs."""
+        return onednn_scratchpad(args, outputs, None) if func in _ONEDNN_RECURRENT else ()
 
 
 def in_order_of_allocation(func: OpOverload, outputs: Sequence[Tensor]) -> Sequence[Tensor]:
