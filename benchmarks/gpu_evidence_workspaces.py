@@ -22,7 +22,8 @@ from torch.nn import functional
 from torch.utils._pytree import tree_leaves
 
 from tuner.estimation.trace import Bound
-from tuner.estimation.tracing.kernel_workspaces import CudaKernels, library_call
+from tuner.estimation.tracing.kernel_workspaces.device_kernels import CudaKernels
+from tuner.estimation.tracing.kernel_workspaces.library_calls import library_call
 from tuner.estimation.tracing.torch_internals import OpOverload
 from tuner.schemas.gpus import KernelProfile
 from tuner.torch_internals import TorchDispatchMode

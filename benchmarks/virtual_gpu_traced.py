@@ -27,7 +27,9 @@ def traced(name: str, shim: Shim) -> dict[str, Any]:
     import torch  # noqa: PLC0415 - after the shim
     from virtual_gpu_workloads import cases  # noqa: PLC0415 - likewise
 
-    from tuner.estimation.tracing.kernel_workspaces import representative  # noqa: PLC0415 - likewise
+    from tuner.estimation.tracing.kernel_workspaces.device_kernels import (  # noqa: PLC0415 - imports torch
+        representative,
+    )
     from tuner.estimation.tracing.session import begin_trace  # noqa: PLC0415 - likewise
 
     torch.set_num_threads(1)

@@ -12,12 +12,10 @@ from torch import Tensor
 from tests.support.factories import python_spec
 from tests.support.traced import traced_on_cuda
 from tuner.estimation.trace import Bound, Category, SizedTrace, Trace
-from tuner.estimation.tracing.kernel_workspaces import (
-    CudaKernels,
-    contiguous_copies,
-    library_call,
-    representative,
-)
+from tuner.estimation.tracing.kernel_workspaces.contiguous_copies import contiguous_copies
+from tuner.estimation.tracing.kernel_workspaces.device_kernels import CudaKernels, representative
+from tuner.estimation.tracing.kernel_workspaces.library_calls import library_call
+from tuner.hardware.gpu_lookup import find_gpu
 from tuner.hardware.workspace_tables import VARIABLE, MeasuredWorkspaces
 from tuner.schemas.gpus import KernelProfile, MeasuredWorkspace, WorkspaceFile, WorkspaceTable
 
@@ -137,6 +135,33 @@ def test_partial_sums_of_rows_are_bounded_at_every_size() -> None:
     assert bounds[2].nbytes == bounds[2].max_bytes == 113_246_208
 
 
+def test_partial_sums_are_those_of_the_card() -> None:
+    """A card with fewer threads holds fewer of them, down to none, and one that is not known those of the largest."""
+    rows = torch.empty(10**6, 768, device="meta")
+    held = {
+        name: inside(aten.sum.dim_IntList, rows, [0], kernels=CudaKernels(representative(find_gpu(name).profile)))
+        for name in ("T4", "V100-16GB", "A100-80GB", "A30", "48GiB", "A16")
+    }
+    assert held["A100-80GB"] == held["48GiB"] == [113_246_208]
+    assert held["V100-16GB"] == [214 * 393_216]  # 1,280 blocks, six of which share the columns
+    assert held["T4"] == [54 * 393_216]  # 320 blocks
+    assert held["A16"][0] < held["T4"][0] < held["A30"][0] < held["V100-16GB"][0]
+    wide = torch.empty(10**6, 60_000, device="meta")
+    assert inside(aten.sum.dim_IntList, wide, [0], kernels=CudaKernels(find_gpu("A16").profile)) == [0]
+
+
+def test_a_trace_takes_the_bounds_of_each_card(on_cuda: dict[str, list[Trace]]) -> None:
+    """The blocks that depend on a card's threads shrink with them, and no other block changes."""
+    trace = on_cuda["tokens"][-1]
+    depends = {block for block, bound in trace.bounds.items() if bound.of_threads is not None}
+    assert depends
+    small, large = trace.on_card(1024), trace.on_card(10**6)
+    for block, (least, most) in enumerate(zip(small.sizes, large.sizes, strict=True)):
+        assert least < most if block in depends and trace.bounds[block].unbounded_bytes > least else least == most
+    assert (small.events, small.categories) == (trace.events, trace.categories)
+    assert trace.on_card(84 * 1536) == trace
+
+
 def test_small_integers_are_summed_in_64_bits() -> None:
     """Masks are counted so."""
     assert inside(aten.sum.default, torch.ones(6, 8, dtype=torch.bool)) == [6 * 8 * 8]
@@ -219,7 +244,7 @@ def test_the_error_of_convolutions_is_known_at_every_size(on_cuda: dict[str, lis
     errors = [(size * CONVOLUTION_BYTES, 2 * size * CONVOLUTION_BYTES) for size in SIZES]
     assert [trace.workspace_error for trace in traces] == errors
     assert SizedTrace.of(traces).at(33).workspace_error == (33 * CONVOLUTION_BYTES, 66 * CONVOLUTION_BYTES)
-    assert on_cuda["tokens"][0].workspace_error == (0, 0)
+    assert on_cuda["summed"][0].workspace_error == (0, 0)
 
 
 def measured(kind: str, *shares: int, blas_workspace_bytes: int | None = None) -> CudaKernels:

@@ -41,6 +41,20 @@ def test_a_card_has_at_most_its_marketed_memory(gpu: Gpu) -> None:
     assert gpu.total_bytes * 0.9 < gpu.least_total_bytes < gpu.total_bytes
 
 
+@pytest.mark.parametrize(("name", "threads"), [("T4", 40 * 1024), ("A10G", 80 * 1536), ("H100-80GB", 132 * 2048)])
+def test_a_card_runs_the_threads_of_its_multiprocessors(name: str, threads: int) -> None:
+    """As many as each of its multiprocessors runs."""
+    gpu = find_gpu(name)
+    assert gpu.resident_threads == gpu.profile.resident_threads == threads
+
+
+def test_the_threads_of_all_cards_of_nvidia_are_known() -> None:
+    """Not those of AMD's cards, nor of a card of which only the memory is given."""
+    assert {gpu.vendor for gpu in GPUS if gpu.resident_threads is not None} == {"nvidia"}
+    assert {gpu.vendor for gpu in GPUS if gpu.resident_threads is None} == {"amd"}
+    assert find_gpu("48GiB").resident_threads is None
+
+
 @pytest.mark.parametrize("gpu", GPUS, ids=lambda gpu: gpu.name)
 def test_the_interval_of_the_context_is_in_order(gpu: Gpu) -> None:
     """Low, expected and high are increasing."""
@@ -178,7 +192,7 @@ def test_a_memory_size_that_no_card_has_is_refused(text: str) -> None:
 
 def test_profiles_are_equal_where_kernels_are() -> None:
     """Profiles are hashable, survive JSON, and distinguish ROCm's 9.0 from Hopper's."""
-    assert BY_NAME["A10"].profile == BY_NAME["A40"].profile != BY_NAME["L4"].profile
+    assert BY_NAME["RTX A6000"].profile == BY_NAME["A40"].profile != BY_NAME["L4"].profile
     assert len({BY_NAME[name].profile for name in ("H100-80GB", "H200", "GH200-96GB")}) == 1
     assert BY_NAME["MI210"].profile != BY_NAME["H100-80GB"].profile
     assert KernelProfile.model_validate(json.loads(BY_NAME["L4"].profile.model_dump_json())) == BY_NAME["L4"].profile

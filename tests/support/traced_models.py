@@ -206,6 +206,38 @@ class Conditional(Tokens):
         return {"loss": (model(batch).sum() + extra, len(batch))}
 
 
+class Existing(Tokens):
+    """Returns one model, which was made before."""
+
+    def __init__(self) -> None:
+        self._model = nn.Sequential(nn.Linear(8, 32), nn.BatchNorm1d(32), nn.Linear(32, 4))
+
+    def build_model(self) -> nn.Module:
+        """With buffers."""
+        return self._model
+
+    def make_batch(self, size: int) -> Tensor:
+        """Random rows."""
+        return torch.randn(size, 8)
+
+    def loss_terms(self, model: nn.Module, batch: Tensor) -> LossTerms:
+        """A sum over samples."""
+        return {"loss": (model(batch).square().sum(), len(batch))}
+
+
+_EXISTING = Existing()
+
+
+def existing() -> Tokens:
+    """Every trace of a process gets the same model."""
+    return _EXISTING
+
+
+def fresh() -> Tokens:
+    """As ``existing``, with a model for each trace."""
+    return Existing()
+
+
 def tokens() -> Tokens:
     """An LSTM."""
     return Tokens()

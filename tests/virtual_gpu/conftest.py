@@ -83,6 +83,13 @@ class Host:
         assert ended.returncode == 0, ended.stdout + ended.stderr
         return Recommendation.model_validate_json(ended.stdout)
 
+    def tuned_patiently(self, spec: WorkloadSpec, effective_batch_size: int) -> Recommendation:
+        """The recommendation of a search that an estimate leads, however long the estimate takes."""
+        program = ("-m", "tests.virtual_gpu.patient_tuning")
+        ended = self.run(*program, self.written(spec), str(effective_batch_size))
+        assert ended.returncode == 0, ended.stdout + ended.stderr
+        return Recommendation.model_validate_json(ended.stdout)
+
 
 StartHost = Callable[..., Host]
 

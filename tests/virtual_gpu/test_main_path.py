@@ -56,7 +56,7 @@ def test_a_tuning_finds_what_was_estimated(start_host: StartHost, card: str, eff
     batch = ("--effective-batch-size", str(effective_batch_size))
     ended = host.batchwright("estimate", host.written(GPT2), "--gpu", card, *batch, "--json")
     (estimated,) = Estimate.model_validate_json(ended.stdout).gpus
-    found = host.tuned(GPT2, effective_batch_size)
+    found = host.tuned_patiently(GPT2, effective_batch_size)
     proof = found.evidence.proof
     assert proof is not None
     assert found.largest_micro_batch_size is not None
@@ -75,6 +75,20 @@ def test_a_tuning_finds_what_was_estimated(start_host: StartHost, card: str, eff
     assert measured.outcome is Outcome.FIT
     assert measured.peak_reserved_bytes == pytest.approx(peak.reserved_bytes, rel=0.01)
     assert host.session.used_bytes(0) == 0
+
+
+@pytest.mark.parametrize(("image_size", "verdict"), [(8, "separate"), (64, "not-compared")])
+def test_a_batch_that_the_virtual_card_does_not_compute_is_not_compared(
+    start_host: StartHost, image_size: int, verdict: str
+) -> None:
+    """A virtual card leaves out large operators, of the batch more than of its parts: that couples no samples."""
+    sizes = {"hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 128}
+    config = {"model_type": "vit", "image_size": image_size, "patch_size": 4, **sizes}
+    spec = transformers_spec("image-classification", config)
+    found = start_host("T4").tuned(spec, 8, "--max-micro-batch-size", "4")
+    assert found.evidence.coupling is not None
+    assert found.evidence.coupling.verdict == verdict
+    assert ("left out" in found.evidence.coupling.message) is (verdict == "not-compared")
 
 
 def test_run_tunes_and_trains_and_the_loss_falls(start_host: StartHost) -> None:

@@ -37,6 +37,25 @@ class Category(StrEnum):
     """Memory that kernels and libraries allocate for themselves."""
 
 
+class ThreadBound(Document):
+    """The dependence of a bound on the threads that a card runs at once, as of partial sums of each block of threads.
+
+    As many blocks run as the card has threads for; together they hold a partial sum of each column and share of rows.
+    """
+
+    bytes_per_share: NonNegativeInt
+    """Bytes of the partial sums for one share of the rows."""
+    threads_per_block: PositiveInt
+    """Threads that a block takes: it runs where the card has as many threads left."""
+    blocks_per_share: PositiveInt
+    """Blocks that a share of the rows needs, side by side."""
+
+    def max_bytes(self, threads: int) -> int:
+        """Return the bound on a card that runs ``threads`` at once; 0 where it runs no whole share."""
+        blocks = threads // self.threads_per_block
+        return 0 if blocks < self.blocks_per_share else self.bytes_per_share * -(-blocks // self.blocks_per_share)
+
+
 class Bound(Document):
     """The bytes of a block with an upper bound, such as a sum for each row of an embedding that occurs in a batch."""
 
@@ -44,6 +63,8 @@ class Bound(Document):
     """Bytes of the block without the bound."""
     max_bytes: NonNegativeInt
     """The bound, which does not depend on the micro-batch size."""
+    of_threads: ThreadBound | None = None
+    """How the bound depends on the card; None where it is of the workload alone."""
 
     @property
     def nbytes(self) -> int:
@@ -91,6 +112,18 @@ class Trace(Document):
     def position(self, name: str) -> int:
         """Return the index into ``events`` of the first event of a section."""
         return next(mark.position for mark in self.marks if mark.name == name)
+
+    def on_card(self, threads: int) -> Trace:
+        """Return this trace with the bounds of a card that runs as many threads at once."""
+        bounds = {
+            block: bound.model_copy(update={"max_bytes": bound.of_threads.max_bytes(threads)})
+            for block, bound in self.bounds.items()
+            if bound.of_threads is not None
+        }
+        sizes = list(self.sizes)
+        for block, bound in bounds.items():
+            sizes[block] = bound.nbytes
+        return self.model_copy(update={"sizes": tuple(sizes), "bounds": self.bounds | bounds})
 
     def with_warm_up_update(self) -> Trace:
         """Return this trace with a copy of the measured update before it, as ``first-update``.

@@ -12,6 +12,7 @@ From the request to the device:
    from `gpus.toml`. ``workspace_tables`` reads `workspaces.json`: what cuDNN took on cards that were measured.
 3. ``allocator_env`` defines the environment variables under which a probe and its job allocate memory.
 4. ``memory_devices`` opens a device in the process that uses it, sets its limit, and reads its peaks.
+   ``uncomputed_kernels`` counts what a virtual card did not compute.
 
 Where a new thing goes:
 

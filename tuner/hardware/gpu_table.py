@@ -29,6 +29,16 @@ _ECC_DIVISOR = 16
 _ECC_NOTE = "The total is for ECC off, the default; with ECC on it is a sixteenth less."
 
 
+_RESIDENT_THREADS = {(7, 5): 1024, (8, 6): 1536, (8, 7): 1536, (8, 9): 1536, (12, 0): 1536}
+"""Most threads that a multiprocessor runs at once, by compute capability; 2,048 with all others of the table. CUDA C++
+Programming Guide, "Technical Specifications per Compute Capability"."""
+
+
+def threads_per_multiprocessor(capability: tuple[int, int]) -> int:
+    """Return the most threads that a multiprocessor runs at once."""
+    return _RESIDENT_THREADS.get(capability, 2048)
+
+
 def blas_workspace_bytes(capability: tuple[int, int], kind: Literal["cuda", "rocm"]) -> int:
     """Return the workspace bytes that cuBLAS (hipBLAS) keeps for each handle and stream.
 
@@ -71,6 +81,8 @@ def _build_gpu(entry: GpuEntry, context: ContextEntry) -> Gpu:
         total_bytes=total,
         least_total_bytes=least_bytes - _SLACK_BYTES[entry.evidence],
         compute_capability=entry.compute_capability,
+        resident_threads=entry.multiprocessors
+        and entry.multiprocessors * threads_per_multiprocessor(entry.compute_capability),
         context_bytes=context.interval,
         workspace_bytes=blas_workspace_bytes(entry.compute_capability, "rocm" if entry.vendor == "amd" else "cuda"),
         evidence=entry.evidence,

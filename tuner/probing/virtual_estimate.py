@@ -43,6 +43,8 @@ _DEVICE = "cuda:0"
 _ROOMY_CARD_BYTES = 1024**4
 """Memory of the card on which a size runs that does not fit: more than any card has. Expandable segments reserve
 addresses for 9/8 of a card's memory, of which a process of a session has 4 TiB."""
+_ESTIMATE_WAIT_SECONDS = 180.0
+"""Longer than a tuning on a card waits for the trace that leads its search: a probe on a virtual card is no faster."""
 _ALLOCATOR_SETTINGS = {"default": "", "expandable-segments": "expandable_segments:True"}
 _NOTE = (
     "Seen on a virtual card, not measured: torch and its allocator ran, no kernel did, and cuDNN's workspaces are zero "
@@ -188,7 +190,7 @@ def virtual_supervisor(card: VirtualGpu, allocator_settings: str = "") -> Iterat
         def start(parameters: Start) -> ChildProcess:
             return ChildProcess(replace(parameters, environment={**parameters.environment, **variables}))
 
-        with ProbeSupervisor(_device(card), start) as runner:
+        with ProbeSupervisor(_device(card), start, estimate_wait_seconds=_ESTIMATE_WAIT_SECONDS) as runner:
             yield runner
 
 

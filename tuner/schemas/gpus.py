@@ -29,6 +29,8 @@ class KernelProfile(Document):
     """Compute capability as `torch.cuda.get_device_capability` reports it, also for AMD."""
     kind: Literal["cuda", "rocm"]
     """The build of torch."""
+    resident_threads: PositiveInt | None = None
+    """Threads that the card runs at once, by which some kernels divide their work; None where the card is not known."""
 
 
 class Gpu(Document):
@@ -50,6 +52,8 @@ class Gpu(Document):
     """Least total memory, with other drivers or with optional ECC switched on."""
     compute_capability: tuple[int, int]
     """Compute capability as torch reports it."""
+    resident_threads: PositiveInt | None = None
+    """Threads that the card runs at once: its multiprocessors times the threads of each. None where unknown."""
     context_bytes: ByteInterval
     """Memory of a process outside of torch's allocator: the CUDA context, loaded kernels, library handles."""
     workspace_bytes: NonNegativeInt
@@ -65,7 +69,9 @@ class Gpu(Document):
     def profile(self) -> KernelProfile:
         """The kernel profile of this card."""
         return KernelProfile(
-            compute_capability=self.compute_capability, kind="rocm" if self.vendor == "amd" else "cuda"
+            compute_capability=self.compute_capability,
+            kind="rocm" if self.vendor == "amd" else "cuda",
+            resident_threads=self.resident_threads,
         )
 
 
@@ -108,6 +114,8 @@ class GpuEntry(Document):
     """Marketed memory size."""
     compute_capability: tuple[int, int]
     """Compute capability as torch reports it."""
+    multiprocessors: PositiveInt | None = None
+    """Number of multiprocessors; None for AMD's cards, whose kernels are not followed so far."""
     total_mebibytes: PositiveInt
     """Torch's `total_memory`."""
     evidence: Literal["reported", "derived"] = "reported"
@@ -133,7 +141,7 @@ class MeasuredWorkspace(Document):
     """The workspace of one operator at one shape, measured on a card."""
 
     kind: str
-    """The operator, the type and the layout: the ``LibraryCall`` of ``tuner.estimation.tracing.kernel_workspaces``."""
+    """The operator, the type and the layout: the ``library_calls`` of ``tuner.estimation``."""
     shape: str
     """The shape, in words."""
     operand_bytes: PositiveInt

@@ -10,6 +10,7 @@ from pydantic import BeforeValidator, Field, PlainSerializer, model_validator
 
 from tuner.errors import VirtualGpuError
 from tuner.hardware.gpu_lookup import find_gpu
+from tuner.hardware.gpu_table import threads_per_multiprocessor
 from tuner.schemas.base import Document, NonNegativeFloat, NonNegativeInt, PositiveInt, load_document, typed_size
 from tuner.schemas.field_errors import described_pattern
 from tuner.schemas.gpus import MIB
@@ -96,22 +97,23 @@ def _catalogued(model: str) -> dict[str, Any]:
     """Return the fields of a catalogued card: memory from the table of GPUs, the other figures from `figures.toml`."""
     gpu = find_gpu(model)
     own = _FIGURES["gpus"].get(gpu.name)
-    if own is None:
+    if own is None or gpu.resident_threads is None:
         raise VirtualGpuError(
             f"no figures of the multiprocessors of {gpu.name} are known, only of NVIDIA's cards: "
             "describe the card in a file"
         )
     limits = _FIGURES["compute_capabilities"]["{}.{}".format(*gpu.compute_capability)]
+    threads = threads_per_multiprocessor(gpu.compute_capability)
     return {
         "name": own["name"],
         "compute_capability": gpu.compute_capability,
         "total_bytes": gpu.total_bytes,
         "nvml_total_bytes": own["nvml_total_mebibytes"] * MIB,
         "context_bytes": gpu.context_bytes.expected,
-        "multiprocessors": own["multiprocessors"],
+        "multiprocessors": gpu.resident_threads // threads,
         "clock_khz": own["clock_megahertz"] * 1000,
         "l2_cache_bytes": own["l2_cache_mebibytes"] * MIB,
-        "threads_per_multiprocessor": limits["threads_per_multiprocessor"],
+        "threads_per_multiprocessor": threads,
         "blocks_per_multiprocessor": limits["blocks_per_multiprocessor"],
         "shared_memory_per_multiprocessor_bytes": limits["shared_memory_per_multiprocessor_kibibytes"] * 1024,
         "shared_memory_per_block_bytes": limits["shared_memory_per_block_kibibytes"] * 1024,

@@ -12,6 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from tuner.hardware.uncomputed_kernels import count_uncomputed
 from tuner.system.files import atomic_path
 
 _FOLDER = "uncomputed"
@@ -57,6 +58,7 @@ class UncomputedLog:
 
     def add(self, operator: str, reason: str) -> None:
         """Count one call."""
+        count_uncomputed()
         with self._lock:
             self._counts[operator, reason] += 1
             if self._counts[operator, reason] == 1:

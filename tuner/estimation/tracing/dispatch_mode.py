@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
 
@@ -12,14 +12,18 @@ from torch.distributed.tensor import DTensor
 
 from tuner.errors import EstimateError
 from tuner.estimation.trace import Bound, Category
-from tuner.estimation.tracing.kernel_workspaces import in_order_of_allocation, onednn_recurrent_workspace_bytes
+from tuner.estimation.tracing.kernel_workspaces.device_kernels import in_order_of_allocation
+from tuner.estimation.tracing.kernel_workspaces.recurrent_workspaces import onednn_recurrent_workspace_bytes
 from tuner.estimation.tracing.known_values import KnownValues, map_tensors, tensors_in
 from tuner.estimation.tracing.recorder import Recorder
+from tuner.estimation.tracing.recurrent_layers import backward_results, forward_results
 from tuner.estimation.tracing.shape_cache import ShapeCache
 from tuner.estimation.tracing.torch_internals import (
     CTC_LOSS,
     CTC_LOSS_BACKWARD,
     CTC_LOSS_IS_OF_LIBRARY,
+    CUDNN_RNN,
+    CUDNN_RNN_BACKWARD,
     GROUPED_MM,
     GRU_CELL,
     GRU_CELL_BACKWARD,
@@ -45,6 +49,8 @@ _GROUPED_ROW_BYTES = 16
 """Rows of the operands and of the result of ``_grouped_mm`` begin at multiples of this."""
 _GRU_GATES, _GRU_WORKSPACE = 3, 5
 """Gates of a GRU, and values that a step keeps for its backward pass (`GRU_WORKSPACE_MULTIPLIER`), per hidden unit."""
+_RESERVE_AT = 3
+"""Position of the reserve space among the results of ``_cudnn_rnn``."""
 OPERATOR_NOTE = "while tracing the operator "
 """Begin of a note on an error that an operator raised."""
 
@@ -84,6 +90,16 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch's own 
         self._shapes = shapes
         self.notes: set[str] = set()
         self.workspace_error = (0, 0)
+        self._rules: dict[OpOverload, Callable[..., Any]] = {
+            CUDNN_RNN: lambda *args: forward_results(fakes, args),
+            CUDNN_RNN_BACKWARD: lambda *args: backward_results(fakes, args),
+            GRU_CELL: self._gru_cell,
+            GRU_CELL_BACKWARD: self._gru_cell_backward,
+            **dict.fromkeys(CTC_LOSS, self._ctc_loss),
+            **dict.fromkeys(CTC_LOSS_BACKWARD, self._ctc_loss_backward),
+        }
+        """Rules of ours for results, where torch has none for tensors without values."""
+        self._kept_errors: dict[int, tuple[int, int]] = {}
         self._persistent: set[str] = set()
         self._backward_task = -1
         self._section_start = 0
@@ -159,20 +175,13 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch's own 
         """Make the results of an operator by torch's rule for fake tensors, or by one of ours where torch has none."""
         if func is GROUPED_MM and args[0].dtype in _GROUPED_TYPES:
             return self._grouped_product(*args, **kwargs)
-        if func is GRU_CELL:
-            return self._gru_cell(args[2])
-        if func is GRU_CELL_BACKWARD:
-            return self._gru_cell_backward(*args)
-        if func in CTC_LOSS:
-            return self._ctc_loss(args[0], args[3])
-        if func in CTC_LOSS_BACKWARD:
-            with self.fakes:
-                return torch.empty_like(args[1], memory_format=torch.contiguous_format)
+        rule = self._rules.get(func)
+        if rule is not None:
+            return rule(*args)
         return self._shapes.run(self.fakes, func, args, kwargs)
 
     def _record(self, func: OpOverload, args: tuple[Any, ...], on_device: list[Tensor]) -> None:
-        fewer, more = self._kernels.error(func, args, on_device)
-        self.workspace_error = max(self.workspace_error[0], fewer), max(self.workspace_error[1], more)
+        error = self._kernels.error(func, args, on_device)
         blocks = [
             self.recorder.allocate(nbytes, Category.WORKSPACE)
             for nbytes in self._kernels.temporary(func, args, on_device)
@@ -185,6 +194,19 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch's own 
                 self.recorder.allocate(nbytes, Category.WORKSPACE)
         for block in blocks:
             self.recorder.free(block)
+        kept = self.recorder.block_of(on_device[_RESERVE_AT]) if func is CUDNN_RNN else None
+        self._note_error(error, kept)
+
+    def _note_error(self, error: tuple[int, int], kept: int | None) -> None:
+        """Keep the largest error of a call. Errors of blocks that are kept add up while they live."""
+        if not any(error):
+            return
+        live = set(self.recorder.live.values())
+        self._kept_errors = {block: known for block, known in self._kept_errors.items() if block in live}
+        fewer, more = (sum(part) for part in zip(error, *self._kept_errors.values(), strict=True))
+        self.workspace_error = max(self.workspace_error[0], fewer), max(self.workspace_error[1], more)
+        if kept is not None:
+            self._kept_errors[kept] = error
 
     def _grouped_product(
         self,
@@ -225,7 +247,9 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch's own 
         with self.fakes:
             return torch.empty_strided(shape, stride, dtype=left.dtype, device=left.device)
 
-    def _gru_cell(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
+    def _gru_cell(
+        self, _of_input: Tensor, _of_state: Tensor, hidden: Tensor, *_biases: object
+    ) -> tuple[Tensor, Tensor]:
         """Make the new state of a GRU and its workspace, as ``_thnn_fused_gru_cell`` (``RNN.cu`` of torch 2.13)."""
         with self.fakes:
             return torch.empty_like(hidden), hidden.new_empty(hidden.shape[0], _GRU_WORKSPACE * hidden.shape[1])
@@ -244,7 +268,14 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch's own 
             of_biases = [workspace.new_empty(gates[1]) if has_bias else None for _ in range(2)]
         return (*of_gates, of_state, *of_biases)
 
-    def _ctc_loss(self, log_probs: Tensor, target_lengths: Tensor | Sequence[int]) -> tuple[Tensor, Tensor]:
+    def _ctc_loss(
+        self,
+        log_probs: Tensor,
+        _targets: Tensor,
+        _input_lengths: object,
+        target_lengths: Tensor | Sequence[int],
+        *_options: object,
+    ) -> tuple[Tensor, Tensor]:
         """Make the losses and the forward variables of CTC, as ``LossCTC.cu`` of torch 2.13 allocates them.
 
         Raises:
@@ -257,6 +288,11 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch's own 
         with self.fakes:
             losses, alphas = log_probs.new_empty(samples), log_probs.new_empty(samples, frames, 2 * longest + 1)
         return losses, alphas
+
+    def _ctc_loss_backward(self, _gradient: Tensor, log_probs: Tensor, *_args: object) -> Tensor:
+        """Make the gradient of the logarithms of probabilities."""
+        with self.fakes:
+            return torch.empty_like(log_probs, memory_format=torch.contiguous_format)
 
     def _to_fake(self, tensor: Tensor) -> Tensor:
         if isinstance(tensor, FakeTensor):

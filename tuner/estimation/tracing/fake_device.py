@@ -129,7 +129,7 @@ def emulate_cuda(compute_capability: tuple[int, int]) -> Iterator[None]:
 
 @contextmanager
 def without_cudnn_in_recurrent_layers(on_layer: Callable[[], None]) -> Iterator[None]:
-    """Make recurrent layers use torch's own kernels during the block, because cuDNN's workspaces are unknown.
+    """Make recurrent layers use torch's own kernels during the block, because MIOpen's workspaces are unknown.
 
     Args:
         on_layer: called for every layer that runs.

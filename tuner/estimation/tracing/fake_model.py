@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from tuner.estimation.tracing.dispatch_mode import Tracer
+from tuner.estimation.tracing.torch_internals import FakeTensor, FakeTensorMode
 from tuner.schemas.workload import WorkloadSpec
 from tuner.torch_internals import apply_to_all, own_buffers, own_parameters
 from tuner.workloads.base import Workload
@@ -29,22 +30,33 @@ def build_fake_model(spec: WorkloadSpec, workload: Workload, device: torch.devic
             return build_model(spec, workload, worst_case=True)
         with tracer.without_recording(), device:
             model = build_model(spec, workload, worst_case=True)
-            _move_the_rest(model, device)
+            _move_the_rest(model, device, tracer.fakes)
     _record_model(model, tracer)
     return model
 
 
-def _move_the_rest(model: nn.Module, device: torch.device) -> None:
-    """Move parameters that were made on the CPU, as `torch.Tensor(size)` makes them whatever the default device is."""
-    moved: dict[int, nn.Parameter] = {}
+def _move_the_rest(model: nn.Module, device: torch.device, fakes: FakeTensorMode) -> None:
+    """Move parameters and buffers that are not fake tensors of this trace, as `nn.Module.to` does.
+
+    `torch.Tensor(size)` makes its tensors on the CPU, whatever the default device is. A workload may also return a
+    model that was made before the trace, or that an earlier trace has moved.
+    """
+    moved: dict[int, Tensor] = {}
+
+    def on_device(tensor: Tensor) -> Tensor:
+        if tensor.device == device and isinstance(tensor, FakeTensor) and tensor.fake_mode is fakes:
+            return tensor
+        if id(tensor) not in moved:
+            values = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=device)
+            is_parameter = isinstance(tensor, nn.Parameter)
+            moved[id(tensor)] = nn.Parameter(values, requires_grad=tensor.requires_grad) if is_parameter else values
+        return moved[id(tensor)]
+
     for module in model.modules():
-        for name, parameter in own_parameters(module).items():
-            if parameter is None or parameter.device == device:
-                continue
-            if id(parameter) not in moved:
-                values = torch.empty_like(parameter, device=device)
-                moved[id(parameter)] = nn.Parameter(values, requires_grad=parameter.requires_grad)
-            own_parameters(module)[name] = moved[id(parameter)]
+        for tensors in (own_parameters(module), own_buffers(module)):
+            for name, tensor in list(tensors.items()):
+                if tensor is not None:
+                    tensors[name] = on_device(tensor)  # type: ignore[assignment] # a parameter for a parameter
 
 
 def _record_model(module: nn.Module, tracer: Tracer) -> None:

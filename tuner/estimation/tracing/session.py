@@ -27,7 +27,7 @@ from tuner.estimation.tracing.fake_device import (
     without_dropout_in_attention,
 )
 from tuner.estimation.tracing.fake_model import build_fake_model
-from tuner.estimation.tracing.kernel_workspaces import CudaKernels, NoKernels
+from tuner.estimation.tracing.kernel_workspaces.device_kernels import CpuKernels, CudaKernels
 from tuner.estimation.tracing.known_values import values_read_by_transformers
 from tuner.estimation.tracing.memory_categories import (
     label_accumulated_gradients,
@@ -35,6 +35,7 @@ from tuner.estimation.tracing.memory_categories import (
     optimizer_gradients_labelled,
     record_batches,
 )
+from tuner.estimation.tracing.recurrent_layers import cudnn_recurrent_layers
 from tuner.estimation.tracing.shape_cache import ShapeCache
 from tuner.estimation.tracing.torch_internals import (
     PROPAGATE,
@@ -54,6 +55,9 @@ from tuner.training.fsdp import shard
 from tuner.training.micro_batches.splitting import MicroBatch, sliced
 from tuner.training.update_engine import UpdateEngine
 from tuner.workloads.build import build_workload
+
+_CUDNN_NOTE = "what cuDNN keeps for the backward pass of recurrent layers is assumed: cuDNN does not document it"
+_NO_MIOPEN_NOTE = "recurrent layers are traced without MIOpen, whose memory differs from that of torch's kernels"
 
 
 class FakeRanks(ProcessGroup):
@@ -131,7 +135,7 @@ def begin_trace(  # noqa: PLR0913 - the parameters of trace
     """Trace the part that is equal for all micro-batch sizes. Arguments and errors are those of ``trace``."""
     spec = _for_card(spec) if profile is not None else _for_cpu(spec)
     device = torch.device("cpu") if profile is None or shim is None else torch.device("cuda", 0)
-    kernels = CudaKernels(profile) if profile is not None else NoKernels()
+    kernels = CudaKernels(profile) if profile is not None else CpuKernels()
     tracer = Tracer(FakeTensorMode(allow_non_fake_inputs=True), device.type, kernels, shapes or ShapeCache())
     if profile is not None and shim is not None:
         shim.install(profile)
@@ -245,10 +249,13 @@ def _emulated_cuda(profile: KernelProfile, shim: Shim | None, tracer: Tracer) ->
             yield
         return
 
-    def note_recurrent_layer() -> None:
-        tracer.notes.add("recurrent layers are traced without cuDNN, whose memory differs from that of torch's kernels")
+    has_cudnn = profile.kind == "cuda"
 
-    with emulate_cuda(profile.compute_capability), without_cudnn_in_recurrent_layers(note_recurrent_layer):
+    def note_recurrent_layer() -> None:
+        tracer.notes.add(_CUDNN_NOTE if has_cudnn else _NO_MIOPEN_NOTE)
+
+    recurrent_layers = cudnn_recurrent_layers if has_cudnn else without_cudnn_in_recurrent_layers
+    with emulate_cuda(profile.compute_capability), recurrent_layers(note_recurrent_layer):
         yield
 
 

@@ -38,10 +38,11 @@ class SizedWorkload:
 
     def __init__(self, runs: TracedRuns, profile: KernelProfile | None) -> None:
         self.profile = profile
+        self._traced = _traced_profile(profile)
         self._runs = runs
         self._sized_traces: dict[bool, SizedTrace | Trace] = {}
         runs.prepare(first_run_keys(profile))
-        self.parameters = runs.get(profile, _SIZES[0][0], accumulates=True).parameters
+        self.parameters = runs.get(self._traced, _SIZES[0][0], accumulates=True).parameters
         self.exact_sizes = True
         self.notes: tuple[str, ...] = ()
 
@@ -57,8 +58,10 @@ class SizedWorkload:
         traces: list[Trace] = []
         found: SizedTrace | None = None
         for sizes in _SIZES:
-            self._runs.prepare((self.profile, size, accumulates) for size in sizes)
-            latest = [self._runs.get(self.profile, size, accumulates=accumulates).trace for size in sizes]
+            self._runs.prepare((self._traced, size, accumulates) for size in sizes)
+            latest = [
+                self._on_card(self._runs.get(self._traced, size, accumulates=accumulates).trace) for size in sizes
+            ]
             traces += latest
             with suppress(EstimateError):  # the traces differ in more than sizes
                 found = SizedTrace.of(traces if found else latest)
@@ -68,10 +71,19 @@ class SizedWorkload:
         self.notes = tuple(dict.fromkeys((*self.notes, _UNEVEN_GROWTH if found else _DIFFERENT_OPERATORS)))
         return found or next(trace for trace in traces if trace.micro_batch_size == _SCALED_FROM)
 
+    def _on_card(self, trace: Trace) -> Trace:
+        threads = self.profile.resident_threads if self.profile is not None else None
+        return trace if threads is None else trace.on_card(threads)
+
 
 def first_run_keys(profile: KernelProfile | None) -> tuple[RunKey, ...]:
     """Return the keys of the runs that a ``SizedWorkload`` needs first."""
-    return tuple((profile, size, True) for size in _SIZES[0])
+    return tuple((_traced_profile(profile), size, True) for size in _SIZES[0])
+
+
+def _traced_profile(profile: KernelProfile | None) -> KernelProfile | None:
+    """Return the profile of the traces, which cards share that differ in nothing but their threads."""
+    return None if profile is None else profile.model_copy(update={"resident_threads": None})
 
 
 def _scaled(trace: Trace, size: int) -> Trace:

@@ -96,6 +96,11 @@ SOFTMAX_BACKWARD: OpOverload = _aten._softmax_backward_data.default  # noqa: SLF
 GRU_CELL: OpOverload = _aten._thnn_fused_gru_cell.default  # noqa: SLF001
 GRU_CELL_BACKWARD: OpOverload = _aten._thnn_fused_gru_cell_backward.default  # noqa: SLF001
 """A step of a GRU without cuDNN; torch has no rule of either for tensors without values."""
+CUDNN_RNN: OpOverload = _aten._cudnn_rnn.default  # noqa: SLF001
+CUDNN_RNN_BACKWARD: OpOverload = _aten._cudnn_rnn_backward.default  # noqa: SLF001
+"""A recurrent layer with cuDNN. Torch's rule for tensors without values has no reserve space; backward it has none."""
+VARIABLE_FUNCTIONS: Any = torch._VF  # type: ignore[attr-defined]  # noqa: SLF001
+"""The functions that recurrent layers call with all their weights; a trace replaces them there."""
 CTC_LOSS: frozenset[OpOverload] = frozenset({_aten._ctc_loss.default, _aten._ctc_loss.Tensor})  # noqa: SLF001
 CTC_LOSS_IS_OF_LIBRARY: frozenset[OpOverload] = frozenset(
     {

@@ -99,7 +99,9 @@ def _trace_profiles(
     Raises:
         SpecError: when the spec is invalid.
     """
-    from tuner.estimation.tracing.kernel_workspaces import representative  # noqa: PLC0415 - imports torch, after the shim
+    from tuner.estimation.tracing.kernel_workspaces.device_kernels import (  # noqa: PLC0415 - imports torch
+        representative,
+    )
     from tuner.estimation.tracing.runs import TracedRuns  # noqa: PLC0415 - likewise
     from tuner.estimation.tracing.sized_workload import SizedWorkload, first_run_keys  # noqa: PLC0415 - likewise
 

@@ -9,6 +9,7 @@ import torch
 from tuner.errors import BatchwrightError, OutOfMemoryError, TrainingError
 from tuner.hardware.memory_devices.base import MemoryDevice
 from tuner.hardware.memory_devices.factory import open_device
+from tuner.hardware.uncomputed_kernels import uncomputed_kernels
 from tuner.schemas.recommendation import CouplingCheck
 from tuner.schemas.workload import WorkloadSpec
 from tuner.training.coupling.check import check_spec_coupling
@@ -23,10 +24,15 @@ _ATTEMPTS: tuple[tuple[int, Precision], ...] = ((4, "fp64"), (4, "fp32"), (2, "f
 def measure_coupling(spec: WorkloadSpec, workload: Workload, device: MemoryDevice) -> CouplingCheck:
     """Compare the loss of a batch with that of its parts, on a new model of ``spec``.
 
-    The verdict is "not-compared" if the check cannot be made (not enough memory, or a batch that cannot be divided).
-    Errors of the workload's own code are raised unchanged.
+    The verdict is "not-compared" if the check cannot be made (not enough memory, a batch that cannot be divided, or a
+    virtual card that leaves the operators of large tensors out, of a batch more than of its parts). Errors of the
+    workload's own code are raised unchanged.
     """
+    left_out = -uncomputed_kernels()
     report = _reported(spec, workload, device)
+    left_out += uncomputed_kernels()
+    if left_out:
+        report = f"a virtual card computed the values of small tensors alone, and left out {left_out:,} operators"
     device.release()
     device.reset_peaks()
     if isinstance(report, str):

@@ -2,6 +2,7 @@
 #include <cudnn.h>
 
 #include <cstdint>
+#include <numeric>
 
 #include "virtual_gpu.h"
 
@@ -11,6 +12,10 @@ struct cudnnRNNStruct {
   int64_t inputs = 0, hidden = 0, outputs = 0;  // outputs: of the projection, if there is one, else `hidden`
   int64_t layers = 0, directions = 1;
   bool has_bias = true;
+};
+
+struct cudnnRNNDataStruct {
+  int64_t samples = 0, tokens = 0;  // tokens: the steps of all samples
 };
 
 namespace {
@@ -100,11 +105,35 @@ EXPORT cudnnStatus_t cudnnGetRNNWeightParams(cudnnHandle_t, cudnnRNNDescriptor_t
   return CUDNN_STATUS_SUCCESS;
 }
 
-// Only the real cuDNN knows them. The caller may leave out either.
-EXPORT cudnnStatus_t cudnnGetRNNTempSpaceSizes(cudnnHandle_t, cudnnRNNDescriptor_t, cudnnForwardMode_t,
-                                               cudnnRNNDataDescriptor_t, size_t *workspace_bytes,
+EXPORT cudnnStatus_t cudnnCreateRNNDataDescriptor(cudnnRNNDataDescriptor_t *data) {
+  *data = new cudnnRNNDataStruct;
+  return CUDNN_STATUS_SUCCESS;
+}
+
+EXPORT cudnnStatus_t cudnnDestroyRNNDataDescriptor(cudnnRNNDataDescriptor_t data) {
+  delete data;
+  return CUDNN_STATUS_SUCCESS;
+}
+
+EXPORT cudnnStatus_t cudnnSetRNNDataDescriptor(cudnnRNNDataDescriptor_t data, cudnnDataType_t, cudnnRNNDataLayout_t, int,
+                                               int samples, int, const int lengths[], void *) {
+  *data = {samples, std::accumulate(lengths, lengths + samples, int64_t{0})};
+  return CUDNN_STATUS_SUCCESS;
+}
+
+// Only the real cuDNN knows them. These are assumed as by the trace, whose `recurrent_workspaces.py` names the source.
+// The caller may leave out either.
+EXPORT cudnnStatus_t cudnnGetRNNTempSpaceSizes(cudnnHandle_t, cudnnRNNDescriptor_t rnn, cudnnForwardMode_t mode,
+                                               cudnnRNNDataDescriptor_t data, size_t *workspace_bytes,
                                                size_t *reserve_bytes) {
-  if (workspace_bytes != nullptr) *workspace_bytes = 0;
-  if (reserve_bytes != nullptr) *reserve_bytes = 0;
+  const int64_t kept = rnn->mode == CUDNN_LSTM ? 5 : rnn->mode == CUDNN_GRU ? 6 : 1;
+  const int64_t values = rnn->layers * kept + rnn->layers - 1;
+  const int64_t states = data->samples * rnn->hidden * rnn->directions * rnn->layers * (3 * gates(*rnn) - 1);
+  const int64_t matrices = matrix_offset(*rnn, rnn->layers * rnn->directions, 0);
+  const size_t element = element_bytes(rnn->type);
+  if (workspace_bytes != nullptr) *workspace_bytes = (matrices + states) * element;
+  if (reserve_bytes != nullptr)
+    *reserve_bytes =
+        mode == CUDNN_FWD_MODE_TRAINING ? data->tokens * rnn->hidden * rnn->directions * values * element : 0;
   return CUDNN_STATUS_SUCCESS;
 }

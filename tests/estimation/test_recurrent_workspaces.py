@@ -1,0 +1,105 @@
+"""Memory of recurrent layers with cuDNN: the published report, and what follows from the arguments of a call."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from tuner.estimation.tracing.kernel_workspaces.device_kernels import CpuKernels, CudaKernels
+from tuner.estimation.tracing.kernel_workspaces.recurrent_workspaces import RNN_MODES, RecurrentCall
+from tuner.schemas.gpus import KernelProfile
+
+aten = torch.ops.aten
+A100 = CudaKernels(KernelProfile(compute_capability=(8, 0), kind="cuda", resident_threads=108 * 2048))
+FLOAT = 4
+
+
+def call(layer: nn.RNNBase, samples: int, steps: int, **changes: Any) -> list[Any]:
+    """Positional arguments of ``_cudnn_rnn`` for a layer."""
+    shape = (samples, steps) if layer.batch_first else (steps, samples)
+    directions = 1 + layer.bidirectional
+    state = torch.empty(layer.num_layers * directions, samples, layer.hidden_size, device="meta")
+    arguments = {
+        "input": torch.empty(*shape, layer.input_size, device="meta"),
+        "weight": list(layer.parameters()),
+        "weight_stride0": 4,
+        "weight_buf": None,
+        "hx": state,
+        "cx": state if layer.mode == "LSTM" else None,
+        "mode": RNN_MODES[layer.mode.lower()],
+        "hidden_size": layer.hidden_size,
+        "proj_size": 0,
+        "num_layers": layer.num_layers,
+        "batch_first": layer.batch_first,
+        "dropout": layer.dropout,
+        "train": True,
+        "bidirectional": layer.bidirectional,
+        "batch_sizes": [],
+        "dropout_state": None,
+    }
+    return list((arguments | changes).values())
+
+
+@pytest.mark.parametrize(
+    ("kind", "parameters", "reserve_bytes", "workspace_bytes"),
+    [(nn.LSTM, 3_034_880, 736_000_000, 17_730_560), (nn.GRU, 2_276_160, 864_000_000, 13_169_920)],
+)
+def test_the_report_of_a_p100(
+    kind: type[nn.RNNBase], parameters: int, reserve_bytes: int, workspace_bytes: int
+) -> None:
+    """https://github.com/pytorch/pytorch/issues/2895, whose parameters include a head of 320 x 10 and its bias."""
+    layer = kind(123, 320, 4, device="meta")
+    assert sum(parameter.numel() for parameter in layer.parameters()) == parameters
+    found = RecurrentCall.of(call(layer, 100, 250))
+    assert (found.reserve_bytes, found.workspace_bytes) == (reserve_bytes, workspace_bytes)
+
+
+@pytest.mark.parametrize(
+    ("samples", "steps", "width", "units", "nbytes"),
+    [
+        (16, 64, 32, 64, 1_126_968),
+        (32, 64, 64, 64, 2_249_272),
+        (16, 64, 64, 128, 2_183_736),
+        (4, 96, 256, 256, 1_618_488),
+        (64, 48, 256, 256, 12_923_448),
+    ],
+)
+def test_onednn_holds_the_gates_of_all_steps(samples: int, steps: int, width: int, units: int, nbytes: int) -> None:
+    """Bytes are those that torch's profiler saw in both passes of an LSTM, with torch 2.13 on x86-64."""
+    data, output = torch.empty(steps, samples, width), torch.empty(steps, samples, units)
+    forward, backward = aten.mkldnn_rnn_layer.default, aten.mkldnn_rnn_layer_backward.default
+    (held,) = CpuKernels().temporary(forward, [data] + [None] * 15, (output,))
+    assert held == pytest.approx(nbytes, rel=0.01)
+    assert CpuKernels().temporary(backward, [data, *[None] * 6, output, *[None] * 15], ()) == [held]
+    assert CpuKernels().temporary(aten.mm.default, (data, data), (output,)) == ()
+
+
+def test_nothing_is_kept_without_a_backward_pass() -> None:
+    """A model in eval mode."""
+    layer = nn.LSTM(8, 16, device="meta")
+    assert RecurrentCall.of(call(layer, 4, 6, train=False)).reserve_bytes == 0
+    assert A100.error(aten._cudnn_rnn.default, call(layer, 4, 6, train=False), ()) == (0, 0)
+
+
+def test_both_directions_keep_values() -> None:
+    """Twice those of one direction, and twice those between layers."""
+    one, two = (nn.GRU(8, 16, 2, bidirectional=both, device="meta") for both in (False, True))
+    assert RecurrentCall.of(call(two, 4, 6)).reserve_bytes == 2 * RecurrentCall.of(call(one, 4, 6)).reserve_bytes
+
+
+def test_an_input_with_samples_first_is_copied() -> None:
+    """The kernels read steps first."""
+    plain, first = (nn.LSTM(8, 16, batch_first=first, device="meta") for first in (False, True))
+    copies = [A100.temporary(aten._cudnn_rnn.default, call(layer, 4, 6), ())[0] for layer in (plain, first)]
+    assert copies == [0, 4 * 6 * 8 * FLOAT]
+
+
+def test_generators_are_kept_where_values_are_dropped_between_layers() -> None:
+    """One for each thread of the card, once."""
+    operator = aten._cudnn_rnn.default
+    assert A100.persistent(operator, call(nn.LSTM(8, 16, 2, device="meta"), 4, 6)) == ()
+    ((_, nbytes),) = A100.persistent(operator, call(nn.LSTM(8, 16, 2, dropout=0.1, device="meta"), 4, 6))
+    assert nbytes == 48 * 108 * 2048

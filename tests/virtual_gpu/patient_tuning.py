@@ -1,0 +1,40 @@
+"""A tuning that waits for its estimate as long as that takes: `patient_tuning.py SPEC EFFECTIVE_BATCH_SIZE`.
+
+How many probes the command takes depends on the load of the host, because it waits half a minute for the estimate that
+leads its search.
+"""
+
+from __future__ import annotations
+
+import sys
+import uuid
+from datetime import UTC, datetime
+from pathlib import Path
+
+from tuner.hardware.inventory import find_device
+from tuner.planning.driver import check_coupling, prepare_search, remaining_probes
+from tuner.planning.fingerprint import installed_versions
+from tuner.planning.session import Tuning
+from tuner.probing.supervisor import ProbeSupervisor
+from tuner.schemas.recommendation import Recommendation
+from tuner.schemas.requests import TuningRequest
+from tuner.schemas.workload import load_spec
+
+_WAIT_SECONDS = 380.0
+
+
+def tuned(spec: Path, effective_batch_size: int) -> Recommendation:
+    """The recommendation of `batchwright tune` on the first card."""
+    device = find_device("cuda:0")
+    request = TuningRequest(spec=load_spec(spec), effective_batch_size=effective_batch_size, device=device.id)
+    with ProbeSupervisor(device, estimate_wait_seconds=_WAIT_SECONDS) as runner:
+        tuning = Tuning(request, device, environment=runner.environment(), versions=installed_versions())
+        check_coupling(tuning, runner.check_coupling)
+        prepare_search(tuning, runner.check, runner.expect)
+        for probe in remaining_probes(tuning, runner.late_estimate):
+            tuning.record(runner.run(probe))
+    return tuning.recommendation(identifier=uuid.uuid4().hex, created_at=datetime.now(UTC), total_seconds=0.0)
+
+
+if __name__ == "__main__":
+    sys.stdout.write(tuned(Path(sys.argv[1]), int(sys.argv[2])).model_dump_json())

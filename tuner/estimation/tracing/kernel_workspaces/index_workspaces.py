@@ -1,0 +1,47 @@
+"""Workspaces of kernels that sort indices: the gradients of embeddings, and accumulation by index."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor
+
+from tuner.estimation.trace import Bound
+from tuner.estimation.tracing.kernel_workspaces.workspace import FLOAT_BYTES, INDEX_BYTES
+from tuner.schemas.gpus import KernelProfile
+
+_INDICES_PER_SUM = 10
+
+
+def embedding_backward(args: Sequence[Any], outputs: Sequence[Tensor], profile: KernelProfile) -> Sequence[int | Bound]:
+    """Workspaces of ``EmbeddingBackwardKernel.cu``: sorted indices with their positions, then fp32 sums per segment.
+
+    A segment is a row that occurs in the indices, so there are at most as many as indices, or rows. There is a partial
+    sum for every ten indices and for every segment. Here these are two blocks, with a tenth of a sum per index, so that
+    they grow evenly. Up to 3,072 indices without a padding index are summed without sorting (``Embedding.cu``). Their
+    small workspaces are counted all the same, because the list of blocks must not depend on the micro-batch size.
+    """
+    del outputs, profile
+    gradient, indices, rows = args[:3]
+    count, width = indices.numel(), gradient.shape[-1]
+    sum_bytes = width * max(FLOAT_BYTES, gradient.element_size())
+
+    def per_segment(nbytes: int) -> Bound:
+        return Bound(unbounded_bytes=count * nbytes, max_bytes=rows * nbytes)
+
+    return [
+        *[count * INDEX_BYTES] * 4,
+        *[per_segment(INDEX_BYTES)] * 3,
+        count * -(-INDEX_BYTES // _INDICES_PER_SUM),
+        per_segment(sum_bytes),
+        count * -(-sum_bytes // _INDICES_PER_SUM),
+    ]
+
+
+def sorted_index_put(args: Sequence[Any], outputs: Sequence[Tensor], profile: KernelProfile) -> Sequence[int | Bound]:
+    """Workspaces of ``Indexing.cu`` with ``accumulate``: linear indices, sorted indices, and their positions twice."""
+    del outputs, profile
+    accumulates = len(args) > 3 and bool(args[3])  # noqa: PLR2004 - (self, indices, values, accumulate)
+    indices = [index for index in args[1] if isinstance(index, Tensor)]
+    return [max(index.numel() for index in indices) * INDEX_BYTES] * 4 if accumulates and indices else []
