@@ -205,9 +205,9 @@ class CommandJob:
 
     def kill(self) -> None:
         """End every process of the command, and wait for that. Idempotent."""
-        if self._keeper is None or self._keeper.poll() is not None:
+        if self._keeper is None:
             return
-        self._is_killed = True
+        self._is_killed = self._is_killed or self._keeper.poll() is None
         if self._keeper.stdin is not None:
             self._keeper.stdin.close()
         try:
