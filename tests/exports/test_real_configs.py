@@ -85,7 +85,7 @@ def _arguments(name: str) -> tuple[str, ...]:
         world_size=given.plan.world_size,
         effective_batch_size=given.plan.effective_batch_size,
     )
-    context = ExportContext(_recommendation(), target_plan, target.versions[0], ExportOptions())  # type: ignore[arg-type] # these suffice
+    context = ExportContext(_recommendation(), target_plan, target.versions[0], ExportOptions(), name)  # type: ignore[arg-type] # these suffice
     return target.arguments(context)
 
 

@@ -12,7 +12,6 @@ from tuner.errors import ExportError
 from tuner.exports.base import ExportOptions
 from tuner.exports.registry import TARGETS, export, find_target
 from tuner.schemas.recommendation import Recommendation
-from tuner.schemas.requests import TuningRequest
 
 
 def _refused(recommendation: Recommendation, name: str, version: str | None = None, **options: Any) -> ExportError:
@@ -195,15 +194,3 @@ def test_an_unused_option_is_warned_about(name: str, option: str, value: Any) ->
 
     if name != "torchrun" or option != "job_name":  # it names the meeting of several nodes
         assert (rest == usual) is bool(unused)
-
-
-@pytest.mark.parametrize("name", ["hugging-face", "slurm"])
-def test_the_plan_of_a_command_is_no_export(name: str) -> None:
-    """The command takes its sizes by arguments of its own: an export would be of another program."""
-    found = plan(16)
-    spec = {"model": {"kind": "command", "argv": ("python", "train.py", "{micro_batch_size}")}}
-    request = TuningRequest.model_validate({"spec": spec, "effective_batch_size": 16})
-    error = _refused(found.model_copy(update={"request": request}), name)
-
-    assert error.reason == "not-expressible"
-    assert "Start the command with the figures of the plan" in str(error)

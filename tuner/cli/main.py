@@ -48,7 +48,7 @@ app = typer.Typer(
 )
 _COMMANDS = (tune, verify, estimate, gpus, plan, train, run, devices, export, formats)
 """Commands of the library, in the order of ``--help``."""
-_TAKE_COMMANDS = (tune, verify)
+_TAKE_COMMANDS = (tune, verify, run)
 """Commands that take a training command after ``--``."""
 
 

@@ -13,6 +13,7 @@ from tuner.foreground import run_tuning
 from tuner.hardware.inventory import devices, find_device
 from tuner.planning.accumulation import share_per_rank
 from tuner.planning.fingerprint import memory_part
+from tuner.schemas.command import CommandSpec
 from tuner.schemas.recommendation import Recommendation
 from tuner.schemas.requests import TrainingRequest, TuningRequest
 from tuner.schemas.training import TrainingResult
@@ -34,14 +35,17 @@ def tune(
         return run_tuning(request, board, start, warm_start)
 
 
-def for_spec(recommendation: Recommendation, spec: WorkloadSpec) -> Recommendation:
+def for_spec(recommendation: Recommendation, spec: WorkloadSpec | CommandSpec) -> Recommendation:
     """Replace the spec of a recommendation by ``spec``.
 
-    Only fields that leave memory as it is may differ: data, schedule, rates.
+    Only fields that leave memory as it is may differ: data, schedule, rates; of a command none that a job has.
 
     Raises:
         SpecError: when another field differs.
     """
+    if isinstance(spec, CommandSpec):
+        _require_tuned_command(recommendation, spec)
+        return recommendation
     tuned = recommendation.request.workload
     spec = spec.with_world_size(tuned.parallelism.world_size)
     before, now = memory_part(tuned), memory_part(spec)
@@ -53,6 +57,23 @@ def for_spec(recommendation: Recommendation, spec: WorkloadSpec) -> Recommendati
     if problems:
         raise SpecError(problems)
     return recommendation.model_copy(update={"request": recommendation.request.model_copy(update={"spec": spec})})
+
+
+_OF_JOBS = ("argv", "environment", "working_directory", "files")
+"""Fields of a command that its job has."""
+
+
+def _require_tuned_command(recommendation: Recommendation, spec: CommandSpec) -> None:
+    tuned = recommendation.request.command
+    if tuned is None:
+        raise SpecError([FieldProblem("model.kind", "differs from the spec that was tuned: tune again", "'command'")])
+    problems = [
+        FieldProblem(f"model.{name}", "differs from the command that was tuned: tune again", str(now))
+        for name in _OF_JOBS
+        if (now := getattr(spec.model, name)) != getattr(tuned.model, name)
+    ]
+    if problems:
+        raise SpecError(problems)
 
 
 def check_run(tuning: TuningRequest, training: TrainingRequest, device: str | None) -> None:

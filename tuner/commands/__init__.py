@@ -10,6 +10,10 @@ The pipeline of a probe of a command:
 4. ``reports`` reads those files. ``counted_updates`` compares the counted figures with the plan's, and ``outcomes``
    turns the end of the command into the result of the probe, each with its evidence.
 
+A job of a command takes the same way without an end: ``command_job`` starts it by the keeper, ``injected.watching``
+counts and sets no limit, ``job_progress`` reads the figures, and ``job_outcomes`` turns the end into a result.
+``environment`` builds the variables of both.
+
 Where a new thing goes: a figure that is counted, ``injected.counting`` and ``reports``; a rule on the figures,
 ``counted_updates``; a way for a command to end, ``outcomes``; a placeholder, ``tuner.schemas.command`` and
 ``templates``.

@@ -16,6 +16,7 @@ from getpass import getuser
 from pathlib import Path
 
 from tuner.commands import keeper
+from tuner.commands.environment import injected_environment
 from tuner.commands.outcomes import EndedCommand, Ending, is_shortage, result_of
 from tuner.commands.reports import Reports
 from tuner.commands.templates import Figures, RenderedCommand, check_command, render
@@ -34,7 +35,6 @@ from tuner.system.process_exit import ProcessExit, classify_exit
 from tuner.system.processes import kernel_oom_kills, propagated_environment
 from tuner.units import format_bytes
 
-_STARTUP = Path(__file__).parent / "injected" / "startup"
 _POLL_SECONDS = 0.03
 _LOOK_SECONDS = 0.3
 """Interval at which the processes of the tree are listed, which reads every entry of /proc."""
@@ -225,22 +225,14 @@ class CommandProbe:
 
     def _environment(self, command: RenderedCommand, of_probes: dict[str, str]) -> dict[str, str]:
         """The whole environment of the command."""
-        environment = {
+        inherited = {
             **os.environ,
             **propagated_environment(),
             **of_probes,
             "TORCHINDUCTOR_CACHE_DIR": os.environ.get("TORCHINDUCTOR_CACHE_DIR", _compiled_code()),
             "TMPDIR": str(self._folder / "tmp"),
-            **command.environment,
-            "BATCHWRIGHT_PROBE_FOLDER": str(self._folder),
         }
-        if self._device.kind == "cpu":
-            environment["CUDA_VISIBLE_DEVICES"] = ""
-        elif self._has_one_card:
-            environment["CUDA_VISIBLE_DEVICES"] = _visible_card(self._device.id, environment)
-        inherited = environment.get("PYTHONPATH")
-        environment["PYTHONPATH"] = os.pathsep.join([str(_STARTUP), *([inherited] if inherited else [])])
-        return environment
+        return injected_environment(inherited, command, self._device, self._folder, has_one_card=self._has_one_card)
 
     def run(self, should_stop: Callable[[], bool]) -> EndedCommand:
         """Run the command until its updates are counted, or it fails or takes too long; then end it.
@@ -388,10 +380,3 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 def _compiled_code() -> str:
     """The folder in which torch keeps compiled code, which is below the folder for temporary files by default."""
     return str(Path(tempfile.gettempdir()) / f"torchinductor_{getuser()}")
-
-
-def _visible_card(device: str, environment: dict[str, str]) -> str:
-    """The entry of a card for the variable that hides the others."""
-    index = int(device.rpartition(":")[2])
-    visible = [part.strip() for part in environment.get("CUDA_VISIBLE_DEVICES", "").split(",") if part.strip()]
-    return visible[index] if index < len(visible) else str(index)

@@ -37,10 +37,12 @@ def main(folder: Path) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     reader, writer = os.pipe()
-    started = _start(launch, writer, libc)
+    log = launch.get("log")  # of a job, which keeps all of its output
+    started = _start(launch, os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666) if log else writer, libc)
     os.close(writer)
     status, output = None, bytearray()
     if isinstance(started, int):
+        (folder / "pid").write_text(str(started))
         status = _attend(started, reader, output)
         _end_tree()
         _drain(reader, output)

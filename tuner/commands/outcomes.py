@@ -219,7 +219,7 @@ def _ended_by_itself(ended: EndedCommand, where: str) -> _Verdict:
 
 def _failed(ended: EndedCommand, where: str, cause: str) -> _Verdict:
     """The verdict on a command that failed: its output may say why."""
-    last = _last_error(ended.output)
+    last = last_error(ended.output)
     match classify_message(last):
         case FailureKind.OUT_OF_MEMORY:
             return Outcome.OOM, cause, f"{shortage_in_words(last)} {where}, by its output", last
@@ -232,7 +232,7 @@ def _failed(ended: EndedCommand, where: str, cause: str) -> _Verdict:
     return Outcome.ERROR, cause, f"ended with {cause} {where}: {last}" if last else f"ended with {cause} {where}", None
 
 
-def _last_error(output: str) -> str:
+def last_error(output: str) -> str:
     """The last line of the output that looks like an exception, else its last line."""
     lines = [line.strip() for line in output.splitlines() if line.strip()]
     errors = [line for line in lines if "Error" in line.partition(":")[0] or "bad_alloc" in line]

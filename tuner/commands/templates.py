@@ -16,9 +16,9 @@ from tuner.schemas.command import (
     FILE_PREFIX,
     MICRO_BATCH_SIZE,
     OUTPUT_DIRECTORY,
-    PLACEHOLDER,
     UPDATES,
     CommandModel,
+    replace_placeholders,
 )
 
 _LARGEST_HASHED = 16 * 1024**2
@@ -101,18 +101,13 @@ def render(model: CommandModel, figures: Figures, folder: Path, *, for_probe: bo
         **{FILE_PREFIX + name: str(path) for name, path in files.items()},
     }
     argv = (*model.argv, *(model.probe_arguments if for_probe else ()))
-    named = {name: replace(text, values) for name, text in model.environment.items()}
+    named = {name: replace_placeholders(text, values) for name, text in model.environment.items()}
     return RenderedCommand(
-        argv=tuple(replace(argument, values) for argument in argv),
+        argv=tuple(replace_placeholders(argument, values) for argument in argv),
         environment={**figures.environment(), **named},
-        files={path: replace(model.files[name], values) for name, path in files.items()},
+        files={path: replace_placeholders(model.files[name], values) for name, path in files.items()},
         working_directory=Path(model.working_directory),
     )
-
-
-def replace(text: str, values: Mapping[str, str]) -> str:
-    """Replace the placeholders of a text; a name in double braces becomes that name in single braces."""
-    return PLACEHOLDER.sub(lambda found: values[found["name"]] if found["name"] else "{" + found["literal"] + "}", text)
 
 
 def check_command(model: CommandModel) -> None:

@@ -1,4 +1,4 @@
-"""Warnings that several targets share. Each explains a behaviour of the target, and the remedy."""
+"""Warnings that several targets share, each with the remedy, and the sentence on how to verify a run."""
 
 from __future__ import annotations
 
@@ -12,6 +12,19 @@ OWN_OPTIMIZER = Advice(
     "replace it by yours.",
 )
 """Warning of a recommendation, which its exports repeat."""
+
+
+def how_to_verify(context: ExportContext) -> str:
+    """Say how a run that trains with the export is verified, in one sentence."""
+    plan, recommended = context.plan, context.recommendation.plan
+    if len({size for rank in plan.micro_batch_sizes for size in rank}) > 1:
+        return (
+            "The micro-batches are not all of one size: `batchwright verify` compares one repeated size, which exports "
+            "to frameworks such as hugging-face have."
+        )
+    is_recommended = recommended is not None and plan.micro_batch_sizes == recommended.micro_batch_sizes
+    named = "" if is_recommended else f" --format {context.format}"
+    return f"Verify the run (COMMAND starts it): batchwright verify recommendation.json{named} -- COMMAND"
 
 
 def measured_elsewhere(context: ExportContext, title: str) -> tuple[Advice, ...]:

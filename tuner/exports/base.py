@@ -45,6 +45,8 @@ class Export(Document):
     """Version of the target."""
     recommendation_id: str
     """Identifier of the exported recommendation."""
+    verification: str
+    """Sentence on how to verify a run that trains with the export."""
     files: Annotated[tuple[ExportedFile, ...], Field(min_length=1)]
     """Files to write, the main file first."""
     command: tuple[str, ...] = ()
@@ -71,6 +73,8 @@ class ExportOptions(Document):
     """Launchers: devices of a node. When absent, the largest number up to 8 that divides the world size."""
     image: Annotated[str, _Word] = "pytorch/pytorch:latest"
     """Launchers of containers: name of the image."""
+    updates: PositiveInt | None = None
+    """Launchers, for a command with the placeholder `{updates}`: the optimizer updates that it makes."""
     queue: Annotated[str, _Word] | None = None
     """Launchers with queues: name of the queue (Slurm's partition, Kueue's local queue)."""
 
@@ -118,6 +122,8 @@ class ExportContext:
     """Version of the target."""
     options: ExportOptions
     """Options of the user."""
+    format: str
+    """Name of the target whose plan it is: of a launcher that passes a framework's arguments, the framework."""
     arguments: tuple[str, ...] = ()
     """Launchers: arguments of the framework in ``options.arguments_of``."""
 

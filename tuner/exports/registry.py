@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from tuner.errors import ExportError
-from tuner.exports.advice import OWN_OPTIMIZER
+from tuner.exports.advice import OWN_OPTIMIZER, how_to_verify
 from tuner.exports.base import Export, ExportContext, ExportOptions, Target, TargetPlan
 from tuner.exports.frameworks import (
     accelerate,
@@ -23,6 +23,7 @@ from tuner.exports.frameworks import (
     torchtune,
 )
 from tuner.exports.launchers import kubernetes, ray_jobs, rayjob, skypilot, slurm, torchrun, trainjob
+from tuner.exports.launchers.carried_command import command_advice
 from tuner.planning.accumulation import balanced_plan, uniform_plan
 from tuner.schemas.plans import Plan
 from tuner.schemas.recommendation import Advice, Recommendation
@@ -87,9 +88,9 @@ def export(
     """
     target = find_target(name)
     framework = _framework(target, options)
-    _refuse_command(recommendation, target)
+    _refuse_command(recommendation, target, options)
     plan = _target_plan(recommendation, options, framework or target)
-    context = ExportContext(recommendation, plan, _version(target, version), options)
+    context = ExportContext(recommendation, plan, _version(target, version), options, (framework or target).name)
     inherited: tuple[Advice, ...] = ()
     if framework is not None and framework.arguments is not None:
         inner = replace(context, version=framework.versions[0])
@@ -99,13 +100,15 @@ def export(
         inherited = (*_omitted_settings(framework), *theirs)
     written = target.write(context)
     repeated = [advice for advice in recommendation.warnings if advice.code == OWN_OPTIMIZER.code]
-    of_the_plan = (*repeated, *_changes(plan), *_unused(target, options), *_uneven_sizes(target, context))
+    unused = _unused(target, options, is_command=recommendation.request.command is not None)
+    of_the_plan = (*repeated, *command_advice(context), *_changes(plan), *unused, *_uneven_sizes(target, context))
     return Export(
         plan=plan.summary(),
         format=target.name,
         title=target.title,
         target_version=context.version,
         recommendation_id=recommendation.id,
+        verification=how_to_verify(context),
         files=written.files,
         command=written.command,
         environment={**recommendation.environment, **written.environment},
@@ -122,22 +125,28 @@ def plan_of_target(recommendation: Recommendation, name: str, options: ExportOpt
     return _target_plan(recommendation, options, find_target(name))
 
 
-def _refuse_command(recommendation: Recommendation, target: Target) -> None:
-    """Refuse to write the plan of a command for a target, which would start another program or configure another run.
+def _refuse_command(recommendation: Recommendation, target: Target, options: ExportOptions) -> None:
+    """Refuse to configure a framework for a command, which has its figures by arguments of its own.
 
     Raises:
-        ExportError: when the recommendation is for a command.
+        ExportError: when the recommendation is for a command, and the target or its options are of a framework.
     """
     if recommendation.request.command is None:
         return
-    plan = recommendation.plan
-    figures = f": {plan.gradient_accumulation_steps} steps of {plan.micro_batch_size} samples" if plan else ""
-    raise ExportError(
-        "not-expressible",
-        f"recommendation {recommendation.id} is for a command, which takes its sizes by arguments of its own: an "
-        f"export to {target.title} would be of another program. Start the command with the figures of the "
-        f"plan{figures}",
-    )
+    if options.arguments_of is not None:
+        raise ExportError(
+            "wrong-option",
+            f"recommendation {recommendation.id} is for a command, which gets the figures of the plan by its own "
+            f"placeholders: leave `arguments_of` out (it is {options.arguments_of!r})",
+        )
+    if target.kind == "framework":
+        launchers = ", ".join(known.name for known in TARGETS.values() if known.kind == "launcher")
+        raise ExportError(
+            "not-expressible",
+            f"recommendation {recommendation.id} is for a command, and an export to {target.title} would configure "
+            "another program. Run the command with the figures of the plan (`batchwright train recommendation.json`), "
+            f"or export to a launcher, which starts it: {launchers}",
+        )
 
 
 def _changes(plan: TargetPlan) -> tuple[Advice, ...]:
@@ -148,10 +157,11 @@ def _changes(plan: TargetPlan) -> tuple[Advice, ...]:
     return (Advice(code=code, message=plan.change),)
 
 
-def _unused(target: Target, options: ExportOptions) -> tuple[Advice, ...]:
-    """Warn of given options that the target does not use."""
+def _unused(target: Target, options: ExportOptions, *, is_command: bool) -> tuple[Advice, ...]:
+    """Warn of given options that the target does not use; a command has updates in place of a script."""
     given = options.model_dump(exclude={"allow_inexact", "arguments_of"}, exclude_defaults=True)
-    names = [name for name in given if name not in target.takes]
+    takes = (target.takes - {"script"}) | {"updates"} if is_command else target.takes
+    names = [name for name in given if name not in takes]
     if not names:
         return ()
     listed = ", ".join(f"`{name}`" for name in names)

@@ -11,6 +11,7 @@ import yaml
 from pydantic import JsonValue
 
 from tuner.errors import ExportError
+from tuner.exports.advice import how_to_verify
 from tuner.exports.base import ExportContext, ExportedFile
 from tuner.hardware.allocator_env import CUDA_ALLOCATOR_VARIABLES
 
@@ -73,6 +74,7 @@ def origin(context: ExportContext) -> str:
     ]
     if not plan.exact:
         lines.append(plan.change)
+    lines.append(how_to_verify(context))
     return "".join(f"# {one_line(line)}\n" for line in lines)
 
 

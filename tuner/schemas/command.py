@@ -8,7 +8,7 @@ left as they are, so that JSON and YAML need no escapes.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
@@ -116,6 +116,11 @@ class CommandModel(Document):
 def placeholders_in(text: str) -> list[str]:
     """The names of the placeholders in a text, in order."""
     return [found["name"] for found in PLACEHOLDER.finditer(text) if found["name"]]
+
+
+def replace_placeholders(text: str, values: Mapping[str, str]) -> str:
+    """Replace the placeholders of a text; a name in double braces becomes that name in single braces."""
+    return PLACEHOLDER.sub(lambda found: values[found["name"]] if found["name"] else "{" + found["literal"] + "}", text)
 
 
 class CommandSpec(Document):

@@ -120,3 +120,44 @@ class TrainingResult(Document):
     """SHA-256 of the final weights file, when the run succeeded."""
     seconds: NonNegativeFloat = 0.0
     """Wall time of this process, including start-up."""
+
+
+class CommandProgress(Document):
+    """Updates that a job of a command has made so far, as counted inside its processes."""
+
+    updates: NonNegativeInt = 0
+    """Optimizer updates that every rank has made."""
+    world_size: PositiveInt = 1
+    """Ranks of the run, as its processes report them."""
+    samples_seen: NonNegativeInt = 0
+    """Samples over all ranks."""
+    unlike_plan: NonNegativeInt = 0
+    """Updates of the rank with the most that had other backward passes or samples than the plan."""
+    samples_per_second: NonNegativeFloat | None = None
+    """Samples per second over all ranks since the first update; none before the second one."""
+    peak_bytes: NonNegativeInt | None = None
+    """Most memory a rank has held so far: on CUDA reserved by the allocator, with the context; on the CPU of the
+    process."""
+
+
+class CommandResult(Document):
+    """Result of a job of a command: ``result.json``."""
+
+    outcome: RunOutcome
+    """Outcome of the command."""
+    message: str
+    """Explanation of the outcome."""
+    error_type: str | None = None
+    """Class of the error that ended the command, or the way in which its process ended."""
+    exit_status: int | None = None
+    """Exit status of the command, negative for a signal; none where it was killed at the end of its grace."""
+    progress: CommandProgress
+    """Updates that it made."""
+    limit_bytes: PositiveInt | None = None
+    """Memory limit of the recommendation. A job is watched, and not ended above it."""
+    notes: tuple[str, ...] = ()
+    """Notes on the run, such as a peak above the limit."""
+    output: str = ""
+    """End of the command's output."""
+    seconds: NonNegativeFloat = 0.0
+    """Wall time of the command."""

@@ -72,6 +72,11 @@ def _export_parameters(  # noqa: PLR0913, PLR0917 - one parameter per option
         Query(ge=1, description=_option_description("processes_per_node")),
     ] = None,
     image: Annotated[str, _SCHEMA, _text_query("image")] = _DEFAULTS.image,
+    updates: Annotated[
+        int | None,
+        WithJsonSchema({"type": "integer", "minimum": 1}),
+        Query(ge=1, description=_option_description("updates")),
+    ] = None,
     queue: Annotated[str | None, _SCHEMA, _text_query("queue")] = None,
 ) -> _ExportParameters:
     options = ExportOptions(
@@ -81,6 +86,7 @@ def _export_parameters(  # noqa: PLR0913, PLR0917 - one parameter per option
         job_name=job_name,
         processes_per_node=processes_per_node,
         image=image,
+        updates=updates,
         queue=queue,
     )
     return _ExportParameters(target_version, options)

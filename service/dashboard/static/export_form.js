@@ -75,6 +75,7 @@ function exported(made, format) {
   return [
     h("p", {}, `${made.title} ${made.target_version}: ${count(plan.effective_batch_size)} samples per update.`),
     h("p", { class: "muted small" }, `Checked: ${format.checked}.`),
+    h("p", { class: "muted small" }, made.verification),
     !plan.exact && alertBox("warn", "Not the requested effective batch", `${count(plan.effective_batch_size)} instead of ${count(plan.requested_effective_batch_size)}.`),
     made.files.map((file) => codeBlock(file.content, { label: file.name, download: file.name.split("/").at(-1) })),
     made.command.length > 0 && codeBlock(made.command.map(quoted).join(" "), { label: "Start command" }),

@@ -6,6 +6,8 @@ from typing import Any
 
 from tests.support.factories import CUDA, gpt_spec, recommendation
 from tuner.schemas.recommendation import Recommendation
+from tuner.schemas.requests import TuningRequest
+from tuner.schemas.results import DeviceInfo
 from tuner.schemas.workload import WorkloadSpec
 
 
@@ -24,6 +26,21 @@ def plan(
         world_size=world_size,
         **{"device": CUDA, **changes},
     )
+
+
+def command_plan(*argv: str, world_size: int = 1, device: DeviceInfo = CUDA, **fields: Any) -> Recommendation:
+    """The recommendation of a command, with two micro-batches of 8 samples on each rank.
+
+    Args:
+        argv: the command.
+        world_size: its ranks.
+        device: the device of the recommendation.
+        fields: further fields of the command.
+    """
+    model = {"kind": "command", "argv": argv, **fields}
+    spec = {"model": model, "parallelism": {"world_size": world_size}}
+    request = TuningRequest.model_validate({"spec": spec, "effective_batch_size": 16 * world_size})
+    return plan(16 * world_size, world_size, 8, device=device).model_copy(update={"request": request})
 
 
 def infeasible() -> Recommendation:

@@ -47,6 +47,7 @@ def export(  # noqa: PLR0913 - a command's options are its arguments
     job_name: Annotated[str, typer.Option(help=_help_of("job_name"))] = _DEFAULTS.job_name,
     processes_per_node: Annotated[int | None, typer.Option(help=_help_of("processes_per_node"))] = None,
     image: Annotated[str, typer.Option(help=_help_of("image"))] = _DEFAULTS.image,
+    updates: Annotated[int | None, typer.Option(help=_help_of("updates"))] = None,
     queue: Annotated[str | None, typer.Option(help=_help_of("queue"))] = None,
     output_dir: Annotated[
         Path | None, typer.Option("--output-dir", "-o", help="Write the files into this folder, not to the terminal.")
@@ -70,6 +71,7 @@ def export(  # noqa: PLR0913 - a command's options are its arguments
         job_name=job_name,
         processes_per_node=processes_per_node,
         image=image,
+        updates=updates,
         queue=queue,
     )
     made = make_export(found, format_, version=target_version, options=export_options)
@@ -111,6 +113,7 @@ def export_summary(made: Export, written: tuple[Path, ...] = ()) -> RenderableTy
         f"set in the environment: {shlex.quote(f'{name}={value}')}" for name, value in _variables_to_set(made).items()
     ]
     lines += [f"warning: {item.message}" for item in made.warnings]
+    lines.append(made.verification)
     lines += [f"wrote {path}" for path in written]
     if not written and len(made.files) > 1:
         others = ", ".join(file.name for file in made.files[1:])

@@ -8,8 +8,9 @@ from pathlib import Path
 import typer
 
 from tuner.cli import options
+from tuner.cli import trailing_command as trailing
 from tuner.cli.arguments import check_folder, naming_options, training_request, tuning_request
-from tuner.cli.commands.train import train_with
+from tuner.cli.commands.train import check_options_of_command, train_with
 from tuner.cli.commands.tune import tuned
 from tuner.cli.display import progress_console, recommendation_panel
 from tuner.cli.errors import ExitCode
@@ -19,9 +20,9 @@ from tuner.schemas.requests import TrainingRequest
 
 def run(  # noqa: PLR0913 - a command's options are its arguments
     context: typer.Context,
-    spec: options.SpecFile,
-    effective_batch_size: options.EffectiveBatchSize,
+    spec: options.OptionalSpecFile = None,
     *,
+    effective_batch_size: options.EffectiveBatchSize,
     objective: options.Objective = "largest",
     world_size: options.WorldSize = None,
     device: options.Device = None,
@@ -37,12 +38,24 @@ def run(  # noqa: PLR0913 - a command's options are its arguments
     workers: options.Workers = 0,
     allow_batch_coupling: options.AllowBatchCoupling = False,
     tensorboard: options.TensorBoard = False,
+    env: trailing.Variables = None,
+    template: trailing.Templates = None,
+    working_directory: trailing.WorkingDirectory = None,
+    probe_updates: trailing.ProbeUpdates = None,
+    probe_argument: trailing.ProbeArguments = None,
+    loading_timeout: trailing.LoadingTimeout = None,
+    uniform_only: trailing.UniformOnly = None,
     output_dir: options.OutputDirectory = Path("runs/run"),
     json: options.Json = False,
 ) -> None:
     """Tune, then train with the recommendation.
 
     Example: batchwright run spec.yaml --effective-batch-size 512 --updates 1000
+
+    Or tune the command after `--`, and run it with the figures of the plan to its own end:
+
+    batchwright run --effective-batch-size 512 -- python train.py --batch-size {micro_batch_size} --accumulate
+    {gradient_accumulation_steps}
     """
     from tuner.cli.running import check_run  # noqa: PLC0415 - see commands.tune
 
@@ -56,8 +69,18 @@ def run(  # noqa: PLR0913 - a command's options are its arguments
         allow_batch_coupling=allow_batch_coupling,
         tensorboard=tensorboard,
     )
+    model = trailing.command_model(
+        context,
+        spec,
+        environment=env,
+        templates=template,
+        working_directory=working_directory,
+        probe_updates=probe_updates,
+        probe_arguments=probe_argument,
+        loading_timeout=loading_timeout,
+    )
     request = tuning_request(
-        spec=spec,
+        spec=spec if model is None else {"model": model},
         effective_batch_size=effective_batch_size,
         objective=objective,
         world_size=world_size,
@@ -68,8 +91,12 @@ def run(  # noqa: PLR0913 - a command's options are its arguments
         max_micro_batch_size=max_micro_batch_size,
         probe_timeout_seconds=probe_timeout,
         allow_batch_coupling=allow_batch_coupling,
+        uniform_only=uniform_only,
     )
-    check_run(request, training, request.device)
+    if request.command is not None:
+        check_options_of_command(context, request.command)
+    else:
+        check_run(request, training, request.device)
     with naming_options(memory_limit_bytes=memory_limit):
         found = tuned(request, context.obj)
     progress_console().print(recommendation_panel(found))

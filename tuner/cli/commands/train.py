@@ -8,26 +8,35 @@ from typing import Annotated
 import typer
 
 from tuner.cli import options
-from tuner.cli.arguments import (
-    check_folder,
-    training_request,
-)
+from tuner.cli.arguments import check_folder, option_of, training_request, wrong_argument
 from tuner.cli.display import progress_console
 from tuner.cli.errors import ExitCode
 from tuner.cli.output import print_result
 from tuner.cli.sigterm import SigtermAsInterrupt
 from tuner.errors import TrainingError
 from tuner.schemas.base import load_document
+from tuner.schemas.command import UPDATES, CommandSpec, load_any_spec
 from tuner.schemas.recommendation import Recommendation
 from tuner.schemas.requests import TrainingRequest
 from tuner.schemas.training import RunOutcome, TrainingResult
-from tuner.schemas.workload import load_spec
+
+_OF_TRAINING = ("checkpoint_every", "seed", "nproc_per_node", "workers", "tensorboard")
+"""Options of the engine's runs, which a command has none of."""
 
 
 def train(  # noqa: PLR0913 - a command's options are its arguments
-    spec: options.SpecFile,
-    recommendation: Annotated[Path, typer.Option(help="The recommendation of `tune`, as JSON.")],
+    context: typer.Context,
+    spec: Annotated[
+        Path,
+        typer.Argument(
+            metavar="SPEC|REC", help="The spec that was tuned; or, without --recommendation, the recommendation alone."
+        ),
+    ],
     *,
+    recommendation: Annotated[
+        Path | None,
+        typer.Option(help="The recommendation of `tune`, as JSON. SPEC may differ in what leaves memory as it is."),
+    ] = None,
     updates: options.Updates = 100,
     checkpoint_every: options.CheckpointEvery = 50,
     seed: options.Seed = 0,
@@ -41,11 +50,13 @@ def train(  # noqa: PLR0913 - a command's options are its arguments
     """Train with the plan of a recommendation, and resume from the newest checkpoint in the output folder, if any.
 
     Example: batchwright train spec.yaml --recommendation recommendation.json --updates 1000 --output-dir runs/first
+
+    The recommendation of a command runs the command with the figures of the plan, to its own end.
     """
     from tuner.cli.running import check_run, for_spec  # noqa: PLC0415 - see commands.tune
 
     check_folder(output_dir, "--output-dir")
-    found = load_document(Recommendation, recommendation, "recommendation")
+    found = load_document(Recommendation, recommendation or spec, "recommendation")
     request = training_request(
         updates=updates,
         checkpoint_every=checkpoint_every,
@@ -55,9 +66,32 @@ def train(  # noqa: PLR0913 - a command's options are its arguments
         allow_batch_coupling=allow_batch_coupling,
         tensorboard=tensorboard,
     )
-    tuned = for_spec(found, load_spec(spec))
-    check_run(tuned.request, request, tuned.device.id)
+    tuned = found if recommendation is None else for_spec(found, load_any_spec(spec))
+    if tuned.request.command is not None:
+        check_options_of_command(context, tuned.request.command)
+    else:
+        check_run(tuned.request, request, tuned.device.id)
     train_with(tuned, request, output_dir, as_document=json)
+
+
+def check_options_of_command(context: typer.Context, command: CommandSpec) -> None:
+    """Check that no option was given that the command does not get.
+
+    Raises:
+        SpecError: naming the option.
+    """
+    given = [name for name in _OF_TRAINING if _is_given(context, name)]
+    if given:
+        message = "is for runs that Batchwright trains itself: give the program's own option in the command"
+        raise wrong_argument(option_of(given[0]), message, context.params[given[0]])
+    if _is_given(context, UPDATES) and UPDATES not in command.model.placeholders:
+        message = "has no effect: the command has no placeholder `{updates}`, and runs to its own end"
+        raise wrong_argument("--updates", message, context.params[UPDATES])
+
+
+def _is_given(context: typer.Context, name: str) -> bool:
+    source = context.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"
 
 
 def train_with(found: Recommendation, request: TrainingRequest, directory: Path, *, as_document: bool) -> None:
@@ -71,6 +105,11 @@ def train_with(found: Recommendation, request: TrainingRequest, directory: Path,
 
     if not found.feasible:
         raise TrainingError(f"nothing to train: {found.infeasible_reason}")
+    if found.request.command is not None:
+        from tuner.cli.command_running import train_command  # noqa: PLC0415 - likewise
+
+        train_command(found, request.updates, directory, as_document=as_document)
+        return
     with SigtermAsInterrupt() as signals:
         result = run_training(found, request, directory, progress_console())
     print_result(result, as_document=as_document, text=_describe_result(result, directory))

@@ -78,10 +78,11 @@ def verify(  # noqa: PLR0913 - a command's options are its arguments
 
 
 def _plan(found: Recommendation, format_: str | None) -> Plan:
-    from tuner.exports.registry import plan_of_target  # noqa: PLC0415 - see commands.tune
+    from tuner.exports.base import ExportOptions  # noqa: PLC0415 - see commands.tune
+    from tuner.exports.registry import plan_of_target  # noqa: PLC0415 - likewise
 
-    if format_ is not None:
-        return plan_of_target(found, format_)
+    if format_ is not None:  # an export that changes the effective batch was allowed when it was made
+        return plan_of_target(found, format_, ExportOptions(allow_inexact=True))
     if found.plan is None:
         raise wrong_argument("REC", f"has no plan: {found.infeasible_reason}", found.id)
     return found.plan

@@ -3,7 +3,7 @@
 ``startup`` is the folder on `PYTHONPATH`, whose ``startup.sitecustomize`` loads this package under a name of its own
 as soon as torch is imported. ``arming`` then sets the memory limit (``memory``) and installs the hooks
 (``torch_hooks``), which feed the counter of updates (``counting``). ``shortages`` observes every OOM, and ``reporting``
-writes the events to files.
+writes the events to files. A process of a job is not armed but watched (``watching``), to its own end.
 
 The modules import nothing but the standard library and torch, by relative imports within the package, and take Python
 3.9: the interpreter of the command need not have Batchwright.

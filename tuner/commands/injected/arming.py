@@ -12,15 +12,16 @@ from .counting import UpdateCounter
 from .memory import CpuMemory, CudaMemory
 from .reporting import read_settings, report, stacks_path
 from .shortages import Shortages
-from .torch_hooks import TorchHooks
+from .torch_hooks import TorchHooks, rank_and_world_size
+from .watching import WatchedProcess
 
 
 def arm(torch: Any, folder: str) -> None:
-    """Arm this process for the probe of a folder."""
+    """Arm this process for the probe of a folder, or watch it for the job of one."""
     settings = read_settings(folder)
     report(folder, "torch", pid=os.getpid(), torch=str(torch.__version__))
-    armed = ArmedProcess(torch, folder, settings)
-    armed.start()
+    kind = ArmedProcess if settings["ends"] else WatchedProcess
+    kind(torch, folder, settings).start()
 
 
 class ArmedProcess:
@@ -114,7 +115,7 @@ class ArmedProcess:
             self._report_update(optimizer)
         elif self._counter.steps <= self._settings["updates"]:
             self._report("idle-step", optimizer=_name(optimizer))
-        if self._counter.is_complete and self._settings["ends"]:
+        if self._counter.is_complete:
             self._finish()
 
     def failed(self, error: BaseException, where: str) -> None:
@@ -143,11 +144,7 @@ class ArmedProcess:
         self._report("oom", type=kind, message=message, where=where, rank=rank, **self._memory.peaks())
 
     def _rank(self) -> tuple[int, int]:
-        distributed = self._torch.distributed
-        if distributed.is_available() and distributed.is_initialized():
-            return int(distributed.get_rank()), int(distributed.get_world_size())
-        rank, world = os.environ.get("RANK", ""), os.environ.get("WORLD_SIZE", "")
-        return int(rank) if rank.isdigit() else 0, int(world) if world.isdigit() and int(world) else 1
+        return rank_and_world_size(self._torch)
 
     def _finish(self) -> None:
         """Report everything, and wait for the end: this process does nothing of its program any more."""

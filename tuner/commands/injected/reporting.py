@@ -39,6 +39,17 @@ def report(folder: str, event: str, **fields: object) -> None:
         sys.stderr.write("batchwright: an event of the probe was not written: " + str(error) + "\n")
 
 
+def write_progress(folder: str, **fields: object) -> None:
+    """Replace the progress of this process, which a job writes instead of an event for each update."""
+    path = _path(folder, ".progress")
+    try:
+        with open(path + ".partial", "w", encoding="utf-8") as stream:
+            json.dump(fields, stream)
+        os.replace(path + ".partial", path)
+    except OSError:  # the folder is gone: nobody follows the job any more
+        return
+
+
 def report_start(folder: str) -> None:
     """Report that this process has started, with its command line."""
     arguments = getattr(sys, "orig_argv", sys.argv)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import deque
 from functools import wraps
 from importlib import import_module
@@ -180,3 +181,12 @@ class TorchHooks:
             return batch
 
         iterator._next_index, iterator.__next__ = indexed, loaded  # noqa: SLF001 - see torch_internals
+
+
+def rank_and_world_size(torch: Any) -> tuple[int, int]:
+    """The rank of this process and the number of ranks, by the process group, else by a launcher's variables."""
+    distributed = torch.distributed
+    if distributed.is_available() and distributed.is_initialized():
+        return int(distributed.get_rank()), int(distributed.get_world_size())
+    rank, world = os.environ.get("RANK", ""), os.environ.get("WORLD_SIZE", "")
+    return int(rank) if rank.isdigit() else 0, int(world) if world.isdigit() and int(world) else 1

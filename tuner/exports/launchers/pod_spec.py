@@ -9,7 +9,7 @@ from pydantic import JsonValue
 
 from tuner.errors import ExportError
 from tuner.exports.base import ExportContext
-from tuner.exports.launchers.topology import Launch
+from tuner.exports.launchers.topology import Launch, output_in_container, required_files
 from tuner.schemas.recommendation import Advice
 
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
@@ -110,7 +110,8 @@ def placement(launch: Launch) -> Fields:
 
 def pod_warnings(context: ExportContext, launch: Launch, *, placed: bool = True) -> tuple[Advice, ...]:
     """Warnings of every manifest; ``placed`` is true if the manifest includes ``placement``."""
-    return (_image_advice(context, launch), *_device_advice(launch, placed=placed), _host_advice(launch))
+    about_devices = (*_device_advice(launch, placed=placed), _host_advice(launch))
+    return (_image_advice(context, launch), *output_in_container(launch), *about_devices)
 
 
 def _product(launch: Launch) -> str | None:
@@ -125,8 +126,8 @@ def _image_advice(context: ExportContext, launch: Launch) -> Advice:
     measured = f" and what the probes ran with ({versions})" if versions else " and the versions the probes ran with"
     return Advice(
         code="image",
-        message=f"The image {context.options.image} must have {launch.program[0]} in its working directory{measured}: "
-        "other versions take other amounts of memory.",
+        message=f"The image {context.options.image} must have {required_files(launch)} in its working "
+        f"directory{measured}: other versions take other amounts of memory.",
     )
 
 

@@ -6,7 +6,16 @@ from pydantic import JsonValue
 
 from tuner.exports.base import ExportContext, Target, TargetOutput
 from tuner.exports.launchers.ray_common import entrypoint, ray_warnings, reserved_by_entrypoint, runtime_environment
-from tuner.exports.launchers.topology import Launch, launch_of, same_device, same_versions, slices, without_queue
+from tuner.exports.launchers.topology import (
+    Launch,
+    launch_of,
+    output_in_container,
+    required_files,
+    same_device,
+    same_versions,
+    slices,
+    without_queue,
+)
 from tuner.exports.rendering import json_file
 from tuner.schemas.recommendation import Advice
 
@@ -15,9 +24,10 @@ _POST = ("curl", "--fail-with-body", "--header", "Content-Type: application/json
 
 def _write(context: ExportContext) -> TargetOutput:
     without_queue(context, "Ray Jobs")
-    launch = launch_of(context)
+    launch = launch_of(context, has_folder=False)
     warnings = (
         *_submitting(launch),
+        *output_in_container(launch),
         same_device(launch),
         same_versions(context, "The cluster's nodes"),
         *ray_warnings(launch),
@@ -44,8 +54,9 @@ def _submitting(launch: Launch) -> tuple[Advice, ...]:
     return (
         Advice(
             code="working-directory",
-            message=f"The cluster has to find {launch.program[0]}: in its image, or in a `runtime_env.working_dir` "
-            "that you add (a URI; `ray job submit` uploads a folder). The command posts to a dashboard on this host.",
+            message=f"The cluster has to find {required_files(launch)}: in its image, or in a "
+            "`runtime_env.working_dir` that you add (a URI; `ray job submit` uploads a folder). The "
+            "command posts to a dashboard on this host.",
         ),
         Advice(
             code="submission-id",

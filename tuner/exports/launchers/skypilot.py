@@ -13,11 +13,14 @@ from tuner.exports.launchers.topology import (
     Launch,
     c10d,
     command_lines,
+    folder_line,
     launch_of,
     queue_label,
     restart_resumes,
     same_versions,
+    script_files,
     slices,
+    starter,
     torchrun,
 )
 from tuner.exports.rendering import yaml_file
@@ -68,7 +71,7 @@ def _write(context: ExportContext) -> TargetOutput:
         *slices(launch),
     )
     task = yaml_file("task.yaml", context, _task(context, launch))
-    return TargetOutput((task,), ("sky", "launch", "task.yaml"), warnings)
+    return TargetOutput(script_files(launch, task), ("sky", "launch", "task.yaml"), warnings)
 
 
 def _task(context: ExportContext, launch: Launch) -> dict[str, JsonValue]:
@@ -105,7 +108,7 @@ def _accelerator(context: ExportContext, launch: Launch) -> str:
 
 def _run(launch: Launch) -> str:
     if launch.nodes == 1:
-        return command_lines(torchrun(launch, ("--standalone",)), launch.program)
+        return folder_line(launch) + command_lines(starter(launch), launch.program)
     rendezvous = c10d(f"$head_node:{PORT}", job=shlex.quote(launch.name), is_host="$first")
     return _FIRST_NODE + command_lines(torchrun(launch, rendezvous), launch.program)
 

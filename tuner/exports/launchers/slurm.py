@@ -12,12 +12,14 @@ from tuner.exports.launchers.topology import (
     Launch,
     c10d,
     command_lines,
+    folder_line,
     launch_of,
     restart_resumes,
     same_device,
     same_versions,
+    script_files,
     slices,
-    torchrun,
+    starter,
 )
 from tuner.exports.rendering import export_lines, one_line, origin, script_file, unset_line
 from tuner.schemas.recommendation import Advice
@@ -39,19 +41,21 @@ def _write(context: ExportContext) -> TargetOutput:
         same_versions(context, "The environment on the nodes"),
         restart_resumes("`--requeue` (after a node's failure or a preemption)"),
         _host(launch),
+        *_tasks(launch),
         *slices(launch),
     )
-    return TargetOutput((script_file("job.sbatch", _script(context, launch)),), ("sbatch", "job.sbatch"), warnings)
+    files = script_files(launch, script_file("job.sbatch", _script(context, launch)))
+    return TargetOutput(files, ("sbatch", "job.sbatch"), warnings)
 
 
 def _script(context: ExportContext, launch: Launch) -> str:
     """The batch script. `--export=ALL` passes on its variables even where the site or the user submits with `NONE`."""
-    several = launch.nodes > 1
+    before = _RENDEZVOUS if launch.nodes > 1 else folder_line(launch)
     words = ("srun", "--export=ALL", "--kill-on-bad-exit=1", '--cpus-per-task="$SLURM_CPUS_PER_TASK"')
-    command = command_lines((*words, *torchrun(launch, _rendezvous(launch))), launch.program, '"$@"', before="exec ")
+    command = command_lines((*words, *starter(launch, _rendezvous(launch))), launch.program, '"$@"', before="exec ")
     return (
         f"#!/bin/bash\n{_directives(context, launch)}{origin(context)}{_device_comment(launch)}set -euo pipefail\n"
-        f"{unset_line(context)}{export_lines(launch.environment)}{_RENDEZVOUS if several else ''}{command}"
+        f"{unset_line(context)}{export_lines(launch.environment)}{before}{command}"
     )
 
 
@@ -104,6 +108,17 @@ def _host(launch: Launch) -> Advice:
         message=f"{_CPUS_PER_PROCESS} CPUs per process are requested, and {memory}: change `--cpus-per-task` and "
         "`--mem` to what your data loading takes.",
     )
+
+
+def _tasks(launch: Launch) -> tuple[Advice, ...]:
+    """Warn of programs that take their ranks from Slurm, of a command that starts several."""
+    if launch.command is None or launch.processes_per_node == 1:
+        return ()
+    message = (
+        "The command is one task of Slurm, which starts its own ranks. Lightning takes Slurm's variables for ranks of "
+        "its own and refuses that: add the plugin `LightningEnvironment()` to its trainer."
+    )
+    return (Advice(code="one-task", message=message),)
 
 
 TARGET = Target(

@@ -13,7 +13,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from tuner.errors import EstimateError, ExportError
-from tuner.exports.base import ExportContext
+from tuner.exports.base import ExportContext, ExportedFile
+from tuner.exports.launchers.carried_command import CarriedCommand, carried_command, ranks_of_one_node
 from tuner.exports.rendering import checked_environment, plan_variables, program_path
 from tuner.exports.spec_advice import nodes
 from tuner.hardware.gpu_lookup import find_gpu
@@ -23,6 +24,7 @@ from tuner.schemas.recommendation import Advice
 PORT = 29500
 """Port of the rendezvous: torchrun's own default."""
 
+_SCRATCH = "/tmp/batchwright"  # noqa: S108 - in the container of a job, which nobody else uses
 _NAME = re.compile(r"[A-Za-z0-9]+([._-][A-Za-z0-9]+)*")
 _LONGEST_NAME = 63
 _LABEL = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
@@ -50,6 +52,8 @@ class Launch:
     """True if a process needs a GPU."""
     gpu: Gpu | None
     """The card, if it is in the catalogue."""
+    command: CarriedCommand | None = None
+    """The command that starts all ranks itself; none where torchrun starts the program."""
 
     @property
     def amd(self) -> bool:
@@ -65,22 +69,38 @@ class Launch:
         return found[1] if found else None
 
 
-def launch_of(context: ExportContext, *, kubernetes: bool = False) -> Launch:
+def launch_of(context: ExportContext, *, kubernetes: bool = False, has_folder: bool = True) -> Launch:
     """Build the launch of an export.
+
+    Args:
+        context: the export.
+        kubernetes: whether the names are those of Kubernetes, whose pods have no folder of the export either.
+        has_folder: whether the job starts in the folder of the export's files.
 
     Raises:
         ExportError: when the job's name is not valid for the target, or the nodes cannot have equally many processes.
     """
     options, recommendation = context.options, context.recommendation
     device = recommendation.device
-    hosts, per_node = nodes(context)
+    name = _label(options.job_name) if kubernetes else _name(options.job_name)
+    in_folder = has_folder and not kubernetes
+    command = carried_command(context, None if in_folder else f"{_SCRATCH}-{name}")
     named = options.arguments_of is not None
+    if command is None:
+        hosts, per_node = nodes(context)
+        program = (program_path(options.script), *context.arguments)
+        environment = dict(checked_environment(recommendation.environment)) if named else plan_variables(context)
+    else:
+        hosts, per_node = 1, ranks_of_one_node(context)
+        program = command.argv if in_folder else command.alone()
+        environment = dict(checked_environment(command.environment))
     return Launch(
-        name=_label(options.job_name) if kubernetes else _name(options.job_name),
+        name=name,
         nodes=hosts,
         processes_per_node=per_node,
-        environment=dict(checked_environment(recommendation.environment)) if named else plan_variables(context),
-        program=(program_path(options.script), *context.arguments),
+        environment=environment,
+        program=program,
+        command=command,
         device_name=device.name,
         on_gpu=device.kind == "cuda",
         gpu=_gpu(device.name) if device.kind == "cuda" else None,
@@ -93,9 +113,38 @@ def torchrun(launch: Launch, rendezvous: tuple[str, ...]) -> tuple[str, ...]:
     return ("torchrun", *topology, "--max-restarts=0", *rendezvous)
 
 
+def starter(launch: Launch, rendezvous: tuple[str, ...] = ("--standalone",)) -> tuple[str, ...]:
+    """The words before the program: torchrun's, or none where the program is a command that starts its ranks."""
+    return () if launch.command is not None else torchrun(launch, rendezvous)
+
+
 def torchrun_on_one_node(launch: Launch) -> tuple[str, ...]:
     """The whole command, program included, for a job of one node."""
-    return (*torchrun(launch, ("--standalone",)), *launch.program)
+    return (*starter(launch), *launch.program)
+
+
+def script_files(launch: Launch, script: ExportedFile) -> tuple[ExportedFile, ...]:
+    """A script, and the configuration files of a command beside it."""
+    return (script, *(launch.command.exported_files(script.name) if launch.command else ()))
+
+
+def folder_line(launch: Launch) -> str:
+    """The line of a script that makes the output folder of a command; empty without one."""
+    return "" if launch.command is None else launch.command.folder_line()
+
+
+def required_files(launch: Launch) -> str:
+    """Describe what must be there for the program to start."""
+    return launch.program[0] if launch.command is None else "the programs and files of the command"
+
+
+def output_in_container(launch: Launch) -> tuple[Advice, ...]:
+    """Warn that a container's own folder ends with it."""
+    folder = None if launch.command is None else launch.command.output_directory
+    if folder is None:
+        return ()
+    message = f"`{{output_dir}}` of the command is {folder}, which ends with its machine: mount a volume there."
+    return (Advice(code="output-folder", message=message),)
 
 
 def c10d(endpoint: str, *, job: str, is_host: str | None = None) -> tuple[str, ...]:

@@ -8,11 +8,13 @@ from tuner.exports.launchers.topology import (
     Launch,
     c10d,
     command_lines,
+    folder_line,
     launch_of,
     same_device,
     same_versions,
+    script_files,
     slices,
-    torchrun,
+    starter,
     without_queue,
 )
 from tuner.exports.rendering import export_lines, origin, script_file, unset_line
@@ -26,14 +28,13 @@ def _write(context: ExportContext) -> TargetOutput:
     launch = launch_of(context)
     warnings = (same_device(launch), same_versions(context, "The environment"), *slices(launch))
     several = (_several_nodes(launch),) if launch.nodes > 1 else ()
-    return TargetOutput(
-        (script_file("launch.sh", _script(context, launch)),), ("sh", "launch.sh"), (*several, *warnings)
-    )
+    files = script_files(launch, script_file("launch.sh", _script(context, launch)))
+    return TargetOutput(files, ("sh", "launch.sh"), (*several, *warnings))
 
 
 def _script(context: ExportContext, launch: Launch) -> str:
-    before = _ASK if launch.nodes > 1 else ""
-    command = command_lines(torchrun(launch, _rendezvous(launch)), launch.program, '"$@"', before="exec ")
+    before = _ASK if launch.nodes > 1 else folder_line(launch)
+    command = command_lines(starter(launch, _rendezvous(launch)), launch.program, '"$@"', before="exec ")
     return (
         f"#!/bin/sh\n{origin(context)}set -eu\n{unset_line(context)}{export_lines(launch.environment)}{before}{command}"
     )

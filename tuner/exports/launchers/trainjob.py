@@ -49,12 +49,13 @@ def _manifest(context: ExportContext, launch: Launch) -> dict[str, JsonValue]:
 
 def _trainer(context: ExportContext, launch: Launch) -> Fields:
     """The `trainer`. The operator passes the rendezvous in `PET_*`; the number of processes is an explicit argument."""
-    words = (f"--nproc-per-node={launch.processes_per_node}", "--max-restarts=0", *launch.program)
+    options = (f"--nproc-per-node={launch.processes_per_node}", "--max-restarts=0")
+    command, *words = launch.program if launch.command is not None else ("torchrun", *options, *launch.program)
     return {
         "image": image(context),
         "numNodes": launch.nodes,
         "numProcPerNode": launch.processes_per_node,
-        "command": ["torchrun"],
+        "command": [literal(command)],
         "args": [literal(word) for word in words],
         "env": variables(launch),
         "resourcesPerNode": resources(context, launch),

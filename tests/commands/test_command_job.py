@@ -1,0 +1,222 @@
+"""Jobs of commands: their ends, their files, and nothing that is left of them."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.commands.test_keeper import await_file, is_running
+from tests.support.exports.plans import command_plan
+from tests.support.factories import CPU
+from tuner.commands.command_job import CommandJob
+from tuner.errors import TrainingError
+from tuner.schemas.recommendation import Headroom, Recommendation
+from tuner.schemas.training import CommandResult, RunOutcome
+
+MEBIBYTE = 1024**2
+TRAINS = """
+import json, os, sys, torch
+size, steps, updates = (int(text) for text in sys.argv[1:4])
+mode = os.environ.get("MODE")
+class Wide(torch.nn.Linear):
+    def forward(self, batch):
+        if mode == "caught" and made == 2: torch.empty(1 << 50)
+        return super().forward(batch)
+model = Wide(8, 8)
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+for made in range(updates):
+    for _ in range(steps + (mode == "more" and made == 1)):
+        try: model(torch.randn(size, 8)).sum().backward()
+        except RuntimeError: pass
+    optimizer.step(); optimizer.zero_grad()
+    print("made", made, flush=True)
+    if mode == "large" and made == 1: torch.ones(400 * 2**18)
+    if mode == "oom" and made == 1: torch.empty(1 << 50)
+"""
+SLEEPS = """
+import os, signal, subprocess, sys, time
+if sys.argv[1] == "deaf": signal.signal(signal.SIGTERM, signal.SIG_IGN)
+child = subprocess.Popen([sys.executable, "-S", "-c", "import time; time.sleep(600)"], start_new_session=True)
+open(sys.argv[2], "w").write(f"{os.getpid()} {child.pid}")
+if sys.argv[1] == "saves":
+    signal.signal(signal.SIGTERM, lambda *_: (open(sys.argv[2], "w").write("saved"), sys.exit(0)))
+time.sleep(600)
+"""
+KILLED = """
+import sys, time
+from pathlib import Path
+from tuner.commands.command_job import CommandJob
+from tuner.schemas.recommendation import Recommendation
+job = CommandJob(Path(sys.argv[2]))
+job.start(Recommendation.model_validate_json(Path(sys.argv[1]).read_bytes()), 1)
+time.sleep(600)
+"""
+
+
+def of_program(tmp_path: Path, code: str, *arguments: str, **fields: Any) -> Recommendation:
+    """The recommendation of a program, with two micro-batches of 8 samples and a limit of 300 MiB."""
+    script = tmp_path / "program.py"
+    script.write_text(code)
+    found = command_plan(sys.executable, str(script), *arguments, device=CPU, **fields)
+    headroom = Headroom(limit_bytes=300 * MEBIBYTE, peak_bytes=1, free_bytes=1, free_fraction=0.5)
+    return found.model_copy(update={"headroom": headroom})
+
+
+def ended(job: CommandJob) -> CommandResult:
+    """Wait for the end of a job; pytest's limit ends a wait in vain."""
+    while (result := job.poll()) is None:
+        time.sleep(0.02)
+    return result
+
+
+def run(found: Recommendation, folder: Path, updates: int = 4) -> CommandResult:
+    """Run a job to its end."""
+    with CommandJob(folder) as job:
+        job.start(found, updates)
+        return ended(job)
+
+
+TRAINING = ("{micro_batch_size}", "{gradient_accumulation_steps}", "{updates}")
+
+
+@pytest.mark.parametrize(
+    ("mode", "outcome", "message", "note"),
+    [
+        ("", "SUCCEEDED", "the command ended with exit status 0 after 4 updates (64 samples)", None),
+        ("large", "SUCCEEDED", "after 4 updates (64 samples)", "is above the limit of 300.00 MiB"),
+        ("more", "SUCCEEDED", "after 4 updates (72 samples)", "1 of 4 updates had other micro-batches than the plan"),
+        ("caught", "SUCCEEDED", "after 3 updates (48 samples)", "The program caught the error"),
+        ("oom", "FAILED", "the command ran out of memory in update 3 on rank 0", None),
+    ],
+)
+def test_a_job_runs_to_its_end_and_is_counted(
+    tmp_path: Path, mode: str, outcome: str, message: str, note: str | None
+) -> None:
+    """Its updates, its samples, its peak, and an OOM that ends it or that it catches."""
+    result = run(of_program(tmp_path, TRAINS, *TRAINING, environment={"MODE": mode}), tmp_path / "job")
+
+    assert (result.outcome, result.limit_bytes) == (outcome, 300 * MEBIBYTE)
+    assert message in result.message
+    assert result.progress.peak_bytes is not None
+    assert (result.progress.peak_bytes > 300 * MEBIBYTE) is (mode == "large")
+    assert [note in found for found in result.notes] == ([] if note is None else [True])
+    if mode == "oom":
+        assert "The plan was 2 x 8 samples: 16; the peak was" in result.message
+        assert "--probe-updates" in result.message
+    assert CommandResult.model_validate_json((tmp_path / "job" / "result.json").read_text()) == result
+
+
+def test_a_job_keeps_its_files(tmp_path: Path) -> None:
+    """The rendered configuration, what the command wrote, all of its output, and the recommendation."""
+    code = (
+        "import json, sys; s = json.load(open(sys.argv[1])); print(s['size']); open(s['out'] + '/made', 'w').write('x')"
+    )
+    template = '{"size": {micro_batch_size}, "out": "{output_dir}"}'
+    found = of_program(tmp_path, code, "{file:settings.json}", files={"settings.json": template})
+
+    result = run(found, tmp_path / "job")
+
+    assert result.outcome is RunOutcome.SUCCEEDED
+    assert "no process of it imported torch" in result.notes[0]
+    assert (tmp_path / "job" / "output" / "made").read_text() == "x"
+    assert (tmp_path / "job" / "files" / "settings.json").exists()
+    assert (tmp_path / "job" / "log.txt").read_text() == "8\n"
+    assert Recommendation.model_validate_json((tmp_path / "job" / "recommendation.json").read_text()) == found
+
+
+def test_a_failed_command_says_its_status_and_its_last_error(tmp_path: Path) -> None:
+    """The result has the end of the output, of this start alone."""
+    code = "import sys; print(sys.argv[1]); raise ValueError('the data is gone')"
+    for _ in range(2):
+        result = run(of_program(tmp_path, code, "{micro_batch_size}"), tmp_path / "job")
+
+    assert (result.outcome, result.exit_status) == (RunOutcome.FAILED, 1)
+    assert "exit status 1 after 0 updates: ValueError: the data is gone" in result.message
+    assert result.output.count("the data is gone") == 2  # in the source line, and in the error
+    assert (tmp_path / "job" / "log.txt").read_text().count("Traceback") == 2
+
+
+def test_probe_arguments_are_not_the_jobs(tmp_path: Path) -> None:
+    """They select the longest samples of a probe."""
+    found = of_program(tmp_path, "import sys; print(sys.argv[1:])", "{micro_batch_size}", probe_arguments=("--long",))
+    assert run(found, tmp_path / "job").output == "['8']"
+
+
+@pytest.mark.parametrize(
+    ("kind", "exit_status"), [("plain", -signal.SIGTERM), ("saves", 0)], ids=["ended by it", "saves and ends"]
+)
+def test_a_signal_reaches_the_command(tmp_path: Path, kind: str, exit_status: int) -> None:
+    """The command may save its state; its grandchildren end with it."""
+    told = tmp_path / "told"
+    with CommandJob(tmp_path / "job") as job:
+        job.start(of_program(tmp_path, SLEEPS, kind, str(told), "{micro_batch_size}"), 1)
+        command, child = (int(text) for text in await_file(told).split())
+        while not Path(f"/proc/{command}/status").read_text().count("SigCgt:\t0000000000004") and kind == "saves":
+            time.sleep(0.01)  # until its handler is there
+        job.request_stop(signal.SIGTERM)
+        result = ended(job)
+
+    assert (result.outcome, result.exit_status) == (RunOutcome.STOPPED, exit_status)
+    assert "stopped by SIGTERM" in result.message
+    assert not is_running(command)
+    assert not is_running(child)
+    assert (told.read_text() == "saved") is (kind == "saves")
+
+
+def test_a_command_that_ignores_the_signal_is_killed(tmp_path: Path) -> None:
+    """With every process of its tree."""
+    told = tmp_path / "told"
+    with CommandJob(tmp_path / "job") as job:
+        job.start(of_program(tmp_path, SLEEPS, "deaf", str(told), "{micro_batch_size}"), 1)
+        processes = [int(text) for text in await_file(told).split()]
+        job.request_stop(signal.SIGTERM)
+        job.kill()
+        result = ended(job)
+
+    assert (result.outcome, result.exit_status) == (RunOutcome.STOPPED, None)
+    assert "was killed at the end of its grace" in result.message
+    assert not any(is_running(process) for process in processes)
+
+
+def test_nothing_is_left_of_a_job_whose_caller_is_killed(tmp_path: Path) -> None:
+    """Neither its processes nor its folder for temporary files; the folder of the job stays."""
+    told, temporary = tmp_path / "told", tmp_path / "temporary"
+    temporary.mkdir()
+    found = of_program(tmp_path, SLEEPS, "deaf", str(told), "{micro_batch_size}")
+    (tmp_path / "found.json").write_text(found.model_dump_json())
+    caller = subprocess.Popen(
+        [sys.executable, "-c", KILLED, str(tmp_path / "found.json"), str(tmp_path / "job")],
+        env={"TMPDIR": str(temporary), "PATH": "/usr/bin:/bin"},
+    )
+    processes = [int(text) for text in await_file(told).split()]
+    caller.kill()
+    caller.wait()
+    while any(is_running(process) for process in processes) or list(temporary.iterdir()):
+        time.sleep(0.01)  # pytest's limit ends a wait in vain
+    assert (tmp_path / "job" / "recommendation.json").exists()
+
+
+def test_a_folder_holds_the_job_of_one_command(tmp_path: Path) -> None:
+    """Another command may take the checkpoints of the first for its own."""
+    run(of_program(tmp_path, "", "{micro_batch_size}"), tmp_path / "job")
+    with pytest.raises(TrainingError, match="holds the run of another command"):
+        run(of_program(tmp_path, "", "--other", "{micro_batch_size}"), tmp_path / "job")
+
+
+def test_one_job_at_a_time_runs_in_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second is refused, and the first goes on."""
+    monkeypatch.setattr("tuner.commands.command_job._LOCK_WAIT_SECONDS", 0.0)
+    told = tmp_path / "told"
+    found = of_program(tmp_path, SLEEPS, "plain", str(told), "{micro_batch_size}")
+    with CommandJob(tmp_path / "job") as job:
+        job.start(found, 1)
+        await_file(told)
+        with pytest.raises(TrainingError, match="another process trains in"), CommandJob(tmp_path / "job") as second:
+            second.start(found, 1)
+        assert job.poll() is None

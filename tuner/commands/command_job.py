@@ -1,0 +1,251 @@
+"""Run the job of a command: the command itself with the figures of its plan, to its own end. No torch.
+
+The keeper of probes starts the command and ends its tree with this process (``keeper``). The job is watched, and not
+limited: Batchwright's own engine divides a micro-batch that reaches the limit and goes on, whereas a command would lose
+its run.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import ExitStack, suppress
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from tuner.commands import keeper
+from tuner.commands.environment import injected_environment
+from tuner.commands.job_outcomes import EndedJob, result_of_job
+from tuner.commands.job_progress import JobReports
+from tuner.commands.templates import Figures, RenderedCommand, check_command, render
+from tuner.errors import TrainingError
+from tuner.hardware.allocator_env import job_environment
+from tuner.hardware.failures import shortage_texts
+from tuner.hardware.inventory import devices, find_device
+from tuner.schemas.command import CommandModel, CommandSpec
+from tuner.schemas.plans import Plan
+from tuner.schemas.recommendation import Recommendation
+from tuner.schemas.results import DeviceInfo
+from tuner.schemas.training import CommandProgress, CommandResult
+from tuner.system.disk_space import translate_full_disk
+from tuner.system.files import lock_directory, tail, write_atomically
+from tuner.system.processes import kernel_oom_kills, kill_group, propagated_environment
+from tuner.training.launching.run_directory import RunPaths
+
+_LOCK_WAIT_SECONDS = 10.0
+"""Longest wait for the lock of the folder, which a process that is being killed may still hold."""
+_ENDING_SECONDS = 60.0
+"""Longer than the keeper takes to kill what can be killed."""
+_OUTPUT_BYTES = 4000
+_BLOCK_BYTES = 1 << 20
+
+
+class CommandJob:
+    """The job of a command in a folder, which keeps its recommendation, output, files and result.
+
+    Leaving the context ends the command, if it still runs, with every process of its tree.
+
+    Args:
+        directory: the folder of the job.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self.paths = RunPaths(directory.absolute())
+        self._stack = ExitStack()
+        self._keeper: subprocess.Popen[bytes] | None = None
+        self._result: CommandResult | None = None
+        self._stopped_by: signal.Signals | None = None
+        self._shown_bytes = self._log_start = 0
+        self._is_killed = False
+
+    def __enter__(self) -> CommandJob:  # noqa: PYI034 - not meant for subclassing
+        """Return the job."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """End the command and remove the files that only this process needs."""
+        self.kill()
+        self._stack.close()
+
+    def start(self, recommendation: Recommendation, updates: int) -> None:
+        """Write the job's files and start the command.
+
+        Args:
+            recommendation: the recommendation for the command, which is feasible.
+            updates: the number that `{updates}` becomes.
+
+        Raises:
+            TrainingError: when the recommendation is for no command, another process uses the folder, or the folder
+                has the job of another command.
+            SpecError: when the folder or the program of the command does not exist.
+            DeviceError: when this host lacks the device of the recommendation.
+        """
+        spec, plan = recommendation.request.command, recommendation.plan
+        if spec is None or plan is None:
+            raise TrainingError(f"recommendation {recommendation.id} has no plan for a command")
+        check_command(spec.model)
+        device = find_device(recommendation.device.id)
+        if not self._stack.enter_context(lock_directory(self.paths.directory, _LOCK_WAIT_SECONDS)):
+            raise TrainingError(
+                f"another process trains in {self.paths.directory}: stop that process, or choose another folder"
+            )
+        self._refuse_another_command(spec.model)
+        self._recommendation, self._figures = recommendation, figures_of_plan(plan, updates)
+        command = render(spec.model, self._figures, self.paths.directory, for_probe=False)
+        with translate_full_disk(self.paths.directory):
+            command.write_files()
+            (self.paths.directory / "output").mkdir(exist_ok=True)
+            self.paths.result.unlink(missing_ok=True)
+            write_atomically(self.paths.recommendation, recommendation.model_dump_json(indent=2))
+            self._shown_bytes = self._log_start = _size(self.paths.log)
+        self._folder = self._write_control_files(spec, command, device)
+        self._reports = JobReports(self._folder / "events")
+        self._began, self._kills_before = time.monotonic(), kernel_oom_kills()
+        self._keeper = subprocess.Popen(  # noqa: S603 - this interpreter, and a module of this package
+            [sys.executable, "-I", str(Path(keeper.__file__)), str(self._folder)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+
+    def _refuse_another_command(self, model: CommandModel) -> None:
+        """Refuse a folder of another command, whose checkpoints this one might take for its own.
+
+        Raises:
+            TrainingError: naming the folder.
+        """
+        try:
+            stored = Recommendation.model_validate_json(self.paths.recommendation.read_bytes())
+        except (OSError, ValidationError):
+            return
+        if stored.request.command is None or stored.request.command.model.argv != model.argv:
+            raise TrainingError(f"{self.paths.directory} holds the run of another command: choose another folder")
+
+    def _write_control_files(self, spec: CommandSpec, command: RenderedCommand, device: DeviceInfo) -> Path:
+        """Write what the keeper and the injected code read into a folder of their own, which ends with the job."""
+        folder = Path(tempfile.mkdtemp(prefix="batchwright-job-"))
+        self._stack.callback(shutil.rmtree, folder, ignore_errors=True)
+        (folder / "events").mkdir()
+        cards = [card for card in devices() if card.kind == "cuda"] if device.kind == "cuda" else []
+        is_alone = spec.parallelism.world_size == 1
+        settings = {
+            "ends": False,
+            "device": device.kind,
+            "limit_bytes": None,
+            "memory_margin": 0.0,
+            "accumulation_steps": self._figures.accumulation_steps,
+            "samples_per_rank": self._figures.accumulation_steps * self._figures.micro_batch_size,
+            "shortage_texts": shortage_texts(),
+            "used_bytes": [card.used_bytes for card in cards if not is_alone or card.id == device.id],
+            "least_context_bytes": device.least_context_bytes,
+        }
+        inherited = job_environment(self._recommendation.environment, os.environ) | propagated_environment()
+        launch = {
+            "argv": command.argv,
+            "working_directory": str(command.working_directory.absolute()),
+            "environment": injected_environment(inherited, command, device, folder, has_one_card=is_alone),
+            "fixes_addresses": False,
+            "log": str(self.paths.log),
+        }
+        for name, document in (("settings.json", settings), ("launch.json", launch)):
+            (folder / name).write_text(json.dumps(document))
+        return folder
+
+    def new_output(self) -> bytes:
+        """Output of the command since the last call, in order; at most a megabyte."""
+        try:
+            with self.paths.log.open("rb") as stream:
+                stream.seek(self._shown_bytes)
+                block = stream.read(_BLOCK_BYTES)
+        except FileNotFoundError:
+            return b""
+        self._shown_bytes += len(block)
+        return block
+
+    @property
+    def progress(self) -> CommandProgress:
+        """The updates that were made until the last call of ``poll``."""
+        return self._reports.progress
+
+    @property
+    def is_above_limit(self) -> bool:
+        """True once the peak of a rank has passed the limit of the recommendation."""
+        headroom, peak = self._recommendation.headroom, self.progress.peak_bytes
+        return headroom is not None and peak is not None and peak > headroom.limit_bytes
+
+    def poll(self) -> CommandResult | None:
+        """Return the result once the command and all processes of its tree have ended, else None."""
+        if self._result is None and self._keeper is not None:
+            self._reports.read()
+            if self._keeper.poll() is not None:
+                self._reports.read()
+                self._result = self._read_result()
+                write_atomically(self.paths.result, self._result.model_dump_json(indent=2))
+        return self._result
+
+    def request_stop(self, number: signal.Signals) -> None:
+        """Send a signal to the process group of the command, so that it may end by itself. Does not wait."""
+        self._stopped_by = self._stopped_by or number
+        group = self._group()
+        if group is not None and self._keeper is not None and self._keeper.poll() is None:
+            kill_group(group, number)
+
+    def _group(self) -> int | None:
+        with suppress(OSError, ValueError):
+            return int((self._folder / "pid").read_text())
+        return None
+
+    def kill(self) -> None:
+        """End every process of the command, and wait for that. Idempotent."""
+        if self._keeper is None:
+            return
+        self._is_killed = self._is_killed or self._keeper.poll() is None
+        if self._keeper.stdin is not None:
+            self._keeper.stdin.close()
+        try:
+            self._keeper.wait(_ENDING_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._keeper.kill()
+            self._keeper.wait()
+
+    def _read_result(self) -> CommandResult:
+        path = self._folder / "exit.json"
+        ended = json.loads(path.read_text()) if path.exists() else {}
+        if not path.exists() and (group := self._group()) is not None:
+            kill_group(group)  # the keeper was killed, and the command with it, but not its children
+        return result_of_job(
+            EndedJob(
+                figures=self._figures,
+                recommendation=self._recommendation,
+                reports=self._reports,
+                exit_status=ended.get("status"),
+                start_error=ended.get("error"),
+                stopped_by=self._stopped_by,
+                is_killed=self._is_killed,
+                kernel_oom_kills=kernel_oom_kills() - self._kills_before,
+                output=self._last_output(),
+                seconds=time.monotonic() - self._began,
+            )
+        )
+
+    def _last_output(self) -> str:
+        """The end of the output of this start, not of an earlier one in the folder."""
+        length = min(_OUTPUT_BYTES, _size(self.paths.log) - self._log_start)
+        return tail(self.paths.log, length) if length > 0 else ""
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.exists() else 0
+
+
+def figures_of_plan(plan: Plan, updates: int) -> Figures:
+    """The figures of a plan, which repeats one size."""
+    return Figures(plan.micro_batch_size, plan.gradient_accumulation_steps, plan.world_size, updates)

@@ -1,0 +1,124 @@
+"""Watch a process of a job once torch is imported: its updates, its peak and its OOMs. It has no limit and no end here.
+
+A job runs for hours, so that nothing is kept of an update but its figures in sums, the card's queue is not waited for,
+and no trace function slows the program down.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import time
+from typing import Any
+
+from .counting import Update, UpdateCounter
+from .memory import CpuMemory, CudaMemory
+from .reporting import report, write_progress
+from .shortages import Shortages
+from .torch_hooks import TorchHooks, rank_and_world_size
+
+_WRITE_SECONDS = 0.1
+"""Shortest time between two writings of the progress, each of which takes about a tenth of a millisecond."""
+
+
+class WatchedProcess:
+    """This process of a job, from the import of torch to its end. An observer of ``torch_hooks``.
+
+    Args:
+        torch: the module.
+        folder: the folder of the job's events.
+        settings: the settings of the job.
+    """
+
+    def __init__(self, torch: Any, folder: str, settings: dict[str, Any]) -> None:
+        self._torch = torch
+        self._folder = folder
+        self._settings = settings
+        self._is_cuda = settings["device"] == "cuda"
+        self._memory = CudaMemory(torch, settings) if self._is_cuda else CpuMemory(None)
+        self._shortages = Shortages(settings["shortage_texts"], self._report_shortage)
+        self._reset()
+
+    def _reset(self) -> None:
+        """Count from the beginning, as a forked process does."""
+        self._counter = UpdateCounter(0)
+        self._updates, self._samples, self._unlike_plan = 0, 0, 0
+        self._first_at = self._last_at = self._written_at = 0.0
+
+    def start(self) -> None:
+        """Install everything."""
+        os.register_at_fork(after_in_child=self._reset)
+        atexit.register(self._write)
+        self._shortages.watch_uncaught()
+        if self._is_cuda:
+            self._shortages.watch_card(self._torch)
+        TorchHooks(self._torch, self).install()
+        self._memory.limit()
+
+    # --- what the hooks see ---
+
+    def called(self, samples: int | None, sequence: int | None) -> None:
+        """Count a call of the model."""
+        del sequence  # of a job nobody asks
+        if samples is not None:
+            self._counter.call(samples, None)
+
+    def went_backward(self, loaded: int | None) -> None:
+        """Count a backward pass."""
+        self._counter.backward(loaded)
+
+    def discarded(self) -> None:
+        """Count gradients that are set to zero."""
+        self._counter.discard()
+
+    def stepped(self, optimizer: Any) -> None:
+        """Count a step that ends an update."""
+        now = time.monotonic()
+        if not self._counter.step(id(optimizer), now):
+            return
+        self._take(self._counter.updates.pop())
+        self._first_at = self._first_at or now
+        self._last_at = now
+        if now - self._written_at >= _WRITE_SECONDS:
+            self._memory.check_devices()
+            self._write()
+
+    def _take(self, update: Update) -> None:
+        """Add an update, and compare it with the plan."""
+        found = update.totals()
+        sources = [found[name] for name in ("forward_samples", "loader_samples") if found[name] is not None]
+        planned = self._settings["samples_per_rank"]
+        self._updates += 1
+        self._samples += planned if planned in sources or not sources else int(str(sources[0]))
+        follows = found["backward_passes"] == self._settings["accumulation_steps"]
+        self._unlike_plan += not (follows and (not sources or planned in sources))
+
+    def failed(self, error: BaseException, where: str) -> None:
+        """Look at an exception that passes a hooked function."""
+        self._shortages.saw(error, where)
+
+    # --- reports ---
+
+    def _write(self) -> None:
+        """Write the progress, if this process has made an update."""
+        if not self._updates:
+            return
+        self._written_at = time.monotonic()
+        rank, world_size = rank_and_world_size(self._torch)
+        write_progress(
+            self._folder,
+            rank=rank,
+            world_size=world_size,
+            updates=self._updates,
+            samples=self._samples,
+            unlike_plan=self._unlike_plan,
+            first_at=self._first_at,
+            last_at=self._last_at,
+            **self._memory.peaks(),
+        )
+
+    def _report_shortage(self, kind: str, message: str, where: str) -> None:
+        self._write()
+        rank, _ = rank_and_world_size(self._torch)
+        made = {"type": kind, "message": message, "where": where, "rank": rank, "updates": self._updates}
+        report(self._folder, "oom", pid=os.getpid(), **made, **self._memory.peaks())
