@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -182,6 +183,21 @@ def test_a_command_that_ignores_the_signal_is_killed(tmp_path: Path) -> None:
     assert (result.outcome, result.exit_status) == (RunOutcome.STOPPED, None)
     assert "was killed at the end of its grace" in result.message
     assert not any(is_running(process) for process in processes)
+
+
+def test_nothing_is_left_of_a_job_whose_keeper_is_killed(tmp_path: Path) -> None:
+    """The kernel ends the command with its keeper; a process in a session of its own is found by its environment."""
+    told = tmp_path / "told"
+    with CommandJob(tmp_path / "job") as job:
+        job.start(of_program(tmp_path, SLEEPS, "deaf", str(told), "{micro_batch_size}"), 1)
+        command, child = (int(text) for text in await_file(told).split())
+        keeper = int(Path(f"/proc/{command}/stat").read_text().rpartition(")")[2].split()[1])
+        os.kill(keeper, signal.SIGKILL)
+        result = ended(job)
+
+    assert (result.outcome, result.error_type) == (RunOutcome.FAILED, "lost")
+    assert not is_running(command)
+    assert not is_running(child)
 
 
 def test_nothing_is_left_of_a_job_whose_caller_is_killed(tmp_path: Path) -> None:
