@@ -87,7 +87,7 @@ TRAINING = ("{micro_batch_size}", "{gradient_accumulation_steps}", "{updates}")
 
 
 @pytest.mark.parametrize(
-    ("mode", "outcome", "message", "note"),
+    ("mode", "outcome", "message", "noted"),
     [
         ("", "SUCCEEDED", "the command ended with exit status 0 after 4 updates (64 samples)", None),
         ("large", "SUCCEEDED", "after 4 updates (64 samples)", "is above the limit of 300.00 MiB"),
@@ -97,7 +97,7 @@ TRAINING = ("{micro_batch_size}", "{gradient_accumulation_steps}", "{updates}")
     ],
 )
 def test_a_job_runs_to_its_end_and_is_counted(
-    tmp_path: Path, mode: str, outcome: str, message: str, note: str | None
+    tmp_path: Path, mode: str, outcome: str, message: str, noted: str | None
 ) -> None:
     """Its updates, its samples, its peak, and an OOM that ends it or that it catches."""
     result = run(of_program(tmp_path, TRAINS, *TRAINING, environment={"MODE": mode}), tmp_path / "job")
@@ -106,7 +106,9 @@ def test_a_job_runs_to_its_end_and_is_counted(
     assert message in result.message
     assert result.progress.peak_bytes is not None
     assert (result.progress.peak_bytes > 300 * MEBIBYTE) is (mode == "large")
-    assert [note in found for found in result.notes] == ([] if note is None else [True])
+    expected = [] if noted is None else [noted]
+    assert len(result.notes) == len(expected)
+    assert all(part in note for part, note in zip(expected, result.notes, strict=True))
     if mode == "oom":
         assert "The plan was 2 x 8 samples: 16; the peak was" in result.message
         assert "--probe-updates" in result.message
