@@ -183,8 +183,21 @@ def test_a_command_that_ignores_the_signal_is_killed(tmp_path: Path) -> None:
         result = ended(job)
 
     assert (result.outcome, result.exit_status) == (RunOutcome.STOPPED, None)
-    assert "was killed at the end of its grace" in result.message
+    assert "had to be killed" in result.message
     assert not any(is_running(process) for process in processes)
+
+
+def test_leaving_a_job_ends_it_with_a_result(tmp_path: Path) -> None:
+    """As a second Ctrl-C does."""
+    told = tmp_path / "told"
+    with CommandJob(tmp_path / "job") as job:
+        job.start(of_program(tmp_path, SLEEPS, "deaf", str(told), "{micro_batch_size}"), 1)
+        processes = [int(text) for text in await_file(told).split()]
+
+    assert not any(is_running(process) for process in processes)
+    result = CommandResult.model_validate_json((tmp_path / "job" / "result.json").read_text())
+    assert (result.outcome, result.exit_status) == (RunOutcome.STOPPED, None)
+    assert "because its caller ended" in result.message
 
 
 def test_nothing_is_left_of_a_job_whose_keeper_is_killed(tmp_path: Path) -> None:

@@ -72,9 +72,12 @@ class CommandJob:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """End the command and remove the files that only this process needs."""
+        """End the command, write the result, and remove the files that only this process needs."""
         self.kill()
-        self._stack.close()
+        try:
+            self.poll()
+        finally:
+            self._stack.close()
 
     def start(self, recommendation: Recommendation, updates: int) -> None:
         """Write the job's files and start the command.
