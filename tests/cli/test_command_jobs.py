@@ -83,7 +83,7 @@ def test_sigterm_is_passed_to_the_command(tmp_path: Path) -> None:
 )
 def test_options_of_the_engine_are_not_the_commands(tmp_path: Path, option: tuple[str, ...]) -> None:
     """They would have no effect."""
-    for line in (("train", recommendation(tmp_path, GREETS, "0"), *option), (*BATCH, *option, *SIZES)):
+    for line in (("train", str(recommendation(tmp_path, GREETS, "0")), *option), (*BATCH, *option, *SIZES)):
         done = called(*line, cwd=tmp_path, columns=200)
         assert done.returncode == 2
         assert f"{option[0]}: is for runs that Batchwright trains itself" in done.stderr
@@ -121,3 +121,15 @@ def test_a_command_that_is_not_there_is_refused_before_any_work(tmp_path: Path) 
     done = called(*BATCH, *SIZES, cwd=tmp_path, columns=200)
     assert done.returncode == 2
     assert "model.argv.0: is no program that can be started" in done.stderr
+
+
+@pytest.mark.slow
+def test_a_recommendation_alone_trains_what_was_tuned(tmp_path: Path) -> None:
+    """It has the spec, of a workload as of a command."""
+    path = tmp_path / "recommendation.json"
+    path.write_text(of_a_workload().model_dump_json())
+
+    done = called("train", path, "--updates", "2", "--output-dir", tmp_path / "job", columns=200)
+
+    assert done.returncode == 0, done.stderr
+    assert "SUCCEEDED: 2 updates made" in done.stdout

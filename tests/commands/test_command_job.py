@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -86,7 +87,7 @@ TRAINING = ("{micro_batch_size}", "{gradient_accumulation_steps}", "{updates}")
 
 
 @pytest.mark.parametrize(
-    ("mode", "outcome", "message", "note"),
+    ("mode", "outcome", "message", "noted"),
     [
         ("", "SUCCEEDED", "the command ended with exit status 0 after 4 updates (64 samples)", None),
         ("large", "SUCCEEDED", "after 4 updates (64 samples)", "is above the limit of 300.00 MiB"),
@@ -96,7 +97,7 @@ TRAINING = ("{micro_batch_size}", "{gradient_accumulation_steps}", "{updates}")
     ],
 )
 def test_a_job_runs_to_its_end_and_is_counted(
-    tmp_path: Path, mode: str, outcome: str, message: str, note: str | None
+    tmp_path: Path, mode: str, outcome: str, message: str, noted: str | None
 ) -> None:
     """Its updates, its samples, its peak, and an OOM that ends it or that it catches."""
     result = run(of_program(tmp_path, TRAINS, *TRAINING, environment={"MODE": mode}), tmp_path / "job")
@@ -105,7 +106,9 @@ def test_a_job_runs_to_its_end_and_is_counted(
     assert message in result.message
     assert result.progress.peak_bytes is not None
     assert (result.progress.peak_bytes > 300 * MEBIBYTE) is (mode == "large")
-    assert [note in found for found in result.notes] == ([] if note is None else [True])
+    expected = [] if noted is None else [noted]
+    assert len(result.notes) == len(expected)
+    assert all(part in note for part, note in zip(expected, result.notes, strict=True))
     if mode == "oom":
         assert "The plan was 2 x 8 samples: 16; the peak was" in result.message
         assert "--probe-updates" in result.message
@@ -180,8 +183,36 @@ def test_a_command_that_ignores_the_signal_is_killed(tmp_path: Path) -> None:
         result = ended(job)
 
     assert (result.outcome, result.exit_status) == (RunOutcome.STOPPED, None)
-    assert "was killed at the end of its grace" in result.message
+    assert "had to be killed" in result.message
     assert not any(is_running(process) for process in processes)
+
+
+def test_leaving_a_job_ends_it_with_a_result(tmp_path: Path) -> None:
+    """As a second Ctrl-C does."""
+    told = tmp_path / "told"
+    with CommandJob(tmp_path / "job") as job:
+        job.start(of_program(tmp_path, SLEEPS, "deaf", str(told), "{micro_batch_size}"), 1)
+        processes = [int(text) for text in await_file(told).split()]
+
+    assert not any(is_running(process) for process in processes)
+    result = CommandResult.model_validate_json((tmp_path / "job" / "result.json").read_text())
+    assert (result.outcome, result.exit_status) == (RunOutcome.STOPPED, None)
+    assert "because its caller ended" in result.message
+
+
+def test_nothing_is_left_of_a_job_whose_keeper_is_killed(tmp_path: Path) -> None:
+    """The kernel ends the command with its keeper; a process in a session of its own is found by its environment."""
+    told = tmp_path / "told"
+    with CommandJob(tmp_path / "job") as job:
+        job.start(of_program(tmp_path, SLEEPS, "deaf", str(told), "{micro_batch_size}"), 1)
+        command, child = (int(text) for text in await_file(told).split())
+        keeper = int(Path(f"/proc/{command}/stat").read_text().rpartition(")")[2].split()[1])
+        os.kill(keeper, signal.SIGKILL)
+        result = ended(job)
+
+    assert (result.outcome, result.error_type) == (RunOutcome.FAILED, "lost")
+    assert not is_running(command)
+    assert not is_running(child)
 
 
 def test_nothing_is_left_of_a_job_whose_caller_is_killed(tmp_path: Path) -> None:

@@ -46,8 +46,9 @@ def train_command(found: Recommendation, updates: int, directory: Path, *, as_do
         try:
             result = shown.follow()
         except KeyboardInterrupt:
-            was_terminated = signals.exit_code is ExitCode.TERMINATED
-            job.request_stop(signal.SIGTERM if was_terminated else signal.SIGINT)
+            number = signal.SIGTERM if signals.exit_code is ExitCode.TERMINATED else signal.SIGINT
+            shown.print(f"{number.name} is passed on: the command has {_STOP_SECONDS:.0f} s to end")
+            job.request_stop(number)
             result = shown.follow(time.monotonic() + _STOP_SECONDS)
     print_result(result, as_document=as_document, text=describe_command_result(result, directory))
     if result.outcome is RunOutcome.FAILED:
@@ -96,13 +97,14 @@ class _ShownJob:
     def _show_progress(self, progress: CommandProgress) -> None:
         if progress.updates >= self._next_mark:
             self._next_mark = _mark_after(progress.updates, self._total)
-            self._print(describe_command_progress(progress, self._total, self._limit_bytes))
+            self.print(describe_command_progress(progress, self._total, self._limit_bytes))
         if self._job.is_above_limit and not self._has_warned:
             self._has_warned = True
             held, limit = format_bytes(progress.peak_bytes or 0), format_bytes(self._limit_bytes or 0)
-            self._print(f"warning: the peak of {held} is above the limit of {limit}; the command runs on")
+            self.print(f"warning: the peak of {held} is above the limit of {limit}; the command runs on")
 
-    def _print(self, line: str) -> None:
+    def print(self, line: str) -> None:
+        """Print a line beside the output of the command."""
         self._console.print(f"batchwright: {line}", markup=False, soft_wrap=True)
 
 

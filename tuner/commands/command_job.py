@@ -21,7 +21,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from tuner.commands import keeper
-from tuner.commands.environment import injected_environment
+from tuner.commands.environment import injected_environment, processes_of
 from tuner.commands.job_outcomes import EndedJob, result_of_job
 from tuner.commands.job_progress import JobReports
 from tuner.commands.templates import Figures, RenderedCommand, check_command, render
@@ -43,6 +43,8 @@ _LOCK_WAIT_SECONDS = 10.0
 """Longest wait for the lock of the folder, which a process that is being killed may still hold."""
 _ENDING_SECONDS = 60.0
 """Longer than the keeper takes to kill what can be killed."""
+_ORPHANS_SECONDS = 0.05
+"""Time between two looks for orphans, which may have started others."""
 _OUTPUT_BYTES = 4000
 _BLOCK_BYTES = 1 << 20
 
@@ -70,9 +72,12 @@ class CommandJob:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """End the command and remove the files that only this process needs."""
+        """End the command, write the result, and remove the files that only this process needs."""
         self.kill()
-        self._stack.close()
+        try:
+            self.poll()
+        finally:
+            self._stack.close()
 
     def start(self, recommendation: Recommendation, updates: int) -> None:
         """Write the job's files and start the command.
@@ -219,8 +224,8 @@ class CommandJob:
     def _read_result(self) -> CommandResult:
         path = self._folder / "exit.json"
         ended = json.loads(path.read_text()) if path.exists() else {}
-        if not path.exists() and (group := self._group()) is not None:
-            kill_group(group)  # the keeper was killed, and the command with it, but not its children
+        if not path.exists():
+            self._kill_orphans()
         return result_of_job(
             EndedJob(
                 figures=self._figures,
@@ -235,6 +240,15 @@ class CommandJob:
                 seconds=time.monotonic() - self._began,
             )
         )
+
+    def _kill_orphans(self) -> None:
+        """Kill the tree of a keeper that was killed: the kernel has ended the command, but not its children."""
+        deadline = time.monotonic() + _ENDING_SECONDS
+        while (left := processes_of(self._folder)) and time.monotonic() < deadline:
+            for process in left:
+                with suppress(ProcessLookupError):
+                    os.kill(process, signal.SIGKILL)
+            time.sleep(_ORPHANS_SECONDS)
 
     def _last_output(self) -> str:
         """The end of the output of this start, not of an earlier one in the folder."""

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 
 from tuner.commands.templates import RenderedCommand
 from tuner.schemas.results import DeviceInfo
 
 _STARTUP = Path(__file__).parent / "injected" / "startup"
+_FOLDER_VARIABLE = "BATCHWRIGHT_PROBE_FOLDER"
 
 
 def injected_environment(
@@ -24,7 +26,7 @@ def injected_environment(
         folder: the folder of the events.
         has_one_card: whether the command has one rank, which sees no other card than the device.
     """
-    environment = {**inherited, **command.environment, "BATCHWRIGHT_PROBE_FOLDER": str(folder)}
+    environment = {**inherited, **command.environment, _FOLDER_VARIABLE: str(folder)}
     if device.kind == "cpu":
         environment["CUDA_VISIBLE_DEVICES"] = ""
     elif has_one_card:
@@ -32,6 +34,17 @@ def injected_environment(
     before = environment.get("PYTHONPATH")
     environment["PYTHONPATH"] = os.pathsep.join([str(_STARTUP), *([before] if before else [])])
     return environment
+
+
+def processes_of(folder: Path) -> list[int]:
+    """The processes whose environment names a folder of events, wherever in the tree of processes they are."""
+    mark = f"{_FOLDER_VARIABLE}={folder}".encode()
+    found = []
+    for path in Path("/proc").glob("[0-9]*/environ"):
+        with suppress(OSError):  # it has ended, or is another user's
+            if mark in path.read_bytes().split(b"\0"):
+                found.append(int(path.parent.name))
+    return found
 
 
 def _visible_card(device: str, environment: Mapping[str, str]) -> str:

@@ -67,13 +67,15 @@ _Verdict = tuple[RunOutcome, str | None, str]
 """Outcome, `error_type` and message."""
 
 
-def _outcome(ended: EndedJob) -> _Verdict:
+def _outcome(ended: EndedJob) -> _Verdict:  # noqa: PLR0911 - one per ending
     made = describe_progress(ended.reports.progress)
     if ended.start_error is not None:
         return RunOutcome.FAILED, "not-started", f"the command could not be started: {ended.start_error}"
     if ended.stopped_by is not None:
-        how = "and was killed at the end of its grace" if ended.is_killed else _cause(ended)
+        how = "and had to be killed" if ended.is_killed else _cause(ended)
         return RunOutcome.STOPPED, None, f"the command was stopped by {ended.stopped_by.name} after {made}, {how}"
+    if ended.is_killed:
+        return RunOutcome.STOPPED, None, f"the command was killed after {made}, because its caller ended"
     if ended.exit_status is None:
         return RunOutcome.FAILED, "lost", f"the process that keeps the command was killed after {made}"
     if ended.exit_status == 0:

@@ -134,7 +134,7 @@ def ranks_of_one_node(context: ExportContext) -> int:
     if per_node is not None and per_node != world:
         raise ExportError(
             "wrong-option",
-            f"the command starts its {world} ranks itself, on one node: leave `processes_per_node` out (it is "
+            f"the command starts its {world} rank(s) itself, on one node: leave `processes_per_node` out (it is "
             f"{per_node}). For several nodes, tune a spec of the workload, whose export starts the ranks",
         )
     return world
