@@ -82,7 +82,7 @@ def test_the_steps_of_a_scheduler_are_linked() -> None:
 @pytest.mark.parametrize("name", RESPONSES)
 def test_examples_of_responses_are_valid(name: str) -> None:
     """Each is valid for its document, and serializes to the same JSON."""
-    kinds: dict[str, type[BaseModel]] = {**vars(exports), **vars(work), "Recommendation": Recommendation}
+    kinds: dict[str, type[BaseModel]] = {**vars(commands), **vars(exports), **vars(work), "Recommendation": Recommendation}
     kind = kinds[RESPONSES[name]["document"]]
     value = RESPONSES[name]["value"]
     assert TypeAdapter(kind).validate_python(value).model_dump(mode="json") == value
