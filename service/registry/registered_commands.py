@@ -45,6 +45,8 @@ class RegisteredCommands:
     def __init__(
         self, definitions: Mapping[str, CommandDefinition], folder: Path, data_roots: Sequence[str] = ()
     ) -> None:
+        self._file: Path | None = None
+        self._read = ""
         self._definitions = dict(definitions)
         self._folder = folder
         self._roots = {
@@ -66,7 +68,15 @@ class RegisteredCommands:
         parsed = parse_document(CommandsFile, data, f"commands {path}")
         commands = cls(parsed.commands, path.parent.absolute(), data_roots)
         commands.check_defaults(path)
+        commands._file, commands._read = path, _contents(path)
         return commands
+
+    def state(self) -> str:
+        """Return the number of commands, and whether their file has changed since; empty without a file."""
+        if self._file is None:
+            return ""
+        changed = "" if _contents(self._file) == self._read else "; changed since the start: restart to read it"
+        return f"{len(self._definitions)} registered{changed}"
 
     def check_defaults(self, path: Path) -> None:
         """Check the defaults as values of callers are checked.
@@ -246,6 +256,14 @@ class RegisteredCommands:
             faults.append(FieldFault(field="spec.parallelism.world_size", message=message, value=str(ranks)))
         if faults:
             raise InvalidInputError.listing(faults)
+
+
+def _contents(path: Path) -> str:
+    """Return a text that differs for files with other contents; empty where the file cannot be read."""
+    try:
+        return hashlib.sha256(path.read_bytes()).hexdigest()
+    except OSError:
+        return ""
 
 
 def _of_default(command: str, field: str) -> str:
