@@ -10,6 +10,7 @@ from service.application.rules.device_checks import (
     check_every_process_has_samples,
     check_same_device,
     check_single_device,
+    probe_environment,
     process_count,
 )
 from service.application.rules.idempotency import SubmissionResponse
@@ -174,7 +175,7 @@ class JobCases(WorkCases[JobSubmission, Job]):
             recommendation = self._stored(str(submission.recommendation_id))
         served = self._context.live_device(recommendation.device.id).served
         if submission.recommendation is not None:
-            self._context.policy.check_foreign(recommendation, served.environment)
+            self._context.policy.check_foreign(recommendation, probe_environment(recommendation.request, served))
         if not recommendation.feasible:
             raise InfeasibleRecommendationError(
                 f"recommendation {recommendation.id!r} says that nothing fits: {recommendation.infeasible_reason}"

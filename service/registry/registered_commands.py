@@ -192,8 +192,15 @@ class RegisteredCommands:
             found = self.resolved(spec)
         except RequestError as error:
             raise SpecError([FieldProblem("model.name", f"is not registered so on this host: {error}")]) from None
-        if found.model.arguments != spec.model.arguments:
-            raise SpecError([FieldProblem("model.arguments", "have changed since the submission: a link was changed")])
+        changed = [
+            name
+            for name in CommandModel.model_fields
+            if name != "definition" and getattr(found.model, name) != getattr(spec.model, name)
+        ]
+        if changed or found.parallelism != spec.parallelism:
+            changed = changed or ["world_size"]
+            message = f"is registered otherwise than at the submission ({', '.join(changed)}): submit it again"
+            raise SpecError([FieldProblem("model.name", message, repr(spec.model.name))])
 
     def _definition(self, name: str) -> CommandDefinition:
         found = self._definitions.get(name)
@@ -230,7 +237,7 @@ class RegisteredCommands:
 
     @staticmethod
     def _check_given(spec: CommandSpec, found: CommandSpec) -> None:
-        """Check that the other fields of a spec are those of the registration, or are left out.
+        """Check that the other fields of a spec are those of the registration, or are left out or at their defaults.
 
         Raises:
             TargetNotAllowedError: when its command line is another one.
@@ -242,20 +249,23 @@ class RegisteredCommands:
                 f"spec.model.argv is not that of the registered command {given.name!r}: leave out `argv`, and give "
                 f"`arguments`; or {_REMEDY}"
             )
-        others = sorted(given.model_fields_set - _OF_CALLERS - {"argv"})
+        message = f"is set by the registration of `{given.name}`: leave it out"
         faults = [
-            FieldFault(
-                field=f"spec.model.{name}", message=f"is set by the registration of `{given.name}`: leave it out"
-            )
-            for name in others
-            if getattr(given, name) != getattr(model, name)
+            FieldFault(field=f"spec.model.{name}", message=message)
+            for name in sorted(CommandModel.model_fields.keys() - _OF_CALLERS - {"argv"})
+            if getattr(given, name) not in (getattr(model, name), _default(name))
         ]
         ranks, registered = spec.parallelism.world_size, found.parallelism.world_size
-        if "parallelism" in spec.model_fields_set and ranks != registered:
+        if ranks not in {registered, RanksSpec().world_size}:
             message = f"must be {registered}, the ranks that `{given.name}` starts; or leave it out"
             faults.append(FieldFault(field="spec.parallelism.world_size", message=message, value=str(ranks)))
         if faults:
             raise InvalidInputError.listing(faults)
+
+
+def _default(field: str) -> object:
+    """Return the default of a field of a command, which programs may send for a field that they leave out."""
+    return CommandModel.model_fields[field].get_default(call_default_factory=True)
 
 
 def _contents(path: Path) -> str:

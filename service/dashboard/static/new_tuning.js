@@ -74,7 +74,7 @@ function choose(page, isCommand, value = {}) {
 }
 
 /** Fills the form of the value's kind. */
-function fill(page, value) {
+function fillForm(page, value) {
   choose(page, page.hasCommands && value.spec?.model?.kind === "command");
   page.form.write(value);
   preview(page);
@@ -103,7 +103,7 @@ function restoreDraft(page) {
     const kept = sessionStorage.getItem(DRAFT);
     sessionStorage.removeItem(DRAFT);
     if (kept !== null) {
-      fill(page, JSON.parse(kept));
+      fillForm(page, JSON.parse(kept));
       announce("The form is restored.");
     }
   } catch {
@@ -122,7 +122,7 @@ function arrangeFields({ form, isCommand }) {
 function offerExamples(page, examples) {
   const buttons = Object.entries(examples).map(([name, example]) => {
     const fill = () => {
-      fill(page, example.value);
+      fillForm(page, example.value);
       announce(`Filled with: ${name}`);
     };
     return h("button", { type: "button", class: "button button-small", on: { click: fill } }, name);
@@ -194,7 +194,7 @@ async function fillFromText(page) {
   try {
     const parsed = await parse(byId("paste-text").value);
     const whole = "spec" in parsed ? parsed : { ...valueOf(page).value, spec: parsed };
-    fill(page, whole);
+    fillForm(page, whole);
     const unknown = page.form.unknownFields(whole).map((problem) => `${problem.field}: ${problem.message}`);
     replace(byId("paste-problem"), unknown.length > 0 && alertBox("warn", "Not everything could be filled in", ...unknown));
     announce("The form is filled in.");
