@@ -92,8 +92,8 @@ class TuningCases(WorkCases[TuningSubmission, Tuning]):
             return request
         commands = self._context.commands
         changes: dict[str, object] = {"spec": commands.resolved(submission.spec)}
-        given = submission.probe_timeout_seconds
-        given = None if given == TuningRequest.model_fields["probe_timeout_seconds"].default else given
+        default = TuningRequest.model_fields["probe_timeout_seconds"].default
+        given = None if submission.probe_timeout_seconds == default else submission.probe_timeout_seconds
         if (timeout := commands.probe_timeout(submission.spec, given)) is not None:
             changes["probe_timeout_seconds"] = timeout
         return request.model_copy(update=changes)

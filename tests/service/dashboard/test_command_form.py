@@ -55,9 +55,9 @@ def test_a_command_is_tuned_from_its_form(service: Running, browser: Browser) ->
         page.get_by_role("link", name="Recommendation and exports").click()
         expect(page.locator("#gpus")).to_contain_text("only a run shows its memory")
         expect(page.get_by_role("button", name="Train")).to_have_count(0)
-        identifier = page.url.rpartition("/")[2]
-        opened.open(f"/recommendations/compare?id={identifier}")
-        expect(page.get_by_text("wide: width 12, rate 0.1")).to_be_visible()
+        one, other = (row["id"] for row in service.http.get("/v1/recommendations").json()["items"])
+        opened.open(f"/recommendations/compare?id={one}&id={other}")
+        expect(page.get_by_text("wide: width 12, rate 0.1").first).to_be_visible()
         opened.open("/recommendations")
         expect(page.get_by_role("cell", name="wide").first).to_be_visible()
 
@@ -74,7 +74,7 @@ def test_a_wrong_argument_is_shown_beside_its_field(service: Running, browser: B
             "must be at most 1.0 (allowed: from 1e-06 to 1.0)"
         )
         expect(page.locator('[data-path="spec.model.arguments.width"] .field-error')).to_have_text("is required")
-        expect(page.get_by_label("Rate")).to_be_focused()
+        expect(page.get_by_label("Width")).to_be_focused()
 
 
 def test_a_pasted_spec_chooses_the_form_of_its_kind(service: Running, browser: Browser) -> None:

@@ -7,7 +7,10 @@ from pathlib import Path
 import pytest
 
 from service.registry.registered_commands import RegisteredCommands
+from tests.support.documents import blocks_of
+from tests.support.paths import ROOT
 from tuner.errors import SpecError
+from tuner.schemas.command import CommandSpec
 
 GOOD = """
 commands:
@@ -83,6 +86,18 @@ def test_a_size_that_may_be_left_out_is_refused(tmp_path: Path) -> None:
     """Words in a list go with their argument, and the program would take its own batch size."""
     text = GOOD.replace('"{micro_batch_size}", ', '"8", ').replace('[--tag, "', '[--batch, "{micro_batch_size}", "')
     assert "apart from those that are left out" in fault(tmp_path, text)
+
+
+def test_the_file_of_the_documents_is_valid(tmp_path: Path) -> None:
+    """And makes the command that the page describes."""
+    blocks = blocks_of((ROOT / "docs" / "commands.md").read_text())
+    (text,) = (block.text for block in blocks if block.title == "commands.yaml")
+    spec = CommandSpec.model_validate(
+        {"model": {"kind": "command", "name": "sft", "arguments": {"learning_rate": 1e-4, "packing": True}}}
+    )
+    model = read(tmp_path, text).resolved(spec).model
+    assert model.argv[4:] == ("--learning-rate={argument:learning_rate}", "--packing", "--config={file:model.yaml}")
+    assert model.working_directory == "/srv/train"
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
