@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from pydantic import JsonValue
-
 from tuner.errors import FieldProblem, SpecError
 from tuner.schemas.command import (
     ACCUMULATION_STEPS,
-    ARGUMENT_PREFIX,
     EFFECTIVE_BATCH_SIZE,
     FILE_PREFIX,
     MICRO_BATCH_SIZE,
@@ -104,8 +100,8 @@ def render(model: CommandModel, figures: Figures, folder: Path, *, for_probe: bo
         OUTPUT_DIRECTORY: str(folder / "output"),
         **{FILE_PREFIX + name: str(path) for name, path in files.items()},
     }
-    quoted = values | {ARGUMENT_PREFIX + name: quoted_value(value) for name, value in model.arguments.items()}
-    values |= {ARGUMENT_PREFIX + name: value_text(value) for name, value in model.arguments.items()}
+    quoted = values | model.argument_texts(quoted=True)
+    values |= model.argument_texts()
     argv = (*model.argv, *(model.probe_arguments if for_probe else ()))
     named = {name: replace_placeholders(text, values) for name, text in model.environment.items()}
     return RenderedCommand(
@@ -114,22 +110,6 @@ def render(model: CommandModel, figures: Figures, folder: Path, *, for_probe: bo
         files={path: replace_placeholders(model.files[name], quoted) for name, path in files.items()},
         working_directory=Path(model.working_directory),
     )
-
-
-def value_text(value: JsonValue) -> str:
-    """The text of an argument's value in a command line or an environment variable: one word, whatever it holds."""
-    return value if isinstance(value, str) else quoted_value(value)
-
-
-def quoted_value(value: JsonValue) -> str:
-    """The text of an argument's value in a configuration file: a scalar that JSON, YAML and TOML read equally.
-
-    A number such as ``1e-05`` gets a point: YAML 1.1 would read a text, and TOML refuse it.
-    """
-    text = json.dumps(value, ensure_ascii=False)
-    if isinstance(value, float) and "e" in text and "." not in text:
-        return text.replace("e", ".0e")
-    return text
 
 
 def check_command(model: CommandModel) -> None:

@@ -10,6 +10,7 @@ service adds the registered parts (``service.registry``).
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -150,6 +151,17 @@ class CommandModel(Document):
         """The placeholders that the command uses."""
         return frozenset(name for _, text in self._texts() for name in placeholders_in(text))
 
+    def argument_texts(self, *, quoted: bool = False) -> dict[str, str]:
+        """The texts that replace the placeholders of the arguments.
+
+        Args:
+            quoted: whether for a configuration file, in which a text is quoted, and not for a word or a variable.
+        """
+        return {
+            ARGUMENT_PREFIX + name: value if isinstance(value, str) and not quoted else _scalar(value)
+            for name, value in self.arguments.items()
+        }
+
     @property
     def is_only_named(self) -> bool:
         """True if the command is to be looked up by its name before it can be run."""
@@ -164,6 +176,17 @@ class CommandModel(Document):
     def takes_accumulation(self) -> bool:
         """True if the command knows how often to accumulate: by the steps, the effective batch, or its own text."""
         return not self.takes_size or bool(self.placeholders & {ACCUMULATION_STEPS, EFFECTIVE_BATCH_SIZE})
+
+
+def _scalar(value: JsonValue) -> str:
+    """The text of a value that JSON, YAML and TOML read equally.
+
+    A number such as ``1e-05`` gets a point: YAML 1.1 would read a text.
+    """
+    text = json.dumps(value, ensure_ascii=False)
+    if isinstance(value, float) and "e" in text and "." not in text:
+        return text.replace("e", ".0e")
+    return text
 
 
 def _fault_of(value: JsonValue) -> str | None:
@@ -206,7 +229,10 @@ def placeholders_in(text: str) -> list[str]:
 
 
 def replace_placeholders(text: str, values: Mapping[str, str]) -> str:
-    """Replace the placeholders of a text; a name in double braces becomes that name in single braces."""
+    """Replace the placeholders of a text; a name in double braces becomes that name in single braces.
+
+    All are replaced in one pass, so that braces in a value are text.
+    """
     return PLACEHOLDER.sub(lambda found: values[found["name"]] if found["name"] else "{" + found["literal"] + "}", text)
 
 

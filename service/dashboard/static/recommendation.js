@@ -34,9 +34,8 @@ function show(found, formats) {
   setText(byId("model"), `for ${found.device.name}`);
   replace(byId("notices"), found.warnings.map((warning) => alertBox("warn", words(warning.code.replaceAll("-", "_")), shortened(warning.message))));
   replace(byId("answer"), found.feasible ? answer(found) : alertBox("warn", "No micro-batch fits", shortened(found.infeasible_reason)));
-  const isExported = found.feasible && !isCommand(found); // a command takes its sizes by arguments of its own
-  byId("exports").hidden = !isExported;
-  if (isExported) {
+  byId("exports").hidden = !found.feasible;
+  if (found.feasible) {
     exportForm({ form: byId("export-form"), result: byId("exported"), path, formats });
   }
   replace(byId("actions"), actions(found));
