@@ -36,7 +36,8 @@ function show(found, formats) {
   replace(byId("answer"), found.feasible ? answer(found) : alertBox("warn", "No micro-batch fits", shortened(found.infeasible_reason)));
   byId("exports").hidden = !found.feasible;
   if (found.feasible) {
-    exportForm({ form: byId("export-form"), result: byId("exported"), path, formats });
+    const possible = isCommand(found) ? formats.filter((format) => format.kind === "launcher") : formats; // which carry it
+    exportForm({ form: byId("export-form"), result: byId("exported"), path, formats: possible });
   }
   replace(byId("actions"), actions(found));
   replace(byId("gpus"), isCommand(found) ? h("p", { class: "text" }, "Nothing of a command is estimated: only a run shows its memory.") : gpuButton(found));

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from service.client import Client
 from service.domain.api_keys import Scope, make_key
@@ -174,3 +176,21 @@ def test_workloads_are_tuned_beside_commands(service: Running) -> None:
     """As before."""
     response = service.http.post("/v1/tunings", json=body())
     assert ended(service.http, response.headers["location"])["state"] == "SUCCEEDED"
+
+
+def test_an_export_carries_the_values_of_the_caller(start_service: StartService, tmp_path: Path) -> None:
+    """Quoted for the shell of the launcher, and as a word of the command."""
+    argv = ["python", "program.py", "--size={micro_batch_size}", "--text={argument:text}", "{file:a.yaml}"]
+    arguments = {"text": {"type": "string", "default": "x"}}
+    path = commands_file(
+        tmp_path / "operator", argv=argv, arguments=arguments, files={"a.yaml": "text: {argument:text}\n"}
+    )
+    service = start_service(commands=path)
+    text = "a'; touch pwned; {updates} $(id)"
+    found = tuned(service, text=text)["recommendation"]
+    exported = service.http.get(f"/v1/recommendations/{found['id']}/exports/slurm").json()
+    script = next(file["content"] for file in exported["files"] if "srun" in file["content"])
+    assert shlex.quote(f"--text={text}") in script
+    assert {"text": text} in [
+        yaml.safe_load(file["content"]) for file in exported["files"] if "srun" not in file["content"]
+    ]

@@ -55,6 +55,7 @@ def test_a_command_is_tuned_from_its_form(service: Running, browser: Browser) ->
         page.get_by_role("link", name="Recommendation and exports").click()
         expect(page.locator("#gpus")).to_contain_text("only a run shows its memory")
         expect(page.get_by_role("button", name="Train")).to_have_count(0)
+        expect(page.locator("#exported")).to_contain_text("--width=12")
         one, other = (row["id"] for row in service.http.get("/v1/recommendations").json()["items"])
         opened.open(f"/recommendations/compare?id={one}&id={other}")
         expect(page.get_by_text("wide: width 12, rate 0.1").first).to_be_visible()
