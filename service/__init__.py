@@ -13,6 +13,7 @@ From top to bottom, each layer imports only layers below it:
 - ``store``: the database behind an interface.
 - ``problem_mapping``: turns any error into a problem document. ``folders``: creates private folders. ``fast_path``:
   caches and coalescing that make frequent reads cheap.
+- ``registry``: commands that the operator has registered, which callers may tune.
 - ``errors``: the tree of errors, each with a status and a code.
 - ``settings``: the environment variables. ``domain``: the documents and states that all others share.
 

@@ -32,7 +32,13 @@ from service.observability.instruments import Instruments
 from service.settings import Settings
 from service.store.models import Quota
 from service.worker.hosting.child_process import WorkerProcess
-from service.worker_bootstrap import ExecutorFactory, WorkerSystem, assemble_worker, build_worker
+from service.worker_bootstrap import (
+    ExecutorFactory,
+    WorkerSystem,
+    assemble_worker,
+    build_worker,
+    registered_commands,
+)
 from tuner.estimation.pool import EstimatePool
 from tuner.planning.fingerprint import installed_versions
 from tuner.schemas.results import DeviceInfo
@@ -103,9 +109,16 @@ def build(
     store, coordinator, instruments = worker.store, worker.coordinator, worker.instruments
     instruments.metrics.collect_queue(store.queue.depths)
     policy = Policy(settings.python_targets, settings.data_roots, _quota(settings))
+    commands = registered_commands(settings.model_copy(update={"worker": False}))
     hit_counter = HitCounter(store.statistics.count_hits, observe=instruments.metrics.count_lookup)
     application = ApplicationContext(
-        store, policy, settings.runs_dir, settings.lease_seconds, coordinator.notify, hit_counter=hit_counter
+        store,
+        policy,
+        settings.runs_dir,
+        settings.lease_seconds,
+        coordinator.notify,
+        commands=commands,
+        hit_counter=hit_counter,
     )
     estimator = EstimatePool()
     limits = EstimateLimits(slots=settings.estimate_slots)
@@ -138,7 +151,14 @@ def _context(
         keys=KeyCases(store.keys),
         summary=SummaryCases(store.statistics, application.hit_counter),
         estimates=estimates,
-        readiness=Readiness(store.queue, store.devices, settings.lease_seconds, settings.ready_queue_seconds),
+        commands=application.commands,
+        readiness=Readiness(
+            store.queue,
+            store.devices,
+            settings.lease_seconds,
+            settings.ready_queue_seconds,
+            commands=application.commands.state,
+        ),
         instruments=instruments,
         authenticators=Authenticators(access, Sessions(store.sessions, access)),
         feed=ChangeFeed(store.evidence.event_counts),

@@ -83,6 +83,9 @@ class Settings(BaseSettings):
     """Allow-list of `python` workloads, each as `package.module:factory`. They run as the user of this service."""
     data_roots: _Names = ()
     """Folders from which jobs may read data."""
+    commands: Path | None = None
+    """YAML file of the training commands that callers may tune; no command when absent. Read at the start. Every
+    process of workers needs the same file."""
     node_name: Annotated[str, Field(pattern=_NODE_NAME)] = Field(default_factory=socket.gethostname)
     """Unique name of this host in the database. Host and device name a slot."""
     lease_seconds: Annotated[float, Field(ge=1.0, le=3600.0)] = 15.0
@@ -136,10 +139,10 @@ class Settings(BaseSettings):
             )
         return value
 
-    @field_validator("data_dir", "runs_dir")
+    @field_validator("data_dir", "runs_dir", "commands")
     @classmethod
-    def _absolute(cls, path: Path) -> Path:
-        return path.expanduser().absolute()
+    def _absolute(cls, path: Path | None) -> Path | None:
+        return None if path is None else path.expanduser().absolute()
 
     @property
     def url(self) -> str:

@@ -11,13 +11,17 @@ from service.errors import ConfigurationError
 from service.folders import make_private_folder
 from service.observability.instruments import Instruments, create_spans
 from service.observability.metrics import Metrics
+from service.registry.registered_commands import RegisteredCommands
 from service.settings import Settings
 from service.store.store import Store, open_store
 from service.worker.coordinator import Coordinator
 from service.worker.executors.base import Executor
 from service.worker.executors.local import LocalExecutor
+from service.worker.executors.probe_runners import ProbeRunners
 from service.worker.hosting.interface import Workers
 from service.worker.settings import WorkerSettings
+from tuner.commands.command_supervisor import CommandSupervisor
+from tuner.errors import SpecError
 from tuner.hardware import inventory
 from tuner.planning.fingerprint import installed_versions
 from tuner.probing.supervisor import ProbeSupervisor
@@ -77,7 +81,8 @@ def build_worker(
     """
     served = served_devices(settings, inventory.devices() if devices is None else devices)
     installed = installed_versions() if versions is None else versions
-    executor_of = new_executor or partial(local_executor, data_roots=DataRoots(settings.data_roots))
+    commands = registered_commands(settings)
+    executor_of = new_executor or partial(local_executor, commands=commands, data_roots=DataRoots(settings.data_roots))
     return assemble_worker(settings, [executor_of(device) for device in served], installed)
 
 
@@ -105,9 +110,31 @@ def assemble_worker(settings: Settings, executors: Sequence[Executor], versions:
     return WorkerSystem(store, Coordinator(store, executors, versions, worker_settings), instruments, address)
 
 
-def local_executor(device: DeviceInfo, data_roots: DataRoots) -> Executor:
-    """Create an executor that runs processes of this host; jobs may read data below ``data_roots``."""
-    return LocalExecutor(device, ProbeSupervisor(device), data_roots=data_roots)
+def local_executor(device: DeviceInfo, commands: RegisteredCommands, data_roots: DataRoots) -> Executor:
+    """Create an executor that runs processes of this host.
+
+    Args:
+        device: the device.
+        commands: the commands that it may run.
+        data_roots: the folders from which jobs may read data.
+    """
+    runners = ProbeRunners(ProbeSupervisor(device), CommandSupervisor(device), commands.check_current)
+    return LocalExecutor(device, runners, data_roots=data_roots)
+
+
+def registered_commands(settings: Settings) -> RegisteredCommands:
+    """Read the commands that the operator has registered, and check that this host has them if it has workers.
+
+    Raises:
+        ConfigurationError: naming the file, and every wrong field.
+    """
+    try:
+        commands = RegisteredCommands.read(settings.commands, settings.data_roots)
+        if settings.worker:
+            commands.check_programs()
+    except SpecError as error:
+        raise ConfigurationError(f"BATCHWRIGHT_COMMANDS: {error}") from None
+    return commands
 
 
 def served_devices(settings: Settings, available: Sequence[DeviceInfo]) -> list[DeviceInfo]:

@@ -14,7 +14,17 @@ from service.api.middleware.observability import ObservabilityMiddleware
 from service.api.middleware.security import PagePaths, SecurityMiddleware
 from service.api.openapi import DESCRIPTION, TAGS, install_document
 from service.api.problems import install_handlers
-from service.api.routes import api_keys, estimates, exports, health, jobs, operations, recommendations, tunings
+from service.api.routes import (
+    api_keys,
+    commands,
+    estimates,
+    exports,
+    health,
+    jobs,
+    operations,
+    recommendations,
+    tunings,
+)
 
 
 @dataclass(frozen=True)
@@ -60,6 +70,7 @@ def make_app(
         jobs,
         exports,
         estimates,
+        commands,
         api_keys,
         operations,
         health,

@@ -20,6 +20,7 @@ from service.application.statistics import SummaryCases
 from service.application.tunings import TuningCases
 from service.domain.states import WorkKind
 from service.observability.instruments import Instruments
+from service.registry.registered_commands import RegisteredCommands
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,6 +35,7 @@ class ApiContext:
     keys: KeyCases
     summary: SummaryCases
     estimates: Estimates
+    commands: RegisteredCommands
     readiness: Readiness
     instruments: Instruments
     authenticators: Authenticators

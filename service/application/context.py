@@ -11,6 +11,7 @@ from service.application.rules.idempotency import IdempotentRequests
 from service.application.rules.policy import Policy
 from service.domain.identifiers import IdentifierSource
 from service.errors import UnknownDeviceError
+from service.registry.registered_commands import RegisteredCommands
 from service.store.models import AnnouncedDevice
 from service.store.store import Store
 
@@ -24,6 +25,7 @@ class ApplicationContext:
         runs_dir: the folder of the jobs' runs.
         lease_seconds: the age of a heartbeat up to which a worker is alive.
         notify: called after work was queued or cancelled, to wake the workers of this host.
+        commands: the commands that the operator has registered.
         hit_counter: counts the submissions that a stored recommendation serves; flushed by its owner.
     """
 
@@ -35,6 +37,7 @@ class ApplicationContext:
         lease_seconds: float,
         notify: Callable[[], None],
         *,
+        commands: RegisteredCommands,
         hit_counter: HitCounter,
     ) -> None:
         self.store = store
@@ -43,6 +46,7 @@ class ApplicationContext:
         self.notify = notify
         self.identifiers = IdentifierSource()
         self.idempotent_requests = IdempotentRequests(store.submissions)
+        self.commands = commands
         self.hit_counter = hit_counter
         self._lease_seconds = lease_seconds
 

@@ -10,6 +10,7 @@ from service.application.rules.device_checks import (
     check_every_process_has_samples,
     check_same_device,
     check_single_device,
+    probe_environment,
     process_count,
 )
 from service.application.rules.idempotency import SubmissionResponse
@@ -24,10 +25,12 @@ from service.errors import (
     InvalidInputError,
     NotOnThisHostError,
     NotResumableError,
+    UnsupportedJobError,
 )
 from service.observability.tracing import current_trace_parent
 from service.store.models import Idempotency, NewWork, WorkItem
 from tuner.schemas.base import Document
+from tuner.schemas.command import CommandSpec
 from tuner.schemas.recommendation import Recommendation
 from tuner.schemas.workload import WorkloadSpec
 from tuner.training.launching.rank_processes import training_command
@@ -110,7 +113,7 @@ class JobCases(WorkCases[JobSubmission, Job]):
             id=self._context.identifiers.new("job"),
             kind=WorkKind.JOB,
             device=recommendation.device.id,
-            model=model_name(recommendation.request.workload),
+            model=model_name(recommendation.request.spec),
             effective_batch_size=recommendation.request.effective_batch_size,
             fingerprint=recommendation.fingerprint,
             payload=payload(request),
@@ -149,7 +152,7 @@ class JobCases(WorkCases[JobSubmission, Job]):
         if announced is None or not self._context.is_alive(announced):
             raise NotResumableError(f"{item.id} ran on {item.slot}, which no worker serves now")
         check_same_device(recommendation.device, announced.served.device)
-        self._context.policy.check_is_no_command(recommendation.request.spec)
+        self._refuse_command(recommendation)
         self._check_spec(recommendation.request.workload)
 
     def _check_on_this_host(self, job_id: str) -> None:
@@ -172,12 +175,12 @@ class JobCases(WorkCases[JobSubmission, Job]):
             recommendation = self._stored(str(submission.recommendation_id))
         served = self._context.live_device(recommendation.device.id).served
         if submission.recommendation is not None:
-            self._context.policy.check_foreign(recommendation, served.environment)
+            self._context.policy.check_foreign(recommendation, probe_environment(recommendation.request, served))
         if not recommendation.feasible:
             raise InfeasibleRecommendationError(
                 f"recommendation {recommendation.id!r} says that nothing fits: {recommendation.infeasible_reason}"
             )
-        self._context.policy.check_is_no_command(recommendation.request.spec)
+        self._refuse_command(recommendation)
         self._check_spec(recommendation.request.workload)
         check_same_device(recommendation.device, served.device)
         check_every_process_has_samples(recommendation, submission.training)
@@ -186,6 +189,21 @@ class JobCases(WorkCases[JobSubmission, Job]):
     def _stored(self, recommendation_id: str) -> Recommendation:
         views.check_identifier(recommendation_id, "recommendation")
         return self._store.recommendations.get(recommendation_id)
+
+    def _refuse_command(self, recommendation: Recommendation) -> None:
+        """Refuse the recommendation of a command: a job trains a workload that is described.
+
+        Raises:
+            TargetNotAllowedError: when it is the command of a caller.
+            UnsupportedJobError: when it is a registered one, with the remedy.
+        """
+        spec = recommendation.request.spec
+        if isinstance(spec, CommandSpec):
+            registered = self._context.commands.resolved(spec).model.name
+            raise UnsupportedJobError(
+                f"the service tunes the registered command {registered!r} and runs no job of it: start the command "
+                "with the figures of the plan, with a launcher of your own"
+            )
 
     def _check_spec(self, spec: WorkloadSpec) -> None:
         if spec.data is None:

@@ -32,21 +32,25 @@ class Readiness:
         lease_seconds: the age of a heartbeat up to which a worker is alive.
         stuck_seconds: the age from which waiting work is stuck, where its device is idle or not served.
         pause: waits for some seconds.
+        commands: describes the registered commands; an empty text leaves them out.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - built in one place
         self,
         queue: QueueStore,
         devices: DeviceStore,
         lease_seconds: float,
         stuck_seconds: float,
         pause: Callable[[float], object] = time.sleep,
+        *,
+        commands: Callable[[], str] = lambda: "",
     ) -> None:
         self._work_queue = queue
         self._devices = devices
         self._lease_seconds = lease_seconds
         self._stuck_seconds = stuck_seconds
         self._pause = pause
+        self._commands = commands
         self._lock = threading.Lock()
         self._result: Health | ServiceError | None = None
         self._checked_at = 0.0
@@ -91,7 +95,9 @@ class Readiness:
             raise NotReadyError("; ".join(reasons))
         not_ready = f"; unready: {', '.join(unready)}" if unready else ""
         workers = f"{len(alive)} of {len(devices)} alive{missing}{not_ready}"
-        return Health(status="ok", checks={"store": "written", "workers": workers, "queue": f"oldest {oldest:.0f} s"})
+        checks = {"store": "written", "workers": workers, "queue": f"oldest {oldest:.0f} s"}
+        commands = self._commands()
+        return Health(status="ok", checks=checks | ({"commands": commands} if commands else {}))
 
     def _stuck_queues(self) -> tuple[float, list[QueueDepth]]:
         """Return the age of the oldest waiting work, and the queues that are stuck."""

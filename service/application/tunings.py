@@ -7,6 +7,7 @@ from contextlib import suppress
 from dataclasses import replace
 
 from service.application import views
+from service.application.rules.device_checks import check_cards_of_ranks, probe_environment
 from service.application.rules.idempotency import SubmissionResponse, pending_response
 from service.application.rules.warm_start import find_warm_start
 from service.application.work import WorkCases, model_name, payload
@@ -18,6 +19,7 @@ from service.errors import NotFoundError
 from service.observability.tracing import current_trace_parent
 from service.store.models import Idempotency, NewWork, RecommendationFilter, WorkItem
 from tuner.planning.session import Tuning as TuningSession
+from tuner.schemas.command import CommandSpec
 from tuner.schemas.requests import TuningRequest
 
 
@@ -59,11 +61,13 @@ class TuningCases(WorkCases[TuningSubmission, Tuning]):
     def _submit(
         self, submission: TuningSubmission, caller: Caller, idempotency: Idempotency | None
     ) -> SubmissionResponse:
-        self._context.policy.check_is_no_command(submission.spec)
-        self._context.policy.check_model(submission.workload)
+        request = self._admitted(submission)
         served = self._context.live_device(submission.device).served
-        request = submission.to_request().model_copy(update={"device": served.device.id})
-        session = TuningSession(request, served.device, environment=served.environment, versions=served.versions)
+        if request.command is not None:
+            check_cards_of_ranks(request.command, served, self._store.devices.list())
+        request = request.model_copy(update={"device": served.device.id})
+        environment = probe_environment(request, served)
+        session = TuningSession(request, served.device, environment=environment, versions=served.versions)
         work = replace(self._new(session, served), key_id=caller.key_id, priority=submission.priority)
         if not submission.fresh:
             if (stored := self._stored_tuning(work.fingerprint)) is not None:
@@ -75,6 +79,24 @@ class TuningCases(WorkCases[TuningSubmission, Tuning]):
         if not submission.fresh:
             self._context.hit_counter.count(hit=False)
         return queued
+
+    def _admitted(self, submission: TuningSubmission) -> TuningRequest:
+        """Return the request that would be run: of a command, with the parts that the operator has registered.
+
+        Raises:
+            RequestError: when this service does not run the model.
+        """
+        request = submission.to_request()
+        if not isinstance(submission.spec, CommandSpec):
+            self._context.policy.check_model(submission.workload)
+            return request
+        commands = self._context.commands
+        changes: dict[str, object] = {"spec": commands.resolved(submission.spec)}
+        default = TuningRequest.model_fields["probe_timeout_seconds"].default
+        given = None if submission.probe_timeout_seconds == default else submission.probe_timeout_seconds
+        if (timeout := commands.probe_timeout(submission.spec, given)) is not None:
+            changes["probe_timeout_seconds"] = timeout
+        return request.model_copy(update=changes)
 
     def _stored_tuning(self, fingerprint: str) -> Tuning | None:
         """Return the tuning with the newest recommendation of this fingerprint, or None.
@@ -94,7 +116,7 @@ class TuningCases(WorkCases[TuningSubmission, Tuning]):
             id=self._context.identifiers.new("tun"),
             kind=WorkKind.TUNING,
             device=session.device.id,
-            model=model_name(session.request.workload),
+            model=model_name(session.request.spec),
             effective_batch_size=session.request.effective_batch_size,
             fingerprint=session.fingerprint,
             request_fingerprint=session.request_fingerprint,

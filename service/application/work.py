@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from pathlib import Path
 from typing import ClassVar, Generic, TypeVar, assert_never
 
 from pydantic_core import PydanticSerializationError
@@ -17,7 +18,14 @@ from service.errors import InvalidInputError, NotFoundError, NotOwnerError, Scop
 from service.fast_path.queue_positions import QueuePositions
 from service.store.models import EVERYTHING, Idempotency, NewWork, WorkFilter, WorkItem
 from tuner.schemas.base import Document
-from tuner.schemas.workload import PythonModel, ReferenceModel, TransformersModel, WorkloadSpec
+from tuner.schemas.command import CommandModel, CommandSpec
+from tuner.schemas.workload import (
+    LONGEST_MODEL_NAME,
+    PythonModel,
+    ReferenceModel,
+    TransformersModel,
+    WorkloadSpec,
+)
 
 SubmissionT = TypeVar("SubmissionT", TuningSubmission, JobSubmission)
 WorkT = TypeVar("WorkT", Tuning, Job)
@@ -150,10 +158,12 @@ def check_priority(priority: int, caller: Caller) -> None:
         raise ScopeMissingError(f"priority {priority}: above 0 needs the scope {Scope.ADMIN}; send at most 0")
 
 
-def model_name(spec: WorkloadSpec) -> str:
-    """Return a short name of the model for lists: the architecture, the `model_type` or the target."""
+def model_name(spec: WorkloadSpec | CommandSpec) -> str:
+    """Return a short name for lists: the architecture, the `model_type`, the target or the registered command."""
     model = spec.model
     match model:
+        case CommandModel():
+            return model.name or Path(model.argv[0]).name[:LONGEST_MODEL_NAME]
         case TransformersModel():
             return str(model.config["model_type"])
         case PythonModel():

@@ -40,7 +40,7 @@ from service.client.errors import (
     WaitTimeoutError,
 )
 from service.client.protocol import Call
-from service.client.sync import Devices, Estimates, Gpus, Jobs, Keys, Queue, Recommendations, Tunings
+from service.client.sync import Commands, Devices, Estimates, Gpus, Jobs, Keys, Queue, Recommendations, Tunings
 
 __all__ = [
     "ApiError",
@@ -48,6 +48,7 @@ __all__ = [
     "Call",
     "Client",
     "ClientError",
+    "Commands",
     "ConflictError",
     "ConnectionFailedError",
     "Devices",

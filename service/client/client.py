@@ -109,6 +109,7 @@ class Client(Blocking[AsyncCalls]):
         self.queue = sync.Queue(self.calls.queue)
         self.estimates = sync.Estimates(self.calls.estimates)
         self.gpus = sync.Gpus(self.calls.gpus)
+        self.commands = sync.Commands(self.calls.commands)
         self.keys = sync.Keys(self.calls.keys)
 
     def close(self) -> None:

@@ -12,7 +12,7 @@ from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
 
 from service.client.core import FollowedT
 from service.client.documents import Job, Tuning
-from service.client.resources.api import AsyncDevices, AsyncEstimates, AsyncGpus, AsyncKeys, AsyncQueue
+from service.client.resources.api import AsyncCommands, AsyncDevices, AsyncEstimates, AsyncGpus, AsyncKeys, AsyncQueue
 from service.client.resources.jobs import AsyncJobs
 from service.client.resources.tunings import AsyncRecommendations, AsyncTunings
 from service.client.resources.work import AsyncWork
@@ -149,6 +149,12 @@ class Gpus(Blocking[AsyncGpus]):
     """The catalogue of GPUs for estimates."""
 
     list = blocking(AsyncGpus.list)
+
+
+class Commands(Blocking[AsyncCommands]):
+    """The commands that the operator has registered, which a tuning can name."""
+
+    list = blocking(AsyncCommands.list)
 
 
 class Keys(Blocking[AsyncKeys]):

@@ -99,7 +99,7 @@ class WorkSummary(Document):
     device: DeviceId
     """The device that it needs."""
     model: str
-    """Short name of the model: the architecture, `model_type` or target."""
+    """Short name of the model: the architecture, `model_type`, target or registered command."""
     effective_batch_size: PositiveInt
     """Samples per optimizer update over all ranks."""
     priority: int = 0
@@ -305,8 +305,8 @@ class RecommendationSummary(Document):
     """True when some micro-batch fits."""
     effective_batch_size: PositiveInt
     """Requested samples per optimizer update."""
-    precision: Precision
-    """Precision of the spec."""
+    precision: Precision | None = None
+    """Precision of the spec; none for a command, which has its own."""
     objective: Objective
     """Objective of the tuning."""
 

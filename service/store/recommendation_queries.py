@@ -155,4 +155,4 @@ def _each(name: str, given: tuple[str, ...]) -> _Conditions:
     return [_recommendation[name] == value for value in _VALUES[name]]
 
 
-_VALUES = {"precision": get_args(Precision), "objective": get_args(Objective)}
+_VALUES = {"precision": (*get_args(Precision), mapping.PRECISION_OF_COMMANDS), "objective": get_args(Objective)}

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from service.application.rules.device_checks import mark_slot
+from service.application.rules.device_checks import mark_slot, probe_environment
 from service.application.rules.estimate_learning import correct_estimate, keep_residual
 from service.application.rules.warm_start import apply_warm_start
 from service.domain.identifiers import IdentifierSource
@@ -177,7 +177,9 @@ class WorkRunner:
             EnvironmentChangedError: when these probes ran under other versions or limits than the next one would.
         """
         served = self._served
-        tuning = Tuning(request, served.device, environment=served.environment, versions=served.versions)
+        tuning = Tuning(
+            request, served.device, environment=probe_environment(request, served), versions=served.versions
+        )
         recorded = holder.retry(lambda: self._evidence.probes(item.id))
         if recorded and tuning.fingerprint != item.fingerprint:
             raise EnvironmentChangedError(

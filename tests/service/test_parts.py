@@ -25,12 +25,13 @@ from service.errors import (
     TargetNotAllowedError,
 )
 from service.problem_mapping import problem_of
+from service.registry.registered_commands import RegisteredCommands
 from service.settings import Settings
 from service.store.store import Store
 from service.worker.device_lock import DeviceLock
 from service.worker.lease import LeaseHolder, LeaseTerms, StopReason
 from service.worker_bootstrap import served_devices
-from tests.support.factories import gpt_spec, mlp_spec, recommendation
+from tests.support.factories import gpt_spec, recommendation
 from tests.support.service.scripted import SERVED, new_work
 from tuner.errors import TuningFailedError
 from tuner.schemas.command import CommandSpec
@@ -335,6 +336,5 @@ def test_a_job_names_one_recommendation() -> None:
 def test_the_command_of_a_caller_is_refused() -> None:
     """A service that accepted commands would run any program on its host."""
     spec = CommandSpec.model_validate({"model": {"kind": "command", "argv": ("sh", "-c", "{micro_batch_size}")}})
-    with pytest.raises(TargetNotAllowedError, match="'command' is not run by this service"):
-        Policy([], []).check_is_no_command(spec)
-    Policy([], []).check_is_no_command(mlp_spec())
+    with pytest.raises(TargetNotAllowedError, match="not run by this service"):
+        RegisteredCommands({}, Path()).resolved(spec)

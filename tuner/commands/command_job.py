@@ -131,7 +131,8 @@ class CommandJob:
             stored = Recommendation.model_validate_json(self.paths.recommendation.read_bytes())
         except (OSError, ValidationError):
             return
-        if stored.request.command is None or stored.request.command.model.argv != model.argv:
+        earlier = None if stored.request.command is None else stored.request.command.model
+        if earlier is None or (earlier.argv, earlier.arguments) != (model.argv, model.arguments):
             raise TrainingError(f"{self.paths.directory} holds the run of another command: choose another folder")
 
     def _write_control_files(self, spec: CommandSpec, command: RenderedCommand, device: DeviceInfo) -> Path:

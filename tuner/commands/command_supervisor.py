@@ -71,8 +71,7 @@ class CommandSupervisor:
 
     def environment(self) -> dict[str, str]:
         """Return the environment variables that probes run with, and that the job must run with."""
-        environment = allocator_environment(self.device.kind, os.environ)
-        return {**environment, **_CPU_LIBRARIES} if self.device.kind == "cpu" else environment
+        return environment_of_commands(self.device.kind, allocator_environment(self.device.kind, os.environ))
 
     def check(self, request: TuningRequest, should_stop: Callable[[], bool] = lambda: False) -> None:
         """Check that the command can be started.
@@ -158,6 +157,11 @@ class CommandSupervisor:
     def __exit__(self, *_: object) -> None:
         """Close the supervisor."""
         self.close()
+
+
+def environment_of_commands(device_kind: str, environment: dict[str, str]) -> dict[str, str]:
+    """Add to the environment of all probes on a kind of device the variables of commands."""
+    return {**environment, **_CPU_LIBRARIES} if device_kind == "cpu" else environment
 
 
 def figures_of(request: ProbeRequest, updates: int) -> Figures:

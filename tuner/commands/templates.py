@@ -100,12 +100,14 @@ def render(model: CommandModel, figures: Figures, folder: Path, *, for_probe: bo
         OUTPUT_DIRECTORY: str(folder / "output"),
         **{FILE_PREFIX + name: str(path) for name, path in files.items()},
     }
+    quoted = values | model.argument_texts(quoted=True)
+    values |= model.argument_texts()
     argv = (*model.argv, *(model.probe_arguments if for_probe else ()))
     named = {name: replace_placeholders(text, values) for name, text in model.environment.items()}
     return RenderedCommand(
         argv=tuple(replace_placeholders(argument, values) for argument in argv),
         environment={**figures.environment(), **named},
-        files={path: replace_placeholders(model.files[name], values) for name, path in files.items()},
+        files={path: replace_placeholders(model.files[name], quoted) for name, path in files.items()},
         working_directory=Path(model.working_directory),
     )
 
@@ -114,8 +116,11 @@ def check_command(model: CommandModel) -> None:
     """Check, before any probe, that the command can be started.
 
     Raises:
-        SpecError: when its folder or its program does not exist.
+        SpecError: when its folder or its program does not exist, or when it is only named.
     """
+    if model.is_only_named:
+        message = "is required: `name` is for a service, whose operator has registered commands (BATCHWRIGHT_COMMANDS)"
+        raise SpecError([FieldProblem("model.argv", message)])
     folder = Path(model.working_directory)
     if not folder.is_dir():
         problem = FieldProblem("model.working_directory", "is no folder", str(folder.absolute()))

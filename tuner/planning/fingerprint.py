@@ -101,7 +101,9 @@ def request_fields(request: TuningRequest) -> dict[str, Any]:
 def memory_part(spec: WorkloadSpec | CommandSpec) -> dict[str, Any]:
     """The part of a spec that memory depends on: without data, schedule, rates, and the time limit of a command."""
     if isinstance(spec, CommandSpec):
-        return spec.model_dump(mode="json", exclude={"model": {"loading_timeout_seconds"}})
+        unset = {name for name in ("name", "arguments", "definition") if not getattr(spec.model, name)}
+        left_out = {"loading_timeout_seconds", *unset}
+        return spec.model_dump(mode="json", exclude={"model": left_out})
     rates = {"learning_rate", "weight_decay", "betas"}
     part = spec.model_dump(mode="json", exclude={"data": True, "schedule": True, "optimizer": rates})
     part["gradient_clipping"] = spec.gradient_clipping is not None

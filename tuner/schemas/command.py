@@ -3,16 +3,20 @@
 A command receives its sizes by placeholders in its arguments, its environment or templates of its configuration files.
 A name in single braces is a placeholder, and in double braces the literal text in single braces. All other braces are
 left as they are, so that JSON and YAML need no escapes.
+
+To a service a caller sends the name of a command that the operator has registered, and values for its arguments. The
+service adds the registered parts (``service.registry``).
 """
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
-from pydantic import Discriminator, Field, Tag, model_validator
+from pydantic import Discriminator, Field, JsonValue, Tag, WithJsonSchema, model_validator
 
 from tuner.schemas.base import Document, Environment, parse_document, read_data
 from tuner.schemas.field_errors import described_pattern
@@ -25,8 +29,9 @@ EFFECTIVE_BATCH_SIZE = "effective_batch_size"
 UPDATES = "updates"
 OUTPUT_DIRECTORY = "output_dir"
 PLACEHOLDERS = (MICRO_BATCH_SIZE, ACCUMULATION_STEPS, EFFECTIVE_BATCH_SIZE, UPDATES, OUTPUT_DIRECTORY)
-"""Names of the placeholders, besides `file:NAME`."""
+"""Names of the placeholders, besides `file:NAME` and `argument:NAME`."""
 FILE_PREFIX = "file:"
+ARGUMENT_PREFIX = "argument:"
 
 _NAME = r"[A-Za-z_][A-Za-z0-9_]*(?::[A-Za-z0-9_.-]+)?"
 PLACEHOLDER = re.compile(rf"\{{\{{(?P<literal>{_NAME})\}}\}}|\{{(?P<name>{_NAME})\}}")
@@ -40,7 +45,33 @@ _FILE_NAME = described_pattern(
     "must be a name of letters, digits, dots, hyphens and underscores, without folders",
 )
 
+_REGISTERED_NAME = r"^[a-z0-9][a-z0-9_.-]{0,63}$"
+_ARGUMENT_NAME = r"^[a-z][a-z0-9_]{0,63}$"
+_DIGEST = described_pattern(r"^[0-9a-f]{64}$", "must have 64 hexadecimal digits")
+
+RegisteredName = Annotated[
+    str,
+    Field(
+        pattern=described_pattern(
+            _REGISTERED_NAME,
+            "must be a name of up to 64 lower-case letters, digits, dots, hyphens and underscores",
+        )
+    ),
+]
+"""The name of a command that the operator of a service has registered."""
+ArgumentName = Annotated[
+    str,
+    Field(
+        pattern=described_pattern(
+            _ARGUMENT_NAME,
+            "must be a name of up to 64 lower-case letters, digits and underscores, with a letter first",
+        )
+    ),
+]
+"""The name of an argument of a registered command."""
 Argument = Annotated[str, Field(max_length=LONGEST_ARGUMENT, pattern=_NO_NUL)]
+MOST_WORDS = 4096
+"""Words of a command line."""
 FileName = Annotated[str, Field(max_length=128, pattern=_FILE_NAME)]
 
 
@@ -49,10 +80,30 @@ class CommandModel(Document):
 
     kind: Literal["command"]
     """Selects this kind of model."""
-    argv: Annotated[tuple[Argument, ...], Field(min_length=1, max_length=4096)]
+    argv: Annotated[tuple[Argument, ...], Field(max_length=MOST_WORDS)] = ()
     """The command and its arguments; no shell reads them. Placeholders: `{micro_batch_size}`,
     `{gradient_accumulation_steps}`, `{effective_batch_size}`, `{updates}` (updates to make), `{output_dir}` (a scratch
-    folder) and `{file:NAME}` (the path of one of `files`). Write `{{name}}` for a literal `{name}`."""
+    folder), `{file:NAME}` (the path of one of `files`) and `{argument:NAME}` (one of `arguments`). Write `{{name}}` for
+    a literal `{name}`. Required, unless `name` is given to a service."""
+    name: RegisteredName | None = None
+    """To a service: the name of the command, which its operator has registered (`GET /v1/commands`). The service fills
+    in the other fields, apart from `arguments`."""
+    arguments: Annotated[
+        dict[ArgumentName, JsonValue],
+        Field(max_length=MOST_WORDS),
+        WithJsonSchema(
+            {
+                "type": "object",
+                "propertyNames": {"pattern": _ARGUMENT_NAME},
+                "additionalProperties": {"anyOf": [{"type": "string"}, {"type": "number"}, {"type": "boolean"}]},
+            }
+        ),
+    ] = Field(default_factory=dict)
+    """Values of the placeholders `{argument:NAME}`: texts, numbers, true or false. Of a registered command, those that
+    its operator allows."""
+    definition: Annotated[str, Field(pattern=_DIGEST)] | None = None
+    """SHA-256 of the registration of the command and of the files that it names, its script above all. Filled in by the
+    service."""
     environment: Environment = Field(default_factory=dict)
     """Environment variables, beside those that the command inherits. Values may have placeholders."""
     working_directory: Annotated[str, Field(max_length=4096, pattern=_NO_NUL)] = "."
@@ -69,10 +120,19 @@ class CommandModel(Document):
     """Time limit until the first forward pass. The time limit of a probe counts from there."""
 
     @model_validator(mode="after")
+    def _has_a_program(self) -> Self:
+        if not self.argv and self.name is None:
+            raise ValueError("`argv` is required: the program and its arguments")
+        for name, value in self.arguments.items():
+            if (fault := _fault_of(value)) is not None:
+                raise ValueError(f"`arguments.{name}` {fault}")
+        return self
+
+    @model_validator(mode="after")
     def _has_known_placeholders(self) -> Self:
         for field, text in self._texts():
             for name in placeholders_in(text):
-                self._require_known(field, name)
+                check_placeholder(field, name, self.files, self.arguments)
         used = self.placeholders
         unused = [name for name in self.files if FILE_PREFIX + name not in used]
         if unused:
@@ -86,21 +146,26 @@ class CommandModel(Document):
         yield from ((f"files.{name}", text) for name, text in self.files.items())
         yield from ((f"probe_arguments.{number}", text) for number, text in enumerate(self.probe_arguments))
 
-    def _require_known(self, field: str, name: str) -> None:
-        known = (*PLACEHOLDERS, *(FILE_PREFIX + file for file in self.files))
-        if name in known:
-            return
-        listed = ", ".join(f"{{{each}}}" for each in known)
-        near = nearest(name, known)
-        hint = f"; did you mean `{{{near}}}`?" if near else f" (known: {listed})"
-        raise ValueError(
-            f"`{field}` has the unknown placeholder `{{{name}}}`{hint} Write `{{{{{name}}}}}` for the literal text."
-        )
-
     @property
     def placeholders(self) -> frozenset[str]:
         """The placeholders that the command uses."""
         return frozenset(name for _, text in self._texts() for name in placeholders_in(text))
+
+    def argument_texts(self, *, quoted: bool = False) -> dict[str, str]:
+        """The texts that replace the placeholders of the arguments.
+
+        Args:
+            quoted: whether for a configuration file, in which a text is quoted, and not for a word or a variable.
+        """
+        return {
+            ARGUMENT_PREFIX + name: value if isinstance(value, str) and not quoted else _scalar(value)
+            for name, value in self.arguments.items()
+        }
+
+    @property
+    def is_only_named(self) -> bool:
+        """True if the command is to be looked up by its name before it can be run."""
+        return not self.argv
 
     @property
     def takes_size(self) -> bool:
@@ -113,13 +178,61 @@ class CommandModel(Document):
         return not self.takes_size or bool(self.placeholders & {ACCUMULATION_STEPS, EFFECTIVE_BATCH_SIZE})
 
 
+def _scalar(value: JsonValue) -> str:
+    """The text of a value that JSON, YAML and TOML read equally.
+
+    A number such as ``1e-05`` gets a point: YAML 1.1 would read a text.
+    """
+    text = json.dumps(value, ensure_ascii=False)
+    if isinstance(value, float) and "e" in text and "." not in text:
+        return text.replace("e", ".0e")
+    return text
+
+
+def _fault_of(value: JsonValue) -> str | None:
+    """The reason why a value cannot be that of an argument; none where it can."""
+    if not isinstance(value, str | int | float):
+        return "must be a text, a number, true or false"
+    return "must not contain the character NUL" if isinstance(value, str) and "\0" in value else None
+
+
+def check_placeholder(field: str, name: str, files: Iterable[str], arguments: Iterable[str]) -> None:
+    """Check that a placeholder has a value.
+
+    Args:
+        field: the field that has the placeholder.
+        name: the placeholder without its braces.
+        files: names of the configuration files.
+        arguments: names of the arguments.
+
+    Raises:
+        ValueError: with the nearest placeholder, or all.
+    """
+    known = (
+        *PLACEHOLDERS,
+        *(FILE_PREFIX + file for file in files),
+        *(ARGUMENT_PREFIX + argument for argument in arguments),
+    )
+    if name in known:
+        return
+    listed = ", ".join(f"{{{each}}}" for each in known)
+    near = nearest(name, known)
+    hint = f"; did you mean `{{{near}}}`?" if near else f" (known: {listed})"
+    raise ValueError(
+        f"`{field}` has the unknown placeholder `{{{name}}}`{hint} Write `{{{{{name}}}}}` for the literal text."
+    )
+
+
 def placeholders_in(text: str) -> list[str]:
     """The names of the placeholders in a text, in order."""
     return [found["name"] for found in PLACEHOLDER.finditer(text) if found["name"]]
 
 
 def replace_placeholders(text: str, values: Mapping[str, str]) -> str:
-    """Replace the placeholders of a text; a name in double braces becomes that name in single braces."""
+    """Replace the placeholders of a text; a name in double braces becomes that name in single braces.
+
+    All are replaced in one pass, so that braces in a value are text.
+    """
     return PLACEHOLDER.sub(lambda found: values[found["name"]] if found["name"] else "{" + found["literal"] + "}", text)
 
 

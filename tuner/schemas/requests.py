@@ -85,7 +85,7 @@ class TuningRequest(Document):
     @model_validator(mode="after")
     def _is_possible_for_its_kind(self) -> Self:
         if isinstance(self.spec, CommandSpec):
-            if not self.spec.model.takes_size:
+            if not self.spec.model.is_only_named and not self.spec.model.takes_size:
                 raise ValueError(
                     "the command has no placeholder `{micro_batch_size}`: write it where the program takes its batch "
                     "size, in an argument (`--batch-size {micro_batch_size}`), in an environment variable "

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
-from service.errors import DeviceMismatchError, UnsupportedJobError
+from service.domain.workers import ServedDevice
+from service.errors import DeviceMismatchError, UnknownDeviceError, UnsupportedJobError
+from service.store.models import AnnouncedDevice
+from tuner.commands.command_supervisor import environment_of_commands
 from tuner.planning.accumulation import share_per_rank
+from tuner.schemas.command import CommandSpec
 from tuner.schemas.recommendation import Recommendation
-from tuner.schemas.requests import TrainingRequest
+from tuner.schemas.requests import TrainingRequest, TuningRequest
 from tuner.schemas.results import DeviceInfo
 from tuner.system.files import write_atomically
 
@@ -21,6 +26,35 @@ def mark_slot(directory: Path, slot: str) -> None:
     """Write the slot of a job into its folder, to tell it from the folder of an earlier attempt on another host."""
     directory.mkdir(parents=True, exist_ok=True)
     write_atomically(directory / SLOT_FILE, slot)
+
+
+def probe_environment(request: TuningRequest, served: ServedDevice) -> dict[str, str]:
+    """Return the environment variables of the probes of a request on a device."""
+    environment = served.environment
+    return environment if request.command is None else environment_of_commands(served.device.kind, environment)
+
+
+def check_cards_of_ranks(spec: CommandSpec, served: ServedDevice, announced: Sequence[AnnouncedDevice]) -> None:
+    """Refuse a command of several ranks, which takes several cards, where its host serves the others to other work.
+
+    Raises:
+        UnknownDeviceError: naming the slots and the remedy.
+    """
+    ranks = spec.parallelism.world_size
+    host = served.slot.rpartition("/")[0]
+    others = [
+        device.served.slot
+        for device in announced
+        if device.served.slot.rpartition("/")[0] == host
+        and device.served.device.kind == "cuda"
+        and device.served.slot != served.slot
+    ]
+    if ranks > 1 and served.device.kind == "cuda" and others:
+        raise UnknownDeviceError(
+            f"the command starts {ranks} ranks, each with a GPU, and {host} serves other work on {', '.join(others)}: "
+            f"the operator serves one device of that host alone (`--device {served.device.id}`), or tunes the command "
+            "there with `batchwright tune ... -- COMMAND`"
+        )
 
 
 def process_count(recommendation: Recommendation, training: TrainingRequest) -> int:

@@ -10,7 +10,6 @@ from service.errors import DataPathNotAllowedError, InvalidInputError, TargetNot
 from service.store.models import UNLIMITED, Quota
 from tuner.errors import DataOutsideRootsError
 from tuner.hardware.allocator_env import CUDA_ALLOCATOR_VARIABLES
-from tuner.schemas.command import CommandSpec
 from tuner.schemas.dataset import PathRead
 from tuner.schemas.recommendation import Recommendation
 from tuner.schemas.workload import PythonModel, WorkloadSpec
@@ -29,19 +28,6 @@ class Policy:
         self.quota = quota
         self._targets = frozenset(python_targets)
         self._roots = DataRoots(data_roots)
-
-    @staticmethod
-    def check_is_no_command(spec: WorkloadSpec | CommandSpec) -> None:
-        """Refuse the command of a caller, which would run any program on this host.
-
-        Raises:
-            TargetNotAllowedError: naming the ways to tune a command.
-        """
-        if isinstance(spec, CommandSpec):
-            raise TargetNotAllowedError(
-                "spec.model.kind 'command' is not run by this service, because a command is any program: tune it with "
-                "`batchwright tune ... -- COMMAND` on the host that trains"
-            )
 
     def check_model(self, spec: WorkloadSpec) -> None:
         """Refuse code that is not allow-listed.

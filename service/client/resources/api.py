@@ -9,6 +9,7 @@ from service.client.protocol import Call, DocumentT, path_of
 from service.client.resources.jobs import AsyncJobs
 from service.client.resources.tunings import AsyncRecommendations, AsyncTunings
 from service.domain.api_keys import ApiKey, CreatedKey, KeyList, KeySubmission, Scope
+from service.domain.commands import CommandList, RegisteredCommand
 from service.domain.work import GpuList
 from service.domain.workers import DeviceList, DeviceStatus, Health, Period, Queue, QueueEntry, Summary
 from tuner.schemas.estimates import Estimate, EstimateRequest
@@ -56,6 +57,14 @@ class AsyncGpus(Resource):
         return (await self._core.read(GpuList, "/v1/gpus")).items
 
 
+class AsyncCommands(Resource):
+    """The commands that the operator has registered, which a tuning can name."""
+
+    async def list(self) -> tuple[RegisteredCommand, ...]:
+        """List the commands with the JSON Schema of their arguments; none where the operator has registered none."""
+        return (await self._core.read(CommandList, "/v1/commands")).items
+
+
 class AsyncKeys(Resource):
     """API keys; for callers with the scope `admin`."""
 
@@ -99,6 +108,7 @@ class AsyncCalls(Resource):
         self.queue = AsyncQueue(core)
         self.estimates = AsyncEstimates(core)
         self.gpus = AsyncGpus(core)
+        self.commands = AsyncCommands(core)
         self.keys = AsyncKeys(core)
 
     async def summary(self, period: Period | str = Period.DAY) -> Summary:

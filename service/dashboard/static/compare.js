@@ -10,10 +10,10 @@ import { planInWords } from "./plan.js";
 /** The rows: a title, and the text of a recommendation. The proven size stands apart from the plan, which has its own sizes. */
 const ROWS = [
   ["Model", (found) => modelOf(found.request.spec.model)],
-  ["Worst case", (found) => fieldsInWords(found.request.spec.batch)],
-  ["Precision", (found) => found.request.spec.precision],
-  ["Optimizer", (found) => `${found.request.spec.optimizer.name} (${found.request.spec.optimizer.implementation})`],
-  ["Activation checkpointing", (found) => (found.request.spec.activation_checkpointing ? "yes" : "no")],
+  ["Worst case", (found) => fieldsInWords(found.request.spec.batch ?? {}) || "–"],
+  ["Precision", (found) => found.request.spec.precision ?? "–"],
+  ["Optimizer", (found) => optimizerOf(found.request.spec)],
+  ["Activation checkpointing", ({ request: { spec } }) => (isCommand(spec) ? "–" : spec.activation_checkpointing ? "yes" : "no")],
   ["Device", (found) => `${found.device.id}: ${found.device.name}`],
   ["Objective", (found) => found.request.objective.replaceAll("_", " ")],
   ["Effective batch", (found) => count(found.request.effective_batch_size)],
@@ -73,7 +73,18 @@ function row(title, values) {
   return h("tr", {}, head, values.map((value) => h("td", { class: differs ? "differs" : "" }, value)));
 }
 
+function isCommand(spec) {
+  return spec.model.kind === "command";
+}
+
+function optimizerOf(spec) {
+  return isCommand(spec) ? "–" : `${spec.optimizer.name} (${spec.optimizer.implementation})`;
+}
+
 function modelOf(model) {
+  if (model.kind === "command") {
+    return [model.name ?? model.argv[0], fieldsInWords(model.arguments)].filter(Boolean).join(": ");
+  }
   if (model.kind === "transformers") {
     return `${model.config.model_type} (${model.task})`;
   }

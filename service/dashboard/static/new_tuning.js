@@ -1,6 +1,7 @@
 /** The page of a new tuning: the form, its value as JSON, and an estimate. */
 
 import { get, LEAVING, may, post } from "./api.js";
+import { commandDocument } from "./command_form.js";
 import { announce, byId, h, replace } from "./dom.js";
 import { estimateTable } from "./estimate_table.js";
 import { seconds } from "./format.js";
@@ -10,6 +11,7 @@ import { makeForm } from "./schema_form.js";
 
 const USUAL_GPUS = ["H100-80GB", "A100-80GB", "L4"];
 const LATER = ["spec.optimizer", "spec.schedule", "spec.parallelism", "spec.data"];
+const NOT_OF_COMMANDS = ["what_if", "allow_batch_coupling"];
 const DRAFT = "batchwright.new-tuning";
 
 start();
@@ -18,20 +20,21 @@ async function start() {
   try {
     const reads = may("tunings:read");
     const nothing = { items: [] };
-    const [document, devices, gpus] = await eventually(() =>
-      Promise.all([get("/tunings/new/schema"), reads ? get("/v1/devices") : nothing, reads ? get("/v1/gpus") : nothing]),
+    const [document, devices, gpus, commands] = await eventually(() =>
+      Promise.all([get("/tunings/new/schema"), ...["/v1/devices", "/v1/gpus", "/v1/commands"].map((path) => (reads ? get(path) : nothing))]),
     );
-    show(document, devices.items, gpus.items);
+    show(document, devices.items, gpus.items, commands.items);
   } catch (problem) {
     replace(byId("notices"), problemAlert(problem, { retry: start }));
   }
 }
 
-function show(document, devices, gpus) {
-  const ids = devices.map((row) => row.device.id);
-  const form = makeForm(document, "TuningSubmission", { suggestions: { device: ids } });
-  const page = { form, gpus: gpuChoice(gpus) };
-  arrangeFields(page);
+function show(document, devices, gpus, commands) {
+  const suggestions = { device: [...new Set(devices.map((row) => row.device.id))] };
+  const page = { document: commandDocument(document, commands), suggestions, hasCommands: commands.length > 0 };
+  replace(byId("gpus"), (page.gpus = gpuChoice(gpus)).element);
+  offerKinds(page);
+  choose(page, false);
   offerExamples(page, document.examples);
   byId("form").addEventListener("input", () => preview(page));
   byId("form").addEventListener("change", () => preview(page));
@@ -42,17 +45,54 @@ function show(document, devices, gpus) {
   byId("estimate").addEventListener("click", () => busy(byId("estimate"), () => estimate(page)));
   byId("paste").addEventListener("click", () => busy(byId("paste"), () => fillFromText(page)));
   byId("submit").disabled = !may("tunings:write");
-  byId("estimate").disabled = !may("tunings:write");
   byId("form").hidden = false;
   restoreDraft(page);
   window.addEventListener(LEAVING, () => keepDraft(page));
   preview(page);
 }
 
+/** Offers registered commands, if there are any, beside workloads that are described. */
+function offerKinds(page) {
+  const kinds = [["described", "Described: its model, batch and optimizer"], ["command", "A command that the operator has registered"]];
+  const select = h("select", { id: "workload-kind", class: "input", on: { change: () => choose(page, select.value === "command", valueOf(page).value) } },
+    kinds.map(([value, text]) => h("option", { value }, text)));
+  page.kind = select;
+  replace(byId("kind"), page.hasCommands && h("div", { class: "field" }, h("label", { for: "workload-kind" }, "Workload"), select));
+}
+
+/** Shows the form of workloads or of commands, filled with the fields that both have. */
+function choose(page, isCommand, value = {}) {
+  page.isCommand = isCommand;
+  page.kind.value = isCommand ? "command" : "described";
+  page.form = makeForm(page.document, isCommand ? "CommandSubmission" : "TuningSubmission", { suggestions: page.suggestions });
+  arrangeFields(page);
+  page.form.write({ ...value, spec: undefined });
+  byId("training-card").hidden = isCommand;
+  byId("estimate-parts").hidden = isCommand;
+  byId("estimate").hidden = isCommand;
+  byId("estimate").disabled = !may("tunings:write");
+}
+
+/** Fills the form of the value's kind. */
+function fillForm(page, value) {
+  choose(page, page.hasCommands && value.spec?.model?.kind === "command");
+  page.form.write(value);
+  preview(page);
+}
+
+/** Returns the form's value and the problems of its fields. */
+function valueOf(page) {
+  const { value, problems } = page.form.read();
+  if (page.isCommand) {
+    value.spec.model = { kind: "command", ...value.spec.model };
+  }
+  return { value, problems };
+}
+
 /** Keeps the form's value in this tab when the session has expired, until the next sign-in. */
 function keepDraft(page) {
   try {
-    sessionStorage.setItem(DRAFT, JSON.stringify(page.form.read().value));
+    sessionStorage.setItem(DRAFT, JSON.stringify(valueOf(page).value));
   } catch {
     // no storage, no draft
   }
@@ -63,7 +103,7 @@ function restoreDraft(page) {
     const kept = sessionStorage.getItem(DRAFT);
     sessionStorage.removeItem(DRAFT);
     if (kept !== null) {
-      page.form.write(JSON.parse(kept));
+      fillForm(page, JSON.parse(kept));
       announce("The form is restored.");
     }
   } catch {
@@ -71,19 +111,18 @@ function restoreDraft(page) {
   }
 }
 
-function arrangeFields({ form, gpus }) {
-  replace(byId("model-fields"), form.field("spec.model"), form.field("spec.batch"), form.field("spec.precision"));
+function arrangeFields({ form, isCommand }) {
+  const model = isCommand ? ["spec.model"] : ["spec.model", "spec.batch", "spec.precision"];
+  replace(byId("model-fields"), model.map(form.field));
   replace(byId("batch-fields"), ["effective_batch_size", "device", "memory_limit_bytes", "objective"].map(form.field));
-  replace(byId("training-fields"), LATER.map(form.field), form.rest("spec"));
-  replace(byId("search-fields"), form.rest("", ["spec"]));
-  replace(byId("gpus"), gpus.element);
+  replace(byId("training-fields"), !isCommand && [...LATER.map(form.field), ...form.rest("spec")]);
+  replace(byId("search-fields"), form.rest("", ["spec", ...(isCommand ? NOT_OF_COMMANDS : [])]));
 }
 
 function offerExamples(page, examples) {
   const buttons = Object.entries(examples).map(([name, example]) => {
     const fill = () => {
-      page.form.write(example.value);
-      preview(page);
+      fillForm(page, example.value);
       announce(`Filled with: ${name}`);
     };
     return h("button", { type: "button", class: "button button-small", on: { click: fill } }, name);
@@ -101,13 +140,13 @@ function gpuChoice(gpus) {
 }
 
 function preview(page) {
-  const { value } = page.form.read();
+  const { value } = valueOf(page);
   replace(byId("preview"), codeBlock(JSON.stringify(value, null, 2), { label: "Request body of POST /v1/tunings", download: "tuning.json" }));
 }
 
 /** Returns the form's value, or null if a field cannot be read; its message is then shown beside the field. */
 function checked(page) {
-  const { value, problems } = page.form.read();
+  const { value, problems } = valueOf(page);
   page.form.place(problems);
   replace(byId("notices"));
   if (problems.length > 0) {
@@ -154,9 +193,8 @@ async function fillFromText(page) {
   replace(byId("paste-problem"));
   try {
     const parsed = await parse(byId("paste-text").value);
-    const whole = "spec" in parsed ? parsed : { ...page.form.read().value, spec: parsed };
-    page.form.write(whole);
-    preview(page);
+    const whole = "spec" in parsed ? parsed : { ...valueOf(page).value, spec: parsed };
+    fillForm(page, whole);
     const unknown = page.form.unknownFields(whole).map((problem) => `${problem.field}: ${problem.message}`);
     replace(byId("paste-problem"), unknown.length > 0 && alertBox("warn", "Not everything could be filled in", ...unknown));
     announce("The form is filled in.");

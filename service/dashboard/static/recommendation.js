@@ -36,10 +36,11 @@ function show(found, formats) {
   replace(byId("answer"), found.feasible ? answer(found) : alertBox("warn", "No micro-batch fits", shortened(found.infeasible_reason)));
   byId("exports").hidden = !found.feasible;
   if (found.feasible) {
-    exportForm({ form: byId("export-form"), result: byId("exported"), path, formats });
+    const possible = isCommand(found) ? formats.filter((format) => format.kind === "launcher") : formats; // which carry it
+    exportForm({ form: byId("export-form"), result: byId("exported"), path, formats: possible });
   }
   replace(byId("actions"), actions(found));
-  replace(byId("gpus"), gpuButton(found));
+  replace(byId("gpus"), isCommand(found) ? h("p", { class: "text" }, "Nothing of a command is estimated: only a run shows its memory.") : gpuButton(found));
   replace(byId("facts"), facts(found), codeBlock(JSON.stringify(found.request, null, 2), { label: "Request", download: `${id}.json` }));
 }
 
@@ -80,7 +81,11 @@ function actions(found) {
   train.setAttribute("aria-haspopup", "dialog");
   train.addEventListener("click", () => openTrainDialog(found).catch((problem) => replace(byId("notices"), problemAlert(problem))));
   const others = h("a", { class: "button", href: `/recommendations?fingerprint=${found.fingerprint}` }, "Same request");
-  return [found.feasible && may("jobs:run") && train, others];
+  return [found.feasible && !isCommand(found) && may("jobs:run") && train, others];
+}
+
+function isCommand(found) {
+  return found.request.spec.model.kind === "command";
 }
 
 function gpuButton(found) {

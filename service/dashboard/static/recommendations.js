@@ -30,7 +30,7 @@ const LIST = {
     { title: "Compare", cell: chooser },
     { title: "Model", class: "model", cell: (row) => row.model },
     { title: "Device", cell: (row) => `${row.device} (${row.device_name})` },
-    { title: "Precision", class: "nowrap", cell: (row) => row.precision },
+    { title: "Precision", class: "nowrap", cell: (row) => row.precision ?? "–" },
     { title: "Objective", class: "nowrap", cell: (row) => row.objective?.replaceAll("_", " ") },
     { title: "Effective batch", class: "number", cell: (row) => count(row.effective_batch_size) },
     { title: "Plan", class: "nowrap", cell: plan },

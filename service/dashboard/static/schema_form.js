@@ -113,7 +113,7 @@ function union({ context, schema, path, required, label, hint }) {
   };
 }
 
-function checkbox({ schema, path, label, hint }) {
+function checkbox({ schema, path, required, label, hint }) {
   const id = idOf(path);
   const defaultValue = schema.default ?? false;
   const input = h("input", { id, type: "checkbox", checked: defaultValue, "aria-describedby": `${id}-hint ${id}-error` });
@@ -121,7 +121,7 @@ function checkbox({ schema, path, label, hint }) {
     h("div", { class: "choice" }, input, h("label", { for: id }, label)), hintNode(hint, id), errorNode(path));
   return {
     element,
-    read: () => (input.checked === defaultValue ? undefined : input.checked),
+    read: () => (input.checked === defaultValue && !required ? undefined : input.checked),
     write: (value) => (input.checked = value ?? defaultValue),
   };
 }
@@ -221,7 +221,7 @@ function asJson(text) {
 
 /**
  * Returns a schema without references, and without the null of an optional value. A union without a discriminator is its
- * first alternative: of a spec, the workload, since a service runs no commands.
+ * first alternative: of a spec, the workload. `command_form.js` has the schemas of registered commands.
  */
 function resolved(schemas, schema) {
   if (schema.$ref) {

@@ -84,14 +84,22 @@ function showFacts() {
   replace(byId("facts"), definitions([
     ["Device", tuning.device],
     ["Effective batch size", `${count(request.effective_batch_size)} samples`],
-    ["Ranks", `${count(request.spec.parallelism.world_size)} (${request.spec.parallelism.strategy})`],
-    ["Precision", request.spec.precision],
+    ...workloadFacts(request.spec),
     ["Objective", request.objective.replaceAll("_", " ")],
     ["Memory limit", request.memory_limit_bytes === null ? "the whole device" : bytes(request.memory_limit_bytes)],
     ["Margin", percent(request.memory_margin)],
     ...runFacts(tuning),
     keyFact(tuning),
   ]));
+}
+
+function workloadFacts({ model, parallelism, precision }) {
+  const ranks = count(parallelism.world_size);
+  if (model.kind !== "command") {
+    return [["Ranks", `${ranks} (${parallelism.strategy})`], ["Precision", precision]];
+  }
+  const given = Object.entries(model.arguments).map(([name, value]) => `${name}: ${value}`).join(", ");
+  return [["Command", model.name], ["Arguments", given || "none"], ["Ranks", ranks]];
 }
 
 function showProgress() {

@@ -43,6 +43,8 @@ _UNLISTED = {
 LISTED_WORK = [column for column in WORK_COLUMNS if column.name not in _UNLISTED]
 """Columns of a row in a list."""
 RECOMMENDATION_COLUMNS = without_documents(recommendations)
+PRECISION_OF_COMMANDS = ""
+"""Stored precision of a recommendation for a command, which has its own."""
 _PLAN = ("gradient_accumulation_steps", "micro_batch_size", "world_size")
 """Columns of the plan."""
 
@@ -123,6 +125,7 @@ def event(row: RowMapping) -> Event:
 def recommendation_summary(row: RowMapping) -> RecommendationSummary:
     """Return a recommendation as a list shows it."""
     listed = {name: value for name, value in row.items() if name not in _PLAN}
+    listed["precision"] = row["precision"] or None
     plan = None if row["micro_batch_size"] is None else _plan(row)
     return RecommendationSummary.model_validate({**listed, "plan": plan, "created_at": moment(row["created_at"])})
 
@@ -136,6 +139,7 @@ def _plan(row: RowMapping) -> dict[str, Any]:
 
 def recommendation_values(document: Recommendation, tuning_id: str, model: str) -> dict[str, Any]:
     """Return the stored columns of a recommendation."""
+    spec = document.request.spec
     return {
         "id": document.id,
         "tuning_id": tuning_id,
@@ -148,9 +152,9 @@ def recommendation_values(document: Recommendation, tuning_id: str, model: str) 
         "largest_micro_batch_size": document.largest_micro_batch_size,
         "micro_batch_size": document.plan.micro_batch_size if document.plan else None,
         "gradient_accumulation_steps": document.plan.gradient_accumulation_steps if document.plan else None,
-        "world_size": document.request.spec.parallelism.world_size,
+        "world_size": spec.parallelism.world_size,
         "effective_batch_size": document.request.effective_batch_size,
-        "precision": document.request.workload.precision,
+        "precision": PRECISION_OF_COMMANDS if spec.model.kind == "command" else document.request.workload.precision,
         "objective": document.request.objective,
         "document": as_json(document),
     }

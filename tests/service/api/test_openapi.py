@@ -11,7 +11,7 @@ import pytest
 from pydantic import BaseModel, TypeAdapter
 
 from service.api.examples import REQUESTS, RESPONSES
-from service.domain import api_keys, exports, work
+from service.domain import api_keys, commands, exports, work
 from service.entrypoints.export_openapi import export_openapi
 from tests.support.paths import OPENAPI
 from tests.support.service.running import Running
@@ -82,7 +82,8 @@ def test_the_steps_of_a_scheduler_are_linked() -> None:
 @pytest.mark.parametrize("name", RESPONSES)
 def test_examples_of_responses_are_valid(name: str) -> None:
     """Each is valid for its document, and serializes to the same JSON."""
-    kinds: dict[str, type[BaseModel]] = {**vars(exports), **vars(work), "Recommendation": Recommendation}
+    documents = {**vars(commands), **vars(exports), **vars(work)}
+    kinds: dict[str, type[BaseModel]] = {**documents, "Recommendation": Recommendation}
     kind = kinds[RESPONSES[name]["document"]]
     value = RESPONSES[name]["value"]
     assert TypeAdapter(kind).validate_python(value).model_dump(mode="json") == value

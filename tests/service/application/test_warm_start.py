@@ -28,6 +28,7 @@ from service.domain.work import Tuning as TuningView
 from service.domain.work import TuningPage, TuningSubmission
 from service.domain.workers import ServedDevice
 from service.fast_path.queue_positions import QueuePositions
+from service.registry.registered_commands import RegisteredCommands
 from service.store.database.engine import open_engine, write_transaction
 from service.store.database.migrate import configuration, upgrade
 from service.store.models import Ending, WorkItem
@@ -73,7 +74,15 @@ def serving(store: Store, versions: dict[str, str] | None = None, **device: Any)
 def context_of(store: Store) -> ApplicationContext:
     """The application context, around a store."""
     hit_counter = HitCounter(store.statistics.count_hits)
-    return ApplicationContext(store, Policy([], []), Path("unused"), 60.0, lambda: None, hit_counter=hit_counter)
+    return ApplicationContext(
+        store,
+        Policy([], []),
+        Path("unused"),
+        60.0,
+        lambda: None,
+        commands=RegisteredCommands({}, Path()),
+        hit_counter=hit_counter,
+    )
 
 
 def cases(context: ApplicationContext) -> TuningCases:

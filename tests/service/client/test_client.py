@@ -278,6 +278,7 @@ async def _every_call(calls: AsyncCalls) -> list[Awaitable[object]]:
         calls.queue.list(),
         calls.estimates.create(EstimateRequest(spec=mlp_spec(), effective_batch_size=8, gpus=("T4",))),
         calls.gpus.list(),
+        calls.commands.list(),
         calls.keys.create(name, ["tunings:read"]),
         calls.keys.list(),
         calls.keys.revoke(name),

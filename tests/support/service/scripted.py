@@ -13,9 +13,10 @@ from service.worker.executors.base import GraceSeconds, OnProgress, TrainingRun
 from tests.support.factories import CPU, tuning_request
 from tuner.errors import ProbeCancelledError
 from tuner.planning.accumulation import probe_window
+from tuner.schemas.command import CommandSpec
 from tuner.schemas.recommendation import CouplingCheck
 from tuner.schemas.requests import CouplingRequest, ExpectationRequest, ProbeRequest, TuningRequest
-from tuner.schemas.results import ExpectedPeaks, Outcome, Phase, ProbeResult
+from tuner.schemas.results import CountedRank, CountedUpdates, ExpectedPeaks, Outcome, Phase, ProbeResult
 from tuner.schemas.training import RunOutcome, TrainingProgress, TrainingResult
 
 SERVED = ServedDevice(slot="host/cpu", owner="host:scope:1", device=CPU, environment={}, versions={"torch": "2.8"})
@@ -88,6 +89,8 @@ class ScriptedRunner:
             message="scripted",
             process_peak_bytes=min(limit, limit * (size + 1) // (self.largest + 2)) if fits else limit,
             limit_bytes=limit,
+            verifies_plan=request.runs_plan and isinstance(request.spec, CommandSpec),
+            counted=_counted(request) if fits and isinstance(request.spec, CommandSpec) else None,
         )
 
     def environment(self) -> dict[str, str]:
@@ -97,6 +100,19 @@ class ScriptedRunner:
     def close(self) -> None:
         """Remember it."""
         self.closed = True
+
+
+def _counted(request: ProbeRequest) -> CountedUpdates:
+    """The updates of a command that does as it is told."""
+    size = request.micro_batch_size
+    steps = request.samples_per_window // size if request.runs_plan else len(probe_window(request))
+    return CountedUpdates(
+        world_size=1,
+        ranks=(CountedRank(rank=0, backward_passes=(steps, steps), samples=(steps * size, steps * size)),),
+        of_plan=steps * size == request.samples_per_window,
+        as_planned=True,
+        statement=f"{steps} backward passes of {size} samples per update, as planned",
+    )
 
 
 def until_stopped(started: threading.Event) -> Callable[[int, Callable[[], bool]], None]:

@@ -98,12 +98,13 @@ def carried_command(context: ExportContext, folder: str | None) -> CarriedComman
     if command is None:
         return None
     model, prefix = command.model, "" if folder is None else f"{folder}/"
-    values = _values(context, model, prefix)
+    figures = _values(context, model, prefix)
+    values, quoted = figures | model.argument_texts(), figures | model.argument_texts(quoted=True)
     named = {name: replace_placeholders(text, values) for name, text in model.environment.items()}
     return CarriedCommand(
         argv=tuple(replace_placeholders(argument, values) for argument in model.argv),
         environment={**plan_variables(context), **named},
-        files={prefix + name: replace_placeholders(text, values) for name, text in model.files.items()},
+        files={prefix + name: replace_placeholders(text, quoted) for name, text in model.files.items()},
         output_directory=prefix + _OUTPUT if OUTPUT_DIRECTORY in model.placeholders else None,
     )
 

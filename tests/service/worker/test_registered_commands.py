@@ -1,0 +1,110 @@
+"""Tunings of a registered command by a real worker on the CPU."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from service.bootstrap import app_of, build
+from service.client import Client
+from service.domain.states import State
+from service.settings import Settings
+from tests.support.service.asking import PATIENCE_SECONDS
+from tests.support.service.registered import commands_file, submission
+from tests.support.service.running import listening
+from tuner.hardware.inventory import cpu
+from tuner.schemas.requests import TuningRequest
+from tuner.schemas.results import Outcome
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def operator(tmp_path: Path) -> Path:
+    """The folder of the operator's file."""
+    return commands_file(tmp_path / "operator").parent
+
+
+@pytest.fixture
+def client(operator: Path, tmp_path: Path) -> Iterator[Client]:
+    """A client of a service whose worker runs real programs."""
+    settings = Settings(
+        data_dir=tmp_path / "data", node_name="host", poll_seconds=0.05, commands=operator / "commands.yaml"
+    )
+    system = build(settings, devices=[cpu()], versions={"torch": "2.8"})
+    with listening(app_of(system, settings)) as url, Client(url) as opened:
+        yield opened
+
+
+def request(**arguments: object) -> TuningRequest:
+    """A tuning of the command."""
+    return TuningRequest.model_validate(submission(**arguments))
+
+
+def wait_for(path: Path) -> None:
+    """Wait until a program has written a file."""
+    pause = threading.Event()
+    for _ in range(int(PATIENCE_SECONDS / 0.05)):
+        if path.exists():
+            return
+        pause.wait(0.05)
+    pytest.fail(f"{path} is not there")
+
+
+@pytest.mark.torch
+def test_a_command_is_tuned_and_its_plan_proven(client: Client) -> None:
+    """Each sample takes 12 MiB: of the divisors of 60, 20 fit into 400 MiB, and 30 do not."""
+    tuning = client.tunings.submit(request(width=12, packing=True))
+    found = client.tunings.wait(tuning.id, PATIENCE_SECONDS).recommendation
+    assert found is not None
+    assert found.plan is not None
+    assert found.plan.micro_batch_sizes == ((20, 20, 20),)
+    assert found.evidence.plan_proof.endswith("3 backward passes of 20 samples per update: 60, as planned.")
+    probes = [recorded.result for recorded in client.tunings.probes(tuning.id)]
+    assert {(probe.micro_batch_size, probe.outcome) for probe in probes} >= {(20, Outcome.FIT), (30, Outcome.OOM)}
+    assert all(probe.counted is not None for probe in probes if probe.outcome is Outcome.FIT)
+    assert found.environment["ARROW_DEFAULT_MEMORY_POOL"] == "system"
+    assert client.tunings.submit(request(width=12, packing=True)).id == tuning.id
+
+
+def test_a_running_command_is_ended_by_a_cancellation(client: Client, operator: Path) -> None:
+    """Nothing of it is left."""
+    tuning = client.tunings.submit(request(width=12, note="hold"))
+    wait_for(operator / "held")
+    client.tunings.cancel(tuning.id)
+    assert client.tunings.wait(tuning.id, PATIENCE_SECONDS).state is State.CANCELLED
+    assert not [path for path in running_commands() if str(operator) in path]
+
+
+def running_commands() -> list[str]:
+    """The working folders of all processes."""
+    folders = []
+    for entry in Path("/proc").glob("[0-9]*/cwd"):
+        try:
+            folders.append(str(entry.readlink()))
+        except OSError:
+            continue
+    return folders
+
+
+def test_a_worker_runs_nothing_that_its_own_file_does_not_register(operator: Path, tmp_path: Path) -> None:
+    """A submission of an earlier registration fails with the remedy, before any probe."""
+    settings = Settings(data_dir=tmp_path / "data", node_name="host", poll_seconds=0.05, worker=False)
+    with_file = settings.model_copy(update={"commands": operator / "commands.yaml"})
+    held = build(with_file.model_copy(update={"worker": True}), devices=[cpu()], versions={"torch": "2.8"})
+    with listening(app_of(held, with_file)) as url, Client(url) as client:
+        blocking = client.tunings.submit(request(width=12, note="hold"))
+        wait_for(operator / "held")
+        waiting = client.tunings.submit(request(width=13))
+    path = commands_file(operator, environment={"CHANGED": "yes"})
+    changed = settings.model_copy(update={"worker": True, "commands": path})
+    system = build(changed, devices=[cpu()], versions={"torch": "2.8"})
+    with listening(app_of(system, changed)) as url, Client(url) as client:
+        for tuning in (blocking, waiting):
+            ended = client.tunings.wait(tuning.id, PATIENCE_SECONDS)
+            assert ended.state is State.FAILED
+            assert ended.problem is not None
+            assert "registered otherwise than at the submission (environment): submit it again" in ended.problem.detail
