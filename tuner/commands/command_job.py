@@ -1,8 +1,8 @@
 """Run the job of a command: the command itself with the figures of its plan, to its own end. No torch.
 
-The subreaper of probes starts the command and ends its tree with this process (``launching``). The job is watched, and not
-limited: Batchwright's own engine divides a micro-batch that reaches the limit and goes on, whereas a command would lose
-its run.
+The subreaper of probes starts the command and ends its tree with this process (``launching``). The job is watched, and
+not limited: Batchwright's own engine divides a micro-batch that reaches the limit and goes on, whereas a command would
+lose its run.
 """
 
 from __future__ import annotations
@@ -205,7 +205,7 @@ class CommandJob:
         path = self._folder / "exit.json"
         ended = json.loads(path.read_text()) if path.exists() else {}
         if not path.exists() and (group := self._group()) is not None:
-            kill_group(group)  # the keeper was killed, and the command with it, but not its children
+            kill_group(group)  # the subreaper was killed, and the command with it, but not its children
         return result_of_job(
             EndedJob(
                 figures=self._figures,
