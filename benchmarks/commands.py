@@ -5,8 +5,8 @@ python benchmarks/commands.py [--programs NAME ...] [--size 12] [--around 1]
 
 Six programs of `tests/commands/programs/`, each under a budget half-way between the peaks of `--size` samples and of
 one more. A scan of the sizes around, a fresh run of the program each, confirms that truth. Then every finder runs, in
-an order drawn anew for each program: ours as `batchwright tune ... -- COMMAND`, which starts the program for every
-probe; the others in one process each (commands_peers.py), in which all their trials run.
+an order drawn anew for each program: ours as `batchwright tune ... -- COMMAND`, which forks a process of the program
+for every probe; the others in one process each (commands_peers.py), in which all their trials run.
 
 Seconds are of the whole process, imports included. Ours ends with a run of the plan as it will be trained, which is
 reported apart: the others run no plan. An answer "fits" when a fresh run of the program at that size does.

@@ -36,6 +36,7 @@ OTHER_VARIABLES = frozenset(
         "BATCHWRIGHT_PLAN_SOURCE",
         "BATCHWRIGHT_WORLD_SIZE",
         "BATCHWRIGHT_PROBE_FOLDER",  # of a command that is probed
+        "BATCHWRIGHT_FORK_SERVER",  # of the process that is forked for such probes
         "BATCHWRIGHT_WORKSPACES",  # workspaces that were measured on a card, of estimates
     }
 )

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.commands.test_keeper import await_file, is_running
+from tests.commands.test_subreaper import await_file, is_running
 from tests.support.exports.plans import command_plan
 from tests.support.factories import CPU
 from tuner.commands.command_job import CommandJob
@@ -200,8 +200,8 @@ def test_leaving_a_job_ends_it_with_a_result(tmp_path: Path) -> None:
     assert "because its caller ended" in result.message
 
 
-def test_nothing_is_left_of_a_job_whose_keeper_is_killed(tmp_path: Path) -> None:
-    """The kernel ends the command with its keeper; a process in a session of its own is found by its environment."""
+def test_nothing_is_left_of_a_job_whose_subreaper_is_killed(tmp_path: Path) -> None:
+    """The kernel ends the command with its subreaper; a process in a session of its own is found by its environment."""
     told = tmp_path / "told"
     with CommandJob(tmp_path / "job") as job:
         job.start(of_program(tmp_path, SLEEPS, "deaf", str(told), "{micro_batch_size}"), 1)

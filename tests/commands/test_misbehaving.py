@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -32,11 +33,15 @@ def processes_naming(text: str) -> list[str]:
 
 
 def ends_with(
-    program: Program, folder: Path, size: int = SIZE, limit: int | None = None, timeout_seconds: float = 120.0
+    program: Program,
+    folder: Path,
+    size: int = SIZE,
+    limit: int | None = None,
+    **fields: Any,
 ) -> ProbeResult:
     """The result of a probe of a program, which is told a folder and leaves no process that names it."""
     named = replace(program, argv=(*program.argv, "--output-dir", str(folder)))
-    result = probe(named, size, limit, timeout_seconds)
+    result = probe(named, size, limit, **{"timeout_seconds": 120.0, **fields})
     assert processes_naming(str(folder)) == []
     return result
 
@@ -58,12 +63,13 @@ def test_a_program_that_multiplies_its_batch_is_refused_with_both_figures(tmp_pa
     assert "2 backward passes of 4 samples per update: 8; planned were 2 of 2 samples: 4" in result.message
 
 
-def test_an_oom_that_the_program_survives_is_no_fit(tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_fresh", [True, False], ids=["fresh", "forked"])
+def test_an_oom_that_the_program_survives_is_no_fit(tmp_path: Path, *, is_fresh: bool) -> None:
     """The program goes on with half of the batch, which would fit."""
     program = misbehaving("swallows-oom")
 
-    assert ends_with(program, tmp_path, LARGE, TIGHT).outcome is Outcome.OOM
-    assert ends_with(program, tmp_path, LARGE // 2, TIGHT).outcome is Outcome.FIT
+    assert ends_with(program, tmp_path, LARGE, TIGHT, runs_plan=is_fresh).outcome is Outcome.OOM
+    assert ends_with(program, tmp_path, LARGE // 2, TIGHT, runs_plan=is_fresh).outcome is Outcome.FIT
 
 
 def test_the_oom_of_one_rank_ends_those_that_wait_for_it(tmp_path: Path) -> None:
@@ -74,6 +80,7 @@ def test_the_oom_of_one_rank_ends_those_that_wait_for_it(tmp_path: Path) -> None
     assert "on rank 1" in result.message
 
 
+@pytest.mark.parametrize("is_fresh", [True, False], ids=["fresh", "forked"])
 @pytest.mark.parametrize(
     "way",
     [
@@ -84,11 +91,11 @@ def test_the_oom_of_one_rank_ends_those_that_wait_for_it(tmp_path: Path) -> None
         "traps-sigterm",
     ],
 )
-def test_an_unusual_program_is_counted_as_any_other(way: str, tmp_path: Path) -> None:
+def test_an_unusual_program_is_counted_as_any_other(way: str, tmp_path: Path, *, is_fresh: bool) -> None:
     """Its updates are found in whichever process makes them, and all of its processes end."""
-    result = ends_with(misbehaving(way), tmp_path)
+    result = ends_with(misbehaving(way), tmp_path, runs_plan=is_fresh)
 
-    assert result.outcome is Outcome.FIT
+    assert (result.outcome, result.forked) == (Outcome.FIT, not is_fresh)
     assert "2 backward passes of 2 samples per update: 4, as planned" in result.message
     assert len(result.model_dump_json()) < 20_000
 

@@ -9,9 +9,8 @@ from tuner.commands.command_supervisor import CommandSupervisor
 from tuner.foreground import run_tuning
 from tuner.hardware.inventory import find_device
 from tuner.schemas.base import parse_document
-from tuner.schemas.command import CommandSpec
 from tuner.schemas.recommendation import Recommendation
-from tuner.schemas.requests import DeviceId, ProbeRequest, TuningRequest
+from tuner.schemas.requests import ProbeRequest, TuningRequest
 from tuner.schemas.results import Outcome, ProbeResult
 
 MICRO_BATCHES = 2
@@ -23,18 +22,21 @@ def probe(
     size: int,
     limit_bytes: int | None = None,
     timeout_seconds: float = 300.0,
-    device: DeviceId = "cpu",
+    **fields: Any,
 ) -> ProbeResult:
-    """One probe of a program."""
-    request = ProbeRequest(
-        spec=CommandSpec.model_validate(program.spec()),
-        micro_batch_size=size,
-        samples_per_window=MICRO_BATCHES * size,
-        device=device,
-        limit_bytes=limit_bytes,
-        timeout_seconds=timeout_seconds,
-    )
-    with CommandSupervisor(find_device(device)) as supervisor:
+    """One probe of a program, in a fresh process as a plan is run; with ``runs_plan=False``, forked after imports."""
+    data: dict[str, Any] = {
+        "spec": program.spec(),
+        "micro_batch_size": size,
+        "samples_per_window": MICRO_BATCHES * size,
+        "device": "cpu",
+        "limit_bytes": limit_bytes,
+        "timeout_seconds": timeout_seconds,
+        "runs_plan": True,
+        **fields,
+    }
+    request = ProbeRequest.model_validate(data)
+    with CommandSupervisor(find_device(request.device)) as supervisor:
         return supervisor.run(request)
 
 

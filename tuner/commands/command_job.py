@@ -1,8 +1,8 @@
 """Run the job of a command: the command itself with the figures of its plan, to its own end. No torch.
 
-The keeper of probes starts the command and ends its tree with this process (``keeper``). The job is watched, and not
-limited: Batchwright's own engine divides a micro-batch that reaches the limit and goes on, whereas a command would lose
-its run.
+The subreaper of probes starts the command and ends its tree with this process (``launching``). The job is watched, and
+not limited: Batchwright's own engine divides a micro-batch that reaches the limit and goes on, whereas a command would
+lose its run.
 """
 
 from __future__ import annotations
@@ -11,8 +11,6 @@ import json
 import os
 import shutil
 import signal
-import subprocess
-import sys
 import tempfile
 import time
 from contextlib import ExitStack, suppress
@@ -20,10 +18,10 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from tuner.commands import keeper
 from tuner.commands.environment import injected_environment, processes_of
 from tuner.commands.job_outcomes import EndedJob, result_of_job
 from tuner.commands.job_progress import JobReports
+from tuner.commands.launching import FreshCommand, Launch
 from tuner.commands.templates import Figures, RenderedCommand, check_command, render
 from tuner.errors import TrainingError
 from tuner.hardware.allocator_env import job_environment
@@ -42,7 +40,7 @@ from tuner.training.launching.run_directory import RunPaths
 _LOCK_WAIT_SECONDS = 10.0
 """Longest wait for the lock of the folder, which a process that is being killed may still hold."""
 _ENDING_SECONDS = 60.0
-"""Longer than the keeper takes to kill what can be killed."""
+"""Longer than the kernel takes to end what can be killed."""
 _ORPHANS_SECONDS = 0.05
 """Time between two looks for orphans, which may have started others."""
 _OUTPUT_BYTES = 4000
@@ -61,7 +59,7 @@ class CommandJob:
     def __init__(self, directory: Path) -> None:
         self.paths = RunPaths(directory.absolute())
         self._stack = ExitStack()
-        self._keeper: subprocess.Popen[bytes] | None = None
+        self._command: FreshCommand | None = None
         self._result: CommandResult | None = None
         self._stopped_by: signal.Signals | None = None
         self._shown_bytes = self._log_start = 0
@@ -110,16 +108,10 @@ class CommandJob:
             self.paths.result.unlink(missing_ok=True)
             write_atomically(self.paths.recommendation, recommendation.model_dump_json(indent=2))
             self._shown_bytes = self._log_start = _size(self.paths.log)
-        self._folder = self._write_control_files(spec, command, device)
+        self._folder, self._launch = self._write_control_files(spec, command, device)
         self._reports = JobReports(self._folder / "events")
         self._began, self._kills_before = time.monotonic(), kernel_oom_kills()
-        self._keeper = subprocess.Popen(  # noqa: S603 - this interpreter, and a module of this package
-            [sys.executable, "-I", str(Path(keeper.__file__)), str(self._folder)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
-        )
+        self._command = FreshCommand(self._launch, self._folder)
 
     def _refuse_another_command(self, model: CommandModel) -> None:
         """Refuse a folder of another command, whose checkpoints this one might take for its own.
@@ -135,8 +127,10 @@ class CommandJob:
         if earlier is None or (earlier.argv, earlier.arguments) != (model.argv, model.arguments):
             raise TrainingError(f"{self.paths.directory} holds the run of another command: choose another folder")
 
-    def _write_control_files(self, spec: CommandSpec, command: RenderedCommand, device: DeviceInfo) -> Path:
-        """Write what the keeper and the injected code read into a folder of their own, which ends with the job."""
+    def _write_control_files(
+        self, spec: CommandSpec, command: RenderedCommand, device: DeviceInfo
+    ) -> tuple[Path, Launch]:
+        """Write what the injected code reads into a folder of its own, which ends with the job; return what starts."""
         folder = Path(tempfile.mkdtemp(prefix="batchwright-job-"))
         self._stack.callback(shutil.rmtree, folder, ignore_errors=True)
         (folder / "events").mkdir()
@@ -154,16 +148,15 @@ class CommandJob:
             "least_context_bytes": device.least_context_bytes,
         }
         inherited = job_environment(self._recommendation.environment, os.environ) | propagated_environment()
-        launch = {
-            "argv": command.argv,
+        launch: Launch = {
+            "argv": list(command.argv),
             "working_directory": str(command.working_directory.absolute()),
             "environment": injected_environment(inherited, command, device, folder, has_one_card=is_alone),
             "fixes_addresses": False,
             "log": str(self.paths.log),
         }
-        for name, document in (("settings.json", settings), ("launch.json", launch)):
-            (folder / name).write_text(json.dumps(document))
-        return folder
+        (folder / "settings.json").write_text(json.dumps(settings))
+        return folder, launch
 
     def new_output(self) -> bytes:
         """Output of the command since the last call, in order; at most a megabyte."""
@@ -189,9 +182,9 @@ class CommandJob:
 
     def poll(self) -> CommandResult | None:
         """Return the result once the command and all processes of its tree have ended, else None."""
-        if self._result is None and self._keeper is not None:
+        if self._result is None and self._command is not None:
             self._reports.read()
-            if self._keeper.poll() is not None:
+            if self._command.wait(0):
                 self._reports.read()
                 self._result = self._read_result()
                 write_atomically(self.paths.result, self._result.model_dump_json(indent=2))
@@ -201,7 +194,7 @@ class CommandJob:
         """Send a signal to the process group of the command, so that it may end by itself. Does not wait."""
         self._stopped_by = self._stopped_by or number
         group = self._group()
-        if group is not None and self._keeper is not None and self._keeper.poll() is None:
+        if group is not None and self._command is not None and not self._command.wait(0):
             kill_group(group, number)
 
     def _group(self) -> int | None:
@@ -211,16 +204,10 @@ class CommandJob:
 
     def kill(self) -> None:
         """End every process of the command, and wait for that. Idempotent."""
-        if self._keeper is None:
+        if self._command is None:
             return
-        self._is_killed = self._is_killed or self._keeper.poll() is None
-        if self._keeper.stdin is not None:
-            self._keeper.stdin.close()
-        try:
-            self._keeper.wait(_ENDING_SECONDS)
-        except subprocess.TimeoutExpired:
-            self._keeper.kill()
-            self._keeper.wait()
+        self._is_killed = self._is_killed or not self._command.wait(0)
+        self._command.end()
 
     def _read_result(self) -> CommandResult:
         path = self._folder / "exit.json"
@@ -243,7 +230,7 @@ class CommandJob:
         )
 
     def _kill_orphans(self) -> None:
-        """Kill the tree of a keeper that was killed: the kernel has ended the command, but not its children."""
+        """Kill the tree of a subreaper that was killed: the kernel has ended the command, but not its children."""
         deadline = time.monotonic() + _ENDING_SECONDS
         while (left := processes_of(self._folder)) and time.monotonic() < deadline:
             for process in left:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -15,11 +13,12 @@ from contextlib import suppress
 from getpass import getuser
 from pathlib import Path
 
-from tuner.commands import keeper
 from tuner.commands.environment import injected_environment
+from tuner.commands.injected import subreaper
+from tuner.commands.launching import ForkServer, FreshCommand, KeptCommand, Launch, Launcher, NotForkedError, may_serve
 from tuner.commands.outcomes import EndedCommand, Ending, is_shortage, result_of
 from tuner.commands.reports import Reports
-from tuner.commands.templates import Figures, RenderedCommand, check_command, render
+from tuner.commands.templates import Figures, RenderedCommand, check_command, find_program, render
 from tuner.errors import EstimateError, ProbeCancelledError, ProbeError
 from tuner.hardware.allocator_env import allocator_environment
 from tuner.hardware.failures import shortage_texts
@@ -38,8 +37,6 @@ from tuner.units import format_bytes
 _POLL_SECONDS = 0.03
 _LOOK_SECONDS = 0.3
 """Interval at which the processes of the tree are listed, which reads every entry of /proc."""
-_ENDING_SECONDS = 60.0
-"""Longer than the keeper takes to kill what can be killed."""
 _FAILED_RANK_SECONDS = 5.0
 """Grace of the other ranks where one has ended with an error: launchers end them, a collective would wait."""
 _STACKS_SECONDS = 1.0
@@ -68,6 +65,9 @@ class CommandSupervisor:
     def __init__(self, device: DeviceInfo) -> None:
         self.device = device
         self._lock = threading.Lock()
+        self._server: ForkServer | None = None
+        self._served: CommandModel | None = None
+        """The command of the server, also after the server has ended."""
 
     def environment(self) -> dict[str, str]:
         """Return the environment variables that probes run with, and that the job must run with."""
@@ -138,17 +138,57 @@ class CommandSupervisor:
         return first.model_copy(update={"outcome": Outcome.OOM, "message": message, "traceback": None})
 
     def _attempt(self, request: ProbeRequest, should_stop: Callable[[], bool]) -> tuple[ProbeResult, bool]:
-        """Run a probe once, and return its result and whether a process crashed."""
+        """Run a probe once, and return its result and whether a process crashed.
+
+        A forked process that neither fits nor runs out of memory proves nothing of a fresh one: the probe is repeated,
+        and nothing is forked any more.
+        """
         if not isinstance(request.spec, CommandSpec):
             raise ProbeError("this supervisor runs commands only")
-        with tempfile.TemporaryDirectory(prefix="batchwright-", ignore_cleanup_errors=True) as folder:
+        server = None if request.runs_plan else self._server_of(request.spec.model)
+        if server is not None:
+            with suppress(NotForkedError):
+                result, crashed = self._run_once(request, request.spec, should_stop, server.fork, server.folder)
+                if result.outcome in {Outcome.FIT, Outcome.OOM}:
+                    return result, crashed
+            self._end_server()
+        return self._run_once(request, request.spec, should_stop, FreshCommand, None)
+
+    def _run_once(
+        self,
+        request: ProbeRequest,
+        spec: CommandSpec,
+        should_stop: Callable[[], bool],
+        start: Launcher,
+        parent: Path | None,
+    ) -> tuple[ProbeResult, bool]:
+        with tempfile.TemporaryDirectory(prefix="batchwright-", dir=parent, ignore_cleanup_errors=True) as folder:
             with translate_full_disk(Path(folder)):
-                probe = CommandProbe(request, request.spec, self.device, self.environment(), Path(folder))
-            ended = probe.run(should_stop)
+                probe = CommandProbe(request, spec, self.device, self.environment(), Path(folder))
+            ended = probe.run(start, should_stop)
             return result_of(ended), ended.crashed
 
+    def _server_of(self, model: CommandModel) -> ForkServer | None:
+        """The fork server of a command; none where it cannot have one, or has lost it."""
+        if self._served != model or (self._server is not None and self._server.is_closed):
+            self._end_server()
+            self._served = model
+            program = find_program(model, os.environ)
+            if program is not None and may_serve(program, model.argv):
+                with translate_full_disk(Path(tempfile.gettempdir())):
+                    self._server = ForkServer()
+        return self._server
+
+    def _end_server(self) -> None:
+        if self._server is not None:
+            self._server.close()
+            self._server = None
+
     def close(self) -> None:
-        """Do nothing: no process outlives its probe. Idempotent."""
+        """End the fork server. No other process outlives its probe. Idempotent."""
+        with self._lock:
+            self._end_server()
+            self._served = None
 
     def __enter__(self) -> CommandSupervisor:  # noqa: PYI034 - not meant for subclassing
         """Return the supervisor."""
@@ -199,13 +239,12 @@ class CommandProbe:
             (folder / name).mkdir()
         self._command.write_files()
         (folder / "settings.json").write_text(json.dumps(self._settings()))
-        launch = {
-            "argv": self._command.argv,
+        self._launch: Launch = {
+            "argv": list(self._command.argv),
             "working_directory": str(self._command.working_directory.absolute()),
             "environment": self._environment(self._command, environment),
             "fixes_addresses": device.kind == "cpu",
         }
-        (folder / "launch.json").write_text(json.dumps(launch))
 
     def _settings(self) -> dict[str, object]:
         """The settings that every process of the command reads when it imports torch."""
@@ -238,25 +277,21 @@ class CommandProbe:
         }
         return injected_environment(inherited, command, self._device, self._folder, has_one_card=self._has_one_card)
 
-    def run(self, should_stop: Callable[[], bool]) -> EndedCommand:
+    def run(self, start: Launcher, should_stop: Callable[[], bool]) -> EndedCommand:
         """Run the command until its updates are counted, or it fails or takes too long; then end it.
 
         Raises:
             ProbeCancelledError: when ``should_stop`` returned true; nothing of the command is left by then.
+            NotForkedError: when it was to be forked, and could not.
         """
         requested_at, kills_before = time.monotonic(), kernel_oom_kills()
-        process = subprocess.Popen(  # noqa: S603 - this interpreter, and a module of this package
-            [sys.executable, "-I", str(Path(keeper.__file__)), str(self._folder)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
-        )
+        with translate_full_disk(self._folder):
+            command = start(self._launch, self._folder)
         try:
-            ending = self._follow(process, requested_at, should_stop)
+            ending = self._follow(command, requested_at, should_stop)
             stacks = self._stacks() if ending in {Ending.TIMED_OUT, Ending.LOADING_TIMED_OUT} else ""
         finally:
-            _end(process)
+            command.end()
         self._reports.read()
         exit_, start_error = self._exit(kernel_oom_kills() - kills_before)
         own = next((card for card in self._cards if card.id == self._device.id), None)
@@ -276,6 +311,7 @@ class CommandProbe:
             stacks=stacks,
             unreached=[line for pid, line in self._unreached.items() if not self._has_reported(pid)],
             other_processes_bytes=own.used_bytes if own else None,
+            forked=command.is_forked,
             is_of_plan=self._figures.micro_batch_size * self._figures.accumulation_steps
             == self._request.samples_per_window,
         )
@@ -284,23 +320,21 @@ class CommandProbe:
         """The reason for the end; an OOM that was reported while the command ended comes first."""
         return Ending.SHORTAGE if ending is not Ending.FINISHED and self._is_short() else ending
 
-    def _follow(self, process: subprocess.Popen[bytes], began: float, should_stop: Callable[[], bool]) -> Ending:
+    def _follow(self, command: KeptCommand, began: float, should_stop: Callable[[], bool]) -> Ending:
         looked_at, failed_at = 0.0, None
-        while process.poll() is None:
+        while not command.wait(_POLL_SECONDS):
             self._reports.read()
             now = time.monotonic()
             if (ending := self._ending(now, began)) is not None:
                 return ending
             if should_stop():
                 raise ProbeCancelledError("the probe was cancelled")
-            if now - looked_at > _LOOK_SECONDS:
+            if command.pid is not None and now - looked_at > _LOOK_SECONDS:
                 looked_at = now
-                left = self._look_at_tree(process.pid)
+                left = self._look_at_tree(command.pid)
                 failed_at = (failed_at or now) if self._rank_has_failed(left) else None
                 if failed_at is not None and now - failed_at > _FAILED_RANK_SECONDS:
                     return Ending.BY_ITSELF
-            with suppress(subprocess.TimeoutExpired):
-                process.wait(_POLL_SECONDS)
         self._reports.read()
         return self._ending(time.monotonic(), began, is_over=True) or Ending.BY_ITSELF
 
@@ -328,7 +362,7 @@ class CommandProbe:
 
     def _look_at_tree(self, root: int) -> set[int]:
         """List the tree, and remember Python processes that may never report."""
-        left = keeper.descendants(root)
+        left = subreaper.descendants(root)
         for process in left:
             if process not in self._unreached and not self._has_reported(process):
                 with suppress(OSError):
@@ -368,17 +402,6 @@ class CommandProbe:
         ended = json.loads(path.read_text())
         status = ended.get("status")
         return None if status is None else classify_exit(status, oom_kills), ended.get("error")
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """Have the keeper end the tree, and wait for that."""
-    if process.stdin is not None:
-        process.stdin.close()
-    try:
-        process.wait(_ENDING_SECONDS)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
 
 
 def _compiled_code() -> str:

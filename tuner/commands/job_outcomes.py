@@ -30,7 +30,7 @@ class EndedJob:
     recommendation: Recommendation
     reports: JobReports
     exit_status: int | None
-    """Exit status of the command, negative for a signal; None where it was killed, or its keeper was."""
+    """Exit status of the command, negative for a signal; None where it was killed, or its subreaper was."""
     start_error: str | None
     """Why the command could not be started."""
     stopped_by: signal.Signals | None

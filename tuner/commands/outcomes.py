@@ -68,7 +68,7 @@ class EndedCommand:
     """Start of the probe on the monotonic clock, in seconds."""
     ended_at: float
     exit: ProcessExit | None
-    """Exit of the command itself; None where it was ended, or its keeper was lost."""
+    """Exit of the command itself; None where it was ended, or its subreaper was lost."""
     start_error: str | None
     """Why the command could not be started."""
     kernel_oom_kills: int
@@ -79,6 +79,8 @@ class EndedCommand:
     unreached: Sequence[str]
     """Command lines of Python processes that reported nothing."""
     other_processes_bytes: int | None
+    forked: bool
+    """True if the fork server of the command started it."""
     is_of_plan: bool
     """True if the figures are those of a plan."""
 
@@ -141,6 +143,7 @@ def result_of(ended: EndedCommand) -> ProbeResult:
         seconds=_phase_seconds(ended),
         measures_time=request.measures_time,
         verifies_plan=request.runs_plan,
+        forked=ended.forked,
         timing=_timing(ended) if outcome is Outcome.FIT else None,
         counted=counted,
     )

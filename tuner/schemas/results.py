@@ -177,6 +177,8 @@ class ProbeResult(Document):
     """Duration of the measured updates; none for a failure."""
     verifies_plan: bool = False
     """True for the run of a command with the figures of its plan, after the search."""
+    forked: bool = False
+    """True for a command whose process was forked after the imports of its program, and did not start anew."""
     counted: CountedUpdates | None = None
     """Figures counted inside the processes of a command; none for other probes, and before a first update."""
 

@@ -9,19 +9,42 @@ import time
 from typing import Any
 
 from .counting import UpdateCounter
-from .memory import CpuMemory, CudaMemory
+from .memory import Baseline, CpuMemory, CudaMemory
 from .reporting import read_settings, report, stacks_path
 from .shortages import Shortages
 from .torch_hooks import TorchHooks, rank_and_world_size
 from .watching import WatchedProcess
 
 
-def arm(torch: Any, folder: str) -> None:
-    """Arm this process for the probe of a folder, or watch it for the job of one."""
-    settings = read_settings(folder)
-    report(folder, "torch", pid=os.getpid(), torch=str(torch.__version__))
-    kind = ArmedProcess if settings["ends"] else WatchedProcess
-    kind(torch, folder, settings).start()
+class ImportedTorch:
+    """Torch at the end of its import: hooked, so that later imports find it as the program will.
+
+    Args:
+        torch: the module.
+    """
+
+    def __init__(self, torch: Any) -> None:
+        self._torch = torch
+        self._baseline = Baseline()
+        self._hooks = TorchHooks(torch)
+        self._hooks.install()
+
+    def before_fork(self) -> None:
+        """Record the memory of the process that is forked."""
+        self._baseline.before_fork()
+
+    def arm(self, folder: str) -> None:
+        """Arm this process for the probe of a folder, or watch it for the job of one."""
+        settings = read_settings(folder)
+        report(folder, "torch", pid=os.getpid(), torch=str(self._torch.__version__))
+        self._baseline.after_fork()
+        limit_bytes = settings["limit_bytes"]
+        if limit_bytes is not None and self._baseline.earlier_peak_bytes > limit_bytes:
+            os._exit(1)  # a fresh process would run out of memory in its imports: the probe is repeated in one
+        kind = ArmedProcess if settings["ends"] else WatchedProcess
+        armed = kind(self._torch, folder, settings, self._baseline)
+        armed.start()
+        self._hooks.observers.append(armed)
 
 
 class ArmedProcess:
@@ -31,14 +54,15 @@ class ArmedProcess:
         torch: the module.
         folder: the folder of the probe.
         settings: the settings of the probe.
+        baseline: the memory from which the limit counts.
     """
 
-    def __init__(self, torch: Any, folder: str, settings: dict[str, Any]) -> None:
+    def __init__(self, torch: Any, folder: str, settings: dict[str, Any], baseline: Baseline) -> None:
         self._torch = torch
         self._folder = folder
         self._settings = settings
         self._is_cuda = settings["device"] == "cuda"
-        self._memory = CudaMemory(torch, settings) if self._is_cuda else CpuMemory(settings["limit_bytes"])
+        self._memory = CudaMemory(torch, settings) if self._is_cuda else CpuMemory(settings["limit_bytes"], baseline)
         self._counter = UpdateCounter(settings["updates"])
         self._shortages = Shortages(settings["shortage_texts"], self._report_shortage)
         self._starts: list[float] = []
@@ -57,7 +81,6 @@ class ArmedProcess:
             self._shortages.watch_card(self._torch)
         else:
             self._shortages.watch_own_code()
-        TorchHooks(self._torch, self).install()
         self._memory.limit()
 
     def _forked(self) -> None:

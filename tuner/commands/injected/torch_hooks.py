@@ -38,12 +38,14 @@ class TorchHooks:
 
     Args:
         torch: the module.
-        observer: takes what the hooks see.
+
+    Attributes:
+        observers: take what the hooks see.
     """
 
-    def __init__(self, torch: Any, observer: Observer) -> None:
+    def __init__(self, torch: Any) -> None:
         self._torch = torch
-        self._observer = observer
+        self.observers: list[Observer] = []
         self._is_in_call = False
         self._is_in_backward = False
         self._loaded: deque[int | None] = deque()
@@ -55,6 +57,14 @@ class TorchHooks:
         self._hook_backward()
         self._hook_optimizers()
         self._hook_loaders()
+
+    def _stepped(self, optimizer: Any) -> None:
+        for observer in self.observers:
+            observer.stepped(optimizer)
+
+    def _failed(self, error: BaseException, where: str) -> None:
+        for observer in self.observers:
+            observer.failed(error, where)
 
     def _hook_modules(self) -> None:
         """Look at calls of modules from outside of any other module. Nested ones take the shortest way."""
@@ -70,7 +80,7 @@ class TorchHooks:
                 self._take_call(args, kwargs)
                 return call(self_, *args, **kwargs)
             except BaseException as error:
-                self._observer.failed(error, "forward")
+                self._failed(error, "forward")
                 raise
             finally:
                 self._is_in_call = False
@@ -83,7 +93,9 @@ class TorchHooks:
         batch = self._batch_of(args, kwargs)
         if batch is not None:
             is_tokens = batch.dim() == 2 and not batch.is_floating_point()  # noqa: PLR2004 - samples and positions
-            self._observer.called(int(batch.shape[0]), int(batch.shape[1]) if is_tokens else None)
+            sequence = int(batch.shape[1]) if is_tokens else None
+            for observer in self.observers:
+                observer.called(int(batch.shape[0]), sequence)
 
     def _batch_of(self, args: Any, kwargs: Any) -> Any:
         """The first tensor of a call that is data and no intermediate result, `input_ids` before others."""
@@ -115,11 +127,13 @@ class TorchHooks:
             try:
                 backward(*args, **kwargs)
             except BaseException as error:
-                self._observer.failed(error, "backward")
+                self._failed(error, "backward")
                 raise
             finally:
                 self._is_in_backward = False
-            self._observer.went_backward(self._loaded.popleft() if self._loaded else None)
+            loaded = self._loaded.popleft() if self._loaded else None
+            for observer in self.observers:
+                observer.went_backward(loaded)
             return None
 
         autograd.backward = watched
@@ -136,20 +150,21 @@ class TorchHooks:
                 try:
                     return inner(*args, **kwargs)
                 except BaseException as error:
-                    self._observer.failed(error, "step")
+                    self._failed(error, "step")
                     raise
 
             return watched
 
         @wraps(zero)
         def zeroed(self_: Any, *args: Any, **kwargs: Any) -> Any:
-            self._observer.discarded()
+            for observer in self.observers:
+                observer.discarded()
             return zero(self_, *args, **kwargs)
 
         optimizer.profile_hook_step = staticmethod(profiled)
         optimizer.zero_grad = zeroed
         register = import_module("torch.optim.optimizer").register_optimizer_step_post_hook
-        register(lambda stepped, _args, _kwargs: self._observer.stepped(stepped))
+        register(lambda stepped, _args, _kwargs: self._stepped(stepped))
 
     def _hook_loaders(self) -> None:
         """Keep the number of indices of each batch, in the order in which a data loader gives the batches."""
@@ -171,7 +186,7 @@ class TorchHooks:
             except StopIteration:
                 raise
             except BaseException as error:
-                self._observer.failed(error, "data")
+                self._failed(error, "data")
                 raise
             if current[0] is not self_:
                 current[0] = self_

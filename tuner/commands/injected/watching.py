@@ -12,10 +12,10 @@ import time
 from typing import Any
 
 from .counting import Update, UpdateCounter
-from .memory import CpuMemory, CudaMemory
+from .memory import Baseline, CpuMemory, CudaMemory
 from .reporting import report, write_progress
 from .shortages import Shortages
-from .torch_hooks import TorchHooks, rank_and_world_size
+from .torch_hooks import rank_and_world_size
 
 _WRITE_SECONDS = 0.1
 """Shortest time between two writings of the progress, each of which takes about a tenth of a millisecond."""
@@ -28,14 +28,15 @@ class WatchedProcess:
         torch: the module.
         folder: the folder of the job's events.
         settings: the settings of the job.
+        baseline: the memory from which peaks count.
     """
 
-    def __init__(self, torch: Any, folder: str, settings: dict[str, Any]) -> None:
+    def __init__(self, torch: Any, folder: str, settings: dict[str, Any], baseline: Baseline) -> None:
         self._torch = torch
         self._folder = folder
         self._settings = settings
         self._is_cuda = settings["device"] == "cuda"
-        self._memory = CudaMemory(torch, settings) if self._is_cuda else CpuMemory(None)
+        self._memory = CudaMemory(torch, settings) if self._is_cuda else CpuMemory(None, baseline)
         self._shortages = Shortages(settings["shortage_texts"], self._report_shortage)
         self._reset()
 
@@ -52,7 +53,6 @@ class WatchedProcess:
         self._shortages.watch_uncaught()
         if self._is_cuda:
             self._shortages.watch_card(self._torch)
-        TorchHooks(self._torch, self).install()
         self._memory.limit()
 
     # --- what the hooks see ---

@@ -24,6 +24,7 @@ _FOLDER = os.path.dirname(os.path.realpath(__file__))
 _PACKAGE = "_batchwright_injected"
 _MARK = "_batchwright_started"
 _FOLDER_VARIABLE = "BATCHWRIGHT_PROBE_FOLDER"
+_SERVER_VARIABLE = "BATCHWRIGHT_FORK_SERVER"
 
 
 class _TorchImport(MetaPathFinder):
@@ -82,15 +83,58 @@ def _run_hidden() -> None:
         spec.loader.exec_module(module)
 
 
+class _Injection:
+    """Arm this process for a probe, as soon as the probe is known and torch has been imported."""
+
+    def __init__(self) -> None:
+        self._folder: str | None = None
+        self._imported: Any = None
+        sys.meta_path.insert(0, _TorchImport(self._take))
+
+    def _take(self, torch: ModuleType) -> None:
+        self._imported = _load("arming").ImportedTorch(torch)
+        if self._folder:
+            self._imported.arm(self._folder)
+
+    def before_fork(self) -> None:
+        """Prepare for processes that are forked from this one, one for each probe."""
+        if self._imported is not None:
+            self._imported.before_fork()
+
+    def begin(self, folder: str) -> None:
+        """Take the folder of the probe."""
+        self._folder = folder
+        _load("reporting").report_start(folder)
+        if self._imported is not None:
+            self._imported.arm(folder)
+
+
+def _serve(address: str) -> None:
+    """Be the fork server of the command. Return only in a process that is forked for a probe."""
+    process, _, descriptor = address.partition(":")
+    if process != str(os.getpid()):
+        os._exit(1)  # a child of the command, which was to be the server itself
+    try:
+        server = _load("command_server").CommandServer(int(descriptor))
+        injection = _Injection()
+        _run_hidden()
+        folder = server.serve(injection.before_fork)
+    except BaseException:  # noqa: BLE001 - the program must not run in the server
+        os._exit(1)
+    injection.begin(folder)
+
+
 def _start() -> None:
     """Arm this process, and run what this module hides: once, because what is hidden may itself run what hides it."""
     if _MARK in sys.modules:
         return
     sys.modules[_MARK] = sys
-    folder = os.environ.get(_FOLDER_VARIABLE)
+    address, folder = os.environ.pop(_SERVER_VARIABLE, None), os.environ.get(_FOLDER_VARIABLE)
+    if address:
+        _serve(address)
+        return
     if folder:
-        _load("reporting").report_start(folder)
-        sys.meta_path.insert(0, _TorchImport(lambda torch: _load("arming").arm(torch, folder)))
+        _Injection().begin(folder)
     _run_hidden()
 
 

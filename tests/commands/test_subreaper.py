@@ -1,4 +1,4 @@
-"""Tests of ``tuner.commands.keeper``: nothing of a command outlives it. No torch."""
+"""Tests of ``tuner.commands.injected.subreaper``: nothing of a command outlives it. No torch."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from tuner.commands import keeper
+from tuner.commands.injected import subreaper
 
 LONG = "import time; time.sleep(600)"
 DAEMON = f"""
@@ -30,28 +30,30 @@ MEGABYTES = "import sys; [sys.stdout.write('x' * 1000 + chr(10)) for _ in range(
 
 SUPERVISOR = """
 import subprocess, sys, time
-keeper = subprocess.Popen([sys.executable, "-I", *sys.argv[1:]], stdin=subprocess.PIPE)
+process = subprocess.Popen([sys.executable, "-I", *sys.argv[1:]], stdin=subprocess.PIPE)
 time.sleep(600)
 """
 
 
 def write_launch(folder: Path, argv: tuple[str, ...], working_directory: Path) -> None:
-    """Write what a keeper runs."""
+    """Write what a subreaper runs."""
     launch = {"argv": argv, "working_directory": str(working_directory), "environment": dict(os.environ)}
     (folder / "launch.json").write_text(json.dumps({**launch, "fixes_addresses": True}))
 
 
 @contextmanager
 def kept(folder: Path, *argv: str) -> Iterator[subprocess.Popen[bytes]]:
-    """A keeper that runs a command in a folder."""
+    """A subreaper that runs a command in a folder."""
     write_launch(folder, argv, folder)
-    process = subprocess.Popen([sys.executable, "-I", keeper.__file__, str(folder)], stdin=subprocess.PIPE)
+    process = subprocess.Popen([sys.executable, "-I", subreaper.__file__, str(folder)], stdin=subprocess.PIPE)
     try:
         yield process
     finally:
         if process.stdin is not None:
+            with suppress(BrokenPipeError):
+                os.write(process.stdin.fileno(), b"e")
+            process.wait(60)
             process.stdin.close()
-        process.wait(60)
 
 
 def python(code: str) -> tuple[str, ...]:
@@ -102,7 +104,7 @@ def test_a_command_that_cannot_be_started_is_explained(tmp_path: Path) -> None:
 
 
 def test_a_grandchild_in_a_session_of_its_own_does_not_outlive_the_command(tmp_path: Path) -> None:
-    """The keeper adopts and ends it."""
+    """The subreaper adopts and ends it."""
     with kept(tmp_path, *python(DAEMON)) as process:
         process.wait(60)
     daemon = int((tmp_path / "daemon").read_text())
@@ -110,8 +112,8 @@ def test_a_grandchild_in_a_session_of_its_own_does_not_outlive_the_command(tmp_p
     assert ended(tmp_path) == {"status": 0}
 
 
-def test_the_whole_tree_ends_when_the_supervisor_closes_its_pipe(tmp_path: Path) -> None:
-    """The end of the supervisor closes its pipe as well."""
+def test_the_whole_tree_ends_at_the_request_of_the_supervisor(tmp_path: Path) -> None:
+    """A byte in the control pipe ends the processes, and leaves the files to the supervisor."""
     with kept(tmp_path, *python(DAEMON + LONG)):
         daemon = int(await_file(tmp_path / "daemon"))
     assert not is_running(daemon)
@@ -119,11 +121,11 @@ def test_the_whole_tree_ends_when_the_supervisor_closes_its_pipe(tmp_path: Path)
 
 
 def test_a_killed_supervisor_leaves_neither_processes_nor_its_folder(tmp_path: Path) -> None:
-    """The keeper removes the folder that the supervisor would have removed."""
+    """The end of the supervisor closes the pipe, and the subreaper removes the folder."""
     probe = tmp_path / "probe"
     probe.mkdir()
     write_launch(probe, python(DAEMON + LONG), tmp_path)
-    supervisor = subprocess.Popen([sys.executable, "-c", SUPERVISOR, keeper.__file__, str(probe)])
+    supervisor = subprocess.Popen([sys.executable, "-c", SUPERVISOR, subreaper.__file__, str(probe)])
     daemon = int(await_file(tmp_path / "daemon"))
     supervisor.kill()
     supervisor.wait()
@@ -135,7 +137,7 @@ def test_a_process_that_traps_sigterm_ends(tmp_path: Path) -> None:
     """A process that ignores SIGTERM is killed."""
     with kept(tmp_path, *python(DEAF)) as process:
         await_file(tmp_path / "daemon")
-        command = keeper.descendants(process.pid)
+        command = subreaper.descendants(process.pid)
         assert command
     assert not any(is_running(child) for child in command)
 

@@ -1,0 +1,207 @@
+"""Be the fork server of a command: import what its program begins with, then fork a process for each probe.
+
+A forked process returns from ``ForkServer.serve``, and Python goes on to run the program in it exactly as it would have
+in a fresh one: with the arguments, the environment, the working directory and the output of its probe, in a session of
+its own. Between it and the server is a ``subreaper``, as above a fresh process.
+
+The messages are JSON over a socket of packets. The server sends `hello` with the number of the program's arguments,
+`ready` after the imports, or `problem`; then `forked` for each folder of a probe that it receives with two descriptors:
+the control pipe of the subreaper, and a pipe whose other end shows the subreaper's end.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import sys
+import traceback
+import warnings
+from pathlib import Path
+from typing import Any, Callable
+
+from . import subreaper
+from .leading_imports import execute_leading_imports
+
+_LONGEST_MESSAGE = 8192
+_DEVICE_FILES = ("/dev/nvidia", "/dev/kfd", "/dev/dri", "socket:", "anon_inode:")
+"""Descriptors that processes cannot share: those of cards, and connections."""
+_THREADS_THAT_FORK = ("jemalloc_bg_thd",)
+"""Names of native threads whose library restarts them in a forked process (jemalloc, as Arrow has it)."""
+
+
+class CommandServer:
+    """The fork server in this process, the first of the command.
+
+    Args:
+        descriptor: the socket to the supervisor.
+    """
+
+    def __init__(self, descriptor: int) -> None:
+        self._socket = socket.socket(fileno=descriptor)
+        self._socket.set_inheritable(False)
+        self._environment = dict(os.environ)
+        self._descriptors = set(_descriptors())
+        self._send("hello", arguments=len(sys.argv) - 1)
+
+    def serve(self, before_fork: Callable[[], None]) -> str:
+        """Serve until the supervisor closes the connection. Return only in a forked process: the folder of its probe.
+
+        Args:
+            before_fork: called after the imports, when nothing has been forked yet.
+        """
+        program = self._program()
+        if program is None:
+            self._give_up("the command has no file or module of Python")
+        else:
+            execute_leading_imports(program or None)
+        before_fork()
+        if (problem := self._problem()) is not None:
+            self._give_up(problem)
+        self._send("ready")
+        while True:
+            message, descriptors, _, _ = socket.recv_fds(self._socket, _LONGEST_MESSAGE, 2)
+            if not message:
+                os._exit(0)
+            _reap()
+            folder = message.decode()
+            process = _fork()
+            if process == 0:
+                self._keep(Path(folder), *descriptors)
+                return folder
+            for descriptor in descriptors:
+                os.close(descriptor)
+            self._send("forked", pid=process)
+
+    def _send(self, event: str, **fields: object) -> None:
+        self._socket.send(json.dumps({"event": event, **fields}).encode())
+
+    def _give_up(self, problem: str) -> None:
+        self._send("problem", problem=problem)
+        os._exit(1)
+
+    @staticmethod
+    def _program() -> str | None:
+        """The module that runs, an empty text for a file, none for another kind of program."""
+        if sys.argv[0] == "-m":
+            with open("/proc/self/cmdline", "rb") as stream:
+                words = stream.read().decode(errors="surrogateescape").split("\0")[:-1]
+            word = words[-len(sys.argv)]
+            return word.partition("m")[2] if word.startswith("-") else word
+        return "" if os.path.isfile(sys.argv[0]) else None
+
+    def _problem(self) -> str | None:
+        """The reason why a fork of this process would not be as a fresh one."""
+        torch = sys.modules.get("torch")
+        if torch is not None and torch.cuda.is_initialized():
+            return "CUDA was initialised by an import"
+        opened = {number: name for number, name in _descriptors().items() if number not in self._descriptors}
+        for name in opened.values():
+            if name.startswith(_DEVICE_FILES):
+                return f"an import opened {name}"
+        if len(sys._current_frames()) > 1:  # noqa: SLF001 - threading does not know of all
+            return "an import started a thread"
+        if _has_children():
+            return "an import started a process"
+        if _fork() == 0:
+            os._exit(0)
+        os.wait()  # thread pools that know of forks have ended their threads for it
+        left = [name for name in _native_threads() if name not in _THREADS_THAT_FORK]
+        return f"an import started the native thread {left[0]}" if left else None
+
+    def _keep(self, folder: Path, control: int, life: int) -> None:
+        """Keep the command of a probe in this process, which ends here. Return only in the command's own process."""
+        command = -1
+        try:
+            self._socket.close()
+            launch = json.loads((folder / "launch.json").read_text())
+            subreaper.adopt_orphans()
+            handlers = {number: signal.signal(number, signal.SIG_IGN) for number in subreaper.REQUESTS_TO_END}
+            reader, writer = os.pipe()
+            command = _fork()
+            if command == 0:
+                for descriptor in (reader, control, life):
+                    os.close(descriptor)
+                self._become_command(launch, writer, handlers)
+                return
+            os.close(writer)
+            subreaper.keep(folder, command, reader, control)
+        except BaseException:  # noqa: BLE001 - no error may lead back into the program
+            traceback.print_exc()
+            os._exit(127)
+        finally:
+            if command != 0:
+                os._exit(0)
+
+    def _become_command(self, launch: dict[str, Any], output: int, handlers: dict[signal.Signals, Any]) -> None:
+        """Take what a fresh process of the command would have from its subreaper."""
+        os.setsid()
+        subreaper.die_with_parent()
+        for number, handler in handlers.items():
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+        subreaper.redirect(output)
+        os.close(output)
+        os.chdir(launch["working_directory"])
+        count = len(sys.argv) - 1
+        arguments = launch["argv"][len(launch["argv"]) - count :]
+        sys.argv[1:] = arguments
+        original = getattr(sys, "orig_argv", [])
+        original[len(original) - count :] = arguments
+        self._take_environment(launch["environment"])
+
+    def _take_environment(self, environment: dict[str, str]) -> None:
+        """Take the environment of the probe, and keep what the imports have set or removed."""
+        removed = [name for name in self._environment if name not in os.environ]
+        changed = {name: value for name, value in os.environ.items() if self._environment.get(name) != value}
+        os.environ.clear()
+        os.environ.update({**environment, **changed})
+        for name in removed:
+            os.environ.pop(name, None)
+        tempfile: Any = sys.modules.get("tempfile")
+        if tempfile is not None and tempfile.tempdir == self._environment.get("TMPDIR"):
+            tempfile.tempdir = None
+
+
+def _fork() -> int:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Python 3.12 warns of native threads, which were looked at
+        return os.fork()
+
+
+def _reap() -> None:
+    """Remove the subreapers that have ended."""
+    try:
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            continue
+    except ChildProcessError:
+        return
+
+
+def _has_children() -> bool:
+    try:
+        os.waitpid(-1, os.WNOHANG)
+    except ChildProcessError:
+        return False
+    return True
+
+
+def _descriptors() -> dict[int, str]:
+    """The open descriptors of this process, and what they lead to."""
+    found = {}
+    for entry in os.listdir("/proc/self/fd"):
+        try:
+            found[int(entry)] = os.readlink("/proc/self/fd/" + entry)
+        except OSError:  # that of the listing
+            continue
+    return found
+
+
+def _native_threads() -> list[str]:
+    """The names of the threads of this process but the first."""
+    names = []
+    for entry in os.listdir("/proc/self/task"):
+        if int(entry) != os.getpid():
+            with open(f"/proc/self/task/{entry}/comm", encoding="utf-8", errors="replace") as stream:
+                names.append(stream.read().strip())
+    return names
