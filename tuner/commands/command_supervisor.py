@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import sys
 import tempfile
@@ -19,6 +18,7 @@ from tuner.commands import keeper
 from tuner.commands.environment import injected_environment
 from tuner.commands.outcomes import EndedCommand, Ending, is_shortage, result_of
 from tuner.commands.reports import Reports
+from tuner.commands.stacks import STACKS_SIGNAL, stacks_of
 from tuner.commands.templates import Figures, RenderedCommand, check_command, render
 from tuner.errors import EstimateError, ProbeCancelledError, ProbeError
 from tuner.hardware.allocator_env import allocator_environment
@@ -42,9 +42,6 @@ _ENDING_SECONDS = 60.0
 """Longer than the keeper takes to kill what can be killed."""
 _FAILED_RANK_SECONDS = 5.0
 """Grace of the other ranks where one has ended with an error: launchers end them, a collective would wait."""
-_STACKS_SECONDS = 1.0
-_STACKS_SIGNAL = int(signal.SIGRTMIN) + 11
-"""A signal that neither Python, torch nor schedulers use."""
 _TIMED_UPDATES = 6
 """Updates of a probe that measures time: the first is left out, and five give a median."""
 _PASSES_WITHOUT_STEP = 64
@@ -213,7 +210,7 @@ class CommandProbe:
             "updates": self._updates,
             "most_passes": self._most_passes,
             "ends": True,
-            "stacks_signal": _STACKS_SIGNAL,
+            "stacks_signal": STACKS_SIGNAL,
             "shortage_texts": shortage_texts(),
             "used_bytes": [card.used_bytes for card in (own if self._has_one_card else self._cards)],
             "least_context_bytes": self._device.least_context_bytes,
@@ -343,18 +340,9 @@ class CommandProbe:
         return len(ranks) > 1 and bool(gone)
 
     def _stacks(self) -> str:
-        """Have every armed process write the stacks of its threads, and read them."""
-        armed = self._reports.with_torch
-        for process in armed:
-            with suppress(ProcessLookupError, PermissionError):
-                os.kill(process.pid, _STACKS_SIGNAL)
-        time.sleep(_STACKS_SECONDS)
-        texts = []
-        for process in armed:
-            path = self._folder / "events" / f"{process.pid}.stacks"
-            if path.exists() and (text := path.read_text(errors="replace").strip()):
-                texts.append(f"Process {process.pid} ({' '.join(process.argv)[:200]}):\n{text}")
-        return "\n\n".join(texts)
+        """The stacks of the Python processes of the tree."""
+        reported = {process.pid: " ".join(process.argv) for process in self._reports.processes}
+        return stacks_of({**self._unreached, **reported}, self._folder / "events")
 
     def _exit(self, oom_kills: int) -> tuple[ProcessExit | None, str | None]:
         """Read how the command ended, and why it could not be started."""
