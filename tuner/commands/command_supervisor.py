@@ -22,18 +22,18 @@ from tuner.commands.stacks import STACKS_SIGNAL, stacks_of
 from tuner.commands.templates import Figures, RenderedCommand, check_command, render
 from tuner.errors import EstimateError, ProbeCancelledError, ProbeError
 from tuner.hardware.allocator_env import allocator_environment
+from tuner.hardware.crashes import run_explaining_crashes
 from tuner.hardware.failures import shortage_texts
 from tuner.hardware.inventory import devices
 from tuner.planning.accumulation import probe_window
 from tuner.schemas.command import CommandModel, CommandSpec
 from tuner.schemas.recommendation import CouplingCheck
 from tuner.schemas.requests import CouplingRequest, ExpectationRequest, ProbeRequest, TuningRequest
-from tuner.schemas.results import DeviceInfo, ExpectedPeaks, Outcome, ProbeResult
+from tuner.schemas.results import DeviceInfo, ExpectedPeaks, ProbeResult
 from tuner.system.disk_space import translate_full_disk
 from tuner.system.files import tail
 from tuner.system.process_exit import ProcessExit, classify_exit
 from tuner.system.processes import kernel_oom_kills, propagated_environment
-from tuner.units import format_bytes
 
 _POLL_SECONDS = 0.03
 _LOOK_SECONDS = 0.3
@@ -118,22 +118,9 @@ class CommandSupervisor:
             StorageError: when the disk for temporary files is full.
         """
         with self._lock:
-            result, crashed = self._attempt(request, should_stop)
-            if crashed and self.device.kind == "cpu" and request.limit_bytes is not None:
-                return self._explain_crash(request, result, should_stop)
-            return result
-
-    def _explain_crash(self, request: ProbeRequest, first: ProbeResult, should_stop: Callable[[], bool]) -> ProbeResult:
-        """Distinguish a crash for lack of memory from a bug, as ``tuner.probing.supervisor`` does."""
-        second, crashed_again = self._attempt(request, should_stop)
-        if not crashed_again:
-            return second
-        limit = request.limit_bytes or 0
-        control, _ = self._attempt(request.model_copy(update={"limit_bytes": 4 * limit}), should_stop)
-        if control.outcome is not Outcome.FIT:
-            return first
-        message = f"crashed twice under {format_bytes(limit)}, and fits under {format_bytes(4 * limit)}"
-        return first.model_copy(update={"outcome": Outcome.OOM, "message": message, "traceback": None})
+            return run_explaining_crashes(
+                lambda repeated: self._attempt(repeated, should_stop), request, self.device.kind
+            )
 
     def _attempt(self, request: ProbeRequest, should_stop: Callable[[], bool]) -> tuple[ProbeResult, bool]:
         """Run a probe once, and return its result and whether a process crashed."""
