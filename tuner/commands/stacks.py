@@ -68,7 +68,10 @@ def _dump(py_spy: str, process: int) -> str:
         )
     except (OSError, subprocess.TimeoutExpired):
         return ""
-    return ended.stdout.decode(errors="replace").strip() if ended.returncode == 0 else ""
+    if ended.returncode:
+        return ""
+    text = ended.stdout.decode(errors="replace").strip()
+    return text.partition("\n")[2] if text.startswith("Process ") else text  # its first line names the process
 
 
 def _write_from_inside(processes: list[int], events: Path) -> dict[int, str]:
