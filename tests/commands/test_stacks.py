@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from tuner.commands import stacks
 from tuner.commands.stacks import STACKS_SIGNAL, find_py_spy, stacks_of
 
 ARMS = f"""
@@ -58,7 +57,7 @@ def without_py_spy(monkeypatch: pytest.MonkeyPatch, folder: Path) -> Path:
     empty = folder / "programs"
     empty.mkdir()
     monkeypatch.setenv("PATH", str(empty))
-    monkeypatch.setattr(stacks.sys, "executable", str(empty / "python"))
+    monkeypatch.setattr(sys, "executable", str(empty / "python"))
     return empty
 
 
