@@ -1,4 +1,4 @@
-"""Programs as users write them, tuned under a budget whose answer is known: half-way between the peaks of two sizes."""
+"""Programs as users write them, each tuned and compared with a scan of every size around the answer."""
 
 from __future__ import annotations
 
@@ -8,17 +8,19 @@ from pathlib import Path
 import pytest
 
 from tests.commands.program_list import FOLDER, PLAIN, WITH_FRAMEWORKS, Program
-from tests.commands.trials import budget_for, tune_program
+from tests.commands.trials import budget_for, scan, tune_program
 from tuner.schemas.results import Outcome
 
 pytestmark = [pytest.mark.slow, pytest.mark.torch]
 
 LARGEST = 12
-"""The size that each program is to be tuned to."""
+"""The size that each program is to be tuned to: the budget is half-way between its peak and that of one more."""
+AROUND = range(LARGEST - 2, LARGEST + 3)
+"""The sizes of the scan, under the budget of the tuning."""
 
 
 def check_exact(program: Program) -> None:
-    """Tune, and compare the answer, its proof and the count of the plan with what is known."""
+    """Tune, and compare the answer with a scan, and its proof and the count of the plan with what is known."""
     if reason := program.missing():
         pytest.skip(reason)
     budget = budget_for(program, LARGEST)
@@ -26,6 +28,8 @@ def check_exact(program: Program) -> None:
     found = tune_program(program, budget)
 
     outcomes = {it.micro_batch_size: it.outcome for it in found.evidence.probes}
+    scanned = scan(program, AROUND, budget)
+    assert scanned == {size: Outcome.FIT if size <= LARGEST else Outcome.OOM for size in AROUND}
     assert found.largest_micro_batch_size == LARGEST, outcomes
     assert (outcomes[LARGEST], outcomes[LARGEST + 1]) == (Outcome.FIT, Outcome.OOM)
     assert found.plan is not None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from tests.commands.program_list import Program
@@ -51,6 +52,11 @@ def peak_bytes(program: Program, size: int) -> int:
 def budget_for(program: Program, size: int) -> int:
     """The budget half-way between the peaks of ``size`` samples and of one more."""
     return (peak_bytes(program, size) + peak_bytes(program, size + 1)) // 2
+
+
+def scan(program: Program, sizes: Iterable[int], limit_bytes: int) -> dict[int, Outcome]:
+    """The outcome of each size under a limit, in the order given and without a search."""
+    return {size: probe(program, size, limit_bytes).outcome for size in sizes}
 
 
 def tune_program(program: Program, limit_bytes: int, **fields: Any) -> Recommendation:

@@ -9,7 +9,8 @@ The pipeline of a probe of a command:
 3. ``injected`` is loaded into every Python process of the tree. It sets the memory limit, counts backward passes,
    samples and optimizer steps, observes every OOM, and reports to files.
 4. ``reports`` reads those files. ``counted_updates`` compares the counted figures with the plan's, and ``outcomes``
-   turns the end of the command into the result of the probe, each with its evidence.
+   turns the end of the command into the result of the probe, each with its evidence. ``stacks`` reads where a command
+   that is too slow hangs.
 
 A job of a command takes the same way without an end: ``command_job`` starts it by ``launching``, ``injected.watching``
 counts and sets no limit, ``job_progress`` reads the figures, and ``job_outcomes`` turns the end into a result.

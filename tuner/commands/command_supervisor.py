@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import tempfile
 import threading
 import time
@@ -18,30 +17,28 @@ from tuner.commands.injected import subreaper
 from tuner.commands.launching import ForkServer, FreshCommand, KeptCommand, Launch, Launcher, NotForkedError, may_serve
 from tuner.commands.outcomes import EndedCommand, Ending, is_shortage, result_of
 from tuner.commands.reports import Reports
+from tuner.commands.stacks import STACKS_SIGNAL, stacks_of
 from tuner.commands.templates import Figures, RenderedCommand, check_command, find_program, render
 from tuner.errors import EstimateError, ProbeCancelledError, ProbeError
 from tuner.hardware.allocator_env import allocator_environment
+from tuner.hardware.crashes import run_explaining_crashes
 from tuner.hardware.failures import shortage_texts
 from tuner.hardware.inventory import devices
 from tuner.planning.accumulation import probe_window
 from tuner.schemas.command import CommandModel, CommandSpec
 from tuner.schemas.recommendation import CouplingCheck
 from tuner.schemas.requests import CouplingRequest, ExpectationRequest, ProbeRequest, TuningRequest
-from tuner.schemas.results import DeviceInfo, ExpectedPeaks, Outcome, ProbeResult
+from tuner.schemas.results import DeviceInfo, ExpectedPeaks, ProbeResult
 from tuner.system.disk_space import translate_full_disk
 from tuner.system.files import tail
 from tuner.system.process_exit import ProcessExit, classify_exit
 from tuner.system.processes import kernel_oom_kills, propagated_environment
-from tuner.units import format_bytes
 
 _POLL_SECONDS = 0.03
 _LOOK_SECONDS = 0.3
 """Interval at which the processes of the tree are listed, which reads every entry of /proc."""
 _FAILED_RANK_SECONDS = 5.0
 """Grace of the other ranks where one has ended with an error: launchers end them, a collective would wait."""
-_STACKS_SECONDS = 1.0
-_STACKS_SIGNAL = int(signal.SIGRTMIN) + 11
-"""A signal that neither Python, torch nor schedulers use."""
 _TIMED_UPDATES = 6
 """Updates of a probe that measures time: the first is left out, and five give a median."""
 _PASSES_WITHOUT_STEP = 64
@@ -120,22 +117,9 @@ class CommandSupervisor:
             StorageError: when the disk for temporary files is full.
         """
         with self._lock:
-            result, crashed = self._attempt(request, should_stop)
-            if crashed and self.device.kind == "cpu" and request.limit_bytes is not None:
-                return self._explain_crash(request, result, should_stop)
-            return result
-
-    def _explain_crash(self, request: ProbeRequest, first: ProbeResult, should_stop: Callable[[], bool]) -> ProbeResult:
-        """Distinguish a crash for lack of memory from a bug, as ``tuner.probing.supervisor`` does."""
-        second, crashed_again = self._attempt(request, should_stop)
-        if not crashed_again:
-            return second
-        limit = request.limit_bytes or 0
-        control, _ = self._attempt(request.model_copy(update={"limit_bytes": 4 * limit}), should_stop)
-        if control.outcome is not Outcome.FIT:
-            return first
-        message = f"crashed twice under {format_bytes(limit)}, and fits under {format_bytes(4 * limit)}"
-        return first.model_copy(update={"outcome": Outcome.OOM, "message": message, "traceback": None})
+            return run_explaining_crashes(
+                lambda repeated: self._attempt(repeated, should_stop), request, self.device.kind
+            )
 
     def _attempt(self, request: ProbeRequest, should_stop: Callable[[], bool]) -> tuple[ProbeResult, bool]:
         """Run a probe once, and return its result and whether a process crashed.
@@ -256,7 +240,7 @@ class CommandProbe:
             "updates": self._updates,
             "most_passes": self._most_passes,
             "ends": True,
-            "stacks_signal": _STACKS_SIGNAL,
+            "stacks_signal": STACKS_SIGNAL,
             "shortage_texts": shortage_texts(),
             "used_bytes": [card.used_bytes for card in (own if self._has_one_card else self._cards)],
             "least_context_bytes": self._device.least_context_bytes,
@@ -381,18 +365,9 @@ class CommandProbe:
         return len(ranks) > 1 and bool(gone)
 
     def _stacks(self) -> str:
-        """Have every armed process write the stacks of its threads, and read them."""
-        armed = self._reports.with_torch
-        for process in armed:
-            with suppress(ProcessLookupError, PermissionError):
-                os.kill(process.pid, _STACKS_SIGNAL)
-        time.sleep(_STACKS_SECONDS)
-        texts = []
-        for process in armed:
-            path = self._folder / "events" / f"{process.pid}.stacks"
-            if path.exists() and (text := path.read_text(errors="replace").strip()):
-                texts.append(f"Process {process.pid} ({' '.join(process.argv)[:200]}):\n{text}")
-        return "\n\n".join(texts)
+        """The stacks of the Python processes of the tree."""
+        reported = {process.pid: " ".join(process.argv) for process in self._reports.processes}
+        return stacks_of({**self._unreached, **reported}, self._folder / "events")
 
     def _exit(self, oom_kills: int) -> tuple[ProcessExit | None, str | None]:
         """Read how the command ended, and why it could not be started."""

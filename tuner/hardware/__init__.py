@@ -3,7 +3,7 @@
 ``failures`` is the one place that recognises an out-of-memory error in an exception or its message. Every new message
 of a driver or library goes there, with its source. The end of a process that left no result is judged elsewhere:
 ``tuner.system.process_exit`` says how it ended (a kill by the kernel for memory, say), ``tuner.probing.exit_causes``
-what that means for a probe.
+what that means for a probe, and ``crashes`` repeats a probe that crashed, to learn whether the limit was the cause.
 
 From the request to the device:
 

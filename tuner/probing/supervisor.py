@@ -12,6 +12,7 @@ from contextlib import suppress
 from tuner.errors import CheckLostError, EstimateError, EstimateTimedOutError, ProbeCancelledError, ProbeError
 from tuner.estimation.client import MEMORY_BYTES
 from tuner.hardware.allocator_env import allocator_environment
+from tuner.hardware.crashes import run_explaining_crashes
 from tuner.probing.background_estimate import BackgroundEstimate
 from tuner.probing.exit_causes import (
     EndedTask,
@@ -23,7 +24,7 @@ from tuner.probing.fork_server_start import fork_server
 from tuner.probing.protocol import CheckReport, ProbePaths, Task, TaskRequest, phase_seconds
 from tuner.schemas.recommendation import CouplingCheck
 from tuner.schemas.requests import CouplingRequest, ExpectationRequest, ProbeRequest, TuningRequest
-from tuner.schemas.results import DeviceInfo, ExpectedPeaks, Outcome, ProbeResult
+from tuner.schemas.results import DeviceInfo, ExpectedPeaks, ProbeResult
 from tuner.schemas.workload import WorkloadSpec
 from tuner.system.disk_space import require_space
 from tuner.system.fork_server.client import (
@@ -37,7 +38,6 @@ from tuner.system.fork_server.messages import RunTask
 from tuner.system.fork_server.spawn import ChildProcess, StartChild
 from tuner.system.process_exit import ExitKind, classify_exit
 from tuner.system.processes import propagated_environment
-from tuner.units import format_bytes
 from tuner.workloads.preload import late_imports
 
 _START_TIMEOUT_SECONDS = 180.0
@@ -179,27 +179,9 @@ class ProbeSupervisor:
         if request.measures_time:
             self.stop_estimate()  # which would take a part of the processor
         with self._lock:
-            result, crashed = self._attempt(request, should_stop)
-            if crashed and self.device.kind == "cpu" and request.limit_bytes is not None:
-                return self._explain_crash(request, result, should_stop)
-            return result
-
-    def _explain_crash(self, request: ProbeRequest, first: ProbeResult, should_stop: Callable[[], bool]) -> ProbeResult:
-        """Distinguish a crash for lack of memory from a bug: repeat it under the limit, then under a higher one.
-
-        Not all libraries below torch check the result of malloc. Memory was the cause only if the process crashes twice
-        under the limit and runs under the higher one.
-        """
-        second, crashed_again = self._attempt(request, should_stop)
-        if not crashed_again:
-            return second
-        higher = control_limit(request.limit_bytes or 0)
-        control, _ = self._attempt(request.model_copy(update={"limit_bytes": higher}), should_stop)
-        if control.outcome is not Outcome.FIT:
-            return first
-        limit = format_bytes(request.limit_bytes or 0)
-        message = f"crashed with {first.error_type} twice under {limit}, and fits under {format_bytes(higher)}"
-        return first.model_copy(update={"outcome": Outcome.OOM, "message": message, "traceback": None})
+            return run_explaining_crashes(
+                lambda repeated: self._attempt(repeated, should_stop), request, self.device.kind
+            )
 
     def _attempt(self, request: ProbeRequest, should_stop: Callable[[], bool]) -> tuple[ProbeResult, bool]:
         """Run a probe once, and return its result and whether its process crashed."""
@@ -293,12 +275,3 @@ def _workload(request: TaskRequest) -> WorkloadSpec:
     if isinstance(request, WorkloadSpec):
         return request
     return request.workload if isinstance(request, ProbeRequest) else request.spec
-
-
-_CONTROL_FACTOR = 4
-
-
-def control_limit(limit_bytes: int) -> int:
-    """Return a higher limit to test whether ``limit_bytes`` caused a crash; it leaves memory to the host. Bytes."""
-    available = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return max(limit_bytes, min(_CONTROL_FACTOR * limit_bytes, available // 2))

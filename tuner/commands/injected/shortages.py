@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any, Callable
 
 from .torch_internals import observe_card_shortages
@@ -34,6 +34,7 @@ class Shortages:
         self._texts = [text.lower() for text in texts]
         self._report = report
         self._last: int | None = None
+        self._own: dict[str, bool] = {}
 
     def saw(self, error: BaseException | None, where: str) -> None:
         """Report an exception if it may be an OOM."""
@@ -78,26 +79,28 @@ class Shortages:
         if monitoring is not None:
             if monitoring.get_tool(_MONITORING_TOOL) is None:
                 monitoring.use_tool_id(_MONITORING_TOOL, "batchwright")
-                monitoring.register_callback(
-                    _MONITORING_TOOL, monitoring.events.RAISE, lambda _code, _offset, error: self.saw(error, "raised")
-                )
+                monitoring.register_callback(_MONITORING_TOOL, monitoring.events.RAISE, self._on_raise)
                 monitoring.set_events(_MONITORING_TOOL, monitoring.events.RAISE)
         elif sys.gettrace() is None:
             self._trace_own_code()
 
-    def _trace_own_code(self) -> None:
-        own: dict[str, bool] = {}
+    def _on_raise(self, code: CodeType, _offset: int, error: BaseException) -> None:
+        if self._is_own(code.co_filename):
+            self.saw(error, "raised")
 
+    def _is_own(self, file: str) -> bool:
+        if file not in self._own:
+            self._own[file] = not any(part in file for part in _LIBRARIES) and file != __file__
+        return self._own[file]
+
+    def _trace_own_code(self) -> None:
         def in_frame(_frame: FrameType, event: str, argument: Any) -> Any:
             if event == "exception":
                 self.saw(argument[1], "raised")
             return in_frame
 
         def on_call(frame: FrameType, event: str, _argument: object) -> Any:
-            name = frame.f_code.co_filename
-            if name not in own:
-                own[name] = not any(part in name for part in _LIBRARIES) and name != __file__
-            if event != "call" or not own[name]:
+            if event != "call" or not self._is_own(frame.f_code.co_filename):
                 return None
             frame.f_trace_lines = False
             return in_frame

@@ -1,7 +1,7 @@
 """Run at the start of every Python process of a session, whose ``PYTHONPATH`` begins with this folder.
 
 Once torch has been imported, its small operators are computed (``tuner.virtual_gpu.compute``). Python runs one module
-of this name, so the one that this module hides runs from here.
+of this name, so the one that this module hides runs from here, under its name.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from types import ModuleType
 
 _FOLDER = Path(__file__).resolve().parent
 _ROOT = _FOLDER.parents[2]
+_MARK = "_batchwright_virtual_gpu_started"
 
 
 class _TorchImport(MetaPathFinder):
@@ -61,11 +62,23 @@ def _register() -> None:
 
 
 def _run_hidden() -> None:
-    others = [entry for entry in sys.path if Path(entry or ".").resolve() != _FOLDER]
+    folders = [Path(entry or ".").resolve() for entry in sys.path]
+    hidden = sys.path[folders.index(_FOLDER) + 1 :] if _FOLDER in folders else sys.path  # what is before ran already
+    others = [entry for entry in hidden if Path(entry or ".").resolve() != _FOLDER]
     spec = PathFinder.find_spec("sitecustomize", others)
     if spec is not None and spec.loader is not None:
-        spec.loader.exec_module(module_from_spec(spec))
+        module = module_from_spec(spec)
+        sys.modules["sitecustomize"] = module
+        spec.loader.exec_module(module)
 
 
-sys.meta_path.insert(0, _TorchImport())
-_run_hidden()
+def _start() -> None:
+    """Follow torch, and run what this module hides: once, because what is hidden may itself run what hides it."""
+    if _MARK in sys.modules:
+        return
+    sys.modules[_MARK] = sys
+    sys.meta_path.insert(0, _TorchImport())
+    _run_hidden()
+
+
+_start()

@@ -75,7 +75,9 @@ def _load(name: str) -> Any:
 
 def _run_hidden() -> None:
     """Run the ``sitecustomize`` that this one hides, under its name."""
-    others = [entry for entry in sys.path if os.path.realpath(entry or ".") != _FOLDER]
+    folders = [os.path.realpath(entry or ".") for entry in sys.path]
+    hidden = sys.path[folders.index(_FOLDER) + 1 :] if _FOLDER in folders else sys.path  # what is before ran already
+    others = [entry for entry in hidden if os.path.realpath(entry or ".") != _FOLDER]
     spec = PathFinder.find_spec("sitecustomize", others)
     if spec is not None and spec.loader is not None:
         module = module_from_spec(spec)
