@@ -23,7 +23,7 @@ _PLAIN_WEIGHTS_AT = 2
 def cudnn_recurrent_layers(on_layer: Callable[[], None]) -> Iterator[None]:
     """Make recurrent layers call cuDNN during the block, as ``RNN.cpp`` of torch 2.13 does on a card.
 
-    Their parameters are not moved to one buffer, which takes as much memory as they do.
+    ``fake_model`` has moved their weights to one buffer.
 
     Args:
         on_layer: called for every layer that runs.
