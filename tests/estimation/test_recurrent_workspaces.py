@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -52,7 +53,7 @@ def call(layer: nn.RNNBase, samples: int, steps: int, **changes: Any) -> list[An
     [(nn.LSTM, 3_034_880, 736_000_000, 17_730_560), (nn.GRU, 2_276_160, 864_000_000, 13_169_920)],
 )
 def test_the_report_of_a_p100(
-    kind: type[nn.RNNBase], parameters: int, reserve_bytes: int, workspace_bytes: int
+    kind: Callable[..., nn.RNNBase], parameters: int, reserve_bytes: int, workspace_bytes: int
 ) -> None:
     """https://github.com/pytorch/pytorch/issues/2895, whose parameters include a head of 320 x 10 and its bias."""
     layer = kind(123, 320, 4, device="meta")

@@ -77,9 +77,11 @@ def _flatten_weights(layers: nn.RNNBase, tracer: Tracer) -> None:
     with tracer.without_recording(), tracer.fakes:
         buffer = torch.empty(sum(map(torch.numel, weights)), dtype=weights[0].dtype, device=weights[0].device)
     tracer.recorder.record([buffer])
+    offset = 0
     with torch.no_grad(), tracer.fakes:
-        for weight, part in zip(weights, buffer.split([weight.numel() for weight in weights]), strict=True):
-            weight.data = part.view(weight.shape)
+        for weight in weights:
+            weight.data = buffer.narrow(0, offset, weight.numel()).view(weight.shape)
+            offset += weight.numel()
 
 
 class _WithoutInitialisation(TorchFunctionMode):

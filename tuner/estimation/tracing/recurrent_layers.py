@@ -67,7 +67,7 @@ def _run_layer(mode: int, *args: Any) -> tuple[Tensor, ...]:  # noqa: ANN401 - t
     if torch.is_autocast_enabled("cuda"):
         data, hidden, cell, *weights = _in_half(data, hidden, cell, *weights)
     per_layer = (_WEIGHTS_OF_A_LAYER if has_biases else _WEIGHTS_WITHOUT_BIASES) + bool(projected)
-    output, last_hidden, last_cell, _, _ = torch._cudnn_rnn(  # type: ignore[attr-defined] # noqa: SLF001 - what torch calls
+    output, last_hidden, last_cell, _, _ = torch._cudnn_rnn(  # noqa: SLF001 - what torch calls
         data,
         weights,
         per_layer,

@@ -18,6 +18,7 @@ from typing import Any
 
 from torch import Tensor
 
+from tuner.estimation.trace import Bound
 from tuner.estimation.tracing.kernel_workspaces.workspace import FLOAT_BYTES, bytes_of
 from tuner.schemas.gpus import KernelProfile
 
@@ -112,7 +113,7 @@ def dropout_state_bytes(args: Sequence[Any], threads: int) -> int:
     return threads * _DROPOUT_STATE_BYTES if RecurrentCall.of(args).drops else 0
 
 
-def recurrent_forward_steps(args: Sequence[Any], outputs: Sequence[Tensor]) -> list[int | Tensor]:
+def recurrent_forward_steps(args: Sequence[Any], outputs: Sequence[Tensor]) -> list[int | Bound | Tensor]:
     """Return what ``_cudnn_rnn`` (``cudnn/RNN.cpp``) allocates, in order: bytes of workspaces, and results.
 
     The workspaces are the input by steps, and that of cuDNN.
@@ -124,7 +125,7 @@ def recurrent_forward_steps(args: Sequence[Any], outputs: Sequence[Tensor]) -> l
 
 def recurrent_backward_steps(
     args: Sequence[Any], outputs: Sequence[Tensor]
-) -> tuple[list[int | Tensor], list[int | Tensor]]:
+) -> tuple[list[int | Bound | Tensor], list[int | Bound | Tensor]]:
     """Return what the two kernels of ``_cudnn_rnn_backward`` allocate, in order, the second after the first has ended.
 
     The first computes the gradients of input and states. It holds zeros for gradients of states that nothing depends
