@@ -6,8 +6,8 @@ python benchmarks/virtual_gpu.py [--only NAME ...] [--no-largest] [--output benc
 Each workload of virtual_gpu_workloads.py runs two updates at a fixed size on a virtual card, as a probe does. The trace
 follows the same update, and a replay with the same settings gives its peaks. Where a workload names an effective batch,
 both engines also search the largest size. An error is the trace's, relative to the virtual card: above zero the trace
-is higher. Nothing here is measured on a GPU: cuDNN's workspaces are zero on a virtual card, and the trace's assumption
-of them is left out of neither side.
+is higher. Nothing here is measured on a GPU: cuDNN's workspaces for convolutions are zero on a virtual card, and the
+trace's assumption of them is left out of neither side.
 """
 
 from __future__ import annotations

@@ -15,6 +15,8 @@ The error of an estimate (``_error_shares``) is the sum of these parts:
   64 and 128 images, nvidia-smi, GPUMemNet) held 0.9, 1.4 and 2.3 times the tensors of its largest convolution beside
   what was estimated. So the interval is widened by their share of the memory downwards, and by twice that upwards.
   Where workspaces were measured on a card of the compute capability, it is widened by the range that they had.
+* The reserve space of recurrent layers with cuDNN, of which one report is known (``recurrent_workspaces``): half of it
+  downwards, and as much again upwards.
 * Assumptions for cases that were not measured: ROCm, a GPU of which only the memory is known, and operations that a
   trace could not follow.
 

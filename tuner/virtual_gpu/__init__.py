@@ -3,7 +3,7 @@
 Torch is not changed. Libraries of ours stand in for those below it (libcudart, libcuda, NVML, cuBLAS, cuDNN, NCCL):
 memory that can run out, and kernels that do nothing. So torch's caching allocator, its out-of-memory errors,
 statistics, snapshots and choices of kernels are the real ones. Nothing that is seen on a virtual GPU is measured on a
-GPU: times mean nothing, and the workspaces that only the real libraries know are zero.
+GPU: times mean nothing, and the workspaces that only the real libraries know are zero, or assumed (recurrent layers).
 
 1. ``description`` describes a host: its GPUs (catalogued ones by name, with the figures of `figures.toml`), other
    processes on them, and failures to inject.

@@ -13,7 +13,11 @@ from torch.distributed.tensor import DTensor
 from tuner.errors import EstimateError
 from tuner.estimation.trace import Bound, Category
 from tuner.estimation.tracing.kernel_workspaces.device_kernels import in_order_of_allocation
-from tuner.estimation.tracing.kernel_workspaces.recurrent_workspaces import onednn_recurrent_workspace_bytes
+from tuner.estimation.tracing.kernel_workspaces.recurrent_workspaces import (
+    onednn_recurrent_workspace_bytes,
+    recurrent_backward_steps,
+    recurrent_forward_steps,
+)
 from tuner.estimation.tracing.known_values import KnownValues, map_tensors, tensors_in
 from tuner.estimation.tracing.recorder import Recorder
 from tuner.estimation.tracing.recurrent_layers import backward_results, forward_results
@@ -182,20 +186,35 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch's own 
 
     def _record(self, func: OpOverload, args: tuple[Any, ...], on_device: list[Tensor]) -> None:
         error = self._kernels.error(func, args, on_device)
-        blocks = [
-            self.recorder.allocate(nbytes, Category.WORKSPACE)
-            for nbytes in self._kernels.temporary(func, args, on_device)
-            if nbytes
-        ]
-        self.recorder.record(in_order_of_allocation(func, on_device))
+        for steps in self._steps(func, args, on_device):
+            self._record_kernel(func, args, steps)
+        kept = self.recorder.block_of(on_device[_RESERVE_AT]) if func is CUDNN_RNN else None
+        self._note_error(error, kept)
+
+    def _steps(
+        self, func: OpOverload, args: tuple[Any, ...], on_device: list[Tensor]
+    ) -> tuple[list[int | Bound | Tensor], ...]:
+        """Return what each kernel of an operator allocates, in order: workspaces, and results."""
+        if func is CUDNN_RNN:
+            return (recurrent_forward_steps(args, on_device),)
+        if func is CUDNN_RNN_BACKWARD:
+            return recurrent_backward_steps(args, on_device)
+        return ([*self._kernels.temporary(func, args, on_device), *in_order_of_allocation(func, on_device)],)
+
+    def _record_kernel(self, func: OpOverload, args: tuple[Any, ...], steps: list[int | Bound | Tensor]) -> None:
+        """Record the results of a kernel, its workspaces, and what libraries keep from here on."""
+        blocks = []
+        for step in steps:
+            if isinstance(step, Tensor):
+                self.recorder.record([step])
+            elif step:
+                blocks.append(self.recorder.allocate(step, Category.WORKSPACE))
         for name, nbytes in self._kernels.persistent(func, args):  # a product is allocated before cuBLAS is called
             if name not in self._persistent:
                 self._persistent.add(name)
                 self.recorder.allocate(nbytes, Category.WORKSPACE)
         for block in blocks:
             self.recorder.free(block)
-        kept = self.recorder.block_of(on_device[_RESERVE_AT]) if func is CUDNN_RNN else None
-        self._note_error(error, kept)
 
     def _note_error(self, error: tuple[int, int], kept: int | None) -> None:
         """Keep the largest error of a call. Errors of blocks that are kept add up while they live."""

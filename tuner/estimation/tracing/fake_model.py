@@ -56,7 +56,7 @@ def _move_the_rest(model: nn.Module, device: torch.device, fakes: FakeTensorMode
         for tensors in (own_parameters(module), own_buffers(module)):
             for name, tensor in list(tensors.items()):
                 if tensor is not None:
-                    tensors[name] = on_device(tensor)  # type: ignore[assignment] # a parameter for a parameter
+                    setattr(module, name, on_device(tensor))
 
 
 def _record_model(module: nn.Module, tracer: Tracer) -> None:
@@ -65,6 +65,23 @@ def _record_model(module: nn.Module, tracer: Tracer) -> None:
         _record_model(child, tracer)
     for tensors in (own_parameters(module), own_buffers(module)):
         tracer.recorder.record([tensor for tensor in tensors.values() if tensor is not None])
+    if isinstance(module, nn.RNNBase):
+        _flatten_weights(module, tracer)
+
+
+def _flatten_weights(layers: nn.RNNBase, tracer: Tracer) -> None:
+    """Make the weights views of one buffer, as ``flatten_parameters`` does on a card: the first ones are freed."""
+    weights = [weight for weight in own_parameters(layers).values() if weight is not None]
+    if len({weight.dtype for weight in weights}) != 1:
+        return
+    with tracer.without_recording(), tracer.fakes:
+        buffer = torch.empty(sum(map(torch.numel, weights)), dtype=weights[0].dtype, device=weights[0].device)
+    tracer.recorder.record([buffer])
+    offset = 0
+    with torch.no_grad(), tracer.fakes:
+        for weight in weights:
+            weight.data = buffer.narrow(0, offset, weight.numel()).view(weight.shape)
+            offset += weight.numel()
 
 
 class _WithoutInitialisation(TorchFunctionMode):

@@ -23,7 +23,7 @@ _PLAIN_WEIGHTS_AT = 2
 def cudnn_recurrent_layers(on_layer: Callable[[], None]) -> Iterator[None]:
     """Make recurrent layers call cuDNN during the block, as ``RNN.cpp`` of torch 2.13 does on a card.
 
-    Their parameters are not moved to one buffer, which takes as much memory as they do.
+    ``fake_model`` has moved their weights to one buffer.
 
     Args:
         on_layer: called for every layer that runs.
@@ -67,7 +67,7 @@ def _run_layer(mode: int, *args: Any) -> tuple[Tensor, ...]:  # noqa: ANN401 - t
     if torch.is_autocast_enabled("cuda"):
         data, hidden, cell, *weights = _in_half(data, hidden, cell, *weights)
     per_layer = (_WEIGHTS_OF_A_LAYER if has_biases else _WEIGHTS_WITHOUT_BIASES) + bool(projected)
-    output, last_hidden, last_cell, _, _ = torch._cudnn_rnn(  # type: ignore[attr-defined] # noqa: SLF001 - what torch calls
+    output, last_hidden, last_cell, _, _ = torch._cudnn_rnn(  # noqa: SLF001 - what torch calls
         data,
         weights,
         per_layer,

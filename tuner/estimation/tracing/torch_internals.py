@@ -99,7 +99,7 @@ GRU_CELL_BACKWARD: OpOverload = _aten._thnn_fused_gru_cell_backward.default  # n
 CUDNN_RNN: OpOverload = _aten._cudnn_rnn.default  # noqa: SLF001
 CUDNN_RNN_BACKWARD: OpOverload = _aten._cudnn_rnn_backward.default  # noqa: SLF001
 """A recurrent layer with cuDNN. Torch's rule for tensors without values has no reserve space; backward it has none."""
-VARIABLE_FUNCTIONS: Any = torch._VF  # type: ignore[attr-defined]  # noqa: SLF001
+VARIABLE_FUNCTIONS: Any = torch._VF  # noqa: SLF001
 """The functions that recurrent layers call with all their weights; a trace replaces them there."""
 CTC_LOSS: frozenset[OpOverload] = frozenset({_aten._ctc_loss.default, _aten._ctc_loss.Tensor})  # noqa: SLF001
 CTC_LOSS_IS_OF_LIBRARY: frozenset[OpOverload] = frozenset(

@@ -27,8 +27,6 @@ from tuner.estimation.tracing.kernel_workspaces.library_calls import (
 from tuner.estimation.tracing.kernel_workspaces.recurrent_workspaces import (
     dropout_state_bytes,
     onednn_scratchpad,
-    recurrent_backward,
-    recurrent_forward,
     reserve_error,
 )
 from tuner.estimation.tracing.kernel_workspaces.reduction_workspaces import (
@@ -47,7 +45,6 @@ from tuner.estimation.tracing.torch_internals import (
     CTC_LOSS_BACKWARD,
     CUDNN_ATTENTION_BACKWARD,
     CUDNN_RNN,
-    CUDNN_RNN_BACKWARD,
     EFFICIENT_ATTENTION_BACKWARD,
     FLASH_ATTENTION_BACKWARD,
     FOREACH_NORM,
@@ -102,8 +99,6 @@ _WORKSPACES: Mapping[OpOverload, Workspace] = {
     _aten.sum.dim_IntList: sum_of_values,
     _aten.convolution.default: convolution,
     _aten.convolution_backward.default: convolution_backward,
-    CUDNN_RNN: recurrent_forward,
-    CUDNN_RNN_BACKWARD: recurrent_backward,
     **dict.fromkeys(CTC_LOSS_BACKWARD, ctc_backward),
 }
 

@@ -33,6 +33,7 @@ _KEPT_VALUES = {0: 1, 1: 1, 2: 5, 3: 6}
 _DROPOUT_STATE_BYTES = 48
 """A generator of each thread (``curandStateXORWOW_t``), an assumption."""
 _MATRIX_DIMENSIONS = 2
+_INPUT_AND_HIDDEN = 2
 
 
 @dataclass(frozen=True)
@@ -112,26 +113,33 @@ def dropout_state_bytes(args: Sequence[Any], threads: int) -> int:
     return threads * _DROPOUT_STATE_BYTES if RecurrentCall.of(args).drops else 0
 
 
-def recurrent_forward(args: Sequence[Any], outputs: Sequence[Tensor], profile: KernelProfile) -> Sequence[int | Bound]:
-    """Workspaces of ``_cudnn_rnn`` (``cudnn/RNN.cpp``): the input by steps, and that of cuDNN."""
-    del outputs, profile
+def recurrent_forward_steps(args: Sequence[Any], outputs: Sequence[Tensor]) -> list[int | Bound | Tensor]:
+    """Return what ``_cudnn_rnn`` (``cudnn/RNN.cpp``) allocates, in order: bytes of workspaces, and results.
+
+    The workspaces are the input by steps, and that of cuDNN.
+    """
     call = RecurrentCall.of(args)
-    return [bytes_of(call.data) if call.is_transposed else 0, call.workspace_bytes]
+    *states, reserve, _ = outputs
+    return [bytes_of(call.data) if call.is_transposed else 0, *states, call.workspace_bytes, reserve]
 
 
-def recurrent_backward(args: Sequence[Any], outputs: Sequence[Tensor], profile: KernelProfile) -> Sequence[int | Bound]:
-    """Workspaces of ``_cudnn_rnn_backward``: input and gradient by steps, gradients of states, and that of cuDNN."""
-    del outputs, profile
+def recurrent_backward_steps(
+    args: Sequence[Any], outputs: Sequence[Tensor]
+) -> tuple[list[int | Bound | Tensor], list[int | Bound | Tensor]]:
+    """Return what the two kernels of ``_cudnn_rnn_backward`` allocate, in order, the second after the first has ended.
+
+    The first computes the gradients of input and states. It holds zeros for gradients of states that nothing depends
+    on, and input and gradient by steps. The second computes the gradients of the weights, and holds the input again.
+    """
     gradient, (of_hidden, of_cell) = args[7], args[8:10]
     call = RecurrentCall.of((*args[:6], *args[10:]))
-    states = [args[at] for at, given in ((4, of_hidden), (5, of_cell)) if given is None and args[at] is not None]
+    zeros = [args[at] for at, given in ((4, of_hidden), (5, of_cell)) if given is None and args[at] is not None]
     is_copied = call.is_transposed and gradient is not None and not gradient.transpose(0, 1).is_contiguous()
-    return [
-        *(bytes_of(state) for state in states),
-        bytes_of(call.data) if call.is_transposed else 0,
-        bytes_of(gradient) if is_copied else 0,
-        call.workspace_bytes,
-    ]
+    by_steps = bytes_of(call.data) if call.is_transposed else 0
+    copies = [*map(bytes_of, zeros), by_steps, bytes_of(gradient) if is_copied else 0]
+    count = _INPUT_AND_HIDDEN + (args[5] is not None)
+    of_inputs, of_weights = outputs[:count], outputs[count:]
+    return [*copies, *of_inputs, call.workspace_bytes], [by_steps, *of_weights, call.workspace_bytes]
 
 
 def onednn_scratchpad(args: Sequence[Any], outputs: Sequence[Tensor], profile: KernelProfile | None) -> list[int]:
