@@ -4,7 +4,7 @@
 ``tuner`` never imports ``service``.
 
 - ``serve`` parses the options of `serve` and `work` into ``service.settings``, and calls ``service.entrypoints``.
-- ``health`` checks the processes of `serve` and `work`, for a container's health check.
+- ``health_check`` checks the processes of `serve` and `work`, for a container's health check.
 - ``admin`` opens the database for `keys` and `prune`, and calls the use cases of ``service.application``.
 
 Where a new thing goes: an option of `serve`, a setting in ``service.settings`` and a parameter in ``serve``; a command
