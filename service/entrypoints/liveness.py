@@ -7,6 +7,7 @@ therefore sees the processes of its own container, whatever their command, addre
 from __future__ import annotations
 
 import json
+import logging
 import os
 import tempfile
 import time
@@ -17,6 +18,8 @@ from pathlib import Path
 from urllib.request import ProxyHandler, build_opener
 
 from service.errors import NotReadyError
+
+_log = logging.getLogger(__name__)
 
 RENEW_SECONDS = 5.0
 """Interval at which a worker renews its record."""
@@ -48,24 +51,38 @@ def api_url(host: str, port: int) -> str:
 
 
 @contextmanager
-def recorded(command: str, url: str | None = None) -> Iterator[Path]:
-    """Keep a record of this process for the block, and yield its file."""
+def recorded(command: str, url: str | None = None) -> Iterator[Path | None]:
+    """Keep a record of this process for the block, and yield its file; None where it cannot be written.
+
+    The process works without a record, as on a full disk; the check then does not find the process.
+    """
     pid = os.getpid()
-    file = _folder() / f"{pid}.json"
-    record = LivenessRecord(pid, _start_ticks(pid) or 0, command, url)
-    partial = file.with_suffix(".partial")
-    partial.write_text(json.dumps(asdict(record)), encoding="utf-8")
-    partial.replace(file)
+    try:
+        file = _written(LivenessRecord(pid, _start_ticks(pid) or 0, command, url))
+    except (OSError, NotReadyError) as error:
+        _log.warning("`batchwright health` will not find this process: %s", error)
+        yield None
+        return
     try:
         yield file
     finally:
-        file.unlink(missing_ok=True)
+        with suppress(OSError):
+            file.unlink()
 
 
-def renew(file: Path) -> None:
+def renew(file: Path | None) -> None:
     """Renew the record of a worker. A failure, such as a full disk, is left to the next renewal."""
-    with suppress(OSError):
-        os.utime(file)
+    if file is not None:
+        with suppress(OSError):
+            os.utime(file)
+
+
+def _written(record: LivenessRecord) -> Path:
+    file = _folder() / f"{record.pid}.json"
+    partial = file.with_suffix(".partial")
+    partial.write_text(json.dumps(asdict(record)), encoding="utf-8")
+    partial.replace(file)
+    return file
 
 
 def check_alive() -> list[str]:

@@ -45,7 +45,7 @@ def work_system(settings: Settings, system: WorkerSystem) -> None:
         system.stop()
 
 
-def _wait(stopping: threading.Event, system: WorkerSystem, record: Path) -> None:
+def _wait(stopping: threading.Event, system: WorkerSystem, record: Path | None) -> None:
     """Wait for the signal to stop, and renew the record of this process while its workers are alive."""
     while not stopping.wait(RENEW_SECONDS):
         if system.coordinator.is_alive():

@@ -49,6 +49,7 @@ def test_an_api_is_asked_at_its_own_address(tmp_path: Path, own_folder: Path) ->
 def test_a_worker_is_healthy_without_an_address() -> None:
     """A record that is renewed is healthy; one that is not is unhealthy, with its age."""
     with recorded("work") as file:
+        assert file is not None
         assert check_alive() == [f"batchwright work (process {os.getpid()}) reported 0 s ago"]
         old = file.stat().st_mtime - 3600.0
         os.utime(file, (old, old))
@@ -63,6 +64,7 @@ def test_an_api_that_does_not_respond_is_unhealthy_beside_a_worker() -> None:
     with socket.create_server(("127.0.0.1", 0)) as refused:
         port = refused.getsockname()[1]
     with recorded("work") as file:
+        assert file is not None
         other = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
         with other:
             record = json.loads(file.read_text())
@@ -81,10 +83,20 @@ def test_an_api_that_does_not_respond_is_unhealthy_beside_a_worker() -> None:
 def test_a_record_of_an_earlier_process_does_not_count() -> None:
     """A container that starts again may find the records of its predecessor, whose ids are given anew."""
     with recorded("work") as file:
+        assert file is not None
         record = json.loads(file.read_text())
         file.write_text(json.dumps(record | {"start_ticks": record["start_ticks"] - 1}))
         with pytest.raises(NotReadyError, match="no process"):
             check_alive()
+
+
+def test_a_process_works_without_a_record(own_folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A folder that cannot be used stops no service: the log says that the check will not find the process."""
+    (own_folder / f"batchwright-{os.getuid()}").touch()
+    with recorded("work") as file:
+        assert file is None
+        renew(file)
+    assert "will not find this process" in caplog.text
 
 
 @pytest.mark.parametrize(
