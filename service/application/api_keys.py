@@ -2,15 +2,29 @@
 
 from __future__ import annotations
 
+import hmac
 import logging
+from pathlib import Path
 
-from service.domain.api_keys import ApiKey, Caller, CreatedKey, KeyList, KeySubmission, is_key_id, make_key
-from service.errors import FirstKeyError, NotFoundError, OwnKeyError
+from service.domain.api_keys import (
+    ApiKey,
+    Caller,
+    CreatedKey,
+    KeyList,
+    KeySubmission,
+    Scope,
+    is_key_id,
+    key_from_text,
+    make_key,
+)
+from service.errors import ConfigurationError, ConflictError, FirstKeyError, NotFoundError, OwnKeyError
 from service.store.interface import KeyStore
 
 _log = logging.getLogger(__name__)
 
 _SECONDS_PER_DAY = 86_400.0
+_LONGEST_FILE = 1024
+_FORMAT = "`bw_`, 16 hexadecimal digits, `_` and 64 hexadecimal digits (BATCHWRIGHT_ADMIN_KEY_FILE)"
 
 
 class KeyCases:
@@ -39,6 +53,28 @@ class KeyCases:
         _log.info("key %s was created %s", created.id, _by(caller))
         return CreatedKey(**dict(created), key=text)
 
+    def store_admin_key(self, file: Path) -> None:
+        """Store the key in a file with the scope `admin`, unless it is stored. Several services may do so at once.
+
+        A revoked key stays revoked.
+
+        Raises:
+            ConfigurationError: when the file cannot be read or has no key, or its id is that of another key; the text
+                of the key is in no message.
+        """
+        new = key_from_text(_first_line(file), "admin key file", (Scope.ADMIN,))
+        if new is None:
+            raise ConfigurationError(f"{file} has no API key in its first line; a key consists of {_FORMAT}")
+        try:
+            self._keys.add(new)
+            _log.info("key %s was stored from %s", new.id, file)
+        except ConflictError:
+            stored = self._keys.find(new.id)
+            if stored is None or not hmac.compare_digest(stored.digest, new.digest):
+                raise ConfigurationError(
+                    f"the API key in {file} has the id {new.id} of another key: make a new one"
+                ) from None
+
     def list(self) -> KeyList:
         """Return all keys, revoked and expired ones included."""
         return KeyList(items=tuple(self._keys.list()))
@@ -63,3 +99,12 @@ class KeyCases:
 
 def _by(caller: Caller | None) -> str:
     return "by the command line" if caller is None else f"by key {caller.key_id or '(none)'}"
+
+
+def _first_line(file: Path) -> str:
+    try:
+        with file.open("rb") as opened:
+            text = opened.read(_LONGEST_FILE).decode("ascii", "replace")
+    except OSError as error:
+        raise ConfigurationError(f"the API key in {file} cannot be read: {error.strerror}") from None
+    return text.partition("\n")[0].strip()

@@ -1,4 +1,4 @@
-"""The readiness check behind `/readyz`."""
+"""The checks behind `/readyz` and `/readyz/database`."""
 
 from __future__ import annotations
 
@@ -19,8 +19,41 @@ _RECHECK_SECONDS = 1.0
 """A worker between two pieces of work looks idle: work that still waits after this is stuck."""
 
 
+class SharedCheck:
+    """Run a check at most once a second. Safe to share between threads: one checks, all get its result.
+
+    Args:
+        check: the check; returns what it found, or raises NotReadyError or StoreUnavailableError.
+    """
+
+    def __init__(self, check: Callable[[], Health]) -> None:
+        self._check = check
+        self._lock = threading.Lock()
+        self._result: Health | ServiceError | None = None
+        self._checked_at = 0.0
+        self.threads = CapacityLimiter(1)
+        """The thread of callers, separate from the API's others, which waiting checks must not use up."""
+
+    def __call__(self) -> Health:
+        """Return or raise the result of the check, which is at most a second old."""
+        with self._lock:
+            if self._result is None or time.monotonic() - self._checked_at > _CACHE_SECONDS:
+                self._result = self._check_or_error()
+                self._checked_at = time.monotonic()
+            result = self._result
+        if isinstance(result, ServiceError):
+            raise type(result)(str(result))
+        return result
+
+    def _check_or_error(self) -> Health | ServiceError:
+        try:
+            return self._check()
+        except (NotReadyError, StoreUnavailableError) as error:
+            return error
+
+
 class Readiness:
-    """Check the database, the workers and the queue. Safe to share between threads: one checks, all get its result.
+    """Check the database, the workers and the queue. Safe to share between threads.
 
     A long queue is no fault: work may wait for hours behind a training job, and a load balancer that removes the API
     then would make it worse. A queue that does not move is a fault. So the age of the oldest waiting work counts only
@@ -51,33 +84,23 @@ class Readiness:
         self._stuck_seconds = stuck_seconds
         self._pause = pause
         self._commands = commands
-        self._lock = threading.Lock()
-        self._result: Health | ServiceError | None = None
-        self._checked_at = 0.0
-        self.threads = CapacityLimiter(1)
-        """The thread of callers, separate from the API's others, which waiting checks must not use up."""
-
-    def check(self) -> Health:
-        """Check that work can be queued and will be run; the result is at most a second old.
+        self.check = SharedCheck(self._check_all)
+        """Check that work can be queued and will be run.
 
         Raises:
             StoreUnavailableError: when the database cannot be written.
             NotReadyError: naming every reason: no worker is alive, no worker takes work, or work is stuck.
         """
-        with self._lock:
-            if self._result is None or time.monotonic() - self._checked_at > _CACHE_SECONDS:
-                self._result = self._check_or_error()
-                self._checked_at = time.monotonic()
-            result = self._result
-        if isinstance(result, ServiceError):
-            raise type(result)(str(result))
-        return result
+        self.database = SharedCheck(self._check_database)
+        """Check the database alone: an API that can queue work is of use while no worker is alive.
 
-    def _check_or_error(self) -> Health | ServiceError:
-        try:
-            return self._check_all()
-        except (NotReadyError, StoreUnavailableError) as error:
-            return error
+        Raises:
+            StoreUnavailableError: when the database cannot be written.
+        """
+
+    def _check_database(self) -> Health:
+        self._work_queue.check()
+        return Health(status="ok", checks={"store": "written"})
 
     def _check_all(self) -> Health:
         self._work_queue.check()

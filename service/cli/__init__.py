@@ -1,9 +1,10 @@
-"""Provide the commands of the service: `batchwright serve`, `work`, `keys` and `prune`.
+"""Provide the commands of the service: `batchwright serve`, `work`, `health`, `keys` and `prune`.
 
 ``tuner.cli.main`` finds them through the entry-point group `batchwright.commands` of `pyproject.toml`, so that
 ``tuner`` never imports ``service``.
 
 - ``serve`` parses the options of `serve` and `work` into ``service.settings``, and calls ``service.entrypoints``.
+- ``health_check`` checks the processes of `serve` and `work`, for a container's health check.
 - ``admin`` opens the database for `keys` and `prune`, and calls the use cases of ``service.application``.
 
 Where a new thing goes: an option of `serve`, a setting in ``service.settings`` and a parameter in ``serve``; a command

@@ -146,6 +146,12 @@ def make_key(name: str, scopes: tuple[Scope, ...], expires_in_seconds: float | N
     return NewKey(key_id, digest_of(text), name, tuple(dict.fromkeys(scopes)), expires_in_seconds), text
 
 
+def key_from_text(text: str, name: str, scopes: tuple[Scope, ...]) -> NewKey | None:
+    """Return a key to store whose text was chosen beforehand, or None when the text has not the format of a key."""
+    key_id = id_in(text)
+    return None if key_id is None else NewKey(key_id, digest_of(text), name, scopes)
+
+
 def digest_of(text: str) -> str:
     """Return the SHA-256 of a key's text, in hexadecimal. Its 256 random bits make a slower hash unnecessary."""
     return hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()

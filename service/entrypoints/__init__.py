@@ -5,6 +5,7 @@
 - ``hosted_worker`` is the child process in which `serve` runs the workers of its host, started by
   ``service.worker.hosting``, whose memory and descriptors API clients cannot use up.
 - ``work`` is `batchwright work`: the workers of a host without an API.
+- ``liveness`` records that a process is alive, for `batchwright health`.
 - ``export_openapi`` writes the OpenAPI document.
 
 The first three follow one pipeline: take the settings, build with ``service.bootstrap`` (workers alone with

@@ -6,15 +6,17 @@ import gc
 import socket
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from types import FrameType
 from typing import Literal
 
 import uvicorn
 from fastapi import FastAPI
 
+from service.application.api_keys import KeyCases
 from service.bootstrap import System, app_of, build
 from service.entrypoints.connections import BoundedListener, Connections, bounded, limit_repeated_messages, limits_here
+from service.entrypoints.liveness import api_url, recorded
 from service.entrypoints.signals import exiting_at_signals, handling_signals
 from service.errors import ConfigurationError, ServiceError
 from service.observability.logging import announce, configure_logging
@@ -46,10 +48,13 @@ def check_and_build(settings: Settings) -> System:
     """Build the service, if its settings are safe.
 
     Raises:
-        ConfigurationError: when they are invalid, or when other machines could reach a service without an API key.
+        ConfigurationError: when they are invalid, or when other machines could reach a service without an API key, or
+            when the file of the admin key has none.
     """
     system = build(settings, worker_module=ENTRY)
     try:
+        if settings.admin_key_file is not None:
+            KeyCases(system.store.keys).store_admin_key(settings.admin_key_file)
         require_keys_beyond_loopback(settings, system.store.keys)
     except ServiceError:
         system.stop()
@@ -66,7 +71,8 @@ def require_keys_beyond_loopback(settings: Settings, keys: KeyStore) -> None:
     if not settings.listens_on_loopback and not keys.exist():
         raise ConfigurationError(
             f"refusing to listen on {settings.host}: there is no API key yet. Create one with "
-            "`batchwright keys create` on the same database, or listen on 127.0.0.1"
+            "`batchwright keys create` on the same database, or name a file with one in BATCHWRIGHT_ADMIN_KEY_FILE, or "
+            "listen on 127.0.0.1"
         )
 
 
@@ -128,7 +134,8 @@ def _run(settings: Settings, system: System, app: FastAPI, listener: socket.sock
             listener.listen(config.backlog)
         except OSError as error:  # another process began to listen after the address was bound
             raise _cannot_listen(settings, error) from None
-        server.run(sockets=[listener])
+        with server.records:
+            server.run(sockets=[listener])
 
 
 class _Server(uvicorn.Server):
@@ -147,6 +154,8 @@ class _Server(uvicorn.Server):
         self._end_streams = end_streams
         self._coordinator = coordinator
         self._connections = connections
+        self.records = ExitStack()
+        """Ends with the server."""
 
     def end(self) -> None:
         """Begin to stop, for a signal that arrives before uvicorn handles signals itself."""
@@ -170,6 +179,7 @@ class _Server(uvicorn.Server):
         gc.freeze()
         for listener in sockets or []:
             host, port = listener.getsockname()[:2]
+            self.records.enter_context(recorded("serve", api_url(host, port)))
             shown = f"[{host}]" if ":" in host else host
             announce(f"Batchwright listens on http://{shown}:{port}", self._log_format)
 

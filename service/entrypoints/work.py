@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import threading
+from pathlib import Path
 
+from service.entrypoints.liveness import RENEW_SECONDS, recorded, renew
 from service.entrypoints.signals import handling_signals
 from service.observability.logging import announce, configure_logging
 from service.settings import Settings
@@ -36,7 +38,15 @@ def work_system(settings: Settings, system: WorkerSystem) -> None:
         with handling_signals(stopping.set, system.coordinator.force_stop):
             system.start()
             announce(f"Batchwright works on {', '.join(system.coordinator.slots)}", settings.log_format)
-            stopping.wait()
-            system.stop()
+            with recorded("work") as record:
+                _wait(stopping, system, record)
+                system.stop()
     finally:
         system.stop()
+
+
+def _wait(stopping: threading.Event, system: WorkerSystem, record: Path | None) -> None:
+    """Wait for the signal to stop, and renew the record of this process while its workers are alive."""
+    while not stopping.wait(RENEW_SECONDS):
+        if system.coordinator.is_alive():
+            renew(record)

@@ -43,6 +43,10 @@ class Coordinator:
         for worker in self._workers:
             worker.notify()
 
+    def is_alive(self) -> bool:
+        """Return whether every worker works or waits for work."""
+        return all(worker.is_alive() for worker in self._workers)
+
     @property
     def slots(self) -> list[str]:
         """Return the slot (host and device) of each worker."""

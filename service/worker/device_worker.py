@@ -19,6 +19,9 @@ from service.worker.slot import Slot
 from service.worker.work_loop import WorkLoop
 from tuner.system.host_failures import Cause, HostFailure, check_host
 
+_BLOCKED_SECONDS = 120.0
+"""Time after which a heartbeat is blocked for good. One on an unresponsive database ends in about half a minute."""
+
 
 class DeviceWorker:
     """Serve one device with two threads: the work loop and the heartbeat."""
@@ -64,6 +67,11 @@ class DeviceWorker:
             raise
         self._loop.start()
         self._heartbeat.start()
+
+    def is_alive(self) -> bool:
+        """Return whether both threads run, and the heartbeat is not blocked."""
+        beats = self._heartbeat.is_alive() and self._heartbeat.seconds_since_step < _BLOCKED_SECONDS
+        return beats and self._loop.is_alive()
 
     def request_stop(self, reason: StopReason = StopReason.SHUTDOWN) -> None:
         """Begin to stop: running work is handed back. Returns at once."""

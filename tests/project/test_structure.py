@@ -55,7 +55,14 @@ HOMONYMS = {
     "worker": "the main module of a child process: of a probe, a trace, a run",
 }
 """Names that modules of several packages share, with the reason. Any other name is that of one module."""
-WITHOUT_COUNTERPART = {"tests/project", "tests/gpu", "tests/support", "tests/support/exports", "tests/support/service"}
+WITHOUT_COUNTERPART = {
+    "tests/project",
+    "tests/gpu",
+    "tests/image",
+    "tests/support",
+    "tests/support/exports",
+    "tests/support/service",
+}
 """Folders of tests that are of no single package."""
 DOCUMENTS = ("README.md", "CONTRIBUTING.md", "docs/architecture.md", "docs/glossary.md", "tests/support/README.md")
 _TOP = (

@@ -28,7 +28,7 @@ from tuner.planning.accumulation import probe_window
 from tuner.schemas.command import CommandModel, CommandSpec
 from tuner.schemas.recommendation import CouplingCheck
 from tuner.schemas.requests import CouplingRequest, ExpectationRequest, ProbeRequest, TuningRequest
-from tuner.schemas.results import DeviceInfo, ExpectedPeaks, ProbeResult
+from tuner.schemas.results import DeviceInfo, ExpectedPeaks, Outcome, ProbeResult
 from tuner.system.disk_space import translate_full_disk
 from tuner.system.files import tail
 from tuner.system.process_exit import ProcessExit, classify_exit

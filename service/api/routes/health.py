@@ -1,4 +1,4 @@
-"""The health routes: `/readyz` and `/metrics`."""
+"""The health routes: `/readyz`, `/readyz/database` and `/metrics`."""
 
 from __future__ import annotations
 
@@ -32,7 +32,18 @@ async def readyz(context: Context) -> Health:
 
     Responds 503 with every reason otherwise. Work that waits behind other work, however long, is not a reason.
     """
-    return await to_thread.run_sync(context.readiness.check, limiter=context.readiness.threads)
+    check = context.readiness.check
+    return await to_thread.run_sync(check, limiter=check.threads)
+
+
+@router.get("/readyz/database", operation_id="checkDatabase", summary="Check the database")
+async def readyz_database(context: Context) -> Health:
+    """Check that the database can be written. The readiness probe of an API that runs apart from its workers.
+
+    Such an API takes work while no worker is alive, so that a probe of `/readyz` would take every replica away.
+    """
+    check = context.readiness.database
+    return await to_thread.run_sync(check, limiter=check.threads)
 
 
 @router.get(

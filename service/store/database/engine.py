@@ -17,7 +17,7 @@ from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from sqlalchemy.pool import ConnectionPoolEntry
 
 from service.errors import ConfigurationError, InvalidInputError, StoreUnavailableError
-from service.folders import make_private_folder
+from service.folders import create_private_file, make_private_folder
 from service.store.database.sqlite_writer_lock import FairLock
 
 _BUSY_SECONDS = 10.0
@@ -75,6 +75,7 @@ def _open_sqlite(url: URL) -> Engine:
     if url.database in {None, "", ":memory:"}:
         raise ConfigurationError("database_url must name an SQLite file: one in memory would not survive a restart")
     make_private_folder(Path(str(url.database)).parent)
+    create_private_file(Path(str(url.database)))  # SQLite's log has the mode of the database
     engine = create_engine(
         url,
         pool_size=_POOL_SIZE,

@@ -84,6 +84,10 @@ class WorkerProcess:
             self.stop()
             raise refusal
 
+    def is_alive(self) -> bool:
+        """Return whether the process runs."""
+        return self._child is not None
+
     def notify(self) -> None:
         """Wake the workers to check for work and for cancellations. Never blocks."""
         self._send("wake")

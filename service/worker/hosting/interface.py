@@ -19,6 +19,9 @@ class Workers(Protocol):
             ServiceError: when they cannot be started.
         """
 
+    def is_alive(self) -> bool:
+        """Return whether every worker works or waits for work."""
+
     def notify(self) -> None:
         """Wake every worker to check for work and for cancellations. Never blocks."""
 

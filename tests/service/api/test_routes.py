@@ -168,6 +168,12 @@ def test_a_service_without_workers_is_not_ready(service: Running) -> None:
     assert problem_in(service.http.post("/v1/tunings", json=body()), 422, "unknown-device")
 
 
+def test_an_api_without_workers_is_ready_by_its_database(service: Running) -> None:
+    """The readiness probe of an API replica asks the database alone."""
+    service.system.coordinator.stop()
+    assert service.http.get("/readyz/database").json() == {"status": "ok", "checks": {"store": "written"}}
+
+
 # --- refusals ---
 
 

@@ -148,7 +148,7 @@ def test_no_route_is_left_out_of_the_document() -> None:
 def test_only_health_and_the_document_are_public(guarded: Running) -> None:
     """Public paths need no key; an unknown path needs one."""
     page = {"/docs", *(f"/docs/{name}" for name in DOCS_FILES)}
-    assert {"/livez", "/readyz", "/openapi.json", *page} == PUBLIC_PATHS
+    assert {"/livez", "/readyz", "/readyz/database", "/openapi.json", *page} == PUBLIC_PATHS
     for path in PUBLIC_PATHS:
         assert guarded.http.get(path).status_code == 200
     for path in ("/nowhere", "/livez/", "//livez", "/LIVEZ", "/docs/", "/docs/x", "/"):

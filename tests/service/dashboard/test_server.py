@@ -167,7 +167,12 @@ def test_every_page_is_protected_and_compressed(opened: FastAPI, path: str) -> N
 def test_pages_are_not_in_the_document() -> None:
     """The API's document, which another test compares with the service, tells of the API alone."""
     paths = set(json.loads(OPENAPI.read_text())["paths"])
-    assert {path for path in paths if not path.startswith("/v1/")} == {"/livez", "/readyz", "/metrics"}
+    assert {path for path in paths if not path.startswith("/v1/")} == {
+        "/livez",
+        "/readyz",
+        "/readyz/database",
+        "/metrics",
+    }
 
 
 def test_a_callers_text_is_escaped(opened: FastAPI) -> None:

@@ -1,9 +1,11 @@
-"""Every tool that the API must please, pinned: what ``make conformance`` runs. Exit status 1 when one is not pleased.
+"""Every tool that the API and the manifests must please, pinned: what ``make conformance`` runs.
+
+Exit status 1 when one is not pleased.
 
 python tests/support/service/check_conformance.py TOOLS [--max-examples 20] [--only NAME]
 
 TOOLS is the folder into which the Makefile has put what is no package of ours: ``python`` (openapi-generator-cli),
-``node`` (Spectral and Redocly), ``prometheus`` (promtool).
+``node`` (Spectral and Redocly), ``prometheus`` (promtool), ``manifests`` (docker-compose and kubernetes-validate).
 """
 
 from __future__ import annotations
@@ -101,6 +103,27 @@ class Checks:
             text = metrics(service)
         return self._checked(text)
 
+    def compose(self) -> str:
+        """docker/compose.yaml, with every profile, by Compose itself; the secrets that it names are made here."""
+        folder = Path(shutil.copytree(ROOT / "docker", self._new_folder() / "docker"))
+        names = ("postgres-password", "pgpass", "admin-key")
+        (folder / "secrets").mkdir(exist_ok=True)
+        for name in names:
+            (folder / "secrets" / name).touch()
+        command = [str(self.tools / "manifests/bin/docker-compose"), "--file", str(folder / "compose.yaml")]
+        text = _said([*command, "--profile", "*", "config", "--format", "json"], {0})
+        services = json.loads(text)["services"]
+        _refuse(set(services) != {"postgres", "api", "worker", "worker-gpu"}, [f"the services are {sorted(services)}"])
+        writable = [name for name, service in services.items() if not service.get("read_only")]
+        _refuse(writable, [f"the root can be written: {', '.join(writable)}"])
+        return f"{len(services)} services"
+
+    def kubernetes(self) -> str:
+        """The plain manifests, by the schemas of Kubernetes, unknown fields refused."""
+        manifest = ROOT / "docker/kubernetes/batchwright.yaml"
+        command = [str(self.tools / "manifests/bin/kubernetes-validate"), "--strict", str(manifest)]
+        return f"{len(_said(command, {0}).splitlines())} manifests"
+
     def _checked(self, text: str) -> str:
         promtool = shutil.which("promtool") or str(self.tools / "prometheus" / "usr" / "bin" / "promtool")
         done = subprocess.run([promtool, "check", "metrics"], input=text, capture_output=True, text=True, check=False)
@@ -146,6 +169,8 @@ def all_checks(checks: Checks) -> dict[str, Callable[[], str]]:
         "openapi-python-client": checks.python_client,
         "openapi-generator-cli": checks.generator_client,
         "promtool": checks.promtool,
+        "compose": checks.compose,
+        "kubernetes": checks.kubernetes,
         "schemathesis-with-a-key": partial(checks.schemathesis, keys=True, sends_key=True),
         "schemathesis-no-keys": partial(checks.schemathesis, keys=False, sends_key=False),
         "schemathesis-stranger": partial(checks.schemathesis, keys=True, sends_key=False),

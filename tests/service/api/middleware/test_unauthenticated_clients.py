@@ -80,7 +80,7 @@ def test_a_forged_host_is_refused_on_every_path(shared_service: Running) -> None
 
 def test_health_routes_accept_any_host_name(shared_service: Running) -> None:
     """A kubelet and a load balancer use the pod's address; other routes accept the allowed names alone."""
-    for path in ("/livez", "/readyz"):
+    for path in ("/livez", "/readyz", "/readyz/database"):
         for host in ("10.42.0.17:8000", "[fd00::17]:8000", "batchwright.svc"):
             assert shared_service.http.get(path, headers={"Host": host}).status_code == HTTPStatus.OK
     for path in ("/v1/tunings", "/metrics", "/openapi.json", "/docs", "/sign-in"):
