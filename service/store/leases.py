@@ -12,6 +12,7 @@ from service.domain.states import State, sources_of
 from service.domain.workers import ServedDevice
 from service.store.database import mapping
 from service.store.database.engine import read_transaction, write_transaction
+from service.store.database.notifications import notify_waiting
 from service.store.database.schema import is_held, now_ms, recommendations, work_items
 from service.store.database.statements import (
     ABANDONED,
@@ -19,8 +20,8 @@ from service.store.database.statements import (
     RUNNING_HERE,
     change,
     change_held,
-    held_by,
     is_latest_lease,
+    slots_with_work,
     stale_lease_error,
     state_event,
 )
@@ -55,23 +56,13 @@ class SqlLeaseStore(LeaseStore):
     @override
     def claim(self, served: ServedDevice, lease_seconds: float) -> Claim | None:
         with read_transaction(self._engine) as connection:  # a claim that finds nothing takes no writer's lock
-            if not _is_wanted(connection, served):
+            if not slots_with_work(connection, [served]):
                 return None
         try:
             with write_transaction(self._engine) as connection:
                 return _claim(connection, served, lease_seconds)
         except IntegrityError:  # the unique index: another owner has just taken this slot
             return None
-
-    @override
-    def renew(self, lease: Lease, lease_seconds: float) -> State:
-        expires = {"lease_expires_at": now_ms() + _milliseconds(lease_seconds)}
-        statement = update(work_items).where(held_by(lease)).values(**expires).returning(_work.state)
-        with write_transaction(self._engine) as connection:
-            state = connection.execute(statement).scalar_one_or_none()
-        if state is None:
-            raise stale_lease_error(lease)
-        return State(state)
 
     @override
     def finish(self, lease: Lease, ending: Ending) -> None:
@@ -98,7 +89,10 @@ class SqlLeaseStore(LeaseStore):
         with write_transaction(self._engine) as connection:
             for before, after in ((State.RUNNING, State.QUEUED), (State.CANCELLING, State.CANCELLED)):
                 values = {"state": after, "ended_at": now_ms() if after.terminal else None} | _released()
-                if change(connection, and_(is_latest, _work.state == before), values, [state_event(after)]) is not None:
+                row = change(connection, and_(is_latest, _work.state == before), values, [state_event(after)])
+                if row is not None:
+                    if after is State.QUEUED:
+                        notify_waiting(connection, row["device"], row["hardware"])
                     return
             raise stale_lease_error(lease)
 
@@ -107,15 +101,7 @@ class SqlLeaseStore(LeaseStore):
         dead = _work.owner.startswith(owner_prefix, autoescape=True)
         held = and_(_work.slot == slot, is_held, dead)
         with write_transaction(self._engine) as connection:
-            connection.execute(update(work_items).where(held).values(lease_expires_at=0))
-
-
-def _is_wanted(connection: Connection, served: ServedDevice) -> bool:
-    """Return whether there is work to claim for this device, or misplaced work in its slot."""
-    parameters = {"slot": served.slot, "hardware": served.hardware}
-    if connection.execute(select(_work.id).where(MISPLACED), parameters).first() is not None:
-        return True
-    return _candidate(connection, served) is not None
+            connection.execute(update(work_items).where(held).values(lease_expires_at=0, expiry_check_at=0))
 
 
 def _claim(connection: Connection, served: ServedDevice, lease_seconds: float) -> Claim | None:
@@ -156,7 +142,9 @@ def _requeue_misplaced(connection: Connection, served: ServedDevice) -> None:
             "ended_at": now_ms() if ended else None,
         }
         still = and_(_work.id == row.id, _work.state == row.state, _work.lease_expires_at <= now_ms())
-        change(connection, still, values, [state_event(state)])
+        changed = change(connection, still, values, [state_event(state)])
+        if changed is not None and not ended:
+            notify_waiting(connection, changed["device"], changed["hardware"])
 
 
 def _take(connection: Connection, served: ServedDevice, found: Candidate, lease_seconds: float) -> Claim | None:
@@ -172,6 +160,7 @@ def _take(connection: Connection, served: ServedDevice, found: Candidate, lease_
         "claimed_at": now_ms(),
         "device_ms": _work.device_ms + _used_by_lost_owner(),
         "lease_expires_at": now_ms() + _milliseconds(lease_seconds),
+        "expiry_check_at": now_ms() + _milliseconds(lease_seconds),
         "lost_leases": lost_leases,
         "started_at": func.coalesce(_work.started_at, now_ms()),
     }

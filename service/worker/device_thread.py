@@ -16,6 +16,7 @@ class DeviceThread(ABC):
         self._device = served.device.id
         self._slot = served.slot
         self._pause_seconds = pause_seconds
+        self._was_woken = False
         self._stopping = threading.Event()
         self._due = threading.Event()
         self._thread = threading.Thread(target=self._repeat, name=f"{kind}-{self._device}")
@@ -51,7 +52,9 @@ class DeviceThread(ABC):
             while not self._stopping.is_set():
                 if not self._step():
                     self._due.wait(self._pause_seconds)
-                self._due.clear()
+                self._was_woken = self._due.is_set()
+                if self._was_woken:
+                    self._due.clear()
 
     @abstractmethod
     def _step(self) -> bool:

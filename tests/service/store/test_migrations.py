@@ -59,6 +59,7 @@ REVISIONS: dict[str, dict[str, Any]] = {
     "0006_summary": {"key_id": KEY, "device_ms": 5000, "question": "q" * 64, "earlier_recommendation_id": "rec_0"},
     "0007_searching": {"key_id": KEY, "device_ms": 5000, "question": "q" * 64, "earlier_recommendation_id": "rec_0"},
     "0008_plain_names": {"key_id": KEY, "device_ms": 5000, "question": "q" * 64, "earlier_recommendation_id": "rec_0"},
+    "0009_estimate_residuals": {"key_id": KEY, "device_ms": 5000, "question": "q" * 64, "earlier_recommendation_id": "rec_0"},
 }
 """Every released revision, and what its tunings hold beyond the first one's, in the names up to revision 0007."""
 
