@@ -56,33 +56,33 @@ def is_latest_lease(lease: Lease) -> ColumnElement[bool]:
 
 
 RUNNING_HERE = (
-    select(_work.id).where(_work.slot == bindparam("slot"), is_held, _work.lease_expires_at > now_ms()).limit(1)
+    select(_work.id).where(_work.slot == bindparam("own_slot"), is_held, _work.lease_expires_at > now_ms()).limit(1)
 )
-"""The work that holds a slot with a valid lease; its parameter is `slot`."""
+"""The work that holds a slot with a valid lease; its parameter is `own_slot`."""
 
 ABANDONED = (
     select(_work.id, _work.state, _work.token, _work.lost_leases, _work.key_id)
     .where(
         is_held,
-        _work.device == bindparam("device"),
-        or_(_work.hardware.is_(None), _work.hardware == bindparam("hardware")),
+        _work.device == bindparam("own_device"),
+        or_(_work.hardware.is_(None), _work.hardware == bindparam("own_hardware")),
         _work.expiry_check_at <= now_ms(),
         _work.lease_expires_at <= now_ms(),
     )
-    .order_by(_work.slot != bindparam("slot"), _work.priority.desc(), _work.created_at, _work.id)
+    .order_by(_work.slot != bindparam("own_slot"), _work.priority.desc(), _work.created_at, _work.id)
     .limit(1)
 )
-"""The first work for a device whose lease has expired: work of its slot, then of others; its parameters are `slot`,
-`device` and `hardware`."""
+"""The first work for a device whose lease has expired: work of its slot, then of others; its parameters are `own_slot`,
+`own_device` and `own_hardware`."""
 
 MISPLACED = and_(
     is_held,
-    _work.slot == bindparam("slot"),
-    _work.hardware != bindparam("hardware"),
+    _work.slot == bindparam("own_slot"),
+    _work.hardware != bindparam("own_hardware"),
     _work.lease_expires_at <= now_ms(),
 )
 """The work that holds a slot with an expired lease, and needs other hardware than the slot has now. No worker takes it
-over there, and it blocks the slot. The parameters are `slot` and `hardware`."""
+over there, and it blocks the slot. The parameters are `own_slot` and `own_hardware`."""
 
 
 def renew_leases(connection: Connection, leases: Sequence[Lease], lease_ms: int) -> dict[Lease, State]:
