@@ -50,7 +50,7 @@ PROCESSES = 5
 """Processes of hosts; one of them is killed, so that a fifth of the hosts vanishes."""
 SUBMITTERS = 10
 WORK_SECONDS = 0.05
-SETTLE_SECONDS = 3.0
+SETTLE_SECONDS = 10.0
 PATIENCE_SECONDS = 900.0
 SERVER = {
     "fsync": "on",

@@ -64,8 +64,8 @@ def _heads(*, any_hardware: int, keyed: int) -> Select[Any]:
 
 
 NEXT_QUEUED = _next_queued()
-"""The next queued work of a device; its parameters are `own_device` and `own_hardware`. The statement is built once, which
-costs more than executing it."""
+"""The next queued work of a device; its parameters are `own_device` and `own_hardware`. The statement is built once,
+which costs more than executing it."""
 
 
 def record_turn(connection: Connection, key_id: str | None) -> None:

@@ -12,6 +12,7 @@ import random
 import selectors
 import threading
 import time
+from contextlib import closing
 from typing import Any, Protocol
 
 from sqlalchemy import Connection, Engine, bindparam, text
@@ -143,20 +144,24 @@ class Listener:
         with self._engine.connect() as connection:
             driver: Any = connection.connection.driver_connection
             connection.detach()  # the pool may open another in its place, and never lends this one
-            driver.autocommit = True
-            driver.execute(f"LISTEN {self._channel}")
-            with write_transaction(self._engine) as other:  # a pooler between would lose the notification
-                other.execute(_NOTIFY, {"channel": self._channel, "message": _HELLO})
-            hello_until = time.monotonic() + _HELLO_SECONDS
-            with selectors.DefaultSelector() as selector:
-                selector.register(driver.fileno(), selectors.EVENT_READ)
-                selector.register(self._stop_read, selectors.EVENT_READ)
-                while not self._stopping.is_set():
-                    if not selector.select(_CHECK_SECONDS if self._is_live else _HELLO_SECONDS):
-                        driver.execute("SELECT 1")
-                    self._receive(driver)
-                    if not self._is_live and time.monotonic() > hello_until:
-                        raise StoreUnavailableError("none arrives: a pooler that shares connections loses them")
+            with closing(driver):
+                self._receive_until_stopped(driver)
+
+    def _receive_until_stopped(self, driver: Any) -> None:  # noqa: ANN401 - a connection of psycopg's
+        driver.autocommit = True
+        driver.execute(f"LISTEN {self._channel}")
+        with write_transaction(self._engine) as other:  # a pooler between would lose the notification
+            other.execute(_NOTIFY, {"channel": self._channel, "message": _HELLO})
+        hello_until = time.monotonic() + _HELLO_SECONDS
+        with selectors.DefaultSelector() as selector:
+            selector.register(driver.fileno(), selectors.EVENT_READ)
+            selector.register(self._stop_read, selectors.EVENT_READ)
+            while not self._stopping.is_set():
+                if not selector.select(_CHECK_SECONDS if self._is_live else _HELLO_SECONDS):
+                    driver.execute("SELECT 1")
+                self._receive(driver)
+                if not self._is_live and time.monotonic() > hello_until:
+                    raise StoreUnavailableError("none arrives: a pooler that shares connections loses them")
 
     def _receive(self, driver: Any) -> None:  # noqa: ANN401 - a connection of psycopg's
         for notification in driver.notifies(timeout=0):
