@@ -130,6 +130,7 @@ bench: bench-install  ## Reproduce the figures of benchmarks/results/
 	$(BIN)/python benchmarks/api_load.py
 	$(BIN)/python benchmarks/fast_path_parts.py
 	$(BIN)/python benchmarks/reaction_times.py
+	$(BIN)/python benchmarks/fleet.py
 	$(BIN)/python benchmarks/unauthenticated_clients.py
 
 gpu-evidence: $(VENV)/bench  ## Measure on the first CUDA device what only a card can confirm: one JSON, nine minutes

@@ -95,7 +95,11 @@ class Settings(BaseSettings):
     lease_seconds: Annotated[float, Field(ge=1.0, le=3600.0)] = 15.0
     """Lifetime of a lease: without heartbeats for this long, a worker loses its work. Equal for all processes."""
     poll_seconds: Annotated[float, Field(gt=0.0, le=60.0)] = 0.5
-    """Interval at which a worker checks for work."""
+    """Interval at which a worker checks for work, and longest one of heartbeats, while no notifications of PostgreSQL
+    arrive."""
+    fallback_poll_seconds: Annotated[float, Field(ge=0.1, le=60.0)] = 5.0
+    """Longest interval at which the workers of a process check for work and cancellations while notifications of
+    PostgreSQL arrive: one may be lost. At least every quarter of a lease."""
     shutdown_grace_seconds: Annotated[float, Field(ge=0.0, le=3600.0)] = 30.0
     """Time for a running job to write a checkpoint when the service stops."""
     estimate_slots: Annotated[int, Field(ge=1, le=64)] = 1

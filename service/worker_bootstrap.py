@@ -105,11 +105,13 @@ def assemble_worker(settings: Settings, executors: Sequence[Executor], versions:
         lease_seconds=settings.lease_seconds,
         poll_seconds=settings.poll_seconds,
         shutdown_grace_seconds=settings.shutdown_grace_seconds,
+        fallback_poll_seconds=settings.fallback_poll_seconds,
         instruments=instruments,
     )
     port = settings.metrics_port
     address = None if port is None else (settings.metrics_host, port)
-    return WorkerSystem(store, Coordinator(store, executors, versions, worker_settings), instruments, address)
+    coordinator = Coordinator(store, executors, versions, worker_settings, store.new_listener)
+    return WorkerSystem(store, coordinator, instruments, address)
 
 
 def local_executor(device: DeviceInfo, commands: RegisteredCommands, data_roots: DataRoots) -> Executor:

@@ -5,9 +5,9 @@ values. Callers import both. ``store`` opens the implementation: every interface
 
 The pipeline of a call: the module of the subject opens a transaction (``database.engine``) and executes statements:
 
-- ``submissions`` queues work, ``scheduling`` orders the queue, ``leases`` claims, renews and ends work;
-- ``evidence`` records probes, progress and events, and by how much estimates were off; ``devices`` lists the served
-  devices;
+- ``submissions`` queues work, ``scheduling`` orders the queue, ``leases`` claims and ends work;
+- ``evidence`` records probes, progress and events, and by how much estimates were off; ``devices`` takes heartbeats
+  and lists the served devices;
 - ``work_queries``, ``recommendation_queries`` and ``statistics`` read;
 - ``api_keys``, ``sessions`` and ``retention`` store keys and browser sessions, and delete ended work.
 

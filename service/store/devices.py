@@ -1,17 +1,19 @@
-"""Served devices: announced by their workers, listed with their running and their waiting work."""
+"""Served devices: announced by their workers with heartbeats, listed with their running and their waiting work."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import Connection, Engine, and_, delete, func, select
+from sqlalchemy import Connection, Engine, and_, delete, func, select, tuple_, update
 from typing_extensions import override
 
 from service.domain.workers import ServedDevice
 from service.store.database.engine import insert_or_replace, read_transaction, write_transaction
 from service.store.database.schema import is_held, is_queued, now_ms, work_items, workers
+from service.store.database.statements import renew_leases, slots_with_work, valid_leases
 from service.store.interface import DeviceStore
-from service.store.models import AnnouncedDevice
+from service.store.models import AnnouncedDevice, Beat, BeatReply
 
 _work = work_items.c
 _RETENTION_MS = 86_400_000
@@ -26,11 +28,26 @@ class SqlDeviceStore(DeviceStore):
 
     @override
     def announce(self, served: ServedDevice) -> None:
-        row = {"owner": served.owner, "heartbeat_at": now_ms(), "document": served.model_dump_json()}
-        gone = workers.c.heartbeat_at < now_ms() - _RETENTION_MS
         with write_transaction(self._engine) as connection:
-            insert_or_replace(connection, workers, {"slot": served.slot} | row)
-            connection.execute(delete(workers).where(gone))
+            _announce(connection, [served])
+
+    @override
+    def beat(self, beat: Beat) -> BeatReply:
+        lease_ms = int(beat.lease_seconds * 1000)
+        with write_transaction(self._engine) as connection:
+            renewed = renew_leases(connection, beat.leases, lease_ms)
+            valid = valid_leases(connection, [lease for lease in beat.leases if lease not in renewed])
+            changed = [served for served in beat.devices if served.slot in beat.changed]
+            _announce(connection, changed, lease_ms)
+            _keep_announced(connection, [served for served in beat.devices if served not in changed], lease_ms)
+            wanted = slots_with_work(connection, beat.idle)
+        return BeatReply(renewed, frozenset(beat.leases) - renewed.keys() - valid, wanted)
+
+    @override
+    def await_work(self, served: ServedDevice) -> None:
+        own = and_(workers.c.slot == served.slot, workers.c.owner == served.owner)
+        with write_transaction(self._engine) as connection:
+            connection.execute(update(workers).where(own, workers.c.waits.is_(False)).values(waits=True))
 
     @override
     def withdraw(self, served: ServedDevice) -> None:
@@ -54,6 +71,39 @@ class SqlDeviceStore(DeviceStore):
             )
             for served, row in ((ServedDevice.model_validate_json(row.document), row) for row in found)
         ]
+
+
+def _announce(connection: Connection, devices: Sequence[ServedDevice], lease_ms: int = 0) -> None:
+    """Write whole rows, and delete those of workers that have long been gone.
+
+    A worker that waits for work still waits, unless its process has just started or it takes none.
+    """
+    for served in devices:
+        values = {
+            "slot": served.slot,
+            "owner": served.owner,
+            "heartbeat_at": now_ms(),
+            "document": served.model_dump_json(),
+            "device": served.device.id,
+            "hardware": served.hardware,
+            "lease_ms": lease_ms,
+            "waits": False,
+        }
+        stays = lease_ms > 0 and served.unready is None
+        insert_or_replace(connection, workers, values, kept={"waits"} if stays else ())
+    if devices:
+        connection.execute(delete(workers).where(workers.c.heartbeat_at < now_ms() - _RETENTION_MS))
+
+
+def _keep_announced(connection: Connection, devices: Sequence[ServedDevice], lease_ms: int) -> None:
+    """Update the times of heartbeats; rows that are missing, or another worker's, are written anew."""
+    if not devices:
+        return
+    keys = [(served.slot, served.owner) for served in devices]
+    own = tuple_(workers.c.slot, workers.c.owner).in_(keys)
+    times = {"heartbeat_at": now_ms(), "lease_ms": lease_ms}
+    kept = set(connection.execute(update(workers).where(own).values(**times).returning(workers.c.slot)).scalars())
+    _announce(connection, [served for served in devices if served.slot not in kept], lease_ms)
 
 
 def _queued(connection: Connection) -> dict[tuple[str, str | None], int]:

@@ -11,13 +11,15 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
 from service.domain.api_keys import ApiKey, NewKey
-from service.domain.states import State, WorkKind
+from service.domain.states import WorkKind
 from service.domain.work import Event, RecommendationSummary, RecordedProbe
 from service.domain.workers import ServedDevice
 from service.store.models import (
     EVERYTHING,
     UNLIMITED,
     AnnouncedDevice,
+    Beat,
+    BeatReply,
     Claim,
     Ending,
     Idempotency,
@@ -106,7 +108,7 @@ class SubmissionStore(ABC):
 
 
 class LeaseStore(ABC):
-    """Leases: workers claim work under a lease, renew the lease, and end the work or hand it back."""
+    """Leases: workers claim work under a lease, and end the work or hand it back; heartbeats renew leases."""
 
     @abstractmethod
     def claim(self, served: ServedDevice, lease_seconds: float) -> Claim | None:
@@ -115,14 +117,6 @@ class LeaseStore(ABC):
         The order of the queue: the highest priority first; among equals the API key whose work was started least
         recently, on any device (callers without a key count as one); then the oldest. Work whose lease has expired is
         taken over, in the state in which it was left. None when no work waits, or when work runs in that slot.
-        """
-
-    @abstractmethod
-    def renew(self, lease: Lease, lease_seconds: float) -> State:
-        """Extend the lease to ``lease_seconds`` from now, and return the state: RUNNING or CANCELLING.
-
-        Raises:
-            StaleLeaseError: when the lease has ended.
         """
 
     @abstractmethod
@@ -318,6 +312,20 @@ class DeviceStore(ABC):
     @abstractmethod
     def announce(self, served: ServedDevice) -> None:
         """Record that a worker serves the device now."""
+
+    @abstractmethod
+    def beat(self, beat: Beat) -> BeatReply:
+        """Renew leases, announce devices and look for work of one process, in one transaction.
+
+        Leases that have ended do not affect the others. Devices that were withdrawn or deleted are announced anew.
+        """
+
+    @abstractmethod
+    def await_work(self, served: ServedDevice) -> None:
+        """Have the worker of an announced device notified of the next work for the device, where notifications exist.
+
+        Work that was queued at the same time may not be noticed: look for work again a moment later.
+        """
 
     @abstractmethod
     def withdraw(self, served: ServedDevice) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property
@@ -49,6 +49,33 @@ class NewWork:
     """W3C ``traceparent`` of the submitting request."""
     hardware: str | None = None
     """The kind of device that it needs (``ServedDevice.hardware``); without one, any device with the id will do."""
+
+
+@dataclass(frozen=True)
+class Beat:
+    """A heartbeat of a process, for all of its leases and devices."""
+
+    lease_seconds: float
+    leases: tuple[Lease, ...] = ()
+    """The leases to renew."""
+    devices: tuple[ServedDevice, ...] = ()
+    """The devices to announce."""
+    changed: frozenset[str] = frozenset()
+    """Slots of devices whose documents have changed since they were last announced."""
+    idle: tuple[ServedDevice, ...] = ()
+    """The devices for which to look for work."""
+
+
+@dataclass(frozen=True)
+class BeatReply:
+    """The result of a heartbeat. A lease in neither field stays as it is: another transaction had locked its row."""
+
+    renewed: Mapping[Lease, State]
+    """Renewed leases, each with the state of its work: RUNNING or CANCELLING."""
+    lost: frozenset[Lease]
+    """Leases that have ended."""
+    wanted: frozenset[str]
+    """Slots of idle devices for which work waits."""
 
 
 @dataclass(frozen=True)

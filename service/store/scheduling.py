@@ -50,8 +50,8 @@ def _heads(*, any_hardware: int, keyed: int) -> Select[Any]:
         select(own.id)
         .where(
             is_queued,
-            own.device == bindparam("device"),
-            own.hardware.is_(None) if any_hardware else own.hardware == bindparam("hardware"),
+            own.device == bindparam("own_device"),
+            own.hardware.is_(None) if any_hardware else own.hardware == bindparam("own_hardware"),
             own.key_id == submitters.c.id if keyed else own.key_id.is_(None),
         )
         .order_by(*order)
@@ -64,8 +64,8 @@ def _heads(*, any_hardware: int, keyed: int) -> Select[Any]:
 
 
 NEXT_QUEUED = _next_queued()
-"""The next queued work of a device; its parameters are `device` and `hardware`. The statement is built once, which
-costs more than executing it."""
+"""The next queued work of a device; its parameters are `own_device` and `own_hardware`. The statement is built once,
+which costs more than executing it."""
 
 
 def record_turn(connection: Connection, key_id: str | None) -> None:

@@ -7,6 +7,7 @@ from sqlalchemy import Engine
 from service.store.api_keys import SqlKeyStore
 from service.store.database.engine import open_engine
 from service.store.database.migrate import upgrade
+from service.store.database.notifications import Listener, Receiver
 from service.store.devices import SqlDeviceStore
 from service.store.evidence import SqlEvidenceStore, SqlResidualStore
 from service.store.leases import SqlLeaseStore
@@ -36,6 +37,12 @@ class Store:
         self.devices = SqlDeviceStore(engine)
         self.keys = SqlKeyStore(engine)
         self.sessions = SqlSessionStore(engine)
+
+    def new_listener(self, owner: str, receiver: Receiver) -> Listener | None:
+        """Return a listener that is not started, or None where the database sends no notifications."""
+        if self.engine.dialect.name != "postgresql":
+            return None
+        return Listener(self.engine, owner, receiver)
 
     def close(self) -> None:
         """Close every connection. Idempotent."""

@@ -15,6 +15,7 @@ from service.errors import ConflictError, NotResumableError
 from service.store.api_keys import check_quota
 from service.store.database.engine import insert_or_skip, read_transaction, write_transaction
 from service.store.database.mapping import recommendation_values
+from service.store.database.notifications import notify_owner, notify_waiting
 from service.store.database.schema import idempotency_keys, now_ms, recommendations, submitters, work_items
 from service.store.database.statements import change, state_event
 from service.store.interface import SubmissionStore
@@ -79,7 +80,9 @@ class SqlSubmissionStore(SubmissionStore):
         ended = {"state": State.CANCELLED, "ended_at": now_ms()}
         with write_transaction(self._engine) as connection:
             if change(connection, queued, ended, [state_event(State.CANCELLED)]) is None:
-                change(connection, running, {"state": State.CANCELLING}, [state_event(State.CANCELLING)])
+                row = change(connection, running, {"state": State.CANCELLING}, [state_event(State.CANCELLING)])
+                if row is not None:
+                    notify_owner(connection, row["owner"], work_id)
             return read_item(connection, work_id)
 
     @override
@@ -91,6 +94,8 @@ class SqlSubmissionStore(SubmissionStore):
             check_quota(connection, read_item(connection, work_id).key_id, quota)
             changed = change(connection, resumable, values, [state_event(State.QUEUED)])
             item = read_item(connection, work_id)
+            if changed is not None:
+                notify_waiting(connection, changed["device"], changed["hardware"])
         if changed is None:
             raise NotResumableError(f"{work_id} is {item.state}: only a job that is FAILED or CANCELLED can be resumed")
         return item
@@ -132,6 +137,8 @@ def _insert(
     item = read_item(connection, work.id)
     if pending is not None:
         _update_response(connection, pending.idempotency, pending.respond(item))
+    if item.state is State.QUEUED:
+        notify_waiting(connection, work.device, work.hardware)
     return item
 
 

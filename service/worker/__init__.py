@@ -2,10 +2,10 @@
 
 The pipeline, in one process with one worker per device:
 
-1. ``coordinator`` starts, wakes and stops the workers. In `batchwright serve` they run in a child process
-   (``hosting``).
-2. ``device_worker`` takes its device (``slot``, guarded by ``device_lock``) and starts two threads (``device_thread``):
-   ``work_loop`` claims work (``claiming``) and has it run, ``heartbeat`` announces the device.
+1. ``coordinator`` starts, wakes and stops the workers, also by notifications of the database. In `batchwright serve`
+   they run in a child process (``hosting``). One ``heartbeat`` renews the leases and announces the devices of all.
+2. ``device_worker`` takes its device (``slot``, guarded by ``device_lock``) and starts a thread (``device_thread``):
+   ``work_loop`` claims work (``claiming``) and has it run, with pauses while none waits (``idle_pause``).
 3. ``lease`` holds the lease in use: the heartbeat renews it, and stop requests reach the running work through it.
 4. ``attempts`` runs a claim and records its ending, or hands the work back to the queue.
 5. ``runner`` runs one tuning or job: probes chosen by ``tuner.planning.session``, or a training run.

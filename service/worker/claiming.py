@@ -13,7 +13,7 @@ from service.worker.lease import LeaseHolder, LeaseTerms, StopReason
 
 
 class WorkClaimer:
-    """Claim work for a device, one piece at a time. Any thread may renew the lease in use or ask it to stop.
+    """Claim work for a device, one piece at a time. Any thread may use the lease holder, or request a stop.
 
     Args:
         leases: where work is claimed.
@@ -40,7 +40,7 @@ class WorkClaimer:
         if claim is None:
             yield None
             return
-        holder = self._holder = LeaseHolder(self._leases, claim.lease, self._terms, claimed_at)
+        holder = self._holder = LeaseHolder(claim.lease, self._terms, claimed_at)
         try:
             if self._stop is not None:
                 holder.request(self._stop)
@@ -48,10 +48,10 @@ class WorkClaimer:
         finally:
             self._holder = None
 
-    def renew(self) -> None:
-        """Renew the lease in use, if there is one."""
-        if (holder := self._holder) is not None:
-            holder.renew()
+    @property
+    def holder(self) -> LeaseHolder | None:
+        """The lease in use, or None."""
+        return self._holder
 
     def request_stop(self, reason: StopReason) -> None:
         """Request the running work, and work that is claimed later, to stop."""

@@ -17,6 +17,7 @@ class DeviceThread(ABC):
         self._device = served.device.id
         self._slot = served.slot
         self._pause_seconds = pause_seconds
+        self._was_woken = False
         self._stopping = threading.Event()
         self._due = threading.Event()
         self._stepped_at = time.monotonic()
@@ -60,7 +61,9 @@ class DeviceThread(ABC):
                 self._stepped_at = time.monotonic()
                 if not took_work:
                     self._due.wait(self._pause_seconds)
-                self._due.clear()
+                self._was_woken = self._due.is_set()
+                if self._was_woken:
+                    self._due.clear()
 
     @abstractmethod
     def _step(self) -> bool:

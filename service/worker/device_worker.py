@@ -1,18 +1,19 @@
-"""The worker of one device: a loop that claims and runs work, and a heartbeat."""
+"""The worker of one device: a loop that claims and runs work."""
 
 from __future__ import annotations
 
 import tempfile
 from pathlib import Path
+from typing import Protocol
 
 from service.domain.workers import ServedDevice
 from service.store.store import Store
 from service.worker.attempts import AttemptRunner
 from service.worker.claiming import WorkClaimer
 from service.worker.executors.base import Executor
-from service.worker.heartbeat import Heartbeat
 from service.worker.host_health import Health
-from service.worker.lease import LeaseTerms, StopReason
+from service.worker.idle_pause import IdlePause
+from service.worker.lease import LeaseHolder, LeaseTerms, StopReason
 from service.worker.runner import DeviceContext, RunStores, WorkRunner
 from service.worker.settings import WorkerSettings
 from service.worker.slot import Slot
@@ -23,11 +24,37 @@ _BLOCKED_SECONDS = 120.0
 """Time after which a heartbeat is blocked for good. One on an unresponsive database ends in about half a minute."""
 
 
-class DeviceWorker:
-    """Serve one device with two threads: the work loop and the heartbeat."""
+class ProcessLink(Protocol):
+    """The heartbeat and the notifications of the process, as a worker sees them."""
 
-    def __init__(
-        self, store: Store, executor: Executor, versions: dict[str, str], settings: WorkerSettings, owner: str
+    @property
+    def has_notifications(self) -> bool:
+        """True where the database notifies waiting workers."""
+
+    def announce_now(self) -> None:
+        """Announce the devices now."""
+
+
+class DeviceWorker:
+    """Serve one device with a thread; the heartbeat is that of the process.
+
+    Args:
+        store: the store.
+        executor: runs the work.
+        versions: the installed versions that affect memory.
+        settings: the settings of the workers.
+        owner: name of the process.
+        link: the heartbeat and the notifications of the process.
+    """
+
+    def __init__(  # noqa: PLR0913, PLR0917 - built in one place
+        self,
+        store: Store,
+        executor: Executor,
+        versions: dict[str, str],
+        settings: WorkerSettings,
+        owner: str,
+        link: ProcessLink,
     ) -> None:
         device, instruments = executor.device, settings.instruments
         self.served = ServedDevice(
@@ -48,11 +75,13 @@ class DeviceWorker:
         attempt_runner = AttemptRunner(store.leases, store.work, runner, context, instruments)
         terms = LeaseTerms(settings.lease_seconds, settings.shutdown_grace_seconds)
         self._claimer = WorkClaimer(store.leases, self.served, terms)
-        self._loop = WorkLoop(self._claimer, attempt_runner, self._health, settings.poll_seconds)
-        self._heartbeat = Heartbeat(self.served, self._claimer.renew, self._served_now, store.devices, settings)
+        await_work = (lambda: store.devices.await_work(self.served)) if link.has_notifications else None
+        pause = IdlePause(settings.poll_seconds, await_work)
+        self._loop = WorkLoop(self._claimer, attempt_runner, self._health, pause)
+        self._link = link
 
     def start(self) -> None:
-        """Take the slot, release the work of its dead owners, and start the threads.
+        """Take the slot, release the work of its dead owners, and start the thread.
 
         Raises:
             DeviceTakenError: when another live process serves it.
@@ -66,7 +95,6 @@ class DeviceWorker:
             self._slot.release()
             raise
         self._loop.start()
-        self._heartbeat.start()
 
     def is_alive(self) -> bool:
         """Return whether both threads run, and the heartbeat is not blocked."""
@@ -79,21 +107,33 @@ class DeviceWorker:
         self._loop.request_stop()
 
     def join(self) -> None:
-        """Wait until the threads have ended, then release the slot."""
+        """Wait until the thread has ended. The heartbeat must go on until then."""
         if self._loop.was_started:
             self._loop.join()
-            self._heartbeat.request_stop()
-            self._heartbeat.join()
+
+    def close(self) -> None:
+        """Withdraw the device, and release the slot. The heartbeat, which would announce it again, has ended."""
+        if self._loop.was_started:
             self._slot.withdraw()
         self._executor.close()
         self._slot.release()
 
-    def notify(self) -> None:
-        """Check for work and for cancellations now."""
+    def wake(self) -> None:
+        """Look for work now."""
         self._loop.wake()
-        self._heartbeat.wake()
 
-    def _served_now(self) -> ServedDevice | None:
+    @property
+    def holder(self) -> LeaseHolder | None:
+        """The lease in use, or None."""
+        return self._claimer.holder
+
+    @property
+    def is_idle(self) -> bool:
+        """Return whether the worker waits for work, and would take some."""
+        return self._loop.is_idle
+
+    def served_now(self) -> ServedDevice | None:
+        """Return the device with its health, or None when it is not served."""
         return self._with_health() if self._loop.is_alive() else None
 
     def _with_health(self) -> ServedDevice:
@@ -109,4 +149,4 @@ class DeviceWorker:
 
     def _report_health(self, cause: str | None) -> None:
         self._settings.instruments.metrics.set_device_trouble(self.served.device.id, cause)
-        self._heartbeat.announce_now()
+        self._link.announce_now()

@@ -12,8 +12,7 @@ from typing import TypeVar
 from service.domain.states import State
 from service.errors import StaleLeaseError, StoreUnavailableError
 from service.observability.logging import rate_limited_logger
-from service.store.interface import LeaseStore
-from service.store.models import Lease
+from service.store.models import BeatReply, Lease
 
 _log = logging.getLogger(__name__)
 
@@ -47,19 +46,26 @@ class LeaseTerms:
     shutdown_grace_seconds: float
 
 
+@dataclass(frozen=True)
+class Renewal:
+    """A renewal in progress: its lease holder, when it began, and whether the store was unreachable before."""
+
+    holder: LeaseHolder
+    began: float
+    was_unreachable: bool
+
+    def end(self, reply: BeatReply) -> None:
+        """Give the result to the lease holder."""
+        self.holder.end_renewal(self, reply)
+
+
 class LeaseHolder:
-    """A lease in use. The heartbeat calls ``renew``; the worker reads ``grace_seconds`` and writes with ``retry``."""
+    """A lease in use. The heartbeat renews the lease; the worker reads ``grace_seconds`` and writes with ``retry``."""
 
     def __init__(
-        self,
-        leases: LeaseStore,
-        lease: Lease,
-        terms: LeaseTerms,
-        claimed_at: float,
-        clock: Callable[[], float] = time.monotonic,
+        self, lease: Lease, terms: LeaseTerms, claimed_at: float, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self.lease = lease
-        self._leases = leases
         self._lease_seconds = terms.lease_seconds
         self._clock = clock
         self._renewed_at = claimed_at
@@ -92,21 +98,22 @@ class LeaseHolder:
         """Request the work to stop."""
         self._stops.add(reason)
 
-    def renew(self) -> None:
-        """Extend the lease, and request a stop when the work was cancelled. Called by the heartbeat."""
-        before, was_unreachable = self._clock(), self._is_store_unreachable
+    def renewal(self) -> Renewal:
+        """Begin a renewal, by the heartbeat. Until its result is known, the store counts as unreachable."""
+        begun = Renewal(self, self._clock(), self._is_store_unreachable)
         self._is_store_unreachable = True
-        try:
-            state = self._leases.renew(self.lease, self._lease_seconds)
-        except StaleLeaseError:
-            self._is_store_unreachable = was_unreachable
-            self.request(StopReason.LOST)
-        except StoreUnavailableError as error:
-            self._warnings.warning("cannot renew the lease on %s: %s", self.lease.work_id, error)
-        else:
-            self._renewed_at, self._is_store_unreachable = before, False
+        return begun
+
+    def end_renewal(self, renewal: Renewal, reply: BeatReply) -> None:
+        """Take the new lifetime of the lease from the result, and request a stop when the work must end."""
+        if (state := reply.renewed.get(self.lease)) is not None:
+            self._renewed_at, self._is_store_unreachable = renewal.began, False
             if state is State.CANCELLING:
                 self.request(StopReason.CANCELLED)
+            return
+        self._is_store_unreachable = renewal.was_unreachable
+        if self.lease in reply.lost:
+            self.request(StopReason.LOST)
 
     def retry(self, call: Callable[[], _T]) -> _T:
         """Call the store until it can be reached, while the lease is valid.

@@ -24,12 +24,23 @@ class WorkerSettings:
     lease_seconds: float
     poll_seconds: float
     shutdown_grace_seconds: float
+    fallback_poll_seconds: float = 5.0
     instruments: Instruments = field(default_factory=Instruments)
 
     @property
     def beat_seconds(self) -> float:
         """Seconds between heartbeats."""
         return min(self.lease_seconds / 4, _MAX_BEAT_SECONDS)
+
+    @property
+    def polling_beat_seconds(self) -> float:
+        """Seconds between heartbeats that look for work, since no notification arrives."""
+        return min(self.beat_seconds, self.poll_seconds)
+
+    @property
+    def notified_beat_seconds(self) -> float:
+        """Seconds between heartbeats while notifications arrive."""
+        return min(self.lease_seconds / 4, self.fallback_poll_seconds)
 
     @property
     def owner_prefix(self) -> str:

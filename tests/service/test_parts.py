@@ -27,8 +27,10 @@ from service.errors import (
 from service.problem_mapping import problem_of
 from service.registry.registered_commands import RegisteredCommands
 from service.settings import Settings
+from service.store.models import Beat
 from service.store.store import Store
 from service.worker.device_lock import DeviceLock
+from service.worker.heartbeat import send
 from service.worker.lease import LeaseHolder, LeaseTerms, StopReason
 from service.worker_bootstrap import served_devices
 from tests.support.factories import gpt_spec, recommendation
@@ -233,7 +235,12 @@ def holder(store: Store, clock: Clock, new_id: Callable[[str], str]) -> LeaseHol
     store.submissions.add(new_work(new_id("tun")))
     claim = store.leases.claim(SERVED, TERMS.lease_seconds)
     assert claim is not None
-    return LeaseHolder(store.leases, claim.lease, TERMS, claim_time(clock), clock)
+    return LeaseHolder(claim.lease, TERMS, claim_time(clock), clock)
+
+
+def renew(store: Store, holder: LeaseHolder) -> None:
+    """Renew a lease as a heartbeat does."""
+    send(store.devices, Beat(TERMS.lease_seconds), [holder])
 
 
 def claim_time(clock: Clock) -> float:
@@ -241,11 +248,11 @@ def claim_time(clock: Clock) -> float:
     return clock.now
 
 
-def test_a_held_lease_lets_work_go_on_while_it_is_renewed(holder: LeaseHolder, clock: Clock) -> None:
+def test_a_held_lease_lets_work_go_on_while_it_is_renewed(store: Store, holder: LeaseHolder, clock: Clock) -> None:
     """Renewals in time keep it; the first one missed ends it before the lease does."""
     for _ in range(5):
         clock.now += 5.0
-        holder.renew()
+        renew(store, holder)
         assert holder.grace_seconds() is None
     clock.now += 8.5
     assert (holder.reason(), holder.grace_seconds()) == (StopReason.LOST, 0.0)
@@ -255,7 +262,7 @@ def test_a_cancellation_is_seen_at_the_next_renewal(holder: LeaseHolder, store: 
     """The work gets little time to end."""
     store.submissions.cancel(holder.lease.work_id)
     assert holder.reason() is None
-    holder.renew()
+    renew(store, holder)
     assert holder.reason() is StopReason.CANCELLED
     assert (holder.grace_seconds() or 99.0) < 2.0
 
@@ -272,7 +279,7 @@ def test_the_most_pressing_reason_counts(holder: LeaseHolder) -> None:
 def test_a_lease_taken_over_is_lost(holder: LeaseHolder, store: Store) -> None:
     """A renewal that is refused stops the work at once."""
     store.leases.release_slot(SERVED.slot, SERVED.owner)
-    holder.renew()
+    renew(store, holder)
     assert holder.grace_seconds() == 0.0
 
 
@@ -304,17 +311,19 @@ def test_a_lease_that_ended_in_an_outage_is_told_from_one_taken_over(
 ) -> None:
     """Also when the store is back, and refuses the renewal, before the worker has noticed anything."""
     with monkeypatch.context() as away:
-        away.setattr(store.leases, "renew", Mock(side_effect=StoreUnavailableError("away")))
-        holder.renew()
+        away.setattr(store.devices, "beat", Mock(side_effect=StoreUnavailableError("away")))
+        with pytest.raises(StoreUnavailableError):
+            renew(store, holder)
     seen = [holder.is_store_unreachable]
-    holder.renew()
+    renew(store, holder)
     seen.append(holder.is_store_unreachable)
     assert seen == [True, False]
     store.leases.release_slot(SERVED.slot, SERVED.owner)
     with monkeypatch.context() as away:
-        away.setattr(store.leases, "renew", Mock(side_effect=StoreUnavailableError("away")))
-        holder.renew()
-    holder.renew()
+        away.setattr(store.devices, "beat", Mock(side_effect=StoreUnavailableError("away")))
+        with pytest.raises(StoreUnavailableError):
+            renew(store, holder)
+    renew(store, holder)
     assert (holder.reason(), holder.is_store_unreachable) == (StopReason.LOST, True)
 
 

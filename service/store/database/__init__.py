@@ -2,8 +2,8 @@
 
 ``engine`` opens SQLite and PostgreSQL, makes reading and writing transactions, and translates their errors. ``schema``
 has the tables, ``mapping`` turns rows into documents and back, and ``statements`` has the conditional updates.
-``migrate`` applies the revisions of ``migrations``. ``sqlite_writer_lock`` makes the writers of one SQLite file wait in
-fair order.
+``notifications`` sends and receives those of PostgreSQL. ``migrate`` applies the revisions of ``migrations``.
+``sqlite_writer_lock`` makes the writers of one SQLite file wait in fair order.
 
 A new column goes to ``schema`` and into a new revision; ``mapping`` writes it and reads it.
 """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -182,11 +182,12 @@ def insert_or_skip(connection: Connection, table: Table, values: dict[str, Any])
     return connection.execute(statement).first() is not None
 
 
-def insert_or_replace(connection: Connection, table: Table, values: dict[str, Any]) -> None:
-    """Insert a row, or overwrite the row with its key."""
+def insert_or_replace(connection: Connection, table: Table, values: dict[str, Any], kept: Collection[str] = ()) -> None:
+    """Insert a row, or overwrite the row with its key, except the columns ``kept``."""
     statement = _insert(connection, table, values)
     key = [column.name for column in table.primary_key]
-    connection.execute(statement.on_conflict_do_update(index_elements=key, set_=values))
+    new = {name: value for name, value in values.items() if name not in kept}
+    connection.execute(statement.on_conflict_do_update(index_elements=key, set_=new))
 
 
 def _insert(connection: Connection, table: Table, values: dict[str, Any]) -> sqlite.Insert | postgresql.Insert:

@@ -37,6 +37,7 @@ _UNLISTED = {
     "device_ms",
     "claimed_at",
     "lease_expires_at",
+    "expiry_check_at",
     "lost_leases",
     "problem_code",
 }

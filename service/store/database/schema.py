@@ -14,6 +14,7 @@ from sqlalchemy import (
     String,
     Table,
     Text,
+    false,
     text,
 )
 from sqlalchemy.ext.compiler import compiles
@@ -51,6 +52,7 @@ work_items = Table(
     Column("token", Integer, nullable=False, server_default="0"),
     Column("claimed_at", BigInteger),
     Column("lease_expires_at", BigInteger),
+    Column("expiry_check_at", BigInteger, nullable=False, server_default="0"),
     Column("lost_leases", Integer, nullable=False, server_default="0"),
     Column("probe_count", Integer, nullable=False, server_default="0"),
     Column("event_count", Integer, nullable=False, server_default="0"),
@@ -67,7 +69,8 @@ work_items = Table(
 )
 """Tunings and jobs. The fencing token rises with every claim, so it counts attempts too; ``device_ms`` is the time on
 devices of every claim but one that holds, and ``key_id`` the API key that submitted the work (not a foreign key, which
-might prevent work from being stored)."""
+might prevent work from being stored). A lease has not expired before ``expiry_check_at``, which is indexed and changes
+less often than ``lease_expires_at``: most renewals change no index."""
 
 is_queued = text(_queued)
 is_held = text(_held)
@@ -101,6 +104,13 @@ Index(
     work_items.c.updated_at,
     sqlite_where=is_queued,
     postgresql_where=is_queued,
+)
+Index(
+    "work_items_expiring",
+    work_items.c.device,
+    work_items.c.expiry_check_at,
+    sqlite_where=is_held,
+    postgresql_where=is_held,
 )
 Index("one_run_per_device", work_items.c.slot, unique=True, sqlite_where=is_held, postgresql_where=is_held)
 
@@ -207,8 +217,21 @@ workers = Table(
     Column("owner", String(300), nullable=False),
     Column("heartbeat_at", BigInteger, nullable=False),
     Column("document", Text, nullable=False),
+    Column("device", String(32)),
+    Column("hardware", String(400)),
+    Column("lease_ms", BigInteger, nullable=False, server_default="0"),
+    Column("waits", Boolean, nullable=False, server_default=false()),
 )
-"""Served devices, with the last heartbeats of their workers."""
+"""Served devices, with the last heartbeats of their workers. A worker that ``waits`` is notified of one piece of queued
+work, unless its last heartbeat is older than ``lease_ms``."""
+
+is_waiting = text("waits")
+Index(
+    "workers_waiting",
+    *(workers.c[name] for name in ("device", "hardware", "slot")),
+    sqlite_where=is_waiting,
+    postgresql_where=is_waiting,
+)
 
 api_keys = Table(
     "api_keys",

@@ -5,16 +5,36 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, RowMapping, and_, bindparam, insert, or_, select, update
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    RowMapping,
+    String,
+    and_,
+    bindparam,
+    case,
+    column,
+    exists,
+    insert,
+    or_,
+    select,
+    tuple_,
+    update,
+)
+from sqlalchemy import values as rows_of
 
 from service.domain.states import State
 from service.domain.work import EventKind
+from service.domain.workers import ServedDevice
 from service.errors import ConflictError, StaleLeaseError
 from service.store.database.mapping import WORK_COLUMNS
-from service.store.database.schema import events, is_held, now_ms, work_items
+from service.store.database.schema import events, is_held, is_queued, now_ms, work_items
 from service.store.models import Lease
 
 _work = work_items.c
+
+_RECHECK_SHARE = 3
+"""A renewal moves the indexed time when less than this part of a lease is left of it. Processes renew four times."""
 
 EventToAdd = tuple[EventKind, str]
 """Kind and JSON of an event."""
@@ -36,32 +56,91 @@ def is_latest_lease(lease: Lease) -> ColumnElement[bool]:
 
 
 RUNNING_HERE = (
-    select(_work.id).where(_work.slot == bindparam("slot"), is_held, _work.lease_expires_at > now_ms()).limit(1)
+    select(_work.id).where(_work.slot == bindparam("own_slot"), is_held, _work.lease_expires_at > now_ms()).limit(1)
 )
-"""The work that holds a slot with a valid lease; its parameter is `slot`."""
+"""The work that holds a slot with a valid lease; its parameter is `own_slot`."""
 
 ABANDONED = (
     select(_work.id, _work.state, _work.token, _work.lost_leases, _work.key_id)
     .where(
         is_held,
-        _work.device == bindparam("device"),
-        or_(_work.hardware.is_(None), _work.hardware == bindparam("hardware")),
+        _work.device == bindparam("own_device"),
+        or_(_work.hardware.is_(None), _work.hardware == bindparam("own_hardware")),
+        _work.expiry_check_at <= now_ms(),
         _work.lease_expires_at <= now_ms(),
     )
-    .order_by(_work.slot != bindparam("slot"), _work.priority.desc(), _work.created_at, _work.id)
+    .order_by(_work.slot != bindparam("own_slot"), _work.priority.desc(), _work.created_at, _work.id)
     .limit(1)
 )
-"""The first work for a device whose lease has expired: work of its slot, then of others; its parameters are `slot`,
-`device` and `hardware`."""
+"""The first work for a device whose lease has expired: work of its slot, then of others; its parameters are `own_slot`,
+`own_device` and `own_hardware`."""
 
 MISPLACED = and_(
     is_held,
-    _work.slot == bindparam("slot"),
-    _work.hardware != bindparam("hardware"),
+    _work.slot == bindparam("own_slot"),
+    _work.hardware != bindparam("own_hardware"),
     _work.lease_expires_at <= now_ms(),
 )
 """The work that holds a slot with an expired lease, and needs other hardware than the slot has now. No worker takes it
-over there, and it blocks the slot. The parameters are `slot` and `hardware`."""
+over there, and it blocks the slot. The parameters are `own_slot` and `own_hardware`."""
+
+
+def renew_leases(connection: Connection, leases: Sequence[Lease], lease_ms: int) -> dict[Lease, State]:
+    """Extend the valid ones of these leases, and return the states of their work.
+
+    Rows that another transaction has locked are left out, so that a slow one delays no other lease. The indexed column
+    changes only when it would pass before the next renewals.
+    """
+    if not leases:
+        return {}
+    valid = and_(_is_one_of(leases), is_held, _work.lease_expires_at > now_ms())
+    free = select(_work.id).where(valid).order_by(_work.id).with_for_update(skip_locked=True)
+    until = now_ms() + lease_ms
+    is_due = _work.expiry_check_at <= now_ms() + lease_ms // _RECHECK_SHARE
+    check_at = case((is_due, until), else_=_work.expiry_check_at)
+    statement = (
+        update(work_items)
+        .where(_work.id.in_(free), valid)
+        .values(lease_expires_at=until, expiry_check_at=check_at)
+        .returning(_work.id, _work.owner, _work.token, _work.state)
+    )
+    found = connection.execute(statement).all()
+    return {Lease(row.id, row.owner, row.token): State(row.state) for row in found}
+
+
+def valid_leases(connection: Connection, leases: Sequence[Lease]) -> frozenset[Lease]:
+    """Return the leases that have not ended."""
+    if not leases:
+        return frozenset()
+    valid = and_(_is_one_of(leases), is_held, _work.lease_expires_at > now_ms())
+    found = connection.execute(select(_work.id, _work.owner, _work.token).where(valid))
+    return frozenset(Lease(row.id, row.owner, row.token) for row in found)
+
+
+def _is_one_of(leases: Sequence[Lease]) -> ColumnElement[bool]:
+    keys = [(lease.work_id, lease.owner, lease.token) for lease in leases]
+    return tuple_(_work.id, _work.owner, _work.token).in_(keys)
+
+
+def slots_with_work(connection: Connection, devices: Sequence[ServedDevice]) -> frozenset[str]:
+    """Return the slots of the devices whose workers would find something to claim, in one statement."""
+    if not devices:
+        return frozenset()
+    columns = (column("slot", String), column("device", String), column("hardware", String))
+    rows = [(served.slot, served.device.id, served.hardware) for served in devices]
+    asked = rows_of(*columns, name="asked").data(rows).cte("asked")
+    expired = and_(is_held, _work.lease_expires_at <= now_ms())
+    fits = and_(_work.device == asked.c.device, or_(_work.hardware.is_(None), _work.hardware == asked.c.hardware))
+    of_slot = _work.slot == asked.c.slot
+    is_misplaced = exists().where(of_slot, _work.hardware != asked.c.hardware, expired)
+    is_busy = exists().where(of_slot, is_held, _work.lease_expires_at > now_ms())
+    waiting = (
+        exists().where(fits, _work.expiry_check_at <= now_ms(), expired),
+        exists().where(is_queued, _work.device == asked.c.device, _work.hardware.is_(None)),
+        exists().where(is_queued, _work.device == asked.c.device, _work.hardware == asked.c.hardware),
+    )
+    found = connection.execute(select(asked.c.slot).where(or_(is_misplaced, and_(~is_busy, or_(*waiting)))))
+    return frozenset(found.scalars())
 
 
 def change(

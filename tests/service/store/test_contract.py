@@ -15,11 +15,11 @@ from service.domain.states import State, WorkKind, sources_of
 from service.domain.work import EventKind
 from service.errors import ConfigurationError, ConflictError, NotFoundError, StaleLeaseError, StoreUnavailableError
 from service.problem_mapping import make_problem
-from service.store.models import Claim, Ending, Lease, RecommendationFilter
+from service.store.models import BeatReply, Claim, Ending, Lease, RecommendationFilter
 from service.store.store import Store, open_store
 from tests.support.factories import probe_result, recommendation
 from tests.support.service.scripted import SERVED, new_work, progress
-from tests.support.service.stores import LEASE_SECONDS, NewId, claimed, elsewhere
+from tests.support.service.stores import LEASE_SECONDS, NewId, beaten, claimed, elsewhere
 from tuner.schemas.training import RunOutcome, TrainingResult
 
 
@@ -119,7 +119,7 @@ def test_an_expired_lease_is_taken_over_with_a_new_token(store: Store, new_id: N
     assert (claim.item.id, claim.lease.token, claim.lost_leases) == (abandoned, 2, 1)
 
 
-_REPORTS = ["renew", "probe", "progress", "finish"]
+_REPORTS = ["probe", "progress", "finish"]
 _LATE = [*product(_REPORTS, ["expired", "taken over", "ended"]), *product(["hand_back"], ["taken over", "ended"])]
 
 
@@ -134,7 +134,6 @@ def test_a_late_report_is_refused_and_changes_nothing(store: Store, new_id: NewI
         claimed(store, elsewhere("other"))
     before = store.work.get(work_id)
     reports: dict[str, Callable[[], object]] = {
-        "renew": lambda: store.leases.renew(lease, LEASE_SECONDS),
         "probe": lambda: store.evidence.record_probe(lease, 1, probe_result(4)),
         "progress": lambda: store.evidence.record_progress(lease, [progress(1)]),
         "finish": lambda: store.leases.finish(lease, Ending(State.SUCCEEDED, recommendation=recommendation())),
@@ -170,7 +169,7 @@ def test_a_renewed_lease_holds(store: Store, new_id: NewId) -> None:
     """After a renewal the work is not up for claim."""
     store.submissions.add(new_work(new_id("tun")))
     lease = claimed(store).lease
-    assert store.leases.renew(lease, LEASE_SECONDS) is State.RUNNING
+    assert beaten(store, lease) == BeatReply({lease: State.RUNNING}, frozenset(), frozenset())
     assert store.leases.claim(elsewhere("other"), LEASE_SECONDS) is None
 
 
@@ -288,7 +287,7 @@ def test_cancelling_follows_the_state(store: Store, new_id: NewId) -> None:
     assert [store.submissions.cancel(queued).state for _ in range(2)] == [State.CANCELLED, State.CANCELLED]
     lease = claimed(store).lease
     assert [store.submissions.cancel(running).state for _ in range(2)] == [State.CANCELLING, State.CANCELLING]
-    assert store.leases.renew(lease, LEASE_SECONDS) is State.CANCELLING
+    assert beaten(store, lease).renewed == {lease: State.CANCELLING}
     store.leases.finish(lease, Ending(State.CANCELLED))
     before = store.work.get(running)
     assert store.submissions.cancel(running) == before

@@ -16,6 +16,7 @@ from service.errors import ConfigurationError, StaleLeaseError, StoreUnavailable
 from service.store.database.engine import open_engine, read_transaction, write_transaction
 from service.store.models import (
     WRITE_CHECK_TTL_SECONDS,
+    Beat,
     Claim,
     Ending,
     Idempotency,
@@ -119,13 +120,14 @@ READS_AND_WRITES: dict[str, Callable[[Store, Lease], Any]] = {
     "statistics.totals": lambda store, _: store.statistics.totals(3600.0),
     "statistics.count_hits": lambda store, _: store.statistics.count_hits(1, 2),
     "leases.claim": lambda store, _: store.leases.claim(SERVED.model_copy(update={"slot": "other"}), LEASE_SECONDS),
-    "leases.renew": lambda store, lease: store.leases.renew(lease, LEASE_SECONDS),
     "evidence.record_probe": lambda store, lease: store.evidence.record_probe(lease, 1, probe_result(4)),
     "evidence.record_progress": lambda store, lease: store.evidence.record_progress(lease, [progress(1)]),
     "leases.finish": lambda store, lease: store.leases.finish(lease, Ending(State.FAILED)),
     "leases.hand_back": lambda store, lease: store.leases.hand_back(lease),
     "leases.release_slot": lambda store, _: store.leases.release_slot("other", "host:"),
     "devices.announce": lambda store, _: store.devices.announce(SERVED),
+    "devices.beat": lambda store, lease: store.devices.beat(Beat(LEASE_SECONDS, (lease,), (SERVED,))),
+    "devices.await_work": lambda store, _: store.devices.await_work(SERVED),
     "devices.withdraw": lambda store, _: store.devices.withdraw(SERVED),
     "devices.list": lambda store, _: store.devices.list(),
     "queue.check": lambda store, _: store.queue.check(),

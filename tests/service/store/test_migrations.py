@@ -50,15 +50,17 @@ _WORK: dict[str, Any] = {
     "updated_at": 2,
     "event_count": 1,
 }
+_LATER = {"key_id": KEY, "device_ms": 5000, "question": "q" * 64, "earlier_recommendation_id": "rec_0"}
 REVISIONS: dict[str, dict[str, Any]] = {
     "0001": {},
     "0002_keys": {"key_id": KEY, "device_ms": 5000},
-    "0003_questions": {"key_id": KEY, "device_ms": 5000, "question": "q" * 64, "earlier_recommendation_id": "rec_0"},
-    "0004_scheduling": {"key_id": KEY, "device_ms": 5000, "question": "q" * 64, "earlier_recommendation_id": "rec_0"},
-    "0005_sessions": {"key_id": KEY, "device_ms": 5000, "question": "q" * 64, "earlier_recommendation_id": "rec_0"},
-    "0006_summary": {"key_id": KEY, "device_ms": 5000, "question": "q" * 64, "earlier_recommendation_id": "rec_0"},
-    "0007_searching": {"key_id": KEY, "device_ms": 5000, "question": "q" * 64, "earlier_recommendation_id": "rec_0"},
-    "0008_plain_names": {"key_id": KEY, "device_ms": 5000, "question": "q" * 64, "earlier_recommendation_id": "rec_0"},
+    "0003_questions": _LATER,
+    "0004_scheduling": _LATER,
+    "0005_sessions": _LATER,
+    "0006_summary": _LATER,
+    "0007_searching": _LATER,
+    "0008_plain_names": _LATER,
+    "0009_estimate_residuals": _LATER,
 }
 """Every released revision, and what its tunings hold beyond the first one's, in the names up to revision 0007."""
 

@@ -59,7 +59,8 @@ def start(store: Store, tmp_path: Path) -> Iterator[StartWorker]:
 
     def new(runner: ScriptedRunner, train: TrainFunction = no_training, lease_seconds: float = 60.0) -> Coordinator:
         executor = InlineExecutor(CPU, runner, train)
-        started.append(Coordinator(store, [executor], VERSIONS, worker_settings(tmp_path, lease_seconds)))
+        settings = worker_settings(tmp_path, lease_seconds)
+        started.append(Coordinator(store, [executor], VERSIONS, settings, store.new_listener))
         started[-1].start()
         return started[-1]
 

@@ -63,6 +63,7 @@ class Worker:
             [executor],
             VERSIONS,
             type(settings)(**{**vars(settings), "instruments": self.instruments}),
+            store.new_listener,
         )
 
     def metric(self, name: str) -> float:

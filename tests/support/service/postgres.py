@@ -22,7 +22,7 @@ from service.store.database.schema import metadata
 _KEEPER = """
 "$1/initdb" --pgdata="$2/data" --username=postgres --auth=trust --encoding=UTF8 --no-locale --no-sync > "$2/log" 2>&1 &&
 "$1/pg_ctl" start --wait --silent --pgdata="$2/data" --log="$2/log" --options="-k '$2' -c listen_addresses='' \
-  -c fsync=off -c synchronous_commit=off -c full_page_writes=off -c max_connections=300 -c autovacuum=off" &&
+  -c fsync=off -c synchronous_commit=off -c full_page_writes=off -c max_connections=300 -c autovacuum=off $3" &&
 echo ready || { cat "$2/log" >&2; rm -rf "$2"; exit 1; }
 read -r _
 "$1/pg_ctl" stop --silent --mode=immediate --pgdata="$2/data"
@@ -32,8 +32,11 @@ rm -rf "$2"
 
 
 @contextmanager
-def own_server() -> Iterator[URL]:
+def own_server(**settings: str) -> Iterator[URL]:
     """A server on a Unix socket; PostgreSQL does not run as root, so that root starts it as another user.
+
+    Args:
+        settings: settings of the server that replace those of the tests, which are fast and not durable.
 
     Raises:
         RuntimeError: when there is no PostgreSQL here, or it does not start.
@@ -44,8 +47,9 @@ def own_server() -> Iterator[URL]:
     if user is not None:
         binaries = _reachable(binaries, home)
         os.chown(home, user.pw_uid, user.pw_gid)
+    given = " ".join(f"-c {name}={value}" for name, value in settings.items())
     keeper = subprocess.Popen(
-        ["/bin/sh", "-c", _KEEPER, "keeper", binaries, home],
+        ["/bin/sh", "-c", _KEEPER, "keeper", binaries, home, given],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         start_new_session=True,

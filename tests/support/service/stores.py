@@ -13,7 +13,7 @@ from service.domain.states import State
 from service.domain.workers import ServedDevice
 from service.store.database.engine import insert_or_skip, open_engine, write_transaction
 from service.store.database.schema import submitters, work_items
-from service.store.models import Claim, Ending, Lease, NewWork
+from service.store.models import Beat, BeatReply, Claim, Ending, Lease, NewWork
 from service.store.store import Store
 from tests.support.factories import recommendation
 from tests.support.service.scripted import SERVED, new_work
@@ -29,6 +29,11 @@ def claimed(store: Store, served: ServedDevice = SERVED, lease_seconds: float = 
     claim = store.leases.claim(served, lease_seconds)
     assert claim is not None
     return claim
+
+
+def beaten(store: Store, *leases: Lease) -> BeatReply:
+    """Send a heartbeat that renews these leases."""
+    return store.devices.beat(Beat(LEASE_SECONDS, leases))
 
 
 def elsewhere(name: str) -> ServedDevice:

@@ -1,0 +1,292 @@
+"""The load of a fleet on PostgreSQL: idle, with new work, with a queue, and after a fifth of its hosts vanished.
+
+python benchmarks/fleet.py [--hosts 250] [--devices 8] [--items 20000] [--rate 20] [--lease-seconds 15]
+                           [--output benchmarks/results/fleet.json]
+
+Several numbers of hosts (`--hosts 25,50,100`) give a row each. The store, the workers and PostgreSQL are real, with
+synchronous commits on this machine's disk; the hosts are threads of five processes on the same machine, each with its
+own store; work sleeps for a moment. Nothing here measures a network.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict
+from datetime import UTC, datetime
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from fleet_database import Observer
+from fleet_hosts import UPDATES_THAT_HOLD, Plan, hardware
+from sqlalchemy import URL, insert, make_url
+
+from service.domain.identifiers import IdentifierSource
+from service.domain.states import State, WorkKind
+from service.domain.work import JobRequest
+from service.store.database.engine import insert_or_skip, write_transaction
+from service.store.database.schema import now_ms, submitters, work_items
+from service.store.models import NewWork
+from service.store.store import Store, open_store
+from tests.support.factories import recommendation
+from tests.support.service.postgres import Databases, own_server
+from tests.support.service.scripted import new_work
+from tuner.hardware.inventory import cpu
+from tuner.planning.fingerprint import installed_versions
+from tuner.schemas.requests import TrainingRequest
+
+PROCESSES = 5
+"""Processes of hosts; one of them is killed, so that a fifth of the hosts vanishes."""
+SUBMITTERS = 10
+WORK_SECONDS = 0.05
+SETTLE_SECONDS = 10.0
+PATIENCE_SECONDS = 900.0
+SERVER = {
+    "fsync": "on",
+    "synchronous_commit": "on",
+    "full_page_writes": "on",
+    "autovacuum": "on",
+    "max_connections": "3000",
+    "shared_buffers": "512MB",
+}
+
+
+class Fleet:
+    """The processes of a fleet's hosts, and the store of the API that submits to them."""
+
+    def __init__(self, url: str, server: URL, folder: Path, given: argparse.Namespace, hosts: int) -> None:
+        self.given = given
+        self.hosts = hosts
+        self.devices = hosts * given.devices
+        self.store: Store = open_store(url)
+        self.observer = Observer(make_url(url).set(drivername="postgresql+psycopg"), server)
+        self._new_id = IdentifierSource().new
+        self.plans = [
+            Plan(
+                url=url,
+                folder=str(folder),
+                hosts=[f"host{number:03}" for number in range(part, hosts, PROCESSES)],
+                devices=given.devices,
+                lease_seconds=given.lease_seconds,
+                work_seconds=WORK_SECONDS,
+            )
+            for part in range(PROCESSES)
+        ]
+        self._processes: list[subprocess.Popen[str]] = []
+
+    def start(self) -> None:
+        """Start every host, and wait until all devices are served."""
+        for plan in self.plans:
+            command = [sys.executable, str(Path(__file__).with_name("fleet_hosts.py")), json.dumps(asdict(plan))]
+            pipe = subprocess.PIPE
+            self._processes.append(subprocess.Popen(command, text=True, stdin=pipe, stdout=pipe))  # noqa: S603 - ours
+        for process in self._processes:
+            if process.stdout is None or process.stdout.readline() != "ready\n":
+                raise RuntimeError("a process of hosts did not start; its errors are above")
+
+    def kill_one(self) -> int:
+        """Kill the first process of hosts, and return the number of hosts that vanish."""
+        self._processes[0].send_signal(signal.SIGKILL)
+        self._processes[0].wait()
+        return len(self.plans[0].hosts)
+
+    def close(self) -> None:
+        """End every process."""
+        for process in self._processes:
+            process.kill()
+        for process in self._processes:
+            process.wait()
+        self.store.close()
+
+    def new_works(self, number: int, updates: int = 1) -> list[NewWork]:
+        """New jobs, in turn for each index of a device and for each submitter."""
+        job = JobRequest(recommendation=recommendation(), training=TrainingRequest(updates=updates))
+        payload = job.model_dump_json()
+        return [
+            new_work(
+                self._new_id("job"),
+                WorkKind.JOB,
+                payload=payload,
+                device=f"cuda:{index % self.given.devices}",
+                hardware=hardware(),
+                key_id=f"key{index % SUBMITTERS}",
+            )
+            for index in range(number)
+        ]
+
+    def queue_at_once(self, works: Sequence[NewWork]) -> None:
+        """Queue much work in one transaction, as a backlog that was there before the workers."""
+        times = {"created_at": now_ms(), "updated_at": now_ms(), "state": State.QUEUED}
+        names = NewWork.__dataclass_fields__
+        rows = [{name: getattr(work, name) for name in names} for work in works]
+        with write_transaction(self.store.engine) as connection:
+            connection.execute(insert(work_items).values(**times), rows)
+            for number in range(SUBMITTERS):
+                insert_or_skip(connection, submitters, {"id": f"key{number}"})
+
+    def until_none(self, condition: str) -> None:
+        """Wait until no work is in a state.
+
+        Raises:
+            TimeoutError: when that takes too long.
+        """
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while time.monotonic() < deadline:
+            if self.observer.rows(f"SELECT 1 FROM work_items WHERE {condition} LIMIT 1") == []:  # noqa: S608 - ours
+                return
+            time.sleep(0.5)
+        raise TimeoutError(f"work with {condition} is left")
+
+
+@contextmanager
+def fleet(given: argparse.Namespace, hosts: int) -> Iterator[Fleet]:
+    """A fleet on a server and a database of its own."""
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        server = stack.enter_context(own_server(**SERVER))
+        databases = Databases(server)
+        stack.callback(databases.close)
+        made = Fleet(databases.migrated(), server, folder, given, hosts)
+        stack.callback(made.close)
+        made.start()
+        time.sleep(SETTLE_SECONDS)
+        yield made
+
+
+def measured_load(made: Fleet, seconds: float) -> dict[str, float]:
+    """Transactions and processor time of an idle fleet."""
+    before, cpu_before, began = made.observer.transactions(), made.observer.cpu_seconds(), time.monotonic()
+    time.sleep(seconds)
+    transactions, used = made.observer.transactions() - before, made.observer.cpu_seconds() - cpu_before
+    elapsed = time.monotonic() - began
+    return {
+        "transactions_per_second": round(transactions / elapsed, 1),
+        "transactions_per_device_and_second": round(transactions / elapsed / made.devices, 4),
+        "postgresql_cores": round(used / elapsed, 3),
+        "connections": made.observer.connections(),
+    }
+
+
+def waits(made: Fleet, number: int, rate: float) -> dict[str, float]:
+    """Times from submission to claim, of work that is submitted at a rate to a fleet that is mostly idle."""
+    began = time.monotonic()
+    for index, work in enumerate(made.new_works(number)):
+        time.sleep(max(0.0, began + index / rate - time.monotonic()))
+        made.store.submissions.add(work)
+    submitted = time.monotonic() - began
+    made.until_none("state <> 'SUCCEEDED'")
+    rows = made.observer.rows("SELECT started_at - created_at FROM work_items")
+    seconds = sorted(row[0] / 1000 for row in rows)
+    return {
+        "items": number,
+        "submitted_per_second": round(number / submitted, 1),
+        "median_seconds": round(statistics.median(seconds), 4),
+        "p99_seconds": round(seconds[min(len(seconds) - 1, int(0.99 * len(seconds)))], 4),
+        "worst_seconds": round(seconds[-1], 4),
+    }
+
+
+def throughput(made: Fleet, number: int) -> dict[str, float]:
+    """Claims a second while much work waits: of the middle four fifths of the claims."""
+    made.observer.execute("TRUNCATE work_items CASCADE")
+    made.queue_at_once(made.new_works(number))
+    used, before, began = made.observer.cpu_seconds(), made.observer.transactions(), time.monotonic()
+    for work in made.new_works(made.given.devices):  # announces the queue
+        made.store.submissions.add(work)
+    made.until_none("state <> 'SUCCEEDED'")
+    elapsed = time.monotonic() - began
+    rows = made.observer.rows("SELECT started_at FROM work_items ORDER BY started_at")
+    tenth = len(rows) // 10
+    first, last = rows[tenth][0], rows[-tenth - 1][0]
+    return {
+        "items": len(rows),
+        "claims_per_second": round((len(rows) - 2 * tenth) / max(0.001, (last - first) / 1000), 1),
+        "seconds": round(elapsed, 1),
+        "postgresql_cores": round((made.observer.cpu_seconds() - used) / elapsed, 3),
+        "transactions_per_item": round((made.observer.transactions() - before) / len(rows), 1),
+    }
+
+
+def takeover(made: Fleet) -> dict[str, float]:
+    """Times from the end of a fifth of the hosts to the next claim of what ran there, with half of the devices idle."""
+    made.observer.execute("TRUNCATE work_items CASCADE")
+    works = made.new_works(made.devices // 2, UPDATES_THAT_HOLD)
+    for work in works:
+        made.store.submissions.add(work)
+    made.until_none("state <> 'RUNNING'")
+    now = made.observer.rows("SELECT CAST(EXTRACT(EPOCH FROM clock_timestamp()) * 1000 AS BIGINT)")[0][0]
+    owners = {row.owner for row in made.observer.rows("SELECT DISTINCT owner FROM work_items")}
+    gone = made.kill_one()
+    names = [f"{name}:" for name in islice(made.plans[0].hosts, gone)]
+    lost = [owner for owner in owners if owner.startswith(tuple(names))]
+    held = made.observer.rows("SELECT id FROM work_items WHERE owner = ANY(:lost)", lost=lost)
+    ids = [row.id for row in held]
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    rows: Sequence[Any] = []
+    while len(rows) < len(ids) and time.monotonic() < deadline:
+        time.sleep(0.5)
+        query = "SELECT claimed_at FROM work_items WHERE id = ANY(:ids) AND token > 1"
+        rows = made.observer.rows(query, ids=ids)
+    seconds = sorted((row.claimed_at - now) / 1000 for row in rows)
+    return {
+        "hosts": gone,
+        "items": len(ids),
+        "taken_over": len(seconds),
+        "median_seconds": round(statistics.median(seconds), 2),
+        "worst_seconds": round(seconds[-1], 2),
+        "worst_leases": round(seconds[-1] / made.given.lease_seconds, 2),
+    }
+
+
+def row_of(given: argparse.Namespace, hosts: int) -> dict[str, Any]:
+    """Every measurement of one fleet."""
+    with fleet(given, hosts) as made:
+        row: dict[str, Any] = {"hosts": hosts, "devices": made.devices, "load_before": os.getloadavg()[0]}
+        row["postgresql"] = made.observer.version
+        row["idle"] = measured_load(made, given.idle_seconds)
+        print(f"{hosts} hosts, idle: {row['idle']}", flush=True)
+        row["submission_to_claim"] = waits(made, given.submissions, given.rate)
+        print(f"{hosts} hosts, submission to claim: {row['submission_to_claim']}", flush=True)
+        row["queue"] = throughput(made, given.items)
+        print(f"{hosts} hosts, queue: {row['queue']}", flush=True)
+        row["takeover"] = takeover(made)
+        print(f"{hosts} hosts, takeover: {row['takeover']}", flush=True)
+        row["load_after"] = os.getloadavg()[0]
+    return row
+
+
+def main() -> None:
+    """Measure, print a line for each part, and write the results."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--hosts", default="250", help="numbers of hosts, separated by commas")
+    parser.add_argument("--devices", type=int, default=8, help="devices of each host")
+    parser.add_argument("--items", type=int, default=20_000, help="queued items of the throughput")
+    parser.add_argument("--submissions", type=int, default=600, help="items that are submitted to an idle fleet")
+    parser.add_argument("--rate", type=float, default=20.0, help="submissions a second")
+    parser.add_argument("--lease-seconds", type=float, default=15.0)
+    parser.add_argument("--idle-seconds", type=float, default=30.0)
+    parser.add_argument("--label", default="now", help="name of the rows in the output")
+    parser.add_argument("--output", type=Path, default=Path("benchmarks/results/fleet.json"))
+    given = parser.parse_args()
+    rows = [row_of(given, int(hosts)) for hosts in given.hosts.split(",")]
+    about: dict[str, Any] = json.loads(given.output.read_text()) if given.output.exists() else {}
+    about |= {"processor": cpu().name, "cores": os.cpu_count(), "kernel": platform.release()}
+    about |= {"versions": installed_versions()}
+    made = datetime.now(UTC).isoformat(timespec="seconds")
+    about[given.label] = {"made": made, "lease_seconds": given.lease_seconds, "rows": rows}
+    given.output.write_text(json.dumps(about, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
