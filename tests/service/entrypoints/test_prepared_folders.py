@@ -121,7 +121,9 @@ def test_the_key_of_a_file_opens_a_new_service(settings: Settings) -> None:
         again.stop()
 
 
-@pytest.mark.parametrize("text", ["", "secret", "bw_12_34", new_text().upper()])
+@pytest.mark.parametrize(
+    "text", ["", "secret", "bw_12_34", new_text().upper()], ids=["empty", "other", "short", "capitals"]
+)
 def test_a_file_without_a_key_is_refused(store: Store, tmp_path: Path, text: str) -> None:
     """The format is named; the text, which may be a secret, is not shown."""
     file = tmp_path / "key"
