@@ -81,7 +81,7 @@ class Probed:
 
 @pytest.fixture
 def probed(tmp_path: Path) -> Iterator[Probed]:
-    """A program that trains as it is told."""
+    """A program that trains by its arguments."""
     found = Probed(tmp_path)
     found.write()
     yield found

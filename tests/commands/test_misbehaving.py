@@ -39,7 +39,7 @@ def ends_with(
     limit: int | None = None,
     **fields: Any,
 ) -> ProbeResult:
-    """The result of a probe of a program, which is told a folder and leaves no process that names it."""
+    """The result of a probe of a program, which is given a folder and leaves no process that names it."""
     named = replace(program, argv=(*program.argv, "--output-dir", str(folder)))
     result = probe(named, size, limit, **{"timeout_seconds": 120.0, **fields})
     assert processes_naming(str(folder)) == []

@@ -37,7 +37,7 @@ def test_the_answer_for_a_command_is_that_of_fresh_runs() -> None:
 
 
 def test_an_oom_on_the_card_that_the_program_survives_is_no_fit() -> None:
-    """The allocator's observer reports it, whoever catches the error."""
+    """The allocator's observer reports it, also where the program catches the error."""
     program = misbehaving("swallows-oom")
 
     assert outcome(program, 400) is Outcome.OOM

@@ -29,7 +29,7 @@ def tuning(effective_batch_size: int = 200, *, argv: tuple[str, ...] = ARGV, ran
 
 
 def counted(probe: ProbeRequest, **changes: Any) -> CountedUpdates:
-    """The counted updates of a command that does as it is told."""
+    """The counted updates of a command that follows its arguments."""
     ranks = probe.spec.parallelism.world_size
     steps = probe.samples_per_window // probe.micro_batch_size if probe.runs_plan else len(probe_window(probe))
     samples = probe.micro_batch_size * steps

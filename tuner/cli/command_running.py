@@ -65,7 +65,7 @@ class _ShownJob:
         found: its recommendation.
         stream: takes the output of the command.
         console: takes the lines of progress.
-        total: updates that the command will make, where it was told.
+        total: updates that the command will make, where it takes that number.
     """
 
     def __init__(

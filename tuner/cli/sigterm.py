@@ -1,4 +1,4 @@
-"""SIGTERM from a scheduler, handled like Ctrl-C and told apart from it by the exit code."""
+"""SIGTERM from a scheduler, handled like Ctrl-C; the exit code differs."""
 
 from __future__ import annotations
 

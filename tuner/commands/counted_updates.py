@@ -24,7 +24,7 @@ def judge_updates(
         reports: what its processes have reported.
         figures: the figures that it was given.
         updates: updates that were wanted.
-        takes_accumulation: whether it was told how often to accumulate.
+        takes_accumulation: whether it takes the steps of accumulation.
         of_plan: whether the figures are those of a plan.
     """
     if not reports.trained:

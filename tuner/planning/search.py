@@ -338,7 +338,7 @@ _REMEDIES = {
     Outcome.TIMED_OUT: (
         "probe-timed-out",
         "did not end within its time",
-        "Raise probe_timeout_seconds if the workload is slow; otherwise find out what it waits for.",
+        "Raise that limit (probe_timeout_seconds, loading_timeout_seconds) if it is slow; else see what it waits for.",
     ),
     Outcome.LOST: (
         "probe-lost",

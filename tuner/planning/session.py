@@ -244,7 +244,7 @@ class Tuning:
 
     @property
     def _misled(self) -> ProbeResult | None:
-        """The probe of a command that did not train as it was told; none where all did."""
+        """The probe of a command that did not train by its figures; none where all did."""
         return next((probe for probe in self._probes if probe.error_type == PLAN_NOT_FOLLOWED), None)
 
     def _size_to_confirm(self) -> int | None:
@@ -435,7 +435,7 @@ def _capability(device: DeviceInfo) -> tuple[int, int] | None:
 
 def _describe_misled(probe: ProbeResult) -> str:
     return (
-        f"The command does not train as it was told, in the probe of micro-batch {probe.micro_batch_size}: "
+        f"The command does not train by its figures, in the probe of micro-batch {probe.micro_batch_size}: "
         f"{probe.message}. A plan for it would not give the effective batch: check the arguments that set its batch "
         "size and accumulation, and what its framework multiplies them by"
     )

@@ -13,7 +13,7 @@ from tuner.schemas.requests import DeviceId
 from tuner.schemas.residuals import EstimateCorrection
 
 PLAN_NOT_FOLLOWED = "plan-not-followed"
-"""``ProbeResult.error_type`` where a command does not train as it was told."""
+"""``ProbeResult.error_type`` where a command does not train by the figures of its plan."""
 
 
 class Outcome(StrEnum):

@@ -158,7 +158,7 @@ def prints_megabytes(loop: Loop) -> None:
 
 
 def writes_into_its_folder(loop: Loop) -> None:
-    """Write a checkpoint after each update, into the folder that it was told and into that where it runs."""
+    """Write a checkpoint after each update, into the folder that it was given and into that where it runs."""
     step = loop.step
 
     def stepped() -> None:

@@ -20,7 +20,7 @@ NOTHING = Beat(LEASE_SECONDS)
 
 
 def test_every_lease_of_a_process_learns_its_own_state(store: Store, new_id: NewId) -> None:
-    """One is renewed, one was cancelled, one was taken over, one has ended: each holder is told of its own alone."""
+    """One is renewed, one was cancelled, one was taken over, one has ended: each holder learns of its own alone."""
     leases = []
     for index in range(4):
         store.submissions.add(new_work(new_id("tun"), device=f"cuda:{index}"))

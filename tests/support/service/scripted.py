@@ -103,7 +103,7 @@ class ScriptedRunner:
 
 
 def _counted(request: ProbeRequest) -> CountedUpdates:
-    """The updates of a command that does as it is told."""
+    """The updates of a command that follows its arguments."""
     size = request.micro_batch_size
     steps = request.samples_per_window // size if request.runs_plan else len(probe_window(request))
     return CountedUpdates(
