@@ -105,7 +105,7 @@ def run_tuning(
             _require_device(device, result)
             tuning.record(result)
             observer.add(result)
-        runner.stop_estimate()
+        runner.end_search()
         observer.set_activity("estimating what would fit with changes of the spec" if request.what_if else "")
         estimate_what_ifs(tuning, runner.expect)
     return tuning.recommendation(

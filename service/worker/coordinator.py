@@ -102,8 +102,8 @@ class Coordinator:
         self._heartbeat.announce_now()
 
     def is_alive(self) -> bool:
-        """Return whether every worker works or waits for work."""
-        return all(worker.is_alive() for worker in self._workers)
+        """Return whether every worker works or waits for work, and the heartbeat is not blocked."""
+        return not self._workers or (self._heartbeat.is_alive() and all(worker.is_alive() for worker in self._workers))
 
     @property
     def slots(self) -> list[str]:

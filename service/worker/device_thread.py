@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from abc import ABC, abstractmethod
 
 from service.domain.workers import ServedDevice
@@ -20,7 +19,6 @@ class DeviceThread(ABC):
         self._was_woken = False
         self._stopping = threading.Event()
         self._due = threading.Event()
-        self._stepped_at = time.monotonic()
         self._thread = threading.Thread(target=self._repeat, name=f"{kind}-{self._device}")
 
     def start(self) -> None:
@@ -35,11 +33,6 @@ class DeviceThread(ABC):
     def is_alive(self) -> bool:
         """Return whether the thread runs."""
         return self._thread.is_alive()
-
-    @property
-    def seconds_since_step(self) -> float:
-        """Return the time since the last step ended, or since the thread was made."""
-        return time.monotonic() - self._stepped_at
 
     def wake(self) -> None:
         """Take the next step now."""
@@ -57,9 +50,7 @@ class DeviceThread(ABC):
     def _repeat(self) -> None:
         with log_context(device=self._device):
             while not self._stopping.is_set():
-                took_work = self._step()
-                self._stepped_at = time.monotonic()
-                if not took_work:
+                if not self._step():
                     self._due.wait(self._pause_seconds)
                 self._was_woken = self._due.is_set()
                 if self._was_woken:

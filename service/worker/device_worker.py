@@ -20,9 +20,6 @@ from service.worker.slot import Slot
 from service.worker.work_loop import WorkLoop
 from tuner.system.host_failures import Cause, HostFailure, check_host
 
-_BLOCKED_SECONDS = 120.0
-"""Time after which a heartbeat is blocked for good. One on an unresponsive database ends in about half a minute."""
-
 
 class ProcessLink(Protocol):
     """The heartbeat and the notifications of the process, as a worker sees them."""
@@ -97,9 +94,8 @@ class DeviceWorker:
         self._loop.start()
 
     def is_alive(self) -> bool:
-        """Return whether both threads run, and the heartbeat is not blocked."""
-        beats = self._heartbeat.is_alive() and self._heartbeat.seconds_since_step < _BLOCKED_SECONDS
-        return beats and self._loop.is_alive()
+        """Return whether the thread runs."""
+        return self._loop.is_alive()
 
     def request_stop(self, reason: StopReason = StopReason.SHUTDOWN) -> None:
         """Begin to stop: running work is handed back. Returns at once."""
@@ -134,7 +130,7 @@ class DeviceWorker:
 
     def served_now(self) -> ServedDevice | None:
         """Return the device with its health, or None when it is not served."""
-        return self._with_health() if self._loop.is_alive() else None
+        return self._with_health() if self.is_alive() else None
 
     def _with_health(self) -> ServedDevice:
         return self.served.model_copy(update={"unready": self._health.unready})

@@ -19,6 +19,8 @@ from service.worker.settings import WorkerSettings
 
 _log = logging.getLogger(__name__)
 
+_BLOCKED_SECONDS = 120.0
+"""Time after which a beat is blocked for good. One on an unresponsive database ends in about half a minute."""
 _RETRY_SECONDS = 0.2
 """Pause before a beat is repeated, when another transaction had locked a lease."""
 
@@ -67,12 +69,17 @@ class Heartbeat:
         self._announced: dict[str, ServedDevice] = {}
         self._stopping = threading.Event()
         self._due = threading.Event()
+        self._beat_at = time.monotonic()
         self._thread = threading.Thread(target=self._repeat, name="heartbeat")
         self._warnings = rate_limited_logger(_log)
 
     def start(self) -> None:
         """Start the thread."""
         self._thread.start()
+
+    def is_alive(self) -> bool:
+        """Return whether the thread runs and is not blocked in a beat."""
+        return self._thread.is_alive() and time.monotonic() - self._beat_at < _BLOCKED_SECONDS
 
     def wake(self) -> None:
         """Send a heartbeat now."""
@@ -106,6 +113,7 @@ class Heartbeat:
                 pause = self._settings.beat_seconds
                 text = "the heartbeat continues after an unexpected error: %s"
                 self._warnings.warning(text, error, exc_info=error)
+            self._beat_at = time.monotonic()
 
     def _beat(self) -> float:
         """Send a beat if there is anything to send, and return the seconds until the next one."""

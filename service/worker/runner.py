@@ -147,7 +147,7 @@ class WorkRunner:
                     raise StoppedError
                 tuning.record(self._probe(probe, holder, len(tuning.probes) + 1))
         finally:
-            self._executor.stop_estimate()
+            self._executor.end_search()
         estimate_what_ifs(tuning, lambda expectation: self._executor.expect(expectation, holder.grace_seconds))
         recommendation = self._recommendation(item, tuning)
         holder.retry(lambda: keep_residual(self._residuals, self._served, item.id, recommendation))

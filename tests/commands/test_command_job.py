@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.commands.test_subreaper import await_file, is_running
+from tests.commands.injected.test_subreaper import await_file, is_running
 from tests.support.exports.plans import command_plan
 from tests.support.factories import CPU
 from tuner.commands.command_job import CommandJob

@@ -105,7 +105,7 @@ def test_an_estimate_that_takes_too_long_comes_later(capability: tuple[int, int]
         while (late := hurried.late_estimate()) is None:
             assert time.monotonic() < deadline
             time.sleep(0.05)
-        hurried.stop_estimate()
+        hurried.end_search()
         assert hurried.late_estimate() is None
     with ProbeSupervisor(CPU) as patient:
         expected = patient.expect(request)

@@ -362,12 +362,12 @@ def test_cards_are_in_order_each_with_its_kernels() -> None:
         workload(),
         workload(change=lambda trace: trace.model_copy(update={"sizes": (GIB, *trace.sizes[1:])})),
     )
-    request = request_for("L4", "A10", "RTX 4090")
-    traced = {find_gpu("A10").profile: small, find_gpu("L4").profile: large}
+    request = request_for("L40S", "A10", "RTX 6000 Ada")
+    traced = {find_gpu("A10").profile: small, find_gpu("L40S").profile: large}
     found = make_estimate(request, traced, versions={}, seconds=0.0)
-    assert [gpu.gpu for gpu in found.gpus] == ["L4", "A10", "RTX 4090"]
+    assert [gpu.gpu for gpu in found.gpus] == ["L40S", "A10", "RTX 6000 Ada"]
     assert [parts_of(gpu).parameters_bytes for gpu in found.gpus] == [GIB, 100 * MIB, GIB]
-    assert profiles(request) == (find_gpu("L4").profile, find_gpu("A10").profile)
+    assert profiles(request) == (find_gpu("L40S").profile, find_gpu("A10").profile)
 
 
 def test_expandable_segments_reserve_other_memory() -> None:

@@ -105,8 +105,11 @@ class CommandSupervisor:
         """Return None: there is no estimate."""
         return None
 
-    def stop_estimate(self) -> None:
-        """Do nothing: there is no estimate."""
+    def end_search(self) -> None:
+        """End the fork server. No other process outlives its probe. Idempotent."""
+        with self._lock:
+            self._end_server()
+            self._served = None
 
     def run(self, request: ProbeRequest, should_stop: Callable[[], bool] = lambda: False) -> ProbeResult:
         """Run one probe to its end. Nothing of the command is left running.
@@ -169,10 +172,8 @@ class CommandSupervisor:
             self._server = None
 
     def close(self) -> None:
-        """End the fork server. No other process outlives its probe. Idempotent."""
-        with self._lock:
-            self._end_server()
-            self._served = None
+        """End the fork server, as ``end_search``."""
+        self.end_search()
 
     def __enter__(self) -> CommandSupervisor:  # noqa: PYI034 - not meant for subclassing
         """Return the supervisor."""

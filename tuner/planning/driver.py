@@ -6,7 +6,7 @@ The driver (``tuner.foreground``, ``service.worker.runner``, a test) keeps this 
     prepare_search(tuning, runner.check, runner.expect)
     for probe in remaining_probes(tuning, runner.late_estimate):
         tuning.record(runner.run(probe))
-    runner.stop_estimate()
+    runner.end_search()
     estimate_what_ifs(tuning, runner.expect)
     recommendation = tuning.recommendation(...)
 """
@@ -59,8 +59,8 @@ class ProbeRunner(Protocol):
     def late_estimate(self) -> ExpectedPeaks | None:
         """The estimate that ``expect`` did not wait for, as soon as it is made; none before, and if it failed."""
 
-    def stop_estimate(self) -> None:
-        """End the estimate that ``expect`` did not wait for. Idempotent."""
+    def end_search(self) -> None:
+        """End what is kept from one probe of a tuning to the next, such as an estimate in progress. Idempotent."""
 
     def run(self, request: ProbeRequest, should_stop: Callable[[], bool] = lambda: False) -> ProbeResult:
         """Run one probe to its end.

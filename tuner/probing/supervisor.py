@@ -132,7 +132,7 @@ class ProbeSupervisor:
             ProbeCancelledError: when ``should_stop`` returned true; the estimate's process is gone by then.
             ProbeError: when the fork server failed.
         """
-        self.stop_estimate()
+        self._stop_estimate()
         with self._lock:
             if request.compute_capability is None:
                 return self._expect_on_fork_server(request, should_stop)
@@ -160,8 +160,11 @@ class ProbeSupervisor:
         """Return the estimate that ``expect`` did not wait for, once it is made; None before, and if it failed."""
         return None if self._estimate is None else self._estimate.peaks()
 
-    def stop_estimate(self) -> None:
+    def end_search(self) -> None:
         """End the estimate that ``expect`` did not wait for. Idempotent."""
+        self._stop_estimate()
+
+    def _stop_estimate(self) -> None:
         if self._estimate is not None:
             self._estimate.stop()
             self._estimate = None
@@ -177,7 +180,7 @@ class ProbeSupervisor:
             ProbeError: when the fork server failed.
         """
         if request.measures_time:
-            self.stop_estimate()  # which would take a part of the processor
+            self._stop_estimate()  # which would take a part of the processor
         with self._lock:
             return run_explaining_crashes(
                 lambda repeated: self._attempt(repeated, should_stop), request, self.device.kind
@@ -257,7 +260,7 @@ class ProbeSupervisor:
 
     def close(self) -> None:
         """End every process. Idempotent."""
-        self.stop_estimate()
+        self._stop_estimate()
         with self._lock:
             self._server.close()
 

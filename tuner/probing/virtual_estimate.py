@@ -225,7 +225,7 @@ def _search(request: EstimateRequest, card: VirtualGpu, runner: ProbeSupervisor,
         if probe.runs_plan and request.effective_batch_size is None:
             break
         tuning.record(_run(runner, probe, report))
-    runner.stop_estimate()
+    runner.end_search()
     return tuning
 
 

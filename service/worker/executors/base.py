@@ -88,9 +88,9 @@ class Executor(ABC):
         """Return the estimate that ``expect`` did not wait for, once it is made."""
         return self._runner.late_estimate()
 
-    def stop_estimate(self) -> None:
-        """End the estimate that ``expect`` did not wait for. Idempotent."""
-        self._runner.stop_estimate()
+    def end_search(self) -> None:
+        """End what is kept from one probe of a tuning to the next. Idempotent."""
+        self._runner.end_search()
 
     def probe(self, request: ProbeRequest, grace_seconds: GraceSeconds) -> ProbeResult:
         """Run one probe to its end.

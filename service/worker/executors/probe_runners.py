@@ -49,9 +49,10 @@ class ProbeRunners:
         """Return the estimate that ``expect`` did not wait for."""
         return self._workloads.late_estimate()
 
-    def stop_estimate(self) -> None:
-        """End the estimate that ``expect`` did not wait for. Idempotent."""
-        self._workloads.stop_estimate()
+    def end_search(self) -> None:
+        """End the estimate of a workload that ``expect`` did not wait for, and the fork server of a command."""
+        self._workloads.end_search()
+        self._commands.end_search()
 
     def run(self, request: ProbeRequest, should_stop: _Stop = lambda: False) -> ProbeResult:
         """Run one probe to its end.

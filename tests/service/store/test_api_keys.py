@@ -38,6 +38,8 @@ def set_work(database_url: str) -> Iterator[SetTimes]:
 
     def change(work_id: str, **values: int) -> None:
         with write_transaction(engine) as connection:
+            if "lease_expires_at" in values:
+                values["expiry_check_at"] = values["lease_expires_at"]
             connection.execute(update(work_items).where(work_items.c.id == work_id).values(**values))
 
     yield change

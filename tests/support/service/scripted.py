@@ -67,7 +67,7 @@ class ScriptedRunner:
         """Find the estimate that the test put there."""
         return self.late
 
-    def stop_estimate(self) -> None:
+    def end_search(self) -> None:
         """Forget it."""
         self.late = None
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from tuner.estimation.tracing.kernel_workspaces.recurrent_workspaces import RNN_MODES, RecurrentCall
-from tuner.estimation.tracing.torch_internals import VARIABLE_FUNCTIONS, FakeTensorMode
+from tuner.estimation.tracing.torch_internals import CUDNN_RNN_FUNCTION, VARIABLE_FUNCTIONS, FakeTensorMode
 
 _WEIGHTS_OF_A_LAYER, _WEIGHTS_WITHOUT_BIASES = 4, 2
 _PLAIN_WEIGHTS_AT = 2
@@ -67,7 +67,7 @@ def _run_layer(mode: int, *args: Any) -> tuple[Tensor, ...]:  # noqa: ANN401 - t
     if torch.is_autocast_enabled("cuda"):
         data, hidden, cell, *weights = _in_half(data, hidden, cell, *weights)
     per_layer = (_WEIGHTS_OF_A_LAYER if has_biases else _WEIGHTS_WITHOUT_BIASES) + bool(projected)
-    output, last_hidden, last_cell, _, _ = torch._cudnn_rnn(  # noqa: SLF001 - what torch calls
+    output, last_hidden, last_cell, _, _ = CUDNN_RNN_FUNCTION(
         data,
         weights,
         per_layer,

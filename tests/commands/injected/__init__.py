@@ -1,0 +1,1 @@
+"""Tests of the code that runs inside the processes of a command."""
