@@ -14,7 +14,7 @@ _APT_SETTINGS = """\
 DPkg::Post-Invoke { "rm -f /var/cache/apt/archives/*.deb /var/cache/apt/*.bin || true"; };
 Apt::AutoRemove::SuggestsImportant "false";
 """
-"""What Debian's images set and a bootstrapped system does not: no package is kept in a layer."""
+"""Settings of Debian's images that a bootstrapped system lacks: no package is kept in a layer."""
 _PATH = "/usr/local/bin:/usr/local/sbin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 

@@ -19,7 +19,7 @@ from typing import Any, Protocol
 from tuner.commands.injected import subreaper
 
 Launch = dict[str, Any]
-"""What a subreaper starts: `argv`, `working_directory`, `environment`, `fixes_addresses`."""
+"""The command that a subreaper starts: `argv`, `working_directory`, `environment`, `fixes_addresses`."""
 
 _ENDING_SECONDS = 60.0
 """Longer than a subreaper takes to kill what can be killed."""

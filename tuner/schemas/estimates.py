@@ -59,7 +59,7 @@ class EstimateRequest(Document):
 
 
 Engine = Literal["trace", "virtual"]
-"""What makes an estimate: see ``Estimate.engine``."""
+"""The maker of an estimate: see ``Estimate.engine``."""
 
 
 class Verdict(StrEnum):

@@ -118,7 +118,7 @@ class TuningRequest(Document):
 
     @property
     def searches_divisors(self) -> bool:
-        """Whether only sizes that divide a rank's samples are searched."""
+        """True if only sizes that divide a rank's samples are searched."""
         return self.command is not None and self.uniform_only is not False
 
 

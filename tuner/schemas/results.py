@@ -114,7 +114,7 @@ class CountedUpdates(Document):
     of_plan: bool
     """True if the command ran with the figures of a plan, as a job would."""
     as_planned: bool | None
-    """Whether the counted figures are those that the command was given; none where it takes only sizes, or a figure
+    """True if the counted figures are those that the command was given; none where it takes only sizes, or a figure
     could not be counted."""
     statement: str
     """The figures in a sentence."""

@@ -106,10 +106,10 @@ def _start(launch: dict, output: int) -> int | str:  # type: ignore[type-arg]
     A fork server of the command gets the descriptor of its socket with its own process id, so that no other process
     takes itself for the server.
     """
-    refusal, told = os.pipe()  # closed by a successful exec, as all descriptors that Python opens
+    refusal, refused = os.pipe()  # closed by a successful exec, as all descriptors that Python opens
     child = os.fork()
     if child:
-        os.close(told)
+        os.close(refused)
         with os.fdopen(refusal, "rb") as stream:
             message = stream.read().decode(errors="replace")
         if message:
@@ -132,7 +132,7 @@ def _start(launch: dict, output: int) -> int | str:  # type: ignore[type-arg]
             environment[SERVER_VARIABLE] = f"{os.getpid()}:{descriptor}"
         os.execvpe(launch["argv"][0], launch["argv"], environment)  # noqa: S606 - a command, no shell
     except OSError as error:
-        os.write(told, f"{error.strerror}: {error.filename or launch['argv'][0]}".encode())
+        os.write(refused, f"{error.strerror}: {error.filename or launch['argv'][0]}".encode())
     finally:
         os._exit(127)
 
