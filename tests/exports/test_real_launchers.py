@@ -22,7 +22,7 @@ import httpx
 import pytest
 import yaml
 
-from tests.support.exports.plans import plan
+from tests.support.exports.plans import command_plan, plan
 from tests.support.exports.read_by_launchers import holds
 from tests.support.exports.slurm_cluster import Slurm
 from tests.support.exports.starting import document, write
@@ -38,6 +38,8 @@ H100 = DeviceInfo(id="cuda:0", kind="cuda", name="NVIDIA H100 80GB HBM3", total_
 PROGRAM = Path(__file__).parent / "programs" / "reporting_rank.py"
 SCRIPT = "a program's.py"
 ARGUMENTS_OF = "hugging-face"
+HOSTILE = 'a b\'; touch injected; $(touch injected) `touch injected` "$HOME" $(HOME) \\ # é: - { x }'
+"""No `$$`, which torchrun itself makes a `$` of (`torch.distributed.elastic`'s macros)."""
 
 
 def on_cpu(name: str, world_size: int, **options: Any) -> Export:
@@ -49,6 +51,28 @@ def on_cpu(name: str, world_size: int, **options: Any) -> Export:
 def on_gpus(name: str, world_size: int, **options: Any) -> Export:
     """An export that can be read here."""
     return export(plan(13 * world_size, world_size, 8, device=H100), name, options=ExportOptions(**options))
+
+
+def command_on_cpu(name: str, **options: Any) -> Export:
+    """An export of a command that starts two ranks itself, with a configuration file and an argument full of marks."""
+    recommendation = command_plan(
+        *("torchrun", "--standalone", "--nproc-per-node=2", SCRIPT, "{file:settings.yaml}", HOSTILE),
+        world_size=2,
+        device=CPU,
+        files={"settings.yaml": "size: {micro_batch_size}\ntext: '" + HOSTILE.replace("'", "''") + "'\n"},
+    )
+    return export(recommendation, name, options=ExportOptions(**options))
+
+
+def assert_command(folder: Path) -> None:
+    """Both ranks were given the command's own words and read its file, and no shell ran what stands in them."""
+    for environment in reported(folder, 2):
+        assert environment["BATCHWRIGHT_EFFECTIVE_BATCH_SIZE"] == "32"
+    for rank in (0, 1):
+        path, hostile = json.loads((folder / "reports" / str(rank)).read_text())["arguments"]
+        assert hostile == HOSTILE
+        assert yaml.safe_load((folder / path).read_text()) == {"size": 8, "text": HOSTILE}
+    assert not (folder / "injected").exists()
 
 
 def path_with(*folders: Path) -> str:
@@ -181,6 +205,11 @@ def test_kubernetes_ray_and_skypilot_read_all_that_is_written(
     readings += [("IoK8sApiCoreV1PodTemplateSpec", group["template"]) for group in groups]
 
     program = SUPPORT / "exports" / "read_by_launchers.py"
+    commands = [command_on_cpu(name) for name in ("trainjob", "skypilot", "ray-jobs")]
+    readings += [
+        (name, document(it))
+        for name, it in zip(("TrainerV1alpha1TrainJob", "skypilot", "ray-jobs"), commands, strict=True)
+    ]
     read = subprocess.run(
         [launchers / "python", program], input=json.dumps(readings), capture_output=True, text=True, check=False
     )
@@ -233,6 +262,18 @@ def test_slurm_runs_two_nodes(slurm: Slurm, folder: Path) -> None:
     assert sorted(environment["SLURM_NODEID"] for environment in environments) == ["0", "0", "1", "1"]
 
 
+def test_slurm_runs_a_command(slurm: Slurm, folder: Path) -> None:
+    """The batch script starts the command, which starts its ranks; no torchrun of the export is around it."""
+    write(command_on_cpu("slurm"), folder)
+    slurm.environment["PATH"] = f"{slurm.root}/usr/bin:{path_with()}"
+
+    with slurm.started():
+        ended = slurm.run("sbatch", "--wait", "job.sbatch", folder=folder)
+
+    assert ended.returncode == 0, ended.stderr + "".join(path.read_text() for path in folder.glob("slurm-*.out"))
+    assert_command(folder)
+
+
 _CLUSTER = """\
 import sys
 from ray.cluster_utils import Cluster
@@ -281,6 +322,25 @@ def test_ray_runs_one_node_and_two(launchers: Path, folder: Path) -> None:
             assert _ended(jobs + name) == "SUCCEEDED", _asked(f"{jobs}{name}/logs")["logs"]
             assert_plan(reported(folder, 2))
             shutil.rmtree(folder / "reports")
+
+
+def test_ray_runs_a_command(launchers: Path, folder: Path) -> None:
+    """The entry point is a shell's text, which hands each word of the command on as it is."""
+    with ray_cluster(launchers, folder) as jobs:
+        _asked(jobs, document(command_on_cpu("ray-jobs", job_name="command")))
+
+        assert _ended(f"{jobs}command") == "SUCCEEDED", _asked(f"{jobs}command/logs")["logs"]
+        assert_command(folder)
+
+
+@pytest.mark.parametrize("name", ["torchrun", "kubernetes", "trainjob", "skypilot"])
+def test_a_node_runs_a_command(name: str, folder: Path) -> None:
+    """Shells and containers write its file and start its ranks."""
+    command, variables = write(command_on_cpu(name), folder)
+
+    subprocess.run(command, cwd=folder, env={"PATH": path_with(), **_pet(variables, 0, "1")}, check=True, timeout=120)
+
+    assert_command(folder)
 
 
 def _ended(url: str) -> str:
