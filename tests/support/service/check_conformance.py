@@ -5,7 +5,7 @@ Exit status 1 when one is not pleased.
 python tests/support/service/check_conformance.py TOOLS [--max-examples 20] [--only NAME]
 
 TOOLS is the folder into which the Makefile has put what is no package of ours: ``python`` (openapi-generator-cli),
-``node`` (Spectral and Redocly), ``prometheus`` (promtool), ``manifests`` (docker-compose and kubernetes-validate).
+``node`` (Spectral, Redocly), ``prometheus`` (promtool), ``manifests`` (docker-compose, kubernetes-validate and helm).
 """
 
 from __future__ import annotations
@@ -37,6 +37,19 @@ from tests.support.service.conformance import (
 from tests.support.service.generated_clients import PACKAGE
 
 LEAST_CASES = 2_000
+_CHART = ROOT / "docker/chart"
+_PLAIN = {
+    ROOT / "docker/kubernetes/batchwright.yaml": (),
+    ROOT / "docker/kubernetes/servicemonitor.yaml": ("--set=serviceMonitor.enabled=true",),
+}
+"""The plain manifests, with the options by which the chart renders them. Kubernetes has no schema of the second."""
+_WORKER = {"replicas": 1, "nodeSelector": {}, "tolerations": [], "resources": {}, "sharedMemory": "1Gi"}
+_OTHER_WORKERS = json.dumps(
+    [
+        {**_WORKER, "name": "h100", "image": "batchwright:latest", "gpus": 8, "nodeSelector": {"node": "h100"}},
+        {**_WORKER, "name": "cpu", "image": "batchwright:cpu", "gpus": 0},
+    ]
+)
 
 
 class Displeased(Exception):  # noqa: N818 - it is said of a tool
@@ -119,10 +132,31 @@ class Checks:
         return f"{len(services)} services"
 
     def kubernetes(self) -> str:
-        """The plain manifests, by the schemas of Kubernetes, unknown fields refused."""
-        manifest = ROOT / "docker/kubernetes/batchwright.yaml"
-        command = [str(self.tools / "manifests/bin/kubernetes-validate"), "--strict", str(manifest)]
-        return f"{len(_said(command, {0}).splitlines())} manifests"
+        """The plain manifests are those of the chart; both are read by the schemas of Kubernetes, strictly."""
+        stale = [
+            path
+            for path, options in _PLAIN.items()
+            if path.read_text() != self._chart(f"--show-only=templates/{path.name}", *options)
+        ]
+        _refuse(stale, ["docker/kubernetes is not what the chart renders: run `make manifests`"])
+        (other := self._new_folder() / "other.yaml").write_text(self._chart(f"--set-json=workers={_OTHER_WORKERS}"))
+        command = [str(self.tools / "manifests/bin/kubernetes-validate"), "--strict"]
+        return f"{len(_said([*command, str(next(iter(_PLAIN))), str(other)], {0}).splitlines())} manifests"
+
+    def helm(self) -> str:
+        """The chart, by Helm's own strict rules; a misspelt value is refused."""
+        helm = str(self.tools / "manifests/bin/helm")
+        _said([helm, "lint", "--strict", str(_CHART)], {0})
+        try:
+            self._chart("--set=api.replica=3")
+        except Displeased as refused:
+            _refuse("replica" not in str(refused), [str(refused)])
+            return "no finding, and a misspelt value is refused"
+        raise Displeased("a misspelt value is not refused")
+
+    def _chart(self, *options: str) -> str:
+        helm = str(self.tools / "manifests/bin/helm")
+        return _said([helm, "template", "batchwright", str(_CHART), "--namespace", "batchwright", *options], {0})
 
     def _checked(self, text: str) -> str:
         promtool = shutil.which("promtool") or str(self.tools / "prometheus" / "usr" / "bin" / "promtool")
@@ -170,6 +204,7 @@ def all_checks(checks: Checks) -> dict[str, Callable[[], str]]:
         "openapi-generator-cli": checks.generator_client,
         "promtool": checks.promtool,
         "compose": checks.compose,
+        "helm": checks.helm,
         "kubernetes": checks.kubernetes,
         "schemathesis-with-a-key": partial(checks.schemathesis, keys=True, sends_key=True),
         "schemathesis-no-keys": partial(checks.schemathesis, keys=False, sends_key=False),
