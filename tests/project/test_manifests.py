@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -132,6 +133,13 @@ def test_the_first_key_comes_from_a_secret() -> None:
     (mounted,) = (mount["mountPath"] for mount in api["volumeMounts"] if mount["name"] == "admin")
     named = {variable["name"]: variable["value"] for variable in api["env"]}
     assert Path(named["BATCHWRIGHT_ADMIN_KEY_FILE"]).parent == Path(mounted)
+
+
+def test_the_chart_has_the_version_of_the_project() -> None:
+    """A release of one is a release of the other."""
+    chart = yaml.safe_load((ROOT / "docker/chart/Chart.yaml").read_text())
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    assert (chart["version"], chart["appVersion"]) == (version, version)
 
 
 def test_selectors_find_the_pods() -> None:
