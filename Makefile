@@ -47,8 +47,9 @@ $(VENV)/browser: $(VENV)/torch
 # More than the two processors of the usual machine: tests wait for processes, leases and pages.
 TEST_PROCESSES ?= 4
 
+# Bytecode is kept, whatever the shell asks for: the tests start hundreds of interpreters.
 test: $(VENV)/dev $(VENV)/docs $(VENV)/browser  ## Install what the tests need, and run them
-	$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist worksteal
+	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist worksteal
 
 lint: $(VENV)/dev  ## Style, types and formatting
 	$(BIN)/ruff check .

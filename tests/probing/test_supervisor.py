@@ -356,11 +356,12 @@ def test_a_killed_tracing_process_is_replaced_once(kills: int) -> None:
 
 
 def test_probes_die_with_a_killed_supervisor(tmp_path: Path) -> None:
-    """Kill -9 of the process that supervises leaves neither the fork server, nor a probe, nor what that started.
+    """Kill -9 of the process that supervises leaves no server, no probe, nothing that a probe started, and no files.
 
     The server is stopped meanwhile: however late it gets to run, it has to be there to end those.
     """
-    note = tmp_path / "pids"
+    note, scratch = tmp_path / "pids", tmp_path / "scratch"
+    scratch.mkdir()
     script = (
         "import sys\n"
         "from tests.probing.test_supervisor import *\n"
@@ -368,7 +369,8 @@ def test_probes_die_with_a_killed_supervisor(tmp_path: Path) -> None:
         "open(sys.argv[1], 'w').write(f'{supervisor._server.start().process.pid}\\n')\n"
         "supervisor.run(probe(misbehaving('leaves-a-child-and-hangs', sys.argv[1])))\n"
     )
-    with subprocess.Popen([sys.executable, "-c", script, str(note)], cwd=ROOT) as process:
+    environment = {**os.environ, "TMPDIR": str(scratch)}
+    with subprocess.Popen([sys.executable, "-c", script, str(note)], cwd=ROOT, env=environment) as process:
         while not note.exists() or len(note.read_text().split()) < 3:
             assert process.poll() is None
             time.sleep(0.02)
@@ -378,6 +380,7 @@ def test_probes_die_with_a_killed_supervisor(tmp_path: Path) -> None:
         process.wait()
     os.kill(server, signal.SIGCONT)
     assert gone([server, *started])
+    assert not list(scratch.glob("batchwright-*"))
 
 
 def test_an_invalid_config_is_found_before_any_probe(supervisor: ProbeSupervisor) -> None:

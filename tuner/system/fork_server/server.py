@@ -3,7 +3,8 @@
 Importing torch takes seconds; forking takes milliseconds. The server never runs an operation of torch and never touches
 CUDA, so a task starts without threads and without a CUDA context, as a fresh process does. The server ends when its
 parent closes the connection or dies. The kernel kills an idle server together with its parent. A server with a running
-task notices the closed connection itself, because it must still end the processes that the task has started.
+task notices the closed connection itself, because it must still end the processes that the task has started, and remove
+the task's directory, which its parent can no longer do.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import faulthandler
 import os
 import resource
+import shutil
 import signal
 import sys
 import time
@@ -61,7 +63,7 @@ def serve(connection: Connection, parent: int, application: Application) -> NoRe
     server = _Server(connection, parent, application)
     with suppress(EOFError, ConnectionError):
         server.serve()
-    server.kill_task()
+    server.discard_task()
     os._exit(0)  # without the clean-up of thousands of modules
 
 
@@ -71,6 +73,8 @@ class _Server:
         self._parent = parent
         self._application = application
         self._task: int | None = None
+        self._directory: Path | None = None
+        """The directory of the task whose end the client has not been sent."""
 
     def serve(self) -> None:
         messages.send(self._connection, messages.Ready())
@@ -83,7 +87,15 @@ class _Server:
                 return
             self._reap()
 
-    def kill_task(self) -> None:
+    def discard_task(self) -> None:
+        """Kill the task of a client that is gone, and remove its directory."""
+        self._kill_task()
+        if self._task is not None:
+            os.waitpid(self._task, 0)
+        if self._directory is not None:
+            shutil.rmtree(self._directory, ignore_errors=True)
+
+    def _kill_task(self) -> None:
         if self._task is not None:
             kill_group(self._task)
 
@@ -97,7 +109,7 @@ class _Server:
             if command.dumps_stacks:
                 os.kill(self._task, signal.SIGUSR1)
                 time.sleep(_DUMP_SECONDS)
-            self.kill_task()
+            self._kill_task()
 
     def _run(self, command: messages.RunTask) -> None:
         try:
@@ -106,6 +118,7 @@ class _Server:
             messages.send(self._connection, messages.ImportFailed(error=f"{type(error).__name__}: {error}"))
             return
         outlive_parent()
+        self._directory = command.directory
         self._task = fork(lambda: self._run_in_fork(command))
         os.setpgid(self._task, self._task)
         messages.send(self._connection, messages.Started(pid=self._task))
@@ -130,11 +143,12 @@ class _Server:
         """Report a task that has ended. Its group is killed before it is reaped, while the id is still valid."""
         if self._task is None or os.waitid(os.P_PID, self._task, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
             return
-        self.kill_task()
+        self._kill_task()
         _, status = os.waitpid(self._task, 0)
         self._task = None
         die_with_parent(self._parent)
         messages.send(self._connection, messages.Ended(exit_code=os.waitstatus_to_exitcode(status)))
+        self._directory = None
 
 
 def _redirect_output(path: Path) -> None:
