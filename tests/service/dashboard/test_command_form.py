@@ -113,7 +113,7 @@ def test_a_command_is_run_from_its_recommendation(start_service: StartService, b
         page.wait_for_url(re.compile(r"/jobs/job_"))
         expect(page.locator("#state .badge")).to_have_text("✓Succeeded")
         expect(page.locator("#progress")).to_contain_text("4 of 4 updates")
-        expect(page.locator("#newest")).to_contain_text("256.0 MiB of")
+        expect(page.locator("#newest")).to_contain_text("256 MiB of 400 MiB")
         expect(page.locator("#curves-words")).to_have_text("Update 4 of 4, 120 samples.")
         expect(page.locator("#memory .main-svg").first).to_be_visible()
         expect(page.locator("#log")).to_have_text("the output of the program")
