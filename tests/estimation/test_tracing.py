@@ -205,6 +205,13 @@ def test_embeddings_are_summed_by_segment(on_cuda: dict[str, list[Trace]]) -> No
         assert rows * 32 * FLOAT in {trace_found.sizes[block] for block in trace_found.bounds}
 
 
+def test_the_gradient_of_an_embedding_is_allocated_before_its_sums(on_cuda: dict[str, list[Trace]]) -> None:
+    """Sorted indices, the gradient, then five blocks for 4,096 tokens, the last of which has the sums."""
+    taken = on_cuda["gpt, every row of its vocabulary"][0]
+    sums = next(block for block in taken.bounds if taken.sizes[block] == 4096 * 32 * FLOAT)
+    assert taken.sizes[sums - 5] == 16_000 * 32 * FLOAT
+
+
 def test_cublas_is_counted_for_both_threads(on_cuda: dict[str, list[Trace]]) -> None:
     """Forward and backward passes have a handle each: 8,519,680 bytes before Hopper."""
     assert held_bytes(on_cuda["mlp"][0], "end", Category.WORKSPACE) == 2 * 8_519_680

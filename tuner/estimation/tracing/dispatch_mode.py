@@ -199,7 +199,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch's own 
             return (recurrent_forward_steps(args, on_device),)
         if func is CUDNN_RNN_BACKWARD:
             return recurrent_backward_steps(args, on_device)
-        return ([*self._kernels.temporary(func, args, on_device), *in_order_of_allocation(func, on_device)],)
+        return (in_order_of_allocation(func, self._kernels.temporary(func, args, on_device), on_device),)
 
     def _record_kernel(self, func: OpOverload, args: tuple[Any, ...], steps: list[int | Bound | Tensor]) -> None:
         """Record the results of a kernel, its workspaces, and what libraries keep from here on."""

@@ -16,7 +16,11 @@ from tuner.estimation.tracing.kernel_workspaces.attention_workspaces import (
     flash_backward,
 )
 from tuner.estimation.tracing.kernel_workspaces.contiguous_copies import contiguous_copies
-from tuner.estimation.tracing.kernel_workspaces.index_workspaces import embedding_backward, sorted_index_put
+from tuner.estimation.tracing.kernel_workspaces.index_workspaces import (
+    SUMMING_WORKSPACES,
+    embedding_backward,
+    sorted_index_put,
+)
 from tuner.estimation.tracing.kernel_workspaces.library_calls import (
     CONVOLUTIONS,
     UNMEASURED_CONVOLUTION,
@@ -80,6 +84,9 @@ _ALLOCATED_IN_ORDER: Mapping[OpOverload, tuple[int, ...]] = {
     _aten.native_dropout.default: (1, 0),  # the mask, then the result (`dropout_cuda` in `Dropout.cu`)
 }
 """Positions of the results of an operator, in the order in which its kernel allocates them where that is another."""
+
+_WORKSPACES_AFTER_RESULTS: Mapping[OpOverload, int] = {_aten.embedding_dense_backward.default: SUMMING_WORKSPACES}
+"""Number of the last workspaces of an operator that its kernel allocates after the results; of others it is 0."""
 
 _WORKSPACES: Mapping[OpOverload, Workspace] = {
     FLASH_ATTENTION_BACKWARD: flash_backward,
@@ -176,10 +183,13 @@ class CpuKernels:
         return onednn_scratchpad(args, outputs, None) if func in _ONEDNN_RECURRENT else ()
 
 
-def in_order_of_allocation(func: OpOverload, outputs: Sequence[Tensor]) -> Sequence[Tensor]:
-    """Return the results of an operator in the order in which its CUDA kernel allocates them."""
-    order = _ALLOCATED_IN_ORDER.get(func)
-    return outputs if order is None else [outputs[position] for position in order]
+def in_order_of_allocation(
+    func: OpOverload, workspaces: Sequence[int | Bound], outputs: Sequence[Tensor]
+) -> list[int | Bound | Tensor]:
+    """Return workspaces and results of an operator in the order in which its CUDA kernel allocates them."""
+    order = _ALLOCATED_IN_ORDER.get(func, range(len(outputs)))
+    first = len(workspaces) - _WORKSPACES_AFTER_RESULTS.get(func, 0)
+    return [*workspaces[:first], *(outputs[position] for position in order), *workspaces[first:]]
 
 
 def representative(profile: KernelProfile) -> KernelProfile:
