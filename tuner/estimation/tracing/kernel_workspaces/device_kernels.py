@@ -31,6 +31,7 @@ from tuner.estimation.tracing.kernel_workspaces.library_calls import (
 from tuner.estimation.tracing.kernel_workspaces.recurrent_workspaces import (
     dropout_state_bytes,
     onednn_scratchpad,
+    packed_steps,
     reserve_error,
 )
 from tuner.estimation.tracing.kernel_workspaces.reduction_workspaces import (
@@ -53,6 +54,7 @@ from tuner.estimation.tracing.torch_internals import (
     FLASH_ATTENTION_BACKWARD,
     FOREACH_NORM,
     GRU_CELL,
+    PACK_SEQUENCES,
     SAFE_SOFTMAX,
     SOFTMAX_BACKWARD,
     OpOverload,
@@ -93,6 +95,7 @@ _WORKSPACES: Mapping[OpOverload, Workspace] = {
     EFFICIENT_ATTENTION_BACKWARD: efficient_backward,
     CUDNN_ATTENTION_BACKWARD: cudnn_attention_backward,
     _aten.embedding_dense_backward.default: embedding_backward,
+    PACK_SEQUENCES: packed_steps,
     _aten.index_put_.default: sorted_index_put,
     _aten.index_put.default: sorted_index_put,
     FOREACH_NORM: foreach_norm,

@@ -142,6 +142,15 @@ def recurrent_backward_steps(
     return [*copies, *of_inputs, call.workspace_bytes], [by_steps, *of_weights, call.workspace_bytes]
 
 
+def packed_steps(args: Sequence[Any], outputs: Sequence[Tensor], profile: KernelProfile) -> list[int]:
+    """Return the copies of steps that ``_pack_padded_sequence`` joins (``PackedSequence.cpp``), as one block.
+
+    There is one for each of the different lengths, of which larger micro-batches have more.
+    """
+    del args, profile
+    return [bytes_of(outputs[0])]
+
+
 def onednn_scratchpad(args: Sequence[Any], outputs: Sequence[Tensor], profile: KernelProfile | None) -> list[int]:
     """Return what ``mkldnn_rnn_layer`` holds while it runs, and as much backward: the gates of all steps, and states.
 
