@@ -64,6 +64,8 @@ OPERATOR_NOTE = "while tracing the operator "
 class Kernels(Protocol):
     """Workspaces of a device's kernels."""
 
+    has_miopen: bool
+
     def persistent(self, func: OpOverload, args: Sequence[Any]) -> Sequence[tuple[str, int]]:
         """Return the workspaces of library handles that ``func`` creates and keeps: names and bytes."""
 
@@ -97,7 +99,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch's own 
         self.notes: set[str] = set()
         self.workspace_error = (0, 0)
         self._rules: dict[OpOverload, Callable[..., Any]] = {
-            CUDNN_RNN: lambda *args: forward_results(fakes, args),
+            CUDNN_RNN: lambda *args: forward_results(fakes, args, is_miopen=kernels.has_miopen),
             CUDNN_RNN_BACKWARD: lambda *args: backward_results(fakes, args),
             GRU_CELL: self._gru_cell,
             GRU_CELL_BACKWARD: self._gru_cell_backward,
@@ -199,9 +201,9 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch's own 
     ) -> tuple[list[int | Bound | Tensor], ...]:
         """Return what each kernel of an operator allocates, in order: workspaces, and results."""
         if func is CUDNN_RNN:
-            return (recurrent_forward_steps(args, on_device),)
+            return (recurrent_forward_steps(args, on_device, is_miopen=self._kernels.has_miopen),)
         if func is CUDNN_RNN_BACKWARD:
-            return recurrent_backward_steps(args, on_device)
+            return recurrent_backward_steps(args, on_device, is_miopen=self._kernels.has_miopen)
         return (in_order_of_allocation(func, self._kernels.temporary(func, args, on_device), on_device),)
 
     def _record_kernel(self, func: OpOverload, args: tuple[Any, ...], steps: list[int | Bound | Tensor]) -> None:

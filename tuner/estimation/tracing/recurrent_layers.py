@@ -21,10 +21,11 @@ _PACKED_WEIGHTS_AT = 3
 
 
 @contextmanager
-def cudnn_recurrent_layers(on_layer: Callable[[], None]) -> Iterator[None]:
+def recurrent_layers_of_library(on_layer: Callable[[], None]) -> Iterator[None]:
     """Make recurrent layers call cuDNN during the block, as ``RNN.cpp`` of torch 2.13 does on a card.
 
-    ``fake_model`` has moved their weights to one buffer.
+    With ROCm this call stands for MIOpen's, which is made alike (``RNN_miopen.cpp``). ``fake_model`` has moved the
+    weights of a layer to one buffer.
 
     Args:
         on_layer: called for every layer that runs.
@@ -124,12 +125,12 @@ def _in_half(*tensors: Tensor | None) -> list[Any]:
     ]
 
 
-def forward_results(fakes: FakeTensorMode, args: Sequence[Any]) -> tuple[Tensor, ...]:
+def forward_results(fakes: FakeTensorMode, args: Sequence[Any], *, is_miopen: bool) -> tuple[Tensor, ...]:
     """Make the results of ``_cudnn_rnn``: output, last states, reserve space, and the buffer of weights.
 
     The output has steps before samples in memory, whatever its shape is.
     """
-    call, projected = RecurrentCall.of(args), args[8]
+    call, projected = RecurrentCall.of(args, is_miopen=is_miopen), args[8]
     width = (projected or call.units) * call.directions
     states = call.layers * call.directions
     with fakes:

@@ -122,11 +122,15 @@ class CudaKernels:
     Args:
         profile: the kernel profile.
         measured: the workspaces measured on such a card; those of the tables by default.
+
+    Attributes:
+        has_miopen: whether MIOpen runs recurrent layers, in the place of cuDNN.
     """
 
     def __init__(self, profile: KernelProfile, measured: MeasuredWorkspaces | None = None) -> None:
         self._profile = profile
         self._measured = measured or measured_workspaces(profile)
+        self.has_miopen = profile.kind == "rocm"
         own_bytes = self._measured.table.blas_workspace_bytes if self._measured else None
         self._blas_bytes = own_bytes or blas_workspace_bytes(profile.compute_capability, profile.kind)
 
@@ -154,7 +158,7 @@ class CudaKernels:
     def error(self, func: OpOverload, args: Sequence[Any], outputs: Sequence[Tensor]) -> tuple[int, int]:
         """Return by how many bytes the workspace of ``func`` may be smaller, and larger, than ``temporary`` has it."""
         if func is CUDNN_RNN:
-            return reserve_error(args)
+            return reserve_error(args, is_miopen=self.has_miopen)
         call = library_call(func, args, outputs)
         if call is None:
             return 0, 0
@@ -170,6 +174,8 @@ class CudaKernels:
 
 class CpuKernels:
     """Workspaces of the CPU's kernels: those of oneDNN for recurrent layers; no others are known."""
+
+    has_miopen = False
 
     def error(self, func: OpOverload, args: Sequence[Any], outputs: Sequence[Tensor]) -> tuple[int, int]:
         """Return no error."""
