@@ -107,14 +107,13 @@ VARIABLE_FUNCTIONS: Any = torch._VF  # noqa: SLF001
 """The functions that recurrent layers call with all their weights; a trace replaces them there."""
 CTC_LOSS: frozenset[OpOverload] = frozenset({_aten._ctc_loss.default, _aten._ctc_loss.Tensor})  # noqa: SLF001
 CTC_LOSS_IS_OF_LIBRARY: frozenset[OpOverload] = frozenset(
-    {
-        _aten._use_cudnn_ctc_loss.default,  # noqa: SLF001
-        _aten._use_cudnn_ctc_loss.Tensor,  # noqa: SLF001
-        _aten._use_miopen_ctc_loss.default,  # noqa: SLF001
-        _aten._use_miopen_ctc_loss.Tensor,  # noqa: SLF001
-    }
+    getattr(operator, overload)
+    for operator in (getattr(_aten, f"_use_{it}_ctc_loss", None) for it in ("cudnn", "miopen"))
+    if operator is not None
+    for overload in operator.overloads()
+    if overload in {"default", "Tensor"}
 )
-"""Whether cuDNN or MIOpen computes a CTC loss."""
+"""Whether cuDNN or MIOpen computes a CTC loss; torch 2.8 has no operator for MIOpen."""
 CTC_LOSS_BACKWARD: frozenset[OpOverload] = frozenset(
     {_aten._ctc_loss_backward.default, _aten._ctc_loss_backward.Tensor}  # noqa: SLF001
 )
