@@ -8,7 +8,8 @@ from typing import Annotated, Self
 from pydantic import Field, model_validator
 from typing_extensions import override
 
-from tuner.schemas.requests import HardwareRequest
+from tuner.hardware.matching import has_hardware
+from tuner.schemas.requests import HardwareRequest, TuningRequest
 from tuner.schemas.results import DeviceInfo
 
 ANY_DEVICE = ""
@@ -32,14 +33,30 @@ class HardwareNeed(HardwareRequest):
         return self
 
     @property
+    @override
+    def in_words(self) -> str:
+        if self.kind is None:
+            return super().in_words
+        name, _, total_bytes = self.kind.rpartition("|")
+        bound = HardwareRequest(product=name, min_memory_bytes=int(total_bytes), devices_per_node=self.devices_per_node)
+        return bound.in_words.replace("with at least", "with")
+
+    @property
     def lane(self) -> str:
         """The text under which the store queues work with this need; equal needs have equal texts."""
         return self.model_dump_json(exclude_defaults=True)
 
     @classmethod
-    def of_request(cls, hardware: HardwareRequest) -> HardwareNeed:
-        """Return the need of a request."""
-        return cls.model_validate(hardware.model_dump())
+    def of_request(cls, request: TuningRequest) -> HardwareNeed:
+        """Return the need of a tuning for hardware, whose limit must be there.
+
+        A command starts its ranks by itself, so that it needs a device for each.
+        """
+        fields = {} if request.hardware is None else request.hardware.model_dump()
+        least = max(fields.get("min_memory_bytes") or 0, request.memory_limit_bytes or 0) or None
+        ranks = 1 if request.command is None else request.command.parallelism.world_size
+        devices = max(fields.get("devices_per_node", 1), ranks)
+        return cls.model_validate(fields | {"min_memory_bytes": least, "devices_per_node": devices})
 
     @classmethod
     def of_kind(cls, device: DeviceInfo, devices_per_node: int) -> HardwareNeed:
@@ -56,3 +73,8 @@ def need_of_lane(lane: str) -> HardwareNeed:
 def kind_of(device: DeviceInfo) -> str:
     """Return the kind of a device: product and memory. Evidence of one kind says nothing of another."""
     return f"{device.name}|{device.total_bytes}"
+
+
+def fits(device: DeviceInfo, need: HardwareNeed) -> bool:
+    """Return whether a device is what a need names, however many of them it needs."""
+    return kind_of(device) == need.kind if need.kind is not None else has_hardware(device, need)

@@ -11,6 +11,7 @@ from pathlib import Path
 from service.application.rules.device_checks import mark_slot, probe_environment
 from service.application.rules.estimate_learning import correct_estimate, keep_residual
 from service.application.rules.warm_start import apply_warm_start
+from service.domain.hardware import HardwareNeed
 from service.domain.identifiers import IdentifierSource
 from service.domain.states import State, WorkKind
 from service.domain.work import JobRequest
@@ -19,7 +20,7 @@ from service.errors import ServiceError
 from service.observability.instruments import Instruments
 from service.problem_mapping import stored_problem
 from service.store.interface import EvidenceStore, RecommendationStore, ResidualStore
-from service.store.models import Claim, Ending, WorkItem
+from service.store.models import Binding, Claim, Ending, WorkItem
 from service.worker.executors.base import Executor, TrainingRun
 from service.worker.host_health import Health
 from service.worker.lease import LeaseHolder
@@ -145,7 +146,7 @@ class WorkRunner:
             ):
                 if holder.reason() is not None:
                     raise StoppedError
-                tuning.record(self._probe(probe, holder, len(tuning.probes) + 1))
+                tuning.record(self._probe(probe, holder, len(tuning.probes) + 1, self._binding(request, tuning)))
         finally:
             self._executor.end_search()
         estimate_what_ifs(tuning, lambda expectation: self._executor.expect(expectation, holder.grace_seconds))
@@ -159,14 +160,22 @@ class WorkRunner:
             return None
         return holder.retry(lambda: correct_estimate(self._residuals, self._served, tuning, peaks))
 
-    def _probe(self, probe: ProbeRequest, holder: LeaseHolder, ordinal: int) -> ProbeResult:
+    def _binding(self, request: TuningRequest, tuning: Tuning) -> Binding | None:
+        """Return the binding that the first probe of a tuning for hardware is recorded with."""
+        if request.hardware is None or tuning.probes:
+            return None
+        devices = HardwareNeed.of_request(request).devices_per_node
+        need = HardwareNeed.of_kind(self._served.device, devices)
+        return Binding(need.lane, tuning.fingerprint, tuning.request_fingerprint)
+
+    def _probe(self, probe: ProbeRequest, holder: LeaseHolder, ordinal: int, binding: Binding | None) -> ProbeResult:
         """Run a probe and record it."""
         with self._instruments.spans.span("probe", micro_batch_size=probe.micro_batch_size, ordinal=ordinal) as span:
             result = self._executor.probe(probe, holder.grace_seconds)
             span.set("outcome", result.outcome.value)
         if result.outcome in _UNEXPLAINED:
             self._raise_host_trouble()
-        holder.retry(lambda: self._evidence.record_probe(holder.lease, ordinal, result))
+        holder.retry(lambda: self._evidence.record_probe(holder.lease, ordinal, result, binding))
         self._instruments.metrics.count_probe(self._served.device.id, result.outcome.value)
         return result
 

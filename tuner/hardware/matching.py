@@ -5,9 +5,10 @@ from __future__ import annotations
 import fnmatch
 from functools import lru_cache
 
-from tuner.errors import EstimateError, FieldProblem, SpecError
+from tuner.errors import DeviceError, EstimateError, FieldProblem, SpecError
 from tuner.hardware.gpu_lookup import find_gpu
-from tuner.schemas.requests import HardwareRequest
+from tuner.hardware.inventory import devices, find_device
+from tuner.schemas.requests import HardwareRequest, TuningRequest
 from tuner.schemas.results import DeviceInfo
 from tuner.units import format_bytes
 
@@ -23,10 +24,10 @@ def with_catalogue_name(hardware: HardwareRequest) -> HardwareRequest:
     try:
         found = find_gpu(hardware.gpu)
     except EstimateError as error:
-        raise SpecError([FieldProblem("hardware.gpu", f"{error}; or give `product`, a name or pattern")]) from None
+        raise SpecError([FieldProblem("hardware.gpu", str(error))], "request") from None
     if found.vendor == "unknown":
-        message = f"is a memory size, not a GPU: give `min_memory_bytes: {hardware.gpu}` instead"
-        raise SpecError([FieldProblem("hardware.gpu", message, repr(hardware.gpu))])
+        message = "is a memory size, not a GPU: give it as `min_memory_bytes`"
+        raise SpecError([FieldProblem("hardware.gpu", message, repr(hardware.gpu))], "request")
     return hardware.model_copy(update={"gpu": found.name})
 
 
@@ -39,16 +40,34 @@ def has_hardware(device: DeviceInfo, hardware: HardwareRequest) -> bool:
             return False
     elif not _matches_pattern(device.name, hardware.product):
         return False
-    return hardware.gpu is None or _catalogue_name(device.name) == _catalogue_name(hardware.gpu)
+    return hardware.gpu is None or catalogue_name(device.name) == catalogue_name(hardware.gpu)
 
 
-def describe_hardware(hardware: HardwareRequest) -> str:
-    """Return a request for hardware in words, such as ``2 x H100-80GB`` or ``a GPU with at least 40 GiB``."""
-    names = [name for name in (hardware.gpu, hardware.product) if name is not None]
-    text = " ".join(names) or "a GPU"
-    if hardware.min_memory_bytes is not None:
-        text += f" with at least {format_bytes(hardware.min_memory_bytes)}"
-    return text if hardware.devices_per_node == 1 else f"{hardware.devices_per_node} x {text} on one host"
+def device_of(request: TuningRequest) -> DeviceInfo:
+    """Find the device of this host for a request, which names a device, hardware or neither.
+
+    Raises:
+        DeviceError: as ``find_hardware`` and ``find_device``.
+        SpecError: as ``with_catalogue_name``.
+    """
+    return find_device(request.device) if request.hardware is None else find_hardware(request.hardware)
+
+
+def find_hardware(hardware: HardwareRequest) -> DeviceInfo:
+    """Find the first device of this host that is what a request names, with as many like it as the request needs.
+
+    Raises:
+        DeviceError: when this host has none; the message lists its devices.
+        SpecError: as ``with_catalogue_name``.
+    """
+    wanted = with_catalogue_name(hardware)
+    available = devices()
+    for device in available:
+        alike = [other for other in available if (other.name, other.total_bytes) == (device.name, device.total_bytes)]
+        if has_hardware(device, wanted) and len(alike) >= wanted.devices_per_node:
+            return device
+    listed = ", ".join(f"{device.id} ({device.name}, {format_bytes(device.total_bytes)})" for device in available)
+    raise DeviceError(f"this host does not have {wanted.in_words}; it has {listed}")
 
 
 def _matches_pattern(name: str, pattern: str) -> bool:
@@ -57,7 +76,7 @@ def _matches_pattern(name: str, pattern: str) -> bool:
 
 
 @lru_cache(maxsize=1024)
-def _catalogue_name(name: str) -> str | None:
+def catalogue_name(name: str) -> str | None:
     """Return the catalogue's name of a GPU; None for a card that is not listed, or whose name stands for several."""
     try:
         found = find_gpu(name)

@@ -85,8 +85,8 @@ def _digest(content: dict[str, Any]) -> str:
 
 
 def request_fields(request: TuningRequest) -> dict[str, Any]:
-    """The request without the spec and the device. Fields added later are left out at their default."""
-    left_out = {"spec", "device", "memory_limit_bytes", "probe_timeout_seconds"}
+    """The request without the spec and the place. Fields added later are left out at their default."""
+    left_out = {"spec", "device", "hardware", "memory_limit_bytes", "probe_timeout_seconds"}
     if request.objective == "largest":
         left_out.add("objective")
     if request.uniform_only is None:

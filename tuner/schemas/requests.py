@@ -11,7 +11,7 @@ from tuner.schemas.base import Document, NonNegativeInt, PositiveInt, typed_size
 from tuner.schemas.command import CommandSpec, Spec
 from tuner.schemas.field_errors import described_pattern
 from tuner.schemas.workload import WorkloadSpec
-from tuner.units import LONGEST_SIZE
+from tuner.units import LONGEST_SIZE, format_bytes
 
 _DEVICE = described_pattern(r"^(cpu|cuda:\d+)$", "must be `cpu`, or `cuda:` and a number, for example `cuda:0`")
 
@@ -58,6 +58,14 @@ class HardwareRequest(Document):
         if self.gpu is None and self.product is None and self.min_memory_bytes is None:
             raise ValueError("name hardware: give `gpu`, `product` or `min_memory_bytes`")
         return self
+
+    @property
+    def in_words(self) -> str:
+        """The hardware in words, such as ``H100-80GB`` or ``2 x a GPU with at least 40 GiB on one host``."""
+        text = " ".join(name for name in (self.gpu, self.product) if name is not None) or "a GPU"
+        if self.min_memory_bytes is not None:
+            text += f" with at least {format_bytes(self.min_memory_bytes)}"
+        return text if self.devices_per_node == 1 else f"{self.devices_per_node} x {text} on one host"
 
 
 LARGEST_EFFECTIVE_BATCH_SIZE = 2**22

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from service.domain.hardware import HardwareNeed
 from service.domain.workers import ServedDevice
 from service.errors import DeviceMismatchError, UnknownDeviceError, UnsupportedJobError
 from service.store.models import AnnouncedDevice
@@ -60,6 +61,17 @@ def check_cards_of_ranks(spec: CommandSpec, served: ServedDevice, announced: Seq
 def process_count(recommendation: Recommendation, training: TrainingRequest) -> int:
     """Return the number of processes of the run, one per rank, as ``tuner.training.launching.launcher`` starts them."""
     return training.processes_per_node or recommendation.request.spec.parallelism.world_size
+
+
+def hardware_of_job(recommendation: Recommendation, training: TrainingRequest) -> HardwareNeed | None:
+    """Return the hardware that a job needs if any device of it will do: where its tuning named hardware.
+
+    Otherwise the job needs the device that was probed, by its id.
+    """
+    if recommendation.request.hardware is None:
+        return None
+    on_cards = recommendation.device.kind == "cuda"
+    return HardwareNeed.of_kind(recommendation.device, process_count(recommendation, training) if on_cards else 1)
 
 
 def check_same_device(measured: DeviceInfo, here: DeviceInfo) -> None:
