@@ -13,6 +13,11 @@ from tuner.schemas.results import DeviceInfo
 from tuner.units import format_bytes
 
 
+def is_alike(one: DeviceInfo, other: DeviceInfo) -> bool:
+    """Return whether two devices are of one kind: evidence of one counts for the other."""
+    return (one.name, one.total_bytes) == (other.name, other.total_bytes)
+
+
 def with_catalogue_name(hardware: HardwareRequest) -> HardwareRequest:
     """Return the request with the catalogue's name of its GPU, so that equal requests are written equally.
 
@@ -63,8 +68,8 @@ def find_hardware(hardware: HardwareRequest) -> DeviceInfo:
     wanted = with_catalogue_name(hardware)
     available = devices()
     for device in available:
-        alike = [other for other in available if (other.name, other.total_bytes) == (device.name, device.total_bytes)]
-        if has_hardware(device, wanted) and len(alike) >= wanted.devices_per_node:
+        count = sum(is_alike(device, other) for other in available)
+        if has_hardware(device, wanted) and count >= wanted.devices_per_node:
             return device
     listed = ", ".join(f"{device.id} ({device.name}, {format_bytes(device.total_bytes)})" for device in available)
     raise DeviceError(f"this host does not have {wanted.in_words}; it has {listed}")

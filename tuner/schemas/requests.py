@@ -200,6 +200,8 @@ class ProbeRequest(Document):
     """True for a probe that times several updates of the plan with this largest micro-batch."""
     runs_plan: bool = False
     """True for a probe of the plan with this largest micro-batch, and not of two micro-batches of this size."""
+    rank_devices: tuple[DeviceId, ...] = ()
+    """Device of each rank, where all ranks of the workload run, each under the limit. Without any, one rank runs."""
 
     @property
     def workload(self) -> WorkloadSpec:
