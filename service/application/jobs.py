@@ -9,8 +9,8 @@ from service.application.exports import exported
 from service.application.rules.device_checks import (
     check_cards_of_ranks,
     check_every_process_has_samples,
+    check_process_count,
     check_same_device,
-    check_single_device,
     hardware_of_job,
     probe_environment,
     process_count,
@@ -126,7 +126,7 @@ class JobCases(WorkCases[JobSubmission, Job]):
         if recommendation.request.command is not None:
             self._check_cards_of_command(recommendation, recommendation.request.command)
         else:
-            check_single_device(recommendation, submission.training)
+            check_process_count(recommendation, submission.training)
         request = JobRequest(recommendation=recommendation, training=submission.training)
         work = NewWork(
             id=self._context.identifiers.new("job"),

@@ -17,7 +17,7 @@ from service.domain.hardware import ANY_DEVICE, HardwareNeed
 from service.domain.states import WorkKind
 from service.domain.work import ProbeList, QueuePosition, Tuning, TuningSubmission
 from service.domain.workers import ServedDevice
-from service.errors import NotFoundError
+from service.errors import InvalidInputError, NotFoundError
 from service.observability.tracing import current_trace_parent
 from service.store.models import Idempotency, NewWork, RecommendationFilter, WorkItem
 from tuner.hardware.matching import with_catalogue_name
@@ -92,13 +92,24 @@ class TuningCases(WorkCases[TuningSubmission, Tuning]):
 
         The recommendation depends on the kind of device, which is known when a worker has taken the tuning: the stored
         recommendations for the kinds that live workers have now are served.
+
+        Raises:
+            InvalidInputError: for a command of several ranks.
+            SpecError: when the catalogue has no such GPU.
         """
+        if request.command is not None and request.command.parallelism.world_size > 1:
+            raise InvalidInputError(
+                "`hardware` is not possible for a command of several ranks, which chooses its cards: give `device`"
+            )
         request = request.model_copy(update={"hardware": with_catalogue_name(hardware)})
         need = HardwareNeed.of_request(request)
         work = self._new_for_hardware(request, need, caller, submission)
         for served in one_of_each_kind(workers_with(need, self._context.live_workers())):
             environment = probe_environment(request, served)
-            session = TuningSession(request, served.device, environment=environment, versions=served.versions)
+            peers = (served.device.id,) * (need.devices_per_node - 1)
+            session = TuningSession(
+                request, served.device, environment=environment, versions=served.versions, peers=peers
+            )
             if submission.fresh:
                 continue
             if (stored := self._stored_tuning(session.fingerprint)) is not None:

@@ -48,15 +48,10 @@ class HardwareNeed(HardwareRequest):
 
     @classmethod
     def of_request(cls, request: TuningRequest) -> HardwareNeed:
-        """Return the need of a tuning for hardware, whose limit must be there.
-
-        A command starts its ranks by itself, so that it needs a device for each.
-        """
+        """Return the need of a tuning for hardware, whose limit must be there."""
         fields = {} if request.hardware is None else request.hardware.model_dump()
         least = max(fields.get("min_memory_bytes") or 0, request.memory_limit_bytes or 0) or None
-        ranks = 1 if request.command is None else request.command.parallelism.world_size
-        devices = max(fields.get("devices_per_node", 1), ranks)
-        return cls.model_validate(fields | {"min_memory_bytes": least, "devices_per_node": devices})
+        return cls.model_validate(fields | {"min_memory_bytes": least})
 
     @classmethod
     def of_kind(cls, device: DeviceInfo, devices_per_node: int) -> HardwareNeed:

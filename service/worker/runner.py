@@ -111,8 +111,8 @@ class WorkRunner:
         try:
             _refuse_repeated_losses(claim)
             if claim.item.kind is WorkKind.TUNING:
-                return self._tune(claim.item, holder)
-            return self._train(claim.item, holder)
+                return self._tune(claim, holder)
+            return self._train(claim, holder)
         except ProbeCancelledError as error:
             raise StoppedError from error
         except (BatchwrightError, WorkerLostError, EnvironmentChangedError) as error:
@@ -130,9 +130,10 @@ class WorkRunner:
 
     # --- tunings ---
 
-    def _tune(self, item: WorkItem, holder: LeaseHolder) -> Ending:
+    def _tune(self, claim: Claim, holder: LeaseHolder) -> Ending:
+        item = claim.item
         request = TuningRequest.model_validate_json(item.payload)
-        tuning = self._rebuild(item, request, holder)
+        tuning = self._rebuild(claim, request, holder)
         check_coupling(tuning, lambda check: self._executor.check_coupling(check, holder.grace_seconds))
         if not tuning.probes:
             prepare_search(
@@ -164,8 +165,7 @@ class WorkRunner:
         """Return the binding that the first probe of a tuning for hardware is recorded with."""
         if request.hardware is None or tuning.probes:
             return None
-        devices = HardwareNeed.of_request(request).devices_per_node
-        need = HardwareNeed.of_kind(self._served.device, devices)
+        need = HardwareNeed.of_kind(self._served.device, request.hardware.devices_per_node)
         return Binding(need.lane, tuning.fingerprint, tuning.request_fingerprint)
 
     def _probe(self, probe: ProbeRequest, holder: LeaseHolder, ordinal: int, binding: Binding | None) -> ProbeResult:
@@ -179,15 +179,19 @@ class WorkRunner:
         self._instruments.metrics.count_probe(self._served.device.id, result.outcome.value)
         return result
 
-    def _rebuild(self, item: WorkItem, request: TuningRequest, holder: LeaseHolder) -> Tuning:
+    def _rebuild(self, claim: Claim, request: TuningRequest, holder: LeaseHolder) -> Tuning:
         """Restore the state of a tuning from its recorded probes.
 
         Raises:
             EnvironmentChangedError: when these probes ran under other versions or limits than the next one would.
         """
-        served = self._served
+        item, served = claim.item, self._served
         tuning = Tuning(
-            request, served.device, environment=probe_environment(request, served), versions=served.versions
+            request,
+            served.device,
+            environment=probe_environment(request, served),
+            versions=served.versions,
+            peers=_devices_beside(claim),
         )
         recorded = holder.retry(lambda: self._evidence.probes(item.id))
         if recorded and tuning.fingerprint != item.fingerprint:
@@ -211,11 +215,16 @@ class WorkRunner:
 
     # --- jobs ---
 
-    def _train(self, item: WorkItem, holder: LeaseHolder) -> Ending:
+    def _train(self, claim: Claim, holder: LeaseHolder) -> Ending:
+        item = claim.item
         job = JobRequest.model_validate_json(item.payload)
         starts_anew = job.recommendation.request.command is not None  # and so are its updates counted
         newest = item.progress.update if item.progress and not starts_anew else 0
-        run = TrainingRun(self._runs_dir / item.id, job.recommendation, job.training, newest)
+        recommendation = job.recommendation
+        if item.device is None:  # measured on a device like this one, with another id perhaps
+            recommendation = recommendation.model_copy(update={"device": self._served.device})
+        devices = (self._served.device.id, *_devices_beside(claim))
+        run = TrainingRun(self._runs_dir / item.id, recommendation, job.training, newest, devices)
 
         def on_progress(updates: Sequence[RunProgress]) -> None:
             # After a crash the run repeats the updates since its checkpoint, which are recorded already.
@@ -257,6 +266,11 @@ class WorkRunner:
             "option of the command), and resume"
         )
         return result.model_copy(update={"message": message})
+
+
+def _devices_beside(claim: Claim) -> tuple[str, ...]:
+    """Return the devices of the same host that the work holds beside its own."""
+    return tuple(slot.rpartition("/")[2] for slot in claim.other_slots)
 
 
 def _refuse_repeated_losses(claim: Claim) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from service.store.models import Beat
-from tests.service.store.test_hardware import H100, card
+from tests.service.store.database.test_lanes import H100, card
 from tests.support.factories import CPU
 from tests.support.service.asking import body, ended, problem_in
 from tests.support.service.running import Running, StartService
