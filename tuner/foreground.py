@@ -10,7 +10,8 @@ from typing import Protocol
 from tuner.commands.command_supervisor import CommandSupervisor
 from tuner.commands.templates import contents_of_files
 from tuner.errors import DeviceError
-from tuner.hardware.inventory import device_failure, find_device
+from tuner.hardware.inventory import device_failure, devices
+from tuner.hardware.matching import device_of, is_alike
 from tuner.planning.driver import check_coupling, estimate_what_ifs, prepare_search, remaining_probes
 from tuner.planning.fingerprint import installed_versions
 from tuner.planning.session import Tuning
@@ -84,7 +85,7 @@ def run_tuning(
         TuningFailedError: when a probe failed for a reason unrelated to the size, or the loss couples samples.
     """
     began = time.monotonic()
-    device = find_device(request.device)
+    device = device_of(request)
     with _supervisor(request, device, start) as runner:
         tuning = Tuning(
             request,
@@ -92,6 +93,7 @@ def run_tuning(
             environment=runner.environment(),
             versions={**installed_versions(), **(contents_of_files(request.command.model) if request.command else {})},
             accumulates=accumulates,
+            peers=[other.id for other in devices() if other.id != device.id and is_alike(device, other)],
         )
         if warm_start is not None:
             tuning.warm_start_from(warm_start)

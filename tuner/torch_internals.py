@@ -31,6 +31,7 @@ __all__ = [
     "TorchFunctionOff",
     "apply_to_all",
     "apply_to_own",
+    "fake_store",
     "foreach_add_",
     "foreach_copy_",
     "foreach_mul_",
@@ -95,6 +96,16 @@ operators_with_kernel: Callable[[str], list[str]] = torch._C._dispatch_get_regis
 
 storage_at: Callable[[int, torch.device, int], Any] = torch._C._construct_storage_from_data_pointer  # noqa: SLF001
 """Storage of memory that another owns, at an address and of a size in bytes: public functions take a Python buffer."""
+
+
+def fake_store() -> Any:  # noqa: ANN401 - a class of torch's own tests
+    """Create the store of a process group with the backend ``fake``, which importing its module registers.
+
+    No public backend makes a group whose other ranks do not exist.
+    """
+    from torch.testing._internal.distributed.fake_pg import FakeStore  # noqa: PLC0415 - imports slowly, for few probes
+
+    return FakeStore()
 
 
 def apply_to_own(module: nn.Module, change: Callable[[Tensor], Tensor]) -> None:

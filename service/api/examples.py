@@ -35,6 +35,9 @@ REQUESTS: dict[str, dict[str, Any]] = {
         "GPT-2, without the stored recommendation": {
             "value": {"spec": _GPT2, "effective_batch_size": 512, "fresh": True}
         },
+        "GPT-2, wherever there is an H100": {
+            "value": {"spec": _GPT2, "effective_batch_size": 512, "hardware": {"gpu": "H100-80GB"}}
+        },
     },
     "JobSubmission": {
         "a run": {

@@ -54,6 +54,10 @@ class ApplicationContext:
         """Return whether the worker of a device sent a heartbeat within ``lease_seconds``."""
         return announced.age_seconds <= self._lease_seconds
 
+    def live_workers(self) -> list[AnnouncedDevice]:
+        """Return the devices with a live worker."""
+        return [announced for announced in self.store.devices.list() if self.is_alive(announced)]
+
     def live_device(self, device: str | None) -> AnnouncedDevice:
         """Return a device with a live worker, by its id; for None the first GPU, else the CPU.
 
@@ -62,7 +66,7 @@ class ApplicationContext:
             StoreUnavailableError: when there is none and the database cannot be written, so that no worker could send
                 its heartbeat.
         """
-        alive = [announced for announced in self.store.devices.list() if self.is_alive(announced)]
+        alive = self.live_workers()
         alive.sort(key=lambda live: (live.served.device.kind == "cpu", len(live.served.device.id), live.served.slot))
         found = next((live for live in alive if device in {None, live.served.device.id}), None)
         if found is None:

@@ -9,14 +9,17 @@ from service.application.exports import exported
 from service.application.rules.device_checks import (
     check_cards_of_ranks,
     check_every_process_has_samples,
+    check_process_count,
     check_same_device,
-    check_single_device,
+    hardware_of_job,
     probe_environment,
     process_count,
 )
+from service.application.rules.hardware_matches import workers_with
 from service.application.rules.idempotency import SubmissionResponse
 from service.application.work import WorkCases, model_name, payload
 from service.domain.api_keys import Caller
+from service.domain.hardware import ANY_DEVICE, HardwareNeed, kind_of
 from service.domain.problems import FieldFault
 from service.domain.states import RESUMABLE_STATES, WorkKind
 from service.domain.work import CheckpointList, ConfiguredJob, Job, JobFile, JobRequest, JobSubmission, QueuePosition
@@ -119,16 +122,16 @@ class JobCases(WorkCases[JobSubmission, Job]):
     # --- helpers ---
 
     def _submit(self, submission: JobSubmission, caller: Caller, idempotency: Idempotency | None) -> SubmissionResponse:
-        recommendation, served = self._trainable(submission)
+        recommendation, need = self._trainable(submission)
         if recommendation.request.command is not None:
-            check_cards_of_ranks(recommendation.request.command, served, self._store.devices.list())
+            self._check_cards_of_command(recommendation, recommendation.request.command)
         else:
-            check_single_device(recommendation, submission.training)
+            check_process_count(recommendation, submission.training)
         request = JobRequest(recommendation=recommendation, training=submission.training)
         work = NewWork(
             id=self._context.identifiers.new("job"),
             kind=WorkKind.JOB,
-            device=recommendation.device.id,
+            device=recommendation.device.id if need is None else ANY_DEVICE,
             model=model_name(recommendation.request.spec),
             effective_batch_size=recommendation.request.effective_batch_size,
             fingerprint=recommendation.fingerprint,
@@ -136,7 +139,7 @@ class JobCases(WorkCases[JobSubmission, Job]):
             recommendation_id=recommendation.id,
             priority=submission.priority,
             key_id=caller.key_id,
-            hardware=served.hardware,
+            hardware=kind_of(recommendation.device) if need is None else need.lane,
             trace_parent=current_trace_parent(),
         )
         return self._queue(work, idempotency)
@@ -184,24 +187,47 @@ class JobCases(WorkCases[JobSubmission, Job]):
         files = self._context.job_files
         return item.slot is not None and files.has_directory(item.id) and files.slot(item.id) in {None, item.slot}
 
-    def _trainable(self, submission: JobSubmission) -> tuple[Recommendation, ServedDevice]:
-        """Return the recommendation of a submission, and the device that would run it."""
+    def _trainable(self, submission: JobSubmission) -> tuple[Recommendation, HardwareNeed | None]:
+        """Return the recommendation of a submission, and the hardware that it needs if any device of it will do."""
         recommendation = submission.recommendation
         if recommendation is None:
             recommendation = self._stored(str(submission.recommendation_id))
-        served = self._context.live_device(recommendation.device.id).served
+        need = hardware_of_job(recommendation, submission.training)
+        served = self._live_device(recommendation, need)
         if submission.recommendation is not None:
-            self._context.policy.check_foreign(recommendation, probe_environment(recommendation.request, served))
+            environment = {} if served is None else probe_environment(recommendation.request, served)
+            self._context.policy.check_foreign(recommendation, environment)
         if not recommendation.feasible:
             raise InfeasibleRecommendationError(
                 f"recommendation {recommendation.id!r} says that nothing fits: {recommendation.infeasible_reason}"
             )
         recommendation = self._allowed(recommendation)
-        check_same_device(recommendation.device, served.device)
+        if served is not None:
+            check_same_device(recommendation.device, served.device)
         if recommendation.request.command is not None:
             _check_training(recommendation.request.command, submission.training)
         check_every_process_has_samples(recommendation, submission.training)
-        return recommendation, served
+        return recommendation, need
+
+    def _live_device(self, recommendation: Recommendation, need: HardwareNeed | None) -> ServedDevice | None:
+        """Return a device with a live worker that would run the job; none where it waits for hardware.
+
+        Raises:
+            UnknownDeviceError: when no live worker serves the device that the job needs.
+        """
+        if need is None:
+            return self._context.live_device(recommendation.device.id).served
+        return next((worker.served for worker in workers_with(need, self._context.live_workers())), None)
+
+    def _check_cards_of_command(self, recommendation: Recommendation, command: CommandSpec) -> None:
+        """Refuse a command whose cards serve other work; one for hardware has a single card.
+
+        Raises:
+            UnknownDeviceError: naming the slots and the remedy.
+        """
+        if recommendation.request.hardware is None:
+            served = self._context.live_device(recommendation.device.id).served
+            check_cards_of_ranks(command, served, self._store.devices.list())
 
     def _stored(self, recommendation_id: str) -> Recommendation:
         views.check_identifier(recommendation_id, "recommendation")

@@ -6,7 +6,9 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 from service.application.context import ApplicationContext
+from service.application.rules.hardware_matches import group_by_hardware, workers_with
 from service.application.rules.wait_time import RECENT, Running, expected_waits
+from service.domain.hardware import ANY_DEVICE, need_of_lane
 from service.domain.states import State, WorkKind
 from service.domain.workers import DeviceList, DeviceStatus, Queue, QueueEntry
 from service.errors import NotFoundError
@@ -22,7 +24,9 @@ class DeviceCases:
 
     def list(self) -> DeviceList:
         """Return the served devices, with the work that runs on each."""
-        return DeviceList(items=tuple(self._status(announced) for announced in self._devices.list()))
+        found = self._devices.list()
+        alive = [announced for announced in found if self._context.is_alive(announced)]
+        return DeviceList(hardware=group_by_hardware(alive), items=tuple(self._status(device) for device in found))
 
     def _status(self, announced: AnnouncedDevice) -> DeviceStatus:
         return DeviceStatus(
@@ -46,14 +50,18 @@ class QueueCases:
     def read(self, limit: int) -> Queue:
         """Return the waiting work in the order in which it is taken, with the expected waits."""
         waiting = self._queue.waiting(limit)
-        alive = [announced for announced in self._devices.list() if self._context.is_alive(announced)]
-        ready = [announced for announced in alive if announced.served.unready is None]
-        waits: dict[str, float | None] = {}
-        for device in {entry.device for entry in waiting}:
-            entries = [entry for entry in waiting if entry.device == device]
-            serving = [announced for announced in ready if announced.served.device.id == device]
-            waits |= self._waits(entries, serving, self._recent(device))
-        return Queue(items=tuple(_entry(entry, waits[entry.id]) for entry in waiting))
+        alive = self._context.live_workers()
+        items: dict[str, QueueEntry] = {}
+        lanes = {(entry.device, entry.hardware if entry.device == ANY_DEVICE else None) for entry in waiting}
+        for device, lane in lanes:
+            entries = [entry for entry in waiting if entry.device == device and lane in {None, entry.hardware}]
+            serving = _serving(alive, device, lane)
+            ready = [announced for announced in serving if announced.served.unready is None]
+            recent = self._recent(device)
+            waits = self._waits(entries, ready, recent) if lane is None else self._lane_waits(entries, ready, recent)
+            unserved = None if serving else _unserved(device, lane)
+            items |= {entry.id: _entry(entry, waits[entry.id], unserved) for entry in entries}
+        return Queue(items=tuple(items[entry.id] for entry in waiting))
 
     # --- helpers ---
 
@@ -70,6 +78,14 @@ class QueueCases:
                 waits[work_id] = min((wait for wait in (waits[work_id], seconds) if wait is not None), default=None)
         return waits
 
+    def _lane_waits(
+        self, entries: Sequence[Waiting], serving: Sequence[AnnouncedDevice], recent: Sequence[WorkRow]
+    ) -> dict[str, float | None]:
+        """Return the expected wait of each entry of a lane; unknown where each takes several devices."""
+        if need_of_lane(str(entries[0].hardware)).devices_per_node > 1:
+            return dict.fromkeys(entry.id for entry in entries)
+        return expected_waits(entries, [self._running(announced) for announced in serving], recent)
+
     def _recent(self, device: str) -> list[WorkRow]:
         """Return the newest work that succeeded on a device, of both kinds."""
         wanted = WorkFilter((State.SUCCEEDED,), device=device)
@@ -84,6 +100,25 @@ class QueueCases:
         return None
 
 
-def _entry(waiting: Waiting, expected: float | None) -> QueueEntry:
-    shown = {name: value for name, value in vars(waiting).items() if name != "hardware"}
-    return QueueEntry(**shown, expected_wait_seconds=expected)
+def _serving(alive: Sequence[AnnouncedDevice], device: str, lane: str | None) -> list[AnnouncedDevice]:
+    """Return the live workers that serve a device, or have the hardware of a lane."""
+    if lane is None:
+        return [announced for announced in alive if announced.served.device.id == device]
+    return workers_with(need_of_lane(lane), alive)
+
+
+def _unserved(device: str, lane: str | None) -> str:
+    """Return the reason why work waits that no worker serves."""
+    return f"no worker serves {device}" if lane is None else f"no worker has {need_of_lane(lane).in_words}"
+
+
+def _entry(waiting: Waiting, expected: float | None, unserved: str | None) -> QueueEntry:
+    shown = {name: value for name, value in vars(waiting).items() if name not in {"device", "hardware"}}
+    is_lane = waiting.device == ANY_DEVICE
+    return QueueEntry(
+        **shown,
+        device=waiting.device or None,
+        hardware=need_of_lane(str(waiting.hardware)).in_words if is_lane else None,
+        unserved=unserved,
+        expected_wait_seconds=expected,
+    )

@@ -8,6 +8,8 @@ from collections.abc import Callable, Sequence
 
 from anyio import CapacityLimiter
 
+from service.application.rules.hardware_matches import workers_with
+from service.domain.hardware import need_of_lane
 from service.domain.workers import Health
 from service.errors import NotReadyError, ServiceError, StoreUnavailableError
 from service.store.interface import DeviceStore, QueueStore
@@ -57,7 +59,8 @@ class Readiness:
 
     A long queue is no fault: work may wait for hours behind a training job, and a load balancer that removes the API
     then would make it worse. A queue that does not move is a fault. So the age of the oldest waiting work counts only
-    where a live worker of its device is idle, or where no worker serves the device.
+    where a live worker of its device is idle, or where no worker serves the device. A request for hardware that no
+    worker has is no fault of the service.
 
     Args:
         queue: the waiting work.
@@ -136,13 +139,24 @@ class Readiness:
         if not old:
             return depths, []
         alive = [device for device in self._devices.list() if device.age_seconds <= self._lease_seconds]
-        return depths, [depth for depth in old if not _all_busy(depth.device, alive)]
+        return depths, [depth for depth in old if _is_stuck(depth, alive)]
 
     def _stuck_message(self, depth: QueueDepth) -> str:
         return (
-            f"{depth.waiting} wait for {depth.device}, the oldest for {depth.oldest_age_seconds:.0f} s, though it is "
+            f"{depth.waiting} wait for {depth.name}, the oldest for {depth.oldest_age_seconds:.0f} s, though it is "
             f"idle or unserved (limit {self._stuck_seconds:g} s, BATCHWRIGHT_READY_QUEUE_SECONDS)"
         )
+
+
+def _is_stuck(depth: QueueDepth, alive: Sequence[AnnouncedDevice]) -> bool:
+    """Return whether a device with waiting work is idle or not served.
+
+    Work for hardware may wait until there is such hardware, and work of several devices until enough are free.
+    """
+    if depth.lane is None:
+        return not _all_busy(depth.device, alive)
+    need = need_of_lane(depth.lane)
+    return need.devices_per_node == 1 and any(worker.running_id is None for worker in workers_with(need, alive))
 
 
 def _all_busy(device: str, alive: Sequence[AnnouncedDevice]) -> bool:

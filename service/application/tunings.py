@@ -8,19 +8,22 @@ from dataclasses import replace
 
 from service.application import views
 from service.application.rules.device_checks import check_cards_of_ranks, probe_environment
+from service.application.rules.hardware_matches import one_of_each_kind, workers_with
 from service.application.rules.idempotency import SubmissionResponse, pending_response
 from service.application.rules.warm_start import find_warm_start
 from service.application.work import WorkCases, model_name, payload
 from service.domain.api_keys import Caller
+from service.domain.hardware import ANY_DEVICE, HardwareNeed
 from service.domain.states import WorkKind
 from service.domain.work import ProbeList, QueuePosition, Tuning, TuningSubmission
 from service.domain.workers import ServedDevice
-from service.errors import NotFoundError
+from service.errors import InvalidInputError, NotFoundError
 from service.observability.tracing import current_trace_parent
 from service.store.models import Idempotency, NewWork, RecommendationFilter, WorkItem
+from tuner.hardware.matching import with_catalogue_name
 from tuner.planning.session import Tuning as TuningSession
 from tuner.schemas.command import CommandSpec
-from tuner.schemas.requests import TuningRequest
+from tuner.schemas.requests import HardwareRequest, TuningRequest
 
 
 class TuningCases(WorkCases[TuningSubmission, Tuning]):
@@ -62,6 +65,8 @@ class TuningCases(WorkCases[TuningSubmission, Tuning]):
         self, submission: TuningSubmission, caller: Caller, idempotency: Idempotency | None
     ) -> SubmissionResponse:
         request = self._admitted(submission)
+        if request.hardware is not None:
+            return self._submit_for_hardware(request, request.hardware, submission, caller, idempotency)
         served = self._context.live_device(submission.device).served
         if request.command is not None:
             check_cards_of_ranks(request.command, served, self._store.devices.list())
@@ -71,10 +76,70 @@ class TuningCases(WorkCases[TuningSubmission, Tuning]):
         work = replace(self._new(session, served), key_id=caller.key_id, priority=submission.priority)
         if not submission.fresh:
             if (stored := self._stored_tuning(work.fingerprint)) is not None:
-                response = self._serve_stored(stored, replace(work, priority=0), request, served, idempotency)
-                self._context.hit_counter.count(hit=True)
-                return response
+                return self._serve_stored(stored, replace(work, priority=0), request, served, idempotency)
             work = replace(work, warm_start_from=find_warm_start(self._store.recommendations, session))
+        return self._queue_tuning(work, submission, idempotency)
+
+    def _submit_for_hardware(
+        self,
+        request: TuningRequest,
+        hardware: HardwareRequest,
+        submission: TuningSubmission,
+        caller: Caller,
+        idempotency: Idempotency | None,
+    ) -> SubmissionResponse:
+        """Queue a tuning for any worker with the hardware, also while there is none, or serve a stored one.
+
+        The recommendation depends on the kind of device, which is known when a worker has taken the tuning: the stored
+        recommendations for the kinds that live workers have now are served.
+
+        Raises:
+            InvalidInputError: for a command of several ranks.
+            SpecError: when the catalogue has no such GPU.
+        """
+        if request.command is not None and request.command.parallelism.world_size > 1:
+            raise InvalidInputError(
+                "`hardware` is not possible for a command of several ranks, which chooses its cards: give `device`"
+            )
+        request = request.model_copy(update={"hardware": with_catalogue_name(hardware)})
+        need = HardwareNeed.of_request(request)
+        work = self._new_for_hardware(request, need, caller, submission)
+        for served in one_of_each_kind(workers_with(need, self._context.live_workers())):
+            environment = probe_environment(request, served)
+            peers = (served.device.id,) * (need.devices_per_node - 1)
+            session = TuningSession(
+                request, served.device, environment=environment, versions=served.versions, peers=peers
+            )
+            if submission.fresh:
+                continue
+            if (stored := self._stored_tuning(session.fingerprint)) is not None:
+                known = self._new(session, served)
+                work = replace(work, device=known.device, hardware=known.hardware, fingerprint=known.fingerprint)
+                return self._serve_stored(stored, replace(work, priority=0), request, served, idempotency)
+            found = work.warm_start_from or find_warm_start(self._store.recommendations, session)
+            work = replace(work, warm_start_from=found)
+        return self._queue_tuning(work, submission, idempotency)
+
+    def _new_for_hardware(
+        self, request: TuningRequest, need: HardwareNeed, caller: Caller, submission: TuningSubmission
+    ) -> NewWork:
+        return NewWork(
+            id=self._context.identifiers.new("tun"),
+            kind=WorkKind.TUNING,
+            device=ANY_DEVICE,
+            model=model_name(request.spec),
+            effective_batch_size=request.effective_batch_size,
+            fingerprint="",
+            payload=payload(request),
+            priority=submission.priority,
+            key_id=caller.key_id,
+            hardware=need.lane,
+            trace_parent=current_trace_parent(),
+        )
+
+    def _queue_tuning(
+        self, work: NewWork, submission: TuningSubmission, idempotency: Idempotency | None
+    ) -> SubmissionResponse:
         queued = self._queue(work, idempotency)
         if not submission.fresh:
             self._context.hit_counter.count(hit=False)
@@ -139,6 +204,18 @@ class TuningCases(WorkCases[TuningSubmission, Tuning]):
         rate, and which of two equal GPUs. A job follows the request of its recommendation, so where such a part
         differs, a copy of the recommendation is stored with the new request and the same evidence.
         """
+        response = self._stored_response(stored, work, request, served, idempotency)
+        self._context.hit_counter.count(hit=True)
+        return response
+
+    def _stored_response(
+        self,
+        stored: Tuning,
+        work: NewWork,
+        request: TuningRequest,
+        served: ServedDevice,
+        idempotency: Idempotency | None,
+    ) -> SubmissionResponse:
         found = stored.recommendation
         if found is None or _is_same_request(found.request, request):
             response = _served(stored)

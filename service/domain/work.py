@@ -96,8 +96,11 @@ class WorkSummary(Document):
     """Identifier; sorts by the time of submission."""
     state: State
     """Its state."""
-    device: DeviceId
-    """The device that it needs."""
+    device: DeviceId | None = None
+    """The device that it needs; none where it needs hardware, wherever that is."""
+    hardware: str | None = None
+    """The hardware that it needs, in words: as requested, and the kind of device that it is bound to from its first
+    probe on. None where it needs a device."""
     model: str
     """Short name of the model: the architecture, `model_type`, target or registered command."""
     effective_batch_size: PositiveInt
@@ -124,16 +127,20 @@ class QueuePosition(Document):
     """The position of a waiting tuning or job in the queue, at most a second old."""
 
     position: PositiveInt
-    """Position in the queue of its device, from 1."""
+    """Position in the queue of its device or hardware, from 1."""
     expected_wait_seconds: NonNegativeFloat | None = None
     """Expected seconds until a worker takes it, rounded, as in `GET /v1/queue`; none where unknown."""
+    unserved: str | None = None
+    """Reason why it waits however long the queue is, such as `no worker has H100-80GB`; none where a worker serves
+    it."""
 
 
 class TuningSummary(WorkSummary):
     """A tuning in a list."""
 
-    fingerprint: str
-    """SHA-256 of everything that the recommendation depends on."""
+    fingerprint: str | None = None
+    """SHA-256 of everything that the recommendation depends on; none before the first probe of a tuning that needs
+    hardware, whose kind is not known until then."""
     probes: NonNegativeInt
     """Number of recorded probes so far."""
     recommendation_id: str | None = None

@@ -11,6 +11,7 @@ from typing import Annotated
 
 from pydantic import Field
 
+from service.domain.hardware import kind_of
 from service.domain.states import State, WorkKind
 from tuner.schemas.base import Document, NonNegativeFloat, NonNegativeInt, PositiveInt
 from tuner.schemas.results import DeviceInfo
@@ -34,9 +35,14 @@ class ServedDevice(Document):
     it takes work. Interrupted work is back in the queue, and goes on when the cause is gone, or on another device."""
 
     @property
+    def host(self) -> str:
+        """Return the name of the host, which the slot begins with."""
+        return self.slot.rpartition("/")[0]
+
+    @property
     def hardware(self) -> str:
         """Return the kind of device: product and memory. Work for one kind goes to no other kind with the same id."""
-        return f"{self.device.name}|{self.device.total_bytes}"
+        return kind_of(self.device)
 
 
 class DeviceStatus(ServedDevice):
@@ -52,9 +58,30 @@ class DeviceStatus(ServedDevice):
     """Number of tunings and jobs that wait for it."""
 
 
+class HardwareStatus(Document):
+    """The served devices of one kind."""
+
+    name: str
+    """Product name."""
+    gpu: str | None = None
+    """The catalogue's name of the GPU; none for a processor, and for a card that is not listed."""
+    total_bytes: PositiveInt
+    """Memory of each device."""
+    devices: PositiveInt
+    """Number of devices with a live worker."""
+    free: NonNegativeInt
+    """Number of those that run nothing and take work."""
+    most_free_per_host: NonNegativeInt
+    """Largest number of free devices on one host, for work of several devices."""
+    hosts: PositiveInt
+    """Number of hosts with such a device."""
+
+
 class DeviceList(Document):
     """The devices that this service serves."""
 
+    hardware: tuple[HardwareStatus, ...] = ()
+    """The kinds of devices with a live worker, and how many of each are free: what a request may name as `hardware`."""
     items: tuple[DeviceStatus, ...]
     """One device per worker."""
 
@@ -66,14 +93,19 @@ class QueueEntry(Document):
     """Identifier."""
     kind: WorkKind
     """Tuning or job."""
-    device: str
-    """The device that it needs."""
+    device: str | None = None
+    """The device that it needs; none where it needs hardware."""
+    hardware: str | None = None
+    """The hardware that it needs, in words; none where it needs a device."""
     model: str
     """Short name of the model."""
     priority: int
     """Work of a higher priority is taken first."""
     position: PositiveInt
-    """Position in the queue of its device, from 1."""
+    """Position in the queue of its device or hardware, from 1."""
+    unserved: str | None = None
+    """Reason why it waits however long the queue is, such as `no worker has H100-80GB`; none where a worker serves
+    it."""
     age_seconds: NonNegativeFloat
     """Seconds since it was queued, or handed back to the queue."""
     expected_wait_seconds: NonNegativeFloat | None = None
@@ -86,7 +118,7 @@ class Queue(Document):
     """The waiting work, in the order in which it is taken."""
 
     items: tuple[QueueEntry, ...]
-    """At most the requested number of entries; the positions of each device count from 1."""
+    """At most the requested number of entries; the positions of each device, and of each hardware, count from 1."""
 
 
 class Period(StrEnum):

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 
 from service.domain.states import State
 from service.domain.work import QueuePosition
-from service.domain.workers import Queue
+from service.domain.workers import Queue, QueueEntry
 
 MAX_AGE_SECONDS = 1.0
 """How long the result of a read is used."""
@@ -56,7 +56,7 @@ class QueuePositions:
     def _refresh(self) -> None:
         began = self._clock()
         entries = self._read(MAX_POSITIONS).items
-        self._positions = {entry.id: _position(entry.position, entry.expected_wait_seconds) for entry in entries}
+        self._positions = {entry.id: _position(entry) for entry in entries}
         self._read_at = self._clock()
         self._read_seconds = self._read_at - began
 
@@ -67,5 +67,7 @@ class QueuePositions:
         return self._clock() - self._read_at < max_age
 
 
-def _position(position: int, seconds: float | None) -> QueuePosition:
-    return QueuePosition(position=position, expected_wait_seconds=None if seconds is None else float(round(seconds)))
+def _position(entry: QueueEntry) -> QueuePosition:
+    seconds = entry.expected_wait_seconds
+    rounded = None if seconds is None else float(round(seconds))
+    return QueuePosition(position=entry.position, expected_wait_seconds=rounded, unserved=entry.unserved)

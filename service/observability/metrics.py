@@ -311,14 +311,14 @@ class _QueueCollector(Collector):
 def _queue_families(found: Sequence[QueueDepth]) -> Iterator[Metric]:
     waiting = GaugeMetricFamily(
         "batchwright_queue_items",
-        "Queued tunings and jobs by device; every API process reports the same value.",
+        "Queued tunings and jobs by device or hardware; every API process reports the same value.",
         labels=["device"],
     )
     oldest = GaugeMetricFamily(
         "batchwright_queue_oldest_age_seconds", "Waiting time of the oldest queued tuning or job.", labels=["device"]
     )
     for depth in found:
-        waiting.add_metric([depth.device], depth.waiting)
-        oldest.add_metric([depth.device], depth.oldest_age_seconds)
+        waiting.add_metric([depth.name], depth.waiting)
+        oldest.add_metric([depth.name], depth.oldest_age_seconds)
     yield waiting
     yield oldest

@@ -8,9 +8,10 @@ from typing import Any
 from sqlalchemy import Connection, Engine, and_, delete, func, select, tuple_, update
 from typing_extensions import override
 
+from service.domain.hardware import ANY_DEVICE, fits, need_of_lane
 from service.domain.workers import ServedDevice
 from service.store.database.engine import insert_or_replace, read_transaction, write_transaction
-from service.store.database.schema import is_held, is_queued, now_ms, work_items, workers
+from service.store.database.schema import held_slots, is_held, is_queued, now_ms, work_items, workers
 from service.store.database.statements import renew_leases, slots_with_work, valid_leases
 from service.store.interface import DeviceStore
 from service.store.models import AnnouncedDevice, Beat, BeatReply
@@ -61,13 +62,19 @@ class SqlDeviceStore(DeviceStore):
             found = connection.execute(select(workers, now_ms().label("now")).order_by(workers.c.slot)).all()
             holding = connection.execute(select(_work.slot, _work.id).where(is_held))
             holders: dict[str | None, str] = {row.slot: row.id for row in holding}
+            holders |= {row.slot: row.work_id for row in connection.execute(select(held_slots))}
             queued = _queued(connection)
         return [
             AnnouncedDevice(
                 served=served,
                 age_seconds=max(0.0, (row.now - row.heartbeat_at) / 1000),
                 running_id=holders.get(served.slot),
-                queued=sum(queued.get((served.device.id, kind), 0) for kind in (None, served.hardware)),
+                queued=sum(queued.get((served.device.id, kind), 0) for kind in (None, served.hardware))
+                + sum(
+                    count
+                    for (device, lane), count in queued.items()
+                    if device == ANY_DEVICE and lane is not None and fits(served.device, need_of_lane(lane))
+                ),
             )
             for served, row in ((ServedDevice.model_validate_json(row.document), row) for row in found)
         ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from sqlalchemy import Engine, and_, delete, insert, select
 from sqlalchemy.exc import IntegrityError
@@ -15,7 +16,7 @@ from service.store.database.engine import insert_or_skip, read_transaction, writ
 from service.store.database.schema import estimate_residuals, events, probes, work_items
 from service.store.database.statements import change_held, held_by, stale_lease_error
 from service.store.interface import EvidenceStore, ResidualStore
-from service.store.models import Lease
+from service.store.models import Binding, Lease
 from tuner.schemas.residuals import EstimateResidual
 from tuner.schemas.results import ProbeResult
 from tuner.schemas.training import RunProgress
@@ -34,13 +35,17 @@ class SqlEvidenceStore(EvidenceStore):
         self._engine = engine
 
     @override
-    def record_probe(self, lease: Lease, ordinal: int, result: ProbeResult) -> None:
+    def record_probe(self, lease: Lease, ordinal: int, result: ProbeResult, binding: Binding | None = None) -> None:
         document = result.model_dump_json()
         event = EventKind.PROBE, f'{{"ordinal":{ordinal},"result":{document}}}'
         values = {"work_id": lease.work_id, "ordinal": ordinal, "document": document}
+        changes: dict[str, Any] = {"probe_count": ordinal, "lost_leases": 0}
+        if binding is not None:
+            changes |= {name: value for name, value in vars(binding).items() if name != "lane"}
+            changes["hardware"] = binding.lane
         try:
             with write_transaction(self._engine) as connection:
-                row = change_held(connection, lease, {"probe_count": ordinal, "lost_leases": 0}, [event])
+                row = change_held(connection, lease, changes, [event])
                 connection.execute(insert(probes).values(**values, recorded_at=row["updated_at"]))
         except IntegrityError:  # the primary key: recorded already, when the connection broke after the commit
             if self._document(lease.work_id, ordinal) != document:

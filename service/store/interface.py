@@ -20,6 +20,7 @@ from service.store.models import (
     AnnouncedDevice,
     Beat,
     BeatReply,
+    Binding,
     Claim,
     Ending,
     Idempotency,
@@ -147,8 +148,10 @@ class EvidenceStore(ABC):
     """Recorded probes, training progress, and their events."""
 
     @abstractmethod
-    def record_probe(self, lease: Lease, ordinal: int, result: ProbeResult) -> None:
+    def record_probe(self, lease: Lease, ordinal: int, result: ProbeResult, binding: Binding | None = None) -> None:
         """Record a probe and its event. A repeated call with an equal result is ignored.
+
+        The first probe of a tuning that needs hardware comes with the binding to the kind of device that it ran on.
 
         Raises:
             StaleLeaseError: when the lease has ended.

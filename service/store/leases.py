@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from sqlalchemy import (
@@ -13,6 +14,7 @@ from sqlalchemy import (
     and_,
     bindparam,
     case,
+    delete,
     func,
     insert,
     literal,
@@ -25,13 +27,24 @@ from sqlalchemy import (
 from sqlalchemy.exc import IntegrityError
 from typing_extensions import override
 
+from service.domain.hardware import ANY_DEVICE, need_of_lane
 from service.domain.states import State, sources_of
 from service.domain.work import EventKind
 from service.domain.workers import ServedDevice
 from service.store.database import mapping
 from service.store.database.engine import read_transaction, write_transaction
+from service.store.database.lanes import lane_parameter, lanes_of
 from service.store.database.notifications import notify_waiting
-from service.store.database.schema import events, is_held, now_ms, recommendations, submitters, work_items
+from service.store.database.schema import (
+    events,
+    held_slots,
+    is_held,
+    now_ms,
+    recommendations,
+    submitters,
+    work_items,
+    workers,
+)
 from service.store.database.statements import (
     ABANDONED,
     MISPLACED,
@@ -65,6 +78,25 @@ class Candidate(NamedTuple):
     key_id: str | None
 
 
+@dataclass(frozen=True)
+class Claimer:
+    """A device that claims work, the lanes that it can take work of, and the length of its lease."""
+
+    served: ServedDevice
+    lanes: tuple[str, ...]
+    lease_seconds: float
+
+    @property
+    def parameters(self) -> dict[str, Any]:
+        """The parameters of the statements that choose work."""
+        return {
+            "own_slot": self.served.slot,
+            "own_device": self.served.device.id,
+            "own_hardware": self.served.hardware,
+            "own_lanes": lane_parameter(self.lanes),
+        }
+
+
 class SqlLeaseStore(LeaseStore):
     """Leases on SQLite and PostgreSQL; safe to share between threads."""
 
@@ -76,12 +108,15 @@ class SqlLeaseStore(LeaseStore):
         with read_transaction(self._engine) as connection:  # a claim that finds nothing takes no writer's lock
             if not slots_with_work(connection, [served]):
                 return None
-            is_blocked = _is_blocked(connection, served)
+            lanes = lanes_of(connection, [served])[served.slot]
+            claimer = Claimer(served, lanes, lease_seconds)
+            is_blocked = connection.execute(select(_work.id).where(MISPLACED), claimer.parameters).first() is not None
+        needs_several = any(need_of_lane(lane).devices_per_node > 1 for lane in lanes)
         try:
             with write_transaction(self._engine) as connection:
-                if connection.dialect.name == "postgresql" and not is_blocked:
-                    return _claim_at_once(connection, served, lease_seconds)
-                return _claim(connection, served, lease_seconds)
+                if connection.dialect.name == "postgresql" and not is_blocked and not needs_several:
+                    return _claim_at_once(connection, claimer)
+                return _claim(connection, claimer)
         except IntegrityError:  # the unique index: another owner has just taken this slot
             return None
 
@@ -100,6 +135,7 @@ class SqlLeaseStore(LeaseStore):
         may_end = _work.state.in_(sorted(sources_of(ending.state)))
         with write_transaction(self._engine) as connection:
             row = change_held(connection, lease, values | _released(), [state_event(ending.state)], may_end)
+            _release_beside(connection, lease.work_id)
             if recommendation is not None:
                 stored = mapping.recommendation_values(recommendation, lease.work_id, row["model"])
                 connection.execute(insert(recommendations).values(**stored))
@@ -112,6 +148,7 @@ class SqlLeaseStore(LeaseStore):
                 values = {"state": after, "ended_at": now_ms() if after.terminal else None} | _released()
                 row = change(connection, and_(is_latest, _work.state == before), values, [state_event(after)])
                 if row is not None:
+                    _release_beside(connection, lease.work_id)
                     if after is State.QUEUED:
                         notify_waiting(connection, row["device"], row["hardware"])
                     return
@@ -125,31 +162,20 @@ class SqlLeaseStore(LeaseStore):
             connection.execute(update(work_items).where(held).values(lease_expires_at=0, expiry_check_at=0))
 
 
-def _is_blocked(connection: Connection, served: ServedDevice) -> bool:
-    """Return whether misplaced work holds the slot."""
-    parameters = {"own_slot": served.slot, "own_hardware": served.hardware}
-    return connection.execute(select(_work.id).where(MISPLACED), parameters).first() is not None
-
-
-def _claim_at_once(connection: Connection, served: ServedDevice, lease_seconds: float) -> Claim | None:
+def _claim_at_once(connection: Connection, claimer: Claimer) -> Claim | None:
     """Claim the next work in one statement of PostgreSQL, as ``_claim`` does in nine: others wait for as long.
 
     A statement sees the claims that were committed before it began, so that the lock is taken by one of its own.
     """
     connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _ADVISORY_LOCK})
-    parameters = {
-        "own_slot": served.slot,
-        "own_device": served.device.id,
-        "own_hardware": served.hardware,
-        "new_owner": served.owner,
-        "lease_ms": _milliseconds(lease_seconds),
-    }
+    lease_ms = _milliseconds(claimer.lease_seconds)
+    parameters = claimer.parameters | {"new_owner": claimer.served.owner, "lease_ms": lease_ms}
     while True:
         row = connection.execute(_CLAIM_AT_ONCE, parameters).first()
         if row is not None:
             lease = Lease(work_id=row.id, owner=row.owner, token=row.token)
             return Claim(lease, mapping.work_item(row), row.lost_leases)
-        if _candidate(connection, served) is None:  # otherwise it was cancelled or renewed meanwhile
+        if _candidate(connection, claimer) is None:  # otherwise it was cancelled or renewed meanwhile
             return None
 
 
@@ -201,31 +227,55 @@ def _claim_statement() -> Select[Any]:
     return select(taken).add_cte(added, turned)
 
 
-def _claim(connection: Connection, served: ServedDevice, lease_seconds: float) -> Claim | None:
-    """Claim the next work. Claims are serialised: concurrent ones would choose the same submitter."""
+def _claim(connection: Connection, claimer: Claimer) -> Claim | None:
+    """Claim the next work. Claims are serialised: concurrent ones would choose the same submitter.
+
+    Work of several devices is taken with all of them, or waits at the head of the queue, so that the devices of the
+    host become free for it: other work does not overtake it for ever, and two such works never hold a part each.
+    """
     if connection.dialect.name == "postgresql":
         connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _ADVISORY_LOCK})
-    _requeue_misplaced(connection, served)
-    while (candidate := _candidate(connection, served)) is not None:
-        if (claim := _take(connection, served, candidate, lease_seconds)) is not None:
+    _requeue_misplaced(connection, claimer)
+    while (candidate := _candidate(connection, claimer)) is not None:
+        beside = _slots_beside(connection, claimer.served, candidate)
+        if beside is None:
+            return None
+        if (claim := _take(connection, claimer, candidate, beside)) is not None:
             return claim
     return None
 
 
-def _candidate(connection: Connection, served: ServedDevice) -> Candidate | None:
+def _candidate(connection: Connection, claimer: Claimer) -> Candidate | None:
     """Return the work that the device would take now; None when no work waits, or when work runs in its slot."""
-    slot = {"own_slot": served.slot}
-    needed = {"own_device": served.device.id, "own_hardware": served.hardware}
-    if connection.execute(RUNNING_HERE, slot).first() is not None:
+    if connection.execute(RUNNING_HERE, claimer.parameters).first() is not None:
         return None
-    row = connection.execute(ABANDONED, slot | needed).first() or connection.execute(NEXT_QUEUED, needed).first()
+    abandoned = connection.execute(ABANDONED, claimer.parameters).first()
+    row = abandoned or connection.execute(NEXT_QUEUED, claimer.parameters).first()
     return None if row is None else Candidate(row[0], State(row[1]), *row[2:])
 
 
-def _requeue_misplaced(connection: Connection, served: ServedDevice) -> None:
+def _slots_beside(connection: Connection, served: ServedDevice, found: Candidate) -> list[str] | None:
+    """Return free slots of the host for the other devices of a candidate; None when there are too few now."""
+    row = connection.execute(select(_work.device, _work.hardware).where(_work.id == found.id)).one()
+    if row.device != ANY_DEVICE or (count := need_of_lane(row.hardware).devices_per_node) == 1:
+        return []
+    alive = and_(workers.c.hardware == served.hardware, workers.c.heartbeat_at + workers.c.lease_ms > now_ms())
+    documents = connection.execute(select(workers.c.document).where(alive)).scalars()
+    others = [ServedDevice.model_validate_json(document) for document in documents]
+    taken = set(connection.execute(select(_work.slot).where(is_held, _work.id != found.id)).scalars())
+    beside = select(held_slots.c.slot).where(held_slots.c.work_id != found.id)
+    taken |= set(connection.execute(beside).scalars())
+    free = sorted(
+        (other.slot for other in others if other.host == served.host and other.unready is None),
+        key=lambda slot: (len(slot), slot),
+    )
+    chosen = [slot for slot in free if slot not in taken and slot != served.slot][: count - 1]
+    return chosen if len(chosen) == count - 1 else None
+
+
+def _requeue_misplaced(connection: Connection, claimer: Claimer) -> None:
     """Queue abandoned work of this slot again that needs other hardware than the slot has now."""
-    parameters = {"own_slot": served.slot, "own_hardware": served.hardware}
-    for row in connection.execute(select(_work.id, _work.state).where(MISPLACED), parameters).all():
+    for row in connection.execute(select(_work.id, _work.state).where(MISPLACED), claimer.parameters).all():
         ended = row.state == State.CANCELLING
         state = State.CANCELLED if ended else State.QUEUED
         values = {
@@ -240,12 +290,15 @@ def _requeue_misplaced(connection: Connection, served: ServedDevice) -> None:
         }
         still = and_(_work.id == row.id, _work.state == row.state, _work.lease_expires_at <= now_ms())
         changed = change(connection, still, values, [state_event(state)])
+        if changed is not None:
+            _release_beside(connection, row.id)
         if changed is not None and not ended:
             notify_waiting(connection, changed["device"], changed["hardware"])
 
 
-def _take(connection: Connection, served: ServedDevice, found: Candidate, lease_seconds: float) -> Claim | None:
+def _take(connection: Connection, claimer: Claimer, found: Candidate, beside: list[str]) -> Claim | None:
     """Claim a candidate; None when it was cancelled, or its owner renewed its lease, meanwhile."""
+    served, lease_ms = claimer.served, _milliseconds(claimer.lease_seconds)
     was_queued = found.state is State.QUEUED
     state = State.RUNNING if was_queued else found.state
     lost_leases = found.lost_leases + int(not was_queued)
@@ -256,8 +309,8 @@ def _take(connection: Connection, served: ServedDevice, found: Candidate, lease_
         "token": found.token + 1,
         "claimed_at": now_ms(),
         "device_ms": _work.device_ms + _used_by_lost_owner(),
-        "lease_expires_at": now_ms() + _milliseconds(lease_seconds),
-        "expiry_check_at": now_ms() + _milliseconds(lease_seconds),
+        "lease_expires_at": now_ms() + lease_ms,
+        "expiry_check_at": now_ms() + lease_ms,
         "lost_leases": lost_leases,
         "started_at": func.coalesce(_work.started_at, now_ms()),
     }
@@ -268,8 +321,16 @@ def _take(connection: Connection, served: ServedDevice, found: Candidate, lease_
         return None
     if was_queued:
         record_turn(connection, found.key_id)
+    _release_beside(connection, found.id)
+    if beside:
+        connection.execute(insert(held_slots), [{"slot": slot, "work_id": found.id} for slot in beside])
     lease = Lease(work_id=found.id, owner=served.owner, token=found.token + 1)
-    return Claim(lease, read_item(connection, found.id), lost_leases)
+    return Claim(lease, read_item(connection, found.id), lost_leases, tuple(beside))
+
+
+def _release_beside(connection: Connection, work_id: str) -> None:
+    """Release the slots that work holds beside its own."""
+    connection.execute(delete(held_slots).where(held_slots.c.work_id == work_id))
 
 
 def _used_by_lost_owner() -> ColumnElement[int]:

@@ -11,6 +11,7 @@ from typing import Any
 from pydantic_core import to_json
 
 from service.domain.api_keys import ApiKey
+from service.domain.hardware import need_of_lane
 from service.domain.problems import Problem
 from service.domain.states import State, WorkKind
 from service.domain.work import JobSummary, TuningSummary
@@ -48,7 +49,8 @@ class NewWork:
     trace_parent: str | None = None
     """W3C ``traceparent`` of the submitting request."""
     hardware: str | None = None
-    """The kind of device that it needs (``ServedDevice.hardware``); without one, any device with the id will do."""
+    """The kind of device that it needs (``ServedDevice.hardware``); without one, any device with the id will do. With
+    the device ``ANY_DEVICE``, the lane of its need for hardware (``HardwareNeed.lane``)."""
 
 
 @dataclass(frozen=True)
@@ -141,16 +143,23 @@ class Waiting:
     position: int
     age_seconds: float
     hardware: str | None = None
-    """The kind of device that it needs; without one, any device with the id will do."""
+    """As ``NewWork.hardware``."""
 
 
 @dataclass(frozen=True)
 class QueueDepth:
-    """The work that waits for one device. Ages count from the time at which it was queued, or handed back."""
+    """The work that waits for one device or lane. Ages count from the time at which it was queued, or handed back."""
 
     device: str
     waiting: int
     oldest_age_seconds: float
+    lane: str | None = None
+    """The lane of work that needs hardware; none of work for a device."""
+
+    @property
+    def name(self) -> str:
+        """The device, or the hardware in words."""
+        return self.device if self.lane is None else need_of_lane(self.lane).in_words
 
 
 @dataclass(frozen=True)
@@ -171,11 +180,12 @@ class WorkRow:
     id: str
     kind: WorkKind
     state: State
-    device: str
+    device: str | None
+    hardware: str | None
     slot: str | None
     model: str
     effective_batch_size: int
-    fingerprint: str
+    fingerprint: str | None
     recommendation_id: str | None
     warm_start_from: str | None
     key_id: str | None
@@ -236,12 +246,24 @@ class PendingResponse:
 
 
 @dataclass(frozen=True)
+class Binding:
+    """What is known of a tuning that needs hardware once a device runs it, for as long as it has evidence of it."""
+
+    lane: str
+    """Lane of the kind of device."""
+    fingerprint: str
+    request_fingerprint: str
+
+
+@dataclass(frozen=True)
 class Claim:
     """Claimed work. ``lost_leases`` counts consecutive owners that vanished without recording anything."""
 
     lease: Lease
     item: WorkItem
     lost_leases: int
+    other_slots: tuple[str, ...] = ()
+    """The slots of the same host that the work holds beside its own, in their order."""
 
 
 @dataclass(frozen=True)

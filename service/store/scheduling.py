@@ -13,11 +13,28 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import groupby, islice
 from typing import Any, NamedTuple
 
-from sqlalchemy import Connection, Engine, Select, bindparam, func, select, union_all, update
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    Engine,
+    Select,
+    TableValuedAlias,
+    and_,
+    bindparam,
+    case,
+    func,
+    literal,
+    select,
+    union_all,
+    update,
+)
+from sqlalchemy.sql.base import ReadOnlyColumnCollection
 from typing_extensions import override
 
+from service.domain.hardware import ANY_DEVICE
 from service.domain.states import WorkKind
 from service.store.database.engine import insert_or_replace, read_transaction, write_transaction
+from service.store.database.lanes import own_lanes
 from service.store.database.schema import health, is_queued, now_ms, submitters, work_items
 from service.store.interface import QueueStore
 from service.store.models import WRITE_CHECK_TTL_SECONDS, QueueDepth, Waiting
@@ -29,8 +46,16 @@ _work = work_items.c
 
 
 def _next_queued() -> Select[Any]:
-    """Select with one index look-up for each submitter and kind of lane, however much work waits."""
-    heads = union_all(*(_heads(any_hardware=either, keyed=keyed) for either in (0, 1) for keyed in (0, 1))).subquery()
+    """Select with one index look-up for each submitter and lane, however much work waits."""
+    own = work_items.alias("own").c
+    lane = own_lanes("queued_lanes")
+    for_device = own.device == bindparam("own_device")
+    lanes: tuple[tuple[ColumnElement[bool], TableValuedAlias | None], ...] = (
+        (and_(for_device, own.hardware == bindparam("own_hardware")), None),
+        (and_(for_device, own.hardware.is_(None)), None),
+        (and_(own.device == ANY_DEVICE, own.hardware == lane.c.value), lane),
+    )
+    heads = union_all(*(_heads(own, *each, keyed=keyed) for each in lanes for keyed in (False, True))).subquery()
     return (
         select(_work.id, _work.state, _work.token, _work.lost_leases, _work.key_id)
         .join(heads, heads.c.id == _work.id)
@@ -39,33 +64,30 @@ def _next_queued() -> Select[Any]:
     )
 
 
-def _heads(*, any_hardware: int, keyed: int) -> Select[Any]:
-    """Select the first work of each submitter for one kind of device, and the submitter's latest turn.
+def _heads(
+    own: ReadOnlyColumnCollection[str, Any], in_lane: ColumnElement[bool], lane: TableValuedAlias | None, *, keyed: bool
+) -> Select[Any]:
+    """Select the first work of each submitter in a lane, or in each of several, and the submitter's latest turn.
 
     The order has every column of the index: PostgreSQL does not treat a column that is null as constant.
     """
-    own = work_items.alias("own").c
     order = (own.device, own.hardware, own.key_id, own.priority.desc(), own.created_at, own.id)
     first = (
         select(own.id)
-        .where(
-            is_queued,
-            own.device == bindparam("own_device"),
-            own.hardware.is_(None) if any_hardware else own.hardware == bindparam("own_hardware"),
-            own.key_id == submitters.c.id if keyed else own.key_id.is_(None),
-        )
+        .where(is_queued, in_lane, own.key_id == submitters.c.id if keyed else own.key_id.is_(None))
         .order_by(*order)
         .limit(1)
-        .correlate(submitters)
+        .correlate(submitters, *([] if lane is None else [lane]))
         .scalar_subquery()
     )
     owners = submitters.c.id != "" if keyed else submitters.c.id == ""
-    return select(submitters.c.turn, first.label("id")).where(owners)
+    heads = select(submitters.c.turn, first.label("id")).where(owners)
+    return heads if lane is None else heads.join_from(submitters, lane, literal(value=True))
 
 
 NEXT_QUEUED = _next_queued()
-"""The next queued work of a device; its parameters are `own_device` and `own_hardware`. The statement is built once,
-which costs more than executing it."""
+"""The next queued work of a device; its parameters are `own_device`, `own_hardware` and `own_lanes`. The statement is
+built once, which costs more than executing it."""
 
 
 def record_turn(connection: Connection, key_id: str | None) -> None:
@@ -135,10 +157,11 @@ class SqlQueueStore(QueueStore):
     @override
     def depths(self) -> list[QueueDepth]:
         age = now_ms() - func.min(_work.updated_at)
-        statement = select(_work.device, func.count().label("waiting"), age.label("age_ms")).where(is_queued)
+        lane = case((_work.device == ANY_DEVICE, _work.hardware)).label("lane")
+        statement = select(_work.device, lane, func.count().label("waiting"), age.label("age_ms")).where(is_queued)
         with read_transaction(self._engine) as connection:
-            found = connection.execute(statement.group_by(_work.device).order_by(_work.device))
-            return [QueueDepth(row.device, row.waiting, max(0.0, row.age_ms / 1000)) for row in found]
+            found = connection.execute(statement.group_by(_work.device, lane).order_by(_work.device, lane))
+            return [QueueDepth(row.device, row.waiting, max(0.0, row.age_ms / 1000), row.lane) for row in found]
 
     @override
     def check(self) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from service.application.rules.device_checks import mark_slot, probe_environment
 from service.application.rules.estimate_learning import correct_estimate, keep_residual
 from service.application.rules.warm_start import apply_warm_start
+from service.domain.hardware import HardwareNeed
 from service.domain.identifiers import IdentifierSource
 from service.domain.states import State, WorkKind
 from service.domain.work import JobRequest
@@ -19,7 +20,7 @@ from service.errors import ServiceError
 from service.observability.instruments import Instruments
 from service.problem_mapping import stored_problem
 from service.store.interface import EvidenceStore, RecommendationStore, ResidualStore
-from service.store.models import Claim, Ending, WorkItem
+from service.store.models import Binding, Claim, Ending, WorkItem
 from service.worker.executors.base import Executor, TrainingRun
 from service.worker.host_health import Health
 from service.worker.lease import LeaseHolder
@@ -110,8 +111,8 @@ class WorkRunner:
         try:
             _refuse_repeated_losses(claim)
             if claim.item.kind is WorkKind.TUNING:
-                return self._tune(claim.item, holder)
-            return self._train(claim.item, holder)
+                return self._tune(claim, holder)
+            return self._train(claim, holder)
         except ProbeCancelledError as error:
             raise StoppedError from error
         except (BatchwrightError, WorkerLostError, EnvironmentChangedError) as error:
@@ -129,9 +130,10 @@ class WorkRunner:
 
     # --- tunings ---
 
-    def _tune(self, item: WorkItem, holder: LeaseHolder) -> Ending:
+    def _tune(self, claim: Claim, holder: LeaseHolder) -> Ending:
+        item = claim.item
         request = TuningRequest.model_validate_json(item.payload)
-        tuning = self._rebuild(item, request, holder)
+        tuning = self._rebuild(claim, request, holder)
         check_coupling(tuning, lambda check: self._executor.check_coupling(check, holder.grace_seconds))
         if not tuning.probes:
             prepare_search(
@@ -145,7 +147,7 @@ class WorkRunner:
             ):
                 if holder.reason() is not None:
                     raise StoppedError
-                tuning.record(self._probe(probe, holder, len(tuning.probes) + 1))
+                tuning.record(self._probe(probe, holder, len(tuning.probes) + 1, self._binding(request, tuning)))
         finally:
             self._executor.end_search()
         estimate_what_ifs(tuning, lambda expectation: self._executor.expect(expectation, holder.grace_seconds))
@@ -159,26 +161,37 @@ class WorkRunner:
             return None
         return holder.retry(lambda: correct_estimate(self._residuals, self._served, tuning, peaks))
 
-    def _probe(self, probe: ProbeRequest, holder: LeaseHolder, ordinal: int) -> ProbeResult:
+    def _binding(self, request: TuningRequest, tuning: Tuning) -> Binding | None:
+        """Return the binding that the first probe of a tuning for hardware is recorded with."""
+        if request.hardware is None or tuning.probes:
+            return None
+        need = HardwareNeed.of_kind(self._served.device, request.hardware.devices_per_node)
+        return Binding(need.lane, tuning.fingerprint, tuning.request_fingerprint)
+
+    def _probe(self, probe: ProbeRequest, holder: LeaseHolder, ordinal: int, binding: Binding | None) -> ProbeResult:
         """Run a probe and record it."""
         with self._instruments.spans.span("probe", micro_batch_size=probe.micro_batch_size, ordinal=ordinal) as span:
             result = self._executor.probe(probe, holder.grace_seconds)
             span.set("outcome", result.outcome.value)
         if result.outcome in _UNEXPLAINED:
             self._raise_host_trouble()
-        holder.retry(lambda: self._evidence.record_probe(holder.lease, ordinal, result))
+        holder.retry(lambda: self._evidence.record_probe(holder.lease, ordinal, result, binding))
         self._instruments.metrics.count_probe(self._served.device.id, result.outcome.value)
         return result
 
-    def _rebuild(self, item: WorkItem, request: TuningRequest, holder: LeaseHolder) -> Tuning:
+    def _rebuild(self, claim: Claim, request: TuningRequest, holder: LeaseHolder) -> Tuning:
         """Restore the state of a tuning from its recorded probes.
 
         Raises:
             EnvironmentChangedError: when these probes ran under other versions or limits than the next one would.
         """
-        served = self._served
+        item, served = claim.item, self._served
         tuning = Tuning(
-            request, served.device, environment=probe_environment(request, served), versions=served.versions
+            request,
+            served.device,
+            environment=probe_environment(request, served),
+            versions=served.versions,
+            peers=_devices_beside(claim),
         )
         recorded = holder.retry(lambda: self._evidence.probes(item.id))
         if recorded and tuning.fingerprint != item.fingerprint:
@@ -202,11 +215,16 @@ class WorkRunner:
 
     # --- jobs ---
 
-    def _train(self, item: WorkItem, holder: LeaseHolder) -> Ending:
+    def _train(self, claim: Claim, holder: LeaseHolder) -> Ending:
+        item = claim.item
         job = JobRequest.model_validate_json(item.payload)
         starts_anew = job.recommendation.request.command is not None  # and so are its updates counted
         newest = item.progress.update if item.progress and not starts_anew else 0
-        run = TrainingRun(self._runs_dir / item.id, job.recommendation, job.training, newest)
+        recommendation = job.recommendation
+        if item.device is None:  # measured on a device like this one, with another id perhaps
+            recommendation = recommendation.model_copy(update={"device": self._served.device})
+        devices = (self._served.device.id, *_devices_beside(claim))
+        run = TrainingRun(self._runs_dir / item.id, recommendation, job.training, newest, devices)
 
         def on_progress(updates: Sequence[RunProgress]) -> None:
             # After a crash the run repeats the updates since its checkpoint, which are recorded already.
@@ -248,6 +266,11 @@ class WorkRunner:
             "option of the command), and resume"
         )
         return result.model_copy(update={"message": message})
+
+
+def _devices_beside(claim: Claim) -> tuple[str, ...]:
+    """Return the devices of the same host that the work holds beside its own."""
+    return tuple(slot.rpartition("/")[2] for slot in claim.other_slots)
 
 
 def _refuse_repeated_losses(claim: Claim) -> None:

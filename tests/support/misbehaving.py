@@ -55,6 +55,16 @@ def _raise_when_large(_argument: str, size: int) -> None:
         raise RuntimeError("CUDA error: invalid configuration argument")
 
 
+def _fail_on_the_second_rank(argument: str, _size: int) -> None:
+    """Run out of memory, or be killed, on rank 1; the other ranks never notice."""
+    if os.environ.get("RANK") != "1":
+        time.sleep(3600)
+    elif argument == "killed":
+        os.kill(os.getpid(), signal.SIGSEGV)
+    else:
+        torch.empty(2**40, dtype=torch.uint8)
+
+
 def _hang_where_it_can_be_seen(_argument: str, _size: int) -> None:
     time.sleep(3600)
 
@@ -109,6 +119,7 @@ def _keep_by_size(_argument: str, size: int) -> None:
 
 
 WAYS: dict[str, Callable[[str, int], None]] = {
+    "fail on the second rank": _fail_on_the_second_rank,
     "raises": _raise,
     "needs-compute-capability": _need_compute_capability,
     "invalid-when-large": _raise_when_large,

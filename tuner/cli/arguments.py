@@ -29,8 +29,12 @@ _ANY_FILE = "batchwright"
 """Name of a file whose writing is tried in an output folder."""
 _OPTIONS = {
     "gpus": "--gpu",
+    "hardware": "--gpu",
+    "hardware.gpu": "--gpu",
+    "hardware.min_memory_bytes": "--min-memory",
     "memory_limit_bytes": "--memory-limit",
     "probe_timeout_seconds": "--probe-timeout",
+    "min_memory_bytes": "--min-memory",
     "processes_per_node": "--nproc-per-node",
     "timeout_seconds": "--timeout",
 }
@@ -56,6 +60,11 @@ def tuning_request(
 
 def _command(spec: Mapping[str, object]) -> CommandSpec:
     return parse_document(CommandSpec, dict(spec), "command")
+
+
+def hardware_request(gpu: str | None, min_memory_bytes: int | None) -> dict[str, object] | None:
+    """The hardware of a request, from the options; none where neither is given."""
+    return None if gpu is None and min_memory_bytes is None else {"gpu": gpu, "min_memory_bytes": min_memory_bytes}
 
 
 def training_request(**fields: object) -> TrainingRequest:
@@ -142,6 +151,8 @@ def _naming_option(problem: FieldProblem) -> FieldProblem:
     """Replace the field of a problem by the option."""
     if problem.field == "(document)":
         return FieldProblem("options", with_options(problem.message), problem.value)
+    if problem.field in _OPTIONS:
+        return FieldProblem(_OPTIONS[problem.field], with_options(problem.message), problem.value)
     name, dot, rest = problem.field.partition(".")
     return problem if name == "spec" else FieldProblem(f"{option_of(name)}{dot}{rest}", problem.message, problem.value)
 

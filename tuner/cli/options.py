@@ -35,6 +35,21 @@ WorldSize = Annotated[
 Device = Annotated[
     str | None, typer.Option(help="`cuda:0` or `cpu`. Default: the first GPU, or the CPU where there is none.")
 ]
+Gpu = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME",
+        help="Instead of `--device`: the first GPU of this host with this name, as `batchwright gpus` lists them.",
+    ),
+]
+MinMemory = Annotated[
+    int | None,
+    typer.Option(
+        parser=_size,
+        metavar="SIZE",
+        help="Instead of `--device`: the first GPU of this host with at least this much memory, for example `40GiB`.",
+    ),
+]
 MemoryLimit = Annotated[
     int | None,
     typer.Option(

@@ -39,34 +39,46 @@ def relevant_versions(spec: WorkloadSpec | CommandSpec, device: DeviceInfo, vers
     return chosen
 
 
-def fingerprint(
+def fingerprint(  # noqa: PLR0913, PLR0917 - what a recommendation depends on
     request: TuningRequest,
     device: DeviceInfo,
     limit_bytes: int | None,
     environment: dict[str, str],
     versions: dict[str, str],
+    ranks: int = 0,
 ) -> str:
     """SHA-256, in hexadecimal, of everything a recommendation depends on.
 
     The content is the spec without fields that leave memory as it is (data, schedule, rates), the requested batch,
     objective and bounds, the kind of device (not its index) and its limit, the allocator's settings, and versions.
     """
-    content = request_content(request, device, environment)
+    content = request_content(request, device, environment, ranks)
     content["device"]["total_bytes"] = device.total_bytes
     return _digest(content | {"limit_bytes": limit_bytes, "versions": fingerprinted_versions(versions)})
 
 
-def request_fingerprint(request: TuningRequest, device: DeviceInfo, environment: dict[str, str]) -> str:
+def request_fingerprint(request: TuningRequest, device: DeviceInfo, environment: dict[str, str], ranks: int = 0) -> str:
     """SHA-256, in hexadecimal, of the request and the kind of device, without the versions and the exact limit.
 
     Tunings with equal fingerprints have equal request fingerprints.
     """
-    return _digest(request_content(request, device, environment))
+    return _digest(request_content(request, device, environment, ranks))
 
 
-def request_content(request: TuningRequest, device: DeviceInfo, environment: dict[str, str]) -> dict[str, Any]:
-    """The content of a fingerprint without versions, the limit, and the memory of the device."""
+def request_content(
+    request: TuningRequest, device: DeviceInfo, environment: dict[str, str], ranks: int = 0
+) -> dict[str, Any]:
+    """The content of a fingerprint without versions, the limit, and the memory of the device.
+
+    Args:
+        request: the request.
+        device: the device.
+        environment: the environment variables of the probes.
+        ranks: ranks that a probe runs; 0 where one rank stands for the others, or is the only one.
+    """
+    is_shared = request.command is None and request.spec.parallelism.world_size > 1
     return {
+        **({"ranks": ranks} if is_shared else {}),
         "layout": _LAYOUT,
         "spec": memory_part(request.spec),
         "request": request_fields(request),
@@ -85,8 +97,8 @@ def _digest(content: dict[str, Any]) -> str:
 
 
 def request_fields(request: TuningRequest) -> dict[str, Any]:
-    """The request without the spec and the device. Fields added later are left out at their default."""
-    left_out = {"spec", "device", "memory_limit_bytes", "probe_timeout_seconds"}
+    """The request without the spec and the place. Fields added later are left out at their default."""
+    left_out = {"spec", "device", "hardware", "memory_limit_bytes", "probe_timeout_seconds"}
     if request.objective == "largest":
         left_out.add("objective")
     if request.uniform_only is None:

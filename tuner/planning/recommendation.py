@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 
@@ -90,6 +91,8 @@ def recommend(
     plan = _plan(request, size) if size else None
     uniform = uniform_plan(request.effective_batch_size, world_size, size) if size and request.uniform else None
     listed = _alternatives(finished)
+    statement = finished.proof.statement + _ranks_in_words(finished.probes)
+    proof = finished.proof.model_copy(update={"statement": statement})
     return Recommendation(
         plan=plan,
         largest_micro_batch_size=_largest(finished) or None,
@@ -103,7 +106,8 @@ def recommend(
         uniform=uniform,
         evidence=Evidence(
             probes=finished.probes,
-            proof=finished.proof,
+            proof=proof,
+            simulated_ranks=simulated_ranks_of(finished.probes),
             plan_proof=finished.plan_proof.statement if finished.plan_proof else "",
             expected=finished.expected,
             warm_start=finished.warm_start,
@@ -293,7 +297,7 @@ def _warnings(finished: FinishedTuning) -> list[Advice]:
         found.append(Advice(code="larger-sizes-not-known", message=finished.proof.statement))
     found += [_not_estimated(changes) for changes in finished.what_if.not_estimated]
     found += _warnings_of_coupling(finished)
-    found += _warnings_of_parallelism(finished.request)
+    found += _warnings_of_parallelism(finished.request, finished.probes)
     return found + _warnings_of_command(finished)
 
 
@@ -372,20 +376,34 @@ def _warnings_of_probe(probe: ProbeResult, device: DeviceInfo) -> list[Advice]:
     return found
 
 
-def _warnings_of_parallelism(request: TuningRequest) -> list[Advice]:
+def _warnings_of_parallelism(request: TuningRequest, probes: Sequence[ProbeResult]) -> list[Advice]:
     if request.command is not None or request.spec.parallelism.world_size == 1:
         return []
-    parallelism = request.workload.parallelism
     found = []
-    if parallelism.strategy == "fsdp":
+    if (simulated := simulated_ranks_of(probes)) is not None:
         message = (
-            "The probe held the whole model on one device, because it ran a single rank: the recommendation is "
-            "conservative, and larger micro-batches may fit."
+            f"One rank was probed in a process group of {simulated} whose other ranks did not run. Its shards and "
+            "buffers were as large as with all of them."
         )
-        found.append(Advice(code="fsdp-probed-unsharded", message=message))
+        found.append(Advice(code="ranks-simulated", message=message))
+    if any(probe.ranks for probe in probes):
+        return found
     message = (
         "Gradient buckets were held as in a distributed run, but the buffers of the communication library are not in "
         "the measurement (NCCL: 0.5 to 1.6 GB per communicator, outside torch's allocator)."
     )
     found.append(Advice(code="communication-buffers-not-probed", message=message))
     return found
+
+
+def simulated_ranks_of(probes: Sequence[ProbeResult]) -> int | None:
+    """The ranks for which one stood in the probes; none where all ran, or there is one."""
+    return next((probe.simulated_ranks for probe in probes if probe.simulated_ranks is not None), None)
+
+
+def _ranks_in_words(probes: Sequence[ProbeResult]) -> str:
+    """The ranks of the probes, as the end of a proof's sentence."""
+    if (simulated := simulated_ranks_of(probes)) is not None:
+        return f" One rank ran, in a simulated group of {simulated} ranks."
+    ranks = max((len(probe.ranks) for probe in probes), default=0)
+    return f" All {ranks} ranks ran." if ranks else ""

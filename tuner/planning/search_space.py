@@ -8,6 +8,7 @@ the tuning ends with the same error.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -87,6 +88,29 @@ class SearchSpace:
         if self.sizes:
             return bisect_right(self.sizes, size)
         return min(int(size) // self.granularity, self.count) if size < self.bound else self.count
+
+
+_MOST_CPU_RANKS = 16
+
+
+def rank_devices(
+    request: TuningRequest, device: DeviceInfo, limit_bytes: int, peers: Sequence[str] = ()
+) -> tuple[str, ...]:
+    """The device of each rank, where all ranks of a probe can run; an empty tuple where one stands for all.
+
+    Args:
+        request: the request, whose spec has the number of ranks.
+        device: the device of the first rank.
+        limit_bytes: the memory that each rank may take.
+        peers: further devices of the same kind.
+    """
+    count = request.spec.parallelism.world_size
+    if count == 1 or request.command is not None:
+        return ()
+    if device.kind == "cpu":
+        can_run = count <= _MOST_CPU_RANKS and count * limit_bytes <= device.total_bytes
+        return (device.id,) * count if can_run else ()
+    return (device.id, *peers[: count - 1]) if len(peers) >= count - 1 else ()
 
 
 def memory_limit(request: TuningRequest, device: DeviceInfo, parameters: SearchParameters = DEFAULT_PARAMETERS) -> int:

@@ -5,6 +5,7 @@ A driver (``tuner.foreground``, ``service.worker.runner``, a test) runs the prob
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime
 
@@ -17,7 +18,7 @@ from tuner.planning.parameters import DEFAULT_PARAMETERS, SearchParameters
 from tuner.planning.plan_proof import PlanProof, format_window, peak_without_gradients, prove_plan, whole_share_proof
 from tuner.planning.recommendation import FinishedTuning, recommend
 from tuner.planning.search import Failure, MicroBatchSearch
-from tuner.planning.search_space import check_plan, memory_limit, search_space
+from tuner.planning.search_space import check_plan, memory_limit, rank_devices, search_space
 from tuner.planning.warm_start import PossibleWarmStart, TuningConditions, confirmed_proof, warm_start_from
 from tuner.planning.what_if import WhatIfResult, WhatIfs
 from tuner.schemas.recommendation import CouplingCheck, Proof, Recommendation
@@ -37,6 +38,8 @@ class Tuning:
         parameters: the tuned constants.
         accumulates: whether an update may have several micro-batches. Otherwise the effective batch is the largest
             micro-batch that fits, and the request's is only a bound of it.
+        peers: further devices of the same kind, on which the other ranks of the workload may run. On the CPU all ranks
+            run as long as its memory has the limit of each.
 
     Raises:
         PlanError: when a rank would have no sample, or every plan would list too many micro-batches.
@@ -53,6 +56,7 @@ class Tuning:
         versions: dict[str, str],
         parameters: SearchParameters = DEFAULT_PARAMETERS,
         accumulates: bool = True,
+        peers: Sequence[str] = (),
     ) -> None:
         if request.command is None and request.workload.compile and device.kind == "cpu":
             message = "is not supported on the CPU, where the memory budget would count the compiler too"
@@ -63,6 +67,7 @@ class Tuning:
         self.versions = relevant_versions(request.spec, device, versions)
         self.memory_limit_bytes = memory_limit(request, device, parameters)
         self.probe_limit_bytes = int(self.memory_limit_bytes * (1.0 - request.memory_margin))
+        self.rank_devices = rank_devices(request, device, self.memory_limit_bytes, peers)
         self._share = share_per_rank(request.effective_batch_size, request.spec.parallelism.world_size)[0]
         self._space = search_space(request, self._share, self.probe_limit_bytes, elastic=device.kind == "cpu")
         check_plan(request, self._space)
@@ -83,12 +88,13 @@ class Tuning:
     @property
     def fingerprint(self) -> str:
         """SHA-256 of everything the recommendation depends on."""
-        return fingerprint(self.request, self.device, self.memory_limit_bytes, self.environment, self.versions)
+        ranks = len(self.rank_devices)
+        return fingerprint(self.request, self.device, self.memory_limit_bytes, self.environment, self.versions, ranks)
 
     @property
     def request_fingerprint(self) -> str:
         """SHA-256 of the request and the kind of device, without the versions and the exact limit."""
-        return request_fingerprint(self.request, self.device, self.environment)
+        return request_fingerprint(self.request, self.device, self.environment, len(self.rank_devices))
 
     @property
     def probes(self) -> tuple[ProbeResult, ...]:
@@ -192,6 +198,7 @@ class Tuning:
             memory_limit_bytes=self.memory_limit_bytes,
             probe_limit_bytes=self.probe_limit_bytes,
             space=self._space,
+            ranks=len(self.rank_devices),
         )
 
     def next_probe(self) -> ProbeRequest | None:
@@ -224,6 +231,7 @@ class Tuning:
             timeout_seconds=self.request.probe_timeout_seconds,
             measures_time=measures_time,
             runs_plan=runs_plan,
+            rank_devices=self.rank_devices,
         )
 
     def record(self, result: ProbeResult) -> None:

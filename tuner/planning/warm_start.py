@@ -42,6 +42,7 @@ class TuningConditions:
         memory_limit_bytes: the memory a run may take.
         probe_limit_bytes: the memory a probe may take: the limit without the margin.
         space: the sizes that are searched.
+        ranks: ranks that a probe runs; 0 where one rank stands for the others, or is the only one.
     """
 
     request: TuningRequest
@@ -51,6 +52,7 @@ class TuningConditions:
     memory_limit_bytes: int
     probe_limit_bytes: int
     space: SearchSpace
+    ranks: int = 0
 
 
 @dataclass(frozen=True)
@@ -144,8 +146,9 @@ def confirmed_proof(
 
 
 def _differences(stored: Recommendation, now: TuningConditions) -> list[FieldProblem]:
-    before = _leaves(request_content(stored.request, stored.device, stored.environment))
-    today = _leaves(request_content(now.request, now.device, now.environment))
+    ranks = max((len(probe.ranks) for probe in stored.evidence.probes), default=0)
+    before = _leaves(request_content(stored.request, stored.device, stored.environment, ranks))
+    today = _leaves(request_content(now.request, now.device, now.environment, now.ranks))
     missing = "not set"
     return [
         FieldProblem(

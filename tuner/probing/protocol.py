@@ -10,8 +10,9 @@ from typing import Literal, TypeAlias
 from tuner.errors import FieldProblem, SpecError
 from tuner.schemas.base import Document
 from tuner.schemas.requests import CouplingRequest, ExpectationRequest, ProbeRequest
-from tuner.schemas.results import Phase, PhaseSeconds
+from tuner.schemas.results import Phase, PhaseSeconds, ProbeResult
 from tuner.schemas.workload import WorkloadSpec
+from tuner.system.files import write_atomically
 from tuner.system.fork_server.task_paths import TaskPaths
 
 Task = Literal["probe", "check", "couple", "expect"]
@@ -46,10 +47,14 @@ class ProbePaths(TaskPaths):
         """One line per phase entered, which shows how far a process that died had come."""
         return self.directory / "phases.jsonl"
 
-    def record_phase(self, phase: Phase) -> None:
-        """Record that ``phase`` begins now, on the monotonic clock that all processes of a host share."""
+    def record_phase(self, phase: Phase, at: float | None = None) -> None:
+        """Record that ``phase`` begins now, or at ``at``, on the monotonic clock that all processes of a host share."""
         with self.phases.open("a") as stream:
-            stream.write(json.dumps({"phase": phase, "at": time.monotonic()}) + "\n")
+            stream.write(json.dumps({"phase": phase, "at": time.monotonic() if at is None else at}) + "\n")
+
+    def write_result(self, result: ProbeResult) -> None:
+        """Write the result of a probe."""
+        write_atomically(self.result, result.model_dump_json())
 
     def recorded_phases(self) -> list[tuple[Phase, float]]:
         """Return the phases entered so far, with their times on the monotonic clock."""

@@ -83,6 +83,9 @@ class Evidence(Document):
     """Every probe, in the order of the runs."""
     proof: Proof
     """Proof of the largest size."""
+    simulated_ranks: PositiveInt | None = None
+    """Ranks of the process group in which one rank was probed without the others, where there were fewer devices. None
+    where all ranks ran, where there is one, and where only the gradients' buckets depend on their number (`ddp`)."""
     plan_proof: str = ""
     """The probe that shows that the plan fits: its own run, or one that was at least as demanding. With the plans that
     were run before and did not fit. Empty where nothing fits."""

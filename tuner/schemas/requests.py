@@ -11,7 +11,7 @@ from tuner.schemas.base import Document, NonNegativeInt, PositiveInt, typed_size
 from tuner.schemas.command import CommandSpec, Spec
 from tuner.schemas.field_errors import described_pattern
 from tuner.schemas.workload import WorkloadSpec
-from tuner.units import LONGEST_SIZE
+from tuner.units import LONGEST_SIZE, format_bytes
 
 _DEVICE = described_pattern(r"^(cpu|cuda:\d+)$", "must be `cpu`, or `cuda:` and a number, for example `cuda:0`")
 
@@ -36,6 +36,38 @@ MemoryLimit = Annotated[
 ]
 """A limit in bytes, which requests may also give as a size such as ``24GiB``."""
 
+MOST_DEVICES_PER_NODE = 64
+_NAME_PATTERN = described_pattern(r"^[ -~]*[!-~][ -~]*$", "must be printable ASCII text")
+
+
+class HardwareRequest(Document):
+    """Hardware that work needs, wherever it is: any worker that serves it may take the work."""
+
+    gpu: Annotated[str, Field(max_length=60, pattern=_NAME_PATTERN, examples=["H100-80GB"])] | None = None
+    """A GPU of the catalogue (`GET /v1/gpus`), in any spelling that `batchwright estimate --gpu` knows."""
+    product: Annotated[str, Field(max_length=120, pattern=_NAME_PATTERN, examples=["NVIDIA A100*"])] | None = None
+    """Product name of the device as its driver reports it, or a pattern of it: `*` stands for any text, `?` for one
+    character; case does not matter. Processors have product names too: without this field only GPUs are meant."""
+    min_memory_bytes: MemoryLimit | None = None
+    """Least memory of each device, in bytes or as a size such as `40GiB`."""
+    devices_per_node: Annotated[int, Field(ge=1, le=MOST_DEVICES_PER_NODE)] = 1
+    """Devices that the work takes at once, all of one host and of one kind."""
+
+    @model_validator(mode="after")
+    def _names_hardware(self) -> Self:
+        if self.gpu is None and self.product is None and self.min_memory_bytes is None:
+            raise ValueError("name hardware: give `gpu`, `product` or `min_memory_bytes`")
+        return self
+
+    @property
+    def in_words(self) -> str:
+        """The hardware in words, such as ``H100-80GB`` or ``2 x a GPU with at least 40 GiB on one host``."""
+        text = " ".join(name for name in (self.gpu, self.product) if name is not None) or "a GPU"
+        if self.min_memory_bytes is not None:
+            text += f" with at least {format_bytes(self.min_memory_bytes)}"
+        return text if self.devices_per_node == 1 else f"{self.devices_per_node} x {text} on one host"
+
+
 LARGEST_EFFECTIVE_BATCH_SIZE = 2**22
 """A recommendation lists every micro-batch of an update: this keeps the document below some megabytes."""
 
@@ -57,6 +89,9 @@ class TuningRequest(Document):
     those with few steps; of equally fast ones, the one with the least memory."""
     device: DeviceId | None = None
     """The device to probe; the first GPU, or the CPU where there is none, when absent."""
+    hardware: HardwareRequest | None = None
+    """The hardware to probe, instead of a device: on a service with several hosts, any worker that has it takes the
+    tuning; on one host, the first device that has it."""
     memory_limit_bytes: MemoryLimit | None = None
     """Memory the run may take on the device, in bytes or as a size such as `24GiB`, which becomes a number of bytes;
     the whole device when absent (on the CPU: half of the host's memory)."""
@@ -81,6 +116,12 @@ class TuningRequest(Document):
     """Plan several micro-batches, and train with them, although the loss couples the samples of a batch (BatchNorm,
     in-batch negatives), so that accumulated updates differ from full-batch ones. Otherwise such a loss has the whole
     batch in one micro-batch on one rank, or fails the tuning before any other probe."""
+
+    @model_validator(mode="after")
+    def _names_a_device_or_hardware(self) -> Self:
+        if self.device is not None and self.hardware is not None:
+            raise ValueError("give `device`, for a device of one host, or `hardware`, for any that has it, not both")
+        return self
 
     @model_validator(mode="after")
     def _is_possible_for_its_kind(self) -> Self:
@@ -159,6 +200,8 @@ class ProbeRequest(Document):
     """True for a probe that times several updates of the plan with this largest micro-batch."""
     runs_plan: bool = False
     """True for a probe of the plan with this largest micro-batch, and not of two micro-batches of this size."""
+    rank_devices: tuple[DeviceId, ...] = ()
+    """Device of each rank, where all ranks of the workload run, each under the limit. Without any, one rank runs."""
 
     @property
     def workload(self) -> WorkloadSpec:

@@ -128,6 +128,17 @@ class CountedUpdates(Document):
     """Versions of Python and torch in the processes of the command."""
 
 
+class RankResult(Document):
+    """The result of one rank of a probe that ran several."""
+
+    rank: NonNegativeInt
+    """Rank of the process."""
+    outcome: Outcome
+    """Outcome of the rank. LOST where it was ended after another rank had failed."""
+    held_bytes: NonNegativeInt | None = None
+    """Peak of all memory held, as that of the probe; none where the rank left no result."""
+
+
 class ProbeResult(Document):
     """The result of one probe."""
 
@@ -171,6 +182,11 @@ class ProbeResult(Document):
     """Durations of the phases."""
     model: ModelSummary | None = None
     """Properties of the model; none when it could not be built."""
+    ranks: tuple[RankResult, ...] = ()
+    """Results of the ranks, where several ran: the other figures are those of the worst. Empty where one ran."""
+    simulated_ranks: PositiveInt | None = None
+    """Ranks of the process group in which one rank ran without the others: its shards and buffers were as large as with
+    all of them. None where all ranks of the workload ran."""
     measures_time: bool = False
     """True for a probe that timed the updates of a plan after the search."""
     timing: UpdateTiming | None = None

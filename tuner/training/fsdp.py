@@ -6,9 +6,11 @@ number of ranks, or without sharding.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
@@ -40,6 +42,41 @@ def shard(model: nn.Module, device: torch.device, world_size: int) -> None:
         if isinstance(module, FSDPModule):
             module.set_gradient_divide_factor(1.0)
             module.set_force_sum_reduction_for_comms(True)  # gloo supports no other reduction that FSDP uses
+
+
+class _OwnBuffers:
+    """Allocate buffers as torch's own collectives of FSDP do."""
+
+    def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
+        """Allocate a buffer."""
+        return torch.empty(*size, dtype=dtype, device=device)
+
+
+class _RepeatingGather(_OwnBuffers):
+    """Gather parameters of which every shard is taken to be this rank's: a loss scaler needs finite values."""
+
+    def __call__(self, output_tensor: Tensor, input_tensor: Tensor, group: dist.ProcessGroup, **_: object) -> None:
+        """Fill the output; the input is its own part of it."""
+        for shard_ in output_tensor.view(group.size(), -1)[1:]:
+            shard_.copy_(input_tensor.view(-1))
+
+
+class _KeepingScatter(_OwnBuffers):
+    """Reduce gradients to this rank's shard of its own, without those of other ranks."""
+
+    def __call__(
+        self, output_tensor: Tensor, input_tensor: Tensor, group: dist.ProcessGroup, *_: object, **__: object
+    ) -> None:
+        """Copy the first shard of the input."""
+        output_tensor.view(-1).copy_(input_tensor.view(group.size(), -1)[0])
+
+
+def simulate_other_ranks(model: nn.Module) -> None:
+    """Make a sharded model run without its other ranks, in a process group that does not communicate."""
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.set_custom_all_gather(_RepeatingGather())  # type: ignore[arg-type] # its class is not public
+            module.set_custom_reduce_scatter(_KeepingScatter())  # type: ignore[arg-type]
 
 
 def require_summed_gradients(model: nn.Module) -> None:

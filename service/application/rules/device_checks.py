@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from service.domain.hardware import HardwareNeed
 from service.domain.workers import ServedDevice
 from service.errors import DeviceMismatchError, UnknownDeviceError, UnsupportedJobError
 from service.store.models import AnnouncedDevice
@@ -12,7 +13,7 @@ from tuner.commands.command_supervisor import environment_of_commands
 from tuner.planning.accumulation import share_per_rank
 from tuner.schemas.command import CommandSpec
 from tuner.schemas.recommendation import Recommendation
-from tuner.schemas.requests import TrainingRequest, TuningRequest
+from tuner.schemas.requests import MOST_DEVICES_PER_NODE, TrainingRequest, TuningRequest
 from tuner.schemas.results import DeviceInfo
 from tuner.system.files import write_atomically
 
@@ -62,6 +63,18 @@ def process_count(recommendation: Recommendation, training: TrainingRequest) -> 
     return training.processes_per_node or recommendation.request.spec.parallelism.world_size
 
 
+def hardware_of_job(recommendation: Recommendation, training: TrainingRequest) -> HardwareNeed | None:
+    """Return the hardware that a job needs if any device of it will do.
+
+    Such a job has several GPUs, or its tuning named hardware. Another job needs the device that was probed, by its id.
+    """
+    on_cards = recommendation.device.kind == "cuda" and recommendation.request.command is None
+    devices = process_count(recommendation, training) if on_cards else 1
+    if recommendation.request.hardware is None and devices == 1:
+        return None
+    return HardwareNeed.of_kind(recommendation.device, min(devices, MOST_DEVICES_PER_NODE))
+
+
 def check_same_device(measured: DeviceInfo, here: DeviceInfo) -> None:
     """Refuse a recommendation that was measured on a device of another kind or size.
 
@@ -84,23 +97,17 @@ def check_every_process_has_samples(recommendation: Recommendation, training: Tr
     share_per_rank(recommendation.request.effective_batch_size, process_count(recommendation, training))
 
 
-def check_single_device(recommendation: Recommendation, training: TrainingRequest) -> None:
-    """Refuse a run that needs more than the one device of a job. Dry runs are not limited.
+def check_process_count(recommendation: Recommendation, training: TrainingRequest) -> None:
+    """Refuse a run with more processes than a host may have. Dry runs are not limited.
 
     Raises:
         UnsupportedJobError: naming the number of processes and the remedy.
     """
     processes = process_count(recommendation, training)
-    remedy = (
-        "start the command of a dry run (`dry_run: true`) with a launcher of your own, or lower "
-        "`training.processes_per_node`: the effective batch stays the same"
-    )
-    if recommendation.device.kind == "cuda" and processes > 1:
+    most = MOST_DEVICES_PER_NODE if recommendation.device.kind == "cuda" else _MAX_CPU_PROCESSES
+    if processes > most:
         raise UnsupportedJobError(
-            f"the run has {processes} processes, which need a GPU each, and a job holds one GPU, "
-            f"{recommendation.device.id}: {remedy}"
-        )
-    if processes > _MAX_CPU_PROCESSES:
-        raise UnsupportedJobError(
-            f"the run has {processes} processes, and a job on the CPU may have {_MAX_CPU_PROCESSES}: {remedy}"
+            f"the run has {processes} processes, and a job on one host may have {most}: start the command of a dry run "
+            "(`dry_run: true`) with a launcher of your own, or lower `training.processes_per_node`: the effective "
+            "batch stays the same"
         )

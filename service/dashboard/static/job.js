@@ -83,7 +83,7 @@ function show() {
   replace(byId("facts"), definitions([
     ["Recommendation", h("a", { href: `/recommendations/${encodeURIComponent(job.recommendation_id)}`, class: "mono" }, job.recommendation_id)],
     ["Effective batch size", `${count(job.effective_batch_size)} samples`],
-    ["Device", job.device],
+    ["Device", job.device ?? job.hardware],
     ["Updates", total() === null ? null : count(total())],
     ["Checkpoint every", command() ? null : plural(job.training.checkpoint_every, "update")],
     ...runFacts(job),

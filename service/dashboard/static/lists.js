@@ -18,7 +18,7 @@ const BATCH = { title: "Effective batch", class: "number", cell: (row) => count(
 const COMMON = [
   { title: "State", cell: (row) => badge(row.state) },
   { title: "Model", class: "model", cell: (row) => row.model },
-  { title: "Device", class: "nowrap", cell: (row) => row.device },
+  { title: "Device", class: "nowrap", cell: (row) => row.device ?? row.hardware },
   BATCH,
 ];
 const TIMES = [

@@ -96,7 +96,7 @@ function runningCard(work) {
     h("div", { class: "card-head" },
       h("h3", {}, h("a", { href: `/${PATHS[work.kind]}/${work.id}` }, work.model)),
       badge(work.state)),
-    h("p", { class: "muted small" }, `${work.kind === "tuning" ? "Tuning" : "Job"} on ${work.device}, effective batch ${count(work.effective_batch_size)}, for `, elapsed(work.started_at)),
+    h("p", { class: "muted small" }, `${work.kind === "tuning" ? "Tuning" : "Job"} on ${work.device ?? work.hardware}, effective batch ${count(work.effective_batch_size)}, for `, elapsed(work.started_at)),
     h("div", {}, work.kind === "tuning" ? probes(work) : progress(work)),
   );
 }
@@ -187,7 +187,7 @@ const queue = makeTable({
     { title: "Position", class: "number", cell: (row) => count(row.position) },
     { title: "Work", class: "nowrap", cell: (row) => [workLink(row.id), " ", tag(row.kind)] },
     { title: "Model", class: "model", cell: (row) => row.model },
-    { title: "Device", class: "nowrap", cell: (row) => row.device },
+    { title: "Device", class: "nowrap", cell: (row) => row.device ?? row.hardware },
     { title: "Priority", class: "number", cell: (row) => row.priority },
     { title: "Waiting for", class: "number", cell: (row) => seconds(row.age_seconds) },
     { title: "Expected wait", class: "number", cell: (row) => expectedWait(row) },
@@ -196,6 +196,9 @@ const queue = makeTable({
 
 function expectedWait(row) {
   const unknown = "Known once three tunings or jobs have ended on this device and a worker that takes work serves it";
+  if (row.unserved !== null) {
+    return h("span", { class: "muted" }, row.unserved);
+  }
   const wait = row.expected_wait_seconds;
   return wait === null ? h("span", { class: "muted", title: unknown }, "not known yet") : `about ${seconds(Math.round(wait))}`;
 }

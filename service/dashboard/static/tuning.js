@@ -82,7 +82,7 @@ function showFacts() {
   const tuning = work.current;
   const { request } = tuning;
   replace(byId("facts"), definitions([
-    ["Device", tuning.device],
+    ["Device", tuning.device ?? tuning.hardware],
     ["Effective batch size", `${count(request.effective_batch_size)} samples`],
     ...workloadFacts(request.spec),
     ["Objective", request.objective.replaceAll("_", " ")],

@@ -145,8 +145,8 @@ export function positionInWords(queue) {
     return "Waiting for its device.";
   }
   const wait = queue.expected_wait_seconds;
-  const expected = wait === null ? "" : `, expected to start in about ${seconds(wait)}`;
-  return `Position ${count(queue.position)} in the queue of its device${expected}.`;
+  const expected = queue.unserved !== null ? `: ${queue.unserved}` : wait === null ? "" : `, expected to start in about ${seconds(wait)}`;
+  return `Position ${count(queue.position)} in its queue${expected}.`;
 }
 
 /** The times and the slot of the work, for `definitions`. */

@@ -9,6 +9,7 @@ from typing import Any
 from pydantic import TypeAdapter
 from sqlalchemy import Row, RowMapping, Table
 
+from service.domain.hardware import ANY_DEVICE, need_of_lane
 from service.domain.problems import Problem
 from service.domain.states import State, WorkKind
 from service.domain.work import Event, EventKind, RecommendationSummary, RecordedProbe
@@ -33,7 +34,6 @@ def without_documents(table: Table) -> list[Any]:
 WORK_COLUMNS = without_documents(work_items)
 _UNLISTED = {
     "request_fingerprint",
-    "hardware",
     "trace_parent",
     "owner",
     "device_ms",
@@ -68,11 +68,12 @@ def _fields(row: Row[Any]) -> dict[str, Any]:
         "id": row.id,
         "kind": _KINDS[row.kind],
         "state": _STATES[row.state],
-        "device": row.device,
+        "device": row.device or None,
+        "hardware": need_of_lane(row.hardware).in_words if row.device == ANY_DEVICE else None,
         "slot": row.slot,
         "model": row.model,
         "effective_batch_size": row.effective_batch_size,
-        "fingerprint": row.fingerprint,
+        "fingerprint": row.fingerprint or None,
         "recommendation_id": row.recommendation_id,
         "warm_start_from": row.warm_start_from,
         "key_id": row.key_id,

@@ -17,8 +17,10 @@ from typing import Any, Protocol
 
 from sqlalchemy import Connection, Engine, bindparam, text
 
+from service.domain.hardware import ANY_DEVICE
 from service.errors import StoreUnavailableError
 from service.store.database.engine import translate_errors, write_transaction
+from service.store.database.lanes import waiting_kinds
 
 _QUEUED = "queued "
 _CANCELLED = "cancelled "
@@ -35,7 +37,8 @@ _NOTIFY_WAITING = text(f"""
     WITH chosen AS (
         UPDATE workers SET waits = false WHERE waits AND slot = (
             SELECT slot FROM workers AS candidate
-            WHERE waits AND device = :device AND (CAST(:hardware AS TEXT) IS NULL OR hardware = :hardware)
+            WHERE waits AND (CAST(:device AS TEXT) = '' OR device = :device)
+                AND (CAST(:kinds AS TEXT[]) IS NULL OR hardware = ANY(CAST(:kinds AS TEXT[])))
                 AND heartbeat_at + lease_ms > CAST(EXTRACT(EPOCH FROM clock_timestamp()) * 1000 AS BIGINT)
                 AND NOT EXISTS (
                     SELECT 1 FROM work_items
@@ -46,16 +49,26 @@ _NOTIFY_WAITING = text(f"""
         RETURNING owner, slot
     )
     SELECT pg_notify({_CHANNEL}, '{_QUEUED}' || slot) FROM chosen
-""").bindparams(bindparam("device"), bindparam("hardware"))  # noqa: S608 - constants of this module
+""").bindparams(bindparam("device"), bindparam("kinds"))  # noqa: S608 - constants of this module
 """Of the waiting workers for the work one is chosen, which counts as waiting no more. Others that are being chosen by
 concurrent transactions are skipped."""
 _NOTIFY = text("SELECT pg_notify(:channel, :message)")
 
 
 def notify_waiting(connection: Connection, device: str, hardware: str | None) -> None:
-    """Notify one waiting worker, when the transaction is committed, of work for a device. Last in a transaction."""
-    if connection.dialect.name == "postgresql":
-        connection.execute(_NOTIFY_WAITING, {"device": device, "hardware": hardware})
+    """Notify one waiting worker, when the transaction is committed, of work for a device. Last in a transaction.
+
+    Args:
+        connection: the connection of the transaction.
+        device: the device that the work needs; ``ANY_DEVICE`` for work that needs hardware.
+        hardware: the kind of device, or the lane of work that needs hardware.
+    """
+    if connection.dialect.name != "postgresql":
+        return
+    kinds = None if hardware is None else [hardware]
+    if hardware is not None and device == ANY_DEVICE:
+        kinds = waiting_kinds(connection, hardware)
+    connection.execute(_NOTIFY_WAITING, {"device": device, "kinds": kinds})
 
 
 def notify_owner(connection: Connection, owner: str, work_id: str) -> None:

@@ -69,8 +69,9 @@ work_items = Table(
 )
 """Tunings and jobs. The fencing token rises with every claim, so it counts attempts too; ``device_ms`` is the time on
 devices of every claim but one that holds, and ``key_id`` the API key that submitted the work (not a foreign key, which
-might prevent work from being stored). A lease has not expired before ``expiry_check_at``, which is indexed and changes
-less often than ``lease_expires_at``: most renewals change no index."""
+might prevent work from being stored). Work that needs hardware has an empty ``device``, and its lane in ``hardware``. A
+lease has not expired before ``expiry_check_at``, which is indexed and changes less often than ``lease_expires_at``:
+most renewals change no index."""
 
 is_queued = text(_queued)
 is_held = text(_held)
@@ -113,6 +114,17 @@ Index(
     postgresql_where=is_held,
 )
 Index("one_run_per_device", work_items.c.slot, unique=True, sqlite_where=is_held, postgresql_where=is_held)
+
+held_slots = Table(
+    "held_slots",
+    metadata,
+    Column("slot", String(300), primary_key=True),
+    Column("work_id", String(64), ForeignKey("work_items.id", ondelete="CASCADE"), nullable=False),
+)
+"""The slots that work holds beside its own, while it has several devices of a host: all are taken in one transaction,
+and released with the work's lease."""
+
+Index("held_slots_by_work", held_slots.c.work_id)
 
 submitters = Table(
     "submitters",

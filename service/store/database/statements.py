@@ -23,12 +23,14 @@ from sqlalchemy import (
 )
 from sqlalchemy import values as rows_of
 
+from service.domain.hardware import ANY_DEVICE
 from service.domain.states import State
 from service.domain.work import EventKind
 from service.domain.workers import ServedDevice
 from service.errors import ConflictError, StaleLeaseError
+from service.store.database.lanes import lanes_of, own_lanes
 from service.store.database.mapping import WORK_COLUMNS
-from service.store.database.schema import events, is_held, is_queued, now_ms, work_items
+from service.store.database.schema import events, held_slots, is_held, is_queued, now_ms, work_items
 from service.store.models import Lease
 
 _work = work_items.c
@@ -55,8 +57,14 @@ def is_latest_lease(lease: Lease) -> ColumnElement[bool]:
     return and_(_work.id == lease.work_id, _work.owner == lease.owner, _work.token == lease.token, is_held)
 
 
+def _holds(slot: ColumnElement[Any]) -> ColumnElement[bool]:
+    """Return the condition that work is, or was last, in a slot: as its own, or beside its own."""
+    beside = select(held_slots.c.work_id).where(held_slots.c.slot == slot)
+    return or_(_work.slot == slot, _work.id.in_(beside))
+
+
 RUNNING_HERE = (
-    select(_work.id).where(_work.slot == bindparam("own_slot"), is_held, _work.lease_expires_at > now_ms()).limit(1)
+    select(_work.id).where(_holds(bindparam("own_slot")), is_held, _work.lease_expires_at > now_ms()).limit(1)
 )
 """The work that holds a slot with a valid lease; its parameter is `own_slot`."""
 
@@ -64,8 +72,13 @@ ABANDONED = (
     select(_work.id, _work.state, _work.token, _work.lost_leases, _work.key_id)
     .where(
         is_held,
-        _work.device == bindparam("own_device"),
-        or_(_work.hardware.is_(None), _work.hardware == bindparam("own_hardware")),
+        or_(
+            and_(
+                _work.device == bindparam("own_device"),
+                or_(_work.hardware.is_(None), _work.hardware == bindparam("own_hardware")),
+            ),
+            and_(_work.device == ANY_DEVICE, _work.hardware.in_(select(own_lanes("lost_lanes").c.value))),
+        ),
         _work.expiry_check_at <= now_ms(),
         _work.lease_expires_at <= now_ms(),
     )
@@ -73,16 +86,19 @@ ABANDONED = (
     .limit(1)
 )
 """The first work for a device whose lease has expired: work of its slot, then of others; its parameters are `own_slot`,
-`own_device` and `own_hardware`."""
+`own_device`, `own_hardware` and `own_lanes`."""
 
 MISPLACED = and_(
     is_held,
     _work.slot == bindparam("own_slot"),
-    _work.hardware != bindparam("own_hardware"),
+    or_(
+        and_(_work.device != ANY_DEVICE, _work.hardware != bindparam("own_hardware")),
+        and_(_work.device == ANY_DEVICE, _work.hardware.not_in(select(own_lanes("slot_lanes").c.value))),
+    ),
     _work.lease_expires_at <= now_ms(),
 )
 """The work that holds a slot with an expired lease, and needs other hardware than the slot has now. No worker takes it
-over there, and it blocks the slot. The parameters are `own_slot` and `own_hardware`."""
+over there, and it blocks the slot. The parameters are `own_slot`, `own_hardware` and `own_lanes`."""
 
 
 def renew_leases(connection: Connection, leases: Sequence[Lease], lease_ms: int) -> dict[Lease, State]:
@@ -129,15 +145,27 @@ def slots_with_work(connection: Connection, devices: Sequence[ServedDevice]) -> 
     columns = (column("slot", String), column("device", String), column("hardware", String))
     rows = [(served.slot, served.device.id, served.hardware) for served in devices]
     asked = rows_of(*columns, name="asked").data(rows).cte("asked")
+    lane_rows = [(slot, lane) for slot, lanes in lanes_of(connection, devices).items() for lane in lanes]
+    lane_columns = (column("slot", String), column("lane", String))
+    lanes = rows_of(*lane_columns, name="lanes").data(lane_rows or [("", "")]).cte("lanes")
+    is_lane = and_(_work.device == ANY_DEVICE, _work.hardware == lanes.c.lane, lanes.c.slot == asked.c.slot)
     expired = and_(is_held, _work.lease_expires_at <= now_ms())
+    is_lost = and_(expired, _work.expiry_check_at <= now_ms())
+    has_lane = exists().where(is_lane).correlate(work_items, asked)
     fits = and_(_work.device == asked.c.device, or_(_work.hardware.is_(None), _work.hardware == asked.c.hardware))
     of_slot = _work.slot == asked.c.slot
-    is_misplaced = exists().where(of_slot, _work.hardware != asked.c.hardware, expired)
-    is_busy = exists().where(of_slot, is_held, _work.lease_expires_at > now_ms())
+    is_placed = _work.device != ANY_DEVICE
+    is_misplaced = exists().where(
+        of_slot,
+        expired,
+        or_(and_(is_placed, _work.hardware != asked.c.hardware), and_(~is_placed, ~has_lane)),
+    )
+    is_busy = exists().where(_holds(asked.c.slot), is_held, _work.lease_expires_at > now_ms())
     waiting = (
-        exists().where(fits, _work.expiry_check_at <= now_ms(), expired),
+        exists().where(fits, is_lost),
         exists().where(is_queued, _work.device == asked.c.device, _work.hardware.is_(None)),
         exists().where(is_queued, _work.device == asked.c.device, _work.hardware == asked.c.hardware),
+        exists().where(is_lane, or_(is_queued, is_lost)),
     )
     found = connection.execute(select(asked.c.slot).where(or_(is_misplaced, and_(~is_busy, or_(*waiting)))))
     return frozenset(found.scalars())

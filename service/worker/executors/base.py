@@ -39,6 +39,8 @@ class TrainingRun:
     reported: int = 0
     """The newest reported update. Later ones will be reported, also those that an earlier process made; of a command,
     all since its start."""
+    devices: tuple[str, ...] = ()
+    """The devices of the ranks, where each has one of its own; otherwise all share the device of the executor."""
 
 
 class Executor(ABC):

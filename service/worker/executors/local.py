@@ -82,7 +82,7 @@ class LocalExecutor(Executor):
                 job.start(run.recommendation, run.request.updates)
                 return _follow(CommandRun(job), on_progress, grace_seconds)
         process = self._new_process(run.directory)
-        process.start(run.recommendation, run.request, run.reported)
+        process.start(run.recommendation, run.request, run.reported, run.devices)
         return _follow(process, on_progress, grace_seconds)
 
 

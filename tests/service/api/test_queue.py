@@ -62,7 +62,7 @@ def test_an_unready_device_has_no_expected_wait(start_service: StartService, tmp
     items = service.http.get("/v1/queue").json()["items"]
     assert [(item["id"], item["expected_wait_seconds"]) for item in items] == [(waiting_id, None)]
     position = service.http.get(f"/v1/tunings/{waiting_id}").json()["queue"]
-    assert position == {"position": 1, "expected_wait_seconds": None}
+    assert position == {"position": 1, "expected_wait_seconds": None, "unserved": None}
 
 
 def test_the_priority_does_not_affect_the_recommendation(busy: Running) -> None:
@@ -188,8 +188,8 @@ def test_a_polled_tuning_has_its_position(busy: Running) -> None:
     first, second = (submitted(busy, effective_batch_size=size) for size in (5, 6))
     positions = [busy.http.get(f"/v1/tunings/{tuning_id}").json()["queue"] for tuning_id in (first, second)]
     assert positions == [
-        {"position": 1, "expected_wait_seconds": None},
-        {"position": 2, "expected_wait_seconds": None},
+        {"position": 1, "expected_wait_seconds": None, "unserved": None},
+        {"position": 2, "expected_wait_seconds": None, "unserved": None},
     ]
     running = next(item["id"] for item in busy.http.get("/v1/tunings").json()["items"] if item["state"] == "RUNNING")
     assert busy.http.get(f"/v1/tunings/{running}").json()["queue"] is None

@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 
-from service.application.rules.device_checks import check_single_device
+from service.application.rules.device_checks import check_process_count, hardware_of_job
 from service.client import Client
+from service.domain.hardware import kind_of
 from service.domain.states import State
 from service.errors import UnsupportedJobError
 from service.worker.executors.base import TrainingRun
@@ -21,6 +22,7 @@ from service.worker.executors.local import LocalExecutor
 from tests.support.factories import CPU, CUDA, recommendation
 from tests.support.forked import forked_starts
 from tests.support.service.scripted import ScriptedRunner
+from tuner.hardware.allocator_env import visible_devices
 from tuner.schemas.requests import TrainingRequest
 from tuner.schemas.training import RunOutcome, RunProgress, TrainingProgress, TrainingResult
 from tuner.training.launching.run_directory import ProgressLog, RunPaths
@@ -70,12 +72,24 @@ def test_a_job_of_two_ranks_is_taken_on_the_cpu(client: Client) -> None:
     assert job.progress.weights == {"loss": 10.0}
 
 
-def test_a_job_on_a_card_has_one_process() -> None:
-    """A job holds one GPU; more are refused with the remedy."""
+def test_a_job_needs_a_card_for_each_rank() -> None:
+    """One rank needs the card that was probed, several as many of its kind on any host, and no host has very many."""
     planned = recommendation(world_size=2, device=CUDA)
-    check_single_device(planned, TrainingRequest(processes_per_node=1))
-    with pytest.raises(UnsupportedJobError, match=r"2 processes.* one GPU, cuda:0: .*dry run"):
-        check_single_device(planned, TrainingRequest())
+    assert hardware_of_job(planned, TrainingRequest(processes_per_node=1)) is None
+    need = hardware_of_job(planned, TrainingRequest())
+    assert need is not None
+    assert (need.kind, need.devices_per_node) == (kind_of(CUDA), 2)
+    check_process_count(planned, TrainingRequest())
+    with pytest.raises(UnsupportedJobError, match=r"65 processes.* may have 64: .*dry run"):
+        check_process_count(planned, TrainingRequest(processes_per_node=65))
+
+
+def test_the_ranks_of_a_job_see_its_cards_only() -> None:
+    """They are numbered as the worker sees them, which may be a part of the host's."""
+    assert visible_devices(["cuda:2", "cuda:0"], {}) == {"CUDA_VISIBLE_DEVICES": "2,0"}
+    assert visible_devices(["cuda:2", "cuda:0"], {"CUDA_VISIBLE_DEVICES": "4, 5,GPU-6"}) == {
+        "CUDA_VISIBLE_DEVICES": "GPU-6,4"
+    }
 
 
 def test_two_ranks_train_together(executor: LocalExecutor, tmp_path: Path) -> None:

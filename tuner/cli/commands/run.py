@@ -9,7 +9,7 @@ import typer
 
 from tuner.cli import options
 from tuner.cli import trailing_command as trailing
-from tuner.cli.arguments import check_folder, naming_options, training_request, tuning_request
+from tuner.cli.arguments import check_folder, hardware_request, naming_options, training_request, tuning_request
 from tuner.cli.commands.train import check_options_of_command, train_with
 from tuner.cli.commands.tune import tuned
 from tuner.cli.display import progress_console, recommendation_panel
@@ -26,6 +26,8 @@ def run(  # noqa: PLR0913 - a command's options are its arguments
     objective: options.Objective = "largest",
     world_size: options.WorldSize = None,
     device: options.Device = None,
+    gpu: options.Gpu = None,
+    min_memory: options.MinMemory = None,
     memory_limit: options.MemoryLimit = None,
     memory_margin: options.MemoryMargin = 0.03,
     granularity: options.Granularity = 1,
@@ -58,6 +60,7 @@ def run(  # noqa: PLR0913 - a command's options are its arguments
     {gradient_accumulation_steps}
     """
     from tuner.cli.running import check_run  # noqa: PLC0415 - see commands.tune
+    from tuner.hardware.matching import device_of  # noqa: PLC0415 - see commands.tune
 
     check_folder(output_dir, "--output-dir")
     training = training_request(
@@ -85,6 +88,7 @@ def run(  # noqa: PLR0913 - a command's options are its arguments
         objective=objective,
         world_size=world_size,
         device=device,
+        hardware=hardware_request(gpu, min_memory),
         memory_limit_bytes=memory_limit,
         memory_margin=memory_margin,
         granularity=granularity,
@@ -96,7 +100,8 @@ def run(  # noqa: PLR0913 - a command's options are its arguments
     if request.command is not None:
         check_options_of_command(context, request.command)
     else:
-        check_run(request, training, request.device)
+        with naming_options():
+            check_run(request, training, device_of(request).id)
     with naming_options(memory_limit_bytes=memory_limit):
         found = tuned(request, context.obj)
     progress_console().print(recommendation_panel(found))

@@ -11,6 +11,7 @@ from tuner.cli import options
 from tuner.cli import trailing_command as trailing
 from tuner.cli.arguments import (
     check_file,
+    hardware_request,
     naming_options,
     tuning_request,
     unwritable,
@@ -34,6 +35,8 @@ def tune(  # noqa: PLR0913 - a command's options are its arguments
     objective: options.Objective = "largest",
     world_size: options.WorldSize = None,
     device: options.Device = None,
+    gpu: options.Gpu = None,
+    min_memory: options.MinMemory = None,
     memory_limit: options.MemoryLimit = None,
     memory_margin: options.MemoryMargin = 0.03,
     granularity: options.Granularity = 1,
@@ -82,6 +85,7 @@ def tune(  # noqa: PLR0913 - a command's options are its arguments
         objective=objective,
         world_size=world_size,
         device=device,
+        hardware=hardware_request(gpu, min_memory),
         memory_limit_bytes=memory_limit,
         memory_margin=memory_margin,
         granularity=granularity,

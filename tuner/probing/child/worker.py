@@ -11,9 +11,12 @@ that its times are those of a job.
 
 from __future__ import annotations
 
+import os
 import traceback
 from dataclasses import dataclass
 from pathlib import Path
+
+import torch
 
 from tuner.errors import BatchwrightError, DeviceError, InvalidSizeError, OutOfMemoryError, SpecError, WorkloadError
 from tuner.estimation.tracing.peak_curve import expected_peaks
@@ -21,6 +24,7 @@ from tuner.hardware.failures import shortage_in_words
 from tuner.hardware.memory_devices.base import MemoryDevice, translate_by_message
 from tuner.hardware.memory_devices.factory import open_device
 from tuner.planning.accumulation import probe_window
+from tuner.probing.child.ranks import run_ranks
 from tuner.probing.child.timing import TimedEngine, TimedUpdate, has_enough_updates, timing
 from tuner.probing.protocol import CheckReport, ProbePaths
 from tuner.schemas.recommendation import CouplingCheck
@@ -29,8 +33,16 @@ from tuner.schemas.results import ModelSummary, Outcome, Phase, ProbeResult, Upd
 from tuner.schemas.workload import WorkloadSpec
 from tuner.system.files import write_atomically
 from tuner.system.fork_map import default_process_count
-from tuner.training.accumulation.collectives import Ranks, single_rank_group
+from tuner.training.accumulation.collectives import (
+    Ranks,
+    SimulatedRanks,
+    join_ranks,
+    simulated_ranks,
+    single_rank_group,
+)
+from tuner.training.assembly import is_sharded
 from tuner.training.coupling.admission import measure_coupling
+from tuner.training.fsdp import shard, simulate_other_ranks
 from tuner.training.micro_batches.splitting import MicroBatch, sliced
 from tuner.workloads.base import Batch, Workload
 from tuner.workloads.build import build_model, build_workload, check_workload, summarize
@@ -60,24 +72,41 @@ class Progress:
     model: ModelSummary | None = None
     resident_bytes: int | None = None
     timing: UpdateTiming | None = None
+    simulated_ranks: int | None = None
     phase: Phase = Phase.START
 
 
 def run_probe(paths: ProbePaths) -> None:
     """Run the probe requested in ``paths``, and write its result there. Errors of the workload are not raised."""
     request = ProbeRequest.model_validate_json(paths.request.read_bytes())
+    if request.rank_devices:
+        run_ranks(paths, request, _run_rank)
+    else:
+        _run_rank(paths, request)
+
+
+def _run_rank(paths: ProbePaths, request: ProbeRequest) -> None:
+    """Run one rank of a probe, which may be the only one, and write its result."""
     progress = Progress()
     device: MemoryDevice | None = None
     failure: BaseException | None = None
     try:
         _enter(paths, progress, Phase.START)
+        _share_processor(request.workload.parallelism.world_size)
         device = open_device(request.device)
+        ranks = _ranks(request, device)
         if request.limit_bytes is not None:
             device.limit(request.limit_bytes, request.memory_margin)
-        _measure(request, device, paths, progress)
+        _measure(request, device, ranks, paths, progress)
     except BaseException as error:  # noqa: BLE001 - a SystemExit of user code must become an outcome too
         failure = error
-    write_atomically(paths.result, _result(request, device, progress, failure).model_dump_json())
+    paths.write_result(_result(request, device, progress, failure))
+
+
+def _share_processor(ranks: int) -> None:
+    """Use as many threads as a rank of a job does, before the pools start: each thread takes memory."""
+    if ranks > 1 and "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(max(1, (os.cpu_count() or 1) // ranks))
 
 
 def _enter(paths: ProbePaths, progress: Progress, phase: Phase) -> None:
@@ -85,15 +114,20 @@ def _enter(paths: ProbePaths, progress: Progress, phase: Phase) -> None:
     paths.record_phase(phase)
 
 
-def _measure(request: ProbeRequest, device: MemoryDevice, paths: ProbePaths, progress: Progress) -> None:
+def _measure(request: ProbeRequest, device: MemoryDevice, ranks: Ranks, paths: ProbePaths, progress: Progress) -> None:
     _enter(paths, progress, Phase.BUILD)
-    workload = build_workload(request.workload)
-    model = build_model(request.workload, workload, worst_case=True).to(device.torch_device)
+    spec, workload = request.workload, build_workload(request.workload)
+    model, sharded = build_model(spec, workload, worst_case=True), is_sharded(spec, ranks)
     progress.model = summarize(model)
-    if request.workload.compile:
+    if sharded:
+        shard(model, device.torch_device, ranks.size)
+    if isinstance(ranks, SimulatedRanks):
+        progress.simulated_ranks = ranks.size
+        simulate_other_ranks(model)
+    model.to(device.torch_device)
+    if spec.compile:
         model.compile()
-    ranks = _ranks(request.workload, device)
-    engine = TimedEngine(request.workload, workload, model, device, ranks=ranks, recovers=False)
+    engine = TimedEngine(spec, workload, model, device, ranks=ranks, recovers=False, sharded=sharded)
     micro_batches, waiting_batches = _micro_batches(request, workload)
     _enter(paths, progress, Phase.WARMUP)
     _update(engine, micro_batches)
@@ -101,14 +135,24 @@ def _measure(request: ProbeRequest, device: MemoryDevice, paths: ProbePaths, pro
     progress.resident_bytes = device.used_bytes()
     device.reset_peaks()
     _enter(paths, progress, Phase.MEASURE)
-    progress.timing = _time_updates(engine, micro_batches, several=request.measures_time)
+    progress.timing = _time_updates(engine, micro_batches, ranks, several=request.measures_time)
     del waiting_batches
     _enter(paths, progress, Phase.DONE)
 
 
-def _ranks(spec: WorkloadSpec, device: MemoryDevice) -> Ranks:
-    """Return a real group of one rank for a workload with several ranks: DDP's buckets are as large as with many."""
-    return single_rank_group(device.torch_device) if spec.parallelism.world_size > 1 else Ranks()
+def _ranks(request: ProbeRequest, device: MemoryDevice) -> Ranks:
+    """Join the other ranks, or stand for them where they do not run.
+
+    A real group of one rank has DDP's buckets as large as with many. The shards of FSDP need a group of all ranks.
+    """
+    parallelism = request.workload.parallelism
+    if request.rank_devices:
+        return join_ranks(device.torch_device)
+    if parallelism.world_size == 1:
+        return Ranks()
+    if parallelism.strategy == "fsdp":
+        return simulated_ranks(parallelism.world_size)
+    return single_rank_group(device.torch_device)
 
 
 def _update(engine: TimedEngine, micro_batches: list[MicroBatch]) -> None:
@@ -126,10 +170,10 @@ def _update(engine: TimedEngine, micro_batches: list[MicroBatch]) -> None:
     raise WorkloadError(f"no optimizer step in {_MAX_SKIPPED_UPDATES} updates: the gradients in fp16 are never finite")
 
 
-def _time_updates(engine: TimedEngine, micro_batches: list[MicroBatch], *, several: bool) -> UpdateTiming:
-    """Run one update, or as many as are needed to time one."""
+def _time_updates(engine: TimedEngine, micro_batches: list[MicroBatch], ranks: Ranks, *, several: bool) -> UpdateTiming:
+    """Run one update, or as many as are needed to time one; ranks run as many as the first one needs."""
     updates: list[TimedUpdate] = []
-    while not updates or (several and not has_enough_updates(updates)):
+    while not updates or (several and not ranks.gather(has_enough_updates(updates))[0]):
         _update(engine, micro_batches)
         updates.append(engine.timed)
     return timing(updates)
@@ -180,6 +224,7 @@ def _result(
         other_processes_bytes=device.other_processes_bytes() if device else None,
         allocator_retries=peaks.allocator_retries if peaks else None,
         model=progress.model,
+        simulated_ranks=progress.simulated_ranks,
         measures_time=request.measures_time,
         timing=progress.timing,
     )

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from tuner.errors import PeerError
-from tuner.torch_internals import foreach_copy_
+from tuner.torch_internals import fake_store, foreach_copy_
 
 T = TypeVar("T")
 
@@ -203,6 +203,29 @@ def join_ranks(device: torch.device) -> Ranks:
 
 def _backend(device: torch.device) -> str:
     return "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+
+
+class SimulatedRanks(ProcessGroup):
+    """One rank of a group whose other ranks do not exist, for a probe: buffers are as large as with all of them.
+
+    Every rank is taken to have the values of this one. Gradients stay as they are.
+    """
+
+    def gather(self, value: T) -> list[T]:
+        """The value of this rank for every rank."""
+        return [value] * self.size
+
+    def _all_reduce(self, tensor: Tensor) -> None:
+        """Leave the tensor as it is."""
+
+    def broadcast_(self, tensors: Sequence[Tensor]) -> None:
+        """Leave the tensors as they are."""
+
+
+def simulated_ranks(size: int) -> SimulatedRanks:
+    """A process group of ``size`` ranks, of which this process is the first and the only one."""
+    dist.init_process_group("fake", store=fake_store(), rank=0, world_size=size)
+    return SimulatedRanks()
 
 
 def single_rank_group(device: torch.device) -> Ranks:

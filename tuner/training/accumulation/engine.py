@@ -126,6 +126,7 @@ class GradientAccumulation:
         self._called = model.module if isinstance(model, DistributedDataParallel) else model
         self._floating = floating
         self._lock_step = lock_step
+        self._recovers = recovers
         in_place = lock_step or (gathering or default_gathering(self.device.type)) == "in-place"
         self.gradients: GradientSums = (InPlaceSums if in_place else ScratchSums)(self.parameters)
         snapshot = None if lock_step else Snapshot(model, self.device)
@@ -224,7 +225,8 @@ class GradientAccumulation:
         return self._reduction.reduce(losses, shares)
 
     def _shares(self, window: list[MicroBatch], loss: Loss, losses: LossWindow) -> list[Share]:
-        if self._lock_step:  # ranks waiting inside a pass cannot be notified of a failure, which ends this process
+        if self._lock_step or not self._recovers:
+            # Ranks waiting inside a pass cannot be notified of a failure, which ends this process, as it ends a probe.
             return self.ranks.gather(self._run(window, loss, losses))
         return self.ranks.run_collectively(lambda: self._run(window, loss, losses))
 

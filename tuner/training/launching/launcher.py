@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from pydantic import ValidationError
 
 from tuner.errors import CheckpointError, PeerError, TrainingError
-from tuner.hardware.allocator_env import job_environment
+from tuner.hardware.allocator_env import job_environment, visible_devices
 from tuner.schemas.recommendation import Recommendation
 from tuner.schemas.requests import TrainingRequest
 from tuner.schemas.training import RunOutcome, SystemTrouble, TrainingProgress, TrainingResult
@@ -63,7 +63,13 @@ class TrainingProcess:
         self._result_since: float | None = None
         """Time at which the result of the running processes was first seen."""
 
-    def start(self, recommendation: Recommendation, request: TrainingRequest, reported: int | None = None) -> None:
+    def start(
+        self,
+        recommendation: Recommendation,
+        request: TrainingRequest,
+        reported: int | None = None,
+        devices: Sequence[str] = (),
+    ) -> None:
         """Write the run's files and start the processes, which resume from the newest checkpoint, if there is one.
 
         Args:
@@ -71,6 +77,7 @@ class TrainingProcess:
             request: the number of updates, the seed and the checkpoints.
             reported: the newest update that the caller knows. ``new_progress`` then begins with the update after it,
                 which an earlier process may have made. Without this argument, it begins with the updates from now on.
+            devices: the GPU of each rank, where those are not the first ones of the host; several ranks see no others.
 
         Raises:
             TrainingError: when this object was started before, or another process trains in the folder.
@@ -91,6 +98,8 @@ class TrainingProcess:
         environment = job_environment(recommendation.environment, os.environ) | propagated_environment()
         environment |= self._data_roots.to_environment()
         count = request.processes_per_node or recommendation.request.spec.parallelism.world_size
+        if count > 1 and len(devices) > 1:
+            environment |= visible_devices(devices, os.environ)
         self._start_ranks = lambda: RankProcesses(self.paths, count, environment)
         self._log.skip_to_end()
         self._begin()
