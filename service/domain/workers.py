@@ -11,6 +11,7 @@ from typing import Annotated
 
 from pydantic import Field
 
+from service.domain.hardware import kind_of
 from service.domain.states import State, WorkKind
 from tuner.schemas.base import Document, NonNegativeFloat, NonNegativeInt, PositiveInt
 from tuner.schemas.results import DeviceInfo
@@ -36,7 +37,7 @@ class ServedDevice(Document):
     @property
     def hardware(self) -> str:
         """Return the kind of device: product and memory. Work for one kind goes to no other kind with the same id."""
-        return f"{self.device.name}|{self.device.total_bytes}"
+        return kind_of(self.device)
 
 
 class DeviceStatus(ServedDevice):

@@ -36,6 +36,30 @@ MemoryLimit = Annotated[
 ]
 """A limit in bytes, which requests may also give as a size such as ``24GiB``."""
 
+MOST_DEVICES_PER_NODE = 64
+_NAME_PATTERN = described_pattern(r"^[ -~]*[!-~][ -~]*$", "must be printable ASCII text")
+
+
+class HardwareRequest(Document):
+    """Hardware that work needs, wherever it is: any worker that serves it may take the work."""
+
+    gpu: Annotated[str, Field(max_length=60, pattern=_NAME_PATTERN, examples=["H100-80GB"])] | None = None
+    """A GPU of the catalogue (`GET /v1/gpus`), in any spelling that `batchwright estimate --gpu` knows."""
+    product: Annotated[str, Field(max_length=120, pattern=_NAME_PATTERN, examples=["NVIDIA A100*"])] | None = None
+    """Product name of the device as its driver reports it, or a pattern of it: `*` stands for any text, `?` for one
+    character; case does not matter. Processors have product names too: without this field only GPUs are meant."""
+    min_memory_bytes: MemoryLimit | None = None
+    """Least memory of each device, in bytes or as a size such as `40GiB`."""
+    devices_per_node: Annotated[int, Field(ge=1, le=MOST_DEVICES_PER_NODE)] = 1
+    """Devices that the work takes at once, all of one host and of one kind."""
+
+    @model_validator(mode="after")
+    def _names_hardware(self) -> Self:
+        if self.gpu is None and self.product is None and self.min_memory_bytes is None:
+            raise ValueError("name hardware: give `gpu`, `product` or `min_memory_bytes`")
+        return self
+
+
 LARGEST_EFFECTIVE_BATCH_SIZE = 2**22
 """A recommendation lists every micro-batch of an update: this keeps the document below some megabytes."""
 
@@ -57,6 +81,9 @@ class TuningRequest(Document):
     those with few steps; of equally fast ones, the one with the least memory."""
     device: DeviceId | None = None
     """The device to probe; the first GPU, or the CPU where there is none, when absent."""
+    hardware: HardwareRequest | None = None
+    """The hardware to probe, instead of a device: on a service with several hosts, any worker that has it takes the
+    tuning; on one host, the first device that has it."""
     memory_limit_bytes: MemoryLimit | None = None
     """Memory the run may take on the device, in bytes or as a size such as `24GiB`, which becomes a number of bytes;
     the whole device when absent (on the CPU: half of the host's memory)."""
@@ -81,6 +108,12 @@ class TuningRequest(Document):
     """Plan several micro-batches, and train with them, although the loss couples the samples of a batch (BatchNorm,
     in-batch negatives), so that accumulated updates differ from full-batch ones. Otherwise such a loss has the whole
     batch in one micro-batch on one rank, or fails the tuning before any other probe."""
+
+    @model_validator(mode="after")
+    def _names_a_device_or_hardware(self) -> Self:
+        if self.device is not None and self.hardware is not None:
+            raise ValueError("give `device`, for a device of one host, or `hardware`, for any that has it, not both")
+        return self
 
     @model_validator(mode="after")
     def _is_possible_for_its_kind(self) -> Self:

@@ -1,0 +1,58 @@
+"""The hardware that queued work needs, as the store keeps it. Pure data."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Annotated, Self
+
+from pydantic import Field, model_validator
+from typing_extensions import override
+
+from tuner.schemas.requests import HardwareRequest
+from tuner.schemas.results import DeviceInfo
+
+ANY_DEVICE = ""
+"""The stored device of work that needs hardware: any device that has it will do, on any host."""
+_MAX_LANE_LENGTH = 400
+"""Length of the column."""
+
+
+class HardwareNeed(HardwareRequest):
+    """The hardware that work needs: as requested, until the first probe has run; then the kind that probe ran on."""
+
+    kind: Annotated[str, Field(max_length=_MAX_LANE_LENGTH)] | None = None
+    """Product and memory (``kind_of``), which the evidence of the work is bound to; no other field but the number of
+    devices counts then."""
+
+    @model_validator(mode="after")
+    @override
+    def _names_hardware(self) -> Self:
+        if (self.gpu, self.product, self.min_memory_bytes, self.kind) == (None, None, None, None):
+            raise ValueError("name hardware: give `gpu`, `product`, `min_memory_bytes` or `kind`")
+        return self
+
+    @property
+    def lane(self) -> str:
+        """The text under which the store queues work with this need; equal needs have equal texts."""
+        return self.model_dump_json(exclude_defaults=True)
+
+    @classmethod
+    def of_request(cls, hardware: HardwareRequest) -> HardwareNeed:
+        """Return the need of a request."""
+        return cls.model_validate(hardware.model_dump())
+
+    @classmethod
+    def of_kind(cls, device: DeviceInfo, devices_per_node: int) -> HardwareNeed:
+        """Return the need of work that is bound to one kind of device."""
+        return cls(kind=kind_of(device), devices_per_node=devices_per_node)
+
+
+@lru_cache(maxsize=4096)
+def need_of_lane(lane: str) -> HardwareNeed:
+    """Return the need that a lane's text was made of."""
+    return HardwareNeed.model_validate_json(lane)
+
+
+def kind_of(device: DeviceInfo) -> str:
+    """Return the kind of a device: product and memory. Evidence of one kind says nothing of another."""
+    return f"{device.name}|{device.total_bytes}"

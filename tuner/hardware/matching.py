@@ -1,0 +1,66 @@
+"""Match devices with the hardware that a request names. No torch."""
+
+from __future__ import annotations
+
+import fnmatch
+from functools import lru_cache
+
+from tuner.errors import EstimateError, FieldProblem, SpecError
+from tuner.hardware.gpu_lookup import find_gpu
+from tuner.schemas.requests import HardwareRequest
+from tuner.schemas.results import DeviceInfo
+from tuner.units import format_bytes
+
+
+def with_catalogue_name(hardware: HardwareRequest) -> HardwareRequest:
+    """Return the request with the catalogue's name of its GPU, so that equal requests are written equally.
+
+    Raises:
+        SpecError: when the catalogue has no such GPU, or several; the message has the remedy.
+    """
+    if hardware.gpu is None:
+        return hardware
+    try:
+        found = find_gpu(hardware.gpu)
+    except EstimateError as error:
+        raise SpecError([FieldProblem("hardware.gpu", f"{error}; or give `product`, a name or pattern")]) from None
+    if found.vendor == "unknown":
+        message = f"is a memory size, not a GPU: give `min_memory_bytes: {hardware.gpu}` instead"
+        raise SpecError([FieldProblem("hardware.gpu", message, repr(hardware.gpu))])
+    return hardware.model_copy(update={"gpu": found.name})
+
+
+def has_hardware(device: DeviceInfo, hardware: HardwareRequest) -> bool:
+    """Return whether one device is what a request names, however many of them it needs."""
+    if hardware.min_memory_bytes is not None and device.total_bytes < hardware.min_memory_bytes:
+        return False
+    if hardware.product is None:
+        if device.kind == "cpu":
+            return False
+    elif not _matches_pattern(device.name, hardware.product):
+        return False
+    return hardware.gpu is None or _catalogue_name(device.name) == _catalogue_name(hardware.gpu)
+
+
+def describe_hardware(hardware: HardwareRequest) -> str:
+    """Return a request for hardware in words, such as ``2 x H100-80GB`` or ``a GPU with at least 40 GiB``."""
+    names = [name for name in (hardware.gpu, hardware.product) if name is not None]
+    text = " ".join(names) or "a GPU"
+    if hardware.min_memory_bytes is not None:
+        text += f" with at least {format_bytes(hardware.min_memory_bytes)}"
+    return text if hardware.devices_per_node == 1 else f"{hardware.devices_per_node} x {text} on one host"
+
+
+def _matches_pattern(name: str, pattern: str) -> bool:
+    """Return whether a product name matches; brackets, which are special in file names only, stand for themselves."""
+    return fnmatch.fnmatchcase(name.lower().strip(), pattern.lower().strip().replace("[", "[[]"))
+
+
+@lru_cache(maxsize=1024)
+def _catalogue_name(name: str) -> str | None:
+    """Return the catalogue's name of a GPU; None for a card that is not listed, or whose name stands for several."""
+    try:
+        found = find_gpu(name)
+    except EstimateError:
+        return None
+    return None if found.vendor == "unknown" else found.name
