@@ -8,6 +8,7 @@ from typing import Annotated, Self
 from pydantic import Field, model_validator
 from typing_extensions import override
 
+from tuner.hardware.matching import has_hardware
 from tuner.schemas.requests import HardwareRequest
 from tuner.schemas.results import DeviceInfo
 
@@ -51,6 +52,20 @@ class HardwareNeed(HardwareRequest):
 def need_of_lane(lane: str) -> HardwareNeed:
     """Return the need that a lane's text was made of."""
     return HardwareNeed.model_validate_json(lane)
+
+
+def is_served_by(device: str, hardware: str | None, served: DeviceInfo) -> bool:
+    """Return whether a device of any node of a cluster can run work with these stored columns.
+
+    Args:
+        device: the stored device; of a GPU only its kind counts, since a cluster's engine chooses among equal ones.
+        hardware: the stored hardware: a lane for work without a device, else a kind, or None.
+        served: the device.
+    """
+    if device == ANY_DEVICE:
+        need = need_of_lane(hardware or "")
+        return has_hardware(served, need) if need.kind is None else need.kind == kind_of(served)
+    return device.partition(":")[0] == served.kind and hardware in {None, kind_of(served)}
 
 
 def kind_of(device: DeviceInfo) -> str:

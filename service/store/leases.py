@@ -25,13 +25,14 @@ from sqlalchemy import (
 from sqlalchemy.exc import IntegrityError
 from typing_extensions import override
 
+from service.domain.hardware import is_served_by
 from service.domain.states import State, sources_of
 from service.domain.work import EventKind
 from service.domain.workers import ServedDevice
 from service.store.database import mapping
 from service.store.database.engine import read_transaction, write_transaction
 from service.store.database.notifications import notify_waiting
-from service.store.database.schema import events, is_held, now_ms, recommendations, submitters, work_items
+from service.store.database.schema import events, is_held, is_queued, now_ms, recommendations, submitters, work_items
 from service.store.database.statements import (
     ABANDONED,
     MISPLACED,
@@ -83,6 +84,18 @@ class SqlLeaseStore(LeaseStore):
                     return _claim_at_once(connection, served, lease_seconds)
                 return _claim(connection, served, lease_seconds)
         except IntegrityError:  # the unique index: another owner has just taken this slot
+            return None
+
+    @override
+    def claim_work(self, work_id: str, served: ServedDevice, lease_seconds: float) -> Claim | None:
+        try:
+            with write_transaction(self._engine) as connection:
+                if connection.dialect.name == "postgresql":
+                    connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _ADVISORY_LOCK})
+                _requeue_misplaced(connection, served)
+                candidate = _named(connection, served, work_id)
+                return None if candidate is None else _take(connection, served, candidate, lease_seconds)
+        except IntegrityError:  # as above
             return None
 
     @override
@@ -220,6 +233,18 @@ def _candidate(connection: Connection, served: ServedDevice) -> Candidate | None
         return None
     row = connection.execute(ABANDONED, slot | needed).first() or connection.execute(NEXT_QUEUED, needed).first()
     return None if row is None else Candidate(row[0], State(row[1]), *row[2:])
+
+
+def _named(connection: Connection, served: ServedDevice, work_id: str) -> Candidate | None:
+    """Return the work with this id if the device may take it now."""
+    if connection.execute(RUNNING_HERE, {"own_slot": served.slot}).first() is not None:
+        return None
+    may_be_taken = or_(is_queued, and_(is_held, _work.lease_expires_at <= now_ms()))
+    columns = (_work.id, _work.state, _work.token, _work.lost_leases, _work.key_id, _work.device, _work.hardware)
+    row = connection.execute(select(*columns).where(_work.id == work_id, may_be_taken)).first()
+    if row is None or not is_served_by(row.device, row.hardware, served.device):
+        return None
+    return Candidate(row.id, State(row.state), row.token, row.lost_leases, row.key_id)
 
 
 def _requeue_misplaced(connection: Connection, served: ServedDevice) -> None:

@@ -61,6 +61,7 @@ REVISIONS: dict[str, dict[str, Any]] = {
     "0007_searching": _LATER,
     "0008_plain_names": _LATER,
     "0009_estimate_residuals": _LATER,
+    "0010_notifications": _LATER,
 }
 """Every released revision, and what its tunings hold beyond the first one's, in the names up to revision 0007."""
 
