@@ -1,4 +1,4 @@
-"""Use cases of devices and the queue."""
+"""Use cases of devices, clusters and the queue."""
 
 from __future__ import annotations
 
@@ -7,14 +7,15 @@ from contextlib import suppress
 
 from service.application.context import ApplicationContext
 from service.application.rules.wait_time import RECENT, Running, expected_waits
+from service.domain.fleet import Fleet, FleetStatus
 from service.domain.states import State, WorkKind
 from service.domain.workers import DeviceList, DeviceStatus, Queue, QueueEntry
 from service.errors import NotFoundError
-from service.store.models import AnnouncedDevice, Waiting, WorkFilter, WorkRow
+from service.store.models import AnnouncedDevice, ReportedFleet, Waiting, WorkFilter, WorkRow
 
 
 class DeviceCases:
-    """Use cases of devices and their workers. Safe to share between threads."""
+    """Use cases of devices, their workers and their clusters. Safe to share between threads."""
 
     def __init__(self, context: ApplicationContext) -> None:
         self._context = context
@@ -23,6 +24,15 @@ class DeviceCases:
     def list(self) -> DeviceList:
         """Return the served devices, with the work that runs on each."""
         return DeviceList(items=tuple(self._status(announced) for announced in self._devices.list()))
+
+    def fleet(self) -> Fleet:
+        """Return the clusters of the dispatchers, with their last reports."""
+        return Fleet(items=tuple(self._cluster(reported) for reported in self._context.store.fleet.reports()))
+
+    def _cluster(self, reported: ReportedFleet) -> FleetStatus:
+        age = reported.age_seconds
+        is_alive = self._context.is_recent(age)
+        return FleetStatus(**dict(reported.report), alive=is_alive, report_age_seconds=age)
 
     def _status(self, announced: AnnouncedDevice) -> DeviceStatus:
         return DeviceStatus(
