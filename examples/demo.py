@@ -116,7 +116,7 @@ def train(client: Client, found: Recommendation, updates: int, console: Console)
     updates_made = []
     with TrainingBar(console, updates) as bar:
         for event in client.jobs.events(job.id):
-            if event.progress is not None:
+            if isinstance(event.progress, TrainingProgress):
                 updates_made.append(event.progress)
                 bar.show(event.progress)
     return client.jobs.wait(job.id), updates_made

@@ -14,7 +14,7 @@
        |- NotFoundError, ConflictError, NotEndedError, InvalidCursorError, InvalidInputError, MalformedJsonError
        |- IdempotencyKeyInFlightError, IdempotencyKeyReusedError, NotOnThisHostError
        |- NotResumableError
-       |- TargetNotAllowedError, DataPathNotAllowedError
+       |- TargetNotAllowedError, CommandNotAllowedError, DataPathNotAllowedError
        |- UnknownDeviceError, DeviceMismatchError, InfeasibleRecommendationError, UnsupportedJobError
        |- HostNotAllowedError, ForeignOriginError, CsrfTokenError, BodyTooLargeError, UnsupportedMediaTypeError
        |- NotAuthenticatedError, ScopeMissingError, NotOwnerError, QuotaExceededError
@@ -209,6 +209,14 @@ class TargetNotAllowedError(RequestError):
     status = HTTPStatus.FORBIDDEN
     code = "python-target-not-allowed"
     title = "This service does not run this code"
+
+
+class CommandNotAllowedError(RequestError):
+    """The command is not one that the operator has registered."""
+
+    status = HTTPStatus.FORBIDDEN
+    code = "command-not-allowed"
+    title = "This service does not run this command"
 
 
 class DataPathNotAllowedError(RequestError):

@@ -23,9 +23,10 @@ from tuner.schemas.field_errors import described_pattern, problems_in
 from tuner.suggestions import suggestion
 
 PREFIX = "BATCHWRIGHT_"
+_API_KEY = "BATCHWRIGHT_API_KEY"
 OTHER_VARIABLES = frozenset(
     {
-        "BATCHWRIGHT_API_KEY",  # the SDK's
+        _API_KEY,  # the SDK's
         "BATCHWRIGHT_URL",  # of the examples
         "BATCHWRIGHT_RENDEZVOUS",  # between the ranks of a run
         "BATCHWRIGHT_RUN_DATA_ROOTS",  # of a run that a worker starts
@@ -92,8 +93,8 @@ class Settings(BaseSettings):
     data_roots: _Names = ()
     """Folders from which jobs may read data."""
     commands: Path | None = None
-    """YAML file of the training commands that callers may tune; no command when absent. Read at the start. Every
-    process of workers needs the same file."""
+    """YAML file of the training commands that callers may tune and run; no command when absent. Read at the start.
+    Every process of workers needs the same file."""
     ray: str | None = None
     """Dashboard address of a Ray cluster, such as `http://head:8265`, whose nodes run the work instead of this host.
     They need the extra `ray`, a PostgreSQL store, and Batchwright on every node."""
@@ -205,6 +206,17 @@ def read_settings(**options: Any) -> Settings:  # noqa: ANN401 - values of setti
     if problems:
         raise SpecError(problems, "settings")
     return settings
+
+
+def withhold_variables() -> None:
+    """Remove the settings and the SDK's key from the environment of this process, which has read its settings.
+
+    Probes, jobs and estimates run code of others, and inherit the environment of their workers: the address of the
+    database has its password. Other variables stay, since the operator may set them for that code.
+    """
+    withheld = {f"{PREFIX}{name.upper()}" for name in Settings.model_fields} | {_API_KEY}
+    for name in [name for name in os.environ if name.upper() in withheld]:
+        del os.environ[name]
 
 
 def unknown_variables(environment: Mapping[str, str]) -> list[FieldProblem]:

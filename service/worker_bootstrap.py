@@ -135,7 +135,7 @@ def local_executor(device: DeviceInfo, commands: RegisteredCommands, data_roots:
         data_roots: the folders from which jobs may read data.
     """
     runners = ProbeRunners(ProbeSupervisor(device), CommandSupervisor(device), commands.check_current)
-    return LocalExecutor(device, runners, data_roots=data_roots)
+    return LocalExecutor(device, runners, data_roots=data_roots, check_command=commands.check_current)
 
 
 def registered_commands(settings: Settings) -> RegisteredCommands:

@@ -7,6 +7,7 @@ from pathlib import Path
 from service.application import views
 from service.application.exports import exported
 from service.application.rules.device_checks import (
+    check_cards_of_ranks,
     check_every_process_has_samples,
     check_same_device,
     check_single_device,
@@ -16,6 +17,7 @@ from service.application.rules.device_checks import (
 from service.application.rules.idempotency import SubmissionResponse
 from service.application.work import WorkCases, model_name, payload
 from service.domain.api_keys import Caller
+from service.domain.problems import FieldFault
 from service.domain.states import RESUMABLE_STATES, WorkKind
 from service.domain.work import CheckpointList, ConfiguredJob, Job, JobFile, JobRequest, JobSubmission, QueuePosition
 from service.domain.workers import ServedDevice
@@ -25,13 +27,13 @@ from service.errors import (
     InvalidInputError,
     NotOnThisHostError,
     NotResumableError,
-    UnsupportedJobError,
 )
 from service.observability.tracing import current_trace_parent
 from service.store.models import Idempotency, NewWork, WorkItem
 from tuner.schemas.base import Document
-from tuner.schemas.command import CommandSpec
+from tuner.schemas.command import UPDATES, CommandSpec
 from tuner.schemas.recommendation import Recommendation
+from tuner.schemas.requests import TrainingRequest
 from tuner.schemas.workload import WorkloadSpec
 from tuner.training.launching.rank_processes import training_command
 from tuner.training.launching.run_directory import RunPaths
@@ -39,6 +41,8 @@ from tuner.training.launching.run_directory import RunPaths
 _HERE = Path()
 _PYTHON = "python"
 """A configured job has no paths of this host: it runs wherever its caller writes its files."""
+_TRAIN = (_PYTHON, "-m", "tuner.cli", "train")
+"""Runs the command of a recommendation, as a worker does."""
 
 
 class JobCases(WorkCases[JobSubmission, Job]):
@@ -54,13 +58,20 @@ class JobCases(WorkCases[JobSubmission, Job]):
             ExportError: when the export does not support the recommendation or the options.
         """
         recommendation, _ = self._trainable(submission)
-        processes = process_count(recommendation, submission.training)
         paths = RunPaths(_HERE)
+        files = [_file(paths.recommendation, recommendation)]
+        if recommendation.request.command is not None:
+            command = [*_TRAIN, str(paths.recommendation), "--output-dir", str(_HERE)]
+            if UPDATES in recommendation.request.command.model.placeholders:
+                command += ["--updates", str(submission.training.updates)]
+        else:
+            command = training_command(_HERE, process_count(recommendation, submission.training), _PYTHON)
+            files.append(_file(paths.request, submission.training))
         return ConfiguredJob(
-            command=tuple(training_command(_HERE, processes, _PYTHON)),
+            command=tuple(command),
             environment=recommendation.environment,
             working_directory=str(_HERE),
-            files=(_file(paths.recommendation, recommendation), _file(paths.request, submission.training)),
+            files=tuple(files),
             device=recommendation.device.id,
             recommendation_id=recommendation.id,
             export=exported(recommendation, submission.export) if submission.export else None,
@@ -68,6 +79,8 @@ class JobCases(WorkCases[JobSubmission, Job]):
 
     def resume(self, job_id: str, caller: Caller) -> Job:
         """Queue a failed or cancelled job again, to go on from its newest checkpoint in the same folder.
+
+        A command is started anew there: it may find checkpoints of its own in its output folder.
 
         Raises:
             NotFoundError: when no job has this id.
@@ -107,7 +120,10 @@ class JobCases(WorkCases[JobSubmission, Job]):
 
     def _submit(self, submission: JobSubmission, caller: Caller, idempotency: Idempotency | None) -> SubmissionResponse:
         recommendation, served = self._trainable(submission)
-        check_single_device(recommendation, submission.training)
+        if recommendation.request.command is not None:
+            check_cards_of_ranks(recommendation.request.command, served, self._store.devices.list())
+        else:
+            check_single_device(recommendation, submission.training)
         request = JobRequest(recommendation=recommendation, training=submission.training)
         work = NewWork(
             id=self._context.identifiers.new("job"),
@@ -142,18 +158,17 @@ class JobCases(WorkCases[JobSubmission, Job]):
         if item.state not in RESUMABLE_STATES:
             raise NotResumableError(f"{item.id} is {item.state}: only a job that is FAILED or CANCELLED can be resumed")
         self._check_on_this_host(item.id)
-        if not self._context.job_files.checkpoints(item.id):
+        recommendation = JobRequest.model_validate_json(item.payload).recommendation
+        if recommendation.request.command is None and not self._context.job_files.checkpoints(item.id):
             raise NotResumableError(
                 f"{item.id} has no checkpoint to resume from: submit it again, with `training.checkpoint_every`"
             )
-        recommendation = JobRequest.model_validate_json(item.payload).recommendation
         devices = self._store.devices.list()
         announced = next((device for device in devices if device.served.slot == item.slot), None)
         if announced is None or not self._context.is_alive(announced):
             raise NotResumableError(f"{item.id} ran on {item.slot}, which no worker serves now")
         check_same_device(recommendation.device, announced.served.device)
-        self._refuse_command(recommendation)
-        self._check_spec(recommendation.request.workload)
+        self._allowed(recommendation)
 
     def _check_on_this_host(self, job_id: str) -> None:
         """Refuse a started job whose folder is not on this host, or is of an earlier attempt."""
@@ -181,9 +196,10 @@ class JobCases(WorkCases[JobSubmission, Job]):
             raise InfeasibleRecommendationError(
                 f"recommendation {recommendation.id!r} says that nothing fits: {recommendation.infeasible_reason}"
             )
-        self._refuse_command(recommendation)
-        self._check_spec(recommendation.request.workload)
+        recommendation = self._allowed(recommendation)
         check_same_device(recommendation.device, served.device)
+        if recommendation.request.command is not None:
+            _check_training(recommendation.request.command, submission.training)
         check_every_process_has_samples(recommendation, submission.training)
         return recommendation, served
 
@@ -191,20 +207,18 @@ class JobCases(WorkCases[JobSubmission, Job]):
         views.check_identifier(recommendation_id, "recommendation")
         return self._store.recommendations.get(recommendation_id)
 
-    def _refuse_command(self, recommendation: Recommendation) -> None:
-        """Refuse the recommendation of a command: a job trains a workload that is described.
+    def _allowed(self, recommendation: Recommendation) -> Recommendation:
+        """Return the recommendation as a worker runs it: of a command, with the parts that the operator has registered.
 
         Raises:
-            TargetNotAllowedError: when it is the command of a caller.
-            UnsupportedJobError: when it is a registered one, with the remedy.
+            RequestError: when this service does not run the workload.
         """
         spec = recommendation.request.spec
-        if isinstance(spec, CommandSpec):
-            registered = self._context.commands.resolved(spec).model.name
-            raise UnsupportedJobError(
-                f"the service tunes the registered command {registered!r} and runs no job of it: start the command "
-                "with the figures of the plan, with a launcher of your own"
-            )
+        if not isinstance(spec, CommandSpec):
+            self._check_spec(spec)
+            return recommendation
+        request = recommendation.request.model_copy(update={"spec": self._context.commands.resolved(spec)})
+        return recommendation.model_copy(update={"request": request})
 
     def _check_spec(self, spec: WorkloadSpec) -> None:
         if spec.data is None:
@@ -214,6 +228,26 @@ class JobCases(WorkCases[JobSubmission, Job]):
             )
         self._context.policy.check_model(spec)
         self._context.policy.check_data(spec)
+
+
+def _check_training(command: CommandSpec, training: TrainingRequest) -> None:
+    """Refuse settings that a command does not get. Defaults are taken: programs send them for what they leave out.
+
+    Raises:
+        InvalidInputError: naming each of them.
+    """
+    taken = {"updates"} if UPDATES in command.model.placeholders else set()
+    faults = [
+        FieldFault(
+            field=f"training.{name}",
+            message=f"is not given to the command `{command.model.name}`: leave it out",
+            value=repr(value),
+        )
+        for name, value in training
+        if name not in taken and value != TrainingRequest.model_fields[name].default
+    ]
+    if faults:
+        raise InvalidInputError.listing(faults)
 
 
 def _file(path: Path, document: Document) -> JobFile:

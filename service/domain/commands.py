@@ -13,7 +13,7 @@ from tuner.schemas.base import Document, PositiveInt
 
 
 class RegisteredCommand(Document):
-    """A training command that callers may tune, with the arguments that they may give."""
+    """A training command that callers may tune and run, with the arguments that they may give."""
 
     name: Annotated[str, Field(examples=["sft"])]
     """Name in specs: `model: {kind: command, name: ..., arguments: {...}}`."""

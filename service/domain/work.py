@@ -21,7 +21,7 @@ from tuner.schemas.plans import PlanSummary
 from tuner.schemas.recommendation import Recommendation
 from tuner.schemas.requests import DeviceId, Objective, TrainingRequest, TuningRequest
 from tuner.schemas.results import ProbeResult
-from tuner.schemas.training import TrainingProgress, TrainingResult
+from tuner.schemas.training import RunProgress, TrainingResult
 from tuner.schemas.workload import Precision
 
 RowT = TypeVar("RowT", bound=Document)
@@ -55,7 +55,7 @@ class JobSubmission(Document):
     recommendation: Recommendation | None = None
     """A recommendation that another service, or `batchwright tune`, made."""
     training: TrainingRequest = TrainingRequest()
-    """Length of the training, and interval of checkpoints."""
+    """Length of the training, and interval of checkpoints. A command takes `updates`, if anything."""
     dry_run: bool = False
     """Return the configured job, and run nothing."""
     export: ExportRequest | None = None
@@ -179,8 +179,8 @@ class Job(JobSummary):
     directory: str | None = None
     """Folder of the run, with its log, progress, checkpoints and weights. None before the run begins, and where the
     folder is not on the host that responds: see `slot`."""
-    progress: TrainingProgress | None = None
-    """The newest finished update."""
+    progress: RunProgress | None = None
+    """The newest finished update; of a command, the updates since its last start."""
     result: TrainingResult | None = None
     """Result of the run."""
     problem: Problem | None = None
@@ -260,7 +260,7 @@ class EventKind(StrEnum):
     PROBE = "probe"
     """A probe ended."""
     PROGRESS = "progress"
-    """The training made an optimizer update."""
+    """The training made an optimizer update, or a command one or more."""
 
 
 class Event(Document):
@@ -276,8 +276,8 @@ class Event(Document):
     """The new state."""
     probe: RecordedProbe | None = None
     """The probe that ended."""
-    progress: TrainingProgress | None = None
-    """The optimizer update."""
+    progress: RunProgress | None = None
+    """The optimizer update; of a command, the updates since its last start."""
 
 
 class RecommendationSummary(Document):

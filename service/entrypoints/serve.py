@@ -20,7 +20,7 @@ from service.entrypoints.liveness import api_url, recorded
 from service.entrypoints.signals import exiting_at_signals, handling_signals
 from service.errors import ConfigurationError, ServiceError
 from service.observability.logging import announce, configure_logging
-from service.settings import Settings
+from service.settings import Settings, withhold_variables
 from service.store.interface import KeyStore
 from service.worker.hosting.child_process import DISPATCHER, ENTRY
 from service.worker.hosting.interface import Workers
@@ -41,6 +41,7 @@ def serve(settings: Settings) -> None:
         DeviceTakenError: when another live process serves one of the devices.
         StoreUnavailableError: when the database cannot be reached.
     """
+    withhold_variables()
     serve_system(settings, check_and_build(settings))
 
 

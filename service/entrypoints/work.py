@@ -8,7 +8,7 @@ from pathlib import Path
 from service.entrypoints.liveness import RENEW_SECONDS, recorded, renew
 from service.entrypoints.signals import handling_signals
 from service.observability.logging import announce, configure_logging
-from service.settings import Settings
+from service.settings import Settings, withhold_variables
 from service.worker_bootstrap import WorkerSystem, build_worker
 
 
@@ -22,6 +22,7 @@ def work(settings: Settings) -> None:
         DeviceTakenError: when another live process serves one of the devices.
         StoreUnavailableError: when the database cannot be reached.
     """
+    withhold_variables()
     work_system(settings, build_worker(settings))
 
 

@@ -11,7 +11,7 @@ import yaml
 
 from service.domain.commands import CommandList, RegisteredCommand
 from service.domain.problems import FieldFault
-from service.errors import DataPathNotAllowedError, InvalidInputError, RequestError, TargetNotAllowedError
+from service.errors import CommandNotAllowedError, DataPathNotAllowedError, InvalidInputError, RequestError
 from service.registry.argument_schema import schema_of
 from service.registry.argument_values import Value, checked_values
 from service.registry.definitions import BooleanArgument, CommandDefinition, CommandsFile
@@ -149,13 +149,13 @@ class RegisteredCommands:
         The result resolves to itself. A spec that has registered parts already is accepted with the same parts only.
 
         Raises:
-            TargetNotAllowedError: when the spec has a command of its caller.
+            CommandNotAllowedError: when the spec has a command of its caller.
             InvalidInputError: naming every wrong field.
             DataPathNotAllowedError: when a path lies outside the data roots.
         """
         given = spec.model
         if given.name is None:
-            raise TargetNotAllowedError(
+            raise CommandNotAllowedError(
                 f"spec.model.argv is not run by this service, because a command is any program: {_REMEDY}"
             )
         definition = self._definition(given.name)
@@ -240,14 +240,14 @@ class RegisteredCommands:
         """Check that the other fields of a spec are those of the registration, or are left out or at their defaults.
 
         Raises:
-            TargetNotAllowedError: when its command line is another one.
+            CommandNotAllowedError: when its command line is another one.
             InvalidInputError: naming each other field.
         """
         given, model = spec.model, found.model
         if given.argv and given.argv != model.argv:
-            raise TargetNotAllowedError(
+            raise CommandNotAllowedError(
                 f"spec.model.argv is not that of the registered command {given.name!r}: leave out `argv`, and give "
-                f"`arguments`; or {_REMEDY}"
+                f"`arguments`; if the operator has changed the command since a tuning, tune again; or {_REMEDY}"
             )
         message = f"is set by the registration of `{given.name}`: leave it out"
         faults = [

@@ -18,7 +18,7 @@ from service.store.interface import EvidenceStore, ResidualStore
 from service.store.models import Lease
 from tuner.schemas.residuals import EstimateResidual
 from tuner.schemas.results import ProbeResult
-from tuner.schemas.training import TrainingProgress
+from tuner.schemas.training import RunProgress
 
 _work = work_items.c
 _residual = estimate_residuals.c
@@ -47,7 +47,7 @@ class SqlEvidenceStore(EvidenceStore):
                 raise ConflictError(f"probe {ordinal} of {lease.work_id!r} is recorded already") from None
 
     @override
-    def record_progress(self, lease: Lease, progress: Sequence[TrainingProgress]) -> None:
+    def record_progress(self, lease: Lease, progress: Sequence[RunProgress]) -> None:
         if not progress:
             return
         documents = [update.model_dump_json() for update in progress]

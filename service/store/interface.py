@@ -45,7 +45,7 @@ from service.store.models import (
 from tuner.schemas.recommendation import Recommendation
 from tuner.schemas.residuals import EstimateResidual
 from tuner.schemas.results import ProbeResult
-from tuner.schemas.training import TrainingProgress
+from tuner.schemas.training import RunProgress
 
 
 class SubmissionStore(ABC):
@@ -167,7 +167,7 @@ class EvidenceStore(ABC):
         """
 
     @abstractmethod
-    def record_progress(self, lease: Lease, progress: Sequence[TrainingProgress]) -> None:
+    def record_progress(self, lease: Lease, progress: Sequence[RunProgress]) -> None:
         """Record updates, one event each; the last becomes the progress of the job.
 
         Raises:

@@ -19,7 +19,7 @@ from service.domain.workers import ServedDevice
 from service.errors import ServiceError
 from tuner.schemas.recommendation import Recommendation
 from tuner.schemas.requests import Objective
-from tuner.schemas.training import TrainingProgress, TrainingResult
+from tuner.schemas.training import RunProgress, TrainingResult
 from tuner.schemas.workload import Precision
 
 
@@ -211,7 +211,7 @@ class WorkItem(WorkRow):
 
     payload: str
     trace_parent: str | None
-    progress: TrainingProgress | None
+    progress: RunProgress | None
     result: TrainingResult | None
     problem: Problem | None
 

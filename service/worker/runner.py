@@ -29,7 +29,7 @@ from tuner.planning.session import Tuning
 from tuner.schemas.recommendation import Recommendation
 from tuner.schemas.requests import ProbeRequest, TuningRequest
 from tuner.schemas.results import ExpectedPeaks, Outcome, ProbeResult
-from tuner.schemas.training import RunOutcome, TrainingProgress, TrainingResult
+from tuner.schemas.training import RunOutcome, RunProgress, TrainingResult
 from tuner.system.host_failures import Cause, DiskUsage, HostFailure, disk_usage_of, host_failure_of, is_filled_by_run
 from tuner.units import format_bytes
 
@@ -204,10 +204,11 @@ class WorkRunner:
 
     def _train(self, item: WorkItem, holder: LeaseHolder) -> Ending:
         job = JobRequest.model_validate_json(item.payload)
-        newest = item.progress.update if item.progress else 0
+        starts_anew = job.recommendation.request.command is not None  # and so are its updates counted
+        newest = item.progress.update if item.progress and not starts_anew else 0
         run = TrainingRun(self._runs_dir / item.id, job.recommendation, job.training, newest)
 
-        def on_progress(updates: Sequence[TrainingProgress]) -> None:
+        def on_progress(updates: Sequence[RunProgress]) -> None:
             # After a crash the run repeats the updates since its checkpoint, which are recorded already.
             nonlocal newest
             unrecorded = [update for update in updates if update.update > newest]
@@ -243,7 +244,8 @@ class WorkRunner:
             self._raise_host_trouble(found)
         message = (
             f"{result.message}. Of {format_bytes(now.total)} on the disk of {directory} the run's own files take "
-            f"{format_bytes(now.own)}: free space, or keep fewer checkpoints (`training.keep_checkpoints`), and resume"
+            f"{format_bytes(now.own)}: free space, or keep fewer checkpoints (`training.keep_checkpoints`, or an "
+            "option of the command), and resume"
         )
         return result.model_copy(update={"message": message})
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import fcntl
+import json
 import os
 import signal
 import subprocess
@@ -16,9 +18,12 @@ from tests.commands.injected.test_subreaper import await_file, is_running
 from tests.support.exports.plans import command_plan
 from tests.support.factories import CPU
 from tuner.commands.command_job import CommandJob
+from tuner.commands.job_outcomes import EndedJob, result_of_job
+from tuner.commands.job_progress import JobReports
+from tuner.commands.templates import Figures
 from tuner.errors import TrainingError
 from tuner.schemas.recommendation import Headroom, Recommendation
-from tuner.schemas.training import CommandResult, RunOutcome
+from tuner.schemas.training import RunOutcome, TrainingResult
 
 MEBIBYTE = 1024**2
 TRAINS = """
@@ -53,6 +58,9 @@ KILLED = """
 import sys, time
 from pathlib import Path
 from tuner.commands.command_job import CommandJob
+from tuner.commands.job_outcomes import EndedJob, result_of_job
+from tuner.commands.job_progress import JobReports
+from tuner.commands.templates import Figures
 from tuner.schemas.recommendation import Recommendation
 job = CommandJob(Path(sys.argv[2]))
 job.start(Recommendation.model_validate_json(Path(sys.argv[1]).read_bytes()), 1)
@@ -69,14 +77,14 @@ def of_program(tmp_path: Path, code: str, *arguments: str, **fields: Any) -> Rec
     return found.model_copy(update={"headroom": headroom})
 
 
-def ended(job: CommandJob) -> CommandResult:
+def ended(job: CommandJob) -> TrainingResult:
     """Wait for the end of a job; pytest's limit ends a wait in vain."""
     while (result := job.poll()) is None:
         time.sleep(0.02)
     return result
 
 
-def run(found: Recommendation, folder: Path, updates: int = 4) -> CommandResult:
+def run(found: Recommendation, folder: Path, updates: int = 4) -> TrainingResult:
     """Run a job to its end."""
     with CommandJob(folder) as job:
         job.start(found, updates)
@@ -104,15 +112,15 @@ def test_a_job_runs_to_its_end_and_is_counted(
 
     assert (result.outcome, result.limit_bytes) == (outcome, 300 * MEBIBYTE)
     assert message in result.message
-    assert result.progress.peak_bytes is not None
-    assert (result.progress.peak_bytes > 300 * MEBIBYTE) is (mode == "large")
+    assert result.peak_bytes is not None
+    assert (result.peak_bytes > 300 * MEBIBYTE) is (mode == "large")
     expected = [] if noted is None else [noted]
     assert len(result.notes) == len(expected)
     assert all(part in note for part, note in zip(expected, result.notes, strict=True))
     if mode == "oom":
         assert "The plan was 2 x 8 samples: 16; the peak was" in result.message
         assert "--probe-updates" in result.message
-    assert CommandResult.model_validate_json((tmp_path / "job" / "result.json").read_text()) == result
+    assert TrainingResult.model_validate_json((tmp_path / "job" / "result.json").read_text()) == result
 
 
 def test_a_job_keeps_its_files(tmp_path: Path) -> None:
@@ -195,7 +203,7 @@ def test_leaving_a_job_ends_it_with_a_result(tmp_path: Path) -> None:
         processes = [int(text) for text in await_file(told).split()]
 
     assert not any(is_running(process) for process in processes)
-    result = CommandResult.model_validate_json((tmp_path / "job" / "result.json").read_text())
+    result = TrainingResult.model_validate_json((tmp_path / "job" / "result.json").read_text())
     assert (result.outcome, result.exit_status) == (RunOutcome.STOPPED, None)
     assert "because its caller ended" in result.message
 
@@ -251,3 +259,43 @@ def test_one_job_at_a_time_runs_in_a_folder(tmp_path: Path, monkeypatch: pytest.
         with pytest.raises(TrainingError, match="another process trains in"), CommandJob(tmp_path / "job") as second:
             second.start(found, 1)
         assert job.poll() is None
+
+
+def test_a_job_waits_for_an_earlier_one_of_its_folder_to_end(tmp_path: Path) -> None:
+    """The tree of a killed supervisor may take a moment to end, and its subreaper keeps a lock of the log."""
+    (tmp_path / "job").mkdir()
+    with (tmp_path / "job" / "log.txt").open("w") as log, CommandJob(tmp_path / "job") as job:
+        fcntl.flock(log, fcntl.LOCK_EX)
+        job.start(of_program(tmp_path, "", "{micro_batch_size}"), 1)
+        inode = f":{os.fstat(log.fileno()).st_ino} "
+        while not any(": -> " in line and inode in line for line in Path("/proc/locks").read_text().splitlines()):
+            assert job.poll() is None
+            time.sleep(0.01)
+        fcntl.flock(log, fcntl.LOCK_UN)
+        assert ended(job).outcome is RunOutcome.SUCCEEDED
+
+
+@pytest.mark.parametrize(("made", "outcome"), [(3, RunOutcome.STOPPED), (4, RunOutcome.SUCCEEDED)])
+def test_a_job_that_made_all_updates_before_it_was_stopped_succeeded(
+    tmp_path: Path, made: int, outcome: RunOutcome
+) -> None:
+    """It ended by itself, and a worker runs it no second time."""
+    counted = {"rank": 0, "world_size": 1, "updates": made, "samples": 16 * made, "unlike_plan": 0}
+    (tmp_path / "1.progress").write_text(json.dumps({**counted, "first_at": 1.0, "last_at": 2.0}))
+    reports = JobReports(tmp_path, total=4)
+    reports.read()
+    result = result_of_job(
+        EndedJob(
+            figures=Figures(8, 2, 1, 4),
+            recommendation=of_program(tmp_path, "", "{updates}", "{micro_batch_size}"),
+            reports=reports,
+            exit_status=0,
+            start_error=None,
+            stopped_by=signal.SIGTERM,
+            is_killed=False,
+            kernel_oom_kills=0,
+            output="",
+            seconds=1.0,
+        )
+    )
+    assert (result.outcome, result.updates) == (outcome, made)

@@ -74,6 +74,11 @@ class Probed:
         """Run a probe."""
         return self.supervisor.run(self.request(size, **fields))
 
+    def fresh(self, size: int = 4, **fields: Any) -> ProbeResult:
+        """Run a probe as ``batchwright verify`` does, in a process of its own."""
+        with CommandSupervisor(cpu()) as supervisor:
+            return supervisor.run(self.request(size, runs_plan=True, **fields))
+
     def log(self) -> list[str]:
         """The records of all probes, in order."""
         return (self.folder / LOG).read_text().splitlines()
@@ -99,11 +104,27 @@ def processes_naming(text: str) -> dict[int, str]:
 
 
 def test_the_arguments_of_each_probe_arrive(probed: Probed) -> None:
-    """The first probe is forked too, and the run of a plan is not."""
-    results = [probed.probe(4), probed.probe(7), probed.probe(5, runs_plan=True)]
-    assert [result.outcome for result in results] == [Outcome.FIT] * 3, results
-    assert [result.forked for result in results] == [True, True, False]
-    assert probed.log() == ["[4, 2]", "[7, 2]", "[5, 2]"]
+    """The first probe is forked too, and so is the run of a plan, which starts no server."""
+    results = [probed.probe(4), probed.probe(7), probed.probe(5, runs_plan=True), probed.fresh(6)]
+    assert [result.outcome for result in results] == [Outcome.FIT] * 4, results
+    assert [result.forked for result in results] == [True, True, True, False]
+    assert probed.log() == ["[4, 2]", "[7, 2]", "[5, 2]", "[6, 2]"]
+
+
+def test_a_forked_plan_that_nearly_fills_its_limit_runs_anew(probed: Probed) -> None:
+    """The peaks of forked and fresh processes differ a little. A search takes the forked one."""
+    limit = 3 * 1024**2 + (probed.probe(20).process_peak_bytes or 0)
+    results = [probed.probe(20, limit_bytes=limit, runs_plan=runs_plan) for runs_plan in (False, True)]
+    assert [(result.outcome, result.forked) for result in results] == [(Outcome.FIT, True), (Outcome.FIT, False)]
+    assert probed.log() == ["[20, 2]"] * 4
+
+
+def test_a_variable_that_torch_reads_late_is_not_read_early(probed: Probed) -> None:
+    """The server has executed imports that torch delays until a program has an optimizer."""
+    probed.write(record="[os.environ.setdefault('TORCHDYNAMO_DISABLE', '1'), 'torch._dynamo' in sys.modules]")
+    result = probed.probe(4)
+    assert (result.outcome, result.forked) == (Outcome.FIT, False)
+    assert probed.log() == ['["1", true]', '["1", false]']
 
 
 def test_an_oom_of_a_forked_process_is_one(probed: Probed) -> None:
@@ -126,7 +147,7 @@ def test_a_forked_program_finds_what_a_fresh_one_does(probed: Probed) -> None:
     probed.write(record=RECORD)
     model = {"environment": {"SIZE": "{micro_batch_size}"}, "working_directory": str(here)}
     results = [probed.probe(size, model=model) for size in (3, 6)]
-    fresh = probed.probe(6, model=model, runs_plan=True)
+    fresh = probed.fresh(6, model=model)
     assert [result.forked for result in (*results, fresh)] == [True, True, False]
     first, second, of_fresh = probed.log()
     assert second == of_fresh
@@ -137,7 +158,7 @@ def test_a_forked_program_finds_what_a_fresh_one_does(probed: Probed) -> None:
 def test_the_peak_of_a_forked_process_is_that_of_a_fresh_one(probed: Probed) -> None:
     """The imports after torch's count in both."""
     probed.write(IMPORTS + "import unittest.mock, xml.dom.minidom, torch.utils.benchmark\n")
-    forked, fresh = probed.probe(20), probed.probe(20, runs_plan=True)
+    forked, fresh = probed.probe(20), probed.fresh(20)
     assert (forked.forked, fresh.forked) == (True, False)
     assert abs((forked.process_peak_bytes or 0) - (fresh.process_peak_bytes or 0)) <= 3 * 1024**2
 
@@ -177,7 +198,7 @@ def test_a_module_runs_as_a_program(probed: Probed) -> None:
     probed.write(record="['package.train' in sys.modules, __name__, __package__, sys.argv[0]]")
     argv = (sys.executable, "-m", "package.train")
     model = {"working_directory": str(probed.folder)}
-    forked, fresh = probed.probe(4, argv=argv, model=model), probed.probe(4, argv=argv, model=model, runs_plan=True)
+    forked, fresh = probed.probe(4, argv=argv, model=model), probed.fresh(4, argv=argv, model=model)
     assert (forked.outcome, forked.forked, fresh.forked) == (Outcome.FIT, True, False), forked
     first, second = probed.log()
     assert first == second

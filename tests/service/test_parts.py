@@ -22,10 +22,8 @@ from service.errors import (
     DeviceTakenError,
     StaleLeaseError,
     StoreUnavailableError,
-    TargetNotAllowedError,
 )
 from service.problem_mapping import problem_of
-from service.registry.registered_commands import RegisteredCommands
 from service.settings import Settings
 from service.store.models import Beat
 from service.store.store import Store
@@ -36,7 +34,6 @@ from service.worker_bootstrap import served_devices
 from tests.support.factories import gpt_spec, recommendation
 from tests.support.service.scripted import SERVED, new_work
 from tuner.errors import TuningFailedError
-from tuner.schemas.command import CommandSpec
 
 TERMS = LeaseTerms(lease_seconds=10.0, shutdown_grace_seconds=7.0)
 
@@ -340,10 +337,3 @@ def test_a_job_names_one_recommendation() -> None:
     for wrong in ({}, {"recommendation_id": "rec_1", "recommendation": recommendation()}):
         with pytest.raises(ValidationError, match="exactly one"):
             JobSubmission.model_validate(wrong)
-
-
-def test_the_command_of_a_caller_is_refused() -> None:
-    """A service that accepted commands would run any program on its host."""
-    spec = CommandSpec.model_validate({"model": {"kind": "command", "argv": ("sh", "-c", "{micro_batch_size}")}})
-    with pytest.raises(TargetNotAllowedError, match="not run by this service"):
-        RegisteredCommands({}, Path()).resolved(spec)

@@ -17,9 +17,8 @@ from tuner.cli.errors import ExitCode
 from tuner.cli.output import print_result
 from tuner.cli.sigterm import SigtermAsInterrupt
 from tuner.commands.command_job import CommandJob
-from tuner.schemas.command import UPDATES
 from tuner.schemas.recommendation import Recommendation
-from tuner.schemas.training import CommandProgress, CommandResult, RunOutcome
+from tuner.schemas.training import CommandProgress, RunOutcome, TrainingResult
 from tuner.units import format_bytes
 
 _POLL_SECONDS = 0.1
@@ -37,12 +36,10 @@ def train_command(found: Recommendation, updates: int, directory: Path, *, as_do
     Raises:
         typer.Exit: with the exit code of a run that failed or was stopped.
     """
-    command = found.request.command
-    total = updates if command is not None and UPDATES in command.model.placeholders else None
     stream = sys.stderr if as_document else sys.stdout
     with SigtermAsInterrupt() as signals, CommandJob(directory) as job:
         job.start(found, updates)
-        shown = _ShownJob(job, found, stream, progress_console(), total)
+        shown = _ShownJob(job, found, stream, progress_console())
         try:
             result = shown.follow()
         except KeyboardInterrupt:
@@ -65,19 +62,16 @@ class _ShownJob:
         found: its recommendation.
         stream: takes the output of the command.
         console: takes the lines of progress.
-        total: updates that the command will make, where it takes that number.
     """
 
-    def __init__(
-        self, job: CommandJob, found: Recommendation, stream: TextIO, console: Console, total: int | None
-    ) -> None:
-        self._job, self._stream, self._console, self._total = job, stream, console, total
+    def __init__(self, job: CommandJob, found: Recommendation, stream: TextIO, console: Console) -> None:
+        self._job, self._stream, self._console = job, stream, console
         self._limit_bytes = found.headroom.limit_bytes if found.headroom else None
         self._decoder = getincrementaldecoder("utf-8")("replace")
         self._next_mark = 1
         self._has_warned = False
 
-    def follow(self, deadline: float | None = None) -> CommandResult:
+    def follow(self, deadline: float | None = None) -> TrainingResult:
         """Show the job until it ends, and kill it at the deadline, if there is one."""
         while True:
             result = self._job.poll()
@@ -95,9 +89,9 @@ class _ShownJob:
             self._stream.flush()
 
     def _show_progress(self, progress: CommandProgress) -> None:
-        if progress.updates >= self._next_mark:
-            self._next_mark = _mark_after(progress.updates, self._total)
-            self.print(describe_command_progress(progress, self._total, self._limit_bytes))
+        if progress.update >= self._next_mark:
+            self._next_mark = _mark_after(progress.update, progress.updates)
+            self.print(describe_command_progress(progress, self._limit_bytes))
         if self._job.is_above_limit and not self._has_warned:
             self._has_warned = True
             held, limit = format_bytes(progress.peak_bytes or 0), format_bytes(self._limit_bytes or 0)
@@ -121,9 +115,10 @@ def _mark_after(updates: int, total: int | None) -> int:
         power *= 10
 
 
-def describe_command_progress(progress: CommandProgress, total: int | None, limit_bytes: int | None) -> str:
+def describe_command_progress(progress: CommandProgress, limit_bytes: int | None) -> str:
     """Describe the progress of a command: `update 50/100  9.7 samples/s  peak 310 MiB of 400 MiB`."""
-    parts = [f"update {progress.updates:,}" if total is None else f"update {progress.updates:,}/{total:,}"]
+    of = "" if progress.updates is None else f"/{progress.updates:,}"
+    parts = [f"update {progress.update:,}{of}"]
     if progress.samples_per_second is not None:
         parts.append(f"{progress.samples_per_second:,.1f} samples/s")
     if progress.peak_bytes is not None:
@@ -132,9 +127,9 @@ def describe_command_progress(progress: CommandProgress, total: int | None, limi
     return "  ".join(parts)
 
 
-def describe_command_result(result: CommandResult, directory: Path) -> str:
+def describe_command_result(result: TrainingResult, directory: Path) -> str:
     """Describe the result of a job: outcome, peak, notes, and the folder of its files."""
-    peak = result.progress.peak_bytes
+    peak = result.peak_bytes
     limit = "" if result.limit_bytes is None else f" of {format_bytes(result.limit_bytes)}"
     held = "" if peak is None or result.outcome is RunOutcome.FAILED else f", peak {format_bytes(peak)}{limit}"
     notes = "".join(f"\nNote: {note}" for note in result.notes)

@@ -27,11 +27,11 @@ from tuner.errors import TrainingError
 from tuner.hardware.allocator_env import job_environment
 from tuner.hardware.failures import shortage_texts
 from tuner.hardware.inventory import devices, find_device
-from tuner.schemas.command import CommandModel, CommandSpec
+from tuner.schemas.command import UPDATES, CommandModel, CommandSpec
 from tuner.schemas.plans import Plan
 from tuner.schemas.recommendation import Recommendation
 from tuner.schemas.results import DeviceInfo
-from tuner.schemas.training import CommandProgress, CommandResult
+from tuner.schemas.training import CommandProgress, TrainingResult
 from tuner.system.disk_space import translate_full_disk
 from tuner.system.files import lock_directory, tail, write_atomically
 from tuner.system.processes import kernel_oom_kills, kill_group, propagated_environment
@@ -60,7 +60,7 @@ class CommandJob:
         self.paths = RunPaths(directory.absolute())
         self._stack = ExitStack()
         self._command: FreshCommand | None = None
-        self._result: CommandResult | None = None
+        self._result: TrainingResult | None = None
         self._stopped_by: signal.Signals | None = None
         self._shown_bytes = self._log_start = 0
         self._is_killed = False
@@ -109,7 +109,7 @@ class CommandJob:
             write_atomically(self.paths.recommendation, recommendation.model_dump_json(indent=2))
             self._shown_bytes = self._log_start = _size(self.paths.log)
         self._folder, self._launch = self._write_control_files(spec, command, device)
-        self._reports = JobReports(self._folder / "events")
+        self._reports = JobReports(self._folder / "events", updates if UPDATES in spec.model.placeholders else None)
         self._began, self._kills_before = time.monotonic(), kernel_oom_kills()
         self._command = FreshCommand(self._launch, self._folder)
 
@@ -180,8 +180,12 @@ class CommandJob:
         headroom, peak = self._recommendation.headroom, self.progress.peak_bytes
         return headroom is not None and peak is not None and peak > headroom.limit_bytes
 
-    def poll(self) -> CommandResult | None:
-        """Return the result once the command and all processes of its tree have ended, else None."""
+    def poll(self) -> TrainingResult | None:
+        """Return the result once the command and all processes of its tree have ended, else None.
+
+        Raises:
+            StorageError: once, when the disk is too full for the file of the result.
+        """
         if self._result is None and self._command is not None:
             self._reports.read()
             if self._command.wait(0):
@@ -209,7 +213,7 @@ class CommandJob:
         self._is_killed = self._is_killed or not self._command.wait(0)
         self._command.end()
 
-    def _read_result(self) -> CommandResult:
+    def _read_result(self) -> TrainingResult:
         path = self._folder / "exit.json"
         ended = json.loads(path.read_text()) if path.exists() else {}
         if not path.exists():

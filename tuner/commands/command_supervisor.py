@@ -46,6 +46,9 @@ _UPDATES_WITHOUT_STEP = 8
 """Backward passes after which a command does not step: this many, and so many updates. A loss scaler that starts at
 2**16 skips fewer."""
 _OUTPUT_BYTES = 8000
+_FORKED_SHARE, _FORKED_BYTES = 0.01, 4 * 1024**2
+"""Difference that the peaks of a forked and of a fresh process may have: this share of the limit, and at least these
+bytes, because the heap grows in steps of 2 MiB. Those of the programs of `benchmarks/commands.py` differ by less."""
 _CPU_LIBRARIES = {"ARROW_DEFAULT_MEMORY_POOL": "system"}
 """Arrow, which transformers and datasets import, otherwise reserves 1 GiB of private addresses, all of which count: an
 HF Trainer took 1,288 MiB with that pool and 266 MiB without."""
@@ -127,16 +130,16 @@ class CommandSupervisor:
     def _attempt(self, request: ProbeRequest, should_stop: Callable[[], bool]) -> tuple[ProbeResult, bool]:
         """Run a probe once, and return its result and whether a process crashed.
 
-        A forked process that neither fits nor runs out of memory proves nothing of a fresh one: the probe is repeated,
-        and nothing is forked any more.
+        A forked process whose result proves nothing of a fresh one is followed by a fresh one, and nothing is forked
+        any more.
         """
         if not isinstance(request.spec, CommandSpec):
             raise ProbeError("this supervisor runs commands only")
-        server = None if request.runs_plan else self._server_of(request.spec.model)
+        server = self._server_of(request.spec.model, starts=not request.runs_plan)
         if server is not None:
             with suppress(NotForkedError):
                 result, crashed = self._run_once(request, request.spec, should_stop, server.fork, server.folder)
-                if result.outcome in {Outcome.FIT, Outcome.OOM}:
+                if proves_fresh_start(result):
                     return result, crashed
             self._end_server()
         return self._run_once(request, request.spec, should_stop, FreshCommand, None)
@@ -155,8 +158,10 @@ class CommandSupervisor:
             ended = probe.run(start, should_stop)
             return result_of(ended), ended.crashed
 
-    def _server_of(self, model: CommandModel) -> ForkServer | None:
-        """The fork server of a command; none where it cannot have one, or has lost it."""
+    def _server_of(self, model: CommandModel, *, starts: bool) -> ForkServer | None:
+        """The fork server of a command; none where it cannot have one, has lost it, or would have to start one."""
+        if not starts:
+            return self._server if self._served == model else None
         if self._served != model or (self._server is not None and self._server.is_closed):
             self._end_server()
             self._served = model
@@ -182,6 +187,20 @@ class CommandSupervisor:
     def __exit__(self, *_: object) -> None:
         """Close the supervisor."""
         self.close()
+
+
+def proves_fresh_start(result: ProbeResult) -> bool:
+    """Return whether the result of a forked process holds for a fresh one too.
+
+    A search asks whether a size fits and runs out of memory above it. A plan must fit in a fresh process, so that its
+    forked one has to leave as much of the limit as the two may differ by.
+    """
+    if not result.verifies_plan:
+        return result.outcome in {Outcome.FIT, Outcome.OOM}
+    if result.outcome is not Outcome.FIT or result.limit_bytes is None:
+        return result.outcome is Outcome.FIT
+    room = result.limit_bytes - (result.peak_reserved_bytes or result.process_peak_bytes or 0)
+    return room >= max(_FORKED_BYTES, _FORKED_SHARE * result.limit_bytes)
 
 
 def environment_of_commands(device_kind: str, environment: dict[str, str]) -> dict[str, str]:

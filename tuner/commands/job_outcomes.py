@@ -11,7 +11,7 @@ from tuner.commands.reports import Event
 from tuner.commands.templates import Figures
 from tuner.hardware.failures import FailureKind, classify_message, shortage_in_words
 from tuner.schemas.recommendation import Recommendation
-from tuner.schemas.training import CommandProgress, CommandResult, RunOutcome
+from tuner.schemas.training import CommandProgress, RunOutcome, TrainingResult
 from tuner.system.process_exit import ExitKind, classify_exit
 from tuner.units import format_bytes
 
@@ -47,18 +47,21 @@ class EndedJob:
         return self.recommendation.headroom.limit_bytes if self.recommendation.headroom else None
 
 
-def result_of_job(ended: EndedJob) -> CommandResult:
+def result_of_job(ended: EndedJob) -> TrainingResult:
     """The result of a job of a command."""
     outcome, error_type, message = _outcome(ended)
-    return CommandResult(
+    progress = ended.reports.progress
+    return TrainingResult(
         outcome=outcome,
         message=message,
         error_type=error_type,
         exit_status=ended.exit_status,
-        progress=ended.reports.progress,
+        output=ended.output,
+        updates=progress.update,
+        samples_seen=progress.samples_seen,
+        peak_bytes=progress.peak_bytes,
         limit_bytes=ended.limit_bytes,
         notes=tuple(_notes(ended, outcome)),
-        output=ended.output,
         seconds=ended.seconds,
     )
 
@@ -71,7 +74,7 @@ def _outcome(ended: EndedJob) -> _Verdict:  # noqa: PLR0911 - one per ending
     made = describe_progress(ended.reports.progress)
     if ended.start_error is not None:
         return RunOutcome.FAILED, "not-started", f"the command could not be started: {ended.start_error}"
-    if ended.stopped_by is not None:
+    if ended.stopped_by is not None and not _has_made_all(ended):
         how = "and had to be killed" if ended.is_killed else _cause(ended)
         return RunOutcome.STOPPED, None, f"the command was stopped by {ended.stopped_by.name} after {made}, {how}"
     if ended.is_killed:
@@ -83,6 +86,12 @@ def _outcome(ended: EndedJob) -> _Verdict:  # noqa: PLR0911 - one per ending
     if (shortage := _shortage(ended)) is not None:
         return RunOutcome.FAILED, _OUT_OF_MEMORY, f"{shortage} ({_cause(ended)}) after {made}. {_figures(ended)}"
     return _failed(ended, made)
+
+
+def _has_made_all(ended: EndedJob) -> bool:
+    """Return whether a command that was to stop had made all of its updates, and ended by itself."""
+    progress = ended.reports.progress
+    return ended.exit_status == 0 and progress.updates is not None and progress.update >= progress.updates
 
 
 def _cause(ended: EndedJob) -> str:
@@ -139,12 +148,12 @@ def _notes(ended: EndedJob, outcome: RunOutcome) -> list[str]:
         )
     if progress.unlike_plan and _takes_accumulation(ended):
         notes.append(
-            f"{progress.unlike_plan} of {progress.updates} updates had other micro-batches than the plan, as the last "
+            f"{progress.unlike_plan} of {progress.update} updates had other micro-batches than the plan, as the last "
             "update of an epoch may have"
         )
-    if progress.updates and progress.world_size != ended.figures.world_size:
+    if progress.update and progress.world_size != ended.figures.world_size:
         notes.append(f"{progress.world_size} ranks were counted, and the plan has {ended.figures.world_size}")
-    if outcome is RunOutcome.SUCCEEDED and not progress.updates:
+    if outcome is RunOutcome.SUCCEEDED and not progress.update:
         what = "no update of it was counted" if ended.reports.has_torch else "no process of it imported torch"
         notes.append(f"{what}, so that neither its updates nor its peak are known")
     return notes
@@ -157,9 +166,9 @@ def _takes_accumulation(ended: EndedJob) -> bool:
 
 def describe_progress(progress: CommandProgress) -> str:
     """Describe counted updates: `12 updates (1,152 samples)`."""
-    plural = "" if progress.updates == 1 else "s"
+    plural = "" if progress.update == 1 else "s"
     samples = f" ({progress.samples_seen:,} samples)" if progress.samples_seen else ""
-    return f"{progress.updates:,} update{plural}{samples}"
+    return f"{progress.update:,} update{plural}{samples}"
 
 
 def _of_limit(peak: int, limit: int | None) -> str:

@@ -17,10 +17,11 @@ class JobReports:
 
     Args:
         folder: the folder of the events.
+        total: updates that the command will make, where it takes their number.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+    def __init__(self, folder: Path, total: int | None) -> None:
+        self._folder, self._total = folder, total
         self._events = Reports(folder)
         self._written: dict[str, Event] = {}
 
@@ -38,10 +39,11 @@ class JobReports:
         for process in self._written.values():
             ranks[process["rank"]].append(process)
         if not ranks:
-            return CommandProgress()
+            return CommandProgress(updates=self._total)
         peaks = [peak for process in self._written.values() if (peak := _peak_bytes(process)) is not None]
         return CommandProgress(
-            updates=min(sum(process["updates"] for process in of_rank) for of_rank in ranks.values()),
+            update=min(sum(process["updates"] for process in of_rank) for of_rank in ranks.values()),
+            updates=self._total,
             world_size=max(process["world_size"] for process in self._written.values()),
             samples_seen=sum(process["samples"] for process in self._written.values()),
             unlike_plan=max(sum(process["unlike_plan"] for process in of_rank) for of_rank in ranks.values()),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from enum import StrEnum
+from typing import TypeAlias
 
 from pydantic import Field
 
@@ -92,26 +93,34 @@ class SystemTrouble(Document):
 
 
 class TrainingResult(Document):
-    """Result of the last process of a run: ``result.json``."""
+    """Result of the last process of a run, or of a command: ``result.json``."""
 
     outcome: RunOutcome
     """Outcome of the process."""
     message: str
     """Explanation of the outcome, one line."""
     error_type: str | None = None
-    """Class of the exception that ended the process."""
+    """Class of the exception that ended the process, or the way in which a command ended."""
     traceback: str | None = None
     """Traceback, for failures of the workload."""
+    exit_status: int | None = None
+    """Commands: exit status, negative for a signal; none where the command had to be killed."""
+    output: str = ""
+    """Commands: end of the output."""
     updates: NonNegativeInt
-    """Updates made so far, including earlier processes of the run."""
+    """Updates made so far, including earlier processes of the run; of a command, since its last start."""
     resumed_from: NonNegativeInt | None = None
     """Update of the checkpoint from which this process resumed; none for a fresh start."""
     loss: float | None = None
     """Loss of the last update."""
     samples_seen: NonNegativeInt = 0
     """Samples committed so far."""
+    peak_bytes: NonNegativeInt | None = None
+    """Commands: most memory a rank has held."""
+    limit_bytes: PositiveInt | None = None
+    """Commands: memory limit of the recommendation. The job of a command is watched, and not ended above it."""
     notes: tuple[str, ...] = ()
-    """Notes on the run, such as a loss that accumulation changes."""
+    """Notes on the run, such as a loss that accumulation changes, or a peak above the limit."""
     smaller_micro_batch: PositiveInt | None = None
     """Set when memory ran out and the run can be resumed with micro-batches of at most this size."""
     trouble: SystemTrouble | None = None
@@ -125,8 +134,10 @@ class TrainingResult(Document):
 class CommandProgress(Document):
     """Updates that a job of a command has made so far, as counted inside its processes."""
 
-    updates: NonNegativeInt = 0
-    """Optimizer updates that every rank has made."""
+    update: NonNegativeInt = 0
+    """Optimizer updates that every rank has made since the command was last started."""
+    updates: PositiveInt | None = None
+    """Updates the command will make; none where it does not take their number (`{updates}`)."""
     world_size: PositiveInt = 1
     """Ranks of the run, as its processes report them."""
     samples_seen: NonNegativeInt = 0
@@ -140,24 +151,6 @@ class CommandProgress(Document):
     process."""
 
 
-class CommandResult(Document):
-    """Result of a job of a command: ``result.json``."""
-
-    outcome: RunOutcome
-    """Outcome of the command."""
-    message: str
-    """Explanation of the outcome."""
-    error_type: str | None = None
-    """Class of the error that ended the command, or the way in which its process ended."""
-    exit_status: int | None = None
-    """Exit status of the command, negative for a signal; none where it was killed at the end of its grace."""
-    progress: CommandProgress
-    """Updates that it made."""
-    limit_bytes: PositiveInt | None = None
-    """Memory limit of the recommendation. A job is watched, and not ended above it."""
-    notes: tuple[str, ...] = ()
-    """Notes on the run, such as a peak above the limit."""
-    output: str = ""
-    """End of the command's output."""
-    seconds: NonNegativeFloat = 0.0
-    """Wall time of the command."""
+RunProgress: TypeAlias = TrainingProgress | CommandProgress
+"""Progress of a job: an update that Batchwright made, or the updates of a command so far. Their fields differ, so that
+JSON is either."""

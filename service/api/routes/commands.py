@@ -33,7 +33,7 @@ _REVALIDATED = {"Cache-Control": "private, no-cache", "Vary": "Authorization, Co
     | declared(HTTPStatus.UNPROCESSABLE_ENTITY),
 )
 async def list_commands(context: Context, if_none_match: IfNoneMatch = None) -> Response:
-    """List the training commands that the operator lets callers tune, with the JSON Schema of their arguments.
+    """List the training commands that the operator lets callers tune and run, with the JSON Schema of their arguments.
 
     A spec names one: `{"model": {"kind": "command", "name": ..., "arguments": {...}}}`. The list changes with a restart
     of the service only.

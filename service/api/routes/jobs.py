@@ -103,6 +103,8 @@ def submit_job(
 ) -> Response:
     """Queue a training run that is configured from a recommendation.
 
+    Of the settings of `training`, a registered command takes `updates` alone, if it has the placeholder `{updates}`.
+
     With `dry_run` the response is the configuration of the run. A dry run creates nothing, so that its
     `Idempotency-Key` is ignored.
     """
@@ -141,7 +143,7 @@ def read_job_log(job_id: JobId, context: Context, tail: Tail = _DEFAULT_TAIL_BYT
     responses=declared(HTTPStatus.NOT_FOUND, HTTPStatus.CONFLICT),
 )
 def list_job_checkpoints(job_id: JobId, context: Context) -> CheckpointList:
-    """List the checkpoints that the run has kept, oldest first.
+    """List the checkpoints that the run has kept, oldest first. Those of a command are its own, and not listed.
 
     The files of a job are on the host that runs it. Another host responds 409, `not-on-this-host`, and names the slot.
     """
@@ -162,8 +164,9 @@ _WORK.add_ending(router)
 def resume_job(job_id: JobId, caller: CurrentCaller, context: Context) -> Job:
     """Queue a FAILED or CANCELLED job again. It resumes from its newest checkpoint, in the same folder.
 
-    A job is refused with 409 if it has no checkpoint, its folder is on another host, or no worker serves its slot. If
-    hosts share no `BATCHWRIGHT_RUNS_DIR`, another host with such a device may take the job, and starts it from the
-    beginning.
+    A command starts from its beginning, in the same folder, where it may find checkpoints of its own. Another job is
+    refused with 409 if it has no checkpoint, and any job if its folder is on another host, or no worker serves its
+    slot. If hosts share no `BATCHWRIGHT_RUNS_DIR`, another host with such a device may take the job, and starts it from
+    the beginning.
     """
     return context.jobs.resume(job_id, caller)

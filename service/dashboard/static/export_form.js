@@ -1,10 +1,12 @@
 /**
  * Exports of a recommendation: choose a target and its options, then view, copy or download the files.
  *
- *   exportForm({form, result, path, formats})   `path` of the recommendation in the API; `formats` as /v1/exports lists them
+ *   exportForm({form, result, path, formats, command})   `path` of the recommendation in the API; `formats` as /v1/exports
+ *                                                        lists them; `command` that was tuned, or null: launchers carry it
  */
 
 import { get } from "./api.js";
+import { takesUpdates } from "./command.js";
 import { h, replace } from "./dom.js";
 import { count } from "./format.js";
 import { quoted } from "./reproduce.js";
@@ -17,13 +19,17 @@ const LAUNCHER_FIELDS = [
   ["image", "Image", "pytorch/pytorch:latest"],
   ["processes_per_node", "Devices per node", ""],
 ];
+const NOT_OF_COMMANDS = ["script", "processes_per_node"]; // which start their program and ranks themselves
+const UPDATES = ["updates", "Updates", "", "100"];
 
 /** Fills `form` with the targets and their options, and `result` with the export to the chosen one. */
-export function exportForm({ form, result, path, formats }) {
+export function exportForm({ form, result, path, formats: all, command }) {
+  const formats = command ? all.filter((format) => format.kind === "launcher") : all;
   const target = select("export-format", "Target", formats.map((format) => [format.format, format.title]));
   const version = select("export-version", "Version", []);
   const argumentsOf = select("export-arguments", "Arguments of", [["", "none: by environment"], ...formats.filter((format) => format.gives_arguments).map((format) => [format.format, format.title])]);
-  const fields = LAUNCHER_FIELDS.map(([name, label, placeholder]) => textField(name, label, placeholder));
+  const ofCommand = command && [...(takesUpdates(command) ? [UPDATES] : []), ...LAUNCHER_FIELDS.filter(([name]) => !NOT_OF_COMMANDS.includes(name))];
+  const fields = (ofCommand ?? LAUNCHER_FIELDS).map((field) => textField(...field));
   const inexact = h("input", { id: "export-inexact", type: "checkbox" });
   const allow = h("div", { class: "choice" }, inexact, h("label", { for: "export-inexact" }, "Allow another effective batch"));
   const inFlight = { controller: new AbortController() };
@@ -36,7 +42,8 @@ export function exportForm({ form, result, path, formats }) {
     const { versions, kind } = chosen();
     replace(version.input, versions.map((name) => h("option", { value: name }, name)));
     version.element.hidden = versions.length < 2;
-    [argumentsOf, ...fields].forEach((field) => (field.element.hidden = kind !== "launcher"));
+    fields.forEach((field) => (field.element.hidden = kind !== "launcher"));
+    argumentsOf.element.hidden = kind !== "launcher" || command !== null;
     show();
   }
 
@@ -88,8 +95,8 @@ function select(id, label, choices) {
   return { input, element: h("div", { class: "field" }, h("label", { for: id }, label), input) };
 }
 
-function textField(name, label, placeholder) {
+function textField(name, label, placeholder, value = "") {
   const id = `export-${name}`;
-  const input = h("input", { id, name, class: "input", type: "text", placeholder: placeholder, autocomplete: "off", spellcheck: "false", maxlength: 1000 });
+  const input = h("input", { id, name, class: "input", type: "text", value, placeholder, autocomplete: "off", spellcheck: "false", maxlength: 1000 });
   return { input, element: h("div", { class: "field" }, h("label", { for: id }, label), input) };
 }

@@ -19,7 +19,7 @@ export function makeHistory(most) {
     dropFrom(rows, progress.update);
     dropFrom(splits, progress.update);
     rows.push(progress);
-    if (progress.splits.length > 0) {
+    if (progress.splits?.length > 0) { // none of a command
       splits.push(progress);
     }
     if (splits.length > 2 * MOST_SPLITS) {

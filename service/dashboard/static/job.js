@@ -1,6 +1,7 @@
 /** The page of a job: state and curves live, splits after an OOM, the log followed, checkpoints. */
 
 import { addressOf, get, post, request, textOf } from "./api.js";
+import { commandOf, takesUpdates } from "./command.js";
 import { line, makeChart, points } from "./chart.js";
 import { shortened, withDetails } from "./device_words.js";
 import { byId, colour, h, replace, setText } from "./dom.js";
@@ -27,15 +28,17 @@ const work = makeWorkPage({
   show,
   showWaiting: showBar,
   begin: followAll,
-  action: ({ ended, own }) => own && ended && work.current.state !== "SUCCEEDED" && ["Resume", resume],
+  action: ({ ended, own }) => own && ended && work.current.state !== "SUCCEEDED" && [command() ? "Start again" : "Resume", resume],
   leave: () => page.logging?.stop(),
 });
 
 const charts = [
-  makeChart(byId("loss"), () => curve("loss", (row) => row.loss, "--chart-1", { more: splitMarks(), fromZero: false })),
-  makeChart(byId("throughput"), () => curve("samples per second", (row) => row.samples / row.seconds, "--chart-3")),
-  makeChart(byId("learning-rate"), () => curve("learning rate", (row) => row.learning_rate, "--chart-4")),
+  makeChart(byId("throughput"), () => curve("samples per second", rate, "--chart-3")),
   makeChart(byId("memory"), memoryCurve),
+];
+const chartsOfWorkloads = [
+  makeChart(byId("loss"), () => curve("loss", (row) => row.loss, "--chart-1", { more: splitMarks(), fromZero: false })),
+  makeChart(byId("learning-rate"), () => curve("learning rate", (row) => row.learning_rate, "--chart-4")),
 ];
 const splitTable = makeTable({ caption: "Micro-batches that ran out of memory and were split", columns: splitColumns(), keyOf: (row) => row.key });
 const checkpointTable = makeTable({ caption: "Checkpoints", columns: checkpointColumns(), keyOf: (row) => row.update });
@@ -55,10 +58,21 @@ function onEvent({ progress }) {
   page.history.add(progress);
   work.current.progress = progress;
   drawSoon();
-  if (progress.update % work.current.training.checkpoint_every === 0) {
+  if (!command() && progress.update % work.current.training.checkpoint_every === 0) {
     clearTimeout(page.checkpoints); // once, even if many updates come at once
     page.checkpoints = setTimeout(showCheckpoints, 1000 * LOG_SECONDS);
   }
+}
+
+/** The command of the job, or null where a workload is described. */
+function command() {
+  return commandOf(work.current.recommendation.request);
+}
+
+/** The updates that the job will make, or null where only its command knows. */
+function total() {
+  const { progress, training } = work.current;
+  return command() && !takesUpdates(command()) ? null : progress?.updates ?? training.updates;
 }
 
 // --- sections --------------------------------------------------------------------------------------------------
@@ -70,15 +84,20 @@ function show() {
     ["Recommendation", h("a", { href: `/recommendations/${encodeURIComponent(job.recommendation_id)}`, class: "mono" }, job.recommendation_id)],
     ["Effective batch size", `${count(job.effective_batch_size)} samples`],
     ["Device", job.device],
-    ["Updates", count(job.training.updates)],
-    ["Checkpoint every", plural(job.training.checkpoint_every, "update")],
+    ["Updates", total() === null ? null : count(total())],
+    ["Checkpoint every", command() ? null : plural(job.training.checkpoint_every, "update")],
     ...runFacts(job),
     ["Directory", job.directory && h("code", {}, job.directory)],
+    ["Exit status", job.result?.exit_status?.toString()],
     ["Weights (SHA-256)", job.result?.weights_sha256 && h("code", {}, job.result.weights_sha256)],
     keyFact(job),
   ]));
   showProgress();
-  showCheckpoints();
+  byId("checkpoints").closest("section").hidden = command() !== null; // they are in its output folder
+  ["loss", "learning-rate"].forEach((name) => (byId(name).closest("figure").hidden = command() !== null));
+  if (!command()) {
+    showCheckpoints();
+  }
 }
 
 function notices({ problem, result, state }) {
@@ -98,22 +117,34 @@ function showProgress() {
   replace(byId("newest"), progress && newest(progress));
   showSplits();
   if (rows.length > 0) {
-    charts.forEach((chart) => chart.draw());
+    [...charts, ...(command() ? [] : chartsOfWorkloads)].forEach((chart) => chart.draw());
   }
 }
 
 function showBar() {
-  const { progress, queue, state, training } = work.current;
+  const { progress, queue, state } = work.current;
   const made = progress?.update ?? 0;
-  replace(byId("progress"), state === "QUEUED" ? h("p", {}, positionInWords(queue)) : bar({ value: made, max: training.updates, label: "Updates", text: `${count(made)} of ${count(training.updates)} updates` }));
+  const shown = total() === null ? h("p", {}, plural(made, "update")) : bar({ value: made, max: total(), label: "Updates", text: `${count(made)} of ${count(total())} updates` });
+  replace(byId("progress"), state === "QUEUED" ? h("p", {}, positionInWords(queue)) : shown);
+}
+
+/** Samples per second of an update; of a command, since its first. */
+function rate(row) {
+  return row.samples_per_second === undefined ? row.samples / row.seconds : row.samples_per_second;
+}
+
+function peakOfLimit(peak, limit) {
+  return h("span", { title: bytesExactly(peak) }, `${bytes(peak)} of ${bytes(limit)}`);
 }
 
 function newest(progress) {
-  const rate = progress.samples / progress.seconds;
+  if (command()) {
+    return newestOfCommand(progress);
+  }
   const left = (progress.updates - progress.update) * progress.seconds;
   return definitions([
     ["Loss", number(progress.loss)],
-    ["Samples per second", number(rate, 3)],
+    ["Samples per second", number(rate(progress), 3)],
     ["Learning rate", number(progress.learning_rate, 3)],
     ["Gradient norm", number(progress.gradient_norm, 3)],
     ["Peak memory", h("span", { title: bytesExactly(progress.peak_bytes) }, bytes(progress.peak_bytes))],
@@ -122,8 +153,23 @@ function newest(progress) {
   ]);
 }
 
+function newestOfCommand(progress) {
+  const { headroom } = work.current.recommendation;
+  return definitions([
+    ["Samples per second", progress.samples_per_second && number(progress.samples_per_second, 3)],
+    ["Peak memory", progress.peak_bytes && (headroom ? peakOfLimit(progress.peak_bytes, headroom.limit_bytes) : bytes(progress.peak_bytes))],
+    ["Samples seen", count(progress.samples_seen)],
+    ["Ranks", progress.world_size > 1 ? count(progress.world_size) : null],
+    ["Unlike the plan", progress.unlike_plan > 0 ? plural(progress.unlike_plan, "update") : null],
+  ]);
+}
+
 function inWords(progress) {
-  return progress === null ? "" : `Update ${count(progress.update)} of ${count(progress.updates)}: loss ${number(progress.loss)}.`;
+  if (progress === null) {
+    return "";
+  }
+  const made = total() === null ? plural(progress.update, "update") : `Update ${count(progress.update)} of ${count(total())}`;
+  return command() ? `${made}, ${count(progress.samples_seen)} samples.` : `${made}: loss ${number(progress.loss)}.`;
 }
 
 function drawSoon() {

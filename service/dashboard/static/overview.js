@@ -115,7 +115,10 @@ function progress(work) {
   if (!work.detail) {
     return h("p", { class: "small" }, "The first update is under way");
   }
-  const { update, updates, loss } = work.detail;
+  const { update, updates, loss = null } = work.detail; // a command reports no loss, and may not know its updates
+  if (updates === null) {
+    return h("p", { class: "small" }, plural(update, "update"));
+  }
   const text = `Update ${count(update)} of ${count(updates)}${loss === null ? "" : `, loss ${number(loss, 4)}`}`;
   return bar({ value: update, max: updates, label: "Progress", text });
 }

@@ -1,6 +1,7 @@
 /** The page of a recommendation: plan and proof, exports, estimates for other GPUs, and the evidence. */
 
 import { get, may, post } from "./api.js";
+import { commandOf } from "./command.js";
 import { largestWords, shortened } from "./device_words.js";
 import { byId, h, replace, setText } from "./dom.js";
 import { estimateTable } from "./estimate_table.js";
@@ -36,11 +37,10 @@ function show(found, formats) {
   replace(byId("answer"), found.feasible ? answer(found) : alertBox("warn", "No micro-batch fits", shortened(found.infeasible_reason)));
   byId("exports").hidden = !found.feasible;
   if (found.feasible) {
-    const possible = isCommand(found) ? formats.filter((format) => format.kind === "launcher") : formats; // which carry it
-    exportForm({ form: byId("export-form"), result: byId("exported"), path, formats: possible });
+    exportForm({ form: byId("export-form"), result: byId("exported"), path, formats, command: commandOf(found.request) });
   }
   replace(byId("actions"), actions(found));
-  replace(byId("gpus"), isCommand(found) ? h("p", { class: "text" }, "Nothing of a command is estimated: only a run shows its memory.") : gpuButton(found));
+  replace(byId("gpus"), commandOf(found.request) ? h("p", { class: "text" }, "Nothing of a command is estimated: only a run shows its memory.") : gpuButton(found));
   replace(byId("facts"), facts(found), codeBlock(JSON.stringify(found.request, null, 2), { label: "Request", download: `${id}.json` }));
 }
 
@@ -81,11 +81,7 @@ function actions(found) {
   train.setAttribute("aria-haspopup", "dialog");
   train.addEventListener("click", () => openTrainDialog(found).catch((problem) => replace(byId("notices"), problemAlert(problem))));
   const others = h("a", { class: "button", href: `/recommendations?fingerprint=${found.fingerprint}` }, "Same request");
-  return [found.feasible && !isCommand(found) && may("jobs:run") && train, others];
-}
-
-function isCommand(found) {
-  return found.request.spec.model.kind === "command";
+  return [found.feasible && may("jobs:run") && train, others];
 }
 
 function gpuButton(found) {

@@ -5,6 +5,7 @@
  */
 
 import { get, post } from "./api.js";
+import { commandOf, takesUpdates } from "./command.js";
 import { announce, h, replace } from "./dom.js";
 import { busy, codeBlock, definitions, problemAlert } from "./parts.js";
 import { quoted } from "./reproduce.js";
@@ -12,15 +13,17 @@ import { makeForm } from "./schema_form.js";
 
 const SCHEMA = "TrainingRequest";
 const FIRST = ["updates", "checkpoint_every", "keep_checkpoints", "seed", "workers"];
+const NOT_TAKEN = "The command makes as many updates as it decides itself, and keeps its own checkpoints.";
 
 /** Opens the dialog; nothing runs before its last button is pressed. */
 export async function openTrainDialog(found) {
   const document = await get("/jobs/new/schema");
   const fields = makeForm(document, SCHEMA);
-  const page = { found, fields, problem: h("div"), shown: h("div", { class: "stack" }), sending: false, keys: new Map() };
+  const command = commandOf(found.request);
+  const page = { found, fields, command, problem: h("div"), shown: h("div", { class: "stack" }), sending: false, keys: new Map() };
   const form = h("form", { class: "form", novalidate: true, on: { input: () => replace(page.shown) } }, content(page));
   fields.write(defaultsOf(document.components.schemas[SCHEMA]));
-  form.querySelector("input").setAttribute("autofocus", "");
+  form.querySelector("input, .button-primary").setAttribute("autofocus", "");
   open(page, form);
 }
 
@@ -39,20 +42,25 @@ function open(page, form) {
   dialog.showModal();
 }
 
-function content({ found, fields, problem, shown }) {
-  const first = FIRST.map((name) => fields.field(name));
+function content({ found, fields, command, problem, shown }) {
   return [
     h("h2", { id: "train-title" }, "Train with this recommendation"),
     h("p", { class: "muted" }, `The job runs on ${found.device.id}, ${found.device.name}. Nothing runs before you start it.`),
     problem,
-    h("div", { class: "train-fields" }, first),
-    h("details", {}, h("summary", {}, "More settings"), h("div", { class: "form" }, fields.rest(""))),
+    command ? fieldsOfCommand(command, fields) : [
+      h("div", { class: "train-fields" }, FIRST.map((name) => fields.field(name))),
+      h("details", {}, h("summary", {}, "More settings"), h("div", { class: "form" }, fields.rest(""))),
+    ],
     shown,
     h("div", { class: "dialog-buttons" },
       h("button", { class: "button", type: "button" }, "Cancel"),
       h("button", { class: "button", type: "button" }, "Show the command"),
       h("button", { class: "button button-primary" }, "Start training")),
   ];
+}
+
+function fieldsOfCommand(command, fields) {
+  return takesUpdates(command) ? h("div", { class: "train-fields" }, fields.field("updates")) : h("p", {}, NOT_TAKEN);
 }
 
 /** The defaults of a schema. */
@@ -87,7 +95,8 @@ function submission(page) {
   if (problems.length > 0) {
     throw Object.assign(new Error("Some fields cannot be read"), { title: "Some fields cannot be read", errors: problems });
   }
-  return { recommendation_id: page.found.id, training: value };
+  const { updates } = value;
+  return { recommendation_id: page.found.id, training: page.command === null ? value : { updates } };
 }
 
 async function showCommand(page) {

@@ -6,6 +6,7 @@ import json
 from datetime import UTC, datetime
 from typing import Any
 
+from pydantic import TypeAdapter
 from sqlalchemy import Row, RowMapping, Table
 
 from service.domain.problems import Problem
@@ -16,8 +17,9 @@ from service.store.models import WorkItem, WorkRow
 from tuner.schemas.base import Document
 from tuner.schemas.recommendation import Recommendation
 from tuner.schemas.results import ProbeResult
-from tuner.schemas.training import TrainingProgress, TrainingResult
+from tuner.schemas.training import RunProgress, TrainingResult
 
+_PROGRESS: TypeAdapter[RunProgress] = TypeAdapter(RunProgress)
 _KINDS = {kind.value: kind for kind in WorkKind}
 _STATES = {state.value: state for state in State}
 _DOCUMENT_COLUMNS = {"payload", "progress", "result", "problem", "document"}
@@ -101,7 +103,7 @@ def work_item(row: Row[Any]) -> WorkItem:
         **_fields(row),
         payload=row.payload,
         trace_parent=row.trace_parent,
-        progress=TrainingProgress.model_validate_json(row.progress) if row.progress else None,
+        progress=_PROGRESS.validate_json(row.progress) if row.progress else None,
         result=TrainingResult.model_validate_json(row.result) if row.result else None,
         problem=Problem.model_validate_json(row.problem) if row.problem else None,
     )

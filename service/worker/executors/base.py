@@ -14,13 +14,13 @@ from tuner.planning.driver import ProbeRunner
 from tuner.schemas.recommendation import CouplingCheck, Recommendation
 from tuner.schemas.requests import CouplingRequest, ExpectationRequest, ProbeRequest, TrainingRequest, TuningRequest
 from tuner.schemas.results import DeviceInfo, ExpectedPeaks, ProbeResult
-from tuner.schemas.training import TrainingProgress, TrainingResult
+from tuner.schemas.training import RunProgress, TrainingResult
 
 GraceSeconds = Callable[[], float | None]
 """Seconds left before the run must have stopped, or None if it need not stop. May fall from call to call."""
 
-OnProgress = Callable[[Sequence[TrainingProgress]], None]
-"""Receives the updates that were finished since the last call. Its exceptions end the run."""
+OnProgress = Callable[[Sequence[RunProgress]], None]
+"""Receives the progress since the last call. Its exceptions end the run."""
 
 
 class DeviceBusyError(ServiceError):
@@ -31,13 +31,14 @@ class DeviceBusyError(ServiceError):
 
 @dataclass(frozen=True)
 class TrainingRun:
-    """A run to start, or to resume if its directory has checkpoints."""
+    """A run to start, or to resume if its directory has checkpoints. A command is started anew."""
 
     directory: Path
     recommendation: Recommendation
     request: TrainingRequest
     reported: int = 0
-    """The newest reported update. Later ones will be reported, also those that an earlier process made."""
+    """The newest reported update. Later ones will be reported, also those that an earlier process made; of a command,
+    all since its start."""
 
 
 class Executor(ABC):

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Protocol
 
 from typing_extensions import override
 
 from service.worker.executors.base import Executor, GraceSeconds, OnProgress, TrainingRun
+from service.worker.executors.command_run import CommandRun
+from tuner.commands.command_job import CommandJob
 from tuner.hardware import inventory
 from tuner.planning.driver import ProbeRunner
+from tuner.schemas.command import CommandSpec
 from tuner.schemas.results import DeviceInfo
-from tuner.schemas.training import RunOutcome, TrainingResult
+from tuner.schemas.training import RunOutcome, RunProgress, TrainingResult
 from tuner.system.data_roots import ANY_FILE, DataRoots
 from tuner.system.files import lock_directory
 from tuner.training.launching.launcher import TrainingProcess
@@ -25,8 +29,32 @@ _RESTARTS = 3
 """Consecutive restarts, without a checkpoint in between, of a job whose process was killed."""
 
 
+class RunProcess(Protocol):
+    """The running processes of a job."""
+
+    def new_progress(self) -> Sequence[RunProgress]:
+        """Return the progress since the last call."""
+
+    def poll(self) -> TrainingResult | None:
+        """Return the result once all processes have ended, else None."""
+
+    def request_stop(self) -> None:
+        """Ask the processes to end. Does not wait."""
+
+    def stop(self, grace_seconds: float) -> object:
+        """End the processes, at the latest after ``grace_seconds``. Then ``poll`` returns the result. Idempotent."""
+
+
 class LocalExecutor(Executor):
-    """Run probes with ``runner``, and each job as a process per rank, which may read below ``data_roots``."""
+    """Run probes with ``runner``, and jobs as processes of this host.
+
+    Args:
+        device: the device.
+        runner: runs the probes.
+        new_process: makes the process of a job whose workload is described.
+        data_roots: the folders from which such a job may read.
+        check_command: checks that a job's command is registered on this host; raises ``SpecError`` if not.
+    """
 
     def __init__(
         self,
@@ -34,8 +62,10 @@ class LocalExecutor(Executor):
         runner: ProbeRunner,
         new_process: Callable[[Path], TrainingProcess] | None = None,
         data_roots: DataRoots = ANY_FILE,
+        check_command: Callable[[CommandSpec], None] = lambda _spec: None,
     ) -> None:
         super().__init__(device, runner)
+        self._check_command = check_command
         self._new_process = new_process or partial(TrainingProcess, restarts=_RESTARTS, data_roots=data_roots)
 
     @override
@@ -46,15 +76,14 @@ class LocalExecutor(Executor):
     def _train(self, run: TrainingRun, on_progress: OnProgress, grace_seconds: GraceSeconds) -> TrainingResult:
         if not _await_folder(run.directory, grace_seconds):
             return TrainingResult(outcome=RunOutcome.STOPPED, message="stopped before it began", updates=0)
+        if (command := run.recommendation.request.command) is not None:
+            self._check_command(command)
+            with CommandJob(run.directory) as job:
+                job.start(run.recommendation, run.request.updates)
+                return _follow(CommandRun(job), on_progress, grace_seconds)
         process = self._new_process(run.directory)
         process.start(run.recommendation, run.request, run.reported)
-        try:
-            result = _watch(process, on_progress, grace_seconds)
-            on_progress(process.new_progress())
-        except BaseException:
-            process.stop(grace_seconds=0.0)
-            raise
-        return result
+        return _follow(process, on_progress, grace_seconds)
 
 
 def _await_folder(directory: Path, grace_seconds: GraceSeconds) -> bool:
@@ -72,7 +101,18 @@ def _await_folder(directory: Path, grace_seconds: GraceSeconds) -> bool:
         time.sleep(_POLL_SECONDS)
 
 
-def _watch(process: TrainingProcess, on_progress: OnProgress, grace_seconds: GraceSeconds) -> TrainingResult:
+def _follow(process: RunProcess, on_progress: OnProgress, grace_seconds: GraceSeconds) -> TrainingResult:
+    """Return the result of the process, and report its progress; no process outlives an error."""
+    try:
+        result = _watch(process, on_progress, grace_seconds)
+        on_progress(process.new_progress())
+    except BaseException:
+        process.stop(grace_seconds=0.0)
+        raise
+    return result
+
+
+def _watch(process: RunProcess, on_progress: OnProgress, grace_seconds: GraceSeconds) -> TrainingResult:
     """Return the result of the process; stop it when ``grace_seconds`` says so, and kill it at the end of the grace.
 
     ``grace_seconds`` is polled while the process ends: a more pressing reason leaves less time.
@@ -85,6 +125,7 @@ def _watch(process: TrainingProcess, on_progress: OnProgress, grace_seconds: Gra
                 process.request_stop()
             deadline = min(deadline, time.monotonic() + grace)
             if time.monotonic() >= deadline:
-                return process.stop(grace_seconds=0.0)
+                process.stop(grace_seconds=0.0)
+                continue
         time.sleep(_POLL_SECONDS)
     return result

@@ -203,6 +203,8 @@ class WorkerProcess:
 class _Child:
     """A running process with its settings. It leads a session, so that a terminal's signals do not reach it.
 
+    The settings are sent, and are in no environment: what the workers run inherits theirs.
+
     Raises:
         OSError: when the process cannot be started.
     """

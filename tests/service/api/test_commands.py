@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 from pathlib import Path
 from typing import Any
@@ -12,8 +13,8 @@ import yaml
 from service.client import Client
 from service.domain.api_keys import Scope, make_key
 from service.errors import ConfigurationError
-from tests.support.service.asking import body, ended, problem_in
-from tests.support.service.registered import commands_file, named, submission
+from tests.support.service.asking import PATIENCE_SECONDS, body, ended, problem_in
+from tests.support.service.registered import commands_file, named, recommended, submission
 from tests.support.service.running import Running, StartService
 from tuner.schemas.requests import TuningRequest
 
@@ -90,14 +91,14 @@ def test_a_stored_request_can_be_submitted_again(service: Running) -> None:
     assert again.status_code == 202
     made["request"]["spec"]["model"]["argv"].append("--evil")
     refused = service.http.post("/v1/tunings", json=made["request"])
-    assert "leave out `argv`" in problem_in(refused, 403, "python-target-not-allowed").detail
+    assert "leave out `argv`" in problem_in(refused, 403, "command-not-allowed").detail
 
 
 def test_the_command_of_a_caller_is_refused(service: Running) -> None:
     """With the two remedies."""
     spec = {"model": {"kind": "command", "argv": ["sh", "-c", "id {micro_batch_size}"]}}
     refused = service.http.post("/v1/tunings", json={"spec": spec, "effective_batch_size": 8})
-    detail = problem_in(refused, 403, "python-target-not-allowed").detail
+    detail = problem_in(refused, 403, "command-not-allowed").detail
     assert "GET /v1/commands" in detail
     assert "batchwright tune ... -- COMMAND" in detail
 
@@ -121,15 +122,55 @@ def test_wrong_arguments_are_named_by_their_path(service: Running) -> None:
     )
 
 
-def test_no_job_is_made_of_a_command(service: Running) -> None:
-    """Neither a run nor a dry run, from a stored recommendation or a sent one."""
+def test_a_job_runs_the_registered_command(service: Running) -> None:
+    """Of a stored recommendation, or of a sent one that only names the command."""
     found = tuned(service, width=12)["recommendation"]
-    for given in ({"recommendation_id": found["id"]}, {"recommendation": found}):
-        for dry_run in (False, True):
-            refused = service.http.post("/v1/jobs", json={**given, "dry_run": dry_run})
-            assert "'wide'" in problem_in(refused, 422, "unsupported-job").detail
-    found["request"]["spec"]["model"] |= {"name": None, "argv": ["sh", "-c", "{micro_batch_size}"]}
-    problem_in(service.http.post("/v1/jobs", json={"recommendation": found}), 403, "python-target-not-allowed")
+    for given in ({"recommendation_id": found["id"]}, {"recommendation": recommended(width=12)}):
+        response = service.http.post("/v1/jobs", json=given)
+        job = ended(service.http, response.headers["location"])
+        assert (job["state"], job["model"]) == ("SUCCEEDED", "wide")
+        assert job["recommendation"]["request"]["spec"] == found["request"]["spec"]
+
+
+def test_a_dry_run_is_the_command_line_for_the_recommendation(service: Running) -> None:
+    """Which watches the command as a worker does."""
+    given = {"recommendation": recommended(width=12), "dry_run": True}
+    configured = service.http.post("/v1/jobs", json=given).json()
+    assert configured["command"] == [
+        *("python", "-m", "tuner.cli", "train", "recommendation.json", "--output-dir", ".")
+    ]
+    (file,) = configured["files"]
+    assert file["path"] == "recommendation.json"
+    assert "--width={argument:width}" in json.loads(file["content"])["request"]["spec"]["model"]["argv"]
+
+
+def test_a_job_runs_no_command_of_a_caller(service: Running) -> None:
+    """Nor a registered one with other words, variables or settings."""
+    found, changes = recommended(width=12), dict[str, Any]()
+    model, names = found["request"]["spec"]["model"], []
+    for changes in ({"name": None, "argv": ["sh", "-c", "{micro_batch_size}"]}, {"argv": ["sh", "{micro_batch_size}"]}):
+        found["request"]["spec"]["model"] = model | changes
+        problem_in(service.http.post("/v1/jobs", json={"recommendation": found}), 403, "command-not-allowed")
+    for changes in ({"environment": {"LD_PRELOAD": "x.so"}}, {"arguments": {"width": 65}}):
+        found["request"]["spec"]["model"] = model | changes
+        refused = service.http.post("/v1/jobs", json={"recommendation": found})
+        names += [fault.field for fault in problem_in(refused, 422, "invalid-request").errors]
+    given = {"recommendation": recommended(width=12), "training": {"updates": 7, "seed": 1, "workers": 0}}
+    refused = service.http.post("/v1/jobs", json=given)
+    names += [fault.field for fault in problem_in(refused, 422, "invalid-request").errors]
+    assert names == ["spec.model.environment", "spec.model.arguments.width", "training.updates", "training.seed"]
+
+
+def test_a_job_of_a_command_is_resumed_without_a_checkpoint(service: Running) -> None:
+    """The program knows of its own."""
+    service.trainer.hold_at = 1
+    job = service.http.post("/v1/jobs", json={"recommendation": recommended(width=12)}).json()
+    assert service.trainer.holding.wait(PATIENCE_SECONDS)
+    service.http.post(f"/v1/jobs/{job['id']}/cancel")
+    assert ended(service.http, f"/v1/jobs/{job['id']}")["state"] == "CANCELLED"
+    service.trainer.hold_at = None
+    assert service.http.post(f"/v1/jobs/{job['id']}/resume").status_code == 202
+    assert ended(service.http, f"/v1/jobs/{job['id']}")["state"] == "SUCCEEDED"
 
 
 def test_the_time_limit_of_a_probe_is_that_of_the_operator(start_service: StartService, tmp_path: Path) -> None:

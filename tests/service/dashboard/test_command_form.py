@@ -9,10 +9,13 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
+from service.worker.executors.base import GraceSeconds, OnProgress, TrainingRun
 from tests.service.dashboard.test_quality import AXE, VIOLATIONS, WCAG
 from tests.support.service.browser import chromium, watched
-from tests.support.service.registered import commands_file
+from tests.support.service.registered import DEFINITION, commands_file, submission
 from tests.support.service.running import Running, StartService
+from tuner.schemas.training import CommandProgress, RunOutcome, TrainingResult
+from tuner.training.launching.run_directory import RunPaths
 
 
 @pytest.fixture(scope="module")
@@ -23,9 +26,15 @@ def browser() -> Iterator[Browser]:
 
 
 @pytest.fixture
-def service(start_service: StartService, tmp_path: Path) -> Running:
+def file(tmp_path: Path) -> Path:
+    """The operator's file, whose command takes the number of updates."""
+    return commands_file(tmp_path / "operator", argv=[*DEFINITION["argv"], "--updates={updates}"])
+
+
+@pytest.fixture
+def service(start_service: StartService, file: Path) -> Running:
     """A service with one registered command."""
-    return start_service(commands=commands_file(tmp_path / "operator"))
+    return start_service(commands=file)
 
 
 def opened_form(page: Page) -> None:
@@ -54,13 +63,65 @@ def test_a_command_is_tuned_from_its_form(service: Running, browser: Browser) ->
         expect(page.locator("#state .badge")).to_have_text("✓Succeeded")
         page.get_by_role("link", name="Recommendation and exports").click()
         expect(page.locator("#gpus")).to_contain_text("only a run shows its memory")
-        expect(page.get_by_role("button", name="Train")).to_have_count(0)
         expect(page.locator("#exported")).to_contain_text("--width=12")
+        expect(page.locator("#exported")).to_contain_text("--updates=100")
+        page.get_by_label("Updates").fill("7")
+        page.get_by_label("Job name").fill("wide")
+        expect(page.locator("#exported")).to_contain_text("--updates=7")
+        for absent in ("Script", "Devices per node", "Arguments of"):
+            expect(page.get_by_label(absent)).not_to_be_visible()
         one, other = (row["id"] for row in service.http.get("/v1/recommendations").json()["items"])
         opened.open(f"/recommendations/compare?id={one}&id={other}")
         expect(page.get_by_text("wide: width 12, rate 0.1").first).to_be_visible()
         opened.open("/recommendations")
         expect(page.get_by_role("cell", name="wide").first).to_be_visible()
+
+
+def command_in_steps(run: TrainingRun, on_progress: OnProgress, grace_seconds: GraceSeconds) -> TrainingResult:
+    """A command whose counted updates are two in a step, and that ends with a note."""
+    del grace_seconds
+    for update in (2, 4):
+        made = CommandProgress(update=update, updates=run.request.updates, samples_seen=30 * update, peak_bytes=2**28)
+        on_progress([made])
+    paths = RunPaths(run.directory)
+    paths.log.write_text("the output of the program")
+    return TrainingResult(
+        outcome=RunOutcome.SUCCEEDED,
+        message="ended",
+        updates=4,
+        exit_status=0,
+        notes=("an update was unlike",),
+    )
+
+
+def test_a_command_is_run_from_its_recommendation(start_service: StartService, browser: Browser, file: Path) -> None:
+    """The dialog asks for updates alone; the page of the job has the counted updates, the peak, the log and notes."""
+    service = start_service(trainer=command_in_steps, commands=file)
+    made = service.http.post("/v1/tunings", json=submission(width=12)).json()
+    found = service.http.get(f"/v1/tunings/{made['id']}", params={"wait": 60}).json()["recommendation"]
+    with watched(browser, service.url) as opened:
+        page = opened.open(f"/recommendations/{found['id']}")
+        page.get_by_role("button", name="Train").click()
+        dialog = page.get_by_role("dialog")
+        expect(dialog.get_by_role("textbox")).to_have_count(1)
+        dialog.get_by_label("Updates").fill("4")
+        dialog.get_by_role("button", name="Show the command").click()
+        expect(dialog.get_by_text("train recommendation.json --output-dir . --updates 4")).to_be_visible()
+        page.evaluate(AXE)
+        assert page.evaluate(VIOLATIONS, WCAG) == []
+        dialog.get_by_role("button", name="Start training").click()
+        page.wait_for_url(re.compile(r"/jobs/job_"))
+        expect(page.locator("#state .badge")).to_have_text("✓Succeeded")
+        expect(page.locator("#progress")).to_contain_text("4 of 4 updates")
+        expect(page.locator("#newest")).to_contain_text("256 MiB of 400 MiB")
+        expect(page.locator("#curves-words")).to_have_text("Update 4 of 4, 120 samples.")
+        expect(page.locator("#memory .main-svg").first).to_be_visible()
+        expect(page.locator("#log")).to_have_text("the output of the program")
+        expect(page.locator("#notices")).to_contain_text("an update was unlike")
+        for absent in ("#loss", "#learning-rate", "#checkpoints"):
+            expect(page.locator(absent)).to_be_hidden()
+        page.evaluate(AXE)
+        assert page.evaluate(VIOLATIONS, WCAG) == []
 
 
 def test_a_wrong_argument_is_shown_beside_its_field(service: Running, browser: Browser) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
-from service.errors import DataPathNotAllowedError, InvalidInputError, TargetNotAllowedError
+from service.errors import CommandNotAllowedError, DataPathNotAllowedError, InvalidInputError
 from service.registry.definitions import CommandsFile
 from service.registry.registered_commands import RegisteredCommands
 from tuner.commands.templates import Figures, RenderedCommand, render
@@ -291,7 +291,7 @@ def test_another_command_line_is_refused(tmp_path: Path) -> None:
     shell = {"argv": ("sh", "-c", "{micro_batch_size}"), "files": {}}
     for changes in ({"name": None}, shell, {"argv": (*found.model.argv, "-x")}):
         other = found.model_copy(update={"model": found.model.model_copy(update=changes)})
-        with pytest.raises(TargetNotAllowedError, match="batchwright tune"):
+        with pytest.raises(CommandNotAllowedError, match="batchwright tune"):
             registered.resolved(CommandSpec.model_validate_json(other.model_dump_json()))
 
 

@@ -19,7 +19,7 @@ from tests.support.service.scripted import ScriptedRunner, progress, until_stopp
 from tuner.errors import ProbeCancelledError, SpecError
 from tuner.schemas.requests import ProbeRequest, TrainingRequest
 from tuner.schemas.results import Outcome
-from tuner.schemas.training import RunOutcome, TrainingProgress, TrainingResult
+from tuner.schemas.training import RunOutcome, RunProgress, TrainingResult
 from tuner.system.files import lock_directory
 from tuner.training.launching.launcher import TrainingProcess
 
@@ -149,7 +149,7 @@ def test_a_run_is_stopped_and_goes_on_to_its_end(make: MakeExecutor, tmp_path: P
     executor = make(ScriptedRunner(8))
     seen: list[int] = []
 
-    def on_progress(updates: Sequence[TrainingProgress]) -> None:
+    def on_progress(updates: Sequence[RunProgress]) -> None:
         seen.extend(update.update for update in updates)
 
     run = training_run(tmp_path, 100_000)
@@ -168,7 +168,7 @@ def test_a_run_ends_with_its_listener(make: MakeExecutor, tmp_path: Path) -> Non
     """An exception of the listener ends the run and reaches the caller; the executor stays usable."""
     executor = make(ScriptedRunner(8))
 
-    def fail(updates: Sequence[TrainingProgress]) -> None:
+    def fail(updates: Sequence[RunProgress]) -> None:
         if updates:
             raise ValueError("the listener's own")
 
@@ -208,7 +208,7 @@ def test_a_killed_run_goes_on_from_its_checkpoint(
     seen: list[int] = []
     began_after: dict[int, int] = {}
 
-    def on_progress(updates: Sequence[TrainingProgress]) -> None:
+    def on_progress(updates: Sequence[RunProgress]) -> None:
         """Kill each of the first two processes after the first checkpoint that it has surely written itself."""
         seen.extend(update.update for update in updates)
         pid, checkpoint = processes[0].pids[0], processes[0].paths.checkpointed_update() or 0
@@ -245,7 +245,7 @@ def test_a_run_that_is_killed_again_and_again_fails(
     """Without a checkpoint in between, no more often than allowed; the result says what happened."""
     killed: set[int] = set()
 
-    def on_progress(_updates: Sequence[TrainingProgress]) -> None:
+    def on_progress(_updates: Sequence[RunProgress]) -> None:
         pid = processes[0].pids[0]
         if pid not in killed:
             killed.add(pid)

@@ -43,7 +43,7 @@ from tests.support.service.scripted import ScriptedRunner, Trainer, new_work
 from tuner.errors import CheckLostError, ProbeError, SpecError
 from tuner.schemas.requests import TrainingRequest
 from tuner.schemas.results import Outcome, ProbeResult
-from tuner.schemas.training import RunOutcome, SystemTrouble, TrainingProgress, TrainingResult
+from tuner.schemas.training import RunOutcome, RunProgress, SystemTrouble, TrainingResult
 from tuner.system.host_failures import Cause, HostFailure
 
 pytestmark = pytest.mark.usefixtures("forked")
@@ -180,7 +180,7 @@ class Filling(LocalExecutor):
         self.done = False
 
     def _train(self, run: TrainingRun, on_progress: OnProgress, grace_seconds: GraceSeconds) -> TrainingResult:
-        def report_and_fill(updates: Sequence[TrainingProgress]) -> None:
+        def report_and_fill(updates: Sequence[RunProgress]) -> None:
             if updates and not self.done:
                 self.done = True
                 self.filled()

@@ -8,6 +8,7 @@ import sys
 import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,7 +22,7 @@ from tests.support.factories import CPU, CUDA, recommendation
 from tests.support.forked import forked_starts
 from tests.support.service.scripted import ScriptedRunner
 from tuner.schemas.requests import TrainingRequest
-from tuner.schemas.training import RunOutcome, TrainingProgress, TrainingResult
+from tuner.schemas.training import RunOutcome, RunProgress, TrainingProgress, TrainingResult
 from tuner.training.launching.run_directory import ProgressLog, RunPaths
 
 
@@ -65,7 +66,7 @@ def test_a_job_of_two_ranks_is_taken_on_the_cpu(client: Client) -> None:
     """The run succeeds, and its progress reports the weights of the accumulation windows."""
     job = client.jobs.wait(client.jobs.submit(recommendation(world_size=2), TrainingRequest(updates=2)).id)
     assert job.state is State.SUCCEEDED
-    assert job.progress is not None
+    assert isinstance(job.progress, TrainingProgress)
     assert job.progress.weights == {"loss": 10.0}
 
 
@@ -79,7 +80,7 @@ def test_a_job_on_a_card_has_one_process() -> None:
 
 def test_two_ranks_train_together(executor: LocalExecutor, tmp_path: Path) -> None:
     """Each takes half of the effective batch."""
-    made: list[TrainingProgress] = []
+    made: list[Any] = []
     with forked_starts():
         result = executor.train(two_ranks(tmp_path, 3), made.extend, lambda: None)
     assert (result.outcome, result.updates, result.samples_seen) == (RunOutcome.SUCCEEDED, 3, 30)
@@ -90,7 +91,7 @@ def test_no_rank_outlives_its_job(executor: LocalExecutor, tmp_path: Path) -> No
     """A failed listener of a run (a lost lease, say) ends every process of the run."""
     alive: set[str] = set()
 
-    def fail(updates: Sequence[TrainingProgress]) -> None:
+    def fail(updates: Sequence[RunProgress]) -> None:
         if updates:
             alive.update(processes_of(tmp_path))
             raise ValueError("the listener's own")
@@ -105,7 +106,7 @@ def test_a_stopped_job_of_two_ranks_goes_on(executor: LocalExecutor, tmp_path: P
     """Told to stop, the ranks write a checkpoint together; the job goes on from it."""
     seen = threading.Event()
 
-    def note(updates: Sequence[TrainingProgress]) -> None:
+    def note(updates: Sequence[RunProgress]) -> None:
         if updates:
             seen.set()
 

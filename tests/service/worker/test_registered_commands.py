@@ -1,4 +1,4 @@
-"""Tunings of a registered command by a real worker on the CPU."""
+"""Tunings and jobs of a registered command by a real worker on the CPU."""
 
 from __future__ import annotations
 
@@ -13,13 +13,25 @@ from service.client import Client
 from service.domain.states import State
 from service.settings import Settings
 from tests.support.service.asking import PATIENCE_SECONDS
-from tests.support.service.registered import commands_file, submission
+from tests.support.service.registered import commands_file, recommended, submission
 from tests.support.service.running import listening
 from tuner.hardware.inventory import cpu
+from tuner.schemas.recommendation import Recommendation
 from tuner.schemas.requests import TuningRequest
 from tuner.schemas.results import Outcome
+from tuner.schemas.training import CommandProgress
 
 pytestmark = pytest.mark.slow
+
+LEAVES = """
+import signal, subprocess, sys, time
+from pathlib import Path
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+subprocess.Popen([sys.executable, "-S", "-c", "import time; time.sleep(600)"], start_new_session=True)
+Path("held").touch()
+while not Path("fail").exists(): time.sleep(0.01)
+raise ValueError("the data is gone")
+"""
 
 
 @pytest.fixture
@@ -77,6 +89,47 @@ def test_a_running_command_is_ended_by_a_cancellation(client: Client, operator: 
     client.tunings.cancel(tuning.id)
     assert client.tunings.wait(tuning.id, PATIENCE_SECONDS).state is State.CANCELLED
     assert not [path for path in running_commands() if str(operator) in path]
+
+
+@pytest.mark.torch
+def test_a_job_is_counted_and_watched(client: Client) -> None:
+    """Its events have the updates so far, and its result the samples and the peak beside the limit."""
+    found = Recommendation.model_validate(recommended(cpu(), width=1))
+    job = client.jobs.wait(client.jobs.submit(found).id, PATIENCE_SECONDS)
+    assert job.result is not None
+    assert (job.state, job.result.exit_status) == (State.SUCCEEDED, 0), job.result
+    assert (job.result.updates, job.result.samples_seen) == (256, 4096)
+    assert job.result.peak_bytes is not None
+    assert job.result.limit_bytes is not None
+    reported = [event.progress for event in client.jobs.events(job.id) if event.progress is not None]
+    assert [progress.update for progress in reported] == sorted({progress.update for progress in reported})
+    assert reported[-1] == job.progress
+    assert isinstance(job.progress, CommandProgress)
+    assert (job.progress.update, job.progress.updates) == (256, None)
+    assert client.jobs.logs(job.id) == "'none'\n"
+    assert client.jobs.checkpoints(job.id) == ()
+
+
+@pytest.mark.parametrize("ends", ["cancelled", "failed"])
+def test_nothing_is_left_of_a_job(client: Client, operator: Path, ends: str) -> None:
+    """Not a grandchild in a session of its own, nor a command that ignores SIGTERM."""
+    found = Recommendation.model_validate(recommended(cpu(), width=1))
+    (operator / "program.py").write_text(LEAVES)
+    job = client.jobs.submit(found)
+    wait_for(operator / "held")
+    if ends == "cancelled":
+        client.jobs.cancel(job.id)
+    else:
+        (operator / "fail").touch()
+    ended = client.jobs.wait(job.id, PATIENCE_SECONDS)
+    assert not [path for path in running_commands() if str(operator) in path]
+    if ends == "cancelled":
+        assert ended.state is State.CANCELLED
+    else:
+        assert ended.problem is not None
+        assert "exit status 1 after 0 updates: ValueError: the data is gone" in ended.problem.detail
+        assert ended.result is not None
+        assert ended.result.output.endswith("the data is gone")
 
 
 def running_commands() -> list[str]:

@@ -8,6 +8,10 @@ from typing import Any
 
 import yaml
 
+from tests.support.exports.plans import command_plan
+from tests.support.factories import CPU
+from tuner.schemas.results import DeviceInfo
+
 PROGRAM = """
 import os, sys, time, torch
 
@@ -53,10 +57,10 @@ DEFINITION: dict[str, Any] = {
 }
 
 
-def commands_file(folder: Path, **changes: Any) -> Path:
+def commands_file(folder: Path, program: str = PROGRAM, **changes: Any) -> Path:
     """The program and the file of its command `wide` in a folder."""
     folder.mkdir(exist_ok=True)
-    (folder / "program.py").write_text(PROGRAM)
+    (folder / "program.py").write_text(program)
     path = folder / "commands.yaml"
     path.write_text(yaml.safe_dump({"commands": {"wide": DEFINITION | changes}}, sort_keys=False))
     return path
@@ -65,6 +69,12 @@ def commands_file(folder: Path, **changes: Any) -> Path:
 def named(**arguments: Any) -> dict[str, Any]:
     """The spec of a caller."""
     return {"model": {"kind": "command", "name": "wide", "arguments": arguments}}
+
+
+def recommended(device: DeviceInfo = CPU, **arguments: Any) -> dict[str, Any]:
+    """A recommendation for the command, as a caller sends one: two micro-batches of 8 samples."""
+    found = command_plan(device=device, name="wide", arguments=arguments)
+    return found.model_dump(mode="json")
 
 
 def submission(**arguments: Any) -> dict[str, Any]:

@@ -70,6 +70,8 @@ class ArmedProcess:
         self._gaps: list[float] = []
         self._ran = False
         self._is_forked = False
+        self._read_early = _variables_of_torch() if baseline.is_of_server else None
+        """Variables that the imports of a fork server have read, and a fresh process reads later."""
 
     def start(self) -> None:
         """Install everything, and set the limit last."""
@@ -163,8 +165,14 @@ class ArmedProcess:
 
     def _report_shortage(self, kind: str, message: str, where: str) -> None:
         self._memory.lift()
+        self._check_variables()
         rank, _ = self._rank()
         self._report("oom", type=kind, message=message, where=where, rank=rank, **self._memory.peaks())
+
+    def _check_variables(self) -> None:
+        """End this process where its program has set a variable too late: the probe is repeated in a fresh one."""
+        if self._read_early is not None and self._read_early != _variables_of_torch():
+            os._exit(1)
 
     def _rank(self) -> tuple[int, int]:
         return rank_and_world_size(self._torch)
@@ -172,6 +180,7 @@ class ArmedProcess:
     def _finish(self) -> None:
         """Report everything, and wait for the end: this process does nothing of its program any more."""
         self._memory.lift()
+        self._check_variables()
         rank, world_size = self._rank()
         gaps = sorted(self._gaps)
         self._report(
@@ -187,6 +196,10 @@ class ArmedProcess:
         sys.settrace(None)
         while True:
             time.sleep(3600.0)
+
+
+def _variables_of_torch() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if name.startswith("TORCH")}
 
 
 def _name(optimizer: Any) -> str:

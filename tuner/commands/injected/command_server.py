@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, Callable
 
 from . import subreaper
-from .leading_imports import execute_leading_imports
+from .leading_imports import construct_optimizer, execute_leading_imports
 
 _LONGEST_MESSAGE = 8192
 _DEVICE_FILES = ("/dev/nvidia", "/dev/kfd", "/dev/dri", "socket:", "anon_inode:")
@@ -56,6 +56,7 @@ class CommandServer:
             self._give_up("the command has no file or module of Python")
         else:
             execute_leading_imports(program or None)
+            construct_optimizer()
         before_fork()
         if (problem := self._problem()) is not None:
             self._give_up(problem)

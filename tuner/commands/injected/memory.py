@@ -28,6 +28,11 @@ class Baseline:
         self._used_bytes: int | None = None
         self._threads = 0
 
+    @property
+    def is_of_server(self) -> bool:
+        """True in a fork server, and in what it has forked."""
+        return self._used_bytes is not None
+
     def before_fork(self) -> None:
         """Record what the imports after torch's have taken, which counts in a forked process too."""
         self._used_bytes = _status_bytes("VmData") - self.start_bytes

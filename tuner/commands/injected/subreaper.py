@@ -13,6 +13,7 @@ the folder where the supervisor has died.
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import json
 import os
 import select
@@ -20,6 +21,7 @@ import shutil
 import signal
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36  # <linux/prctl.h>
@@ -41,11 +43,21 @@ def main(folder: Path) -> None:
         signal.signal(number, signal.SIG_IGN)
     reader, writer = os.pipe()
     log = launch.get("log")  # of a job, which keeps all of its output
-    started = _start(launch, os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666) if log else writer)
+    started = _start(launch, _open_log(log) if log else writer)
     os.close(writer)
     if launch.get("server_descriptor") is not None:
         os.close(launch["server_descriptor"])
     keep(folder, started, reader, sys.stdin.fileno())
+
+
+def _open_log(path: str) -> int:
+    """Open the log of a job, as soon as no earlier subreaper keeps a job with this log.
+
+    Where that one's supervisor was killed, its tree may take a moment to end. This process keeps the lock to its end.
+    """
+    with suppress(OSError):  # a file system without locks
+        fcntl.flock(os.open(path, os.O_RDONLY | os.O_CREAT, 0o666), fcntl.LOCK_EX)
+    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
 
 
 def adopt_orphans() -> None:
