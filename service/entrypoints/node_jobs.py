@@ -11,7 +11,7 @@ from service.entrypoints.signals import handling_signals
 from service.errors import ConfigurationError, NotFoundError, NotReadyError
 from service.observability.logging import announce as log_start
 from service.observability.logging import configure_logging
-from service.settings import Settings
+from service.settings import Settings, withhold_variables
 from service.store.models import WorkItem
 from service.store.store import open_store
 from service.worker.coordinator import Coordinator
@@ -38,6 +38,7 @@ def run_work(settings: Settings, work_id: str) -> None:
         NotReadyError: when the work still waits, since this host could not run it.
         StoreUnavailableError: when the database cannot be reached.
     """
+    withhold_variables()
     configure_logging(settings.log_level, settings.log_format)
     item = _find(settings, work_id)
     if item is None or item.state in TERMINAL_STATES:

@@ -49,6 +49,8 @@ def serve(database: str, tmp_path: Path) -> Iterator[StartService]:
             command = ["-m", "tuner.cli", "serve", "--port", "0", *options]
             process = stack.enter_context(spoken(command, LISTENS, settings | dict(environment or {})))
             assert process.url, "".join(process.lines)
-            return Dispatching(process, tmp_path / "api" / "runs")
+            service = Dispatching(process, tmp_path / "api" / "runs")
+            stack.callback(service.api.http.close)
+            return service
 
         yield start
