@@ -124,7 +124,7 @@ def test_whatever_is_killed_every_answer_is_equal(serve: StartService, database:
 def test_what_waits_has_a_reason_and_cancelled_work_is_stopped(
     serve: StartService, database: str, tmp_path: Path
 ) -> None:
-    """Work for hardware that no node has says so; work that is cancelled leaves neither a job nor a process."""
+    """Work without a free node has Ray's reason; work that is cancelled leaves neither a job nor a process."""
     with started(tmp_path, database) as ray:
         service = serve("--ray", ray.address)
         service.wait_for_devices(_NODES)
@@ -137,7 +137,7 @@ def test_what_waits_has_a_reason_and_cancelled_work_is_stopped(
             "node1/cpu",
             "node2/cpu",
         ]
-        assert all("waiting for resources" in waiting["reason"] for waiting in fleet["waiting"] if waiting["reason"])
+        _wait_for(lambda: "waiting for resources" in str(service.api.get("/v1/fleet")["items"][0]["waiting"]))
         for path in paths:
             service.api.http.post(f"{path}/cancel").raise_for_status()
         _wait_for(lambda: not workers())
