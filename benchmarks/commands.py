@@ -1,6 +1,6 @@
 """The largest micro-batch of unmodified programs: ours, beside the finders of others put into them by hand.
 
-python benchmarks/commands.py [--programs NAME ...] [--size 12] [--around 1]
+python benchmarks/commands.py [--programs NAME ...] [--resume] [--size 12] [--around 1]
                               [--output benchmarks/results/commands.json]
 
 Six programs of `tests/commands/programs/`, each under a budget half-way between the peaks of `--size` samples and of
@@ -8,8 +8,10 @@ one more. A scan of the sizes around, a fresh run of the program each, confirms 
 an order drawn anew for each program: ours as `batchwright tune ... -- COMMAND`, which forks a process of the program
 for every probe; the others in one process each (commands_peers.py), in which all their trials run.
 
-Seconds are of the whole process, imports included. Ours ends with a run of the plan as it will be trained, which is
-reported apart: the others run no plan. An answer "fits" when a fresh run of the program at that size does.
+Seconds are of the whole process, imports included. Processor seconds are those of its children too, and tell more where
+the machine is not quiet. Ours ends with a run of the plan as it will be trained, which is reported apart: the others
+run no plan. An answer "fits" when a fresh run of the program at that size does. The file is written after each program,
+and `--resume` leaves out the programs that it has.
 """
 
 from __future__ import annotations
@@ -19,10 +21,11 @@ import json
 import os
 import platform
 import random
+import resource
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -129,11 +132,17 @@ def row(truth_: Row, found: Found, *, fits: bool | None) -> Row:
     }
 
 
-def measured(options: argparse.Namespace) -> Iterator[Row]:
+def processor_seconds() -> float:
+    """Processor time of all processes that this one has waited for."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+def measured(options: argparse.Namespace, programs: Iterable[str]) -> Iterator[Row]:
     """A program at a time: its truth, then all finders."""
     order = random.Random(0)
     there = {it.name: it for it in (*PLAIN, *WITH_FRAMEWORKS)}
-    for name in options.programs or PROGRAMS:
+    for name in programs:
         program = there[name]
         if reason := program.missing():
             raise SystemExit(f"{name}: {reason}")
@@ -141,11 +150,13 @@ def measured(options: argparse.Namespace) -> Iterator[Row]:
         finders: dict[str, Row] = {}
         with tempfile.TemporaryDirectory() as folder:
             for finder in order.sample([OURS, *PEERS], 1 + len(PEERS)):
+                began = processor_seconds()
                 found, proof = (
                     ours(program, known["limit_bytes"], Path(folder))
                     if finder == OURS
                     else (peer(finder, program, known["limit_bytes"], Path(folder)), {})
                 )
+                proof["processor_seconds"] = round(processor_seconds() - began, 2)
                 finders[finder] = {**row(known, found, fits=_fits(program, known, found.answer)), **proof}
         workload = {"name": name, "load": os.getloadavg()[0], "truth": known, "finders": finders}
         show(workload)
@@ -168,12 +179,13 @@ def show(workload: Row) -> None:
     """Print one program's table as markdown."""
     limit = workload["truth"]["limit_bytes"] / 1024**2
     print(f"\n{workload['name']}, {limit:.0f} MiB: {workload['truth']['largest']} (load {workload['load']:.1f})\n")
-    print("| finder | answer | of the maximum | fits | probes | OOMs | s | s in trials |")
-    print("|---|---|---|---|---|---|---|---|")
+    print("| finder | answer | of the maximum | fits | probes | OOMs | s | s in trials | processor s |")
+    print("|---|---|---|---|---|---|---|---|---|")
     for name in (OURS, *PEERS):
         it = workload["finders"][name]
         answer = f"{it['answer']} | {it['share']:.1%}" if it["answer"] is not None else f"none ({it['error']}) | -"
         figures = f"{it['probes']} | {it['ooms']} | {it['seconds']:.1f} | {it['seconds_in_trials']:.1f}"
+        figures += f" | {it['processor_seconds']:.1f}"
         print(f"| {name} | {answer} | {it['fits']} | {figures} |", flush=True)
 
 
@@ -228,14 +240,16 @@ def main() -> None:
     """Run, print, write."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--programs", nargs="+", choices=PROGRAMS, help="only these; all six when left out")
+    parser.add_argument("--resume", action="store_true", help="only those that the output does not have yet")
     parser.add_argument("--size", type=int, default=12, help="the largest size, which the budget decides")
     parser.add_argument("--around", type=int, default=1, help="sizes of the scan on each side of it")
     parser.add_argument("--output", type=Path, default=HERE / "results" / "commands.json")
     options = parser.parse_args()
     output = options.output.absolute()
     os.chdir(FOLDER)  # from where the others import the programs
-    rows = earlier(output) if options.programs else {}
-    for workload in measured(options):
+    rows = earlier(output) if options.programs or options.resume else {}
+    names = [name for name in options.programs or PROGRAMS if not options.resume or name not in rows]
+    for workload in measured(options, names):
         rows[workload["name"]] = workload
         write_atomically(output, json.dumps(document(options, list(rows.values())), indent=1) + "\n")
     print(json.dumps(summary(list(rows.values())), indent=1))

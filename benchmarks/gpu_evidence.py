@@ -9,8 +9,8 @@ The parts (gpu_evidence_parts.py), each in a process of its own with a time limi
 - workspaces: the memory of operators beside their results, by operator and shape, against what estimates assume
 - nccl: the memory of a communicator of two cards outside the allocator, where there are two
 - tunings: three tunings, their estimates, and the measured peaks of tensors, of the allocator and of the process
-- tests: the tests marked `gpu`
 - finders: our search and the peers' on one workload, and whether each answer fits
+- tests: the tests marked `gpu`, in what time is left
 
 A part that fails, or is ended at its limit, leaves what it had found and its failure in the file, and the next one
 begins. The file is written after every part: under $OUT if that is set, else in benchmarks/results/gpu/, named by the
@@ -43,18 +43,18 @@ from tuner.system.files import write_atomically
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
+TOTAL_SECONDS = 530.0
+"""Time for all parts. A part whose own limit is longer than what is left gets what is left."""
 PARTS = {
     "versions": 20.0,
     "context": 30.0,
     "workspaces": 50.0,
     "nccl": 40.0,
     "tunings": 130.0,
-    "tests": 150.0,
     "finders": 110.0,
+    "tests": TOTAL_SECONDS,
 }
-"""Time limits in seconds. Together they are within ``TOTAL_SECONDS``."""
-TOTAL_SECONDS = 530.0
-"""Time for all parts. A part whose own limit is longer than what is left gets what is left."""
+"""Time limits in seconds. The tests come last and get what is left, at least 150 s; each result is kept at once."""
 _OUTPUT_LENGTH = 2000
 _VIRTUAL = "VIRTUAL_GPU_SESSION"
 """Variable that is set in a process that sees virtual cards."""

@@ -246,7 +246,6 @@ def _variants() -> Iterator[_Row]:
 
 
 _WORKSPACES = "workspaces of cuDNN, which the trace assumes and the virtual card does not have"
-_ONE_SEGMENT = "one segment of 16 to 22 MiB more in the trace; what is allocated agrees"
 EXPLANATIONS: dict[str, str] = {
     **dict.fromkeys(
         (
@@ -257,6 +256,5 @@ EXPLANATIONS: dict[str, str] = {
         ),
         _WORKSPACES,
     ),
-    **dict.fromkeys(("LSTM, fp32", "GRU, fp32"), _ONE_SEGMENT),
 }
 """The cause of each difference above one percent, by the name of the workload: the requests of both were compared."""

@@ -9,8 +9,8 @@ From the operator's file to a spec that is run:
 4. ``registered_commands`` reads the file, lists the commands with the JSON Schema of ``argument_schema``, and turns a
    name with arguments into a ``CommandSpec``. Its placeholders are replaced when it is run, all in one pass.
 
-Submissions and jobs resolve a name there, and workers compare the result with their own file before each probe, so that
-a worker runs nothing that its own operator has not registered.
+Submissions and jobs resolve a name there, and workers compare the result with their own file before each probe and
+job, so that a worker runs nothing that its own operator has not registered.
 
 Where a new thing goes: a type of argument, a class in ``definitions``, its check in ``argument_values`` and its schema
 in ``argument_schema``; a place where values may stand, ``placement``.

@@ -166,7 +166,7 @@ def _as_group(entry: object) -> object:
 
 
 class CommandDefinition(Document):
-    """A command that the operator lets callers tune, with the arguments that they may give."""
+    """A command that the operator lets callers tune and run, with the arguments that they may give."""
 
     title: Annotated[str, Field(max_length=200)] = ""
     """Name in forms."""

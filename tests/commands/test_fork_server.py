@@ -349,7 +349,7 @@ def test_a_killed_supervisor_leaves_no_process_and_no_folder(probed: Probed, tmp
     finally:
         process.kill()
         process.wait()
-    while processes_naming(str(probed.script)) or list(scratch.iterdir()):  # pytest's limit ends a wait in vain
+    while processes_naming(str(tmp_path)) or list(scratch.iterdir()):  # pytest's limit ends a wait in vain
         time.sleep(0.05)
 
 

@@ -80,15 +80,18 @@ def test_the_oom_of_one_rank_ends_those_that_wait_for_it(tmp_path: Path) -> None
     assert "on rank 1" in result.message
 
 
-@pytest.mark.parametrize("is_fresh", [True, False], ids=["fresh", "forked"])
 @pytest.mark.parametrize(
-    "way",
+    ("way", "is_fresh"),
     [
-        "forks-loader-workers",
-        "executes-another-interpreter",
-        "starts-a-shell",
-        "prints-megabytes",
-        "traps-sigterm",
+        ("forks-loader-workers", True),
+        ("forks-loader-workers", False),
+        ("executes-another-interpreter", True),
+        ("executes-another-interpreter", False),
+        ("starts-a-shell", True),  # forked, its child is as fresh as that of the program above
+        ("prints-megabytes", True),
+        ("prints-megabytes", False),
+        ("traps-sigterm", True),
+        ("traps-sigterm", False),
     ],
 )
 def test_an_unusual_program_is_counted_as_any_other(way: str, tmp_path: Path, *, is_fresh: bool) -> None:
@@ -100,7 +103,7 @@ def test_an_unusual_program_is_counted_as_any_other(way: str, tmp_path: Path, *,
     assert len(result.model_dump_json()) < 20_000
 
 
-@pytest.mark.parametrize("way", ["executes-another-interpreter", "starts-a-shell", "traps-sigterm"])
+@pytest.mark.parametrize("way", ["executes-another-interpreter", "starts-a-shell"])
 def test_the_budget_holds_in_the_process_that_trains(way: str, tmp_path: Path) -> None:
     """A limit passes into an interpreter that another process started."""
     assert ends_with(misbehaving(way), tmp_path, LARGE, TIGHT).outcome is Outcome.OOM
@@ -132,6 +135,7 @@ def test_passes_without_a_step_are_an_error_of_their_own(way: str, tmp_path: Pat
     result = ends_with(misbehaving(way), tmp_path)
 
     assert (result.outcome, result.error_type) == (Outcome.ERROR, "never-steps")
+    assert "backward passes were counted without a step" in result.message
     assert "torch.optim.Optimizer" in result.message
 
 
@@ -140,6 +144,7 @@ def test_steps_without_a_backward_pass_are_an_error_of_their_own(tmp_path: Path)
     result = ends_with(misbehaving("steps-without-backward"), tmp_path)
 
     assert (result.outcome, result.error_type) == (Outcome.ERROR, "no-backward")
+    assert "without a backward pass" in result.message
 
 
 @pytest.mark.parametrize(("way", "told"), [("ends-early", "1 of 2 updates"), ("ends-at-once", "usage: train")])
@@ -194,25 +199,6 @@ def test_an_error_of_the_program_is_shown_as_it_printed_it(tmp_path: Path) -> No
     """The message is its last line, and the traceback is there."""
     result = ends_with(misbehaving("raises"), tmp_path)
 
-    assert result.outcome is Outcome.ERROR
+    assert (result.outcome, result.error_type) == (Outcome.ERROR, "exit status 1")
     assert "no column is called `labels`" in result.message
     assert "in raises" in (result.traceback or "")
-
-
-def test_the_users_own_sitecustomize_runs_as_well(tmp_path: Path) -> None:
-    """The user's module is on PYTHONPATH behind ours."""
-    (tmp_path / "sitecustomize.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w').close()\n")
-    program = replace(misbehaving("well-behaved"), environment={"PYTHONPATH": str(tmp_path)})
-
-    assert ends_with(program, tmp_path).outcome is Outcome.FIT
-    assert (tmp_path / "ran").exists()
-
-
-def test_an_error_of_the_users_own_sitecustomize_is_not_swallowed(tmp_path: Path) -> None:
-    """Python prints it and goes on, as without us."""
-    (tmp_path / "sitecustomize.py").write_text("raise RuntimeError('the proxy is not set')\n")
-    program = replace(misbehaving("ends-at-once"), environment={"PYTHONPATH": str(tmp_path)})
-
-    result = ends_with(program, tmp_path)
-
-    assert "the proxy is not set" in f"{result.message} {result.details} {result.traceback}"

@@ -1,4 +1,4 @@
-"""Tunings of small programs on the CPU: by arguments, a YAML file and the environment, compared with a scan."""
+"""Tunings of small programs on the CPU: by arguments, a YAML file and the environment."""
 
 from __future__ import annotations
 
@@ -10,12 +10,8 @@ from typing import Any
 import pytest
 
 from tests.support.command import called
-from tuner.commands.command_supervisor import CommandSupervisor
 from tuner.errors import TuningFailedError
-from tuner.hardware.inventory import cpu
 from tuner.library.tuning import tune
-from tuner.schemas.requests import ProbeRequest
-from tuner.schemas.results import Outcome
 
 LIMIT = 400 * 1024**2
 PROGRAM = """
@@ -44,26 +40,6 @@ def spec(tmp_path: Path, code: str, *arguments: str, **fields: Any) -> dict[str,
     script = tmp_path / "program.py"
     script.write_text(code)
     return {"model": {"kind": "command", "argv": (sys.executable, str(script), *arguments), **fields}}
-
-
-@pytest.mark.slow
-def test_the_answer_is_that_of_a_scan(tmp_path: Path) -> None:
-    """The scan runs every size around the answer, each in a probe of its own."""
-    described = spec(tmp_path, BY_ARGUMENTS, *SIZES)
-    found = tune(described, 60, memory_limit=LIMIT, device="cpu", uniform_only=False, progress=False)
-    answer = found.evidence.proof.fits
-    request = {"spec": found.request.spec, "device": "cpu", "samples_per_window": 60}
-    limit = found.evidence.probes[0].limit_bytes
-    outcomes = {}
-    with CommandSupervisor(cpu()) as supervisor:
-        for size in range(answer - 1, answer + 3):
-            probe = ProbeRequest.model_validate({**request, "micro_batch_size": size, "limit_bytes": limit})
-            outcomes[size] = supervisor.run(probe).outcome
-    assert [size for size, outcome in outcomes.items() if outcome is Outcome.FIT] == [answer - 1, answer]
-    assert set(outcomes.values()) == {Outcome.FIT, Outcome.OOM}
-    assert found.plan is not None
-    assert found.plan.micro_batch_size == max(size for size in (1, 2, 3, 4, 5, 6, 10, 12, 15, 20, 30) if size <= answer)
-    assert found.evidence.plan_proof.endswith(": 60, as planned.")
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ from tuner.schemas.gpus import KernelProfile
 
 aten = torch.ops.aten
 A100 = CudaKernels(KernelProfile(compute_capability=(8, 0), kind="cuda", resident_threads=108 * 2048))
+MI300X = CudaKernels(KernelProfile(compute_capability=(9, 4), kind="rocm"))
 FLOAT = 4
 
 
@@ -60,6 +61,17 @@ def test_the_report_of_a_p100(
     assert sum(parameter.numel() for parameter in layer.parameters()) == parameters
     found = RecurrentCall.of(call(layer, 100, 250))
     assert (found.reserve_bytes, found.workspace_bytes) == (reserve_bytes, workspace_bytes)
+
+
+@pytest.mark.parametrize(("kind", "values"), [(nn.LSTM, 6), (nn.GRU, 4), (nn.RNN, 1)])
+def test_miopen_keeps_twice_its_workspace(kind: Callable[..., nn.RNNBase], values: int) -> None:
+    """Values of 16 units in 2 layers and directions, for 24 tokens (``workspaceScale`` in MIOpen's ``rnn.cpp``)."""
+    layer = kind(8, 16, 2, bidirectional=True, device="meta")
+    arguments = call(layer, 4, 6)
+    found = RecurrentCall.of(arguments, is_miopen=True)
+    assert found.workspace_bytes == values * 24 * 16 * 2 * 2 * FLOAT
+    assert found.reserve_bytes == 2 * found.workspace_bytes
+    assert MI300X.error(aten._cudnn_rnn.default, arguments, ()) == (found.workspace_bytes, found.reserve_bytes)
 
 
 @pytest.mark.parametrize(

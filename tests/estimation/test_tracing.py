@@ -115,6 +115,7 @@ def on_cuda() -> dict[str, list[Trace]]:
         for precision in ("fp32", "bf16-mixed")
     ]
     cases.append(_case("gpt2, dropout", DROPPING_OUT, [4]))
+    cases.append(_case("lstm, packed", python_spec("tests.support.traced_models:packed"), SIZES[:1]))
     cases.append(_case("gpt2, side by side", KINDS["gpt2"], SIZES) | {"forked": len(SIZES)})
     cases.append(_case("lstm, forks die", python_spec("tests.support.traced_models:homesick"), SIZES) | {"forked": 0})
     cases.append(
@@ -205,6 +206,13 @@ def test_embeddings_are_summed_by_segment(on_cuda: dict[str, list[Trace]]) -> No
         assert rows * 32 * FLOAT in {trace_found.sizes[block] for block in trace_found.bounds}
 
 
+def test_the_gradient_of_an_embedding_is_allocated_before_its_sums(on_cuda: dict[str, list[Trace]]) -> None:
+    """Sorted indices, the gradient, then five blocks for 4,096 tokens, the last of which has the sums."""
+    taken = on_cuda["gpt, every row of its vocabulary"][0]
+    sums = next(block for block in taken.bounds if taken.sizes[block] == 4096 * 32 * FLOAT)
+    assert taken.sizes[sums - 5] == 16_000 * 32 * FLOAT
+
+
 def test_cublas_is_counted_for_both_threads(on_cuda: dict[str, list[Trace]]) -> None:
     """Forward and backward passes have a handle each: 8,519,680 bytes before Hopper."""
     assert held_bytes(on_cuda["mlp"][0], "end", Category.WORKSPACE) == 2 * 8_519_680
@@ -239,6 +247,16 @@ def test_a_recurrent_layer_keeps_one_reserve_space(
     assert kept.count(reserve_bytes) == 2 * 2
     assert taken.workspace_error == (reserve_bytes // 2, reserve_bytes)
     assert any("cuDNN does not document" in note for note in taken.notes)
+
+
+def test_packed_sequences_keep_values_of_their_own_steps(on_cuda: dict[str, list[Trace]]) -> None:
+    """Sequences of 6, 5, 4 and 6 steps; the copy of their inputs is held beside them, and states are padded."""
+    taken = on_cuda["lstm, packed"][0]
+    sizes = list(taken.sizes)
+    steps, micro_batches = 6 + 5 + 4 + 6, 2 * 2
+    assert sizes.count(steps * 32 * (2 * 5 + 1) * FLOAT) == micro_batches
+    assert list(pairwise(sizes)).count((steps * 16 * FLOAT,) * 2) == micro_batches
+    assert SIZES[0] * 6 * 32 * FLOAT in sizes
 
 
 def test_a_model_that_was_made_before_is_traced_as_a_new_one(on_cuda: dict[str, list[Trace]]) -> None:

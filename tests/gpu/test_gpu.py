@@ -10,6 +10,7 @@ import pynvml
 import pytest
 import torch
 
+from tests.gpu import RECOVERIES
 from tests.support.factories import gpt_spec, mlp_spec, recommendation, resnet_spec
 from tests.support.whole_runs import run_to_end
 from tuner.errors import DeviceError, OutOfMemoryError
@@ -189,12 +190,12 @@ class _TakesTooMuch(torch.autograd.Function):
         return gradients[0]
 
 
-def test_fifty_ooms_leave_no_growth(card: CudaDevice) -> None:
+def test_ooms_leave_no_growth(card: CudaDevice) -> None:
     """Recovered outside the except block, an OOM in the backward pass gives everything back, reserved memory too."""
     card.limit(1 * GIB + (card.context_bytes() or 0))
     weight = torch.randn(1024, 1024, device="cuda:0", requires_grad=True)
     held: list[tuple[int, int]] = []
-    for _ in range(50):
+    for _ in range(RECOVERIES):
         failed = False
         try:
             torch.autograd.backward(_TakesTooMuch.apply(_grow(weight, 64)))  # type: ignore[no-untyped-call]
@@ -229,5 +230,5 @@ def test_a_run_trains_on_the_card(tmp_path: Path) -> None:
     """The training process succeeds in bf16 and fp16 with their accumulation."""
     for precision in ("bf16-mixed", "fp16-mixed"):
         found = recommendation(gpt_spec(precision=precision), 40, 7, limit_bytes=2 * GIB, device=find_device("cuda:0"))
-        result = run_to_end(tmp_path / precision, found, TrainingRequest(updates=20))
+        result = run_to_end(tmp_path / precision, found, TrainingRequest(updates=5))
         assert result.outcome is RunOutcome.SUCCEEDED, result.message

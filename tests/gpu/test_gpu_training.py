@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from tests.gpu import RECOVERIES
 from tests.support.factories import gpt_spec, recommendation
 from tests.support.whole_runs import run_to_end
 from tuner.errors import OutOfMemoryError
@@ -99,14 +100,14 @@ def test_a_real_oom_in_a_window_is_recovered_exactly(card: CudaDevice, gathering
     assert float((found - truth).abs().max() / truth.abs().max()) < 1e-4
 
 
-def test_fifty_recoveries_leave_no_growth(card: CudaDevice) -> None:
+def test_recoveries_leave_no_growth(card: CudaDevice) -> None:
     """Windows that each run out of memory once: what is held and reserved afterwards stays the same."""
     model = chain()
     accumulation = GradientAccumulation(model, torch.optim.SGD(model.parameters(), lr=1e-6), memory=card)
     card.limit(1 * GIB + (card.context_bytes() or 0))
     held: list[tuple[int, int]] = []
     batch = samples()
-    for _ in range(50):
+    for _ in range(RECOVERIES):
         accumulation.largest_micro_batch = None
         report = accumulation.update(split_batch(batch, SAMPLES), chain_loss)
         assert report.splits

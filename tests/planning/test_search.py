@@ -35,7 +35,7 @@ from tuner.schemas.results import ExpectedPeak, ExpectedPeaks, Outcome, Phase, P
 LARGEST = (37, 200, 3000)
 SHARES = (0.0, 0.1, 0.3, 0.6, 0.9)
 MIB = 1024**2
-many = settings(max_examples=1000, deadline=None, derandomize=True)
+many = settings(max_examples=400, deadline=None, derandomize=True)
 
 
 def space(  # noqa: PLR0913 - the fields of a space

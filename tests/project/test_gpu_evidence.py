@@ -70,8 +70,10 @@ def test_a_part_ends_at_its_limit(evidence: ModuleType, tmp_path: Path) -> None:
 
 
 def test_the_limits_of_the_parts_are_within_nine_minutes(evidence: ModuleType) -> None:
-    """All parts at their limits leave time for the program itself."""
-    assert sum(evidence.PARTS.values()) <= evidence.TOTAL_SECONDS < 9 * 60
+    """All parts at their limits leave time for the program itself, and 150 s for the tests, which come last."""
+    *others, (last, _) = evidence.PARTS.items()
+    assert last == "tests"
+    assert sum(limit for _, limit in others) + 150 <= evidence.TOTAL_SECONDS < 9 * 60
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 - torch's own idiom
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from tuner.workloads.base import LossTerms
 
@@ -59,6 +60,26 @@ class Gated(Tokens):
         model = Recurrent()
         model.layers = nn.GRU(16, 32, 2, batch_first=True)
         return model
+
+
+class PackedRecurrent(Recurrent):
+    """Packs sequences of different lengths, and pads the states again."""
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """Logits. Every third sample has all steps, the next ones lack one and two."""
+        lengths = [ids.shape[1] - number % 3 for number in range(len(ids))]
+        packed = pack_padded_sequence(self.tokens(ids), torch.tensor(lengths), batch_first=True, enforce_sorted=False)
+        states, _ = pad_packed_sequence(self.layers(packed)[0], batch_first=True, total_length=ids.shape[1])
+        logits: Tensor = self.head(states)
+        return logits
+
+
+class Packed(Tokens):
+    """Predicts tokens with an LSTM over packed sequences."""
+
+    def build_model(self) -> nn.Module:
+        """The same layers."""
+        return PackedRecurrent()
 
 
 class Plain(Tokens):
@@ -246,6 +267,11 @@ def tokens() -> Tokens:
 def gated() -> Tokens:
     """A GRU."""
     return Gated()
+
+
+def packed() -> Tokens:
+    """An LSTM over packed sequences."""
+    return Packed()
 
 
 def plain() -> Tokens:

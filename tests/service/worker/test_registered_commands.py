@@ -110,26 +110,25 @@ def test_a_job_is_counted_and_watched(client: Client) -> None:
     assert client.jobs.checkpoints(job.id) == ()
 
 
-@pytest.mark.parametrize("ends", ["cancelled", "failed"])
-def test_nothing_is_left_of_a_job(client: Client, operator: Path, ends: str) -> None:
+def test_nothing_is_left_of_a_cancelled_or_failed_job(client: Client, operator: Path) -> None:
     """Not a grandchild in a session of its own, nor a command that ignores SIGTERM."""
     found = Recommendation.model_validate(recommended(cpu(), width=1))
     (operator / "program.py").write_text(LEAVES)
-    job = client.jobs.submit(found)
-    wait_for(operator / "held")
-    if ends == "cancelled":
-        client.jobs.cancel(job.id)
-    else:
-        (operator / "fail").touch()
-    ended = client.jobs.wait(job.id, PATIENCE_SECONDS)
-    assert not [path for path in running_commands() if str(operator) in path]
-    if ends == "cancelled":
-        assert ended.state is State.CANCELLED
-    else:
-        assert ended.problem is not None
-        assert "exit status 1 after 0 updates: ValueError: the data is gone" in ended.problem.detail
-        assert ended.result is not None
-        assert ended.result.output.endswith("the data is gone")
+    for state in (State.CANCELLED, State.FAILED):
+        (operator / "held").unlink(missing_ok=True)
+        job = client.jobs.submit(found)
+        wait_for(operator / "held")
+        if state is State.CANCELLED:
+            client.jobs.cancel(job.id)
+        else:
+            (operator / "fail").touch()
+        ended = client.jobs.wait(job.id, PATIENCE_SECONDS)
+        assert ended.state is state
+        assert not [path for path in running_commands() if str(operator) in path]
+    assert ended.problem is not None
+    assert "exit status 1 after 0 updates: ValueError: the data is gone" in ended.problem.detail
+    assert ended.result is not None
+    assert ended.result.output.endswith("the data is gone")
 
 
 def running_commands() -> list[str]:

@@ -219,14 +219,15 @@ def _end_tree() -> None:
 def descendants(root: int) -> list[int]:
     """The processes below ``root`` that have not ended."""
     parents: dict[int, int] = {}
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
+    for entry in os.listdir("/proc"):
+        if entry.isdigit():
             try:
-                state, parent = (entry / "stat").read_text().rpartition(")")[2].split()[:2]
-            except OSError:
+                with open(f"/proc/{entry}/stat", "rb", buffering=0) as stream:
+                    state, parent = stream.read().rpartition(b")")[2].split(None, 2)[:2]
+            except OSError:  # it has ended
                 continue
-            if state != "Z" or int(parent) == root:
-                parents[int(entry.name)] = int(parent)
+            if state != b"Z" or int(parent) == root:
+                parents[int(entry)] = int(parent)
     found, level = [], [root]
     while level:
         level = [process for process, parent in parents.items() if parent in level]

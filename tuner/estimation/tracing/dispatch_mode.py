@@ -32,11 +32,13 @@ from tuner.estimation.tracing.torch_internals import (
     GRU_CELL,
     GRU_CELL_BACKWARD,
     LOCAL_SCALAR_DENSE,
+    PACK_SEQUENCES,
     DynamicOutputShapeException,
     FakeTensor,
     FakeTensorMode,
     OpOverload,
     backward_task,
+    unset_fake_temporarily,
 )
 from tuner.torch_internals import TorchDispatchMode
 
@@ -61,6 +63,8 @@ OPERATOR_NOTE = "while tracing the operator "
 
 class Kernels(Protocol):
     """Workspaces of a device's kernels."""
+
+    has_miopen: bool
 
     def persistent(self, func: OpOverload, args: Sequence[Any]) -> Sequence[tuple[str, int]]:
         """Return the workspaces of library handles that ``func`` creates and keeps: names and bytes."""
@@ -95,10 +99,11 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch's own 
         self.notes: set[str] = set()
         self.workspace_error = (0, 0)
         self._rules: dict[OpOverload, Callable[..., Any]] = {
-            CUDNN_RNN: lambda *args: forward_results(fakes, args),
+            CUDNN_RNN: lambda *args: forward_results(fakes, args, is_miopen=kernels.has_miopen),
             CUDNN_RNN_BACKWARD: lambda *args: backward_results(fakes, args),
             GRU_CELL: self._gru_cell,
             GRU_CELL_BACKWARD: self._gru_cell_backward,
+            PACK_SEQUENCES: self._packed_sequences,
             **dict.fromkeys(CTC_LOSS, self._ctc_loss),
             **dict.fromkeys(CTC_LOSS_BACKWARD, self._ctc_loss_backward),
         }
@@ -196,10 +201,10 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch's own 
     ) -> tuple[list[int | Bound | Tensor], ...]:
         """Return what each kernel of an operator allocates, in order: workspaces, and results."""
         if func is CUDNN_RNN:
-            return (recurrent_forward_steps(args, on_device),)
+            return (recurrent_forward_steps(args, on_device, is_miopen=self._kernels.has_miopen),)
         if func is CUDNN_RNN_BACKWARD:
-            return recurrent_backward_steps(args, on_device)
-        return ([*self._kernels.temporary(func, args, on_device), *in_order_of_allocation(func, on_device)],)
+            return recurrent_backward_steps(args, on_device, is_miopen=self._kernels.has_miopen)
+        return (in_order_of_allocation(func, self._kernels.temporary(func, args, on_device), on_device),)
 
     def _record_kernel(self, func: OpOverload, args: tuple[Any, ...], steps: list[int | Bound | Tensor]) -> None:
         """Record the results of a kernel, its workspaces, and what libraries keep from here on."""
@@ -313,6 +318,25 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch's own 
         with self.fakes:
             return torch.empty_like(log_probs, memory_format=torch.contiguous_format)
 
+    def _packed_sequences(self, data: Tensor, lengths: Tensor, batch_first: bool) -> tuple[Tensor, Tensor]:  # noqa: FBT001 - as torch passes it
+        """Make the steps of all sequences one after the other, and the number of sequences that have each step.
+
+        The numbers are a tensor with values, since torch's functions of packed sequences read them in C++.
+
+        Raises:
+            EstimateError: when the lengths are not known.
+        """
+        del batch_first
+        known = self.values.value_of(lengths)
+        if known is None:
+            raise _of_unknown_shape(PACK_SEQUENCES)
+        with unset_fake_temporarily():
+            steps = torch.arange(int(known.max()))
+            sequences = (known > steps[:, None]).sum(1)
+            total = int(known.sum())
+        with self.fakes:
+            return data.new_empty(total, *data.shape[2:]), sequences
+
     def _to_fake(self, tensor: Tensor) -> Tensor:
         if isinstance(tensor, FakeTensor):
             return tensor
@@ -340,10 +364,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch's own 
         """
         inputs = list(tensors_in((*args, *kwargs.values())))
         if any(self.values.value_of(tensor) is None for tensor in inputs):
-            raise EstimateError(
-                f"the workload creates a tensor whose shape depends on values known only at run time ({func}): it can "
-                "be measured, not estimated"
-            )
+            raise _of_unknown_shape(func)
         device = inputs[0].device
         return map_tensors(self.values.compute(func, args, kwargs), lambda value: self._fake_with_values(value, device))
 
@@ -361,3 +382,11 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch's own 
             for block in self.recorder.live.values():
                 if block >= self._section_start:
                     self.recorder.categories.setdefault(block, Category.ACTIVATIONS)
+
+
+def _of_unknown_shape(func: OpOverload) -> EstimateError:
+    """Return the error of an operator whose result has a shape that a trace cannot know."""
+    return EstimateError(
+        f"the workload creates a tensor whose shape depends on values known only at run time ({func}): it can be "
+        "measured, not estimated"
+    )

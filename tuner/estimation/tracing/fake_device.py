@@ -128,20 +128,6 @@ def emulate_cuda(compute_capability: tuple[int, int]) -> Iterator[None]:
 
 
 @contextmanager
-def without_cudnn_in_recurrent_layers(on_layer: Callable[[], None]) -> Iterator[None]:
-    """Make recurrent layers use torch's own kernels during the block, because MIOpen's workspaces are unknown.
-
-    Args:
-        on_layer: called for every layer that runs.
-    """
-    with ExitStack() as stack:
-        for kind in (nn.LSTM, nn.GRU, nn.RNN):
-            stack.enter_context(patch.object(kind, "forward", _without_cudnn(kind.forward, on_layer)))
-            stack.enter_context(patch.object(kind, "flatten_parameters", lambda _: None))
-        yield
-
-
-@contextmanager
 def without_dropout_in_attention() -> Iterator[None]:
     """Disable the dropout of attention, and no other dropout, during the block.
 
@@ -155,15 +141,6 @@ def without_dropout_in_attention() -> Iterator[None]:
 
     with patch.object(nn.functional, "scaled_dot_product_attention", attend):
         yield
-
-
-def _without_cudnn(forward: Callable[..., Any], on_layer: Callable[[], None]) -> Callable[..., Any]:
-    def run(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - the signature of the layer
-        on_layer()
-        with torch.backends.cudnn.flags(enabled=False):
-            return forward(*args, **kwargs)
-
-    return run
 
 
 def _rng_state() -> Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import groupby
 from types import ModuleType
 from typing import Any
 from unittest.mock import patch
@@ -15,21 +16,23 @@ from tuner.estimation.tracing.kernel_workspaces.recurrent_workspaces import RNN_
 from tuner.estimation.tracing.torch_internals import CUDNN_RNN_FUNCTION, VARIABLE_FUNCTIONS, FakeTensorMode
 
 _WEIGHTS_OF_A_LAYER, _WEIGHTS_WITHOUT_BIASES = 4, 2
-_PLAIN_WEIGHTS_AT = 2
-"""Position of the weights among the arguments of a layer whose input is not packed."""
+_PACKED_WEIGHTS_AT = 3
+"""Position of the weights among the arguments of a layer whose input is packed; else they come one before."""
 
 
 @contextmanager
-def cudnn_recurrent_layers(on_layer: Callable[[], None]) -> Iterator[None]:
+def recurrent_layers_of_library(on_layer: Callable[[], None]) -> Iterator[None]:
     """Make recurrent layers call cuDNN during the block, as ``RNN.cpp`` of torch 2.13 does on a card.
 
-    ``fake_model`` has moved their weights to one buffer.
+    With ROCm this call stands for MIOpen's, which is made alike (``RNN_miopen.cpp``). ``fake_model`` has moved the
+    weights of a layer to one buffer.
 
     Args:
         on_layer: called for every layer that runs.
     """
     with (
         patch.object(torch.nn.modules.rnn, "_VF", _CudnnFunctions(on_layer)),
+        patch.object(torch.nn.utils.rnn, "_VF", _PaddingFunctions("_VF")),
         patch.object(nn.RNNBase, "flatten_parameters", lambda _: None),
     ):
         yield
@@ -53,14 +56,41 @@ class _CudnnFunctions(ModuleType):
         return run
 
 
+class _PaddingFunctions(ModuleType):
+    """The functions of ``torch._VF``, of which the one that pads packed sequences is ours."""
+
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - any function
+        return _pad_packed_sequence if name == "_pad_packed_sequence" else getattr(VARIABLE_FUNCTIONS, name)
+
+
+def _pad_packed_sequence(
+    data: Tensor,
+    batch_sizes: Tensor,
+    batch_first: bool,  # noqa: FBT001 - as torch passes it
+    padding_value: float,
+    total_length: int,
+) -> tuple[Tensor, Tensor]:
+    """Return padded sequences and their lengths, as ``PackedSequence.cpp``, which writes lengths to a tensor in C++."""
+    sizes: list[int] = batch_sizes.tolist()
+    output = data.new_full((max(total_length, len(sizes)), sizes[0], *data.shape[1:]), padding_value)
+    step = offset = 0
+    for samples, equal in groupby(sizes):
+        steps = len(list(equal))
+        part = data[offset : offset + steps * samples]
+        output[step : step + steps, :samples].copy_(part.view(steps, samples, *data.shape[1:]))
+        step, offset = step + steps, offset + steps * samples
+    lengths = torch.tensor([sum(samples > number for samples in sizes) for number in range(sizes[0])])
+    return output.transpose(0, 1) if batch_first else output, lengths
+
+
 def _run_layer(mode: int, *args: Any) -> tuple[Tensor, ...]:  # noqa: ANN401 - the signatures of ``torch._VF``
     """Call cuDNN with the arguments of ``torch._VF.lstm`` and the like; the input may be packed."""
-    if isinstance(args[_PLAIN_WEIGHTS_AT], list | tuple):
-        data, state, weights, has_biases, layers, dropout, train, bidirectional, batch_first = args
-        batch_sizes: list[int] = []
-    else:
+    if isinstance(args[_PACKED_WEIGHTS_AT], list | tuple):
         data, sizes, state, weights, has_biases, layers, dropout, train, bidirectional = args
         batch_first, batch_sizes = False, sizes.tolist()
+    else:
+        data, state, weights, has_biases, layers, dropout, train, bidirectional, batch_first = args
+        batch_sizes = []
     hidden, cell = state if isinstance(state, list | tuple) else (state, None)
     units = hidden.shape[2] if cell is None else cell.shape[2]
     projected = 0 if units == hidden.shape[2] else hidden.shape[2]
@@ -95,12 +125,12 @@ def _in_half(*tensors: Tensor | None) -> list[Any]:
     ]
 
 
-def forward_results(fakes: FakeTensorMode, args: Sequence[Any]) -> tuple[Tensor, ...]:
+def forward_results(fakes: FakeTensorMode, args: Sequence[Any], *, is_miopen: bool) -> tuple[Tensor, ...]:
     """Make the results of ``_cudnn_rnn``: output, last states, reserve space, and the buffer of weights.
 
     The output has steps before samples in memory, whatever its shape is.
     """
-    call, projected = RecurrentCall.of(args), args[8]
+    call, projected = RecurrentCall.of(args, is_miopen=is_miopen), args[8]
     width = (projected or call.units) * call.directions
     states = call.layers * call.directions
     with fakes:

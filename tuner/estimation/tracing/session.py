@@ -23,7 +23,6 @@ from tuner.estimation.tracing.fake_device import (
     FakeDevice,
     emulate_cuda,
     grouped_scans,
-    without_cudnn_in_recurrent_layers,
     without_dropout_in_attention,
 )
 from tuner.estimation.tracing.fake_model import build_fake_model
@@ -35,7 +34,7 @@ from tuner.estimation.tracing.memory_categories import (
     optimizer_gradients_labelled,
     record_batches,
 )
-from tuner.estimation.tracing.recurrent_layers import cudnn_recurrent_layers
+from tuner.estimation.tracing.recurrent_layers import recurrent_layers_of_library
 from tuner.estimation.tracing.shape_cache import ShapeCache
 from tuner.estimation.tracing.torch_internals import (
     PROPAGATE,
@@ -57,7 +56,9 @@ from tuner.training.update_engine import UpdateEngine
 from tuner.workloads.build import build_workload
 
 _CUDNN_NOTE = "what cuDNN keeps for the backward pass of recurrent layers is assumed: cuDNN does not document it"
-_NO_MIOPEN_NOTE = "recurrent layers are traced without MIOpen, whose memory differs from that of torch's kernels"
+_MIOPEN_NOTE = (
+    "what MIOpen keeps for the backward pass of recurrent layers follows from its source and was never measured"
+)
 
 
 class FakeRanks(ProcessGroup):
@@ -249,13 +250,10 @@ def _emulated_cuda(profile: KernelProfile, shim: Shim | None, tracer: Tracer) ->
             yield
         return
 
-    has_cudnn = profile.kind == "cuda"
-
     def note_recurrent_layer() -> None:
-        tracer.notes.add(_CUDNN_NOTE if has_cudnn else _NO_MIOPEN_NOTE)
+        tracer.notes.add(_MIOPEN_NOTE if profile.kind == "rocm" else _CUDNN_NOTE)
 
-    recurrent_layers = cudnn_recurrent_layers if has_cudnn else without_cudnn_in_recurrent_layers
-    with emulate_cuda(profile.compute_capability), recurrent_layers(note_recurrent_layer):
+    with emulate_cuda(profile.compute_capability), recurrent_layers_of_library(note_recurrent_layer):
         yield
 
 

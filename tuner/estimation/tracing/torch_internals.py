@@ -101,6 +101,8 @@ CUDNN_RNN_BACKWARD: OpOverload = _aten._cudnn_rnn_backward.default  # noqa: SLF0
 """A recurrent layer with cuDNN. Torch's rule for tensors without values has no reserve space; backward it has none."""
 CUDNN_RNN_FUNCTION: Callable[..., tuple[Tensor, ...]] = torch._cudnn_rnn  # noqa: SLF001
 """The function that torch's own recurrent layers reach with cuDNN, with the rule of autograd."""
+PACK_SEQUENCES: OpOverload = _aten._pack_padded_sequence.default  # noqa: SLF001
+"""Reads the lengths of sequences in C++, so that torch has no rule of it for tensors without values."""
 VARIABLE_FUNCTIONS: Any = torch._VF  # noqa: SLF001
 """The functions that recurrent layers call with all their weights; a trace replaces them there."""
 CTC_LOSS: frozenset[OpOverload] = frozenset({_aten._ctc_loss.default, _aten._ctc_loss.Tensor})  # noqa: SLF001

@@ -16,7 +16,11 @@ from tuner.estimation.tracing.kernel_workspaces.attention_workspaces import (
     flash_backward,
 )
 from tuner.estimation.tracing.kernel_workspaces.contiguous_copies import contiguous_copies
-from tuner.estimation.tracing.kernel_workspaces.index_workspaces import embedding_backward, sorted_index_put
+from tuner.estimation.tracing.kernel_workspaces.index_workspaces import (
+    SUMMING_WORKSPACES,
+    embedding_backward,
+    sorted_index_put,
+)
 from tuner.estimation.tracing.kernel_workspaces.library_calls import (
     CONVOLUTIONS,
     UNMEASURED_CONVOLUTION,
@@ -27,6 +31,7 @@ from tuner.estimation.tracing.kernel_workspaces.library_calls import (
 from tuner.estimation.tracing.kernel_workspaces.recurrent_workspaces import (
     dropout_state_bytes,
     onednn_scratchpad,
+    packed_steps,
     reserve_error,
 )
 from tuner.estimation.tracing.kernel_workspaces.reduction_workspaces import (
@@ -49,6 +54,7 @@ from tuner.estimation.tracing.torch_internals import (
     FLASH_ATTENTION_BACKWARD,
     FOREACH_NORM,
     GRU_CELL,
+    PACK_SEQUENCES,
     SAFE_SOFTMAX,
     SOFTMAX_BACKWARD,
     OpOverload,
@@ -81,11 +87,15 @@ _ALLOCATED_IN_ORDER: Mapping[OpOverload, tuple[int, ...]] = {
 }
 """Positions of the results of an operator, in the order in which its kernel allocates them where that is another."""
 
+_WORKSPACES_AFTER_RESULTS: Mapping[OpOverload, int] = {_aten.embedding_dense_backward.default: SUMMING_WORKSPACES}
+"""Number of the last workspaces of an operator that its kernel allocates after the results; of others it is 0."""
+
 _WORKSPACES: Mapping[OpOverload, Workspace] = {
     FLASH_ATTENTION_BACKWARD: flash_backward,
     EFFICIENT_ATTENTION_BACKWARD: efficient_backward,
     CUDNN_ATTENTION_BACKWARD: cudnn_attention_backward,
     _aten.embedding_dense_backward.default: embedding_backward,
+    PACK_SEQUENCES: packed_steps,
     _aten.index_put_.default: sorted_index_put,
     _aten.index_put.default: sorted_index_put,
     FOREACH_NORM: foreach_norm,
@@ -112,11 +122,15 @@ class CudaKernels:
     Args:
         profile: the kernel profile.
         measured: the workspaces measured on such a card; those of the tables by default.
+
+    Attributes:
+        has_miopen: whether MIOpen runs recurrent layers, in the place of cuDNN.
     """
 
     def __init__(self, profile: KernelProfile, measured: MeasuredWorkspaces | None = None) -> None:
         self._profile = profile
         self._measured = measured or measured_workspaces(profile)
+        self.has_miopen = profile.kind == "rocm"
         own_bytes = self._measured.table.blas_workspace_bytes if self._measured else None
         self._blas_bytes = own_bytes or blas_workspace_bytes(profile.compute_capability, profile.kind)
 
@@ -144,7 +158,7 @@ class CudaKernels:
     def error(self, func: OpOverload, args: Sequence[Any], outputs: Sequence[Tensor]) -> tuple[int, int]:
         """Return by how many bytes the workspace of ``func`` may be smaller, and larger, than ``temporary`` has it."""
         if func is CUDNN_RNN:
-            return reserve_error(args)
+            return reserve_error(args, is_miopen=self.has_miopen)
         call = library_call(func, args, outputs)
         if call is None:
             return 0, 0
@@ -161,6 +175,8 @@ class CudaKernels:
 class CpuKernels:
     """Workspaces of the CPU's kernels: those of oneDNN for recurrent layers; no others are known."""
 
+    has_miopen = False
+
     def error(self, func: OpOverload, args: Sequence[Any], outputs: Sequence[Tensor]) -> tuple[int, int]:
         """Return no error."""
         del func, args, outputs
@@ -176,10 +192,13 @@ class CpuKernels:
         return onednn_scratchpad(args, outputs, None) if func in _ONEDNN_RECURRENT else ()
 
 
-def in_order_of_allocation(func: OpOverload, outputs: Sequence[Tensor]) -> Sequence[Tensor]:
-    """Return the results of an operator in the order in which its CUDA kernel allocates them."""
-    order = _ALLOCATED_IN_ORDER.get(func)
-    return outputs if order is None else [outputs[position] for position in order]
+def in_order_of_allocation(
+    func: OpOverload, workspaces: Sequence[int | Bound], outputs: Sequence[Tensor]
+) -> list[int | Bound | Tensor]:
+    """Return workspaces and results of an operator in the order in which its CUDA kernel allocates them."""
+    order = _ALLOCATED_IN_ORDER.get(func, range(len(outputs)))
+    first = len(workspaces) - _WORKSPACES_AFTER_RESULTS.get(func, 0)
+    return [*workspaces[:first], *(outputs[position] for position in order), *workspaces[first:]]
 
 
 def representative(profile: KernelProfile) -> KernelProfile:

@@ -12,6 +12,8 @@ from tuner.estimation.tracing.kernel_workspaces.workspace import FLOAT_BYTES, IN
 from tuner.schemas.gpus import KernelProfile
 
 _INDICES_PER_SUM = 10
+SUMMING_WORKSPACES = 6
+"""Number of the last workspaces of ``embedding_backward``, which come after the result: it is made between the two."""
 
 
 def embedding_backward(args: Sequence[Any], outputs: Sequence[Tensor], profile: KernelProfile) -> Sequence[int | Bound]:

@@ -7,7 +7,8 @@ space are 5 and 6 values for each of 25,000 tokens, units and layers, and one be
 bytes of workspace are the matrices, and 11 and 8 values for each of 100 samples, units and layers. The report names
 parameters and bytes; units and layers follow from the former, tokens and samples were found as the round numbers that
 give all four figures. ``cudnn_rnn.cpp`` of the virtual card has the same formulas. Other versions and algorithms of
-cuDNN may keep more or less: see ``reserve_error``.
+cuDNN may keep more or less: see ``reserve_error``. MIOpen's are of its source (``GetWorkspaceSize`` and
+``GetReserveSize`` in ``rnn.cpp``): a workspace of so many values, and a reserve space of twice as many.
 """
 
 from __future__ import annotations
@@ -30,6 +31,8 @@ _ONEDNN_FORWARD_ARGUMENTS = 16
 _GATES = {0: 1, 1: 1, 2: 4, 3: 3}
 _KEPT_VALUES = {0: 1, 1: 1, 2: 5, 3: 6}
 """Values of each unit, step and sample that a layer keeps, by mode; of the modes without gates an assumption."""
+_MIOPEN_VALUES = {0: 1, 1: 1, 2: 6, 3: 4}
+"""Values of each unit, step, sample and layer in MIOpen's workspace, by mode (``workspaceScale`` in ``rnn.cpp``)."""
 _DROPOUT_STATE_BYTES = 48
 """A generator of each thread (``curandStateXORWOW_t``), an assumption."""
 _MATRIX_DIMENSIONS = 2
@@ -38,7 +41,7 @@ _INPUT_AND_HIDDEN = 2
 
 @dataclass(frozen=True)
 class RecurrentCall:
-    """The arguments of ``_cudnn_rnn`` that decide its memory.
+    """The arguments of ``_cudnn_rnn`` that decide its memory; a trace makes the same call where MIOpen would run.
 
     Attributes:
         data: the input: of ``(samples, steps, width)``, ``(steps, samples, width)``, or of all tokens if packed.
@@ -51,6 +54,7 @@ class RecurrentCall:
         is_transposed: whether the input has samples before steps, of which the kernels take a copy.
         drops: whether values are dropped between layers.
         trains: whether anything is kept for a backward pass.
+        is_miopen: whether the library is MIOpen.
     """
 
     data: Tensor
@@ -63,9 +67,10 @@ class RecurrentCall:
     is_transposed: bool
     drops: bool
     trains: bool
+    is_miopen: bool = False
 
     @classmethod
-    def of(cls, args: Sequence[Any]) -> RecurrentCall:
+    def of(cls, args: Sequence[Any], *, is_miopen: bool = False) -> RecurrentCall:
         """Return the call with the positional arguments of ``_cudnn_rnn``."""
         data, weights, hidden, (mode, units, _, layers) = args[0], args[1], args[4], args[6:10]
         batch_first, dropout, trains, bidirectional, batch_sizes = args[10:15]
@@ -80,6 +85,7 @@ class RecurrentCall:
             is_transposed=batch_first and not batch_sizes,
             drops=dropout > 0 and trains and layers > 1,
             trains=trains,
+            is_miopen=is_miopen,
         )
 
     @property
@@ -89,22 +95,31 @@ class RecurrentCall:
 
     @property
     def reserve_bytes(self) -> int:
-        """Bytes that cuDNN keeps until the backward pass."""
+        """Bytes that the library keeps until the backward pass."""
+        if self.is_miopen:
+            return 2 * self._miopen_bytes if self.trains else 0
         values = self.layers * _KEPT_VALUES[self.mode] + self.layers - 1
         kept = self.tokens * self.units * self.directions * values * self.data.element_size()
         return kept if self.trains else 0
 
     @property
     def workspace_bytes(self) -> int:
-        """Bytes that cuDNN holds while it runs, forward or backward."""
+        """Bytes that the library holds while it runs, forward or backward."""
+        if self.is_miopen:
+            return self._miopen_bytes
         matrices = sum(weight.numel() for weight in self.weights if weight.dim() == _MATRIX_DIMENSIONS)
         states = self.samples * self.units * self.directions * self.layers * (3 * _GATES[self.mode] - 1)
         return (matrices + states) * self.data.element_size()
 
+    @property
+    def _miopen_bytes(self) -> int:
+        values = self.tokens * self.units * self.directions * self.layers * _MIOPEN_VALUES[self.mode]
+        return values * self.data.element_size()
 
-def reserve_error(args: Sequence[Any]) -> tuple[int, int]:
+
+def reserve_error(args: Sequence[Any], *, is_miopen: bool) -> tuple[int, int]:
     """Return by how many bytes the reserve space may be smaller, and larger: assumptions, half and as much again."""
-    reserve_bytes = RecurrentCall.of(args).reserve_bytes
+    reserve_bytes = RecurrentCall.of(args, is_miopen=is_miopen).reserve_bytes
     return reserve_bytes // 2, reserve_bytes
 
 
@@ -113,18 +128,20 @@ def dropout_state_bytes(args: Sequence[Any], threads: int) -> int:
     return threads * _DROPOUT_STATE_BYTES if RecurrentCall.of(args).drops else 0
 
 
-def recurrent_forward_steps(args: Sequence[Any], outputs: Sequence[Tensor]) -> list[int | Bound | Tensor]:
+def recurrent_forward_steps(
+    args: Sequence[Any], outputs: Sequence[Tensor], *, is_miopen: bool = False
+) -> list[int | Bound | Tensor]:
     """Return what ``_cudnn_rnn`` (``cudnn/RNN.cpp``) allocates, in order: bytes of workspaces, and results.
 
-    The workspaces are the input by steps, and that of cuDNN.
+    The workspaces are the input by steps, and that of the library.
     """
-    call = RecurrentCall.of(args)
+    call = RecurrentCall.of(args, is_miopen=is_miopen)
     *states, reserve, _ = outputs
     return [bytes_of(call.data) if call.is_transposed else 0, *states, call.workspace_bytes, reserve]
 
 
 def recurrent_backward_steps(
-    args: Sequence[Any], outputs: Sequence[Tensor]
+    args: Sequence[Any], outputs: Sequence[Tensor], *, is_miopen: bool = False
 ) -> tuple[list[int | Bound | Tensor], list[int | Bound | Tensor]]:
     """Return what the two kernels of ``_cudnn_rnn_backward`` allocate, in order, the second after the first has ended.
 
@@ -132,7 +149,7 @@ def recurrent_backward_steps(
     on, and input and gradient by steps. The second computes the gradients of the weights, and holds the input again.
     """
     gradient, (of_hidden, of_cell) = args[7], args[8:10]
-    call = RecurrentCall.of((*args[:6], *args[10:]))
+    call = RecurrentCall.of((*args[:6], *args[10:]), is_miopen=is_miopen)
     zeros = [args[at] for at, given in ((4, of_hidden), (5, of_cell)) if given is None and args[at] is not None]
     is_copied = call.is_transposed and gradient is not None and not gradient.transpose(0, 1).is_contiguous()
     by_steps = bytes_of(call.data) if call.is_transposed else 0
@@ -140,6 +157,15 @@ def recurrent_backward_steps(
     count = _INPUT_AND_HIDDEN + (args[5] is not None)
     of_inputs, of_weights = outputs[:count], outputs[count:]
     return [*copies, *of_inputs, call.workspace_bytes], [by_steps, *of_weights, call.workspace_bytes]
+
+
+def packed_steps(args: Sequence[Any], outputs: Sequence[Tensor], profile: KernelProfile) -> list[int]:
+    """Return the copies of steps that ``_pack_padded_sequence`` joins (``PackedSequence.cpp``), as one block.
+
+    There is one for each of the different lengths, of which larger micro-batches have more.
+    """
+    del args, profile
+    return [bytes_of(outputs[0])]
 
 
 def onednn_scratchpad(args: Sequence[Any], outputs: Sequence[Tensor], profile: KernelProfile | None) -> list[int]:
