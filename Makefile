@@ -8,7 +8,7 @@ HASHED := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-
 SOURCES := pyproject.toml constraints.txt requirements/runtime.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test lint check format serve gpu-test virtual-gpu-test virtual-gpu-bench gpu-demo gpu-evidence bench-install bench test-exports test-commands image-test manifests conformance openapi lock licenses docs release-check clean
+.PHONY: help install demo test lint check format serve gpu-test virtual-gpu-test virtual-gpu-bench gpu-demo gpu-evidence bench-install bench test-exports test-commands image-test fleet-test manifests conformance openapi lock licenses docs release-check clean
 
 help:  ## Show these lines
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -259,5 +259,21 @@ release-check: $(RELEASE)/ready  ## Build the sdist and the wheel, check both, a
 licenses: $(VENV)/dev $(VENV)/docs  ## List the licences of what is installed, in docs/licenses.md
 	$(BIN)/python tools/licenses.py
 
+# Ray and submitit have an environment of their own, with all that a node needs.
+FLEET := .venv-fleet
+
+$(FLEET)/ready: constraints.txt requirements/runtime.txt requirements/dev.txt pyproject.toml
+	@rm -f $@
+	$(PYTHON) -m venv $(FLEET)
+	$(FLEET)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes -r requirements/runtime.txt
+	$(FLEET)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes -r requirements/dev.txt
+	$(FLEET)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch 'ray[default]==2.60.0' submitit==1.5.4
+	$(FLEET)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	@touch $@
+
+# Where there is no Debian, the test with Slurm is skipped.
+fleet-test: $(FLEET)/ready $(EXPORTS)/slurm/ready  ## Dispatch to real Ray and Slurm clusters on this host, and kill parts of them
+	BATCHWRIGHT_TEST_SLURM=$(EXPORTS)/slurm/root $(FLEET)/bin/python -m pytest -m fleet tests/fleet
+
 clean:  ## Remove the environment and what runs left
-	rm -rf $(VENV) $(VIRTUAL_GPU) runs site dist .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) $(VIRTUAL_GPU) $(FLEET) runs site dist .pytest_cache .mypy_cache .ruff_cache

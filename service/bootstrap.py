@@ -108,6 +108,7 @@ def build(
         worker = _with_process(worker, WorkerProcess(settings, worker_module))
     store, coordinator, instruments = worker.store, worker.coordinator, worker.instruments
     instruments.metrics.collect_queue(store.queue.depths)
+    instruments.metrics.collect_fleet(store.fleet.reports)
     policy = Policy(settings.python_targets, settings.data_roots, _quota(settings))
     commands = registered_commands(settings.model_copy(update={"worker": False}))
     hit_counter = HitCounter(store.statistics.count_hits, observe=instruments.metrics.count_lookup)

@@ -59,6 +59,10 @@ _Names = Annotated[tuple[str, ...], NoDecode]
 """Names: separated by commas in an environment variable, or a JSON list."""
 
 
+def _host_name() -> str:
+    return os.environ.get("SLURMD_NODENAME") or socket.gethostname()
+
+
 class Settings(BaseSettings):
     """The settings of one service. Nothing else reads the environment."""
 
@@ -91,8 +95,18 @@ class Settings(BaseSettings):
     commands: Path | None = None
     """YAML file of the training commands that callers may tune and run; no command when absent. Read at the start.
     Every process of workers needs the same file."""
-    node_name: Annotated[str, Field(pattern=_NODE_NAME)] = Field(default_factory=socket.gethostname)
-    """Unique name of this host in the database. Host and device name a slot."""
+    ray: str | None = None
+    """Dashboard address of a Ray cluster, such as `http://head:8265`, whose nodes run the work instead of this host.
+    They need the extra `ray`, a PostgreSQL store, and Batchwright on every node."""
+    slurm: Path | None = None
+    """Folder that the nodes of a Slurm cluster share, for the files of jobs that run the work instead of this host.
+    They need the extra `slurm`, a PostgreSQL store, and Batchwright on every node. `SBATCH_PARTITION`, `SBATCH_ACCOUNT`
+    and the other variables of sbatch apply."""
+    node_command: str = "batchwright"
+    """Command of Batchwright on the nodes of a cluster: a path in a shared folder, or one in a container."""
+    node_name: Annotated[str, Field(pattern=_NODE_NAME)] = Field(default_factory=_host_name)
+    """Unique name of this host in the database: the host name, or in a job of Slurm that of its node. Host and device
+    name a slot."""
     lease_seconds: Annotated[float, Field(ge=1.0, le=3600.0)] = 15.0
     """Lifetime of a lease: without heartbeats for this long, a worker loses its work. Equal for all processes."""
     poll_seconds: Annotated[float, Field(gt=0.0, le=60.0)] = 0.5
@@ -148,7 +162,7 @@ class Settings(BaseSettings):
             )
         return value
 
-    @field_validator("data_dir", "runs_dir", "commands")
+    @field_validator("data_dir", "runs_dir", "commands", "slurm")
     @classmethod
     def _absolute(cls, path: Path | None) -> Path | None:
         return None if path is None else path.expanduser().absolute()

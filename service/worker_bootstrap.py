@@ -19,7 +19,7 @@ from service.worker.executors.base import Executor
 from service.worker.executors.local import LocalExecutor
 from service.worker.executors.probe_runners import ProbeRunners
 from service.worker.hosting.interface import Workers
-from service.worker.settings import WorkerSettings
+from service.worker.settings import Assignment, WorkerSettings
 from tuner.commands.command_supervisor import CommandSupervisor
 from tuner.errors import SpecError
 from tuner.hardware import inventory
@@ -86,8 +86,19 @@ def build_worker(
     return assemble_worker(settings, [executor_of(device) for device in served], installed)
 
 
-def assemble_worker(settings: Settings, executors: Sequence[Executor], versions: dict[str, str]) -> WorkerSystem:
+def assemble_worker(
+    settings: Settings,
+    executors: Sequence[Executor],
+    versions: dict[str, str],
+    assignment: Assignment | None = None,
+) -> WorkerSystem:
     """Assemble workers around executors; none of the latter where this process only serves the API.
+
+    Args:
+        settings: the settings of the service.
+        executors: one executor per device.
+        versions: the installed versions that affect memory.
+        assignment: the only work to run.
 
     Raises:
         ConfigurationError: when a folder cannot be written.
@@ -107,6 +118,7 @@ def assemble_worker(settings: Settings, executors: Sequence[Executor], versions:
         shutdown_grace_seconds=settings.shutdown_grace_seconds,
         fallback_poll_seconds=settings.fallback_poll_seconds,
         instruments=instruments,
+        assignment=assignment,
     )
     port = settings.metrics_port
     address = None if port is None else (settings.metrics_host, port)

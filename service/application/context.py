@@ -52,7 +52,11 @@ class ApplicationContext:
 
     def is_alive(self, announced: AnnouncedDevice) -> bool:
         """Return whether the worker of a device sent a heartbeat within ``lease_seconds``."""
-        return announced.age_seconds <= self._lease_seconds
+        return self.is_recent(announced.age_seconds)
+
+    def is_recent(self, age_seconds: float) -> bool:
+        """Return whether a heartbeat or report of this age is of a live process."""
+        return age_seconds <= self._lease_seconds
 
     def live_workers(self) -> list[AnnouncedDevice]:
         """Return the devices with a live worker."""

@@ -1,4 +1,4 @@
-"""Use cases of devices and the queue."""
+"""Use cases of devices, clusters and the queue."""
 
 from __future__ import annotations
 
@@ -8,15 +8,16 @@ from contextlib import suppress
 from service.application.context import ApplicationContext
 from service.application.rules.hardware_matches import group_by_hardware, workers_with
 from service.application.rules.wait_time import RECENT, Running, expected_waits
+from service.domain.fleet import Fleet, FleetStatus
 from service.domain.hardware import ANY_DEVICE, need_of_lane
 from service.domain.states import State, WorkKind
 from service.domain.workers import DeviceList, DeviceStatus, Queue, QueueEntry
 from service.errors import NotFoundError
-from service.store.models import AnnouncedDevice, Waiting, WorkFilter, WorkRow
+from service.store.models import AnnouncedDevice, ReportedFleet, Waiting, WorkFilter, WorkRow
 
 
 class DeviceCases:
-    """Use cases of devices and their workers. Safe to share between threads."""
+    """Use cases of devices, their workers and their clusters. Safe to share between threads."""
 
     def __init__(self, context: ApplicationContext) -> None:
         self._context = context
@@ -27,6 +28,15 @@ class DeviceCases:
         found = self._devices.list()
         alive = [announced for announced in found if self._context.is_alive(announced)]
         return DeviceList(hardware=group_by_hardware(alive), items=tuple(self._status(device) for device in found))
+
+    def fleet(self) -> Fleet:
+        """Return the clusters of the dispatchers, with their last reports."""
+        return Fleet(items=tuple(self._cluster(reported) for reported in self._context.store.fleet.reports()))
+
+    def _cluster(self, reported: ReportedFleet) -> FleetStatus:
+        age = reported.age_seconds
+        is_alive = self._context.is_recent(age)
+        return FleetStatus(**dict(reported.report), alive=is_alive, report_age_seconds=age)
 
     def _status(self, announced: AnnouncedDevice) -> DeviceStatus:
         return DeviceStatus(

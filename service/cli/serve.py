@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -32,7 +33,7 @@ _MetricsPort = Annotated[
 ]
 
 
-def serve(
+def serve(  # noqa: PLR0913 - options of a command
     *,
     host: Annotated[
         str | None, typer.Option(help="Address to listen on. When left out: BATCHWRIGHT_HOST, else 127.0.0.1.")
@@ -50,14 +51,23 @@ def serve(
         bool, typer.Option("--no-worker", help="Serve only the API; `batchwright work` serves the devices.")
     ] = False,
     metrics_port: _MetricsPort = None,
+    ray: Annotated[
+        str | None,
+        typer.Option(help="Run the work on a Ray cluster, given the address of its dashboard: `http://head:8265`."),
+    ] = None,
+    slurm: Annotated[
+        Path | None,
+        typer.Option(help="Run the work on the Slurm cluster of this host, given a folder that its nodes share."),
+    ] = None,
 ) -> None:
-    """Serve the HTTP API, with a worker for each device of this host.
+    """Serve the HTTP API, with a worker for each device of this host, or with a dispatcher to a cluster.
 
     Settings come from BATCHWRIGHT_* environment variables; the options here override them. SIGTERM stops it
     gracefully: jobs write a checkpoint, and running work is handed back. A second SIGTERM stops it at once.
     """
-    given = {"host": host, "port": port, "database_url": database_url, "metrics_port": metrics_port}
-    with _settings(given | {"worker": False if no_worker else None}) as settings:
+    given: dict[str, Any] = {"host": host, "port": port, "database_url": database_url, "metrics_port": metrics_port}
+    given |= {"ray": ray, "slurm": slurm}
+    with reading_settings(given | {"worker": False if no_worker else None}) as settings:
         from service.entrypoints.serve import serve as run_server  # noqa: PLC0415 - see the module's docstring
 
         run_server(settings)
@@ -81,14 +91,14 @@ def work(
     Example: batchwright work --database-url postgresql://user@host/batchwright --device cuda:0 --device cuda:1
     """
     given = {"devices": tuple(device) if device else None, "database_url": database_url, "metrics_port": metrics_port}
-    with _settings(given) as settings:
+    with reading_settings(given) as settings:
         from service.entrypoints.work import work as run_worker  # noqa: PLC0415 - see the module's docstring
 
         run_worker(settings)
 
 
 @contextmanager
-def _settings(given: dict[str, Any]) -> Iterator[Settings]:
+def reading_settings(given: dict[str, Any]) -> Iterator[Settings]:
     """Read the settings of a command, and translate errors of the service in the block.
 
     Raises:

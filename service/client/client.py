@@ -84,6 +84,7 @@ class Client(Blocking[AsyncCalls]):
     """
 
     summary = sync.blocking(AsyncCalls.summary)
+    fleet = sync.blocking(AsyncCalls.fleet)
     livez = sync.blocking(AsyncCalls.livez)
     readyz = sync.blocking(AsyncCalls.readyz)
     call = sync.blocking(AsyncCalls.call)

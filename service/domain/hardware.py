@@ -73,3 +73,16 @@ def kind_of(device: DeviceInfo) -> str:
 def fits(device: DeviceInfo, need: HardwareNeed) -> bool:
     """Return whether a device is what a need names, however many of them it needs."""
     return kind_of(device) == need.kind if need.kind is not None else has_hardware(device, need)
+
+
+def is_served_by(device: str, hardware: str | None, served: DeviceInfo) -> bool:
+    """Return whether a device of any node of a cluster can run work with these stored columns.
+
+    Args:
+        device: the stored device; of a GPU only its kind counts, since a cluster's engine chooses among equal ones.
+        hardware: the stored hardware: a lane for work without a device, else a kind, or None.
+        served: the device.
+    """
+    if device == ANY_DEVICE:
+        return fits(served, need_of_lane(hardware or ""))
+    return device.partition(":")[0] == served.kind and hardware in {None, kind_of(served)}

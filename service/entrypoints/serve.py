@@ -22,7 +22,7 @@ from service.errors import ConfigurationError, ServiceError
 from service.observability.logging import announce, configure_logging
 from service.settings import Settings, withhold_variables
 from service.store.interface import KeyStore
-from service.worker.hosting.child_process import ENTRY
+from service.worker.hosting.child_process import DISPATCHER, ENTRY
 from service.worker.hosting.interface import Workers
 
 _CLOSE_SECONDS = 5
@@ -52,7 +52,8 @@ def check_and_build(settings: Settings) -> System:
         ConfigurationError: when they are invalid, or when other machines could reach a service without an API key, or
             when the file of the admin key has none.
     """
-    system = build(settings, worker_module=ENTRY)
+    has_cluster = settings.ray is not None or settings.slurm is not None
+    system = build(settings, worker_module=DISPATCHER if has_cluster else ENTRY)
     try:
         if settings.admin_key_file is not None:
             KeyCases(system.store.keys).store_admin_key(settings.admin_key_file)

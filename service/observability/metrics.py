@@ -29,7 +29,7 @@ from typing_extensions import override
 
 from service.domain.states import State, WorkKind
 from service.errors import ConfigurationError, StoreUnavailableError
-from service.store.models import QueueDepth
+from service.store.models import QueueDepth, ReportedFleet
 
 _log = logging.getLogger(__name__)
 
@@ -40,6 +40,7 @@ _REQUEST_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0
 _WORK_SECONDS = (1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1800, 3600, 7200, 21_600, 86_400)
 
 QueueDepths = Callable[[], Sequence[QueueDepth]]
+FleetReports = Callable[[], Sequence[ReportedFleet]]
 Families = Callable[[], Iterable[Metric]]
 Snapshot = list[tuple[str, str, str, list[tuple[str, dict[str, str], float]]]]
 """Metric families as JSON: name, help, type, and samples with their names, labels and values."""
@@ -172,6 +173,10 @@ class Metrics:
         """Include the depth of the queue in each scrape."""
         self.registry.register(_QueueCollector(depths))
 
+    def collect_fleet(self, reports: FleetReports) -> None:
+        """Include the last reports of the dispatchers in each scrape."""
+        self.registry.register(_FleetCollector(reports))
+
     def collect_workers(self, families: Families) -> None:
         """Include the metrics of workers in another process in each scrape."""
         self._work_families.source = families
@@ -285,6 +290,44 @@ def families_from(sent: Snapshot) -> list[Metric]:
             family.add_sample(sample, labels, value)
         families.append(family)
     return families
+
+
+class _FleetCollector(Collector):
+    """Collect the reports of dispatchers from the store; nothing when the store is unavailable."""
+
+    def __init__(self, reports: FleetReports) -> None:
+        self._reports = reports
+
+    def describe(self) -> Iterator[Metric]:
+        """Describe the families without a read of the store."""
+        yield from _fleet_families(())
+
+    @override
+    def collect(self) -> Iterator[Metric]:
+        """Collect every family."""
+        try:
+            found = self._reports()
+        except StoreUnavailableError as error:
+            _log.warning("the metrics omit the fleet: %s", error)
+            return
+        yield from _fleet_families(found)
+
+
+def _fleet_families(found: Sequence[ReportedFleet]) -> Iterator[Metric]:
+    names = ["engine", "address"]
+    up = GaugeMetricFamily("batchwright_fleet_up", "1 while the dispatcher can use the cluster.", labels=names)
+    age = GaugeMetricFamily("batchwright_fleet_report_age_seconds", "Age of the dispatcher's report.", labels=names)
+    nodes = GaugeMetricFamily("batchwright_fleet_nodes", "Nodes on which jobs can run.", labels=names)
+    jobs = GaugeMetricFamily("batchwright_fleet_jobs", "Jobs in the cluster, by state.", labels=[*names, "state"])
+    for reported in found:
+        report = reported.report
+        cluster = [report.engine, report.address]
+        up.add_metric(cluster, 0.0 if report.error else 1.0)
+        age.add_metric(cluster, reported.age_seconds)
+        nodes.add_metric(cluster, sum(node.alive for node in report.nodes))
+        jobs.add_metric([*cluster, "pending"], report.pending_jobs)
+        jobs.add_metric([*cluster, "running"], report.running_jobs)
+    yield from (up, age, nodes, jobs)
 
 
 class _QueueCollector(Collector):

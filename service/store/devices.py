@@ -1,22 +1,29 @@
-"""Served devices: announced by their workers with heartbeats, listed with their running and their waiting work."""
+"""Served devices: announced by their workers with heartbeats, listed with their running and their waiting work.
+
+Dispatchers announce the devices of a cluster, and report on the cluster as a whole.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
-from sqlalchemy import Connection, Engine, and_, delete, func, select, tuple_, update
+from sqlalchemy import Connection, Engine, and_, delete, func, or_, select, tuple_, update
 from typing_extensions import override
 
+from service.domain.fleet import FleetReport
 from service.domain.hardware import ANY_DEVICE, fits, need_of_lane
+from service.domain.states import HELD_STATES, State
 from service.domain.workers import ServedDevice
 from service.store.database.engine import insert_or_replace, read_transaction, write_transaction
-from service.store.database.schema import held_slots, is_held, is_queued, now_ms, work_items, workers
+from service.store.database.schema import fleets, held_slots, is_held, is_queued, now_ms, work_items, workers
 from service.store.database.statements import renew_leases, slots_with_work, valid_leases
-from service.store.interface import DeviceStore
-from service.store.models import AnnouncedDevice, Beat, BeatReply
+from service.store.interface import DeviceStore, FleetStore, QueueStore
+from service.store.models import AnnouncedDevice, Beat, BeatReply, FleetWork, ReportedFleet
 
 _work = work_items.c
+_FLEET_COLUMNS = ("id", "state", "device", "hardware", "token", "lease_expires_at", "updated_at")
+_FLEET_WORK = select(*(_work[name] for name in _FLEET_COLUMNS), now_ms().label("now"))
 _RETENTION_MS = 86_400_000
 """Age of the last heartbeat from which a worker is deleted."""
 
@@ -78,6 +85,47 @@ class SqlDeviceStore(DeviceStore):
             )
             for served, row in ((ServedDevice.model_validate_json(row.document), row) for row in found)
         ]
+
+
+class SqlFleetStore(FleetStore):
+    """The work and the reports of dispatchers on SQLite and PostgreSQL; safe to share between threads."""
+
+    def __init__(self, engine: Engine, queue: QueueStore) -> None:
+        self._engine = engine
+        self._queue = queue
+
+    @override
+    def work(self, limit: int, work_ids: Collection[str]) -> list[FleetWork]:
+        place = {waiting.id: number for number, waiting in enumerate(self._queue.waiting(limit))}
+        wanted = or_(is_held, _work.id.in_({*place, *work_ids}))
+        with read_transaction(self._engine) as connection:
+            found = [_fleet_work(row) for row in connection.execute(_FLEET_WORK.where(wanted))]
+        return sorted(found, key=lambda work: (place.get(work.id, -1), work.id))
+
+    @override
+    def report(self, report: FleetReport) -> None:
+        name = f"{report.engine} {report.address}"
+        values = {"name": name, "reported_at": now_ms(), "document": report.model_dump_json()}
+        with write_transaction(self._engine) as connection:
+            insert_or_replace(connection, fleets, values)
+
+    @override
+    def reports(self) -> list[ReportedFleet]:
+        age = now_ms() - fleets.c.reported_at
+        statement = select(fleets.c.document, age.label("age_ms")).where(age < _RETENTION_MS).order_by(fleets.c.name)
+        with read_transaction(self._engine) as connection:
+            found = connection.execute(statement).all()
+        return [
+            ReportedFleet(FleetReport.model_validate_json(row.document), max(0, row.age_ms) / 1000) for row in found
+        ]
+
+
+def _fleet_work(row: Any) -> FleetWork:  # noqa: ANN401 - a row of `_FLEET_WORK`
+    state = State(row.state)
+    is_live = state in HELD_STATES and row.lease_expires_at > row.now
+    since = row.lease_expires_at if state in HELD_STATES else row.updated_at
+    seconds = max(0, row.now - since) / 1000
+    return FleetWork(row.id, state, row.device, row.hardware, row.token, is_live, seconds)
 
 
 def _announce(connection: Connection, devices: Sequence[ServedDevice], lease_ms: int = 0) -> None:

@@ -8,9 +8,10 @@ report that comes after its lease has ended changes nothing.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from service.domain.api_keys import ApiKey, NewKey
+from service.domain.fleet import FleetReport
 from service.domain.states import WorkKind
 from service.domain.work import Event, RecommendationSummary, RecordedProbe
 from service.domain.workers import ServedDevice
@@ -23,6 +24,7 @@ from service.store.models import (
     Binding,
     Claim,
     Ending,
+    FleetWork,
     Idempotency,
     Lease,
     NewWork,
@@ -31,6 +33,7 @@ from service.store.models import (
     QueueDepth,
     Quota,
     RecommendationFilter,
+    ReportedFleet,
     StoredKey,
     StoredResponse,
     StoredSession,
@@ -118,6 +121,14 @@ class LeaseStore(ABC):
         The order of the queue: the highest priority first; among equals the API key whose work was started least
         recently, on any device (callers without a key count as one); then the oldest. Work whose lease has expired is
         taken over, in the state in which it was left. None when no work waits, or when work runs in that slot.
+        """
+
+    @abstractmethod
+    def claim_work(self, work_id: str, served: ServedDevice, lease_seconds: float) -> Claim | None:
+        """Claim one piece of work for this device, whatever else waits; the id of the device need not be the work's.
+
+        None when the work has ended or does not exist, when it has a live lease or needs other hardware, or when work
+        runs in that slot.
         """
 
     @abstractmethod
@@ -337,6 +348,25 @@ class DeviceStore(ABC):
     @abstractmethod
     def list(self) -> list[AnnouncedDevice]:
         """Return all announced devices."""
+
+
+class FleetStore(ABC):
+    """The work of dispatchers, and their reports."""
+
+    @abstractmethod
+    def work(self, limit: int, work_ids: Collection[str]) -> list[FleetWork]:
+        """Return at most ``limit`` queued pieces of work in the order of the queue, all that are held, and those named.
+
+        Work with an expired lease comes first. Unknown ids are left out.
+        """
+
+    @abstractmethod
+    def report(self, report: FleetReport) -> None:
+        """Store the report of a dispatcher in place of the last one of the same cluster."""
+
+    @abstractmethod
+    def reports(self) -> list[ReportedFleet]:
+        """Return the last report of each cluster that was made within a day."""
 
 
 class KeyStore(ABC):

@@ -27,7 +27,7 @@ from sqlalchemy import (
 from sqlalchemy.exc import IntegrityError
 from typing_extensions import override
 
-from service.domain.hardware import ANY_DEVICE, need_of_lane
+from service.domain.hardware import ANY_DEVICE, is_served_by, need_of_lane
 from service.domain.states import State, sources_of
 from service.domain.work import EventKind
 from service.domain.workers import ServedDevice
@@ -39,6 +39,7 @@ from service.store.database.schema import (
     events,
     held_slots,
     is_held,
+    is_queued,
     now_ms,
     recommendations,
     submitters,
@@ -118,6 +119,19 @@ class SqlLeaseStore(LeaseStore):
                     return _claim_at_once(connection, claimer)
                 return _claim(connection, claimer)
         except IntegrityError:  # the unique index: another owner has just taken this slot
+            return None
+
+    @override
+    def claim_work(self, work_id: str, served: ServedDevice, lease_seconds: float) -> Claim | None:
+        try:
+            with write_transaction(self._engine) as connection:
+                if connection.dialect.name == "postgresql":
+                    connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _ADVISORY_LOCK})
+                claimer = Claimer(served, (), lease_seconds)
+                _requeue_misplaced(connection, claimer)
+                candidate = _named(connection, claimer, work_id)
+                return None if candidate is None else _take(connection, claimer, candidate, [])
+        except IntegrityError:  # as above
             return None
 
     @override
@@ -257,7 +271,7 @@ def _candidate(connection: Connection, claimer: Claimer) -> Candidate | None:
 def _slots_beside(connection: Connection, served: ServedDevice, found: Candidate) -> list[str] | None:
     """Return free slots of the host for the other devices of a candidate; None when there are too few now."""
     row = connection.execute(select(_work.device, _work.hardware).where(_work.id == found.id)).one()
-    if row.device != ANY_DEVICE or (count := need_of_lane(row.hardware).devices_per_node) == 1:
+    if (count := _devices_needed(row.device, row.hardware)) == 1:
         return []
     alive = and_(workers.c.hardware == served.hardware, workers.c.heartbeat_at + workers.c.lease_ms > now_ms())
     documents = connection.execute(select(workers.c.document).where(alive)).scalars()
@@ -271,6 +285,24 @@ def _slots_beside(connection: Connection, served: ServedDevice, found: Candidate
     )
     chosen = [slot for slot in free if slot not in taken and slot != served.slot][: count - 1]
     return chosen if len(chosen) == count - 1 else None
+
+
+def _named(connection: Connection, claimer: Claimer, work_id: str) -> Candidate | None:
+    """Return the work with this id if the device may take it now; never work of several devices."""
+    if connection.execute(RUNNING_HERE, claimer.parameters).first() is not None:
+        return None
+    may_be_taken = or_(is_queued, and_(is_held, _work.lease_expires_at <= now_ms()))
+    columns = (_work.id, _work.state, _work.token, _work.lost_leases, _work.key_id, _work.device, _work.hardware)
+    row = connection.execute(select(*columns).where(_work.id == work_id, may_be_taken)).first()
+    if row is None or not is_served_by(row.device, row.hardware, claimer.served.device):
+        return None
+    if _devices_needed(row.device, row.hardware) > 1:
+        return None
+    return Candidate(row.id, State(row.state), row.token, row.lost_leases, row.key_id)
+
+
+def _devices_needed(device: str, hardware: str | None) -> int:
+    return need_of_lane(hardware or "").devices_per_node if device == ANY_DEVICE else 1
 
 
 def _requeue_misplaced(connection: Connection, claimer: Claimer) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 from pydantic_core import to_json
 
 from service.domain.api_keys import ApiKey
+from service.domain.fleet import FleetReport
 from service.domain.hardware import need_of_lane
 from service.domain.problems import Problem
 from service.domain.states import State, WorkKind
@@ -295,6 +296,28 @@ class AnnouncedDevice:
     age_seconds: float
     running_id: str | None
     queued: int
+
+
+@dataclass(frozen=True)
+class FleetWork:
+    """Work as a dispatcher sees it. ``seconds`` counts since it was queued, lost its lease, or ended."""
+
+    id: str
+    state: State
+    device: str
+    hardware: str | None
+    token: int
+    """The fencing token of its last lease, or 0."""
+    has_live_lease: bool
+    seconds: float
+
+
+@dataclass(frozen=True)
+class ReportedFleet:
+    """The last report of a cluster's dispatcher, and its age."""
+
+    report: FleetReport
+    age_seconds: float
 
 
 @dataclass(frozen=True)

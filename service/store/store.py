@@ -8,7 +8,7 @@ from service.store.api_keys import SqlKeyStore
 from service.store.database.engine import open_engine
 from service.store.database.migrate import upgrade
 from service.store.database.notifications import Listener, Receiver
-from service.store.devices import SqlDeviceStore
+from service.store.devices import SqlDeviceStore, SqlFleetStore
 from service.store.evidence import SqlEvidenceStore, SqlResidualStore
 from service.store.leases import SqlLeaseStore
 from service.store.recommendation_queries import SqlRecommendationStore
@@ -35,6 +35,7 @@ class Store:
         self.statistics = SqlStatisticsStore(engine)
         self.retention = SqlRetentionStore(engine)
         self.devices = SqlDeviceStore(engine)
+        self.fleet = SqlFleetStore(engine, self.queue)
         self.keys = SqlKeyStore(engine)
         self.sessions = SqlSessionStore(engine)
 

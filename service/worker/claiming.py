@@ -19,12 +19,14 @@ class WorkClaimer:
         leases: where work is claimed.
         served: the device.
         terms: the terms of every lease.
+        only: the id of the only work to claim.
     """
 
-    def __init__(self, leases: LeaseStore, served: ServedDevice, terms: LeaseTerms) -> None:
+    def __init__(self, leases: LeaseStore, served: ServedDevice, terms: LeaseTerms, only: str | None = None) -> None:
         self._leases = leases
         self.served = served
         self._terms = terms
+        self._only = only
         self._holder: LeaseHolder | None = None
         self._stop: StopReason | None = None
 
@@ -36,7 +38,7 @@ class WorkClaimer:
             StoreUnavailableError: when the store cannot be reached.
         """
         claimed_at = time.monotonic()
-        claim = self._leases.claim(self.served, self._terms.lease_seconds)
+        claim = self._claim()
         if claim is None:
             yield None
             return
@@ -47,6 +49,11 @@ class WorkClaimer:
             yield claim, holder
         finally:
             self._holder = None
+
+    def _claim(self) -> Claim | None:
+        if self._only is None:
+            return self._leases.claim(self.served, self._terms.lease_seconds)
+        return self._leases.claim_work(self._only, self.served, self._terms.lease_seconds)
 
     @property
     def holder(self) -> LeaseHolder | None:

@@ -110,6 +110,11 @@ class Coordinator:
         """Return the slot (host and device) of each worker."""
         return list(self._by_slot)
 
+    def join(self) -> None:
+        """Wait until every worker has ended: by a request, or because its only work has."""
+        for worker in self._workers:
+            worker.join()
+
     def request_stop(self) -> None:
         """Begin a graceful stop. Returns at once."""
         for worker in self._workers:
@@ -126,8 +131,7 @@ class Coordinator:
             return
         self._stopped = True
         self.request_stop()
-        for worker in self._workers:
-            worker.join()
+        self.join()
         self._heartbeat.stop()
         if self._listener is not None:
             self._listener.stop()

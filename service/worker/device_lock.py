@@ -29,7 +29,7 @@ class DeviceLock:
 
     def __init__(self, folder: Path, device: str) -> None:
         self.device = device
-        self.path = folder / f"{device.replace(':', '-')}.lock"
+        self.path = folder / f"{device.replace(':', '-').replace('/', '-')}.lock"
         self._lock = FileLock(self.path, thread_local=False, poll_interval=_RETRY_SECONDS, fallback_to_soft=False)
 
     def acquire(self, owner: str, wait_seconds: float = 0.0) -> None:

@@ -17,7 +17,7 @@ from service.worker.lease import LeaseHolder, LeaseTerms, StopReason
 from service.worker.runner import DeviceContext, RunStores, WorkRunner
 from service.worker.settings import WorkerSettings
 from service.worker.slot import Slot
-from service.worker.work_loop import WorkLoop
+from service.worker.work_loop import SingleRun, WorkLoop
 from tuner.system.host_failures import Cause, HostFailure, check_host
 
 
@@ -53,9 +53,9 @@ class DeviceWorker:
         owner: str,
         link: ProcessLink,
     ) -> None:
-        device, instruments = executor.device, settings.instruments
+        device, instruments, assignment = executor.device, settings.instruments, settings.assignment
         self.served = ServedDevice(
-            slot=f"{settings.node_name}/{device.id}",
+            slot=f"{settings.node_name}/{device.id if assignment is None else assignment.device}",
             owner=owner,
             device=device,
             environment=executor.environment(),
@@ -71,10 +71,14 @@ class DeviceWorker:
         runner = WorkRunner(stores, executor, context, instruments)
         attempt_runner = AttemptRunner(store.leases, store.work, runner, context, instruments)
         terms = LeaseTerms(settings.lease_seconds, settings.shutdown_grace_seconds)
-        self._claimer = WorkClaimer(store.leases, self.served, terms)
+        self._is_announced = assignment is None  # a dispatcher announces the devices of its cluster
+        self._claimer = WorkClaimer(
+            store.leases, self.served, terms, None if assignment is None else assignment.work_id
+        )
         await_work = (lambda: store.devices.await_work(self.served)) if link.has_notifications else None
         pause = IdlePause(settings.poll_seconds, await_work)
-        self._loop = WorkLoop(self._claimer, attempt_runner, self._health, pause)
+        new_loop = WorkLoop if assignment is None else SingleRun
+        self._loop = new_loop(self._claimer, attempt_runner, self._health, pause)
         self._link = link
 
     def start(self) -> None:
@@ -87,7 +91,8 @@ class DeviceWorker:
         self._settings.instruments.metrics.register_device(self.served.device.id)
         try:
             self._health.is_ready()
-            self._devices.announce(self._with_health())
+            if self._is_announced:
+                self._devices.announce(self._with_health())
         except BaseException:
             self._slot.release()
             raise
@@ -109,7 +114,7 @@ class DeviceWorker:
 
     def close(self) -> None:
         """Withdraw the device, and release the slot. The heartbeat, which would announce it again, has ended."""
-        if self._loop.was_started:
+        if self._loop.was_started and self._is_announced:
             self._slot.withdraw()
         self._executor.close()
         self._slot.release()
@@ -129,8 +134,8 @@ class DeviceWorker:
         return self._loop.is_idle
 
     def served_now(self) -> ServedDevice | None:
-        """Return the device with its health, or None when it is not served."""
-        return self._with_health() if self.is_alive() else None
+        """Return the device with its health, or None when it is not announced."""
+        return self._with_health() if self._is_announced and self.is_alive() else None
 
     def _with_health(self) -> ServedDevice:
         return self.served.model_copy(update={"unready": self._health.unready})

@@ -15,6 +15,15 @@ _MAX_BEAT_SECONDS = 0.75
 
 
 @dataclass(frozen=True)
+class Assignment:
+    """The one piece of work that a worker on a cluster's node is for."""
+
+    work_id: str
+    device: str
+    """Name of the device on its host, where the engine has numbered the visible devices anew."""
+
+
+@dataclass(frozen=True)
 class WorkerSettings:
     """The settings of every worker of a process."""
 
@@ -26,6 +35,8 @@ class WorkerSettings:
     shutdown_grace_seconds: float
     fallback_poll_seconds: float = 5.0
     instruments: Instruments = field(default_factory=Instruments)
+    assignment: Assignment | None = None
+    """Without one, workers claim what is next in the queue, and announce their devices."""
 
     @property
     def beat_seconds(self) -> float:

@@ -36,7 +36,9 @@ class Slot:
         self._leases = leases
         self._devices = devices
         self._settings = settings
-        self._lock = DeviceLock(settings.locks_dir, served.device.id)
+        # Nodes of a cluster may share the folder, and only the engine assigns their devices.
+        self._is_assigned = settings.assignment is not None
+        self._lock = DeviceLock(settings.locks_dir, served.slot if self._is_assigned else served.device.id)
 
     def take(self) -> None:
         """Lock the device, and expire the leases that a dead owner left in the slot.
@@ -47,7 +49,8 @@ class Slot:
         """
         self._lock.acquire(self._served.owner, _LOCK_WAIT_SECONDS)
         try:
-            self._await_death_of_other()
+            if not self._is_assigned:
+                self._await_death_of_other()
             self._leases.release_slot(self._served.slot, self._settings.owner_prefix)
         except BaseException:
             self.release()

@@ -73,3 +73,14 @@ class WorkLoop(DeviceThread):
             self._pause.begin()
         self._is_idle, self._pause_seconds = True, self._pause.seconds
         return False
+
+
+class SingleRun(WorkLoop):
+    """Run one piece of work, if it can be claimed, and end."""
+
+    @override
+    def _step(self) -> bool:
+        try:
+            return super()._step()
+        finally:
+            self.request_stop()

@@ -58,6 +58,7 @@ HOMONYMS = {
 WITHOUT_COUNTERPART = {
     "tests/project",
     "tests/gpu",
+    "tests/fleet",
     "tests/image",
     "tests/support",
     "tests/support/exports",

@@ -47,6 +47,13 @@ def test_a_process_of_workers_imports_nothing_of_the_http_side() -> None:
     assert run(BLOCK.format(blocked=blocked) + code) == "False"
 
 
+def test_only_the_dispatcher_imports_an_engine() -> None:
+    """The API, the workers of hosts and those of a cluster's nodes run where Ray and submitit cannot be imported."""
+    modules = "serve, service.entrypoints.work, service.entrypoints.node_jobs, service.entrypoints.hosted_worker"
+    code = f"import sys, service.entrypoints.{modules}; print('service.dispatch' in sys.modules)"
+    assert run(BLOCK.format(blocked={"ray", "submitit"}) + code) == "False"
+
+
 def test_the_service_runs_where_torch_cannot_be_imported() -> None:
     """A whole service is built, its document included, with torch blocked."""
     code = "from service.entrypoints.export_openapi import export_openapi; print(len(export_openapi()) > 1000)"

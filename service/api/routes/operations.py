@@ -1,4 +1,4 @@
-"""The routes of `/v1/devices`, `/v1/queue`, `/v1/summary` and `/livez`."""
+"""The routes of `/v1/devices`, `/v1/queue`, `/v1/fleet`, `/v1/summary` and `/livez`."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from service.api.dependencies import Limit
 from service.api.problems import COMMON_STATUSES, declared
 from service.api.strict_route import StrictRoute
 from service.domain.api_keys import Scope
+from service.domain.fleet import Fleet
 from service.domain.workers import DeviceList, Health, Period, Queue, Summary
 
 SummaryPeriod = Annotated[Period, Query(description="Period that the summary covers.")]
@@ -42,6 +43,18 @@ def list_devices(context: Context) -> DeviceList:
 def read_queue(context: Context, limit: Limit = 50) -> Queue:
     """List the queued work in the order in which workers take it, with the expected waits where they are known."""
     return context.queue.read(limit)
+
+
+@router.get(
+    "/v1/fleet",
+    operation_id="readFleet",
+    summary="Read the state of the fleet",
+    dependencies=[requires_scope(Scope.TUNINGS_READ)],
+    responses=declared(HTTPStatus.UNAUTHORIZED),
+)
+def read_fleet(context: Context) -> Fleet:
+    """List the clusters on which a dispatcher runs work, with their nodes and the reasons why work waits."""
+    return context.devices.fleet()
 
 
 @router.get(

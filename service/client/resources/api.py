@@ -10,6 +10,7 @@ from service.client.resources.jobs import AsyncJobs
 from service.client.resources.tunings import AsyncRecommendations, AsyncTunings
 from service.domain.api_keys import ApiKey, CreatedKey, KeyList, KeySubmission, Scope
 from service.domain.commands import CommandList, RegisteredCommand
+from service.domain.fleet import Fleet
 from service.domain.work import GpuList
 from service.domain.workers import DeviceList, DeviceStatus, Health, Period, Queue, QueueEntry, Summary
 from tuner.schemas.estimates import Estimate, EstimateRequest
@@ -118,6 +119,14 @@ class AsyncCalls(Resource):
             ApiError: when the service refuses.
         """
         return await self._core.call(Summary, Call("GET", "/v1/summary", {"period": Period(period).value}))
+
+    async def fleet(self) -> Fleet:
+        """List the Ray and Slurm clusters that run the work, with their nodes and the reasons why work waits.
+
+        Raises:
+            ApiError: when the service refuses.
+        """
+        return await self._core.call(Fleet, Call("GET", "/v1/fleet"))
 
     async def livez(self) -> Health:
         """Check once whether the service responds.

@@ -245,6 +245,15 @@ Index(
     postgresql_where=is_waiting,
 )
 
+fleets = Table(
+    "fleets",
+    metadata,
+    Column("name", String(400), primary_key=True),
+    Column("reported_at", BigInteger, nullable=False),
+    Column("document", Text, nullable=False),
+)
+"""The last report of the dispatcher of each cluster; the name is that of the engine with its address."""
+
 api_keys = Table(
     "api_keys",
     metadata,

@@ -24,6 +24,7 @@ from tuner.system.processes import reap, zombies
 _log = logging.getLogger(__name__)
 
 ENTRY = "service.entrypoints.hosted_worker"
+DISPATCHER = "service.entrypoints.hosted_dispatcher"
 _FIRST_DELAY_SECONDS = 0.2
 _MAX_DELAY_SECONDS = 30.0
 _STABLE_SECONDS = 60.0

@@ -283,6 +283,7 @@ async def _every_call(calls: AsyncCalls) -> list[Awaitable[object]]:
         calls.keys.list(),
         calls.keys.revoke(name),
         calls.summary(),
+        calls.fleet(),
     ]
 
 

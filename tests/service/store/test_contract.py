@@ -11,6 +11,7 @@ from operator import attrgetter
 
 import pytest
 
+from service.domain.fleet import FleetReport
 from service.domain.states import State, WorkKind, sources_of
 from service.domain.work import EventKind
 from service.errors import ConfigurationError, ConflictError, NotFoundError, StaleLeaseError, StoreUnavailableError
@@ -415,3 +416,63 @@ def test_a_database_that_cannot_be_used_is_refused(url: str) -> None:
     """URLs in memory, of other databases, or of nothing are refused with what is allowed."""
     with pytest.raises(ConfigurationError, match="database_url"):
         open_store(url)
+
+
+def test_named_work_is_claimed_whatever_else_waits(store: Store, new_id: NewId) -> None:
+    """The worker of a dispatched job takes its own work only, and only while no other worker has it."""
+    first, named = (store.submissions.add(new_work(new_id("tun"))) for _ in range(2))
+    claim = store.leases.claim_work(named.id, SERVED, LEASE_SECONDS)
+    assert claim is not None
+    assert (claim.item.id, claim.item.state, claim.lease.token) == (named.id, State.RUNNING, 1)
+    assert store.leases.claim_work(named.id, elsewhere("other"), LEASE_SECONDS) is None, "it has a live lease"
+    assert store.leases.claim_work(first.id, SERVED, LEASE_SECONDS) is None, "the slot is in use"
+    assert store.leases.claim_work("tun_none", elsewhere("other"), LEASE_SECONDS) is None
+    store.leases.release_slot(SERVED.slot, "host:")
+    taken_over = store.leases.claim_work(named.id, elsewhere("other"), LEASE_SECONDS)
+    assert taken_over is not None
+    assert (taken_over.lease.token, taken_over.lost_leases) == (2, 1)
+    with pytest.raises(StaleLeaseError):
+        store.leases.finish(claim.lease, Ending(State.SUCCEEDED))
+
+
+@pytest.mark.parametrize(
+    ("device", "hardware", "fits"),
+    [
+        ("cuda:3", None, True),
+        ("cuda:3", "test card|1", False),
+        ("cpu", None, False),
+        ("", '{"product":"test*"}', True),
+        ("", '{"product":"other*"}', False),
+    ],
+)
+def test_named_work_needs_its_hardware(
+    store: Store, new_id: NewId, device: str, hardware: str | None, *, fits: bool
+) -> None:
+    """An engine numbers its devices itself, so that only their kind and product count."""
+    item = store.submissions.add(new_work(new_id("tun"), device=device, hardware=hardware))
+    info = SERVED.device.model_copy(update={"id": "cuda:0", "kind": "cuda", "name": "test card"})
+    claim = store.leases.claim_work(item.id, SERVED.model_copy(update={"device": info}), LEASE_SECONDS)
+    assert (claim is not None) == fits
+
+
+def test_a_dispatcher_sees_queued_held_and_named_work(store: Store, new_id: NewId) -> None:
+    """Held work comes first, then the queue in its order, and ended work only by name."""
+    ended_one, held, early, late = (store.submissions.add(new_work(new_id("tun"), priority=n == 3)) for n in range(4))
+    store.submissions.cancel(ended_one.id)
+    assert store.leases.claim_work(held.id, SERVED, LEASE_SECONDS) is not None
+    assert [found.id for found in store.fleet.work(10, ())] == [held.id, late.id, early.id]
+    assert [found.id for found in store.fleet.work(1, ())] == [held.id, late.id]
+    store.leases.release_slot(SERVED.slot, "host:")
+    seen = {found.id: found for found in store.fleet.work(10, {ended_one.id, "tun_none"})}
+    assert (seen[held.id].has_live_lease, seen[held.id].token, seen[early.id].token) == (False, 1, 0)
+    assert seen[ended_one.id].state is State.CANCELLED
+
+
+def test_the_last_report_of_each_cluster_is_kept(store: Store) -> None:
+    """A report replaces the one before of the same engine and address."""
+    for engine, error in (("ray", "lost"), ("slurm", None), ("ray", None)):
+        store.fleet.report(FleetReport(engine=engine, address="there", error=error))
+    assert [(found.report.engine, found.report.error) for found in store.fleet.reports()] == [
+        ("ray", None),
+        ("slurm", None),
+    ]

@@ -1,0 +1,126 @@
+"""Processes that a cluster's engine starts on its nodes: a worker for one piece of work, an announcer of devices."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+from service.domain.states import TERMINAL_STATES
+from service.domain.workers import ServedDevice
+from service.entrypoints.signals import handling_signals
+from service.errors import ConfigurationError, NotFoundError, NotReadyError
+from service.observability.logging import announce as log_start
+from service.observability.logging import configure_logging
+from service.settings import Settings, withhold_variables
+from service.store.models import WorkItem
+from service.store.store import open_store
+from service.worker.coordinator import Coordinator
+from service.worker.settings import Assignment
+from service.worker_bootstrap import assemble_worker, local_executor, registered_commands
+from tuner.hardware import inventory
+from tuner.planning.fingerprint import installed_versions
+from tuner.schemas.results import DeviceInfo
+from tuner.system.data_roots import DataRoots
+
+_NUMBERS_OF_HOST = ("SLURM_JOB_GPUS", "CUDA_VISIBLE_DEVICES")
+"""Variables with the host's numbers of the GPUs that an engine has assigned. Slurm may number those in
+``CUDA_VISIBLE_DEVICES`` anew."""
+
+
+def run_work(settings: Settings, work_id: str) -> None:
+    """Claim one piece of work, run it until it ends or SIGTERM arrives, and return.
+
+    Work that has ended, or that another worker runs, is left alone.
+
+    Raises:
+        ConfigurationError: when this node has no device for the work.
+        DeviceTakenError: when another live process uses the device.
+        NotReadyError: when the work still waits, since this host could not run it.
+        StoreUnavailableError: when the database cannot be reached.
+    """
+    withhold_variables()
+    configure_logging(settings.log_level, settings.log_format)
+    item = _find(settings, work_id)
+    if item is None or item.state in TERMINAL_STATES:
+        log_start(f"{work_id} has ended, or does not exist", settings.log_format)
+        return
+    device = _device("" if item.device is None else item.device.partition(":")[0])
+    executor = local_executor(device, registered_commands(settings), DataRoots(settings.data_roots))
+    assignment = Assignment(work_id, name_on_host(device))
+    system = assemble_worker(settings, [executor], installed_versions(), assignment)
+    coordinator = system.coordinator
+    assert isinstance(coordinator, Coordinator)  # noqa: S101 - assembled around an executor
+    try:
+        with handling_signals(coordinator.request_stop, coordinator.force_stop):
+            system.start()
+            log_start(f"Batchwright runs {work_id} on {', '.join(coordinator.slots)}", settings.log_format)
+            coordinator.join()
+    finally:
+        system.stop()
+    left = _find(settings, work_id)
+    if left is not None and left.state not in TERMINAL_STATES and left.attempts == item.attempts:
+        raise NotReadyError(f"{work_id} was not taken on {', '.join(coordinator.slots)}: see the log above")
+
+
+def announce(settings: Settings, owner: str, kinds: Sequence[str]) -> None:
+    """Announce the devices of this node in the name of a dispatcher, which keeps them announced.
+
+    Args:
+        settings: the settings of the service.
+        owner: the name under which the dispatcher knows this node.
+        kinds: the kinds of devices that the engine hands out here.
+
+    Raises:
+        StoreUnavailableError: when the database cannot be reached.
+    """
+    os.environ.pop("CUDA_VISIBLE_DEVICES", None)  # of this job, which takes no device
+    store = open_store(settings.url)
+    commands = registered_commands(settings)
+    try:
+        for device in inventory.devices():
+            if device.kind in kinds:
+                executor = local_executor(device, commands, DataRoots(settings.data_roots))
+                served = ServedDevice(
+                    slot=f"{settings.node_name}/{device.id}",
+                    owner=owner,
+                    device=device,
+                    environment=executor.environment(),
+                    versions=installed_versions(),
+                )
+                executor.close()
+                store.devices.announce(served)
+                log_start(f"Batchwright announces {served.slot}", settings.log_format)
+    finally:
+        store.close()
+
+
+def name_on_host(device: DeviceInfo) -> str:
+    """Return the id of a device by the numbers of its host, where an engine has assigned it."""
+    if device.kind == "cpu":
+        return device.id
+    for variable in _NUMBERS_OF_HOST:
+        if assigned := os.environ.get(variable, "").split(",")[0].strip():
+            return f"cuda:{assigned}"
+    return device.id
+
+
+def _device(kind: str) -> DeviceInfo:
+    """Return the first device that the engine has assigned, of this kind if one is given: GPUs before the CPU.
+
+    Raises:
+        ConfigurationError: when the engine has assigned none.
+    """
+    found = next((device for device in inventory.devices() if kind in {"", device.kind}), None)
+    if found is None:
+        raise ConfigurationError(f"the engine has assigned no {kind} device: CUDA_VISIBLE_DEVICES names none")
+    return found
+
+
+def _find(settings: Settings, work_id: str) -> WorkItem | None:
+    store = open_store(settings.url)
+    try:
+        return store.work.get(work_id)
+    except NotFoundError:
+        return None
+    finally:
+        store.close()

@@ -1,0 +1,161 @@
+"""The fleet on a real Ray cluster of three nodes, parts of which are killed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.exports.test_real_launchers import free_port
+from tests.fleet.conftest import StartService
+from tests.fleet.work import PATIENCE_SECONDS, Dispatching, watched, workers
+from tests.support.paths import ROOT
+from tests.support.service.processes import processes_with
+
+pytestmark = [pytest.mark.fleet, pytest.mark.timeout(1800)]
+
+_NODES = 3
+_WIDTHS = (32, 48, 64)
+
+
+class Ray:
+    """A cluster in a process of its own, which is restarted with the head."""
+
+    def __init__(self, process: subprocess.Popen[str], address: str) -> None:
+        self._process = process
+        self.address = address
+        self.read("up")
+
+    def read(self, word: str) -> None:
+        """Wait for a word on a line of its own."""
+        assert self._process.stdout is not None
+        while (line := self._process.stdout.readline()).strip() != word:
+            assert line, "the cluster has ended"
+
+    def do(self, line: str) -> None:
+        """Kill a part."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(f"{line}\n")
+        self._process.stdin.flush()
+        self.read("done")
+
+
+@contextmanager
+def started(folder: Path, database: str) -> Iterator[Ray]:
+    """A cluster whose nodes have the database in their environment."""
+    port = free_port()
+    environment = {
+        **os.environ,
+        "BATCHWRIGHT_DATABASE_URL": database,
+        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+        "PYTHONPATH": str(ROOT),
+        "RAY_USAGE_STATS_ENABLED": "0",
+    }
+    command = [sys.executable, "-m", "tests.fleet.ray_cluster", str(port), str(_NODES), str(folder)]
+    with (
+        (folder / "ray.log").open("w") as log,
+        subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, env=environment, text=True
+        ) as process,
+    ):
+        yield Ray(process, f"http://127.0.0.1:{port}")
+
+
+def kill_worker(_ray: Ray, service: Dispatching) -> None:
+    """Kill a worker that holds the lease of its work."""
+    service.kill_worker()
+
+
+def kill_node(ray: Ray, _service: Dispatching) -> None:
+    """Kill a node with all of its processes."""
+    ray.do("kill node")
+
+
+def kill_dispatcher(_ray: Ray, service: Dispatching) -> None:
+    """Kill the dispatcher."""
+    service.kill_dispatcher()
+
+
+def kill_head(ray: Ray, _service: Dispatching) -> None:
+    """Lose the head, its jobs and its nodes; another head comes up at the same address."""
+    ray.do("kill head")
+
+
+_FAULTS: tuple[Callable[[Ray, Dispatching], None], ...] = (kill_worker, kill_node, kill_dispatcher, kill_head)
+
+
+def test_whatever_is_killed_every_answer_is_equal(serve: StartService, database: str, tmp_path: Path) -> None:
+    """Six tunings and two jobs end as undisturbed ones do, none runs twice at once, and nothing is left."""
+    with started(tmp_path, database) as ray:
+        service = serve("--ray", ray.address)
+        service.wait_for_devices(_NODES)
+        calm = [service.submit_tuning(width) for width in _WIDTHS]
+        expected = dict(zip(_WIDTHS, [service.answer(path) for path in calm], strict=True))
+        tuning = service.api.get(calm[0])
+        weights = service.answer(service.submit_job(tuning, 40))
+        with watched() as most:
+            disturbed = {service.submit_tuning(width): width for width in _WIDTHS * 2}
+            jobs = [service.submit_job(tuning, 40) for _ in range(2)]
+            for fault in _FAULTS:
+                _wait_for(lambda: len(workers()) > 1)
+                began = time.monotonic()
+                fault(ray, service)
+                _wait_for_others(set(workers()), service)
+                lost = time.monotonic() - began
+                print(f"{fault.__name__}: {lost:.1f} s until more work runs")  # noqa: T201 - a figure
+            assert {path: service.answer(path) for path in disturbed} == {
+                path: expected[width] for path, width in disturbed.items()
+            }
+            assert [service.answer(path) for path in jobs] == [weights, weights]
+        assert set(most.values()) == {1}, most
+        _wait_for(lambda: not workers())
+        assert service.process.end(signal.SIGTERM) == 0
+    assert not processes_with("service.entrypoints.hosted_dispatcher")
+    _wait_for(lambda: not processes_with(str(tmp_path)))
+
+
+def test_what_waits_has_a_reason_and_cancelled_work_is_stopped(
+    serve: StartService, database: str, tmp_path: Path
+) -> None:
+    """Work without a free node has Ray's reason; work that is cancelled leaves neither a job nor a process."""
+    with started(tmp_path, database) as ray:
+        service = serve("--ray", ray.address)
+        service.wait_for_devices(_NODES)
+        paths = [service.submit_tuning(width) for width in range(32, 32 + 2 * _NODES)]
+        _wait_for(lambda: len(workers()) == _NODES)
+        fleet = service.api.get("/v1/fleet")["items"][0]
+        assert fleet["alive"], fleet
+        assert sorted(slot for node in fleet["nodes"] for slot in node["slots"]) == [
+            "node0/cpu",
+            "node1/cpu",
+            "node2/cpu",
+        ]
+        _wait_for(lambda: "waiting for resources" in str(service.api.get("/v1/fleet")["items"][0]["waiting"]))
+        for path in paths:
+            service.api.http.post(f"{path}/cancel").raise_for_status()
+        _wait_for(lambda: not workers())
+        _wait_for(lambda: service.api.get("/v1/fleet")["items"][0]["pending_jobs"] == 0)
+
+
+def _wait_for_others(before: set[int], service: Dispatching) -> None:
+    """Wait for a worker that did not run right after a fault, unless all work has ended."""
+    _wait_for(lambda: bool(set(workers()) - before) or not _unended(service))
+
+
+def _unended(service: Dispatching) -> list[str]:
+    items = [item for kind in ("tunings", "jobs") for item in service.api.get(f"/v1/{kind}")["items"]]
+    return [item["id"] for item in items if item["state"] in {"QUEUED", "RUNNING", "CANCELLING"}]
+
+
+def _wait_for(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while not condition():
+        assert time.monotonic() < deadline, condition
+        time.sleep(0.1)

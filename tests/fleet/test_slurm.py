@@ -1,0 +1,65 @@
+"""The fleet on a real Slurm of two nodes, through submitit."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.fleet.conftest import StartService
+from tests.fleet.work import PATIENCE_SECONDS, watched, workers
+from tests.support.exports.slurm_cluster import Slurm
+
+pytestmark = [pytest.mark.fleet, pytest.mark.timeout(1800)]
+
+_NODES = 2
+
+
+@pytest.fixture
+def slurm(tmp_path: Path) -> Slurm:
+    """Slurm's commands; no cluster runs yet."""
+    root = Path(os.environ.get("BATCHWRIGHT_TEST_SLURM", "")).resolve()
+    if not (root / "usr" / "sbin").is_dir():
+        pytest.skip("BATCHWRIGHT_TEST_SLURM names no folder with Slurm: `make fleet-test` could not make it")
+    folder = tmp_path / "slurm"
+    folder.mkdir()
+    return Slurm(root, folder)
+
+
+def test_killed_workers_and_dispatchers_change_no_answer(slurm: Slurm, serve: StartService, tmp_path: Path) -> None:
+    """Three tunings and a job end as undisturbed ones do, also when a worker and the dispatcher are killed."""
+    with slurm.started():
+        service = serve("--slurm", str(tmp_path / "jobs"), environment=_environment(slurm))
+        service.wait_for_devices(_NODES)
+        calm = service.submit_tuning(32)
+        expected = service.answer(calm)
+        tuning = service.api.get(calm)
+        weights = service.answer(service.submit_job(tuning, 20))
+        with watched() as most:
+            paths = [service.submit_tuning(32) for _ in range(3)]
+            job = service.submit_job(tuning, 20)
+            _wait_for_workers()
+            service.kill_dispatcher()
+            service.kill_worker()
+            assert [service.answer(path) for path in paths] == [expected] * len(paths)
+            assert service.answer(job) == weights
+        assert set(most.values()) == {1}, most
+        assert service.process.end(signal.SIGTERM) == 0
+        assert not workers()
+
+
+def _environment(slurm: Slurm) -> dict[str, str]:
+    """The variables of Slurm's commands alone; the path has Batchwright too."""
+    path = f"{Path(sys.executable).parent}:{slurm.environment['PATH']}"
+    return {name: slurm.environment[name] for name in ("LD_LIBRARY_PATH", "SLURM_CONF")} | {"PATH": path}
+
+
+def _wait_for_workers() -> None:
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while len(workers()) < _NODES:
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
