@@ -7,8 +7,8 @@ import threading
 import time
 from collections.abc import Sequence
 
+from service.dispatch.demands import Lane, lane_of
 from service.dispatch.engine import Engine, EngineError, EngineJob, JobName, JobState, NewJob, Node
-from service.dispatch.lanes import Lane, lane_of
 from service.dispatch.reconciliation import Forget, SeenJob, Stop, Submit, Task, TaskState, reconcile
 from service.domain.fleet import FleetNode, FleetReport, FleetWaiting
 from service.domain.workers import ServedDevice

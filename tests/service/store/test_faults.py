@@ -11,6 +11,7 @@ import pytest
 from sqlalchemy import Connection, Engine, create_engine, event, text
 
 from service.domain.api_keys import Scope, make_key
+from service.domain.fleet import FleetReport
 from service.domain.states import State, WorkKind
 from service.errors import ConfigurationError, StaleLeaseError, StoreUnavailableError
 from service.store.database.engine import open_engine, read_transaction, write_transaction
@@ -122,6 +123,9 @@ READS_AND_WRITES: dict[str, Callable[[Store, Lease], Any]] = {
     "leases.claim": lambda store, _: store.leases.claim(SERVED.model_copy(update={"slot": "other"}), LEASE_SECONDS),
     "evidence.record_probe": lambda store, lease: store.evidence.record_probe(lease, 1, probe_result(4)),
     "evidence.record_progress": lambda store, lease: store.evidence.record_progress(lease, [progress(1)]),
+    "leases.claim_work": lambda store, _: store.leases.claim_work(
+        "tun_2", SERVED.model_copy(update={"slot": "other"}), LEASE_SECONDS
+    ),
     "leases.finish": lambda store, lease: store.leases.finish(lease, Ending(State.FAILED)),
     "leases.hand_back": lambda store, lease: store.leases.hand_back(lease),
     "leases.release_slot": lambda store, _: store.leases.release_slot("other", "host:"),
@@ -131,6 +135,9 @@ READS_AND_WRITES: dict[str, Callable[[Store, Lease], Any]] = {
     "devices.withdraw": lambda store, _: store.devices.withdraw(SERVED),
     "devices.list": lambda store, _: store.devices.list(),
     "queue.check": lambda store, _: store.queue.check(),
+    "fleet.work": lambda store, _: store.fleet.work(5, []),
+    "fleet.report": lambda store, _: store.fleet.report(FleetReport(engine="ray", address="there")),
+    "fleet.reports": lambda store, _: store.fleet.reports(),
     "keys.add": lambda store, _: store.keys.add(make_key("ci", (Scope.ADMIN,))[0]),
     "keys.find": lambda store, _: store.keys.find("0" * 16),
     "keys.list": lambda store, _: store.keys.list(),

@@ -62,6 +62,7 @@ REVISIONS: dict[str, dict[str, Any]] = {
     "0008_plain_names": _LATER,
     "0009_estimate_residuals": _LATER,
     "0010_notifications": _LATER,
+    "0011_held_slots": _LATER,
 }
 """Every released revision, and what its tunings hold beyond the first one's, in the names up to revision 0007."""
 
