@@ -13,7 +13,7 @@ from service.store.models import FleetWork
 
 @dataclass(frozen=True)
 class Lane:
-    """What a job asks of the engine."""
+    """Devices and nodes that a job asks of the engine."""
 
     device: str
     """The device, as it was requested; empty for hardware on any device."""
@@ -28,7 +28,7 @@ class Lane:
 
     @property
     def missing(self) -> str:
-        """Why the work waits while no node has the hardware."""
+        """The reason why the work waits while ``nodes`` is empty."""
         if self.devices > 1:
             return f"a dispatcher gives work one device, and this takes {self.text}: start `batchwright work` on a host"
         return f"no living node has {self.text or self.device}"

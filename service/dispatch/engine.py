@@ -99,7 +99,7 @@ class Engine(ABC):
     name: str
     """Short name, also the prefix of the owners of its devices."""
     address: str
-    """Where the cluster is, for people."""
+    """Address of the cluster, for people."""
 
     @abstractmethod
     def submit(self, job: NewJob) -> None:

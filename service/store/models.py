@@ -144,7 +144,7 @@ class Waiting:
     position: int
     age_seconds: float
     hardware: str | None = None
-    """As ``NewWork.hardware``."""
+    """The value of ``NewWork.hardware``."""
 
 
 @dataclass(frozen=True)
@@ -248,7 +248,7 @@ class PendingResponse:
 
 @dataclass(frozen=True)
 class Binding:
-    """What is known of a tuning that needs hardware once a device runs it, for as long as it has evidence of it."""
+    """The identity of a tuning that needs hardware, as long as it has evidence of one kind of device."""
 
     lane: str
     """Lane of the kind of device."""

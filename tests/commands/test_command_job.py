@@ -279,7 +279,7 @@ def test_a_job_waits_for_an_earlier_one_of_its_folder_to_end(tmp_path: Path) -> 
 def test_a_job_that_made_all_updates_before_it_was_stopped_succeeded(
     tmp_path: Path, made: int, outcome: RunOutcome
 ) -> None:
-    """It ended by itself, and a worker runs it no second time."""
+    """A command that ended by itself is run by no worker a second time."""
     counted = {"rank": 0, "world_size": 1, "updates": made, "samples": 16 * made, "unlike_plan": 0}
     (tmp_path / "1.progress").write_text(json.dumps({**counted, "first_at": 1.0, "last_at": 2.0}))
     reports = JobReports(tmp_path, total=4)

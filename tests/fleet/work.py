@@ -46,7 +46,7 @@ class Dispatching:
         return self.api.submit("/v1/jobs", {"recommendation_id": tuning["recommendation"]["id"], "training": training})
 
     def answer(self, path: str) -> object:
-        """What a tuning or job has ended with, without what differs from run to run."""
+        """The end of a tuning or job, without what differs from run to run."""
         deadline = time.monotonic() + PATIENCE_SECONDS
         while (found := self.api.get(path))["state"] not in {"SUCCEEDED", "FAILED", "CANCELLED"}:
             assert time.monotonic() < deadline, (found, self.api.get("/v1/fleet"))

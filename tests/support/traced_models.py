@@ -78,7 +78,7 @@ class Packed(Tokens):
     """Predicts tokens with an LSTM over packed sequences."""
 
     def build_model(self) -> nn.Module:
-        """The same layers."""
+        """The model that `Packed` predicts with."""
         return PackedRecurrent()
 
 

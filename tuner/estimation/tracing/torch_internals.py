@@ -113,7 +113,7 @@ CTC_LOSS_IS_OF_LIBRARY: frozenset[OpOverload] = frozenset(
     for overload in operator.overloads()
     if overload in {"default", "Tensor"}
 )
-"""Whether cuDNN or MIOpen computes a CTC loss; torch 2.8 has no operator for MIOpen."""
+"""Operators that ask whether cuDNN or MIOpen computes a CTC loss; torch 2.8 has no operator for MIOpen."""
 CTC_LOSS_BACKWARD: frozenset[OpOverload] = frozenset(
     {_aten._ctc_loss_backward.default, _aten._ctc_loss_backward.Tensor}  # noqa: SLF001
 )
