@@ -10,8 +10,8 @@ from typing import Protocol
 from tuner.commands.command_supervisor import CommandSupervisor
 from tuner.commands.templates import contents_of_files
 from tuner.errors import DeviceError
-from tuner.hardware.inventory import device_failure, devices
-from tuner.hardware.matching import device_of, is_alike
+from tuner.hardware.inventory import device_failure, device_of, devices
+from tuner.hardware.matching import is_alike
 from tuner.planning.driver import check_coupling, estimate_what_ifs, prepare_search, remaining_probes
 from tuner.planning.fingerprint import installed_versions
 from tuner.planning.session import Tuning

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from tuner.errors import DeviceError
-from tuner.hardware import matching
-from tuner.hardware.matching import find_hardware, has_hardware, with_catalogue_name
+from tuner.hardware import inventory
+from tuner.hardware.inventory import find_hardware
+from tuner.hardware.matching import has_hardware, with_catalogue_name
 from tuner.schemas.requests import HardwareRequest
 from tuner.schemas.results import DeviceInfo
 
@@ -46,7 +47,7 @@ def test_hardware_is_found_by_name_pattern_and_memory(
 def test_a_host_has_hardware_that_is_there_often_enough(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first device of a kind that the host has as many of; the error lists what there is."""
     devices = (card("NVIDIA L4", 24), card("NVIDIA A10G", 24, 1), card("NVIDIA A10G", 24, 2), CPU)
-    monkeypatch.setattr(matching, "devices", lambda: devices)
+    monkeypatch.setattr(inventory, "devices", lambda: devices)
     assert find_hardware(HardwareRequest(min_memory_bytes=20 * GIB)).id == "cuda:0"
     assert find_hardware(HardwareRequest(min_memory_bytes=20 * GIB, devices_per_node=2)).id == "cuda:1"
     with pytest.raises(DeviceError, match=r"does not have 3 x a GPU .*cuda:2 \(NVIDIA A10G, 24.00 GiB\)"):

@@ -74,11 +74,15 @@ _WITHOUT_ERRORS = {
 _PYDANTIC_WORDS = ("Input should", "Extra inputs", "Field required", "Value should", "Unable to extract", "valid ")
 
 
+_NOT_IMPORTED = ("__main__", ".ray_engine", ".slurm_engine")
+"""Ends of the names of modules that run something, or need an extra that the tests do without."""
+
+
 def documents() -> set[type[Any]]:
     """Every document of the packages, and the settings."""
     for package in (tuner, service):
         for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
-            if ".migrations" not in module.name and not module.name.endswith("__main__"):
+            if ".migrations" not in module.name and not module.name.endswith(_NOT_IMPORTED):
                 importlib.import_module(module.name)
     return {*descendants(Document), Settings}
 

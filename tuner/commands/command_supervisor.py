@@ -365,14 +365,17 @@ class CommandProbe:
         return any(is_shortage(event) for process in self._reports.processes for event in process.shortages)
 
     def _look_at_tree(self, root: int) -> set[int]:
-        """List the tree, and remember Python processes that may never report."""
+        """List the tree, and remember Python processes that may never report.
+
+        A child of the subreaper that has not executed the command yet is still a Python process with its arguments.
+        """
         left = subreaper.descendants(root)
-        for process in left:
-            if process not in self._unreached and not self._has_reported(process):
-                with suppress(OSError):
-                    if Path(f"/proc/{process}/exe").readlink().name.startswith("python"):
-                        line = Path(f"/proc/{process}/cmdline").read_bytes().replace(b"\0", b" ")
-                        self._unreached[process] = line.decode(errors="replace").strip()[:200]
+        unknown = [it for it in left if it not in self._unreached and not self._has_reported(it)]
+        for process in unknown:
+            with suppress(OSError):
+                line = _arguments(process)
+                if Path(f"/proc/{process}/exe").readlink().name.startswith("python") and line != _arguments(root):
+                    self._unreached[process] = line.decode(errors="replace").strip()[:200]
         return set(left)
 
     def _has_reported(self, process: int) -> bool:
@@ -402,3 +405,12 @@ class CommandProbe:
 def _compiled_code() -> str:
     """The folder in which torch keeps compiled code, which is below the folder for temporary files by default."""
     return str(Path(tempfile.gettempdir()) / f"torchinductor_{getuser()}")
+
+
+def _arguments(process: int) -> bytes:
+    """Return the arguments of a process, with a space after each.
+
+    Raises:
+        OSError: when it has ended.
+    """
+    return Path(f"/proc/{process}/cmdline").read_bytes().replace(b"\0", b" ")

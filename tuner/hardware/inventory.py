@@ -10,8 +10,11 @@ import pynvml
 
 from tuner.errors import DeviceError
 from tuner.hardware.gpu_lookup import context_bytes_of
+from tuner.hardware.matching import has_hardware, is_alike, with_catalogue_name
+from tuner.schemas.requests import HardwareRequest, TuningRequest
 from tuner.schemas.results import DeviceInfo
 from tuner.system.processes import cgroup_files
+from tuner.units import format_bytes
 
 
 def devices() -> tuple[DeviceInfo, ...]:
@@ -33,6 +36,33 @@ def find_device(identifier: str | None) -> DeviceInfo:
         listed = ", ".join(f"{device.id} ({device.name})" for device in available)
         raise DeviceError(f"there is no device {identifier}; this host has {listed}")
     return found
+
+
+def device_of(request: TuningRequest) -> DeviceInfo:
+    """Find the device of this host for a request, which names a device, hardware or neither.
+
+    Raises:
+        DeviceError: as ``find_hardware`` and ``find_device``.
+        SpecError: as ``with_catalogue_name``.
+    """
+    return find_device(request.device) if request.hardware is None else find_hardware(request.hardware)
+
+
+def find_hardware(hardware: HardwareRequest) -> DeviceInfo:
+    """Find the first device of this host that is what a request names, with as many like it as the request needs.
+
+    Raises:
+        DeviceError: when this host has none; the message lists its devices.
+        SpecError: as ``with_catalogue_name``.
+    """
+    wanted = with_catalogue_name(hardware)
+    available = devices()
+    for device in available:
+        count = sum(is_alike(device, other) for other in available)
+        if has_hardware(device, wanted) and count >= wanted.devices_per_node:
+            return device
+    listed = ", ".join(f"{device.id} ({device.name}, {format_bytes(device.total_bytes)})" for device in available)
+    raise DeviceError(f"this host does not have {wanted.in_words}; it has {listed}")
 
 
 def cpu() -> DeviceInfo:

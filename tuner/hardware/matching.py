@@ -5,12 +5,10 @@ from __future__ import annotations
 import fnmatch
 from functools import lru_cache
 
-from tuner.errors import DeviceError, EstimateError, FieldProblem, SpecError
+from tuner.errors import EstimateError, FieldProblem, SpecError
 from tuner.hardware.gpu_lookup import find_gpu
-from tuner.hardware.inventory import devices, find_device
-from tuner.schemas.requests import HardwareRequest, TuningRequest
+from tuner.schemas.requests import HardwareRequest
 from tuner.schemas.results import DeviceInfo
-from tuner.units import format_bytes
 
 
 def is_alike(one: DeviceInfo, other: DeviceInfo) -> bool:
@@ -46,33 +44,6 @@ def has_hardware(device: DeviceInfo, hardware: HardwareRequest) -> bool:
     elif not _matches_pattern(device.name, hardware.product):
         return False
     return hardware.gpu is None or catalogue_name(device.name) == catalogue_name(hardware.gpu)
-
-
-def device_of(request: TuningRequest) -> DeviceInfo:
-    """Find the device of this host for a request, which names a device, hardware or neither.
-
-    Raises:
-        DeviceError: as ``find_hardware`` and ``find_device``.
-        SpecError: as ``with_catalogue_name``.
-    """
-    return find_device(request.device) if request.hardware is None else find_hardware(request.hardware)
-
-
-def find_hardware(hardware: HardwareRequest) -> DeviceInfo:
-    """Find the first device of this host that is what a request names, with as many like it as the request needs.
-
-    Raises:
-        DeviceError: when this host has none; the message lists its devices.
-        SpecError: as ``with_catalogue_name``.
-    """
-    wanted = with_catalogue_name(hardware)
-    available = devices()
-    for device in available:
-        count = sum(is_alike(device, other) for other in available)
-        if has_hardware(device, wanted) and count >= wanted.devices_per_node:
-            return device
-    listed = ", ".join(f"{device.id} ({device.name}, {format_bytes(device.total_bytes)})" for device in available)
-    raise DeviceError(f"this host does not have {wanted.in_words}; it has {listed}")
 
 
 def _matches_pattern(name: str, pattern: str) -> bool:

@@ -18,17 +18,21 @@ const OPTIONS = [
   ["probe_timeout_seconds", "--probe-timeout", 300],
 ];
 
+const HARDWARE_OPTIONS = [
+  ["gpu", "--gpu", null],
+  ["min_memory_bytes", "--min-memory", null],
+]; // the command line runs on the host where it is typed: no pattern of products, no number of devices
+
 /** The command line for a tuning request whose spec is in `spec.json`; options at their defaults are left out. */
 export function asCommand(request) {
-  const parts = ["batchwright tune spec.json", `--effective-batch-size ${request.effective_batch_size}`];
-  for (const [field, option, defaultValue] of OPTIONS) {
-    if (request[field] === true) {
-      parts.push(option);
-    } else if (request[field] !== defaultValue && request[field] !== false) {
-      parts.push(`${option} ${quoted(String(request[field]))}`);
-    }
-  }
-  return parts.join(" \\\n  ");
+  const options = [...given(request, OPTIONS), ...given(request.hardware ?? {}, HARDWARE_OPTIONS)];
+  return ["batchwright tune spec.json", `--effective-batch-size ${request.effective_batch_size}`, ...options].join(" \\\n  ");
+}
+
+function given(values, options) {
+  return options
+    .filter(([field, , defaultValue]) => ![undefined, defaultValue, false].includes(values[field]))
+    .map(([field, option]) => (values[field] === true ? option : `${option} ${quoted(String(values[field]))}`));
 }
 
 /** The call for a tuning request. */

@@ -162,17 +162,19 @@ def test_the_shown_command_has_every_option_of_the_request(service: Running, vis
         "allow_batch_coupling": True,
     }
     request = tuning_request(**changed)
-    assert request.model_fields_set == set(TuningRequest.model_fields) - {"uniform_only"}  # of commands
+    hardware = {"gpu": "H100-80GB", "min_memory_bytes": 2**36}
+    for_hardware = tuning_request(device=None, hardware=hardware)
+    seen = request.model_fields_set | for_hardware.model_fields_set
+    assert seen == set(TuningRequest.model_fields) - {"uniform_only"}  # of commands
     page = visit(service).open("/tunings")
     module = page.locator("script[type=module]").first.get_attribute("src")
     assert module is not None
     path = module.rpartition("/")[0] + "/reproduce.js"
     call = "async ([path, request]) => (await import(path)).asCommand(request)"
-    words = shlex.split(page.evaluate(call, [path, request.model_dump(mode="json")]))
-    assert {word for word in words if word.startswith("--")} == {
-        "--effective-batch-size",
-        *(option_of(field) for field in changed),
-    }
+    for sent, fields in ((request, changed), (for_hardware, hardware)):
+        words = shlex.split(page.evaluate(call, [path, sent.model_dump(mode="json")]))
+        options = {word for word in words if word.startswith("--")}
+        assert options == {"--effective-batch-size", *(option_of(field) for field in fields)}
 
 
 def test_every_text_of_an_allocator_is_shortened(service: Running, visit: Open) -> None:

@@ -60,7 +60,7 @@ def run(  # noqa: PLR0913 - a command's options are its arguments
     {gradient_accumulation_steps}
     """
     from tuner.cli.running import check_run  # noqa: PLC0415 - see commands.tune
-    from tuner.hardware.matching import device_of  # noqa: PLC0415 - see commands.tune
+    from tuner.hardware.inventory import device_of  # noqa: PLC0415 - see commands.tune
 
     check_folder(output_dir, "--output-dir")
     training = training_request(
