@@ -128,7 +128,10 @@ def test_what_waits_has_a_reason_and_cancelled_work_is_stopped(
     with started(tmp_path, database) as ray:
         service = serve("--ray", ray.address)
         service.wait_for_devices(_NODES)
-        paths = [service.submit_tuning(width) for width in range(32, 32 + 2 * _NODES)]
+        tuning = service.submit_tuning(_WIDTHS[0])
+        service.answer(tuning)
+        recommended = service.api.get(tuning)
+        paths = [service.submit_job(recommended, 100_000) for _ in range(2 * _NODES)]  # none ends by itself
         _wait_for(lambda: len(workers()) == _NODES)
         fleet = service.api.get("/v1/fleet")["items"][0]
         assert fleet["alive"], fleet
