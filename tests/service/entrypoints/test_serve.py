@@ -92,7 +92,7 @@ def test_a_killed_service_goes_on_from_its_recorded_probes(start_served: StartSe
     assert (tuning.state, tuning.attempts) == (State.SUCCEEDED, 2)
     assert recorded == expected
     assert sizes_in(journal) == expected[:3] + expected[2:]
-    if states.count(State.QUEUED) == 2:
+    if states.count(State.QUEUED) == 2:  # its worker saw the end of the service in time, and handed it back
         states.pop(2)
     assert states == [State.QUEUED, State.RUNNING, State.RUNNING, State.SUCCEEDED]
 
