@@ -73,7 +73,7 @@ class TuningCases(WorkCases[TuningSubmission, Tuning]):
         request = request.model_copy(update={"device": served.device.id})
         environment = probe_environment(request, served)
         session = TuningSession(request, served.device, environment=environment, versions=served.versions)
-        work = replace(self._new(session, served), key_id=caller.key_id, priority=submission.priority)
+        work = _placed(self._new(request, submission, caller), session, served)
         if not submission.fresh:
             if (stored := self._stored_tuning(work.fingerprint)) is not None:
                 return self._serve_stored(stored, replace(work, priority=0), request, served, idempotency)
@@ -103,7 +103,7 @@ class TuningCases(WorkCases[TuningSubmission, Tuning]):
             )
         request = request.model_copy(update={"hardware": with_catalogue_name(hardware)})
         need = HardwareNeed.of_request(request)
-        work = self._new_for_hardware(request, need, caller, submission)
+        work = replace(self._new(request, submission, caller), hardware=need.lane)
         for served in one_of_each_kind(workers_with(need, self._context.live_workers())):
             environment = probe_environment(request, served)
             peers = (served.device.id,) * (need.devices_per_node - 1)
@@ -113,16 +113,14 @@ class TuningCases(WorkCases[TuningSubmission, Tuning]):
             if submission.fresh:
                 continue
             if (stored := self._stored_tuning(session.fingerprint)) is not None:
-                known = self._new(session, served)
-                work = replace(work, device=known.device, hardware=known.hardware, fingerprint=known.fingerprint)
-                return self._serve_stored(stored, replace(work, priority=0), request, served, idempotency)
+                work = replace(_placed(work, session, served), priority=0)
+                return self._serve_stored(stored, work, request, served, idempotency)
             found = work.warm_start_from or find_warm_start(self._store.recommendations, session)
             work = replace(work, warm_start_from=found)
         return self._queue_tuning(work, submission, idempotency)
 
-    def _new_for_hardware(
-        self, request: TuningRequest, need: HardwareNeed, caller: Caller, submission: TuningSubmission
-    ) -> NewWork:
+    def _new(self, request: TuningRequest, submission: TuningSubmission, caller: Caller) -> NewWork:
+        """Return new work for any device."""
         return NewWork(
             id=self._context.identifiers.new("tun"),
             kind=WorkKind.TUNING,
@@ -133,7 +131,6 @@ class TuningCases(WorkCases[TuningSubmission, Tuning]):
             payload=payload(request),
             priority=submission.priority,
             key_id=caller.key_id,
-            hardware=need.lane,
             trace_parent=current_trace_parent(),
         )
 
@@ -176,20 +173,6 @@ class TuningCases(WorkCases[TuningSubmission, Tuning]):
             return None if found is not None and not found.evidence.proof.is_conclusive else stored
         return None
 
-    def _new(self, session: TuningSession, served: ServedDevice) -> NewWork:
-        return NewWork(
-            id=self._context.identifiers.new("tun"),
-            kind=WorkKind.TUNING,
-            device=session.device.id,
-            model=model_name(session.request.spec),
-            effective_batch_size=session.request.effective_batch_size,
-            fingerprint=session.fingerprint,
-            request_fingerprint=session.request_fingerprint,
-            payload=payload(session.request),
-            hardware=served.hardware,
-            trace_parent=current_trace_parent(),
-        )
-
     def _serve_stored(
         self,
         stored: Tuning,
@@ -204,32 +187,33 @@ class TuningCases(WorkCases[TuningSubmission, Tuning]):
         rate, and which of two equal GPUs. A job follows the request of its recommendation, so where such a part
         differs, a copy of the recommendation is stored with the new request and the same evidence.
         """
-        response = self._stored_response(stored, work, request, served, idempotency)
-        self._context.hit_counter.count(hit=True)
-        return response
-
-    def _stored_response(
-        self,
-        stored: Tuning,
-        work: NewWork,
-        request: TuningRequest,
-        served: ServedDevice,
-        idempotency: Idempotency | None,
-    ) -> SubmissionResponse:
         found = stored.recommendation
         if found is None or _is_same_request(found.request, request):
             response = _served(stored)
             if idempotency is not None:
                 self._store.submissions.store_response(idempotency, response.as_stored(idempotency))
-            return response
-        changes = {"id": self._context.identifiers.new("rec"), "request": request, "device": served.device}
-        copy = found.model_copy(update=changes)
-        pending = pending_response(idempotency, lambda item: _served(views.tuning(item, copy)))
-        return _served(views.tuning(self._store.submissions.add_succeeded(work, copy, pending), copy))
+        else:
+            changes = {"id": self._context.identifiers.new("rec"), "request": request, "device": served.device}
+            copy = found.model_copy(update=changes)
+            pending = pending_response(idempotency, lambda item: _served(views.tuning(item, copy)))
+            response = _served(views.tuning(self._store.submissions.add_succeeded(work, copy, pending), copy))
+        self._context.hit_counter.count(hit=True)
+        return response
 
     def _view(self, item: WorkItem, queue: QueuePosition | None = None) -> Tuning:
         found = item.recommendation_id
         return views.tuning(item, self._store.recommendations.get(found) if found else None, queue)
+
+
+def _placed(work: NewWork, session: TuningSession, served: ServedDevice) -> NewWork:
+    """Return the work for one device, whose fingerprints are known."""
+    return replace(
+        work,
+        device=session.device.id,
+        hardware=served.hardware,
+        fingerprint=session.fingerprint,
+        request_fingerprint=session.request_fingerprint,
+    )
 
 
 def _served(tuning: Tuning) -> SubmissionResponse:
