@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from sqlalchemy import select
+
+from service.store.database.engine import read_transaction
+from service.store.database.schema import work_items
 from service.store.models import Beat
 from tests.service.store.database.test_lanes import H100, card
 from tests.support.factories import CPU
@@ -42,6 +46,9 @@ def test_a_tuning_for_hardware_runs_where_it_is(start_service: StartService) -> 
         "/v1/tunings", json=body(device=None, hardware={"product": "*", "min_memory_bytes": "1GiB"})
     )
     assert other.json()["fingerprint"] == found["fingerprint"], "served for other words for the same hardware"
+    with read_transaction(service.system.store.engine) as connection:
+        (known,) = connection.execute(select(work_items.c.request_fingerprint).distinct()).scalars()
+    assert known is not None, "each can be the start of another tuning"
 
 
 def test_a_job_follows_the_hardware_of_its_tuning(start_service: StartService) -> None:
