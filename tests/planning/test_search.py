@@ -367,6 +367,17 @@ def test_replays_that_are_wrong_cost_a_few_probes(largest: int, most: int, off: 
     assert ooms <= 4
 
 
+def test_a_place_of_the_replays_that_is_too_low_is_left_in_long_steps() -> None:
+    """Each fit beyond the place lets the search trust it less: few fits until one fails, at any scale of the sizes."""
+    for largest in (200, 3000):
+        oracle = biased(largest, share=0.3, bias=0.05)
+        place = round(0.92 * largest)
+        course = MicroBatchSearch(space(4096, expected=replayed(oracle, place)))
+        sizes = [result.micro_batch_size for result in run_search(course, oracle)]
+        steps = [size for size in sizes[: next(i for i, size in enumerate(sizes) if size > largest)] if size > place]
+        assert len(steps) <= 3, sizes
+
+
 def test_a_bound_that_fits_in_replays_takes_one_probe() -> None:
     """The allocator of the replays has room to spare at the bound."""
     oracle = biased(100, share=0.3, bias=0.1)

@@ -64,8 +64,14 @@ class SearchParameters:
     2 %", "led by an estimate: right"."""
     limit_errors: Levels = ((0.0, 0.9), (0.05, 0.1))
     """Error of the nominal limit, as a share: fragmentation takes 0 to 12 %. Row: "limit really 5 % lower"."""
-    replay_limit_errors: Levels = ((0.0, 0.6), (0.02, 0.4))
-    """As ``limit_errors`` where replays in the simulated allocator have fragmentation. Rows: "replayed"."""
+    replay_limit_errors: tuple[Levels, ...] = (
+        ((0.0, 0.6), (0.02, 0.4)),
+        ((0.01, 0.4), (0.05, 0.6)),
+        ((0.05, 1.0),),
+    )
+    """As ``limit_errors`` where replays in the simulated allocator have fragmentation, by the number of sizes that fit
+    although replays of them ran out of memory; the last one for all higher numbers. Without the second and the third, a
+    place that is too low is left in small steps. Rows: "replayed"."""
     uninformed_weight: float = 0.02
     """Weight in the posterior that no memory figure can move: a cliff, a jump, a limit of another kind. Rows: "limit
     really 5 % lower", "led by an estimate"."""

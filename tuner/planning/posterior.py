@@ -92,8 +92,9 @@ def from_estimate(  # noqa: PLR0913 - all that a posterior rests on
     if points and surplus is not None:
         at_zero = _Measurement(curve(0) / limit, (curve(0) + surplus) / limit, parameters.resident_noise)
         measurements.insert(0, at_zero)
+    beyond = sum(curve(size) > limit for size, _ in points) if replayed else None
     models = [
-        *_default_models(parameters, replayed=replayed, elastic=elastic),
+        *_default_models(parameters, beyond_replays=beyond, elastic=elastic),
         *_learned_models(correction, parameters, elastic=elastic),
     ]
     calibrated = list(_calibrated_curves(models, measurements, limit, curve, parameters))
@@ -331,10 +332,18 @@ class _ErrorModel:
         return fits
 
 
-def _default_models(parameters: SearchParameters, *, replayed: bool, elastic: bool) -> Iterator[_ErrorModel]:
-    """An error model for each combination of estimate error, noise and reclaimable share."""
-    errors = parameters.replay_errors if replayed else parameters.estimate_errors
-    limit_errors = parameters.replay_limit_errors if replayed else parameters.limit_errors
+def _default_models(
+    parameters: SearchParameters, *, beyond_replays: int | None, elastic: bool
+) -> Iterator[_ErrorModel]:
+    """An error model for each combination of estimate error, noise and reclaimable share.
+
+    ``beyond_replays`` is the number of fits where replays ran out of memory, or None without replays.
+    """
+    if beyond_replays is None:
+        errors, limit_errors = parameters.estimate_errors, parameters.limit_errors
+    else:
+        by_number = parameters.replay_limit_errors
+        errors, limit_errors = parameters.replay_errors, by_number[min(beyond_replays, len(by_number) - 1)]
     for level_error, slope_error, probability in errors:
         calibration = _Calibration(level=1.0, slope=1.0, var_level=level_error**2, var_slope=slope_error**2)
         for noise, prior in parameters.noise_levels:
