@@ -16,7 +16,8 @@ from tuner.schemas.command import CommandSpec
 from tuner.schemas.requests import ProbeRequest
 from tuner.schemas.results import Outcome, Phase, ProbeResult
 
-LIMIT = 400 * 1024**2
+MIB = 1024**2
+LIMIT = 400 * MIB
 """More than the imports of torch's optimizers take (100 MiB), and less than a hundred of the programs' samples."""
 SETUP = """
 import sys, time, torch
@@ -85,6 +86,16 @@ def test_a_program_that_fits_ends_after_its_updates_and_leaves_nothing(tmp_path:
     assert not (tmp_path / "ended").exists()
     assert list(scratch.iterdir()) == []
     assert leftovers(str(tmp_path / "program.py")) == []
+
+
+def test_the_memory_between_two_micro_batches_is_that_without_activations(tmp_path: Path) -> None:
+    """The peak lies above it by what the samples of a micro-batch take, so that the search knows the slope at once."""
+    kept = SETUP + "kept = torch.ones(40, 2**18)\n" + TRAINS
+    small, large = (probe(tmp_path, kept, size=size) for size in (4, 16))
+    resident = [result.resident_bytes or 0 for result in (small, large)]
+    assert resident[0] > 40 * MIB
+    assert abs(resident[1] - resident[0]) < 4 * MIB
+    assert (large.process_peak_bytes or 0) - resident[1] > 16 * 4 * MIB
 
 
 def test_a_shortage_is_an_oom_with_its_request(tmp_path: Path) -> None:

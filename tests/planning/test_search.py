@@ -76,6 +76,12 @@ def search(oracle: Oracle, bound: int = 4096) -> tuple[int, int]:
     return len(results), failures(results)
 
 
+def search_sizes(oracle: Oracle, bound: int) -> list[int]:
+    """The sizes of a search, in order."""
+    results = run_search(MicroBatchSearch(space(bound, limit=oracle.limit_bytes)), oracle)
+    return [result.micro_batch_size for result in results]
+
+
 def probe_limit(candidates: int) -> int:
     """The most probes the search promises to take."""
     return 2 * math.ceil(math.log2(candidates)) + 7
@@ -287,9 +293,23 @@ def test_a_gpt_on_a_large_card_is_found_in_few_probes() -> None:
     """GPT-124M in bf16 (1,679 + 820 MiB a sample, with Adam) within 40 GiB: 47 samples."""
     limit = 40 * 1024 * MIB
     oracle = Oracle(47, lambda size: (1679 + 820 * size) * MIB, 1500 * MIB, limit)
-    course = MicroBatchSearch(space(512, limit=limit))
-    sizes = [item.micro_batch_size for item in run_search(course, oracle)]
-    assert sizes == [1, 38, 47, 48]
+    assert search_sizes(oracle, 512) == [1, 39, 47, 48]
+
+
+@pytest.mark.parametrize("fraction", [0.05, 0.95])
+def test_a_small_answer_follows_from_one_measurement(fraction: float) -> None:
+    """A command holds its gradients between two micro-batches, so that the line to its answer begins there."""
+    limit = 256 * MIB
+    slope = 160 * MIB / (12 + fraction)
+    oracle = Oracle(12, lambda size: 96 * MIB + slope * size, 96 * MIB, limit)
+    assert search_sizes(oracle, 120) == [1, 12, 13]
+
+
+def test_a_jump_that_failed_is_followed_by_a_size_near_it() -> None:
+    """Memory that the program keeps between two micro-batches hides a part of the slope: 13 is tried first."""
+    limit = 256 * MIB
+    oracle = Oracle(12, lambda size: (96 + 12.8 * size) * MIB, 97 * MIB, limit)
+    assert search_sizes(oracle, 120) == [1, 13, 12]
 
 
 def test_an_infeasible_workload_takes_one_probe() -> None:

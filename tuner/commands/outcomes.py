@@ -293,6 +293,7 @@ def _peaks(ended: EndedCommand) -> dict[str, int | None]:
         "peak_allocated_bytes": held.get("allocated_bytes"),
         "peak_reserved_bytes": held.get("reserved_bytes"),
         "process_peak_bytes": held.get("process_peak_bytes"),
+        "resident_bytes": held.get("resident_bytes"),
         "allocator_retries": held.get("allocator_retries"),
         "context_bytes": held.get("context_bytes"),
         "limit_bytes": held.get("limit_bytes") or ended.request.limit_bytes,

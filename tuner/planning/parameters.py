@@ -43,6 +43,9 @@ class SearchParameters:
     good_jump: int = 4
     """Smallest ratio of a jump that surely fits to the measured size for which the jump is taken: the jump then shows
     the slope. Rows: those with noise."""
+    failed_jump_share: float = 0.9
+    """Share of a jump that failed above which the answer is expected: the resident memory of a command may have grown
+    with the size, as it keeps the results of one micro-batch during the next. A choice; no row."""
     slack_probes: int = 6
     """Probes that memory figures may waste before doubling and halving take over; one less than the constant of the
     search's guarantee. It bounds the worst case. Row: "+-2 % of total", by little."""

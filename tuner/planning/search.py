@@ -206,11 +206,13 @@ class MicroBatchSearch:
         """The next candidate without an estimate: a jump that surely fits, or a candidate by the line."""
         parameters = self._parameters
         points = last_affine_piece(self._measured(bracket.low), parameters)
-        start = self._sure_size(points[0]) if points else None
-        if len(points) == 1 and start and parameters.good_jump * points[0][0] <= start:
-            jump = self.space.at_most(start)
-            if bracket.low < jump < bracket.high:
+        start = self._size_at(parameters.sure_share, points[0]) if points else None
+        if len(points) == 1 and start:
+            jump = self._jump(points[0], start)
+            if bracket.low < jump < bracket.high and parameters.good_jump * points[0][0] <= start:
                 return jump
+            if bracket.failed and jump >= bracket.high:
+                start = parameters.failed_jump_share * self.space.size(bracket.high)
         posterior = from_measurements(points, self.space.limit_bytes, 2 * self.space.bound, start, parameters)
         return self._bracketed(bracket, posterior).nearest_to(self._target_probability)
 
@@ -269,15 +271,19 @@ class MicroBatchSearch:
         known = [fit.resident_bytes for fit in self._fits.values() if fit.resident_bytes is not None]
         return min(known) - estimate.resident_bytes if known and estimate.resident_bytes is not None else None
 
-    def _sure_size(self, point: Point) -> float:
-        """The size that fills the sure share if all memory that is not known to be resident grows with the size."""
-        size, used = point
-        known = [fit.resident_bytes for fit in self._fits.values() if fit.resident_bytes is not None]
-        resident = min(known, default=0)
-        return max(
-            size * (self._parameters.sure_share * (self.space.limit_bytes or 0) - resident) / max(used - resident, 1),
-            size,
-        )
+    @property
+    def _resident_bytes(self) -> int:
+        return min((fit.resident_bytes for fit in self._fits.values() if fit.resident_bytes is not None), default=0)
+
+    def _jump(self, point: Point, sure: float) -> int:
+        """The candidate that surely fits; the next one where only the room for noise keeps it out."""
+        jump, likely = self.space.at_most(sure), self.space.at_most(self._size_at(1.0, point))
+        return likely if likely == jump + 1 else jump
+
+    def _size_at(self, share: float, point: Point) -> float:
+        """The size that fills a share of the limit if all memory that is not known to be resident grows with it."""
+        (size, used), resident = point, self._resident_bytes
+        return max(size * (share * (self.space.limit_bytes or 0) - resident) / max(used - resident, 1), size)
 
 
 @dataclass(frozen=True)

@@ -169,7 +169,8 @@ class ProbeResult(Document):
     """CPU: peak of the private memory of the process, less its memory before the model was built. The limit applies to
     this."""
     resident_bytes: NonNegativeInt | None = None
-    """Bytes held between updates: parameters and optimizer state, with no gradients and no activations."""
+    """Bytes held between updates: parameters and optimizer state, with no gradients and no activations. Of a command,
+    those held between two micro-batches of an update, with the gradients and all else that the program keeps."""
     limit_bytes: NonNegativeInt | None = None
     """Limit of the probe: on CUDA, of the memory reserved by the allocator, so without the context."""
     context_bytes: NonNegativeInt | None = None

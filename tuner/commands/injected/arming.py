@@ -68,6 +68,8 @@ class ArmedProcess:
         self._starts: list[float] = []
         """Times at which the first call before each backward pass of the current update began."""
         self._gaps: list[float] = []
+        self._resident_bytes: int | None = None
+        """Bytes held between two micro-batches after the first update, which created the optimizer's state."""
         self._ran = False
         self._is_forked = False
         self._read_early = _variables_of_torch() if baseline.is_of_server else None
@@ -98,6 +100,8 @@ class ArmedProcess:
         self._begin()
         if len(self._starts) == self._counter.waiting_passes:
             self._starts.append(time.monotonic())
+        if self._resident_bytes is None and self._counter.updates and self._counter.waiting_passes:
+            self._resident_bytes = self._memory.held_bytes()
         if samples is not None:
             self._counter.call(samples, sequence)
 
@@ -190,6 +194,7 @@ class ArmedProcess:
             skipped=self._counter.skipped,
             sequences=[min(self._counter.sequences), max(self._counter.sequences)] if self._counter.sequences else [],
             micro_batch_seconds=gaps[len(gaps) // 2] if gaps else None,
+            resident_bytes=self._resident_bytes,
             python=".".join(str(part) for part in sys.version_info[:3]),
             **self._memory.peaks(),
         )

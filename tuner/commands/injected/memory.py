@@ -35,7 +35,7 @@ class Baseline:
 
     def before_fork(self) -> None:
         """Record what the imports after torch's have taken, which counts in a forked process too."""
-        self._used_bytes = _status_bytes("VmData") - self.start_bytes
+        self._used_bytes = self.held_bytes()
         self._threads = len(os.listdir("/proc/self/task")) - 1
         self.earlier_peak_bytes = self.peak_bytes()
 
@@ -44,6 +44,10 @@ class Baseline:
         if self._used_bytes is not None:
             _start_idle_threads(self._threads)
             self.start_bytes = _status_bytes("VmData") - self._used_bytes
+
+    def held_bytes(self) -> int:
+        """Return the memory above the start that is held now."""
+        return _status_bytes("VmData") - self.start_bytes
 
     def peak_bytes(self) -> int:
         """Return the peak above the start, by the kernel's high-water mark."""
@@ -78,6 +82,10 @@ class CpuMemory:
 
     def synchronize(self) -> None:
         """Do nothing: the CPU has no queue."""
+
+    def held_bytes(self) -> int | None:
+        """Return the private memory above the baseline that is held now."""
+        return self._baseline.held_bytes()
 
     def peaks(self) -> dict[str, int | None]:
         """Return the peak of private memory above the baseline."""
@@ -144,13 +152,20 @@ class CudaMemory:
         if self._torch.cuda.is_initialized():
             self._torch.cuda.synchronize()
 
+    def held_bytes(self) -> int | None:
+        """Return the bytes of tensors on the card with the most reserved memory; None where there is none."""
+        cuda = self._torch.cuda
+        return int(cuda.memory_allocated(self._fullest_card())) if cuda.is_initialized() else None
+
+    def _fullest_card(self) -> int:
+        return int(max(range(self._torch.cuda.device_count()), key=self._torch.cuda.max_memory_reserved))
+
     def peaks(self) -> dict[str, int | None]:
         """Return the allocator's peaks on the card with the most reserved memory."""
         cuda = self._torch.cuda
         if not cuda.is_initialized():
             return {}
-        cards = range(cuda.device_count())
-        index = max(cards, key=cuda.max_memory_reserved)
+        index = self._fullest_card()
         stats = cuda.memory_stats(index)
         return {
             "allocated_bytes": int(cuda.max_memory_allocated(index)),
