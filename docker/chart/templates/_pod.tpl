@@ -1,7 +1,11 @@
-{{/* What all pods have in common. */}}
-{{- define "batchwright.pod" -}}
+{{/* Pods that ask nothing of Kubernetes. */}}
+{{- define "batchwright.account" -}}
 serviceAccountName: {{ .Release.Name }}
 automountServiceAccountToken: false
+{{- end }}
+
+{{/* What all pods have in common. */}}
+{{- define "batchwright.pod" -}}
 enableServiceLinks: false   # a Service named `batchwright` would set BATCHWRIGHT_PORT
 terminationGracePeriodSeconds: 60   # more than BATCHWRIGHT_SHUTDOWN_GRACE_SECONDS: a job writes its checkpoint
 securityContext: {runAsNonRoot: true, runAsUser: 10001, runAsGroup: 10001, fsGroup: 10001, fsGroupChangePolicy: OnRootMismatch, seccompProfile: {type: RuntimeDefault}}
@@ -36,7 +40,34 @@ securityContext: {runAsNonRoot: true, runAsUser: 10001, runAsGroup: 10001, fsGro
 - {name: tmp, mountPath: /tmp}
 {{- end }}
 
+{{/* The port of the metrics, which only processes that have a pod of their own may take. */}}
+{{- define "batchwright.metrics" -}}
+- {name: BATCHWRIGHT_METRICS_HOST, value: "0.0.0.0"}
+- {name: BATCHWRIGHT_METRICS_PORT, value: "9100"}
+{{- end }}
+
+{{/* The resources of a worker, with its GPUs. */}}
+{{- define "batchwright.resources" -}}
+{{ mergeOverwrite (deepCopy .resources) (ternary (dict "limits" (dict "nvidia.com/gpu" .gpus)) dict (gt (int .gpus) 0)) | toJson }}
+{{- end }}
+
+{{/* What every pod asks: the names of others, and PostgreSQL. */}}
+{{- define "batchwright.egress" -}}
+- to: [{namespaceSelector: {matchLabels: {kubernetes.io/metadata.name: kube-system}}, podSelector: {matchLabels: {k8s-app: kube-dns}}}]
+  ports: [{port: 53, protocol: UDP}, {port: 53, protocol: TCP}]
+- to: [{ipBlock: {cidr: {{ .Values.database.cidr }}}}]   # PostgreSQL
+  ports: [{port: {{ .Values.database.port }}}]
+{{- end }}
+
 {{/* The namespaces of a rule of the network policy, from the list of their names. */}}
 {{- define "batchwright.namespaces" -}}
 [{namespaceSelector: {matchExpressions: [{key: kubernetes.io/metadata.name, operator: In, values: {{ toJson . }}}]}}]
+{{- end }}
+
+{{/* What a container of a Ray node has: probes that need no program of the image, whatever KubeRay's version. */}}
+{{- define "batchwright.ray" -}}
+{{- range list "livenessProbe" "readinessProbe" }}
+{{ . }}: {httpGet: {path: /api/healthz, port: 52365}, initialDelaySeconds: 30, periodSeconds: 10, timeoutSeconds: 5, failureThreshold: 12}
+{{- end }}
+securityContext: {{ include "batchwright.locked" . }}
 {{- end }}

@@ -5,7 +5,8 @@ Exit status 1 when one is not pleased.
 python tests/support/service/check_conformance.py TOOLS [--max-examples 20] [--only NAME]
 
 TOOLS is the folder into which the Makefile has put what is no package of ours: ``python`` (openapi-generator-cli),
-``node`` (Spectral, Redocly), ``prometheus`` (promtool), ``manifests`` (docker-compose, kubernetes-validate and helm).
+``node`` (Spectral, Redocly, models of the Prometheus operator), ``prometheus`` (promtool), ``manifests``
+(docker-compose, kubernetes-validate, helm, hadolint and tally).
 """
 
 from __future__ import annotations
@@ -21,6 +22,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
+
+import jsonschema_rs
+import yaml
 
 from tests.support.paths import ROOT
 from tests.support.service.conformance import (
@@ -41,8 +46,9 @@ _CHART = ROOT / "docker/chart"
 _PLAIN = {
     ROOT / "docker/kubernetes/batchwright.yaml": (),
     ROOT / "docker/kubernetes/servicemonitor.yaml": ("--set=serviceMonitor.enabled=true",),
+    ROOT / "docker/kubernetes/raycluster.yaml": ("--set=ray.enabled=true",),
 }
-"""The plain manifests, with the options by which the chart renders them. Kubernetes has no schema of the second."""
+"""The plain manifests, with the options by which the chart renders them."""
 _WORKER = {"replicas": 1, "nodeSelector": {}, "tolerations": [], "resources": {}, "sharedMemory": "1Gi"}
 _OTHER_WORKERS = json.dumps(
     [
@@ -50,6 +56,22 @@ _OTHER_WORKERS = json.dumps(
         {**_WORKER, "name": "cpu", "image": "batchwright:cpu", "gpus": 0},
     ]
 )
+_RAY_GROUP = {**_WORKER, "name": "cpu", "image": "batchwright:ray-cpu", "gpus": 0, "maxReplicas": 4}
+_ON_RAY = (
+    "--set=ray.enabled=true",
+    "--set=ray.autoscaling=true",
+    "--set=serviceMonitor.enabled=true",
+    "--set-json=workers=[]",
+    f"--set-json=ray.groups={json.dumps([_RAY_GROUP])}",
+)
+_RAY_CLUSTER = json.loads((ROOT / "tests/project/schemas/raycluster-1.5.json").read_text())
+_MONITOR = """
+import { ServiceMonitor } from "@kubernetes-models/prometheus-operator/monitoring.coreos.com/v1/ServiceMonitor";
+new ServiceMonitor(JSON.parse(process.argv[2])).validate();
+"""
+"""A module that raises when a ServiceMonitor breaks the schema of the Prometheus operator's resource."""
+_NO_RULE_OF_BUILDKIT = {"buildkit/InvalidDefinitionDescription"}
+"""Rules that `docker build --check` leaves out unless they are asked for."""
 
 
 class Displeased(Exception):  # noqa: N818 - it is said of a tool
@@ -139,9 +161,44 @@ class Checks:
             if path.read_text() != self._chart(f"--show-only=templates/{path.name}", *options)
         ]
         _refuse(stale, ["docker/kubernetes is not what the chart renders: run `make manifests`"])
-        (other := self._new_folder() / "other.yaml").write_text(self._chart(f"--set-json=workers={_OTHER_WORKERS}"))
-        command = [str(self.tools / "manifests/bin/kubernetes-validate"), "--strict"]
-        return f"{len(_said([*command, str(next(iter(_PLAIN))), str(other)], {0}).splitlines())} manifests"
+        texts = [path.read_text() for path in _PLAIN]
+        texts += [self._chart(f"--set-json=workers={_OTHER_WORKERS}"), self._chart(*_ON_RAY)]
+        documents = [document for text in texts for document in yaml.safe_load_all(text) if document]
+        known = [schematic for document in documents for schematic in self._known_to_kubernetes(document)]
+        (file := self._new_folder() / "all.yaml").write_text(yaml.safe_dump_all(known))
+        command = [str(self.tools / "manifests/bin/kubernetes-validate"), "--strict", str(file)]
+        validated = len(_said(command, {0}).splitlines())
+        _refuse(validated != len(known), [f"{validated} of {len(known)} were validated"])
+        return f"{len(documents)} manifests"
+
+    def _known_to_kubernetes(self, document: dict[str, Any]) -> list[dict[str, Any]]:
+        """Check a resource of an operator by the operator's schema, and return what Kubernetes has a schema of."""
+        if document["kind"] == "ServiceMonitor":
+            (module := self.tools / "node" / "monitor.mjs").write_text(_MONITOR)
+            _said(["node", str(module), json.dumps(document)], {0})
+            return []
+        if document["kind"] == "RayCluster":
+            errors = list(jsonschema_rs.validator_for(_RAY_CLUSTER).iter_errors(document))
+            _refuse(errors, [f"{error.instance_path}: {error.message}" for error in errors])
+            groups = [document["spec"]["headGroupSpec"], *document["spec"]["workerGroupSpecs"]]
+            return [
+                {"apiVersion": "v1", "kind": "PodTemplate", "metadata": {"name": "ray"}, "template": group["template"]}
+                for group in groups
+            ]
+        return [document]
+
+    def dockerfile(self) -> str:
+        """docker/Dockerfile, by BuildKit's parser and the rules of `docker build --check`, and by hadolint."""
+        file = str(ROOT / "docker/Dockerfile")
+        programs = self.tools / "manifests/bin"
+        _said([str(programs / "hadolint"), "--no-color", file], {0})
+        command = [str(programs / "tally"), "lint", "--no-config", "--select", "buildkit/*", "--format", "json"]
+        found = json.loads(_said([*command, "--ignore", "tally/*,hadolint/*", "--slow-checks", "off", file], {0, 1}))
+        violations = [finding for result in found["files"] for finding in result["violations"]]
+        wrong = [it for it in violations if it["rule"] not in _NO_RULE_OF_BUILDKIT]
+        _refuse(wrong, [f"line {it['location']['start']['line']}: {it['rule']}: {it['message']}" for it in wrong])
+        _refuse(found["files_scanned"] != 1, ["tally read no file"])
+        return "no finding"
 
     def helm(self) -> str:
         """The chart, by Helm's own strict rules; a misspelt value is refused."""
@@ -204,6 +261,7 @@ def all_checks(checks: Checks) -> dict[str, Callable[[], str]]:
         "openapi-generator-cli": checks.generator_client,
         "promtool": checks.promtool,
         "compose": checks.compose,
+        "dockerfile": checks.dockerfile,
         "helm": checks.helm,
         "kubernetes": checks.kubernetes,
         "schemathesis-with-a-key": partial(checks.schemathesis, keys=True, sends_key=True),
