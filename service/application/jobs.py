@@ -139,6 +139,7 @@ class JobCases(WorkCases[JobSubmission, Job]):
             recommendation_id=recommendation.id,
             priority=submission.priority,
             key_id=caller.key_id,
+            names=submission.names if submission.is_named else recommendation.names,
             hardware=kind_of(recommendation.device) if need is None else need.lane,
             trace_parent=current_trace_parent(),
         )

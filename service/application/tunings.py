@@ -131,6 +131,7 @@ class TuningCases(WorkCases[TuningSubmission, Tuning]):
             payload=payload(request),
             priority=submission.priority,
             key_id=caller.key_id,
+            names=submission.names,
             trace_parent=current_trace_parent(),
         )
 
@@ -185,15 +186,18 @@ class TuningCases(WorkCases[TuningSubmission, Tuning]):
 
         The fingerprint leaves out the parts of a request that do not affect memory, such as the data, the learning
         rate, and which of two equal GPUs. A job follows the request of its recommendation, so where such a part
-        differs, a copy of the recommendation is stored with the new request and the same evidence.
+        differs, a copy of the recommendation is stored with the new request and the same evidence. So it is where the
+        caller names the tuning otherwise; a caller without names is served the stored one with its names.
         """
         found = stored.recommendation
-        if found is None or _is_same_request(found.request, request):
+        has_names = not work.names.is_named or work.names == stored.names
+        if found is None or (has_names and _is_same_request(found.request, request)):
             response = _served(stored)
             if idempotency is not None:
                 self._store.submissions.store_response(idempotency, response.as_stored(idempotency))
         else:
             changes = {"id": self._context.identifiers.new("rec"), "request": request, "device": served.device}
+            changes |= dict(work.names)
             copy = found.model_copy(update=changes)
             pending = pending_response(idempotency, lambda item: _served(views.tuning(item, copy)))
             response = _served(views.tuning(self._store.submissions.add_succeeded(work, copy, pending), copy))

@@ -19,7 +19,7 @@ from tuner.schemas.base import Document, NonNegativeFloat, NonNegativeInt, Posit
 from tuner.schemas.gpus import Gpu
 from tuner.schemas.plans import PlanSummary
 from tuner.schemas.recommendation import Recommendation
-from tuner.schemas.requests import DeviceId, Objective, TrainingRequest, TuningRequest
+from tuner.schemas.requests import DeviceId, Named, Objective, TrainingRequest, TuningRequest
 from tuner.schemas.results import ProbeResult
 from tuner.schemas.training import RunProgress, TrainingResult
 from tuner.schemas.workload import Precision
@@ -33,7 +33,7 @@ Priority = Annotated[int, Field(ge=-100, le=100)]
 """Work of a higher priority is taken first. A priority above 0 needs the scope `admin`."""
 
 
-class TuningSubmission(TuningRequest):
+class TuningSubmission(TuningRequest, Named):
     """A tuning to run, unless a stored recommendation has the same fingerprint."""
 
     fresh: bool = False
@@ -44,11 +44,14 @@ class TuningSubmission(TuningRequest):
 
     def to_request(self) -> TuningRequest:
         """Return the request without the fields that only concern its submission."""
-        return TuningRequest.model_validate(self.model_dump(exclude={"fresh", "priority"}))
+        return TuningRequest.model_validate(self.model_dump(exclude={"fresh", "priority", *Named.model_fields}))
 
 
-class JobSubmission(Document):
-    """A training run from a recommendation, which is either stored or part of the request."""
+class JobSubmission(Named):
+    """A training run from a recommendation, which is either stored or part of the request.
+
+    A job without any name, project or label has those of its recommendation.
+    """
 
     recommendation_id: str | None = None
     """Identifier of a stored recommendation."""
@@ -89,7 +92,7 @@ class JobRequest(Document):
 # --- responses -------------------------------------------------------------------------------------------------------
 
 
-class WorkSummary(Document):
+class WorkSummary(Named):
     """A tuning or job in a list, without its large fields."""
 
     id: str
@@ -119,6 +122,8 @@ class WorkSummary(Document):
     """Time of the last change."""
     key_id: str | None = None
     """The API key that submitted it; none on a service without keys."""
+    owner: str | None = None
+    """Name of that key."""
     events: NonNegativeInt
     """Number of events so far, which is the id of the newest."""
 
@@ -287,7 +292,7 @@ class Event(Document):
     """The optimizer update; of a command, the updates since its last start."""
 
 
-class RecommendationSummary(Document):
+class RecommendationSummary(Named):
     """A recommendation in a list."""
 
     plan: PlanSummary | None = None
@@ -298,6 +303,8 @@ class RecommendationSummary(Document):
     """Identifier."""
     tuning_id: str
     """Identifier of the tuning that found it."""
+    owner: str | None = None
+    """Name of the API key that submitted the tuning; none on a service without keys."""
     created_at: datetime
     """Time of creation (UTC)."""
     fingerprint: str

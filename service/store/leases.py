@@ -151,7 +151,7 @@ class SqlLeaseStore(LeaseStore):
             row = change_held(connection, lease, values | _released(), [state_event(ending.state)], may_end)
             _release_beside(connection, lease.work_id)
             if recommendation is not None:
-                stored = mapping.recommendation_values(recommendation, lease.work_id, row["model"])
+                stored = mapping.recommendation_values(recommendation, lease.work_id, row["model"], row["key_id"])
                 connection.execute(insert(recommendations).values(**stored))
 
     @override

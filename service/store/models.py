@@ -19,7 +19,7 @@ from service.domain.work import JobSummary, TuningSummary
 from service.domain.workers import ServedDevice
 from service.errors import ServiceError
 from tuner.schemas.recommendation import Recommendation
-from tuner.schemas.requests import Objective
+from tuner.schemas.requests import UNNAMED, Named, Objective
 from tuner.schemas.training import RunProgress, TrainingResult
 from tuner.schemas.workload import Precision
 
@@ -52,6 +52,8 @@ class NewWork:
     hardware: str | None = None
     """The kind of device that it needs (``ServedDevice.hardware``); without one, any device with the id will do. With
     the device ``ANY_DEVICE``, the lane of its need for hardware (``HardwareNeed.lane``)."""
+    names: Named = UNNAMED
+    """The names that its submitter gave it."""
 
 
 @dataclass(frozen=True)
@@ -181,6 +183,9 @@ class WorkRow:
     id: str
     kind: WorkKind
     state: State
+    name: str | None
+    project: str | None
+    labels: dict[str, str]
     device: str | None
     hardware: str | None
     slot: str | None
@@ -190,6 +195,8 @@ class WorkRow:
     recommendation_id: str | None
     warm_start_from: str | None
     key_id: str | None
+    owner: str | None
+    """Name of the API key."""
     priority: int
     attempts: int
     probes: int
@@ -198,6 +205,11 @@ class WorkRow:
     started_at: datetime | None
     ended_at: datetime | None
     updated_at: datetime
+
+    @property
+    def names(self) -> Named:
+        """The names that its submitter gave it."""
+        return Named(name=self.name, project=self.project, labels=self.labels)
 
     def summary(self) -> dict[str, Any]:
         """Return the fields of a ``TuningSummary`` or ``JobSummary``."""

@@ -113,7 +113,11 @@ def _listing(given: tuple[str, ...], later: bool) -> Select[Any]:  # noqa: FBT00
     from lanes, each of which is a range of an index in the order of the list: the newest of all lanes include the
     newest of the list.
     """
-    listed = select(*mapping.RECOMMENDATION_COLUMNS).order_by(_recommendation.id.desc())
+    listed = (
+        select(*mapping.RECOMMENDATION_COLUMNS)
+        .select_from(mapping.OWNED_RECOMMENDATIONS)
+        .order_by(_recommendation.id.desc())
+    )
     if not given or "fingerprint" in given:
         return _newest(listed, [_is(name) for name in given], later)
     lanes = [

@@ -14,7 +14,7 @@ from service.domain.states import RESUMABLE_STATES, State, WorkKind
 from service.errors import ConflictError, NotResumableError
 from service.store.api_keys import check_quota
 from service.store.database.engine import insert_or_skip, read_transaction, write_transaction
-from service.store.database.mapping import recommendation_values
+from service.store.database.mapping import name_values, recommendation_values
 from service.store.database.notifications import notify_owner, notify_waiting
 from service.store.database.schema import idempotency_keys, now_ms, recommendations, submitters, work_items
 from service.store.database.statements import change, state_event
@@ -57,7 +57,7 @@ class SqlSubmissionStore(SubmissionStore):
     ) -> WorkItem:
         ended = {"state": State.SUCCEEDED, "started_at": now_ms(), "ended_at": now_ms()}
         values = ended | {"recommendation_id": recommendation.id}
-        stored = recommendation_values(recommendation, work.id, work.model)
+        stored = recommendation_values(recommendation, work.id, work.model, work.key_id)
         with _taken_id_refused(work.id), write_transaction(self._engine) as connection:
             item = _insert(connection, work, values, UNLIMITED, pending)
             connection.execute(insert(recommendations).values(**stored))
@@ -129,7 +129,8 @@ def _insert(
     if pending is not None:
         _store_response(connection, pending.idempotency, StoredResponse(pending.idempotency.digest, work.id, 0, ""))
     check_quota(connection, work.key_id, quota)
-    given = {name: getattr(work, name) for name in NewWork.__dataclass_fields__}
+    given = {name: getattr(work, name) for name in NewWork.__dataclass_fields__ if name != "names"}
+    given |= name_values(work.names)
     times = {"created_at": now_ms(), "updated_at": now_ms()}
     connection.execute(insert(work_items).values(**(given | times | values)))
     change(connection, _work.id == work.id, {}, [state_event(State(values["state"]))])

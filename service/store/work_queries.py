@@ -22,7 +22,7 @@ from service.store.models import EVERYTHING, WorkFilter, WorkItem, WorkRow
 _work = work_items.c
 _SEPARATOR = ","
 
-_ITEM = select(work_items).where(_work.id == bindparam("id"))
+_ITEM = select(work_items, mapping.OWNER).select_from(mapping.OWNED_WORK).where(_work.id == bindparam("id"))
 
 
 class SqlWorkStore(WorkStore):
@@ -127,7 +127,8 @@ def _listing(given: tuple[str, ...], later: bool, states: int) -> Select[Any]:  
         conditions.append(_work.state == bindparam("state_0"))
     elif states:
         conditions = [_work.id.in_(union_all(*(select(page.subquery().c.id) for page in pages)))]
-    return select(*mapping.LISTED_WORK).where(*conditions).order_by(_work.id.desc()).limit(bindparam("limit"))
+    found = select(*mapping.LISTED_WORK).select_from(mapping.OWNED_WORK)
+    return found.where(*conditions).order_by(_work.id.desc()).limit(bindparam("limit"))
 
 
 @cache

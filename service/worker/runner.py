@@ -207,11 +207,12 @@ class WorkRunner:
     def _recommendation(self, item: WorkItem, tuning: Tuning) -> Recommendation:
         now = datetime.now(UTC)
         started = item.started_at or now
-        return tuning.recommendation(
+        found = tuning.recommendation(
             identifier=self._identifiers.new("rec"),
             created_at=now,
             total_seconds=max(0.0, (now - started).total_seconds()),
         )
+        return found.model_copy(update=dict(item.names))
 
     # --- jobs ---
 

@@ -90,10 +90,13 @@ def test_tune_then_train_then_resume(spec_file: Path, tmp_path: Path) -> None:
     """The whole path: the answer alone on standard output, probes on standard error, a run, a resume."""
     rec, run = tmp_path / "rec.json", tmp_path / "run"
     limits = ("--effective-batch-size", "300", "--device", "cpu", "--memory-limit", "120MiB")
-    tuned = batchwright("tune", spec_file, *limits, "--json", "-o", rec)
+    names = ("--name", "small GPT", "--project", "tests", "--label", "team=nlp", "--label", "example.com/tier=")
+    tuned = batchwright("tune", spec_file, *limits, *names, "--json", "-o", rec)
     assert tuned.returncode == 0, tuned.stderr
     found = Recommendation.model_validate_json(tuned.stdout)
     assert found == Recommendation.model_validate_json(rec.read_text())
+    assert (found.name, found.project) == ("small GPT", "tests")
+    assert found.labels == {"team": "nlp", "example.com/tier": ""}
     assert sum(plan_of(found).micro_batch_sizes[0]) == 300
     assert tuned.stderr.count("probe ") == len(found.evidence.probes)
     command = ("train", spec_file, "--recommendation", rec, "--output-dir", run, "--checkpoint-every", "2", "--json")
@@ -157,6 +160,9 @@ def test_errors_are_json_on_request(tmp_path: Path) -> None:
         (("--device", "cuda:7"), 5, "there is no device cuda:7"),
         (("--device", "tpu:0"), 2, "device"),
         (("--memory-limit", "lots"), 2, "8GiB"),
+        (("--label", "team"), 2, "--label: must be a key and a value"),
+        (("--label", "team=a b"), 2, "--label"),
+        (("--name", ""), 2, "--name"),
         (("--memory-limit", "9" * 400), 2, "8GiB"),
         (("--output", "."), 2, "--output: is a folder"),
         (("--output", f"{__file__}/answer.json"), 2, f"--output: cannot be written: {__file__} is not a folder"),

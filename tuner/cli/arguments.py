@@ -18,7 +18,7 @@ from tuner.schemas.base import Document, parse_document
 from tuner.schemas.command import CommandSpec, load_any_spec
 from tuner.schemas.estimates import EstimateRequest
 from tuner.schemas.field_errors import problems_in
-from tuner.schemas.requests import TrainingRequest, TuningRequest
+from tuner.schemas.requests import Named, TrainingRequest, TuningRequest
 from tuner.schemas.workload import LARGEST_WORLD_SIZE, WorkloadSpec, load_spec
 from tuner.system.files import check_writable
 
@@ -29,6 +29,7 @@ _ANY_FILE = "batchwright"
 """Name of a file whose writing is tried in an output folder."""
 _OPTIONS = {
     "gpus": "--gpu",
+    "labels": "--label",
     "hardware": "--gpu",
     "hardware.gpu": "--gpu",
     "hardware.min_memory_bytes": "--min-memory",
@@ -65,6 +66,18 @@ def _command(spec: Mapping[str, object]) -> CommandSpec:
 def hardware_request(gpu: str | None, min_memory_bytes: int | None) -> dict[str, object] | None:
     """The hardware of a request, from the options; none where neither is given."""
     return None if gpu is None and min_memory_bytes is None else {"gpu": gpu, "min_memory_bytes": min_memory_bytes}
+
+
+def named(name: str | None, project: str | None, labels: Sequence[str] | None) -> Named:
+    """The names of a tuning, from the options; each label is a text ``key=value``.
+
+    Raises:
+        SpecError: naming every option at fault.
+    """
+    pairs = [text.partition("=") for text in labels or ()]
+    if without := [key for key, sign, _ in pairs if not sign]:
+        raise wrong_argument("--label", "must be a key and a value, for example `team=vision`", without[0])
+    return _checked(Named, {"name": name, "project": project, "labels": {key: value for key, _, value in pairs}})
 
 
 def training_request(**fields: object) -> TrainingRequest:

@@ -166,6 +166,8 @@ def _title(found: Recommendation) -> str:
 
 def _facts(found: Recommendation) -> list[tuple[str, RenderableType]]:
     facts: list[tuple[str, RenderableType]] = []
+    if names := _names(found):
+        facts.append(("name", names))
     facts += [("reason", found.infeasible_reason or "")] if found.plan is None else _facts_of_plan(found, found.plan)
     facts.append(("device", f"{found.device.id} ({found.device.name})"))
     facts.append(("proof", found.evidence.proof.statement))
@@ -183,6 +185,12 @@ def _facts(found: Recommendation) -> list[tuple[str, RenderableType]]:
         facts.append(("run with", " ".join(f"{name}={value}" for name, value in found.environment.items())))
     facts += [("warning", f"{advice.code}: {advice.message}") for advice in found.warnings]
     return facts
+
+
+def _names(found: Recommendation) -> str:
+    """The name, project and labels of a tuning in one line."""
+    labels = (f"{key}={value}" for key, value in found.labels.items())
+    return ", ".join([*(text for text in (found.name, found.project) if text is not None), *labels])
 
 
 def alternatives_table(alternatives: Sequence[Alternative]) -> Table:

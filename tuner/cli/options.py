@@ -67,6 +67,16 @@ Objective = Annotated[
         "plan with the most samples per second, measured.",
     ),
 ]
+Name = Annotated[
+    str | None, typer.Option(metavar="TEXT", help="Name of the tuning, kept in the recommendation and shown in lists.")
+]
+Project = Annotated[str | None, typer.Option(metavar="TEXT", help="Project that the tuning belongs to.")]
+Labels = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--label", metavar="KEY=VALUE", help="Label of the tuning, with the bounds of Kubernetes labels. Repeatable."
+    ),
+]
 Granularity = Annotated[int, typer.Option(min=1, help="Try only multiples of this size, for example 8.")]
 MaxMicroBatchSize = Annotated[int | None, typer.Option(min=1, help="Upper bound of the micro-batch size.")]
 Uniform = Annotated[bool, typer.Option("--uniform", help="Also plan with one micro-batch size repeated.")]

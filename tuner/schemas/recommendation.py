@@ -9,7 +9,7 @@ from pydantic import Field, JsonValue
 
 from tuner.schemas.base import Document, Environment, NonNegativeFloat, NonNegativeInt, PositiveInt
 from tuner.schemas.plans import Plan, PlanSummary, UniformPlan
-from tuner.schemas.requests import TuningRequest
+from tuner.schemas.requests import Labels, Name, Named, Project, TuningRequest
 from tuner.schemas.results import DeviceInfo, ExpectedPeaks, ProbeResult
 
 
@@ -225,6 +225,12 @@ class Recommendation(Document):
     """Version of this document's layout."""
     id: str
     """Identifier, unique to this recommendation."""
+    name: Name | None = None
+    """Name of the tuning."""
+    project: Project | None = None
+    """Project of the tuning."""
+    labels: Labels = Field(default_factory=dict)
+    """Labels of the tuning, by key."""
     created_at: datetime
     """Creation time (UTC)."""
     feasible: bool
@@ -260,3 +266,8 @@ class Recommendation(Document):
     """The request, the spec included."""
     verified: Verification | None = None
     """The last run of a training command that `batchwright verify` made with this plan; none where none was made."""
+
+    @property
+    def names(self) -> Named:
+        """The names of the tuning."""
+        return Named(name=self.name, project=self.project, labels=self.labels)

@@ -68,6 +68,80 @@ class HardwareRequest(Document):
         return text if self.devices_per_node == 1 else f"{self.devices_per_node} x {text} on one host"
 
 
+# --- names ---
+
+_PART = "[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?"
+_DOMAIN = "[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?"
+_PRINTABLE = described_pattern(
+    r"^[^\x00-\x20\x7f]([^\x00-\x1f\x7f]*[^\x00-\x20\x7f])?$",
+    "must not contain control characters, nor begin or end with a space",
+)
+_LABEL_KEY = described_pattern(
+    rf"^({_DOMAIN}(\.{_DOMAIN})*/)?{_PART}$",
+    "must have a key as Kubernetes labels have: at most 63 letters, digits, `-`, `_` and `.`, with a letter or digit "
+    "at both ends, and optionally a domain and `/` before it",
+)
+_LABEL_VALUE = described_pattern(
+    f"^({_PART})?$",
+    "must be empty, or at most 63 letters, digits, `-`, `_` and `.`, with a letter or digit at both ends",
+)
+_LONGEST_NAME = 120
+_LONGEST_KEY = 253 + 1 + 63
+_LONGEST_VALUE = 63
+_MOST_LABELS = 32
+
+Name = Annotated[
+    str, Field(min_length=1, max_length=_LONGEST_NAME, pattern=_PRINTABLE, examples=["llama-8b, seq 4096"])
+]
+"""A name that a person gave."""
+Project = Annotated[
+    str, Field(min_length=1, max_length=_LONGEST_VALUE, pattern=_LABEL_VALUE, examples=["language-models"])
+]
+"""A project, with the bounds of a label's value."""
+Labels = Annotated[
+    dict[
+        Annotated[str, Field(pattern=_LABEL_KEY, max_length=_LONGEST_KEY)],
+        Annotated[str, Field(pattern=_LABEL_VALUE, max_length=_LONGEST_VALUE)],
+    ],
+    Field(max_length=_MOST_LABELS),
+    WithJsonSchema(
+        {
+            "type": "object",
+            "propertyNames": {"pattern": _LABEL_KEY, "maxLength": _LONGEST_KEY},
+            "additionalProperties": {"type": "string", "pattern": _LABEL_VALUE, "maxLength": _LONGEST_VALUE},
+            "maxProperties": _MOST_LABELS,
+            "examples": [{"team": "vision"}],
+        }
+    ),
+]
+"""Labels, by key, with the bounds of Kubernetes labels. Pydantic's own schema would leave other keys unchecked."""
+
+
+class Named(Document):
+    """The names of a tuning, recommendation or job. Neither memory nor a fingerprint depends on them."""
+
+    name: Name | None = None
+    """Name that tells it from others in lists."""
+    project: Project | None = None
+    """Project that it belongs to."""
+    labels: Labels = Field(default_factory=dict)
+    """Labels by key, with the bounds of Kubernetes labels, by which lists can be filtered."""
+
+    @property
+    def names(self) -> Named:
+        """The names alone."""
+        return Named(name=self.name, project=self.project, labels=self.labels)
+
+    @property
+    def is_named(self) -> bool:
+        """Return whether there is a name, a project or a label."""
+        return self.name is not None or self.project is not None or bool(self.labels)
+
+
+UNNAMED = Named()
+
+# --- requests ---
+
 LARGEST_EFFECTIVE_BATCH_SIZE = 2**22
 """A recommendation lists every micro-batch of an update: this keeps the document below some megabytes."""
 

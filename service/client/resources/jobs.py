@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from service.client.core import Core
@@ -29,12 +30,15 @@ class AsyncJobs(AsyncWork[Job, JobSummary]):
     def __init__(self, core: Core) -> None:
         super().__init__(core, _JOBS, Job, JobPage)
 
-    async def submit(
+    async def submit(  # noqa: PLR0913 - one per field
         self,
         recommendation: Recommendation | str,
         training: TrainingRequest | None = None,
         *,
         priority: int = 0,
+        name: str | None = None,
+        project: str | None = None,
+        labels: Mapping[str, str] | None = None,
         idempotency_key: str | None = None,
     ) -> Job:
         """Submit a job that trains with the plan of a recommendation.
@@ -43,13 +47,17 @@ class AsyncJobs(AsyncWork[Job, JobSummary]):
             recommendation: the plan to train with, or the id of a stored recommendation.
             training: the settings of the run; a short run when left out.
             priority: work of a higher priority runs first; above 0 needs the scope `admin`.
+            name: as for a tuning. Without any of the three, the job has the names of the recommendation.
+            project: as for a tuning.
+            labels: as for a tuning.
             idempotency_key: as for a tuning.
 
         Raises:
             ApiError: when the service refuses the submission.
             ConnectionFailedError: when the service cannot be reached.
         """
-        submission = _job_submission(recommendation, training, priority=priority)
+        names = {"name": name, "project": project, "labels": dict(labels or {})}
+        submission = _job_submission(recommendation, training, priority=priority, **names)
         return await self._core.call(Job, creation_call(_JOBS, submission, idempotency_key))
 
     async def configure(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from urllib.parse import quote
 
 from service.client.core import PAGE_SIZE, Core, Resource
@@ -35,8 +35,16 @@ class AsyncTunings(AsyncWork[Tuning, TuningSummary]):
     def __init__(self, core: Core) -> None:
         super().__init__(core, _TUNINGS, Tuning, TuningPage)
 
-    async def submit(
-        self, request: TuningRequest, *, fresh: bool = False, priority: int = 0, idempotency_key: str | None = None
+    async def submit(  # noqa: PLR0913 - one per field
+        self,
+        request: TuningRequest,
+        *,
+        fresh: bool = False,
+        priority: int = 0,
+        name: str | None = None,
+        project: str | None = None,
+        labels: Mapping[str, str] | None = None,
+        idempotency_key: str | None = None,
     ) -> Tuning:
         """Submit a tuning, or return the stored tuning of the same request, unless ``fresh``.
 
@@ -46,6 +54,9 @@ class AsyncTunings(AsyncWork[Tuning, TuningSummary]):
             request: the workload, the effective batch size and the device.
             fresh: probe again, even if a recommendation is stored.
             priority: work of a higher priority runs first; above 0 needs the scope `admin`.
+            name: a name that tells the tuning from others in lists.
+            project: the project that it belongs to.
+            labels: values by key, by which lists can be filtered; both have the bounds of Kubernetes labels.
             idempotency_key: the caller's own key, for example the id of a scheduler's job: another process that submits
                 the same request under this key gets the same tuning. A new key when left out.
 
@@ -53,16 +64,20 @@ class AsyncTunings(AsyncWork[Tuning, TuningSummary]):
             ApiError: when the service refuses the request.
             ConnectionFailedError: when the service cannot be reached.
         """
-        submission = TuningSubmission.model_validate({**dict(request), "fresh": fresh, "priority": priority})
+        names = {"name": name, "project": project, "labels": dict(labels or {})}
+        submission = TuningSubmission.model_validate({**dict(request), "fresh": fresh, "priority": priority, **names})
         return await self._core.call(Tuning, creation_call(_TUNINGS, submission, idempotency_key))
 
-    async def tune(
+    async def tune(  # noqa: PLR0913 - one per field
         self,
         request: TuningRequest,
         *,
         timeout_seconds: float | None = None,
         fresh: bool = False,
         priority: int = 0,
+        name: str | None = None,
+        project: str | None = None,
+        labels: Mapping[str, str] | None = None,
         idempotency_key: str | None = None,
     ) -> Recommendation:
         """Submit a tuning and wait for its recommendation, which may be that nothing fits (``feasible`` is false).
@@ -72,6 +87,9 @@ class AsyncTunings(AsyncWork[Tuning, TuningSummary]):
             timeout_seconds: how long to wait; the tuning continues after that.
             fresh: as for ``submit``.
             priority: as for ``submit``.
+            name: as for ``submit``.
+            project: as for ``submit``.
+            labels: as for ``submit``.
             idempotency_key: as for ``submit``.
 
         Raises:
@@ -80,7 +98,15 @@ class AsyncTunings(AsyncWork[Tuning, TuningSummary]):
             ApiError: when the service refuses the request.
             ConnectionFailedError: when the service cannot be reached.
         """
-        tuning = await self.submit(request, fresh=fresh, priority=priority, idempotency_key=idempotency_key)
+        tuning = await self.submit(
+            request,
+            fresh=fresh,
+            priority=priority,
+            name=name,
+            project=project,
+            labels=labels,
+            idempotency_key=idempotency_key,
+        )
         if not tuning.state.terminal:
             tuning = await self.wait(tuning.id, timeout_seconds)
         if tuning.recommendation is None:

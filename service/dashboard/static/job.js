@@ -8,7 +8,7 @@ import { byId, colour, h, replace, setText } from "./dom.js";
 import { bytes, bytesExactly, count, number, plural, seconds, time } from "./format.js";
 import { makeHistory } from "./history.js";
 import { ENDED, poll } from "./live.js";
-import { alertBox, bar, definitions, emptyState } from "./parts.js";
+import { alertBox, bar, definitions, emptyState, nameFacts } from "./parts.js";
 import { makeTable } from "./table.js";
 import { failure, keyFact, makeWorkPage, positionInWords, runFacts } from "./work.js";
 
@@ -81,6 +81,7 @@ function show() {
   const job = work.current;
   replace(byId("notices"), notices(job));
   replace(byId("facts"), definitions([
+    ...nameFacts(job),
     ["Recommendation", h("a", { href: `/recommendations/${encodeURIComponent(job.recommendation_id)}`, class: "mono" }, job.recommendation_id)],
     ["Effective batch size", `${count(job.effective_batch_size)} samples`],
     ["Device", job.device ?? job.hardware],

@@ -3,7 +3,7 @@
 import { keyId, may } from "./api.js";
 import { byId, h, replace } from "./dom.js";
 import { count, shortId, time, took, words } from "./format.js";
-import { badge, codeBlock, scopeAlert } from "./parts.js";
+import { badge, codeBlock, labelTags, scopeAlert } from "./parts.js";
 import { makeList } from "./table.js";
 
 const STATES = ["QUEUED", "RUNNING", "CANCELLING", "SUCCEEDED", "FAILED", "CANCELLED"];
@@ -20,12 +20,13 @@ const COMMON = [
   { title: "Model", class: "model", cell: (row) => row.model },
   { title: "Device", class: "nowrap", cell: (row) => row.device ?? row.hardware },
   BATCH,
+  { title: "Labels", cell: labelTags },
 ];
 const TIMES = [
   { title: "Submitted", class: "nowrap", cell: (row) => time(row.created_at) },
   { title: "Duration", class: "number", cell: (row) => took(row) ?? "–" },
   { title: "Priority", class: "number", cell: (row) => row.priority },
-  { title: "Key", class: "nowrap", cell: (row) => (row.key_id === null ? "–" : h("code", {}, row.key_id)) },
+  { title: "Owner", class: "nowrap", cell: (row) => (row.key_id === null ? "–" : h("span", { title: row.key_id }, row.owner ?? row.key_id)) },
 ];
 
 const TUNINGS = {
@@ -34,7 +35,7 @@ const TUNINGS = {
   noun: "tuning",
   filters: [STATE, MODEL, DEVICE, FINGERPRINT],
   columns: [
-    { title: "Tuning", class: "nowrap", cell: (row) => linkTo("tunings", row.id) },
+    { title: "Tuning", class: "nowrap", cell: (row) => linkTo("tunings", row.id, row.name) },
     ...COMMON,
     { title: "Probes", class: "number", cell: (row) => count(row.probes) },
     { title: "Recommendation", class: "nowrap", cell: recommendation },
@@ -53,7 +54,7 @@ const JOBS = {
   noun: "job",
   filters: [STATE, MODEL, DEVICE],
   columns: [
-    { title: "Job", class: "nowrap", cell: (row) => linkTo("jobs", row.id) },
+    { title: "Job", class: "nowrap", cell: (row) => linkTo("jobs", row.id, row.name) },
     ...COMMON,
     { title: "Recommendation", class: "nowrap", cell: (row) => linkTo("recommendations", row.recommendation_id) },
     { title: "Attempts", class: "number", cell: (row) => count(row.attempts) },
@@ -66,8 +67,9 @@ const JOBS = {
   },
 };
 
-function linkTo(pages, identifier) {
-  return h("a", { href: `/${pages}/${identifier}`, class: "mono", title: identifier }, shortId(identifier));
+function linkTo(pages, identifier, name = null) {
+  const text = name === null ? { class: "mono" } : {};
+  return h("a", { href: `/${pages}/${identifier}`, ...text, title: identifier }, name ?? shortId(identifier));
 }
 
 function recommendation(row) {

@@ -44,6 +44,17 @@ export function tag(text) {
   return h("span", { class: "tag" }, text);
 }
 
+/** The project and the labels of a row in a list. */
+export function labelTags({ project, labels }) {
+  const texts = [project, ...Object.entries(labels).map(([key, value]) => `${key}=${value}`)].filter(Boolean);
+  return texts.length === 0 ? "–" : h("span", { class: "tags" }, texts.map(tag));
+}
+
+/** The project and the labels of named work, or of a recommendation, as facts. */
+export function nameFacts({ project, labels }) {
+  return [["Project", project], ["Labels", Object.keys(labels).length === 0 ? null : labelTags({ project: null, labels })]];
+}
+
 /** A button that copies what `text()` gives. */
 export function copyButton(text, label = "Copy") {
   const button = h("button", { type: "button", class: "button button-small" }, label);

@@ -8,7 +8,7 @@ import { estimateTable } from "./estimate_table.js";
 import { exportForm } from "./export_form.js";
 import { bytes, count, percent, plural, seconds, time, words } from "./format.js";
 import { eventually } from "./live.js";
-import { alertBox, busy, codeBlock, definitions, problemAlert, scopeAlert } from "./parts.js";
+import { alertBox, busy, codeBlock, definitions, nameFacts, problemAlert, scopeAlert } from "./parts.js";
 import { figure, memoryParts, showPlan } from "./plan.js";
 import { openTrainDialog } from "./train_dialog.js";
 
@@ -32,7 +32,7 @@ async function start() {
 
 function show(found, formats) {
   byId("content-body").hidden = false;
-  setText(byId("model"), `for ${found.device.name}`);
+  setText(byId("model"), `${found.name === null ? "" : `${found.name}, `}for ${found.device.name}`);
   replace(byId("notices"), found.warnings.map((warning) => alertBox("warn", words(warning.code.replaceAll("-", "_")), shortened(warning.message))));
   replace(byId("answer"), found.feasible ? answer(found) : alertBox("warn", "No micro-batch fits", shortened(found.infeasible_reason)));
   byId("exports").hidden = !found.feasible;
@@ -66,6 +66,7 @@ function environment(found) {
 
 function facts(found) {
   return definitions([
+    ...nameFacts(found),
     ["Device", `${found.device.id}: ${found.device.name}`],
     ["Created", time(found.created_at)],
     ["Probes", `${plural(found.timings.probes, "probe")} in ${seconds(found.timings.probe_seconds)}, ${found.timings.out_of_memory_probes} out of memory`],

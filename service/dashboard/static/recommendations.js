@@ -3,7 +3,7 @@
 import { addressOf, may } from "./api.js";
 import { byId, h, replace } from "./dom.js";
 import { count, plural, shortId, time } from "./format.js";
-import { mark, scopeAlert } from "./parts.js";
+import { labelTags, mark, scopeAlert } from "./parts.js";
 import { makeList } from "./table.js";
 
 const MOST_COMPARED = 8;
@@ -26,7 +26,7 @@ const LIST = {
     { name: "fingerprint", label: "Fingerprint", placeholder: "64 hexadecimal digits", pattern: "[0-9a-f]*", maxlength: 64 },
   ],
   columns: [
-    { title: "Recommendation", class: "nowrap", cell: (row) => h("a", { href: `/recommendations/${encodeURIComponent(row.id)}`, class: "mono", title: row.id }, shortId(row.id)) },
+    { title: "Recommendation", class: "nowrap", cell: (row) => h("a", { href: `/recommendations/${encodeURIComponent(row.id)}`, class: row.name === null && "mono", title: row.id }, row.name ?? shortId(row.id)) },
     { title: "Compare", cell: chooser },
     { title: "Model", class: "model", cell: (row) => row.model },
     { title: "Device", cell: (row) => `${row.device} (${row.device_name})` },
@@ -34,6 +34,8 @@ const LIST = {
     { title: "Objective", class: "nowrap", cell: (row) => row.objective?.replaceAll("_", " ") },
     { title: "Effective batch", class: "number", cell: (row) => count(row.effective_batch_size) },
     { title: "Plan", class: "nowrap", cell: plan },
+    { title: "Labels", cell: labelTags },
+    { title: "Owner", class: "nowrap", cell: (row) => row.owner ?? "–" },
     { title: "Created", class: "nowrap", cell: (row) => time(row.created_at) },
   ],
   empty: {

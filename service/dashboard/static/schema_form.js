@@ -172,6 +172,9 @@ function textField({ context, schema, path, required, label, hint }, writer) {
 
 /** The conversion between text and the values of a schema. */
 function writerOf(schema, path) {
+  if (isFree(schema) && schema.additionalProperties.type === "string") {
+    return { lines: 2, parse: asPairs, format: (value) => Object.entries(value).map((pair) => pair.join("=")).join("\n"), hint: "One `key=value` a line." };
+  }
   if (isFree(schema)) {
     return { lines: 5, parse: asJson, format: (value) => JSON.stringify(value, null, 2), hint: "As JSON." };
   }
@@ -187,6 +190,17 @@ function writerOf(schema, path) {
     return { parse: asNumber, format: String, inputMode: schema.type === "integer" ? "numeric" : "decimal" };
   }
   return { parse: (text) => text, format: String };
+}
+
+function asPairs(text) {
+  const lines = text.split("\n").map((line) => line.trim()).filter(Boolean);
+  return Object.fromEntries(lines.map((line) => {
+    const at = line.indexOf("=");
+    if (at < 1) {
+      throw new Error(`"${line}" is not a key and a value: write for example team=vision`);
+    }
+    return [line.slice(0, at).trim(), line.slice(at + 1).trim()];
+  }));
 }
 
 function asNumber(text) {

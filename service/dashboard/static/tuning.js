@@ -7,7 +7,7 @@ import { byId, h, replace, setText } from "./dom.js";
 import { bytes, bytesExactly, count, number, percent, plural, seconds, words } from "./format.js";
 import { ENDED } from "./live.js";
 import { heldBytes, memoryFigure, memoryInWords, sizeWords } from "./memory_chart.js";
-import { alertBox, badge, codeBlock, definitions, emptyState, tag } from "./parts.js";
+import { alertBox, badge, codeBlock, definitions, emptyState, nameFacts, tag } from "./parts.js";
 import { figure, memoryParts, showPlan } from "./plan.js";
 import { asCommand, asCurl } from "./reproduce.js";
 import { makeTable } from "./table.js";
@@ -82,6 +82,7 @@ function showFacts() {
   const tuning = work.current;
   const { request } = tuning;
   replace(byId("facts"), definitions([
+    ...nameFacts(tuning),
     ["Device", tuning.device ?? tuning.hardware],
     ["Effective batch size", `${count(request.effective_batch_size)} samples`],
     ...workloadFacts(request.spec),

@@ -61,7 +61,7 @@ export function makeWorkPage({ kind, writeScope, deletion, read = get, show, sho
   /** Shows the work as it is now. */
   function change(current) {
     work.current = current;
-    setText(byId("model"), `of ${current.model}`);
+    setText(byId("model"), current.name === null ? `of ${current.model}` : `${current.name}, of ${current.model}`);
     replace(byId("state"), badge(current.state));
     replace(byId("actions"), actions());
     followPosition();
@@ -161,7 +161,7 @@ export function runFacts(work) {
 
 /** The key that submitted it, for `definitions`. */
 export function keyFact(work) {
-  return ["API key", work.key_id && h("code", {}, work.key_id)];
+  return ["Owner", work.key_id && h("span", { title: work.key_id }, work.owner ?? work.key_id)];
 }
 
 /** The problem of failed work, or null. */

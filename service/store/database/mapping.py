@@ -13,10 +13,11 @@ from service.domain.hardware import ANY_DEVICE, need_of_lane
 from service.domain.problems import Problem
 from service.domain.states import State, WorkKind
 from service.domain.work import Event, EventKind, RecommendationSummary, RecordedProbe
-from service.store.database.schema import recommendations, work_items
+from service.store.database.schema import api_keys, recommendations, work_items
 from service.store.models import WorkItem, WorkRow
 from tuner.schemas.base import Document
 from tuner.schemas.recommendation import Recommendation
+from tuner.schemas.requests import Named
 from tuner.schemas.results import ProbeResult
 from tuner.schemas.training import RunProgress, TrainingResult
 
@@ -43,9 +44,14 @@ _UNLISTED = {
     "lost_leases",
     "problem_code",
 }
-LISTED_WORK = [column for column in WORK_COLUMNS if column.name not in _UNLISTED]
-"""Columns of a row in a list."""
-RECOMMENDATION_COLUMNS = without_documents(recommendations)
+OWNER = api_keys.c.name.label("key_name")
+"""Name of the API key that submitted a piece of work."""
+LISTED_WORK = [*(column for column in WORK_COLUMNS if column.name not in _UNLISTED), OWNER]
+"""Columns of a row in a list, from ``OWNED_WORK``."""
+OWNED_WORK = work_items.outerjoin(api_keys, api_keys.c.id == work_items.c.key_id)
+RECOMMENDATION_COLUMNS = [*without_documents(recommendations), OWNER]
+"""Columns of a recommendation in a list, from ``OWNED_RECOMMENDATIONS``."""
+OWNED_RECOMMENDATIONS = recommendations.outerjoin(api_keys, api_keys.c.id == recommendations.c.key_id)
 PRECISION_OF_COMMANDS = ""
 """Stored precision of a recommendation for a command, which has its own."""
 _PLAN = ("gradient_accumulation_steps", "micro_batch_size", "world_size")
@@ -71,12 +77,16 @@ def _fields(row: Row[Any]) -> dict[str, Any]:
         "device": row.device or None,
         "hardware": need_of_lane(row.hardware).in_words if row.device == ANY_DEVICE else None,
         "slot": row.slot,
+        "name": row.name,
+        "project": row.project,
+        "labels": labels_of(row.labels),
         "model": row.model,
         "effective_batch_size": row.effective_batch_size,
         "fingerprint": row.fingerprint or None,
         "recommendation_id": row.recommendation_id,
         "warm_start_from": row.warm_start_from,
         "key_id": row.key_id,
+        "owner": row._mapping.get("key_name"),  # noqa: SLF001 - public; the row of a claim has no such column
         "priority": row.priority,
         "attempts": row.token,
         "probes": row.probe_count,
@@ -86,6 +96,17 @@ def _fields(row: Row[Any]) -> dict[str, Any]:
         "ended_at": moment_or_none(row.ended_at),
         "updated_at": moment(row.updated_at),
     }
+
+
+def name_values(names: Named) -> dict[str, str | None]:
+    """Return the stored columns of names; each label is a line."""
+    lines = "".join(f"{key}={value}\n" for key, value in sorted(names.labels.items()))
+    return {"name": names.name, "project": names.project, "labels": f"\n{lines}" if lines else None}
+
+
+def labels_of(text: str | None) -> dict[str, str]:
+    """Return the labels of a stored column."""
+    return {key: value for key, _, value in (line.partition("=") for line in (text or "").split())}
 
 
 def version(row: Row[Any]) -> str:
@@ -128,8 +149,8 @@ def event(row: RowMapping) -> Event:
 
 def recommendation_summary(row: RowMapping) -> RecommendationSummary:
     """Return a recommendation as a list shows it."""
-    listed = {name: value for name, value in row.items() if name not in _PLAN}
-    listed["precision"] = row["precision"] or None
+    listed = {name: value for name, value in row.items() if name not in {*_PLAN, "key_id", "key_name"}}
+    listed |= {"precision": row["precision"] or None, "labels": labels_of(row["labels"]), "owner": row["key_name"]}
     plan = None if row["micro_batch_size"] is None else _plan(row)
     return RecommendationSummary.model_validate({**listed, "plan": plan, "created_at": moment(row["created_at"])})
 
@@ -141,12 +162,14 @@ def _plan(row: RowMapping) -> dict[str, Any]:
     return {name: row[name] for name in _PLAN} | given
 
 
-def recommendation_values(document: Recommendation, tuning_id: str, model: str) -> dict[str, Any]:
-    """Return the stored columns of a recommendation."""
+def recommendation_values(document: Recommendation, tuning_id: str, model: str, key_id: str | None) -> dict[str, Any]:
+    """Return the stored columns of a recommendation, of the tuning's model and API key."""
     spec = document.request.spec
     return {
         "id": document.id,
         "tuning_id": tuning_id,
+        "key_id": key_id,
+        **name_values(document.names),
         "created_at": int(document.created_at.timestamp() * 1000),
         "fingerprint": document.fingerprint,
         "model": model,

@@ -66,6 +66,9 @@ work_items = Table(
     Column("result", Text),
     Column("problem", Text),
     Column("problem_code", String(64)),
+    Column("name", String(120)),
+    Column("project", String(63)),
+    Column("labels", Text),
 )
 """Tunings and jobs. The fencing token rises with every claim, so it counts attempts too; ``device_ms`` is the time on
 devices of every claim but one that holds, and ``key_id`` the API key that submitted the work (not a foreign key, which
@@ -202,6 +205,10 @@ recommendations = Table(
     Column("precision", String(16), nullable=False, server_default="fp32"),
     Column("objective", String(16), nullable=False, server_default="largest"),
     Column("micro_batch_size", BigInteger),
+    Column("name", String(120)),
+    Column("project", String(63)),
+    Column("labels", Text),
+    Column("key_id", String(16)),
 )
 """Recommendations: the documents, and the columns of searches and lists. They may outlive their tuning."""
 

@@ -63,6 +63,7 @@ REVISIONS: dict[str, dict[str, Any]] = {
     "0009_estimate_residuals": _LATER,
     "0010_notifications": _LATER,
     "0011_held_slots": _LATER,
+    "0012_fleets": _LATER,
 }
 """Every released revision, and what its tunings hold beyond the first one's, in the names up to revision 0007."""
 

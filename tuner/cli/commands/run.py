@@ -9,7 +9,14 @@ import typer
 
 from tuner.cli import options
 from tuner.cli import trailing_command as trailing
-from tuner.cli.arguments import check_folder, hardware_request, naming_options, training_request, tuning_request
+from tuner.cli.arguments import (
+    check_folder,
+    hardware_request,
+    named,
+    naming_options,
+    training_request,
+    tuning_request,
+)
 from tuner.cli.commands.train import check_options_of_command, train_with
 from tuner.cli.commands.tune import tuned
 from tuner.cli.display import progress_console, recommendation_panel
@@ -23,6 +30,9 @@ def run(  # noqa: PLR0913 - a command's options are its arguments
     spec: options.OptionalSpecFile = None,
     *,
     effective_batch_size: options.EffectiveBatchSize,
+    name: options.Name = None,
+    project: options.Project = None,
+    label: options.Labels = None,
     objective: options.Objective = "largest",
     world_size: options.WorldSize = None,
     device: options.Device = None,
@@ -63,6 +73,7 @@ def run(  # noqa: PLR0913 - a command's options are its arguments
     from tuner.hardware.inventory import device_of  # noqa: PLC0415 - see commands.tune
 
     check_folder(output_dir, "--output-dir")
+    names = named(name, project, label)
     training = training_request(
         updates=updates,
         checkpoint_every=checkpoint_every,
@@ -103,7 +114,7 @@ def run(  # noqa: PLR0913 - a command's options are its arguments
         with naming_options():
             check_run(request, training, device_of(request).id)
     with naming_options(memory_limit_bytes=memory_limit):
-        found = tuned(request, context.obj)
+        found = tuned(request, context.obj).model_copy(update=dict(names))
     progress_console().print(recommendation_panel(found))
     _train_if_feasible(found, training, output_dir, as_document=json)
 

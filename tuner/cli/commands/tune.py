@@ -12,6 +12,7 @@ from tuner.cli import trailing_command as trailing
 from tuner.cli.arguments import (
     check_file,
     hardware_request,
+    named,
     naming_options,
     tuning_request,
     unwritable,
@@ -32,6 +33,9 @@ def tune(  # noqa: PLR0913 - a command's options are its arguments
     spec: options.OptionalSpecFile = None,
     *,
     effective_batch_size: options.EffectiveBatchSize,
+    name: options.Name = None,
+    project: options.Project = None,
+    label: options.Labels = None,
     objective: options.Objective = "largest",
     world_size: options.WorldSize = None,
     device: options.Device = None,
@@ -69,6 +73,7 @@ def tune(  # noqa: PLR0913 - a command's options are its arguments
     """
     if output is not None:
         check_file(output)
+    names = named(name, project, label)
     model = trailing.command_model(
         context,
         spec,
@@ -98,7 +103,7 @@ def tune(  # noqa: PLR0913 - a command's options are its arguments
     )
     stored = None if warm_start_from is None else load_document(Recommendation, warm_start_from, "warm start")
     with naming_options(memory_limit_bytes=memory_limit):
-        found = tuned(request, context.obj, stored)
+        found = tuned(request, context.obj, stored).model_copy(update=dict(names))
     print_result(found, as_document=json, text=recommendation_panel(found))
     if output is not None:
         _write(output, found)
