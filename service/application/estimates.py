@@ -89,12 +89,13 @@ class Estimates:
             should_stop: polled many times a second; when it returns true, the estimate is stopped.
 
         Raises:
-            TargetNotAllowedError: when the code of the model is not allow-listed.
+            TargetNotAllowedError, DataPathNotAllowedError: when the model is not allowed here.
+            SpecError: when a pretrained model has no usable config.
             InvalidInputError: when the name of a GPU is unknown or ambiguous.
             EstimatesBusyError: when no slot became free in time.
             EstimateError: when the workload cannot be traced, or not in time, or the estimate was stopped.
         """
-        self._policy.check_model(request.spec)
+        request = request.model_copy(update={"spec": self._policy.complete(request.spec)})
         key = self._cache_key(request)
         if (cached := self._cache.get(key)) is not None:
             self._metrics.count_estimate("cached")

@@ -151,8 +151,8 @@ class TuningCases(WorkCases[TuningSubmission, Tuning]):
         """
         request = submission.to_request()
         if not isinstance(submission.spec, CommandSpec):
-            self._context.policy.check_model(submission.workload)
-            return request
+            complete = self._context.policy.complete(submission.workload)
+            return request.model_copy(update={"spec": complete})
         commands = self._context.commands
         changes: dict[str, object] = {"spec": commands.resolved(submission.spec)}
         default = TuningRequest.model_fields["probe_timeout_seconds"].default

@@ -165,7 +165,7 @@ def model_name(spec: WorkloadSpec | CommandSpec) -> str:
         case CommandModel():
             return model.name or Path(model.argv[0]).name[:LONGEST_MODEL_NAME]
         case TransformersModel():
-            return str(model.config["model_type"])
+            return model.model_type
         case PythonModel():
             return model.target
         case ReferenceModel():

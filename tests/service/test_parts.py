@@ -34,6 +34,7 @@ from service.worker_bootstrap import served_devices
 from tests.support.factories import gpt_spec, recommendation
 from tests.support.service.scripted import SERVED, new_work
 from tuner.errors import TuningFailedError
+from tuner.schemas.workload import TransformersModel, parse_spec
 
 TERMS = LeaseTerms(lease_seconds=10.0, shutdown_grace_seconds=7.0)
 
@@ -188,6 +189,37 @@ def test_paths_below_the_data_roots_are_taken(tmp_path: Path, path: str) -> None
     Policy([], ["/elsewhere", str(tmp_path)]).check_data(spec)
     with pytest.raises(DataPathNotAllowedError, match="BATCHWRIGHT_DATA_ROOTS"):
         Policy([], []).check_data(spec)
+
+
+@pytest.mark.parametrize("folder", ["{outside}", "{root}/../outside", "relative", "{root}/link", "{root}\0"])
+def test_a_pretrained_model_outside_the_data_roots_is_refused(tmp_path: Path, folder: str) -> None:
+    """Before anything of it is read."""
+    root, outside = tmp_path / "root", tmp_path / "outside"
+    for made in (root, outside):
+        made.mkdir()
+    (outside / "config.json").write_text('{"model_type": "gpt2"}')
+    (root / "link").symlink_to(outside)
+    model = {"kind": "transformers", "task": "causal-lm", "pretrained": folder.format(root=root, outside=outside)}
+    spec = parse_spec({"model": model, "batch": {"sequence_length": 8}})
+    for check in (Policy([], [str(root)]).check_model, Policy([], [str(root)]).complete):
+        with pytest.raises(DataPathNotAllowedError, match=r"spec\.model\.pretrained"):
+            check(spec)
+
+
+def test_a_pretrained_model_below_a_data_root_is_completed(tmp_path: Path) -> None:
+    """The spec then holds its config; a linked config is judged where it lies."""
+    root, outside = tmp_path / "root", tmp_path / "outside.json"
+    (root / "model").mkdir(parents=True)
+    (root / "model" / "config.json").write_text('{"model_type": "gpt2", "n_layer": 3}')
+    model = {"kind": "transformers", "task": "causal-lm", "pretrained": str(root / "model")}
+    spec = parse_spec({"model": model, "batch": {"sequence_length": 8}})
+    complete = Policy([], [str(root)]).complete(spec).model
+    assert isinstance(complete, TransformersModel)
+    assert complete.config == {"model_type": "gpt2", "n_layer": 3}
+    (root / "model" / "config.json").rename(outside)
+    (root / "model" / "config.json").symlink_to(outside)
+    with pytest.raises(DataPathNotAllowedError, match=r"spec\.model\.pretrained"):
+        Policy([], [str(root)]).complete(spec)
 
 
 # --- locks ---

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.support.factories import gpt_spec, recommendation
+from tests.support.factories import gpt_spec, recommendation, transformers_spec
 from tests.support.whole_runs import run_to_end
 from tuner.errors import StorageError
 from tuner.schemas.requests import TrainingRequest
@@ -24,6 +24,8 @@ from tuner.system.disk_space import require_space, translate_full_disk
 from tuner.system.files import atomic_writer, write_atomically
 from tuner.training.checkpoints import Checkpoints, save_weights
 from tuner.training.launching.run_directory import RunPaths
+from tuner.training.trained_model import ModelWriter
+from tuner.workloads.build import build_workload
 
 MIB = 1024**2
 
@@ -70,6 +72,16 @@ def tensors(mebibytes: int) -> dict[str, torch.Tensor]:
     return {"weight": torch.zeros(mebibytes * MIB // 4)}
 
 
+def write_transformers_model(folder: Path) -> str:
+    """Write a GPT-2 with 1 MiB of weights."""
+    sizes = {"n_layer": 1, "n_head": 1, "n_embd": 128, "n_positions": 498, "vocab_size": 2}
+    config = {"model_type": "gpt2", "bos_token_id": 0, "eos_token_id": 0, **sizes}
+    spec = transformers_spec("causal-lm", config, batch={"sequence_length": 8})
+    weights = build_workload(spec).build_model().state_dict()
+    paths = RunPaths(folder)
+    return ModelWriter(spec)(weights, paths.weights, paths.pretrained)
+
+
 Writer = Callable[[Path], object]
 WRITERS: dict[str, tuple[str, Writer]] = {
     "a document": ("recommendation.json", lambda folder: write_atomically(folder / "recommendation.json", b"x" * MIB)),
@@ -79,6 +91,7 @@ WRITERS: dict[str, tuple[str, Writer]] = {
         "update-00000007",
         lambda folder: Checkpoints(RunPaths(folder), "run", 2).save(7, {}, tensors(1)),
     ),
+    "a model for transformers": ("pretrained", write_transformers_model),
 }
 
 

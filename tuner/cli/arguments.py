@@ -21,6 +21,7 @@ from tuner.schemas.field_errors import problems_in
 from tuner.schemas.requests import Named, TrainingRequest, TuningRequest
 from tuner.schemas.workload import LARGEST_WORLD_SIZE, WorkloadSpec, load_spec
 from tuner.system.files import check_writable
+from tuner.workloads.pretrained.folder_config import with_pretrained_config
 
 RequestT = TypeVar("RequestT", bound=Document)
 SpecT = TypeVar("SpecT", WorkloadSpec, CommandSpec, WorkloadSpec | CommandSpec)
@@ -55,8 +56,18 @@ def tuning_request(
     Raises:
         SpecError: naming every field at fault.
     """
-    loaded = load_any_spec(spec) if isinstance(spec, Path) else _command(spec or {})
+    loaded = read_spec(spec) if isinstance(spec, Path) else _command(spec or {})
     return _checked(TuningRequest, {"spec": _with_world_size(loaded, world_size), **fields})
+
+
+def read_spec(path: Path) -> WorkloadSpec | CommandSpec:
+    """Read the spec of a workload, with the config of its pretrained model, or of a command.
+
+    Raises:
+        SpecError: when a file cannot be read, or is wrong.
+    """
+    spec = load_any_spec(path)
+    return spec if isinstance(spec, CommandSpec) else with_pretrained_config(spec)
 
 
 def _command(spec: Mapping[str, object]) -> CommandSpec:
@@ -112,7 +123,7 @@ def _names_of_gpus(gpus: Sequence[str], *, all_gpus: bool) -> tuple[str, ...]:
 
 
 def _workload(spec: Path, world_size: int | None) -> WorkloadSpec:
-    return _with_world_size(load_spec(spec), world_size)
+    return _with_world_size(with_pretrained_config(load_spec(spec)), world_size)
 
 
 def _with_world_size(spec: SpecT, world_size: int | None) -> SpecT:

@@ -117,7 +117,8 @@ def memory_part(spec: WorkloadSpec | CommandSpec) -> dict[str, Any]:
         left_out = {"loading_timeout_seconds", *unset}
         return spec.model_dump(mode="json", exclude={"model": left_out})
     rates = {"learning_rate", "weight_decay", "betas"}
-    part = spec.model_dump(mode="json", exclude={"data": True, "schedule": True, "optimizer": rates})
+    exclude: dict[str, Any] = {"data": True, "schedule": True, "optimizer": rates, "model": {"pretrained"}}
+    part = spec.model_dump(mode="json", exclude=exclude)
     part["gradient_clipping"] = spec.gradient_clipping is not None
     part["ema_decay"] = spec.ema_decay is not None
     part["weight_decay"] = spec.optimizer.weight_decay > 0  # sgd with foreach makes a copy of the gradients for it

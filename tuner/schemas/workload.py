@@ -9,7 +9,7 @@ import re
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, JsonValue, field_validator, model_validator
+from pydantic import Field, JsonValue, ValidationInfo, field_validator, model_validator
 
 from tuner.schemas.base import Document, NonNegativeInt, PositiveInt, load_document, parse_document
 from tuner.schemas.dataset import DataSpec
@@ -35,36 +35,52 @@ LONGEST_MODEL_NAME = 300
 """Characters of a `model_type` or target, which lists show."""
 _MODEL_TYPE = rf"^[ -~]{{1,{LONGEST_MODEL_NAME}}}$"
 _HAS_MODEL_TYPE: dict[str, JsonValue] = {
-    "required": ["model_type"],
     "properties": {"model_type": {"type": "string", "pattern": _MODEL_TYPE, "examples": ["gpt2"]}},
 }
 """JSON schema of a config, whose other fields are free."""
+_LONGEST_PATH = 4096
+"""Characters of a path: Linux's PATH_MAX."""
 
 
 class TransformersModel(Document):
-    """A Hugging Face transformers architecture, built from a config with random weights; nothing is downloaded."""
+    """A Hugging Face transformers architecture, from a config or from a pretrained model; nothing is downloaded."""
 
     kind: Literal["transformers"]
     """Selects this kind of model."""
     task: TransformersTask
     """The head on the model, and so the batch and the loss: an `AutoModelFor...` class. `speech-seq2seq` writes the
     text of audio (Whisper), `ctc` labels raw audio (wav2vec 2.0), `contrastive` matches images and texts (CLIP)."""
-    config: Annotated[dict[str, JsonValue], Field(json_schema_extra=_HAS_MODEL_TYPE)]
+    pretrained: Annotated[str, Field(min_length=1, max_length=_LONGEST_PATH)] | None = None
+    """Folder of a model that `save_pretrained` wrote: `config.json` and safetensors. Training starts from its weights;
+    probes have random weights of the same shapes. Random weights when absent."""
+    config: Annotated[dict[str, JsonValue], Field(json_schema_extra=_HAS_MODEL_TYPE, validate_default=True)] = Field(
+        default_factory=dict
+    )
     """Arguments of `AutoConfig.for_model`: `model_type`, any field of that configuration, and `attn_implementation`
-    (`eager`, `sdpa`, ...), which determines the memory of long sequences."""
+    (`eager`, `sdpa`, ...), which determines the memory of long sequences. With `pretrained`, the fields to change."""
 
     @field_validator("config")
     @classmethod
-    def _names_a_model_type(cls, config: dict[str, JsonValue]) -> dict[str, JsonValue]:
+    def _names_a_model_type(cls, config: dict[str, JsonValue], others: ValidationInfo) -> dict[str, JsonValue]:
+        if others.data.get("pretrained") is not None and "model_type" not in config:
+            return config
         named = config.get("model_type")
         if not isinstance(named, str) or not named:
-            raise ValueError("must name a `model_type`, for example `gpt2`, `bert`, `llama` or `vit`")
+            raise ValueError(
+                "must name a `model_type`, for example `gpt2`, `bert`, `llama` or `vit`; or give `pretrained`, the "
+                "folder of a model"
+            )
         if not re.fullmatch(_MODEL_TYPE, named):
             raise ValueError(
                 f"has a `model_type` of {len(named)} characters, {named[:20]!r}: use at most {LONGEST_MODEL_NAME} "
                 "printable ASCII characters, for example `gpt2`"
             )
         return config
+
+    @property
+    def model_type(self) -> str:
+        """The type of the model; empty for a pretrained model whose config was not read yet."""
+        return str(self.config.get("model_type", ""))
 
 
 Size = Annotated[int, Field(ge=1, le=2**31 - 1)]

@@ -13,7 +13,9 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
+from pathlib import Path
 
 from torch.optim.lr_scheduler import LambdaLR
 
@@ -22,7 +24,8 @@ from tuner.hardware.memory_devices.base import MemoryDevice
 from tuner.planning.fingerprint import canonical_json
 from tuner.schemas.recommendation import Recommendation
 from tuner.schemas.requests import TrainingRequest
-from tuner.schemas.workload import WorkloadSpec
+from tuner.schemas.workload import TransformersModel, WorkloadSpec
+from tuner.system.data_roots import DataRoots
 from tuner.training.accumulation.collectives import Ranks
 from tuner.training.batch_schedule import BatchSchedule, Position
 from tuner.training.checkpoints import Checkpoints
@@ -35,6 +38,7 @@ from tuner.training.run_coupling import RunCoupling
 from tuner.training.update_engine import UpdateEngine
 from tuner.workloads.base import Workload
 from tuner.workloads.build import build_model, build_workload
+from tuner.workloads.pretrained.starting_weights import StartingWeights
 
 _SEEDS_APART = 2**31 - 1
 """Distance of the seeds of two ranks; any number that users do not count in."""
@@ -102,11 +106,12 @@ def build_run(
         request.seed, len(data), recommendation.request.effective_batch_size, ranks.rank, ranks.size
     )
     coupling = RunCoupling(recommendation, request, workload, device, ranks=ranks, notes=notes)
-    if ranks.gather(paths.checkpointed_update())[0] is None:
+    is_new = ranks.gather(paths.checkpointed_update())[0] is None
+    if is_new:
         coupling.require_separate(accumulates=_accumulates(batch_schedule, micro_batch_size, ranks))
     _limit_memory(recommendation, device)
     seed_everything(request.seed)
-    engine = _build_engine(spec, workload, device, ranks)
+    engine = _build_engine(spec, _starting(spec, workload, ranks, notes) if is_new else workload, device, ranks)
     engine.accumulation.largest_micro_batch = micro_batch_size
     lr_scheduler = build_schedule(spec.schedule, engine.optimizer, request.updates)
     seed_rank(request.seed, ranks, update=0)
@@ -171,6 +176,16 @@ def _limit_memory(recommendation: Recommendation, device: MemoryDevice) -> None:
     limit = recommendation.headroom.limit_bytes if recommendation.headroom else None
     if limit is not None and (device.torch_device.type == "cpu" or limit < device.total_bytes()):
         device.limit(limit)
+
+
+def _starting(spec: WorkloadSpec, workload: Workload, ranks: Ranks, notes: list[str]) -> Workload:
+    """The workload whose model has the weights that a new run starts from: pretrained ones, if the spec names any."""
+    if not isinstance(spec.model, TransformersModel) or spec.model.pretrained is None:
+        return workload
+    load = StartingWeights(Path(spec.model.pretrained), notes.append, DataRoots.from_environment(os.environ))
+    if not ranks.rank:
+        notes.append(f"training starts from the weights in {load.folder} (SHA-256 {load.digest()})")
+    return build_workload(spec, load)
 
 
 def _build_engine(spec: WorkloadSpec, workload: Workload, device: MemoryDevice, ranks: Ranks) -> UpdateEngine:

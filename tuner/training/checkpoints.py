@@ -69,7 +69,7 @@ class Checkpoints:
             StorageError: when the disk is full. Earlier checkpoints are kept.
         """
         path = checkpoint_folder(self.directory, update)
-        needed = _bytes_of([weights[name] for name in unique_names(weights)]) + _bytes_of(state)
+        needed = bytes_of_weights(weights) + _bytes_of(state)
         with atomic_folder(path, needed) as folder:
             write_weights(weights, folder / _WEIGHTS)
             with (folder / _STATE).open("wb") as stream:  # a stream's error says more than torch's error for a path
@@ -150,6 +150,11 @@ class Checkpoints:
             raise CheckpointError(f"checkpoint {path} cannot be read: {error}") from error
 
 
+def bytes_of_weights(weights: Weights) -> int:
+    """Bytes of tensors, those that share memory counted once."""
+    return _bytes_of([weights[name] for name in unique_names(weights)])
+
+
 def _bytes_of(value: object) -> int:
     """Bytes of the tensors in nested dicts, lists and tuples."""
     if isinstance(value, Tensor):
@@ -188,7 +193,7 @@ def save_weights(weights: Weights, path: Path) -> str:
     Raises:
         StorageError: when the disk is full.
     """
-    with atomic_path(path, _bytes_of([weights[name] for name in unique_names(weights)])) as temporary:
+    with atomic_path(path, bytes_of_weights(weights)) as temporary:
         write_weights(weights, temporary)
         with temporary.open("rb") as stream:
             return hashlib.file_digest(stream, "sha256").hexdigest()

@@ -12,7 +12,7 @@ from tuner.errors import CheckpointError
 from tuner.schemas.training import RunOutcome, TrainingProgress
 from tuner.training.assembly import RunParts, seed_rank
 from tuner.training.batch_schedule import Position, cut
-from tuner.training.checkpoints import State, Weights, save_weights
+from tuner.training.checkpoints import State, Weights
 from tuner.training.data import (
     WORKER_BYTES,
     AccumulationWindow,
@@ -23,6 +23,7 @@ from tuner.training.data import (
 from tuner.training.fsdp import copy_into, full_tensors, load_optimizer, load_weights
 from tuner.training.micro_batches.rng_state import RandomState
 from tuner.training.micro_batches.splitting import MicroBatch
+from tuner.training.trained_model import ModelWriter
 from tuner.units import format_bytes
 from tuner.workloads.base import Batch
 
@@ -146,13 +147,15 @@ class Trainer:
 
         Rank 0 writes; the other ranks return an empty text.
         """
-        weights = self._weights()
+        weights, paths = self._weights(), self._parts.paths
         averages = full_tensors(self.engine.averages_by_name(), keep=not self.ranks.rank)
         if self.ranks.rank:
             return ""
-        if averages:
-            save_weights({**weights, **averages}, self._parts.paths.average_weights)
-        return save_weights(weights, self._parts.paths.weights)
+        write = ModelWriter(self._parts.recommendation.request.workload)
+        with self._device.without_limit():
+            if averages:
+                write({**weights, **averages}, paths.average_weights, paths.pretrained_average)
+            return write(weights, paths.weights, paths.pretrained)
 
     # --- one update ---
 

@@ -3,7 +3,8 @@
 ``build`` chooses by `model.kind` of the spec:
 
 1. `reference`: ``reference`` has small models in plain torch, for tests and demos;
-2. `transformers`: ``hugging_face`` builds an architecture from a configuration with random weights; ``speech`` and
+2. `transformers`: ``hugging_face`` builds an architecture from a configuration with random weights, and ``pretrained``
+   reads and writes folders of configuration and weights; ``speech`` and
    ``contrastive`` have the tasks with audio and with pairs; ``config_fields``, ``published_fields`` and
    ``config_safety`` check the configuration, ``routers`` adds the auxiliary loss of a mixture of experts, and
    ``transformers_import`` makes the import of transformers faster;

@@ -14,12 +14,17 @@ from tuner.torch_internals import BatchNorm
 from tuner.workloads.base import Workload
 from tuner.workloads.casting import cast_floating
 from tuner.workloads.hugging_face import LAYER_DROPS, transformers_workload
+from tuner.workloads.pretrained.starting_weights import StartingWeights
 from tuner.workloads.python_target import python_workload
 from tuner.workloads.reference import reference_workload
 
 
-def build_workload(spec: WorkloadSpec) -> Workload:
+def build_workload(spec: WorkloadSpec, load: StartingWeights | None = None) -> Workload:
     """Build the workload of a spec, without a model.
+
+    Args:
+        spec: the spec of the workload.
+        load: builds a transformers model with pretrained weights; None for random weights.
 
     Raises:
         SpecError: when a field names an unknown object, or fields contradict each other.
@@ -31,7 +36,7 @@ def build_workload(spec: WorkloadSpec) -> Workload:
             return reference_workload(model, spec.batch, recompute=recompute)
         case TransformersModel():
             is_sharded = spec.parallelism.strategy == "fsdp"
-            return transformers_workload(model, spec.batch, recompute=recompute, is_sharded=is_sharded)
+            return transformers_workload(model, spec.batch, recompute=recompute, is_sharded=is_sharded, load=load)
         case PythonModel():
             return python_workload(model)
         case _:

@@ -1,4 +1,4 @@
-"""Build transformers architectures from a config, with random weights. Nothing is downloaded."""
+"""Build transformers architectures from a config, with random or pretrained weights. Nothing is downloaded."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ from tuner.workloads.base import (
 from tuner.workloads.config_fields import check_fields
 from tuner.workloads.config_safety import check_config, check_model, configs_within, offline
 from tuner.workloads.contrastive import ContrastiveWorkload
+from tuner.workloads.pretrained.starting_weights import StartingWeights
 from tuner.workloads.reference import NextTokenWorkload
 from tuner.workloads.routers import (
     ROUTER_TERM,
@@ -193,7 +194,7 @@ def build_config(model: TransformersModel, batch: BatchSpec) -> TransformersConf
     from transformers import AutoConfig  # noqa: PLC0415 - takes a second to import, and only this kind needs it
 
     fields = dict(model.config)
-    model_type = str(fields.pop("model_type"))
+    model_type = str(fields.pop("model_type", ""))
     with offline():
         try:
             default = AutoConfig.for_model(model_type)
@@ -254,13 +255,15 @@ def _check_classes(config: TransformersConfig, task: TransformersTask) -> None:
         raise _problem("config.num_labels", message, config.num_labels)
 
 
-def _build_model(config: TransformersConfig, task: TransformersTask, *, recompute: bool) -> nn.Module:
+def _build_model(
+    config: TransformersConfig, task: TransformersTask, load: StartingWeights | None, *, recompute: bool
+) -> nn.Module:
     import transformers  # noqa: PLC0415 - see build_config
 
     auto_class = getattr(transformers, _AUTO_CLASSES[task])
     try:
         with offline():
-            model: nn.Module = auto_class.from_config(config, trust_remote_code=False)
+            model = _random_model(auto_class, config) if load is None else load(auto_class, config)
     except ImportError as error:  # a package that this kind of model needs is missing
         raise _problem("config", " ".join(str(error).split())) from None
     except ValueError as error:
@@ -275,6 +278,11 @@ def _build_model(config: TransformersConfig, task: TransformersTask, *, recomput
     if recompute:
         _checkpoint_activations(model)
     return model.train()
+
+
+def _random_model(auto_class: TransformersObject, config: TransformersConfig) -> nn.Module:
+    model: nn.Module = auto_class.from_config(config, trust_remote_code=False)
+    return model
 
 
 def _checkpoint_activations(model: TransformersObject) -> None:
@@ -306,7 +314,12 @@ def _masked_labels(ids: Tensor) -> Tensor:
 
 
 def transformers_workload(
-    model: TransformersModel, batch: BatchSpec, *, recompute: bool, is_sharded: bool = False
+    model: TransformersModel,
+    batch: BatchSpec,
+    *,
+    recompute: bool,
+    is_sharded: bool = False,
+    load: StartingWeights | None = None,
 ) -> Workload:
     """The workload of a ``transformers`` model.
 
@@ -315,6 +328,7 @@ def transformers_workload(
         batch: the worst case.
         recompute: whether activations are checkpointed.
         is_sharded: whether ranks hold shards of each layer, so that all must run it at the same time.
+        load: builds the model with pretrained weights; None for random weights.
 
     Raises:
         SpecError: naming the field of the config that transformers refuses.
@@ -326,7 +340,7 @@ def transformers_workload(
         config.pad_token_id = 0  # decoders find the last token of a sample by this id, and need it for batches
 
     def build() -> nn.Module:
-        return _build_model(config, model.task, recompute=recompute)
+        return _build_model(config, model.task, load, recompute=recompute)
 
     if model.task != "causal-lm" and wants_router_loss(config):
         raise router_loss_error(config, f"only causal-lm trains a router loss, not {model.task}")

@@ -35,7 +35,7 @@ def late_imports(spec: WorkloadSpec | None = None, *, with_model: bool = True) -
         return (*_TORCH, spec.model.target.partition(":")[0])
     if spec is None or not isinstance(spec.model, TransformersModel):
         return _TORCH
-    module = _models_module(str(spec.model.config["model_type"])) if with_model else ()
+    module = _models_module(spec.model.model_type) if with_model else ()
     return (*_TORCH, *_TRANSFORMERS, *module)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import re
 from collections.abc import Collection, Sequence
 from pathlib import Path
@@ -12,8 +13,9 @@ from tuner.errors import DataOutsideRootsError
 from tuner.hardware.allocator_env import CUDA_ALLOCATOR_VARIABLES
 from tuner.schemas.dataset import PathRead
 from tuner.schemas.recommendation import Recommendation
-from tuner.schemas.workload import PythonModel, WorkloadSpec
+from tuner.schemas.workload import PythonModel, TransformersModel, WorkloadSpec
 from tuner.system.data_roots import DataRoots, expand_glob, literal_prefix
+from tuner.workloads.pretrained.folder_config import with_pretrained_config
 
 _FINGERPRINT = re.compile(r"[0-9a-f]{64}")
 _MAX_IDENTIFIER_LENGTH = 64
@@ -29,12 +31,28 @@ class Policy:
         self._targets = frozenset(python_targets)
         self._roots = DataRoots(data_roots)
 
+    def complete(self, spec: WorkloadSpec) -> WorkloadSpec:
+        """Return an allowed spec, with the whole config of its pretrained model.
+
+        Raises:
+            TargetNotAllowedError, DataPathNotAllowedError: as in ``check_model``.
+            SpecError: when the folder of the pretrained model has no usable config.
+        """
+        self.check_model(spec)
+        try:
+            return with_pretrained_config(spec, self._roots)
+        except DataOutsideRootsError as error:
+            raise DataPathNotAllowedError(f"spec.model.pretrained: {error}") from None
+
     def check_model(self, spec: WorkloadSpec) -> None:
-        """Refuse code that is not allow-listed.
+        """Refuse code that is not allow-listed, and a pretrained model outside the data roots.
 
         Raises:
             TargetNotAllowedError: naming the target and the setting.
+            DataPathNotAllowedError: naming the path and the setting.
         """
+        if isinstance(spec.model, TransformersModel) and (folder := spec.model.pretrained) is not None:
+            self._check_path("spec.model", PathRead("pretrained", folder, glob.escape(folder)))
         if isinstance(spec.model, PythonModel) and spec.model.target not in self._targets:
             allowed = ", ".join(sorted(self._targets)) or "none"
             raise TargetNotAllowedError(
@@ -51,7 +69,7 @@ class Policy:
             DataPathNotAllowedError: naming the path and the setting.
         """
         for read in spec.data.paths_read() if spec.data is not None else []:
-            self._check_path(read)
+            self._check_path("spec.data", read)
 
     @staticmethod
     def check_foreign(recommendation: Recommendation, probe_variables: Collection[str]) -> None:
@@ -73,8 +91,8 @@ class Policy:
                 "recommendation.fingerprint must have 64 hexadecimal digits, and its id at most 64 characters"
             )
 
-    def _check_path(self, read: PathRead) -> None:
-        field, path, pattern = f"spec.data.{read.field}", read.path, read.pattern
+    def _check_path(self, parent: str, read: PathRead) -> None:
+        field, path, pattern = f"{parent}.{read.field}", read.path, read.pattern
         if "\0" in path or not path.startswith("/") or ".." in Path(path).parts:
             raise DataPathNotAllowedError(f"{field}: {path!r} must be absolute and free of `..` in the service")
         try:

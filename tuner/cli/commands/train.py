@@ -8,14 +8,14 @@ from typing import Annotated
 import typer
 
 from tuner.cli import options
-from tuner.cli.arguments import check_folder, option_of, training_request, wrong_argument
+from tuner.cli.arguments import check_folder, option_of, read_spec, training_request, wrong_argument
 from tuner.cli.display import progress_console
 from tuner.cli.errors import ExitCode
 from tuner.cli.output import print_result
 from tuner.cli.sigterm import SigtermAsInterrupt
 from tuner.errors import TrainingError
 from tuner.schemas.base import load_document
-from tuner.schemas.command import UPDATES, CommandSpec, load_any_spec
+from tuner.schemas.command import UPDATES, CommandSpec
 from tuner.schemas.recommendation import Recommendation
 from tuner.schemas.requests import TrainingRequest
 from tuner.schemas.training import RunOutcome, TrainingResult
@@ -66,7 +66,7 @@ def train(  # noqa: PLR0913 - a command's options are its arguments
         allow_batch_coupling=allow_batch_coupling,
         tensorboard=tensorboard,
     )
-    tuned = found if recommendation is None else for_spec(found, load_any_spec(spec))
+    tuned = found if recommendation is None else for_spec(found, read_spec(spec))
     if tuned.request.command is not None:
         check_options_of_command(context, tuned.request.command)
     else:

@@ -33,7 +33,7 @@ def family_of(spec: WorkloadSpec) -> str:
 def _model(model: TransformersModel | ReferenceModel | PythonModel) -> str:
     if isinstance(model, TransformersModel):
         attention = str(model.config.get("attn_implementation", "default"))[:_LONGEST_ATTENTION]
-        return f"transformers {model.task} {model.config['model_type']} {attention} attention"
+        return f"transformers {model.task} {model.model_type} {attention} attention"
     if isinstance(model, ReferenceModel):
         return f"reference {model.architecture.name}"
     return f"python {model.target}"

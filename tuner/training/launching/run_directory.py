@@ -10,13 +10,14 @@ import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from pydantic import ValidationError
 
 from tuner.schemas.recommendation import Recommendation
 from tuner.schemas.requests import TrainingRequest
 from tuner.schemas.training import TrainingProgress
+from tuner.schemas.workload import TransformersModel
 from tuner.system.disk_space import translate_full_disk
 from tuner.system.files import write_atomically
 from tuner.training.launching.checkpoint_files import newest_update
@@ -28,8 +29,11 @@ def run_identity(recommendation: Recommendation, request: TrainingRequest) -> di
     The number of ranks, the way they share the model and the way gradients are summed may change.
     """
     spec = recommendation.request.workload
+    excluded: dict[str, Any] = {"parallelism": True, "gradient_gathering": True}
+    if isinstance(spec.model, TransformersModel) and spec.model.pretrained is None:
+        excluded["model"] = {"pretrained"}  # a field that runs of earlier versions do not have
     return {
-        "spec": spec.model_dump(mode="json", exclude={"parallelism", "gradient_gathering"}),
+        "spec": spec.model_dump(mode="json", exclude=excluded),
         "effective batch size": recommendation.request.effective_batch_size,
         "seed": request.seed,
         "number of updates under a schedule": request.updates if spec.schedule.name != "constant" else None,
@@ -86,6 +90,16 @@ class RunPaths:
     def average_weights(self) -> Path:
         """The moving averages of the weights, when the spec requests them."""
         return self.directory / "model-average.safetensors"
+
+    @property
+    def pretrained(self) -> Path:
+        """Folder of the trained transformers model, for ``from_pretrained``."""
+        return self.directory / "pretrained"
+
+    @property
+    def pretrained_average(self) -> Path:
+        """Folder of the model with the moving averages of the weights."""
+        return self.directory / "pretrained-average"
 
     @property
     def tensorboard(self) -> Path:

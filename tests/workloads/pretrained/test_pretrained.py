@@ -1,0 +1,230 @@
+"""A pretrained model: its config in a spec, its weights in a model, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import safetensors.torch
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
+from tests.support.factories import transformers_spec
+from tuner.errors import DataOutsideRootsError, SpecError
+from tuner.planning.fingerprint import memory_part
+from tuner.schemas.workload import TransformersModel, WorkloadSpec, parse_spec
+from tuner.system.data_roots import ANY_FILE, DataRoots
+from tuner.workloads.build import build_model, build_workload
+from tuner.workloads.pretrained.folder_config import with_pretrained_config
+from tuner.workloads.pretrained.pretrained_output import copy_tokenizer
+from tuner.workloads.pretrained.starting_weights import StartingWeights
+
+GPT2 = {
+    "model_type": "gpt2",
+    "n_layer": 2,
+    "n_embd": 16,
+    "n_head": 2,
+    "vocab_size": 64,
+    "n_positions": 32,
+    "bos_token_id": 0,
+    "eos_token_id": 0,
+}
+MIXTRAL = {
+    "model_type": "mixtral",
+    "num_hidden_layers": 2,
+    "hidden_size": 16,
+    "intermediate_size": 16,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "vocab_size": 64,
+    "num_local_experts": 4,
+}
+
+
+def save(folder: Path, config: dict[str, Any], **options: Any) -> torch.nn.Module:
+    """Write a random model as transformers itself does, and return it."""
+    model: torch.nn.Module = AutoModelForCausalLM.from_config(AutoConfig.for_model(**config))
+    model.save_pretrained(folder, **options)  # type: ignore[operator]
+    return model
+
+
+def pretrained_spec(folder: Path, config: dict[str, Any] | None = None, task: str = "causal-lm") -> WorkloadSpec:
+    """A spec that names the folder."""
+    model = {"kind": "transformers", "task": task, "pretrained": str(folder), "config": config or {}}
+    return parse_spec({"model": model, "batch": {"sequence_length": 16}})
+
+
+def load(spec: WorkloadSpec, notes: list[str] | None = None, roots: DataRoots = ANY_FILE) -> torch.nn.Module:
+    """The model that a run of the spec starts from."""
+    assert isinstance(spec.model, TransformersModel)
+    note = (notes if notes is not None else []).append
+    workload = build_workload(spec, StartingWeights(Path(str(spec.model.pretrained)), note, roots))
+    return build_model(spec, workload)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """The folder of a small pretrained GPT-2."""
+    save(tmp_path / "gpt2", GPT2)
+    return tmp_path / "gpt2"
+
+
+# --- the config ------------------------------------------------------------------------------------------------------
+
+
+def test_a_spec_takes_the_config_of_the_folder(folder: Path) -> None:
+    """The complete spec has the memory of the model as one would write it by hand, and needs no folder."""
+    complete = with_pretrained_config(pretrained_spec(folder))
+    assert isinstance(complete.model, TransformersModel)
+    assert complete.model.config.items() >= GPT2.items()
+    assert complete.model.pretrained == str(folder)
+    assert with_pretrained_config(complete) == complete
+    probed = build_model(complete, build_workload(complete))
+    by_hand = transformers_spec("causal-lm", GPT2, batch={"sequence_length": 16})
+    expected = build_model(by_hand, build_workload(by_hand)).state_dict()
+    assert {name: value.shape for name, value in probed.state_dict().items()} == {
+        name: value.shape for name, value in expected.items()
+    }
+
+
+def test_fields_of_the_spec_take_precedence(folder: Path) -> None:
+    """Also within nested configs, of which the other fields are kept."""
+    document = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**document, "task_specific_params": {"a": 1, "b": 2}}))
+    changes = {"resid_pdrop": 0.5, "attn_implementation": "eager", "task_specific_params": {"b": 3}}
+    model = with_pretrained_config(pretrained_spec(folder, changes)).model
+    assert isinstance(model, TransformersModel)
+    assert model.config["resid_pdrop"] == changes["resid_pdrop"]
+    assert model.config["attn_implementation"] == "eager"
+    assert model.config["task_specific_params"] == {"a": 1, "b": 3}
+
+
+def test_the_place_of_a_model_changes_no_fingerprint(folder: Path, tmp_path: Path) -> None:
+    """Memory depends on the config alone: a moved model, or random weights of its shapes, share recommendations."""
+    save(tmp_path / "moved", GPT2)
+    one, other = (with_pretrained_config(pretrained_spec(at)) for at in (folder, tmp_path / "moved"))
+    assert isinstance(one.model, TransformersModel)
+    random = transformers_spec("causal-lm", dict(one.model.config), batch={"sequence_length": 16})
+    assert memory_part(one) == memory_part(other) == memory_part(random)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, "config.json cannot be read: No such file or directory; give the folder"),
+        ("{", "config.json is not JSON"),
+        ("[]", "names no `model_type`"),
+        ('{"architectures": ["GPT2Model"]}', "names no `model_type`"),
+        ('{"model_type": "gpt2", "quantization_config": {"bits": 4}}', "holds quantised weights"),
+        ('{"model_type": "bert"}', "is gpt2, but .* holds a model of type bert"),
+    ],
+)
+def test_a_folder_without_a_usable_config_is_refused(tmp_path: Path, content: str | None, message: str) -> None:
+    """The error names the file and the remedy."""
+    if content is not None:
+        (tmp_path / "config.json").write_text(content)
+    with pytest.raises(SpecError, match=message):
+        with_pretrained_config(pretrained_spec(tmp_path, {"model_type": "gpt2"}))
+
+
+def test_remote_code_of_a_folder_is_refused(folder: Path) -> None:
+    """The config may name classes in files of the folder, which are never run."""
+    document = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**document, "auto_map": {"AutoConfig": "code.Config"}}))
+    (folder / "code.py").write_text("raise SystemExit('the code was run')\n")
+    with pytest.raises(SpecError, match="auto_map"):
+        build_workload(with_pretrained_config(pretrained_spec(folder)))
+
+
+@pytest.mark.parametrize("read", ["config", "weights", "tokenizer"])
+def test_links_to_outside_the_roots_are_refused(tmp_path: Path, read: str) -> None:
+    """A folder of an allowed root may not make a run read, or copy, other files of the host."""
+    root, outside = tmp_path / "root", tmp_path / "outside"
+    save(root / "gpt2", GPT2)
+    spec = with_pretrained_config(pretrained_spec(root / "gpt2"))
+    (root / "gpt2" / "tokenizer.json").write_text("{}")
+    name = {"config": "config.json", "weights": "model.safetensors", "tokenizer": "tokenizer.json"}[read]
+    outside.mkdir()
+    (root / "gpt2" / name).rename(outside / name)
+    (root / "gpt2" / name).symlink_to(outside / name)
+    roots = DataRoots([str(root)])
+    (tmp_path / "copies").mkdir()
+    uses: dict[str, Callable[[], object]] = {
+        "config": lambda: with_pretrained_config(pretrained_spec(root / "gpt2"), roots),
+        "weights": lambda: load(spec, roots=roots),
+        "tokenizer": lambda: copy_tokenizer(root / "gpt2", tmp_path / "copies", roots),
+    }
+    with pytest.raises(DataOutsideRootsError):
+        uses[read]()
+    assert not list((tmp_path / "copies").iterdir())
+
+
+# --- the weights -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("config", [GPT2, MIXTRAL], ids=["tied weights", "names that are converted"])
+@pytest.mark.parametrize("shard", ["1GB", "10KB"], ids=["one file", "sharded"])
+def test_a_run_starts_from_the_weights(tmp_path: Path, config: dict[str, Any], shard: str) -> None:
+    """Every tensor is that of the saved model, and the folder's path is forgotten."""
+    saved = save(tmp_path / "model", config, max_shard_size=shard).state_dict()
+    notes: list[str] = []
+    model = load(with_pretrained_config(pretrained_spec(tmp_path / "model")), notes)
+    loaded = model.state_dict()
+    assert set(loaded) == set(saved)
+    assert all(torch.equal(loaded[name], saved[name]) for name in saved)
+    assert notes == []
+    assert str(tmp_path) not in str(model.config)
+
+
+def test_tensors_that_the_folder_lacks_are_named(folder: Path) -> None:
+    """A classifier's head is new: the run starts it from random values, and says so."""
+    notes: list[str] = []
+    spec = with_pretrained_config(pretrained_spec(folder, {"num_labels": 3}, "sequence-classification"))
+    body = load(spec, notes).state_dict()
+    assert [note for note in notes if "`score.weight` of the model are not in" in note]
+    stored = safetensors.torch.load_file(folder / "model.safetensors")
+    assert torch.equal(body["transformer.wpe.weight"], stored["transformer.wpe.weight"])
+
+
+def test_weights_of_another_model_are_refused(folder: Path, tmp_path: Path) -> None:
+    """Neither tensors of other names nor of other sizes are taken for the model's."""
+    spec = with_pretrained_config(pretrained_spec(folder))
+    safetensors.torch.save_file({"other": torch.zeros(3)}, folder / "model.safetensors", {"format": "pt"})
+    with pytest.raises(SpecError, match=r"has no tensor of a GPT2LMHeadModel; it has `other`"):
+        load(spec)
+    save(tmp_path / "wide", {**GPT2, "n_embd": 32})
+    with pytest.raises(SpecError, match=r"wide cannot be loaded"):
+        load(spec.model_copy(update={"model": spec.model.model_copy(update={"pretrained": str(tmp_path / "wide")})}))
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(SpecError, match="has no safetensors"):
+        load(spec)
+
+
+def test_the_digest_is_that_of_the_files(folder: Path) -> None:
+    """A single changed bit shows."""
+    weights = StartingWeights(folder, lambda _: None)
+    before = weights.digest()
+    assert weights.digest() == before
+    content = bytearray((folder / "model.safetensors").read_bytes())
+    content[-1] ^= 1
+    (folder / "model.safetensors").write_bytes(content)
+    assert weights.digest() != before
+
+
+def test_the_files_of_a_tokenizer_are_copied(tmp_path: Path) -> None:
+    """``AutoTokenizer`` loads the copy, from a folder or from a file of any name."""
+    from tokenizers import Tokenizer, models  # noqa: PLC0415 - comes with transformers
+
+    (tmp_path / "source").mkdir()
+    Tokenizer(models.WordLevel({"a": 0, "?": 1}, unk_token="?")).save(str(tmp_path / "source" / "words.json"))  # noqa: S106 - no password
+    (tmp_path / "copy").mkdir()
+    copy_tokenizer(tmp_path / "source" / "words.json", tmp_path / "copy", ANY_FILE)
+    (tmp_path / "copy" / "config.json").write_text(json.dumps(GPT2))
+    (tmp_path / "again").mkdir()
+    copy_tokenizer(tmp_path / "copy", tmp_path / "again", ANY_FILE)
+    (tmp_path / "again" / "config.json").write_text(json.dumps(GPT2))
+    assert sorted(path.name for path in (tmp_path / "again").iterdir()) == ["config.json", "tokenizer.json"]
+    assert AutoTokenizer.from_pretrained(tmp_path / "again")("a").input_ids == [0]

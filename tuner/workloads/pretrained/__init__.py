@@ -1,0 +1,8 @@
+"""Pretrained transformers models in the library's own format: read a config, load weights, write a result.
+
+- ``folder_config`` reads the config of a folder into a spec, before anything is probed.
+- ``starting_weights`` builds a model with the weights of the folder, for a run.
+- ``pretrained_output`` writes a trained model so that the library loads it.
+
+Nothing is downloaded, and no code of a folder is run. Importing the package imports neither torch nor transformers.
+"""

@@ -1,0 +1,69 @@
+"""Write a trained transformers model in the format of ``save_pretrained``, for ``from_pretrained`` to load."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from tuner.system.data_roots import DataRoots
+
+_TOKENIZER = "tokenizer.json"
+_ONE_FILE = "1000TB"
+"""A size of files above that of any model: the weights are written as one file."""
+
+_TOKENIZER_FILES = (
+    "added_tokens.json",
+    "chat_template.jinja",
+    "merges.txt",
+    "preprocessor_config.json",
+    "processor_config.json",
+    "sentencepiece.bpe.model",
+    "special_tokens_map.json",
+    "spiece.model",
+    _TOKENIZER,
+    "tokenizer.model",
+    "tokenizer_config.json",
+    "vocab.json",
+    "vocab.txt",
+)
+"""The files that tokenizers and processors of transformers write."""
+
+
+def save_pretrained(build: Callable[[], nn.Module], weights: dict[str, Tensor], folder: Path) -> None:
+    """Write config, generation config and weights into ``folder``.
+
+    transformers writes the names of published checkpoints, which for some models (a mixture of experts) are not those
+    of the parameters.
+
+    Args:
+        build: builds the model; it is called without memory for tensors (on the ``meta`` device).
+        weights: all parameters and persistent buffers by name, on the CPU.
+        folder: an existing folder.
+    """
+    with torch.device("meta"):
+        model = build()
+    model.load_state_dict(weights, strict=False, assign=True)
+    model.tie_weights()  # type: ignore[operator] # a method of transformers' models
+    model.save_pretrained(folder, max_shard_size=_ONE_FILE)  # type: ignore[operator]
+
+
+def copy_tokenizer(source: Path, folder: Path, roots: DataRoots) -> None:
+    """Copy the files of a tokenizer, those that there are.
+
+    Args:
+        source: a `tokenizer.json`, or the folder of a pretrained model.
+        folder: an existing folder.
+        roots: the folders that may be read.
+
+    Raises:
+        DataOutsideRootsError: when a file links to outside the roots.
+    """
+    names = {source: _TOKENIZER} if source.is_file() else {source / name: name for name in _TOKENIZER_FILES}
+    for path, name in names.items():
+        if path.is_file():
+            with roots.open(path) as stream, (folder / name).open("wb") as copy:
+                shutil.copyfileobj(stream, copy)
