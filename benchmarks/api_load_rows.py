@@ -69,7 +69,7 @@ class Rows:
         work = self._work("SUCCEEDED", "cpu")
         identifier = self._new_id("rec")
         self.recommendation_ids.append(identifier)
-        answer = recommendation_values(self._answer, work["id"], work["model"])
+        answer = recommendation_values(self._answer, work["id"], work["model"], None)
         document = self._document.replace(self._answer.id, identifier)
         ended = {"recommendation_id": identifier, "started_at": work["created_at"], "ended_at": work["updated_at"]}
         return work | ended, answer | {"id": identifier, "document": document}

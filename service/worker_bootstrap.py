@@ -28,6 +28,10 @@ from tuner.probing.supervisor import ProbeSupervisor
 from tuner.schemas.results import DeviceInfo
 from tuner.system.data_roots import DataRoots
 
+WORKER_CONNECTIONS = 4
+"""Connections to the database that a process of workers uses at most, besides the one that listens: one claims for all
+devices that are free, and the others are for milliseconds each."""
+
 ExecutorFactory = Callable[[DeviceInfo], Executor]
 
 
@@ -108,7 +112,7 @@ def assemble_worker(
     make_private_folder(settings.data_dir)  # it has specs, logs and weights
     version = metadata.version("batchwright")
     instruments = Instruments(Metrics(version), create_spans(version))
-    store = open_store(settings.url)
+    store = open_store(settings.url, WORKER_CONNECTIONS)
     worker_settings = WorkerSettings(
         node_name=settings.node_name,
         runs_dir=settings.runs_dir,

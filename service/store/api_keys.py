@@ -26,7 +26,7 @@ from service.domain.api_keys import ApiKey, NewKey, Scope
 from service.errors import ConflictError, NotFoundError, QuotaExceededError
 from service.store.database.engine import read_transaction, write_transaction
 from service.store.database.mapping import moment, moment_or_none
-from service.store.database.schema import api_keys, is_queued, now_ms, used_time, work_items
+from service.store.database.schema import api_keys, is_queued, now_ms, now_once, used_time, work_items
 from service.store.interface import KeyStore
 from service.store.models import UNLIMITED, Quota, StoredKey
 
@@ -110,7 +110,7 @@ def check_quota(connection: Connection, key_id: str | None, quota: Quota) -> Non
     if key_id is None or quota == UNLIMITED:
         return
     connection.execute(select(_key.id).where(_key.id == key_id).with_for_update())  # one at a time for each key
-    before = now_ms() - int(quota.window_seconds * 1000)
+    before = now_once() - int(quota.window_seconds * 1000)
     connection.execute(delete(used_time).where(_deleted.key_id == key_id, _deleted.ended_at <= before))
     used = connection.execute(_used(key_id, quota)).mappings().one()
     if quota.queued is not None and used["queued"] >= quota.queued:
@@ -126,7 +126,7 @@ def check_quota(connection: Connection, key_id: str | None, quota: Quota) -> Non
 def _used(key_id: str, quota: Quota) -> Select[Any]:
     """Select the queued work, the counted device time in milliseconds, the earliest counted end, and the time."""
     queued = select(func.count()).where(is_queued, _work.key_id == key_id).scalar_subquery()
-    counted = union_all(*_counted(key_id, now_ms() - int(quota.window_seconds * 1000))).subquery()
+    counted = union_all(*_counted(key_id, now_once() - int(quota.window_seconds * 1000))).subquery()
     return select(
         queued.label("queued"),
         func.sum(counted.c.ms).label("device_ms"),

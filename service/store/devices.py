@@ -15,9 +15,10 @@ from service.domain.fleet import FleetReport
 from service.domain.hardware import ANY_DEVICE, fits, need_of_lane
 from service.domain.states import HELD_STATES, State
 from service.domain.workers import ServedDevice
+from service.store.database.claim_statements import prospects_of
 from service.store.database.engine import insert_or_replace, read_transaction, write_transaction
 from service.store.database.schema import fleets, held_slots, is_held, is_queued, now_ms, work_items, workers
-from service.store.database.statements import renew_leases, slots_with_work, valid_leases
+from service.store.database.statements import renew_leases, valid_leases
 from service.store.interface import DeviceStore, FleetStore, QueueStore
 from service.store.models import AnnouncedDevice, Beat, BeatReply, FleetWork, ReportedFleet
 
@@ -48,7 +49,7 @@ class SqlDeviceStore(DeviceStore):
             changed = [served for served in beat.devices if served.slot in beat.changed]
             _announce(connection, changed, lease_ms)
             _keep_announced(connection, [served for served in beat.devices if served not in changed], lease_ms)
-            wanted = slots_with_work(connection, beat.idle)
+            wanted = frozenset(prospects_of(connection, beat.idle))
         return BeatReply(renewed, frozenset(beat.leases) - renewed.keys() - valid, wanted)
 
     @override

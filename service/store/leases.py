@@ -2,71 +2,50 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from sqlalchemy import (
-    BigInteger,
-    ColumnElement,
-    Connection,
-    Engine,
-    Select,
-    and_,
-    bindparam,
-    case,
-    delete,
-    func,
-    insert,
-    literal,
-    or_,
-    select,
-    text,
-    union_all,
-    update,
-)
+from sqlalchemy import Connection, Engine, RowMapping, and_, case, delete, func, insert, or_, select, update
 from sqlalchemy.exc import IntegrityError
 from typing_extensions import override
 
 from service.domain.hardware import ANY_DEVICE, is_served_by, need_of_lane
 from service.domain.states import State, sources_of
-from service.domain.work import EventKind
 from service.domain.workers import ServedDevice
 from service.store.database import mapping
+from service.store.database.batches import Batches
+from service.store.database.claim_statements import (
+    ABANDONED,
+    CLAIM_AT_ONCE,
+    MISPLACED,
+    NEXT_QUEUED,
+    RUNNING_HERE,
+    Claimer,
+    Prospect,
+    lock_claims,
+    prospects_of,
+    used_by_lost_owner,
+)
 from service.store.database.engine import read_transaction, write_transaction
-from service.store.database.lanes import lane_parameter, lanes_of
 from service.store.database.notifications import notify_waiting
 from service.store.database.schema import (
-    events,
     held_slots,
     is_held,
     is_queued,
     now_ms,
     recommendations,
-    submitters,
     work_items,
     workers,
 )
-from service.store.database.statements import (
-    ABANDONED,
-    MISPLACED,
-    RUNNING_HERE,
-    change,
-    change_held,
-    is_latest_lease,
-    slots_with_work,
-    stale_lease_error,
-    state_event,
-)
+from service.store.database.statements import change, change_held, is_latest_lease, stale_lease_error, state_event
 from service.store.interface import LeaseStore
 from service.store.models import Claim, Ending, Lease
-from service.store.scheduling import NEXT_QUEUED, record_turn
+from service.store.scheduling import record_turn
 from service.store.work_queries import read_item
 
 _work = work_items.c
 
 _MAX_CODE_LENGTH = 64
-_ADVISORY_LOCK = 0x636C6169
-"""An arbitrary number that no other lock of the database uses: "clai"."""
 
 
 class Candidate(NamedTuple):
@@ -79,54 +58,36 @@ class Candidate(NamedTuple):
     key_id: str | None
 
 
-@dataclass(frozen=True)
-class Claimer:
-    """A device that claims work, the lanes that it can take work of, and the length of its lease."""
-
-    served: ServedDevice
-    lanes: tuple[str, ...]
-    lease_seconds: float
-
-    @property
-    def parameters(self) -> dict[str, Any]:
-        """The parameters of the statements that choose work."""
-        return {
-            "own_slot": self.served.slot,
-            "own_device": self.served.device.id,
-            "own_hardware": self.served.hardware,
-            "own_lanes": lane_parameter(self.lanes),
-        }
-
-
 class SqlLeaseStore(LeaseStore):
     """Leases on SQLite and PostgreSQL; safe to share between threads."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
+        self._batches = Batches(self._claim_all)
 
     @override
     def claim(self, served: ServedDevice, lease_seconds: float) -> Claim | None:
-        with read_transaction(self._engine) as connection:  # a claim that finds nothing takes no writer's lock
-            if not slots_with_work(connection, [served]):
-                return None
-            lanes = lanes_of(connection, [served])[served.slot]
-            claimer = Claimer(served, lanes, lease_seconds)
-            is_blocked = connection.execute(select(_work.id).where(MISPLACED), claimer.parameters).first() is not None
-        needs_several = any(need_of_lane(lane).devices_per_node > 1 for lane in lanes)
+        return self._batches.run((served, lease_seconds))
+
+    def _claim_all(self, wanted: Sequence[tuple[ServedDevice, float]]) -> list[Claim | None]:
+        """Claim the next work of each device, in the order of the devices, in one transaction."""
         try:
+            with read_transaction(self._engine) as connection:
+                prospects = prospects_of(connection, [served for served, _ in wanted])
+                if prospects and connection.dialect.name == "postgresql":  # where any transaction may write
+                    return _claim_each(connection, wanted, prospects)
+            if not prospects:  # a claim that finds nothing takes no writer's lock
+                return [None] * len(wanted)
             with write_transaction(self._engine) as connection:
-                if connection.dialect.name == "postgresql" and not is_blocked and not needs_several:
-                    return _claim_at_once(connection, claimer)
-                return _claim(connection, claimer)
-        except IntegrityError:  # the unique index: another owner has just taken this slot
-            return None
+                return _claim_each(connection, wanted, prospects)
+        except IntegrityError:  # the unique index: another owner has just taken one of the slots
+            return [None] if len(wanted) == 1 else [claim for each in wanted for claim in self._claim_all([each])]
 
     @override
     def claim_work(self, work_id: str, served: ServedDevice, lease_seconds: float) -> Claim | None:
         try:
             with write_transaction(self._engine) as connection:
-                if connection.dialect.name == "postgresql":
-                    connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _ADVISORY_LOCK})
+                lock_claims(connection)
                 claimer = Claimer(served, (), lease_seconds)
                 _requeue_misplaced(connection, claimer)
                 candidate = _named(connection, claimer, work_id)
@@ -149,7 +110,7 @@ class SqlLeaseStore(LeaseStore):
         may_end = _work.state.in_(sorted(sources_of(ending.state)))
         with write_transaction(self._engine) as connection:
             row = change_held(connection, lease, values | _released(), [state_event(ending.state)], may_end)
-            _release_beside(connection, lease.work_id)
+            _release_beside(connection, row)
             if recommendation is not None:
                 stored = mapping.recommendation_values(recommendation, lease.work_id, row["model"], row["key_id"])
                 connection.execute(insert(recommendations).values(**stored))
@@ -162,7 +123,7 @@ class SqlLeaseStore(LeaseStore):
                 values = {"state": after, "ended_at": now_ms() if after.terminal else None} | _released()
                 row = change(connection, and_(is_latest, _work.state == before), values, [state_event(after)])
                 if row is not None:
-                    _release_beside(connection, lease.work_id)
+                    _release_beside(connection, row)
                     if after is State.QUEUED:
                         notify_waiting(connection, row["device"], row["hardware"])
                     return
@@ -176,16 +137,27 @@ class SqlLeaseStore(LeaseStore):
             connection.execute(update(work_items).where(held).values(lease_expires_at=0, expiry_check_at=0))
 
 
-def _claim_at_once(connection: Connection, claimer: Claimer) -> Claim | None:
-    """Claim the next work in one statement of PostgreSQL, as ``_claim`` does in nine: others wait for as long.
+def _claim_each(
+    connection: Connection, wanted: Sequence[tuple[ServedDevice, float]], prospects: Mapping[str, Prospect]
+) -> list[Claim | None]:
+    lock_claims(connection)
+    claims: list[Claim | None] = []
+    for served, lease_seconds in wanted:
+        prospect = prospects.get(served.slot)
+        if prospect is None:
+            claims.append(None)
+            continue
+        needs_several = any(need_of_lane(lane).devices_per_node > 1 for lane in prospect.lanes)
+        is_simple = connection.dialect.name == "postgresql" and not prospect.is_blocked and not needs_several
+        claim = _claim_at_once if is_simple else _claim
+        claims.append(claim(connection, Claimer(served, prospect.lanes, lease_seconds)))
+    return claims
 
-    A statement sees the claims that were committed before it began, so that the lock is taken by one of its own.
-    """
-    connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _ADVISORY_LOCK})
-    lease_ms = _milliseconds(claimer.lease_seconds)
-    parameters = claimer.parameters | {"new_owner": claimer.served.owner, "lease_ms": lease_ms}
+
+def _claim_at_once(connection: Connection, claimer: Claimer) -> Claim | None:
+    """Claim the next work in one statement of PostgreSQL, as ``_claim`` does in nine: others wait for as long."""
     while True:
-        row = connection.execute(_CLAIM_AT_ONCE, parameters).first()
+        row = connection.execute(CLAIM_AT_ONCE, claimer.parameters).first()
         if row is not None:
             lease = Lease(work_id=row.id, owner=row.owner, token=row.token)
             return Claim(lease, mapping.work_item(row), row.lost_leases)
@@ -193,62 +165,12 @@ def _claim_at_once(connection: Connection, claimer: Claimer) -> Claim | None:
             return None
 
 
-def _claim_statement() -> Select[Any]:
-    """Choose a candidate as ``_candidate`` does, take it as ``_take`` does, and return the whole row."""
-    lost, waiting = ABANDONED.subquery("lost"), NEXT_QUEUED.subquery("waiting")
-    candidates = union_all(
-        select(literal(0).label("place"), *lost.columns), select(literal(1), *waiting.columns)
-    ).subquery("candidates")
-    found = select(candidates).where(~RUNNING_HERE.exists()).order_by(candidates.c.place).limit(1).cte("found")
-    was_queued = found.c.state == State.QUEUED
-    until = now_ms() + bindparam("lease_ms", type_=BigInteger)
-    taken = (
-        update(work_items)
-        .where(_work.id == found.c.id, _work.state == found.c.state, _work.token == found.c.token)
-        .where(or_(was_queued, _work.lease_expires_at <= now_ms()))
-        .values(
-            state=case((was_queued, State.RUNNING.value), else_=_work.state),
-            owner=bindparam("new_owner"),
-            slot=bindparam("own_slot"),
-            token=_work.token + 1,
-            claimed_at=now_ms(),
-            device_ms=_work.device_ms + _used_by_lost_owner(),
-            lease_expires_at=until,
-            expiry_check_at=until,
-            lost_leases=_work.lost_leases + case((was_queued, 0), else_=1),
-            started_at=func.coalesce(_work.started_at, now_ms()),
-            updated_at=now_ms(),
-            event_count=_work.event_count + 1,
-        )
-        .returning(*work_items.columns, found.c.state.label("state_before"))
-        .cte("taken")
-    )
-    columns = (
-        taken.c.id,
-        taken.c.event_count,
-        taken.c.updated_at,
-        literal(EventKind.STATE.value),
-        literal('"') + taken.c.state + literal('"'),
-    )
-    added = insert(events).from_select(["work_id", "id", "at", "kind", "document"], select(*columns)).cte("added")
-    turns = submitters.alias("turns")
-    turned = (
-        update(submitters)
-        .where(submitters.c.id == func.coalesce(taken.c.key_id, ""), taken.c.state_before == State.QUEUED)
-        .values(turn=select(func.max(turns.c.turn) + 1).scalar_subquery())
-        .cte("turned")
-    )
-    return select(taken).add_cte(added, turned)
-
-
 def _claim(connection: Connection, claimer: Claimer) -> Claim | None:
-    """Claim the next work. Claims are serialised: concurrent ones would choose the same submitter.
+    """Claim the next work.
 
     Work of several devices is taken with all of them, or waits at the head of the queue, so that the devices of the
     host become free for it: other work does not overtake it for ever, and two such works never hold a part each.
     """
-    if connection.dialect.name == "postgresql":
-        connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _ADVISORY_LOCK})
     _requeue_misplaced(connection, claimer)
     while (candidate := _candidate(connection, claimer)) is not None:
         beside = _slots_beside(connection, claimer.served, candidate)
@@ -316,21 +238,21 @@ def _requeue_misplaced(connection: Connection, claimer: Claimer) -> None:
             "slot": None,
             "lease_expires_at": None,
             "claimed_at": None,
-            "device_ms": _work.device_ms + _used_by_lost_owner(),
+            "device_ms": _work.device_ms + used_by_lost_owner(),
             "lost_leases": _work.lost_leases + 1,
             "ended_at": now_ms() if ended else None,
         }
         still = and_(_work.id == row.id, _work.state == row.state, _work.lease_expires_at <= now_ms())
         changed = change(connection, still, values, [state_event(state)])
         if changed is not None:
-            _release_beside(connection, row.id)
+            _release_beside(connection, changed)
         if changed is not None and not ended:
             notify_waiting(connection, changed["device"], changed["hardware"])
 
 
 def _take(connection: Connection, claimer: Claimer, found: Candidate, beside: list[str]) -> Claim | None:
     """Claim a candidate; None when it was cancelled, or its owner renewed its lease, meanwhile."""
-    served, lease_ms = claimer.served, _milliseconds(claimer.lease_seconds)
+    served, lease_ms = claimer.served, claimer.lease_ms
     was_queued = found.state is State.QUEUED
     state = State.RUNNING if was_queued else found.state
     lost_leases = found.lost_leases + int(not was_queued)
@@ -340,7 +262,7 @@ def _take(connection: Connection, claimer: Claimer, found: Candidate, beside: li
         "slot": served.slot,
         "token": found.token + 1,
         "claimed_at": now_ms(),
-        "device_ms": _work.device_ms + _used_by_lost_owner(),
+        "device_ms": _work.device_ms + used_by_lost_owner(),
         "lease_expires_at": now_ms() + lease_ms,
         "expiry_check_at": now_ms() + lease_ms,
         "lost_leases": lost_leases,
@@ -349,39 +271,26 @@ def _take(connection: Connection, claimer: Claimer, found: Candidate, beside: li
     unchanged = and_(_work.id == found.id, _work.state == found.state, _work.token == found.token)
     if not was_queued:
         unchanged = and_(unchanged, _work.lease_expires_at <= now_ms())
-    if change(connection, unchanged, values, [state_event(state)]) is None:
+    row = change(connection, unchanged, values, [state_event(state)])
+    if row is None:
         return None
     if was_queued:
         record_turn(connection, found.key_id)
-    _release_beside(connection, found.id)
+    _release_beside(connection, row)
     if beside:
         connection.execute(insert(held_slots), [{"slot": slot, "work_id": found.id} for slot in beside])
     lease = Lease(work_id=found.id, owner=served.owner, token=found.token + 1)
     return Claim(lease, read_item(connection, found.id), lost_leases, tuple(beside))
 
 
-def _release_beside(connection: Connection, work_id: str) -> None:
-    """Release the slots that work holds beside its own."""
-    connection.execute(delete(held_slots).where(held_slots.c.work_id == work_id))
-
-
-def _used_by_lost_owner() -> ColumnElement[int]:
-    """Return the milliseconds of a vanished owner: to the end of its lease, or 0 when the lease was expired early."""
-    return case((_work.lease_expires_at > _work.claimed_at, _work.lease_expires_at - _work.claimed_at), else_=0)
+def _release_beside(connection: Connection, row: RowMapping) -> None:
+    """Release the slots that work of several devices holds beside its own."""
+    if _devices_needed(row["device"], row["hardware"]) > 1:
+        connection.execute(delete(held_slots).where(held_slots.c.work_id == row["id"]))
 
 
 def _released() -> dict[str, Any]:
     """Return the values of a row whose owner releases its lease."""
     in_time = now_ms() - func.coalesce(_work.claimed_at, now_ms())
-    used = case((_work.lease_expires_at > now_ms(), in_time), else_=_used_by_lost_owner())
+    used = case((_work.lease_expires_at > now_ms(), in_time), else_=used_by_lost_owner())
     return {"owner": None, "lease_expires_at": None, "claimed_at": None, "device_ms": _work.device_ms + used}
-
-
-def _milliseconds(seconds: float) -> int:
-    """Convert a duration to its stored form."""
-    return int(seconds * 1000)
-
-
-_CLAIM_AT_ONCE = _claim_statement()
-"""Built once, which costs more than executing it. Its parameters are those of the candidates, and `new_owner`,
-`lease_ms`."""

@@ -11,7 +11,7 @@ from typing_extensions import override
 from service.domain.states import TERMINAL_STATES, WorkKind
 from service.errors import NotEndedError
 from service.store.database.engine import read_transaction, write_transaction
-from service.store.database.schema import now_ms, recommendations, used_time, work_items
+from service.store.database.schema import now_once, recommendations, used_time, work_items
 from service.store.interface import RetentionStore
 from service.store.models import Pruned
 from service.store.work_queries import work_not_found
@@ -109,4 +109,4 @@ _REFERENCES = (_work.recommendation_id, _work.warm_start_from)
 
 
 def _time(seconds: float) -> ColumnElement[int]:
-    return now_ms() - int(seconds * 1000)
+    return now_once() - int(seconds * 1000)

@@ -11,30 +11,22 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import groupby, islice
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from sqlalchemy import (
-    ColumnElement,
     Connection,
     Engine,
-    Select,
-    TableValuedAlias,
-    and_,
     bindparam,
     case,
     func,
-    literal,
     select,
-    union_all,
     update,
 )
-from sqlalchemy.sql.base import ReadOnlyColumnCollection
 from typing_extensions import override
 
 from service.domain.hardware import ANY_DEVICE
 from service.domain.states import WorkKind
 from service.store.database.engine import insert_or_replace, read_transaction, write_transaction
-from service.store.database.lanes import own_lanes
 from service.store.database.schema import health, is_queued, now_ms, submitters, work_items
 from service.store.interface import QueueStore
 from service.store.models import WRITE_CHECK_TTL_SECONDS, QueueDepth, Waiting
@@ -43,51 +35,6 @@ _work = work_items.c
 
 
 # --- claims ---
-
-
-def _next_queued() -> Select[Any]:
-    """Select with one index look-up for each submitter and lane, however much work waits."""
-    own = work_items.alias("own").c
-    lane = own_lanes("queued_lanes")
-    for_device = own.device == bindparam("own_device")
-    lanes: tuple[tuple[ColumnElement[bool], TableValuedAlias | None], ...] = (
-        (and_(for_device, own.hardware == bindparam("own_hardware")), None),
-        (and_(for_device, own.hardware.is_(None)), None),
-        (and_(own.device == ANY_DEVICE, own.hardware == lane.c.value), lane),
-    )
-    heads = union_all(*(_heads(own, *each, keyed=keyed) for each in lanes for keyed in (False, True))).subquery()
-    return (
-        select(_work.id, _work.state, _work.token, _work.lost_leases, _work.key_id)
-        .join(heads, heads.c.id == _work.id)
-        .order_by(_work.priority.desc(), heads.c.turn, _work.created_at, _work.id)
-        .limit(1)
-    )
-
-
-def _heads(
-    own: ReadOnlyColumnCollection[str, Any], in_lane: ColumnElement[bool], lane: TableValuedAlias | None, *, keyed: bool
-) -> Select[Any]:
-    """Select the first work of each submitter in a lane, or in each of several, and the submitter's latest turn.
-
-    The order has every column of the index: PostgreSQL does not treat a column that is null as constant.
-    """
-    order = (own.device, own.hardware, own.key_id, own.priority.desc(), own.created_at, own.id)
-    first = (
-        select(own.id)
-        .where(is_queued, in_lane, own.key_id == submitters.c.id if keyed else own.key_id.is_(None))
-        .order_by(*order)
-        .limit(1)
-        .correlate(submitters, *([] if lane is None else [lane]))
-        .scalar_subquery()
-    )
-    owners = submitters.c.id != "" if keyed else submitters.c.id == ""
-    heads = select(submitters.c.turn, first.label("id")).where(owners)
-    return heads if lane is None else heads.join_from(submitters, lane, literal(value=True))
-
-
-NEXT_QUEUED = _next_queued()
-"""The next queued work of a device; its parameters are `own_device`, `own_hardware` and `own_lanes`. The statement is
-built once, which costs more than executing it."""
 
 
 def record_turn(connection: Connection, key_id: str | None) -> None:

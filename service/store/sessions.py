@@ -9,7 +9,7 @@ from typing_extensions import override
 from service.errors import ConflictError
 from service.store.api_keys import stored_key
 from service.store.database.engine import read_transaction, write_transaction
-from service.store.database.schema import api_keys, now_ms, sessions
+from service.store.database.schema import api_keys, now_ms, now_once, sessions
 from service.store.interface import SessionStore
 from service.store.models import StoredSession
 
@@ -29,7 +29,7 @@ class SqlSessionStore(SessionStore):
     def open(self, digest: str, key_id: str, seconds: float) -> None:
         ends = now_ms() + int(seconds * 1000)
         values = {"digest": digest, "key_id": key_id, "created_at": now_ms(), "expires_at": ends}
-        expired = select(_session.digest).where(_session.expires_at <= now_ms()).order_by(_session.expires_at)
+        expired = select(_session.digest).where(_session.expires_at <= now_once()).order_by(_session.expires_at)
         batch = _session.digest.in_(expired.limit(_DELETED_PER_INSERT).with_for_update(skip_locked=True))
         try:
             with write_transaction(self._engine) as connection:

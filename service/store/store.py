@@ -5,7 +5,7 @@ from __future__ import annotations
 from sqlalchemy import Engine
 
 from service.store.api_keys import SqlKeyStore
-from service.store.database.engine import open_engine
+from service.store.database.engine import CONNECTIONS, open_engine
 from service.store.database.migrate import upgrade
 from service.store.database.notifications import Listener, Receiver
 from service.store.devices import SqlDeviceStore, SqlFleetStore
@@ -50,14 +50,14 @@ class Store:
         self.engine.dispose()
 
 
-def open_store(url: str) -> Store:
-    """Open the store at a database URL, and migrate its schema.
+def open_store(url: str, connections: int = CONNECTIONS) -> Store:
+    """Open the store at a database URL, and migrate its schema; ``connections`` are open at most.
 
     Raises:
         ConfigurationError: when the URL names no supported database.
         StoreUnavailableError: when the database cannot be reached.
     """
-    engine = open_engine(url)
+    engine = open_engine(url, connections)
     try:
         upgrade(engine)
     except BaseException:

@@ -14,10 +14,10 @@ from service.domain.states import RESUMABLE_STATES, State, WorkKind
 from service.errors import ConflictError, NotResumableError
 from service.store.api_keys import check_quota
 from service.store.database.engine import insert_or_skip, read_transaction, write_transaction
-from service.store.database.mapping import name_values, recommendation_values
+from service.store.database.mapping import name_values, recommendation_values, work_item
 from service.store.database.notifications import notify_owner, notify_waiting
-from service.store.database.schema import idempotency_keys, now_ms, recommendations, submitters, work_items
-from service.store.database.statements import change, state_event
+from service.store.database.schema import idempotency_keys, now_ms, now_once, recommendations, submitters, work_items
+from service.store.database.statements import add_events, change, state_event
 from service.store.interface import SubmissionStore
 from service.store.models import (
     IDEMPOTENCY_KEY_TTL_SECONDS,
@@ -131,11 +131,12 @@ def _insert(
     check_quota(connection, work.key_id, quota)
     given = {name: getattr(work, name) for name in NewWork.__dataclass_fields__ if name != "names"}
     given |= name_values(work.names)
-    times = {"created_at": now_ms(), "updated_at": now_ms()}
-    connection.execute(insert(work_items).values(**(given | times | values)))
-    change(connection, _work.id == work.id, {}, [state_event(State(values["state"]))])
+    times = {"created_at": now_ms(), "updated_at": now_ms(), "event_count": 1}
+    stored = insert(work_items).values(**(given | times | values)).returning(*work_items.columns)
+    row = connection.execute(stored).one()
+    add_events(connection, row._mapping, [state_event(State(values["state"]))])  # noqa: SLF001 - its public name
     insert_or_skip(connection, submitters, {"id": work.key_id or ""})
-    item = read_item(connection, work.id)
+    item = work_item(row)
     if pending is not None:
         _update_response(connection, pending.idempotency, pending.respond(item))
     if item.state is State.QUEUED:
@@ -193,4 +194,4 @@ def _delete_expired(connection: Connection, idempotency: Idempotency) -> None:
 
 
 def _oldest_kept() -> Any:  # noqa: ANN401 - an expression of SQLAlchemy's
-    return now_ms() - int(IDEMPOTENCY_KEY_TTL_SECONDS * 1000)
+    return now_once() - int(IDEMPOTENCY_KEY_TTL_SECONDS * 1000)

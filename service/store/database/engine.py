@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import select
 import sqlite3
 import time
 from collections.abc import Collection, Iterator
@@ -9,10 +10,18 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
+import psycopg
 from sqlalchemy import Connection, Engine, Table, create_engine, event
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine import URL, ExceptionContext, make_url
-from sqlalchemy.exc import ArgumentError, DataError, DBAPIError, IntegrityError, ProgrammingError
+from sqlalchemy.exc import (
+    ArgumentError,
+    DataError,
+    DBAPIError,
+    IntegrityError,
+    InvalidatePoolError,
+    ProgrammingError,
+)
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from sqlalchemy.pool import ConnectionPoolEntry
 
@@ -28,8 +37,12 @@ _IDLE_SECONDS = 10.0
 _WRITER_LOCK = "writer_lock"
 """The execution option of an SQLite engine that has its writer lock."""
 _EXAMPLES = "sqlite:////path/to/file.db or postgresql://user:password@host/database"
-_POOL_SIZE = 20
-_POOL_OVERFLOW = 40
+CONNECTIONS = 60
+"""Connections that a process uses at most, unless it says otherwise."""
+_KEPT_SHARE = 3
+"""One in as many connections stays open while it is not used."""
+_PING_SECONDS = 15.0
+"""The time after which an unused connection is tried before its use: a host between may have dropped it in silence."""
 
 _READ_ONLY = "25006"
 """PostgreSQL's code for a write in a read-only transaction."""
@@ -46,17 +59,21 @@ _TIMEOUTS = {
 """Limits of the wait for an unresponsive PostgreSQL host, unless the URL sets them: about half a minute."""
 
 
-def open_engine(url: str) -> Engine:
+def open_engine(url: str, connections: int = CONNECTIONS) -> Engine:
     """Create the engine for a database URL; the folder of an SQLite file is created.
+
+    Args:
+        url: the URL of the database.
+        connections: the connections that are open at most, besides that of a listener; further callers wait.
 
     Raises:
         ConfigurationError: when the URL names no supported database.
     """
     parsed = _parsed(url)
     if parsed.drivername in _SQLITE:
-        return _open_sqlite(parsed)
+        return _open_sqlite(parsed, connections)
     if parsed.drivername in _POSTGRESQL:
-        return _open_postgresql(parsed)
+        return _open_postgresql(parsed, connections)
     raise ConfigurationError(f"database_url names {parsed.drivername!r}; supported are sqlite and postgresql")
 
 
@@ -71,15 +88,14 @@ def _parsed(url: str) -> URL:
     return parsed
 
 
-def _open_sqlite(url: URL) -> Engine:
+def _open_sqlite(url: URL, connections: int) -> Engine:
     if url.database in {None, "", ":memory:"}:
         raise ConfigurationError("database_url must name an SQLite file: one in memory would not survive a restart")
     make_private_folder(Path(str(url.database)).parent)
     create_private_file(Path(str(url.database)))  # SQLite's log has the mode of the database
     engine = create_engine(
         url,
-        pool_size=_POOL_SIZE,
-        max_overflow=_POOL_OVERFLOW,
+        **_pool(connections),
         connect_args={"timeout": _BUSY_SECONDS, "check_same_thread": False},
         execution_options={_WRITER_LOCK: FairLock()},
     )
@@ -88,17 +104,50 @@ def _open_sqlite(url: URL) -> Engine:
     return engine
 
 
-def _open_postgresql(url: URL) -> Engine:
+def _open_postgresql(url: URL, connections: int) -> Engine:
     engine = create_engine(
         url.set(drivername="postgresql+psycopg"),
-        pool_size=_POOL_SIZE,
-        max_overflow=_POOL_OVERFLOW,
-        pool_pre_ping=True,
+        **_pool(connections),
+        pool_use_lifo=True,
         connect_args={name: value for name, value in _TIMEOUTS.items() if name not in url.query},
     )
     event.listen(engine, "connect", _prepare_postgresql)
     event.listen(engine, "handle_error", _leave_standby)
+    event.listen(engine, "checkin", _note_return)
+    event.listen(engine, "checkout", _refuse_broken)
     return engine
+
+
+def _pool(connections: int) -> dict[str, Any]:
+    """Return the limits of a pool."""
+    kept = max(1, connections // _KEPT_SHARE)
+    return {"pool_size": kept, "max_overflow": connections - kept}
+
+
+def _note_return(_connection: object, record: ConnectionPoolEntry) -> None:
+    record.info["returned_at"] = time.monotonic()
+
+
+def _refuse_broken(connection: Any, record: ConnectionPoolEntry, _proxy: object) -> None:  # noqa: ANN401 - psycopg's
+    """Try a connection before its use if the server has sent something, as at its end, or it was long unused.
+
+    To try each one would double the transactions of a fleet.
+
+    Raises:
+        InvalidatePoolError: when it is broken; the pool opens another one.
+    """
+    returned_at = record.info.get("returned_at")
+    if returned_at is None:  # a new one
+        return
+    poll = select.poll()
+    poll.register(connection.fileno(), select.POLLIN)
+    if not poll.poll(0) and time.monotonic() < returned_at + _PING_SECONDS:
+        return
+    try:
+        connection.execute("SELECT 1")
+        connection.rollback()
+    except psycopg.Error as error:
+        raise InvalidatePoolError from error
 
 
 def _leave_standby(context: ExceptionContext) -> None:

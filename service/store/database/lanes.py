@@ -11,17 +11,17 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import Connection, String, TableValuedAlias, bindparam, select, text
+from sqlalchemy import Connection, String, TableValuedAlias, bindparam, column, select, text, union
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.compiler import SQLCompiler
 from sqlalchemy.sql.functions import GenericFunction
 
-from service.domain.hardware import HardwareNeed, fits, need_of_lane
+from service.domain.hardware import ANY_DEVICE, HardwareNeed, fits, need_of_lane
 from service.domain.workers import ServedDevice
-from service.store.database.schema import now_ms, workers
+from service.store.database.schema import is_held, now_ms, now_once, work_items, workers
 from tuner.schemas.results import DeviceInfo
 
-_ACTIVE = text("""
+_QUEUED = text("""
     WITH RECURSIVE lane(hardware) AS (
         SELECT min(hardware) FROM work_items WHERE state = 'QUEUED' AND device = ''
         UNION ALL
@@ -31,11 +31,14 @@ _ACTIVE = text("""
         ) FROM lane WHERE lane.hardware IS NOT NULL
     )
     SELECT hardware FROM lane WHERE hardware IS NOT NULL
-    UNION
-    SELECT hardware FROM work_items WHERE state IN ('CANCELLING', 'RUNNING') AND device = '' AND expiry_check_at <= :now
-""")
-"""The lanes with queued work, each found by one look-up in `work_items_queued`, and those whose lease may have expired.
-The conditions have the text of the partial indexes."""
+""").columns(column("hardware", String))
+"""The lanes with queued work, each found by one look-up in `work_items_queued`: the conditions have the text of the
+partial index."""
+_LOST = select(work_items.c.hardware).where(
+    is_held, work_items.c.device == ANY_DEVICE, work_items.c.expiry_check_at <= now_once()
+)
+"""The lanes of work whose lease may have expired."""
+ACTIVE_LANES = union(select(_QUEUED.subquery("queued")), _LOST)
 
 
 class lane_texts(GenericFunction[str]):  # noqa: N801 - used like an SQL function
@@ -54,6 +57,30 @@ def _postgresql_texts(element: lane_texts, compiler: SQLCompiler, **options: Any
     return f"json_array_elements_text(CAST({compiler.process(element.clauses, **options)} AS JSON))"
 
 
+class json_text(GenericFunction[str]):  # noqa: N801 - used like an SQL function
+    """The text at an index of a JSON array of texts."""
+
+    type = String()
+    inherit_cache = True
+
+
+@compiles(json_text, "sqlite")
+def _sqlite_text(element: json_text, compiler: SQLCompiler, **options: Any) -> str:  # noqa: ANN401
+    array, index = (compiler.process(clause, **options) for clause in element.clauses)
+    return f"json_extract({array}, '$[' || {index} || ']')"
+
+
+@compiles(json_text, "postgresql")
+def _postgresql_text(element: json_text, compiler: SQLCompiler, **options: Any) -> str:  # noqa: ANN401
+    array, index = (compiler.process(clause, **options) for clause in element.clauses)
+    return f"(CAST({array} AS JSON) ->> CAST({index} AS INTEGER))"
+
+
+def texts_of(parameter: str) -> TableValuedAlias:
+    """Return the rows of a parameter that is a JSON array, one column, ``value``."""
+    return lane_texts(bindparam(parameter, type_=String)).table_valued("value").alias(f"rows_of_{parameter}")
+
+
 def own_lanes(name: str) -> TableValuedAlias:
     """Return the rows of the parameter `own_lanes`, under a name of the statement's own."""
     return lane_texts(bindparam("own_lanes", type_=String)).table_valued("value").alias(name)
@@ -66,10 +93,8 @@ def lane_parameter(lanes: Iterable[str]) -> str:
 
 def lanes_of(connection: Connection, devices: Sequence[ServedDevice]) -> dict[str, tuple[str, ...]]:
     """Return the lanes with work that each device can take, by its slot."""
-    now = connection.execute(select(now_ms())).scalar_one()
-    active = list(connection.execute(_ACTIVE, {"now": now}).scalars())
-    needs = {lane: need_of_lane(lane) for lane in active}
-    counts = _devices_per_host(connection, now) if any(need.devices_per_node > 1 for need in needs.values()) else {}
+    needs = {lane: need_of_lane(lane) for lane in connection.execute(ACTIVE_LANES).scalars()}
+    counts = _devices_per_host(connection) if any(need.devices_per_node > 1 for need in needs.values()) else {}
     return {served.slot: _fitting(served, needs, counts) for served in devices}
 
 
@@ -82,16 +107,17 @@ def _fitting(
     )
 
 
-def waiting_kinds(connection: Connection, lane: str) -> list[str]:
-    """Return the kinds of the waiting workers that can take work of a lane."""
+def waiting_kinds(connection: Connection, lane: str) -> list[tuple[str, str]]:
+    """Return the ids and the kinds of the devices whose waiting workers can take work of a lane."""
     found = connection.execute(select(workers.c.device, workers.c.hardware).where(workers.c.waits).distinct())
     need = need_of_lane(lane)
-    return [row.hardware for row in found if row.hardware and fits(_device_of(row.device, row.hardware), need)]
+    pairs = [(row.device, row.hardware) for row in found if row.hardware]
+    return [(device, kind) for device, kind in pairs if fits(_device_of(device, kind), need)]
 
 
-def _devices_per_host(connection: Connection, now: int) -> Counter[tuple[str, str]]:
+def _devices_per_host(connection: Connection) -> Counter[tuple[str, str]]:
     """Count the devices with a live worker that takes work, by their host and kind."""
-    alive = workers.c.heartbeat_at + workers.c.lease_ms > now
+    alive = workers.c.heartbeat_at + workers.c.lease_ms > now_ms()
     found = connection.execute(select(workers.c.document).where(alive)).scalars()
     served = [ServedDevice.model_validate_json(document) for document in found]
     return Counter((device.host, device.hardware) for device in served if device.unready is None)

@@ -15,7 +15,7 @@ import time
 from contextlib import closing
 from typing import Any, Protocol
 
-from sqlalchemy import Connection, Engine, bindparam, text
+from sqlalchemy import Connection, Engine, TextClause, text
 
 from service.domain.hardware import ANY_DEVICE
 from service.errors import StoreUnavailableError
@@ -33,23 +33,31 @@ _CHECK_SECONDS = 30.0
 """Interval at which an idle connection is used, so that a broken one is noticed."""
 
 _CHANNEL = "'batchwright_' || left(encode(sha256(convert_to(owner, 'UTF8')), 'hex'), 32)"
-_NOTIFY_WAITING = text(f"""
-    WITH chosen AS (
-        UPDATE workers SET waits = false WHERE waits AND slot = (
-            SELECT slot FROM workers AS candidate
-            WHERE waits AND (CAST(:device AS TEXT) = '' OR device = :device)
-                AND (CAST(:kinds AS TEXT[]) IS NULL OR hardware = ANY(CAST(:kinds AS TEXT[])))
-                AND heartbeat_at + lease_ms > CAST(EXTRACT(EPOCH FROM clock_timestamp()) * 1000 AS BIGINT)
-                AND NOT EXISTS (
-                    SELECT 1 FROM work_items
-                    WHERE work_items.slot = candidate.slot AND work_items.state IN ('CANCELLING', 'RUNNING')
-                )
-            LIMIT 1 FOR UPDATE SKIP LOCKED
+
+
+def _notify_waiting(wanted: str) -> TextClause:
+    """Return the statement for workers under a condition; no join, whose plan would begin with the busy devices."""
+    return text(f"""
+        WITH chosen AS (
+            UPDATE workers SET waits = false WHERE waits AND slot = (
+                SELECT slot FROM workers AS candidate
+                WHERE waits AND {wanted}
+                    AND heartbeat_at + lease_ms > CAST(EXTRACT(EPOCH FROM clock_timestamp()) * 1000 AS BIGINT)
+                    AND (
+                        SELECT min(id) FROM work_items
+                        WHERE work_items.slot = candidate.slot AND work_items.state IN ('CANCELLING', 'RUNNING')
+                    ) IS NULL
+                LIMIT 1 FOR UPDATE SKIP LOCKED
+            )
+            RETURNING owner, slot
         )
-        RETURNING owner, slot
-    )
-    SELECT pg_notify({_CHANNEL}, '{_QUEUED}' || slot) FROM chosen
-""").bindparams(bindparam("device"), bindparam("kinds"))  # noqa: S608 - constants of this module
+        SELECT pg_notify({_CHANNEL}, '{_QUEUED}' || slot) FROM chosen
+    """)  # noqa: S608 - constants of this module
+
+
+_NOTIFY_DEVICE = _notify_waiting("device = :device")
+_NOTIFY_KIND_OF_DEVICE = _notify_waiting("device = :device AND hardware = :hardware")
+_NOTIFY_KINDS = _notify_waiting("device = ANY(CAST(:devices AS TEXT[])) AND hardware = ANY(CAST(:kinds AS TEXT[]))")
 """Of the waiting workers for the work one is chosen, which counts as waiting no more. Others that are being chosen by
 concurrent transactions are skipped."""
 _NOTIFY = text("SELECT pg_notify(:channel, :message)")
@@ -65,10 +73,14 @@ def notify_waiting(connection: Connection, device: str, hardware: str | None) ->
     """
     if connection.dialect.name != "postgresql":
         return
-    kinds = None if hardware is None else [hardware]
-    if hardware is not None and device == ANY_DEVICE:
-        kinds = waiting_kinds(connection, hardware)
-    connection.execute(_NOTIFY_WAITING, {"device": device, "kinds": kinds})
+    if device == ANY_DEVICE:
+        if waiting := waiting_kinds(connection, hardware or ""):
+            devices, kinds = (sorted(set(names)) for names in zip(*waiting, strict=True))
+            connection.execute(_NOTIFY_KINDS, {"devices": devices, "kinds": kinds})
+    elif hardware is None:
+        connection.execute(_NOTIFY_DEVICE, {"device": device})
+    else:
+        connection.execute(_NOTIFY_KIND_OF_DEVICE, {"device": device, "hardware": hardware})
 
 
 def notify_owner(connection: Connection, owner: str, work_id: str) -> None:

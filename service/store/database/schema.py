@@ -15,6 +15,7 @@ from sqlalchemy import (
     Table,
     Text,
     false,
+    select,
     text,
 )
 from sqlalchemy.ext.compiler import compiles
@@ -323,3 +324,11 @@ def _sqlite_now(_element: now_ms, _compiler: SQLCompiler, **_options: object) ->
 def _postgresql_now(_element: now_ms, _compiler: SQLCompiler, **_options: object) -> str:
     """``clock_timestamp`` goes on within a transaction, unlike ``now``."""
     return "CAST(EXTRACT(EPOCH FROM clock_timestamp()) * 1000 AS BIGINT)"
+
+
+def now_once() -> ColumnElement[int]:
+    """Return the time for comparisons with an indexed column: read once for a statement, so that an index serves.
+
+    PostgreSQL compares ``now_ms`` itself with every row, as its value changes while a statement runs.
+    """
+    return select(now_ms()).scalar_subquery()

@@ -1,4 +1,4 @@
-"""Conditions and conditional updates of the store."""
+"""Conditional updates of work, and the renewal of leases."""
 
 from __future__ import annotations
 
@@ -9,28 +9,22 @@ from sqlalchemy import (
     ColumnElement,
     Connection,
     RowMapping,
-    String,
+    Select,
     and_,
-    bindparam,
     case,
-    column,
-    exists,
     insert,
-    or_,
+    literal,
     select,
     tuple_,
     update,
 )
-from sqlalchemy import values as rows_of
+from sqlalchemy.sql.dml import ReturningUpdate
 
-from service.domain.hardware import ANY_DEVICE
 from service.domain.states import State
 from service.domain.work import EventKind
-from service.domain.workers import ServedDevice
 from service.errors import ConflictError, StaleLeaseError
-from service.store.database.lanes import lanes_of, own_lanes
 from service.store.database.mapping import WORK_COLUMNS
-from service.store.database.schema import events, held_slots, is_held, is_queued, now_ms, work_items
+from service.store.database.schema import events, is_held, now_ms, work_items
 from service.store.models import Lease
 
 _work = work_items.c
@@ -55,50 +49,6 @@ def held_by(lease: Lease) -> ColumnElement[bool]:
 def is_latest_lease(lease: Lease) -> ColumnElement[bool]:
     """Return the condition that the lease is the newest, expired or not: same owner and fencing token, not ended."""
     return and_(_work.id == lease.work_id, _work.owner == lease.owner, _work.token == lease.token, is_held)
-
-
-def _holds(slot: ColumnElement[Any]) -> ColumnElement[bool]:
-    """Return the condition that work is, or was last, in a slot: as its own, or beside its own."""
-    beside = select(held_slots.c.work_id).where(held_slots.c.slot == slot)
-    return or_(_work.slot == slot, _work.id.in_(beside))
-
-
-RUNNING_HERE = (
-    select(_work.id).where(_holds(bindparam("own_slot")), is_held, _work.lease_expires_at > now_ms()).limit(1)
-)
-"""The work that holds a slot with a valid lease; its parameter is `own_slot`."""
-
-ABANDONED = (
-    select(_work.id, _work.state, _work.token, _work.lost_leases, _work.key_id)
-    .where(
-        is_held,
-        or_(
-            and_(
-                _work.device == bindparam("own_device"),
-                or_(_work.hardware.is_(None), _work.hardware == bindparam("own_hardware")),
-            ),
-            and_(_work.device == ANY_DEVICE, _work.hardware.in_(select(own_lanes("lost_lanes").c.value))),
-        ),
-        _work.expiry_check_at <= now_ms(),
-        _work.lease_expires_at <= now_ms(),
-    )
-    .order_by(_work.slot != bindparam("own_slot"), _work.priority.desc(), _work.created_at, _work.id)
-    .limit(1)
-)
-"""The first work for a device whose lease has expired: work of its slot, then of others; its parameters are `own_slot`,
-`own_device`, `own_hardware` and `own_lanes`."""
-
-MISPLACED = and_(
-    is_held,
-    _work.slot == bindparam("own_slot"),
-    or_(
-        and_(_work.device != ANY_DEVICE, _work.hardware != bindparam("own_hardware")),
-        and_(_work.device == ANY_DEVICE, _work.hardware.not_in(select(own_lanes("slot_lanes").c.value))),
-    ),
-    _work.lease_expires_at <= now_ms(),
-)
-"""The work that holds a slot with an expired lease, and needs other hardware than the slot has now. No worker takes it
-over there, and it blocks the slot. The parameters are `own_slot`, `own_hardware` and `own_lanes`."""
 
 
 def renew_leases(connection: Connection, leases: Sequence[Lease], lease_ms: int) -> dict[Lease, State]:
@@ -138,39 +88,6 @@ def _is_one_of(leases: Sequence[Lease]) -> ColumnElement[bool]:
     return tuple_(_work.id, _work.owner, _work.token).in_(keys)
 
 
-def slots_with_work(connection: Connection, devices: Sequence[ServedDevice]) -> frozenset[str]:
-    """Return the slots of the devices whose workers would find something to claim, in one statement."""
-    if not devices:
-        return frozenset()
-    columns = (column("slot", String), column("device", String), column("hardware", String))
-    rows = [(served.slot, served.device.id, served.hardware) for served in devices]
-    asked = rows_of(*columns, name="asked").data(rows).cte("asked")
-    lane_rows = [(slot, lane) for slot, lanes in lanes_of(connection, devices).items() for lane in lanes]
-    lane_columns = (column("slot", String), column("lane", String))
-    lanes = rows_of(*lane_columns, name="lanes").data(lane_rows or [("", "")]).cte("lanes")
-    is_lane = and_(_work.device == ANY_DEVICE, _work.hardware == lanes.c.lane, lanes.c.slot == asked.c.slot)
-    expired = and_(is_held, _work.lease_expires_at <= now_ms())
-    is_lost = and_(expired, _work.expiry_check_at <= now_ms())
-    has_lane = exists().where(is_lane).correlate(work_items, asked)
-    fits = and_(_work.device == asked.c.device, or_(_work.hardware.is_(None), _work.hardware == asked.c.hardware))
-    of_slot = _work.slot == asked.c.slot
-    is_placed = _work.device != ANY_DEVICE
-    is_misplaced = exists().where(
-        of_slot,
-        expired,
-        or_(and_(is_placed, _work.hardware != asked.c.hardware), and_(~is_placed, ~has_lane)),
-    )
-    is_busy = exists().where(_holds(asked.c.slot), is_held, _work.lease_expires_at > now_ms())
-    waiting = (
-        exists().where(fits, is_lost),
-        exists().where(is_queued, _work.device == asked.c.device, _work.hardware.is_(None)),
-        exists().where(is_queued, _work.device == asked.c.device, _work.hardware == asked.c.hardware),
-        exists().where(is_lane, or_(is_queued, is_lost)),
-    )
-    found = connection.execute(select(asked.c.slot).where(or_(is_misplaced, and_(~is_busy, or_(*waiting)))))
-    return frozenset(found.scalars())
-
-
 def change(
     connection: Connection,
     condition: ColumnElement[bool],
@@ -182,16 +99,26 @@ def change(
     The update locks the row until the transaction ends, so that events of one item are numbered and become visible in
     order.
     """
-    statement = (
+    changed = (
         update(work_items)
         .where(condition)
         .values(updated_at=now_ms(), event_count=_work.event_count + len(new_events), **values)
         .returning(*WORK_COLUMNS)
     )
-    row = connection.execute(statement).mappings().first()
+    if connection.dialect.name == "postgresql" and len(new_events) == 1:
+        return connection.execute(_with_event(changed, *new_events[0])).mappings().first()
+    row = connection.execute(changed).mappings().first()
     if row is not None and new_events:
-        _add_events(connection, row, new_events)
+        add_events(connection, row, new_events)
     return row
+
+
+def _with_event(changing: ReturningUpdate[Any], kind: EventKind, document: str) -> Select[Any]:
+    """Return one statement of PostgreSQL that changes a row and adds an event to it."""
+    row = changing.cte("changed")
+    columns = (row.c.id, row.c.event_count, row.c.updated_at, literal(kind.value), literal(document))
+    added = insert(events).from_select(["work_id", "id", "at", "kind", "document"], select(*columns))
+    return select(row).add_cte(added.cte("added"))
 
 
 def change_held(
@@ -222,7 +149,8 @@ def stale_lease_error(lease: Lease) -> StaleLeaseError:
     return StaleLeaseError(f"{name} has ended: it expired, was taken over, or its work ended")
 
 
-def _add_events(connection: Connection, row: RowMapping, new_events: Sequence[EventToAdd]) -> None:
+def add_events(connection: Connection, row: RowMapping, new_events: Sequence[EventToAdd]) -> None:
+    """Add the newest events of a work item, whose row counts them already."""
     first = row["event_count"] - len(new_events) + 1
     connection.execute(
         insert(events),

@@ -1,0 +1,211 @@
+"""The plans of PostgreSQL for the statements of a fleet: a few rows by indexes, however many there are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from sqlalchemy import Connection, event, insert, text, update
+
+from service.domain.hardware import ANY_DEVICE, HardwareNeed
+from service.domain.states import State
+from service.domain.workers import ServedDevice
+from service.store.database.claim_statements import lock_claims
+from service.store.database.engine import open_engine, write_transaction
+from service.store.database.schema import now_ms, work_items, workers
+from service.store.models import Beat, Lease
+from service.store.store import Store
+from tests.support.service.postgres import Databases
+from tests.support.service.scripted import SERVED, new_work
+from tests.support.service.stores import LEASE_SECONDS, NewId, fill
+from tuner.schemas.results import DeviceInfo
+
+HOSTS, DEVICES, KEYS = 250, 8, ("", "a" * 16, "b" * 16)
+QUEUED_PER_DEVICE = 500
+HELD_FROM = 100
+"""The first host whose devices are busy."""
+MOST_ROWS = 120
+"""Rows of one table that one statement may visit. There are 4,000 queued ones, and 1,200 that are held."""
+TABLES = {"work_items", "workers", "events", "held_slots"}
+
+
+def card(host: int, index: int) -> ServedDevice:
+    """A device of a host."""
+    device = DeviceInfo(id=f"cuda:{index}", kind="cuda", name="card", total_bytes=80 * 1024**3)
+    return SERVED.model_copy(
+        update={"slot": f"host{host}/cuda:{index}", "owner": f"host{host}:scope:1", "device": device}
+    )
+
+
+@pytest.fixture
+def store(postgresql: Databases) -> Iterator[Store]:
+    """A store on PostgreSQL with the rows of a fleet: a long queue, most devices busy, the others idle."""
+    opened = Store(open_engine(postgresql.migrated()))
+    hardware = card(0, 0).hardware
+    for index in range(DEVICES):
+        fill(opened.engine, QUEUED_PER_DEVICE, KEYS, device=f"cuda:{index}", hardware=hardware)
+    served = [card(host, index) for host in range(HOSTS) for index in range(DEVICES)]
+    with write_transaction(opened.engine) as connection:
+        connection.execute(insert(work_items).values(created_at=now_ms(), updated_at=1), _held_rows(hardware))
+        set_expiry(connection, "TRUE", 3_600_000)
+        row = {"document": "{}", "hardware": hardware, "lease_ms": 3_600_000}
+        own = [
+            row | {"slot": one.slot, "owner": one.owner, "device": one.device.id, "waits": int(host) < HELD_FROM}
+            for one in served
+            for host in [one.host.removeprefix("host")]
+        ]
+        connection.execute(insert(workers).values(heartbeat_at=now_ms()), own)
+    yield opened
+    opened.close()
+
+
+def _held_rows(hardware: str) -> list[dict[str, Any]]:
+    names = ("kind", "model", "effective_batch_size", "fingerprint", "payload")
+    common = {name: getattr(new_work(""), name) for name in names}
+    return [
+        common
+        | {"id": f"tun_{host}_{index}", "state": State.RUNNING, "device": f"cuda:{index}", "hardware": hardware}
+        | {"slot": card(host, index).slot, "owner": card(host, index).owner, "token": 1}
+        for host in range(HELD_FROM, HOSTS)
+        for index in range(DEVICES)
+    ]
+
+
+def set_expiry(connection: Connection, condition: str, milliseconds: int) -> None:
+    """Let the held leases under a condition expire so much later than now."""
+    later = now_ms() + milliseconds
+    held = work_items.c.owner.is_not(None)
+    expiry = {"lease_expires_at": later, "expiry_check_at": later}
+    connection.execute(update(work_items).where(held, text(condition)).values(**expiry))
+
+
+@dataclass(frozen=True)
+class Statement:
+    """A statement that the store has executed, in a transaction of claims or not."""
+
+    text: str
+    parameters: Any
+    claims: bool
+
+
+def statements_of(store: Store, call: Callable[[], object]) -> list[Statement]:
+    """The statements that a call executes on the tables."""
+    seen: list[Statement] = []
+    locked = False
+
+    def note(_connection: object, _cursor: object, statement: str, parameters: Any, *_more: object) -> None:
+        nonlocal locked
+        locked = locked or "pg_advisory_xact_lock" in statement
+        if any(name in statement for name in TABLES) and not statement.startswith("INSERT"):
+            seen.append(Statement(statement, parameters, locked))
+
+    event.listen(store.engine, "before_cursor_execute", note)
+    call()
+    event.remove(store.engine, "before_cursor_execute", note)
+    assert seen
+    return seen
+
+
+def check_plans(store: Store, call: Callable[[], object], *, only_under_lock: bool = False) -> set[str]:
+    """Check that every statement of a call visits few rows, by indexes; return the names of the indexes."""
+    seen = statements_of(store, call)
+    return explain(store, [statement for statement in seen if statement.claims or not only_under_lock])
+
+
+def explain(store: Store, statements: Sequence[Statement]) -> set[str]:
+    """Check the plans of statements, which are executed again and rolled back."""
+    used: set[str] = set()
+    for statement in statements:
+        with store.engine.connect() as connection:  # rolled back
+            if statement.claims:
+                lock_claims(connection)
+            explained = connection.exec_driver_sql(
+                f"EXPLAIN (ANALYZE, FORMAT JSON) {statement.text}", statement.parameters
+            )
+            (plan,) = explained.scalar_one()
+        visited: dict[str, float] = {}
+        for node in _nodes(plan["Plan"]):
+            used |= {node["Index Name"]} if "Index Name" in node else set()
+            if (table := node.get("Relation Name")) in TABLES and node["Node Type"] != "ModifyTable":
+                removed = sum(node.get(name, 0) for name in _REMOVED)
+                visited[table] = visited.get(table, 0.0) + (node["Actual Rows"] + removed) * node["Actual Loops"]
+        assert all(rows <= MOST_ROWS for rows in visited.values()), f"{visited}\n{statement.text}"
+    return used
+
+
+_REMOVED = ("Rows Removed by Filter", "Rows Removed by Index Recheck")
+
+
+def _nodes(plan: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    yield plan
+    for below in plan.get("Plans", ()):
+        yield from _nodes(below)
+
+
+def analyze(store: Store) -> None:
+    """Collect statistics, as the server does within a minute."""
+    with write_transaction(store.engine) as connection:
+        connection.execute(text("ANALYZE"))
+
+
+def test_a_claim_reads_by_indexes_before_there_are_statistics(store: Store) -> None:
+    """The planner does not know of a queue that has just been filled: under the lock, the claim's settings decide."""
+    used = check_plans(store, lambda: store.leases.claim(card(0, 1), LEASE_SECONDS), only_under_lock=True)
+    assert {"work_items_queued", "work_items_expiring", "one_run_per_device"} <= used
+
+
+@pytest.mark.parametrize("lanes", [0, 20])
+def test_a_claim_reads_by_indexes(store: Store, lanes: int, new_id: NewId) -> None:
+    """With work for hardware in the queue too."""
+    for number in range(lanes):
+        need = HardwareNeed(product=f"card{'*' * number}")
+        store.submissions.add(new_work(new_id("tun"), device=ANY_DEVICE, hardware=need.lane, key_id="a" * 16))
+    analyze(store)
+    used = check_plans(store, lambda: store.leases.claim(card(0, 2), LEASE_SECONDS))
+    assert {"work_items_queued", "work_items_expiring", "one_run_per_device"} <= used
+
+
+def test_a_takeover_reads_by_indexes(store: Store) -> None:
+    """Of the expired leases alone: the others' rows are not visited, nor is the queue's length of any account."""
+    with write_transaction(store.engine) as connection:
+        set_expiry(connection, "slot LIKE 'host12%'", -1)
+    analyze(store)
+    claims = []
+    used = check_plans(store, lambda: claims.append(store.leases.claim(card(0, 3), LEASE_SECONDS)))
+    assert claims[0] is not None
+    assert claims[0].lost_leases == 1
+    assert "work_items_expiring" in used
+
+
+def test_a_heartbeat_reads_by_indexes(store: Store) -> None:
+    """Of a host with leases, announced devices, and idle ones that look for work."""
+    analyze(store)
+    leases = tuple(Lease(f"tun_200_{index}", card(200, index).owner, 1) for index in range(DEVICES))
+    devices = tuple(card(200, index) for index in range(DEVICES))
+    idle = tuple(card(1, index) for index in range(DEVICES))
+    replies = []
+    used = check_plans(
+        store, lambda: replies.append(store.devices.beat(Beat(LEASE_SECONDS, leases, devices, idle=idle)))
+    )
+    assert len(replies[0].renewed) == DEVICES
+    assert replies[0].wanted == {served.slot for served in idle}
+    assert {"work_items_pkey", "workers_pkey", "work_items_queued", "work_items_expiring"} <= used
+
+
+@pytest.mark.parametrize("hardware", [None, card(0, 0).hardware, "lane"])
+def test_a_submission_finds_its_waiting_worker_by_an_index(store: Store, new_id: NewId, hardware: str | None) -> None:
+    """Of 800 waiting workers, one alone has the device; work for hardware has any of them."""
+    with write_transaction(store.engine) as connection:
+        connection.execute(text("UPDATE workers SET waits = false WHERE device = 'cuda:4' AND slot <> 'host99/cuda:4'"))
+    analyze(store)
+    work = new_work(new_id("tun"), device="cuda:4", hardware=hardware)
+    if hardware == "lane":
+        lane = HardwareNeed(product="card").lane
+        work = new_work(new_id("tun"), device=ANY_DEVICE, hardware=lane)
+    statements = [one for one in statements_of(store, lambda: store.submissions.add(work)) if "pg_notify" in one.text]
+    assert len(statements) == 1
+    with write_transaction(store.engine) as connection:
+        connection.execute(text("UPDATE workers SET waits = true WHERE slot = 'host99/cuda:4'"))
+    assert "workers_waiting" in explain(store, statements)
