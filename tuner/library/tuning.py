@@ -12,10 +12,12 @@ from tuner.estimation import client
 from tuner.library.recommendation import Recommendation
 from tuner.planning.accumulation import balanced_plan
 from tuner.schemas.base import parse_document
+from tuner.schemas.command import CommandSpec
 from tuner.schemas.estimates import Engine, Estimate, EstimateRequest
 from tuner.schemas.plans import Plan
 from tuner.schemas.requests import TuningRequest
 from tuner.schemas.workload import WorkloadSpec
+from tuner.workloads.pretrained.folder_config import with_pretrained_config
 
 
 def tune(
@@ -79,7 +81,8 @@ def estimate(
     """
     if engine not in get_args(Engine):
         raise SpecError([FieldProblem("engine", f"must be one of {', '.join(get_args(Engine))}", repr(engine))])
-    request = parse_document(EstimateRequest, {"spec": spec, "gpus": tuple(gpus), **fields}, "arguments")
+    parsed = parse_document(EstimateRequest, {"spec": spec, "gpus": tuple(gpus), **fields}, "arguments")
+    request = parsed.model_copy(update={"spec": with_pretrained_config(parsed.spec)})
     if engine == "trace":
         return client.estimate(request)
     from tuner.probing.virtual_estimate import estimate_on_virtual_cards  # noqa: PLC0415 - a trace needs no NVML
@@ -119,11 +122,14 @@ def tuning_request(
     limit = {} if memory_limit is None else {"memory_limit_bytes": memory_limit}
     data = {**fields, **limit, "spec": spec, "effective_batch_size": effective_batch_size}
     try:
-        return parse_document(TuningRequest, data, "arguments")
+        request = parse_document(TuningRequest, data, "arguments")
     except SpecError as error:
         if not limit:
             raise
         raise SpecError([_naming_argument(problem) for problem in error.problems], "arguments") from None
+    if isinstance(request.spec, CommandSpec):
+        return request
+    return request.model_copy(update={"spec": with_pretrained_config(request.spec)})
 
 
 def _naming_argument(problem: FieldProblem) -> FieldProblem:

@@ -193,8 +193,10 @@ def build_config(model: TransformersModel, batch: BatchSpec) -> TransformersConf
     forbid_hub_kernels()
     from transformers import AutoConfig  # noqa: PLC0415 - takes a second to import, and only this kind needs it
 
+    if not model.model_type:
+        raise _problem("pretrained", "was not read: the command line, the service, `tune` and `estimate` do that")
     fields = dict(model.config)
-    model_type = str(fields.pop("model_type", ""))
+    model_type = str(fields.pop("model_type"))
     with offline():
         try:
             default = AutoConfig.for_model(model_type)

@@ -13,7 +13,9 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from tests.support.factories import transformers_spec
+from tuner.cli import arguments
 from tuner.errors import DataOutsideRootsError, SpecError
+from tuner.library.tuning import tuning_request
 from tuner.planning.fingerprint import memory_part
 from tuner.schemas.workload import TransformersModel, WorkloadSpec, parse_spec
 from tuner.system.data_roots import ANY_FILE, DataRoots
@@ -109,6 +111,20 @@ def test_the_place_of_a_model_changes_no_fingerprint(folder: Path, tmp_path: Pat
     assert isinstance(one.model, TransformersModel)
     random = transformers_spec("causal-lm", dict(one.model.config), batch={"sequence_length": 16})
     assert memory_part(one) == memory_part(other) == memory_part(random)
+
+
+def test_requests_hold_the_whole_config(folder: Path) -> None:
+    """Of the library and the command line, for tunings and for estimates; a spec that nobody read is refused."""
+    spec, path = pretrained_spec(folder), folder.parent / "spec.json"
+    path.write_text(spec.model_dump_json())
+    complete = with_pretrained_config(spec)
+    assert tuning_request(spec, 8, None, {"device": "cpu"}).spec == complete
+    assert arguments.tuning_request(spec=path, world_size=None, effective_batch_size=8, device="cpu").spec == complete
+    request = arguments.estimate_request(spec=path, world_size=None, gpus=["T4"], all_gpus=False)
+    assert request.spec == complete
+    assert arguments.read_spec(path) == complete
+    with pytest.raises(SpecError, match=r"model\.pretrained: was not read"):
+        build_workload(spec)
 
 
 @pytest.mark.parametrize(
