@@ -176,7 +176,7 @@ class Pruned:
     """The deleted jobs, whose folders can be deleted too."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class WorkRow:
     """A tuning or job as a list shows it; cheap to read."""
 
@@ -205,6 +205,13 @@ class WorkRow:
     started_at: datetime | None
     ended_at: datetime | None
     updated_at: datetime
+    feasible: bool | None = None
+    plan: dict[str, Any] | None = None
+    """The fields of a ``PlanSummary``."""
+    largest_micro_batch_size: int | None = None
+    peak_bytes: int | None = None
+    limit_bytes: int | None = None
+    samples_per_second: float | None = None
 
     @property
     def names(self) -> Named:
@@ -227,7 +234,7 @@ _SUMMARY_FIELDS = {
 }
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class WorkItem(WorkRow):
     """A tuning or job in full."""
 

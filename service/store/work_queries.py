@@ -22,7 +22,7 @@ from service.store.models import EVERYTHING, WorkFilter, WorkItem, WorkRow
 _work = work_items.c
 _SEPARATOR = ","
 
-_ITEM = select(work_items, mapping.OWNER).select_from(mapping.OWNED_WORK).where(_work.id == bindparam("id"))
+_ITEM = select(work_items, *mapping.RELATED).select_from(mapping.RELATED_WORK).where(_work.id == bindparam("id"))
 
 
 class SqlWorkStore(WorkStore):
@@ -112,7 +112,17 @@ class Listing:
 
 @cache
 def _listing(given: tuple[str, ...], later: bool, states: int) -> Select[Any]:  # noqa: FBT001 - a part of the form
-    """Select the list restricted by these columns, and by this number of states.
+    """Select the rows of the list in this form."""
+    return _page(select(*mapping.LISTED_WORK).select_from(mapping.RELATED_WORK), given, later, states)
+
+
+def _page(
+    statement: Select[Any],
+    given: tuple[str, ...],
+    later: bool,  # noqa: FBT001 - a part of the form
+    states: int,
+) -> Select[Any]:
+    """Restrict a statement to a page of the list: by these columns, and by this number of states.
 
     With several states, the newest rows of each state are read from the index and merged.
     """
@@ -127,14 +137,13 @@ def _listing(given: tuple[str, ...], later: bool, states: int) -> Select[Any]:  
         conditions.append(_work.state == bindparam("state_0"))
     elif states:
         conditions = [_work.id.in_(union_all(*(select(page.subquery().c.id) for page in pages)))]
-    found = select(*mapping.LISTED_WORK).select_from(mapping.OWNED_WORK)
-    return found.where(*conditions).order_by(_work.id.desc()).limit(bindparam("limit"))
+    return statement.where(*conditions).order_by(_work.id.desc()).limit(bindparam("limit"))
 
 
 @cache
 def _versions(given: tuple[str, ...], later: bool, states: int) -> Select[Any]:  # noqa: FBT001 - a part of the form
     """Select the versions of the rows of ``_listing``, as one text."""
     parts = _work.id, _work.updated_at, _work.event_count
-    page = _listing(given, later, states).with_only_columns(*parts).subquery().c
+    page = _page(select(*parts), given, later, states).subquery().c
     version = page.id + " " + cast(page.updated_at, String) + " " + cast(page.event_count, String)
     return select(func.aggregate_strings(version, _SEPARATOR))

@@ -2,8 +2,8 @@
 
 import { keyId, may } from "./api.js";
 import { byId, h, replace } from "./dom.js";
-import { count, shortId, time, took, words } from "./format.js";
-import { badge, codeBlock, labelTags, scopeAlert } from "./parts.js";
+import { count, number, shortId, time, took, words } from "./format.js";
+import { codeBlock, labelTags, peakBar, planWords, scopeAlert, stateBadge } from "./parts.js";
 import { makeList } from "./table.js";
 
 const STATES = ["QUEUED", "RUNNING", "CANCELLING", "SUCCEEDED", "FAILED", "CANCELLED"];
@@ -16,10 +16,13 @@ const FINGERPRINT = {
 
 const BATCH = { title: "Effective batch", class: "number", cell: (row) => count(row.effective_batch_size) };
 const COMMON = [
-  { title: "State", cell: (row) => badge(row.state) },
+  { title: "State", cell: (row) => stateBadge(row) },
   { title: "Model", class: "model", cell: (row) => row.model },
   { title: "Device", class: "nowrap", cell: (row) => row.device ?? row.hardware },
   BATCH,
+  { title: "Plan", class: "nowrap", cell: planWords },
+  { title: "Peak", class: "peak", cell: peakBar },
+  { title: "Samples/s", class: "number", cell: (row) => number(row.samples_per_second, 3) },
   { title: "Labels", cell: labelTags },
 ];
 const TIMES = [

@@ -2,8 +2,8 @@
 
 import { addressOf, may } from "./api.js";
 import { byId, h, replace } from "./dom.js";
-import { count, plural, shortId, time } from "./format.js";
-import { labelTags, mark, scopeAlert } from "./parts.js";
+import { count, number, plural, shortId, time } from "./format.js";
+import { labelTags, peakBar, planWords, scopeAlert } from "./parts.js";
 import { makeList } from "./table.js";
 
 const MOST_COMPARED = 8;
@@ -33,7 +33,9 @@ const LIST = {
     { title: "Precision", class: "nowrap", cell: (row) => row.precision ?? "–" },
     { title: "Objective", class: "nowrap", cell: (row) => row.objective?.replaceAll("_", " ") },
     { title: "Effective batch", class: "number", cell: (row) => count(row.effective_batch_size) },
-    { title: "Plan", class: "nowrap", cell: plan },
+    { title: "Plan", class: "nowrap", cell: planWords },
+    { title: "Peak", class: "peak", cell: peakBar },
+    { title: "Samples/s", class: "number", cell: (row) => number(row.samples_per_second, 3) },
     { title: "Labels", cell: labelTags },
     { title: "Owner", class: "nowrap", cell: (row) => row.owner ?? "–" },
     { title: "Created", class: "nowrap", cell: (row) => time(row.created_at) },
@@ -50,14 +52,6 @@ if (may("tunings:read")) {
   showChosen();
 } else {
   replace(byId("list"), scopeAlert("tunings:read"));
-}
-
-function plan(row) {
-  const found = row.plan;
-  if (found === null) {
-    return mark("warn", "⊘", "nothing fits");
-  }
-  return `${plural(found.world_size, "rank")} × ${plural(found.gradient_accumulation_steps, "step")} × ≤ ${count(found.micro_batch_size)}`;
 }
 
 function chooser(row) {

@@ -7,6 +7,7 @@ from sqlalchemy import (
     Boolean,
     Column,
     ColumnElement,
+    Double,
     ForeignKey,
     Index,
     Integer,
@@ -210,6 +211,9 @@ recommendations = Table(
     Column("project", String(63)),
     Column("labels", Text),
     Column("key_id", String(16)),
+    Column("peak_bytes", BigInteger),
+    Column("limit_bytes", BigInteger),
+    Column("samples_per_second", Double),
 )
 """Recommendations: the documents, and the columns of searches and lists. They may outlive their tuning."""
 

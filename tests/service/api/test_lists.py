@@ -47,6 +47,38 @@ def test_tunings_are_filtered(service: Running) -> None:
     assert ids(service, "/v1/tunings", state="FAILED") == []
 
 
+def test_lists_carry_the_answers(service: Running) -> None:
+    """Rows and documents have the figures of the recommendation, which the recommendation's document confirms."""
+    waiting = service.http.post("/v1/tunings", json=body(effective_batch_size=9)).json()
+    assert (waiting["feasible"], waiting["plan"], waiting["samples_per_second"]) == (None, None, None)
+    tuning = submitted(service)
+    found = tuning["recommendation"]
+    response = service.http.post("/v1/jobs", json={"recommendation_id": found["id"]})
+    made = ended(service.http, response.headers["location"])
+    plan = {name: value for name, value in found["plan"].items() if name != "micro_batch_sizes"}
+    (rate,) = [other["samples_per_second"] for other in found["alternatives"] if other["chosen"]]
+    figures = {
+        "feasible": True,
+        "plan": plan,
+        "largest_micro_batch_size": found["largest_micro_batch_size"],
+        "peak_bytes": found["headroom"]["peak_bytes"],
+        "limit_bytes": found["headroom"]["limit_bytes"],
+        "samples_per_second": rate,
+    }
+    rows = [service.http.get(f"/v1/{kind}").json()["items"][0] for kind in ("tunings", "recommendations", "jobs")]
+    for document in (tuning, made, *rows):
+        assert {name: document[name] for name in figures} == figures
+
+
+def test_a_list_says_that_nothing_fits(start_service: StartService) -> None:
+    """An infeasible answer is told from a feasible one, and has no plan."""
+    service = start_service(ScriptedRunner(0))
+    tuning = submitted(service)
+    (row,) = service.http.get("/v1/tunings").json()["items"]
+    assert (row["state"], row["feasible"], row["plan"]) == ("SUCCEEDED", False, None)
+    assert tuning["recommendation"]["feasible"] is False
+
+
 def test_jobs_are_filtered(service: Running) -> None:
     """Jobs are filtered by state, device and model."""
     made = job(service)

@@ -64,6 +64,7 @@ REVISIONS: dict[str, dict[str, Any]] = {
     "0010_notifications": _LATER,
     "0011_held_slots": _LATER,
     "0012_fleets": _LATER,
+    "0014_names": _LATER,
 }
 """Every released revision, and what its tunings hold beyond the first one's, in the names up to revision 0007."""
 
