@@ -4,7 +4,7 @@ import { keyId, may } from "./api.js";
 import { byId, h, replace } from "./dom.js";
 import { count, number, shortId, time, took, words } from "./format.js";
 import { codeBlock, labelTags, peakBar, planWords, scopeAlert, stateBadge } from "./parts.js";
-import { makeList } from "./table.js";
+import { makeList, SEARCH } from "./table.js";
 
 const STATES = ["QUEUED", "RUNNING", "CANCELLING", "SUCCEEDED", "FAILED", "CANCELLED"];
 const STATE = { name: "state", label: "State", options: [["", "Any"], ...STATES.map((state) => [state, words(state)])] };
@@ -36,7 +36,7 @@ const TUNINGS = {
   path: "/v1/tunings",
   caption: "Tunings",
   noun: "tuning",
-  filters: [STATE, MODEL, DEVICE, FINGERPRINT],
+  filters: [SEARCH, STATE, MODEL, DEVICE, FINGERPRINT],
   columns: [
     { title: "Tuning", class: "nowrap", cell: (row) => linkTo("tunings", row.id, row.name) },
     ...COMMON,
@@ -55,7 +55,7 @@ const JOBS = {
   path: "/v1/jobs",
   caption: "Jobs",
   noun: "job",
-  filters: [STATE, MODEL, DEVICE],
+  filters: [SEARCH, STATE, MODEL, DEVICE],
   columns: [
     { title: "Job", class: "nowrap", cell: (row) => linkTo("jobs", row.id, row.name) },
     ...COMMON,

@@ -4,7 +4,7 @@ import { addressOf, may } from "./api.js";
 import { byId, h, replace } from "./dom.js";
 import { count, number, plural, shortId, time } from "./format.js";
 import { labelTags, peakBar, planWords, scopeAlert } from "./parts.js";
-import { makeList } from "./table.js";
+import { makeList, SEARCH } from "./table.js";
 
 const MOST_COMPARED = 8;
 const ANY = ["", "Any"];
@@ -19,6 +19,7 @@ const LIST = {
   ended: () => true,
   refreshSeconds: 10,
   filters: [
+    SEARCH,
     { name: "model", label: "Model", placeholder: "the full name", suggest: (row) => row.model },
     { name: "device", label: "Device", placeholder: "cuda:0, or a product's name", suggest: (row) => row.device_name },
     { name: "precision", label: "Precision", options: [ANY, ...PRECISIONS.map((name) => [name, name])] },

@@ -222,6 +222,8 @@ for _columns in ([], ["model"], ["device"], ["device_name"], ["device", "model"]
     _walked = [*_columns, "precision", "objective"]
     Index("recommendations_by_" + "_".join(_walked), *(recommendations.c[name] for name in [*_walked, "id"]))
 
+Index("recommendations_sorted", *(recommendations.c[name] for name in ("id", "samples_per_second", "peak_bytes")))
+
 estimate_residuals = Table(
     "estimate_residuals",
     metadata,

@@ -183,3 +183,29 @@ def test_a_recommendation_is_sent_as_it_is_stored(service: Running) -> None:
 def test_limits_are_bounded(shared_service: Running, path: str, limit: str) -> None:
     """A limit is from 1 to 200."""
     problem_in(shared_service.http.get(path, params={"limit": limit}), 422, "invalid-request")
+
+
+def test_lists_are_searched_and_sorted_over_http(service: Running) -> None:
+    """Words, labels and an order narrow and arrange a list; cursors go on in that order, and in no other."""
+    for name, size in (("beta", 5), ("alpha", 6), ("gamma", 7)):
+        submitted(service, name=name, labels={"team": "nlp", "size": str(size)}, effective_batch_size=size)
+    listed: dict[str, Any] = {"label": ["team=nlp"], "sort": "name", "limit": 2}
+    first = service.http.get("/v1/tunings", params=listed).json()
+    rest = service.http.get("/v1/tunings", params=listed | {"cursor": first["next_cursor"]}).json()
+    assert [row["name"] for row in first["items"] + rest["items"]] == ["alpha", "beta", "gamma"]
+    assert rest["next_cursor"] is None
+    for kind in ("tunings", "recommendations"):
+        found = service.http.get(f"/v1/{kind}", params={"q": "ALPH mlp", "label": ["team=nlp", "size=6"]}).json()
+        assert [row["name"] for row in found["items"]] == ["alpha"]
+    for wrong in ({"sort": "model"}, {}):
+        answer = service.http.get("/v1/tunings", params={"cursor": first["next_cursor"], **wrong})
+        problem_in(answer, 400, "invalid-cursor")
+    for broken in ("t" + "0" * 32 + ".e30", "t" + "0" * 32 + ".MQ", "t" + "0" * 32 + ".WyJuYW1lIiwxXQ"):
+        problem_in(service.http.get("/v1/tunings", params=listed | {"cursor": broken}), 400, "invalid-cursor")
+    for name, value in (("sort", "size"), ("label", "team"), ("created_after", "yesterday")):
+        problem = problem_in(service.http.get("/v1/tunings", params={name: value}), 422, "invalid-request")
+        assert problem.errors[0].field.split(".")[0] == name
+    with service.client as client:
+        assert [row.name for row in client.tunings.list(search="amm", labels={"team": "nlp"})] == ["gamma"]
+        assert [row.name for row in client.tunings.list(sort="-name", page_size=1)] == ["gamma", "beta", "alpha"]
+        assert [row.name for row in client.recommendations.list(search="beta")] == ["beta"]
