@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+from datetime import datetime
 from typing import Annotated, Any, get_args
 
 from fastapi import Depends, Header, Path, Query, Request
-from pydantic import BeforeValidator, ValidationError, WithJsonSchema, WrapValidator
+from pydantic import AwareDatetime, BeforeValidator, Field, ValidationError, WithJsonSchema, WrapValidator
 
 from service.api.authentication import CurrentCaller, authenticate
 from service.api.context import Context
@@ -16,7 +17,7 @@ from service.application.views import PREFIXES
 from service.domain.api_keys import Caller
 from service.domain.states import State, WorkKind
 from service.errors import MAX_FAULTS
-from service.store.models import Idempotency
+from service.store.models import Idempotency, Search
 from tuner.schemas.base import Document
 from tuner.schemas.field_errors import described_pattern, reworded
 from tuner.schemas.requests import Objective
@@ -68,11 +69,11 @@ def _text(**schema: object) -> WithJsonSchema:
 
 
 _PAGE_BEFORE = "`next_cursor` of the previous page."
-TuningCursor = Annotated[str | None, _text(pattern="^t[0-9a-f]{32}$"), Query(max_length=200, description=_PAGE_BEFORE)]
-JobCursor = Annotated[str | None, _text(pattern="^j[0-9a-f]{32}$"), Query(max_length=200, description=_PAGE_BEFORE)]
-RecommendationCursor = Annotated[
-    str | None, _text(pattern="^r[0-9a-f]{32}$"), Query(max_length=200, description=_PAGE_BEFORE)
-]
+_ORDER = r"(\.[A-Za-z0-9_-]+)?$"
+_CURSOR = Query(max_length=2000, description=_PAGE_BEFORE)
+TuningCursor = Annotated[str | None, _text(pattern="^t[0-9a-f]{32}" + _ORDER), _CURSOR]
+JobCursor = Annotated[str | None, _text(pattern="^j[0-9a-f]{32}" + _ORDER), _CURSOR]
+RecommendationCursor = Annotated[str | None, _text(pattern="^r[0-9a-f]{32}" + _ORDER), _CURSOR]
 """The prefix names the list of a cursor; any other text is refused with `invalid-cursor`."""
 
 _NO_CONTROL_CHARACTERS = described_pattern(r"^[^\x00-\x1f]*$", "must not contain control characters")
@@ -107,6 +108,80 @@ ModelFilter = Annotated[
         description="Return only items of this model, by its short name.",
     ),
 ]
+
+
+_WORDS = described_pattern(r"^[^\x00-\x1f]*$", "must not contain control characters")
+_LABEL = described_pattern("^[^=\x00-\x1f]+=[^\x00-\x1f]*$", "must be a key and a value, for example `team=vision`")
+_Words = Annotated[
+    str,
+    Query(
+        max_length=200,
+        pattern=_WORDS,
+        description="Words, each of which is a part of the name, project, labels, model, device, fingerprint or id, in "
+        "either letter case.",
+    ),
+]
+_LabelFilter = Annotated[
+    list[Annotated[str, Field(max_length=400, pattern=_LABEL)]] | None,
+    WithJsonSchema({"type": "array", "items": {"type": "string", "maxLength": 400, "pattern": _LABEL}}),
+    Query(
+        alias="label",
+        description="Return only items with this label, as `key=value`. Repeat the parameter for several labels.",
+    ),
+]
+_CreatedAfter = Annotated[
+    AwareDatetime | None,
+    _text(format="date-time"),
+    Query(description="Return only items that were created after this time, with a time zone."),
+]
+_SORT = "Field to sort by, with `-` before it for the largest first; the newest come first without it."
+_WORK_SORTS = (
+    *("created", "name", "model", "state", "device", "priority", "probes", "ended"),
+    *("effective_batch_size", "peak", "samples_per_second"),
+)
+_RECOMMENDATION_SORTS = ("created", "name", "model", "device", "effective_batch_size", "peak", "samples_per_second")
+
+
+def _sort(names: tuple[str, ...]) -> Any:  # noqa: ANN401 - the type that FastAPI's `Query` returns
+    message = f"must be one of {', '.join(names)}, or one of them after `-`"
+    return Query(pattern=described_pattern(f"^-?({'|'.join(names)})$", message), description=_SORT)
+
+
+_WorkSort = Annotated[str, _sort(_WORK_SORTS)]
+_RecommendationSort = Annotated[str, _sort(_RECOMMENDATION_SORTS)]
+
+
+def _search(q: str, label: list[str] | None, created_after: datetime | None, sort: str) -> Search:
+    pairs = sorted({tuple(text.split("=", 1)) for text in label or ()})
+    return Search(
+        tuple(sorted(set(q.split()))),
+        tuple((key, value) for key, value in pairs),
+        created_after,
+        sort.removeprefix("-"),
+        descending=sort.startswith("-"),
+    )
+
+
+async def _work_search(
+    q: _Words = "",
+    label: _LabelFilter = None,
+    created_after: _CreatedAfter = None,
+    sort: _WorkSort = "-created",
+) -> Search:
+    return _search(q, label, created_after, sort)
+
+
+async def _recommendation_search(
+    q: _Words = "",
+    label: _LabelFilter = None,
+    created_after: _CreatedAfter = None,
+    sort: _RecommendationSort = "-created",
+) -> Search:
+    return _search(q, label, created_after, sort)
+
+
+WorkSearch = Annotated[Search, Depends(_work_search)]
+RecommendationSearch = Annotated[Search, Depends(_recommendation_search)]
 
 
 def _upper(value: object) -> object:

@@ -56,8 +56,9 @@ class TuningCases(WorkCases[TuningSubmission, Tuning]):
         Raises:
             InvalidCursorError: when the cursor does not belong to this list.
         """
-        rows = self._store.recommendations.newest(wanted, limit + 1, views.decode_cursor(cursor, "rec"))
-        return views.recommendation_page(rows[:limit], views.cursor_after(rows, limit))
+        before, search = views.position_after(cursor, "rec", wanted.search)
+        rows = self._store.recommendations.newest(replace(wanted, search=search), limit + 1, before)
+        return views.recommendation_page(rows[:limit], views.cursor_after(rows, limit, search))
 
     # --- helpers ---
 

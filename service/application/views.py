@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import re
+from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from pydantic_core import to_json
@@ -11,7 +14,8 @@ from pydantic_core import to_json
 from service.domain.states import WorkKind
 from service.domain.work import Job, JobRequest, QueuePosition, RecommendationSummary, Tuning
 from service.errors import InvalidCursorError, NotFoundError
-from service.store.models import WorkItem, WorkRow
+from service.store.database.list_search import is_sort_value, sort_value
+from service.store.models import NO_SEARCH, Search, WorkItem, WorkRow
 from tuner.schemas.recommendation import Recommendation
 from tuner.schemas.requests import TuningRequest
 
@@ -19,6 +23,7 @@ PREFIXES = {WorkKind.TUNING: "tun", WorkKind.JOB: "job"}
 """Prefixes of identifiers."""
 
 _IDENTIFIER = re.compile(r"(tun|job|rec)_[0-9a-f]{32}")
+_WRONG_CURSOR = "cursor: pass `next_cursor` of the previous page, with the same `sort`, unchanged"
 _CURSOR = re.compile(r"[tjr][0-9a-f]{32}")
 
 
@@ -85,9 +90,35 @@ def recommendation_page(rows: Sequence[RecommendationSummary], next_cursor: str 
 # --- cursors ---------------------------------------------------------------------------------------------------------
 
 
-def cursor_after(rows: Sequence[WorkRow] | Sequence[RecommendationSummary], limit: int) -> str | None:
+def cursor_after(
+    rows: Sequence[WorkRow] | Sequence[RecommendationSummary], limit: int, search: Search = NO_SEARCH
+) -> str | None:
     """Return the cursor after the first ``limit`` rows, or None on the last page."""
-    return encode_cursor(rows[limit - 1].id) if len(rows) > limit else None
+    if len(rows) <= limit:
+        return None
+    last = rows[limit - 1]
+    cursor = encode_cursor(last.id)
+    if search.sort == "created":
+        return cursor
+    return f"{cursor}.{urlsafe_b64encode(to_json([search.sort, sort_value(last, search)])).decode().rstrip('=')}"
+
+
+def position_after(cursor: str | None, prefix: str, search: Search) -> tuple[str | None, Search]:
+    """Return the identifier of a cursor, and the search with the value of its row.
+
+    Raises:
+        InvalidCursorError: when the cursor does not belong to this list, or to another order of it.
+    """
+    if cursor is None or search.sort == "created":
+        return decode_cursor(cursor, prefix), search
+    name, _, rest = cursor.partition(".")
+    try:
+        sort, value = json.loads(urlsafe_b64decode(rest + "=" * (-len(rest) % 4)))
+    except (TypeError, ValueError):
+        raise InvalidCursorError(_WRONG_CURSOR) from None
+    if sort != search.sort or not is_sort_value(value, sort):
+        raise InvalidCursorError(_WRONG_CURSOR)
+    return decode_cursor(name, prefix), replace(search, after=value)
 
 
 def encode_cursor(identifier: str) -> str:
@@ -105,5 +136,5 @@ def decode_cursor(cursor: str | None, prefix: str) -> str | None:
     if cursor is None:
         return None
     if not _CURSOR.fullmatch(cursor) or cursor[0] != prefix[0]:
-        raise InvalidCursorError("cursor: pass `next_cursor` of the previous page, unchanged")
+        raise InvalidCursorError(_WRONG_CURSOR)
     return f"{prefix}_{cursor[1:]}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar, Generic, TypeVar, assert_never
 
@@ -16,7 +17,7 @@ from service.domain.states import WorkKind
 from service.domain.work import Job, JobSubmission, QueuePosition, Tuning, TuningSubmission
 from service.errors import InvalidInputError, NotFoundError, NotOwnerError, ScopeMissingError
 from service.fast_path.queue_positions import QueuePositions
-from service.store.models import EVERYTHING, Idempotency, NewWork, WorkFilter, WorkItem
+from service.store.models import EVERYTHING, Idempotency, NewWork, WorkFilter, WorkItem, WorkRow
 from tuner.schemas.base import Document
 from tuner.schemas.command import CommandModel, CommandSpec
 from tuner.schemas.workload import (
@@ -80,9 +81,20 @@ class WorkCases(ABC, Generic[SubmissionT, WorkT]):
         Raises:
             InvalidCursorError: when the cursor does not belong to this list.
         """
-        before = views.decode_cursor(cursor, views.PREFIXES[self.kind])
-        rows = self._store.work.newest(self.kind, limit + 1, before, wanted)
-        return views.work_page(rows[:limit], views.cursor_after(rows, limit))
+        rows, next_cursor = self.rows(limit, cursor, wanted)
+        return views.work_page(rows, next_cursor)
+
+    def rows(
+        self, limit: int, cursor: str | None = None, wanted: WorkFilter = EVERYTHING
+    ) -> tuple[list[WorkRow], str | None]:
+        """Return the rows of a page, and the cursor of the next one.
+
+        Raises:
+            InvalidCursorError: when the cursor does not belong to this list.
+        """
+        before, search = views.position_after(cursor, views.PREFIXES[self.kind], wanted.search)
+        rows = self._store.work.newest(self.kind, limit + 1, before, replace(wanted, search=search))
+        return rows[:limit], views.cursor_after(rows, limit, search)
 
     def cancel(self, work_id: str, caller: Caller) -> WorkT:
         """Cancel work; ended work stays unchanged.

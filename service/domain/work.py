@@ -92,8 +92,28 @@ class JobRequest(Document):
 # --- responses -------------------------------------------------------------------------------------------------------
 
 
-class WorkSummary(Named):
-    """A tuning or job in a list, without its large fields."""
+class RecommendedFigures(Document):
+    """The figures of a recommendation that lists show; none while there is no recommendation."""
+
+    feasible: bool | None = None
+    """True when some micro-batch fits. A tuning that succeeded with `false` found that nothing fits."""
+    plan: PlanSummary | None = None
+    """The plan to train with; none when nothing fits."""
+    largest_micro_batch_size: PositiveInt | None = None
+    """Largest micro-batch size that was proven to fit; no micro-batch of the plan is larger."""
+    peak_bytes: NonNegativeInt | None = None
+    """Most memory held at the recommended size, as in the recommendation's headroom."""
+    limit_bytes: PositiveInt | None = None
+    """Memory limit of the run, before the margin."""
+    samples_per_second: NonNegativeFloat | None = None
+    """Samples of a rank over the time of an update of the plan, as in the recommendation's alternatives."""
+
+
+class WorkSummary(Named, RecommendedFigures):
+    """A tuning or job in a list, without its large fields.
+
+    The figures are those of its recommendation; none where that is not stored on this service.
+    """
 
     id: str
     """Identifier; sorts by the time of submission."""
@@ -292,13 +312,9 @@ class Event(Document):
     """The optimizer update; of a command, the updates since its last start."""
 
 
-class RecommendationSummary(Named):
+class RecommendationSummary(Named, RecommendedFigures):
     """A recommendation in a list."""
 
-    plan: PlanSummary | None = None
-    """The plan to train with; none when nothing fits."""
-    largest_micro_batch_size: PositiveInt | None = None
-    """Largest micro-batch size that was proven to fit; no micro-batch of the plan is larger."""
     id: str
     """Identifier."""
     tuning_id: str

@@ -160,7 +160,7 @@ def _claim_at_once(connection: Connection, claimer: Claimer) -> Claim | None:
         row = connection.execute(CLAIM_AT_ONCE, claimer.parameters).first()
         if row is not None:
             lease = Lease(work_id=row.id, owner=row.owner, token=row.token)
-            return Claim(lease, mapping.work_item(row), row.lost_leases)
+            return Claim(lease, mapping.work_item(row, related=False), row.lost_leases)
         if _candidate(connection, claimer) is None:  # otherwise it was cancelled or renewed meanwhile
             return None
 

@@ -116,6 +116,27 @@ class DuplicateRequestError(ServiceError):
 
 
 @dataclass(frozen=True)
+class Search:
+    """A search in a list, and the order of its rows."""
+
+    words: tuple[str, ...] = ()
+    """Texts of which each is a part of the name, project, labels, model, device, fingerprint or id, in any case."""
+    labels: tuple[tuple[str, str], ...] = ()
+    """Labels that must be there with these values."""
+    created_after: datetime | None = None
+    """Only what was created later."""
+    sort: str = "created"
+    """The field to sort by; see ``service.api.dependencies``."""
+    descending: bool = True
+    """True for the largest first."""
+    after: str | float | None = None
+    """The value of the field in the last row of the previous page."""
+
+
+NO_SEARCH = Search()
+
+
+@dataclass(frozen=True)
 class WorkFilter:
     """A filter of tunings or jobs; a field that is None does not restrict."""
 
@@ -124,6 +145,7 @@ class WorkFilter:
     device: str | None = None
     model: str | None = None
     fingerprint: str | None = None
+    search: Search = NO_SEARCH
 
 
 def in_states(states: Iterable[State] | None) -> tuple[State, ...]:
@@ -176,7 +198,7 @@ class Pruned:
     """The deleted jobs, whose folders can be deleted too."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class WorkRow:
     """A tuning or job as a list shows it; cheap to read."""
 
@@ -205,6 +227,13 @@ class WorkRow:
     started_at: datetime | None
     ended_at: datetime | None
     updated_at: datetime
+    feasible: bool | None = None
+    plan: dict[str, Any] | None = None
+    """The fields of a ``PlanSummary``."""
+    largest_micro_batch_size: int | None = None
+    peak_bytes: int | None = None
+    limit_bytes: int | None = None
+    samples_per_second: float | None = None
 
     @property
     def names(self) -> Named:
@@ -227,7 +256,7 @@ _SUMMARY_FIELDS = {
 }
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class WorkItem(WorkRow):
     """A tuning or job in full."""
 
@@ -298,6 +327,7 @@ class RecommendationFilter:
     device: str | None = None
     precision: Precision | None = None
     objective: Objective | None = None
+    search: Search = NO_SEARCH
 
 
 @dataclass(frozen=True)

@@ -26,9 +26,10 @@ from service.domain.work import RecommendationSummary
 from service.errors import NotFoundError
 from service.store.database import mapping
 from service.store.database.engine import read_transaction
+from service.store.database.list_search import searched_page
 from service.store.database.schema import recommendations, work_items
 from service.store.interface import RecommendationStore
-from service.store.models import RecommendationFilter
+from service.store.models import NO_SEARCH, RecommendationFilter, Search
 from tuner.schemas.recommendation import Recommendation
 from tuner.schemas.requests import Objective
 from tuner.schemas.workload import Precision
@@ -95,11 +96,22 @@ class SqlRecommendationStore(RecommendationStore):
     def newest(
         self, wanted: RecommendationFilter, limit: int, before: str | None = None
     ) -> list[RecommendationSummary]:
-        given = {name: value for name, value in vars(wanted).items() if value is not None}
+        given = {name: value for name, value in vars(wanted).items() if value is not None and name != "search"}
+        if wanted.search != NO_SEARCH:
+            return self._searched(given, wanted.search, limit, before)
         values = {**given, "before": before, "limit": limit}
         with read_transaction(self._engine) as connection:
             found = connection.execute(_listing(tuple(given), before is not None), values)
             return [mapping.recommendation_summary(row) for row in found.mappings()]
+
+    def _searched(
+        self, given: dict[str, Any], search: Search, limit: int, before: str | None
+    ) -> list[RecommendationSummary]:
+        conditions = [_is(name) for name in given]
+        source, columns = mapping.OWNED_RECOMMENDATIONS, mapping.RECOMMENDATION_COLUMNS
+        with read_transaction(self._engine) as connection:
+            rows = searched_page(connection, recommendations, source, columns, conditions, search, before, limit, given)
+            return [mapping.recommendation_summary(row._mapping) for row in rows]  # noqa: SLF001 - public
 
 
 # A list has few forms, and building a statement costs as much as executing it.

@@ -59,9 +59,8 @@ class SqlSubmissionStore(SubmissionStore):
         values = ended | {"recommendation_id": recommendation.id}
         stored = recommendation_values(recommendation, work.id, work.model, work.key_id)
         with _taken_id_refused(work.id), write_transaction(self._engine) as connection:
-            item = _insert(connection, work, values, UNLIMITED, pending)
-            connection.execute(insert(recommendations).values(**stored))
-            return item
+            connection.execute(insert(recommendations).values(**stored))  # first: the response has its figures
+            return _insert(connection, work, values, UNLIMITED, pending)
 
     @override
     def store_response(self, idempotency: Idempotency, response: StoredResponse) -> None:
@@ -136,7 +135,8 @@ def _insert(
     row = connection.execute(stored).one()
     add_events(connection, row._mapping, [state_event(State(values["state"]))])  # noqa: SLF001 - its public name
     insert_or_skip(connection, submitters, {"id": work.key_id or ""})
-    item = work_item(row)
+    is_alone = row.key_id is None and row.recommendation_id is None
+    item = work_item(row, related=False) if is_alone else read_item(connection, work.id)
     if pending is not None:
         _update_response(connection, pending.idempotency, pending.respond(item))
     if item.state is State.QUEUED:

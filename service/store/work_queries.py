@@ -15,14 +15,15 @@ from service.errors import NotFoundError
 from service.fast_path.row_cache import RowCache
 from service.store.database import mapping
 from service.store.database.engine import read_transaction
+from service.store.database.list_search import searched_page
 from service.store.database.schema import work_items
 from service.store.interface import WorkStore
-from service.store.models import EVERYTHING, WorkFilter, WorkItem, WorkRow
+from service.store.models import EVERYTHING, NO_SEARCH, WorkFilter, WorkItem, WorkRow
 
 _work = work_items.c
 _SEPARATOR = ","
 
-_ITEM = select(work_items, mapping.OWNER).select_from(mapping.OWNED_WORK).where(_work.id == bindparam("id"))
+_ITEM = select(work_items, *mapping.RELATED).select_from(mapping.RELATED_WORK).where(_work.id == bindparam("id"))
 
 
 class SqlWorkStore(WorkStore):
@@ -41,6 +42,8 @@ class SqlWorkStore(WorkStore):
     def newest(
         self, kind: WorkKind, limit: int, before: str | None = None, wanted: WorkFilter = EVERYTHING
     ) -> list[WorkRow]:
+        if wanted.search != NO_SEARCH:
+            return self._searched(kind, limit, before, wanted)
         listing = Listing(kind, limit, before, wanted)
         with read_transaction(self._engine) as connection:
             cached = self._listed.find(listing.versions(connection))
@@ -48,6 +51,16 @@ class SqlWorkStore(WorkStore):
                 return cached
             found = listing.rows(connection)
             return [self._listed.get(mapping.version(row), partial(mapping.work_row, row)) for row in found]
+
+    def _searched(self, kind: WorkKind, limit: int, before: str | None, wanted: WorkFilter) -> list[WorkRow]:
+        given = {"device": wanted.device, "model": wanted.model, "fingerprint": wanted.fingerprint}
+        conditions = [_work.kind == kind, *(_work[name] == value for name, value in given.items() if value is not None)]
+        if wanted.states:
+            conditions.append(_work.state.in_(wanted.states))
+        source, columns = mapping.RELATED_WORK, mapping.LISTED_WORK
+        with read_transaction(self._engine) as connection:
+            rows = searched_page(connection, work_items, source, columns, conditions, wanted.search, before, limit)
+            return [self._listed.get(mapping.version(row), partial(mapping.work_row, row)) for row in rows]
 
 
 def read_item(connection: Connection, work_id: str) -> WorkItem:
@@ -94,8 +107,9 @@ class Listing:
     @property
     def _given(self) -> dict[str, Any]:
         """Return the values of the restricted columns."""
-        wanted = {name: value for name, value in vars(self.wanted).items() if value is not None and name != "states"}
-        return {"kind": self.kind, **wanted}
+        names = ("device", "model", "fingerprint")
+        given = {name: value for name in names if (value := getattr(self.wanted, name)) is not None}
+        return {"kind": self.kind, **given}
 
     @property
     def _form(self) -> tuple[tuple[str, ...], bool, int]:
@@ -112,7 +126,17 @@ class Listing:
 
 @cache
 def _listing(given: tuple[str, ...], later: bool, states: int) -> Select[Any]:  # noqa: FBT001 - a part of the form
-    """Select the list restricted by these columns, and by this number of states.
+    """Select the rows of the list in this form."""
+    return _page(select(*mapping.LISTED_WORK).select_from(mapping.RELATED_WORK), given, later, states)
+
+
+def _page(
+    statement: Select[Any],
+    given: tuple[str, ...],
+    later: bool,  # noqa: FBT001 - a part of the form
+    states: int,
+) -> Select[Any]:
+    """Restrict a statement to a page of the list: by these columns, and by this number of states.
 
     With several states, the newest rows of each state are read from the index and merged.
     """
@@ -127,14 +151,13 @@ def _listing(given: tuple[str, ...], later: bool, states: int) -> Select[Any]:  
         conditions.append(_work.state == bindparam("state_0"))
     elif states:
         conditions = [_work.id.in_(union_all(*(select(page.subquery().c.id) for page in pages)))]
-    found = select(*mapping.LISTED_WORK).select_from(mapping.OWNED_WORK)
-    return found.where(*conditions).order_by(_work.id.desc()).limit(bindparam("limit"))
+    return statement.where(*conditions).order_by(_work.id.desc()).limit(bindparam("limit"))
 
 
 @cache
 def _versions(given: tuple[str, ...], later: bool, states: int) -> Select[Any]:  # noqa: FBT001 - a part of the form
     """Select the versions of the rows of ``_listing``, as one text."""
     parts = _work.id, _work.updated_at, _work.event_count
-    page = _listing(given, later, states).with_only_columns(*parts).subquery().c
+    page = _page(select(*parts), given, later, states).subquery().c
     version = page.id + " " + cast(page.updated_at, String) + " " + cast(page.event_count, String)
     return select(func.aggregate_strings(version, _SEPARATOR))

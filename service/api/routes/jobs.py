@@ -19,6 +19,7 @@ from service.api.dependencies import (
     ModelFilter,
     StateFilter,
     Tail,
+    WorkSearch,
     strict_body,
 )
 from service.api.problems import declared
@@ -31,14 +32,15 @@ from service.domain.work import CheckpointList, ConfiguredJob, Job, JobPage, Job
 from service.store.models import WorkFilter, in_states
 
 
-async def _page(
+async def _page(  # noqa: PLR0913, PLR0917 - one parameter per filter
+    search: WorkSearch,
     state: StateFilter = None,
     device: DeviceFilter = None,
     model: ModelFilter = None,
     limit: Limit = 50,
     cursor: JobCursor = None,
 ) -> WorkListQuery:
-    return WorkListQuery(limit, cursor, WorkFilter(in_states(state), device, model))
+    return WorkListQuery(limit, cursor, WorkFilter(in_states(state), device, model, search=search))
 
 
 _WORK = WorkRoutes(

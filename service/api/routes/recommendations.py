@@ -20,6 +20,7 @@ from service.api.dependencies import (
     PrecisionFilter,
     RecommendationCursor,
     RecommendationId,
+    RecommendationSearch,
 )
 from service.api.etags import NOT_MODIFIED, TAG_HEADERS, conditional, tagged
 from service.api.problems import ALWAYS, declared
@@ -57,6 +58,7 @@ _JOB_LINK = {
 )
 async def list_recommendations(  # noqa: PLR0913, PLR0917 - one parameter per filter
     context: Context,
+    search: RecommendationSearch,
     fingerprint: FingerprintFilter = None,
     device: DeviceOrNameFilter = None,
     model: ModelFilter = None,
@@ -66,7 +68,7 @@ async def list_recommendations(  # noqa: PLR0913, PLR0917 - one parameter per fi
     cursor: RecommendationCursor = None,
 ) -> Response:
     """List the recommendations that match every filter, newest first, in pages."""
-    filters = RecommendationFilter(fingerprint, model, device, precision, objective)
+    filters = RecommendationFilter(fingerprint, model, device, precision, objective, search)
     return json_response(await context.reads.recommendations.get(RecommendationListQuery(limit, cursor, filters)))
 
 

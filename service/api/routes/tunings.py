@@ -19,6 +19,7 @@ from service.api.dependencies import (
     StateFilter,
     TuningCursor,
     TuningId,
+    WorkSearch,
     strict_body,
 )
 from service.api.problems import declared
@@ -32,6 +33,7 @@ from service.store.models import WorkFilter, in_states
 
 
 async def _page(  # noqa: PLR0913, PLR0917 - one parameter per filter
+    search: WorkSearch,
     state: StateFilter = None,
     device: DeviceFilter = None,
     model: ModelFilter = None,
@@ -39,7 +41,7 @@ async def _page(  # noqa: PLR0913, PLR0917 - one parameter per filter
     limit: Limit = 50,
     cursor: TuningCursor = None,
 ) -> WorkListQuery:
-    return WorkListQuery(limit, cursor, WorkFilter(in_states(state), device, model, fingerprint))
+    return WorkListQuery(limit, cursor, WorkFilter(in_states(state), device, model, fingerprint, search))
 
 
 _WORK = WorkRoutes(

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Mapping, Sequence
+from datetime import datetime
 from urllib.parse import quote
 
 from service.client.core import PAGE_SIZE, Core, Resource
 from service.client.documents import Tuning
 from service.client.errors import TuningFailedError
 from service.client.protocol import Call, creation_call, path_of
-from service.client.resources.work import AsyncWork
+from service.client.resources.work import AsyncWork, search_query
 from service.domain.exports import ExportFormatList
 from service.domain.states import State
 from service.domain.work import (
@@ -121,22 +122,26 @@ class AsyncTunings(AsyncWork[Tuning, TuningSummary]):
         """
         return (await self._core.read(ProbeList, path_of(_TUNINGS, tuning_id, "probes"))).items
 
-    def list(
+    def list(  # noqa: PLR0913 - one per filter
         self,
         *,
         state: State | Sequence[State] | None = None,
         device: str | None = None,
         model: str | None = None,
         fingerprint: str | None = None,
+        search: str | None = None,
+        labels: Mapping[str, str] | None = None,
+        created_after: datetime | None = None,
+        sort: str | None = None,
         page_size: int = PAGE_SIZE,
     ) -> AsyncGenerator[TuningSummary, None]:
-        """Iterate over the matching tunings, newest first, fetched page by page.
+        """Iterate over the matching tunings, fetched page by page, with the arguments of ``AsyncWork.list``.
 
         Raises:
             ApiError: when the service refuses.
         """
         filters = {"state": state, "device": device, "model": model, "fingerprint": fingerprint, "limit": page_size}
-        return self._rows(filters)
+        return self._rows(filters | search_query(search, labels, created_after, sort))
 
 
 _NO_OPTIONS = ExportOptions()
@@ -212,15 +217,20 @@ class AsyncRecommendations(Resource):
         model: str | None = None,
         precision: Precision | None = None,
         objective: Objective | None = None,
+        search: str | None = None,
+        labels: Mapping[str, str] | None = None,
+        created_after: datetime | None = None,
+        sort: str | None = None,
         page_size: int = PAGE_SIZE,
     ) -> AsyncGenerator[RecommendationSummary, None]:
-        """Iterate over the matching recommendations, newest first, fetched page by page.
+        """Iterate over the matching recommendations, fetched page by page; search and sort as in ``AsyncWork.list``.
 
         Raises:
             ApiError: when the service refuses.
         """
         filters = {"fingerprint": fingerprint, "device": device, "model": model, "limit": page_size}
         filters |= {"precision": precision, "objective": objective}
+        filters |= search_query(search, labels, created_after, sort)
         return self._core.rows(RecommendationPage, Call("GET", _RECOMMENDATIONS, filters))
 
 

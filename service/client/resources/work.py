@@ -3,12 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Mapping, Sequence
+from datetime import datetime
 from typing import Any, Generic
 
 from service.client.core import PAGE_SIZE, Core, FollowedT, Resource
 from service.client.protocol import Call, path_of
 from service.domain.states import State
 from service.domain.work import Event, Page, RowT
+
+
+def search_query(
+    search: str | None, labels: Mapping[str, str] | None, created_after: datetime | None, sort: str | None
+) -> dict[str, Any]:
+    """Return the query parameters of a search."""
+    return {
+        "q": search,
+        "label": [f"{key}={value}" for key, value in (labels or {}).items()] or None,
+        "created_after": None if created_after is None else created_after.isoformat(),
+        "sort": sort,
+    }
 
 
 class AsyncWork(Resource, Generic[FollowedT, RowT]):
@@ -71,20 +84,35 @@ class AsyncWork(Resource, Generic[FollowedT, RowT]):
         """
         await self._core.delete(path_of(self._path, work_id))
 
-    def list(
+    def list(  # noqa: PLR0913 - one per filter
         self,
         *,
         state: State | Sequence[State] | None = None,
         device: str | None = None,
         model: str | None = None,
+        search: str | None = None,
+        labels: Mapping[str, str] | None = None,
+        created_after: datetime | None = None,
+        sort: str | None = None,
         page_size: int = PAGE_SIZE,
     ) -> AsyncGenerator[RowT, None]:
-        """Iterate over the matching work, newest first, fetched page by page.
+        """Iterate over the matching work, fetched page by page.
+
+        Args:
+            state: one state, or several.
+            device: the id of the device.
+            model: the short name of the model.
+            search: words that are parts of the name, project, labels, model, device, fingerprint or id.
+            labels: labels that must be there with these values.
+            created_after: only what was created later.
+            sort: the field to sort by, such as ``"name"`` or ``"-samples_per_second"``; the newest come first without.
+            page_size: rows of one request.
 
         Raises:
             ApiError: when the service refuses.
         """
-        return self._rows({"state": state, "device": device, "model": model, "limit": page_size})
+        filters = {"state": state, "device": device, "model": model, "limit": page_size}
+        return self._rows(filters | search_query(search, labels, created_after, sort))
 
     def _rows(self, filters: Mapping[str, Any]) -> AsyncGenerator[RowT, None]:
         return self._core.rows(self._page, Call("GET", self._path, filters))

@@ -2,9 +2,9 @@
 
 import { keyId, may } from "./api.js";
 import { byId, h, replace } from "./dom.js";
-import { count, shortId, time, took, words } from "./format.js";
-import { badge, codeBlock, labelTags, scopeAlert } from "./parts.js";
-import { makeList } from "./table.js";
+import { count, number, shortId, time, took, words } from "./format.js";
+import { codeBlock, labelTags, peakBar, planWords, scopeAlert, stateBadge } from "./parts.js";
+import { makeList, SEARCH } from "./table.js";
 
 const STATES = ["QUEUED", "RUNNING", "CANCELLING", "SUCCEEDED", "FAILED", "CANCELLED"];
 const STATE = { name: "state", label: "State", options: [["", "Any"], ...STATES.map((state) => [state, words(state)])] };
@@ -16,10 +16,13 @@ const FINGERPRINT = {
 
 const BATCH = { title: "Effective batch", class: "number", cell: (row) => count(row.effective_batch_size) };
 const COMMON = [
-  { title: "State", cell: (row) => badge(row.state) },
+  { title: "State", cell: (row) => stateBadge(row) },
   { title: "Model", class: "model", cell: (row) => row.model },
   { title: "Device", class: "nowrap", cell: (row) => row.device ?? row.hardware },
   BATCH,
+  { title: "Plan", class: "nowrap", cell: planWords },
+  { title: "Peak", class: "peak", cell: peakBar },
+  { title: "Samples/s", class: "number", cell: (row) => number(row.samples_per_second, 3) },
   { title: "Labels", cell: labelTags },
 ];
 const TIMES = [
@@ -33,7 +36,7 @@ const TUNINGS = {
   path: "/v1/tunings",
   caption: "Tunings",
   noun: "tuning",
-  filters: [STATE, MODEL, DEVICE, FINGERPRINT],
+  filters: [SEARCH, STATE, MODEL, DEVICE, FINGERPRINT],
   columns: [
     { title: "Tuning", class: "nowrap", cell: (row) => linkTo("tunings", row.id, row.name) },
     ...COMMON,
@@ -52,7 +55,7 @@ const JOBS = {
   path: "/v1/jobs",
   caption: "Jobs",
   noun: "job",
-  filters: [STATE, MODEL, DEVICE],
+  filters: [SEARCH, STATE, MODEL, DEVICE],
   columns: [
     { title: "Job", class: "nowrap", cell: (row) => linkTo("jobs", row.id, row.name) },
     ...COMMON,

@@ -17,7 +17,7 @@
  */
 
 import { announce, h } from "./dom.js";
-import { words } from "./format.js";
+import { bytes, count, plural, words } from "./format.js";
 
 const MARKS = {
   QUEUED: "◷", RUNNING: "▶", CANCELLING: "◼", SUCCEEDED: "✓", FAILED: "✕", CANCELLED: "⊘",
@@ -42,6 +42,28 @@ export function mark(kind, sign, text) {
 /** A small neutral label. */
 export function tag(text) {
   return h("span", { class: "tag" }, text);
+}
+
+/** The state of a row in a list; a tuning that found that nothing fits is no success. */
+export function stateBadge({ state, feasible }) {
+  return state === "SUCCEEDED" && feasible === false ? mark("warn", "⊘", "nothing fits") : badge(state);
+}
+
+/** The plan of a row in a list. */
+export function planWords({ plan, feasible }) {
+  if (plan === null) {
+    return feasible === false ? mark("warn", "⊘", "nothing fits") : "–";
+  }
+  const ranks = plan.world_size === 1 ? "" : `${plural(plan.world_size, "rank")} × `;
+  return `${ranks}${plural(plan.gradient_accumulation_steps, "step")} × ≤ ${count(plan.micro_batch_size)}`;
+}
+
+/** The peak of a row in a list against its limit. */
+export function peakBar({ peak_bytes: peak, limit_bytes: limit }) {
+  if (peak === null || limit === null) {
+    return "–";
+  }
+  return bar({ value: peak, max: limit, label: "Peak memory against the limit", text: `${bytes(peak)} of ${bytes(limit)}` });
 }
 
 /** The project and the labels of a row in a list. */

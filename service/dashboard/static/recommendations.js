@@ -2,9 +2,9 @@
 
 import { addressOf, may } from "./api.js";
 import { byId, h, replace } from "./dom.js";
-import { count, plural, shortId, time } from "./format.js";
-import { labelTags, mark, scopeAlert } from "./parts.js";
-import { makeList } from "./table.js";
+import { count, number, plural, shortId, time } from "./format.js";
+import { labelTags, peakBar, planWords, scopeAlert } from "./parts.js";
+import { makeList, SEARCH } from "./table.js";
 
 const MOST_COMPARED = 8;
 const ANY = ["", "Any"];
@@ -19,6 +19,7 @@ const LIST = {
   ended: () => true,
   refreshSeconds: 10,
   filters: [
+    SEARCH,
     { name: "model", label: "Model", placeholder: "the full name", suggest: (row) => row.model },
     { name: "device", label: "Device", placeholder: "cuda:0, or a product's name", suggest: (row) => row.device_name },
     { name: "precision", label: "Precision", options: [ANY, ...PRECISIONS.map((name) => [name, name])] },
@@ -33,7 +34,9 @@ const LIST = {
     { title: "Precision", class: "nowrap", cell: (row) => row.precision ?? "–" },
     { title: "Objective", class: "nowrap", cell: (row) => row.objective?.replaceAll("_", " ") },
     { title: "Effective batch", class: "number", cell: (row) => count(row.effective_batch_size) },
-    { title: "Plan", class: "nowrap", cell: plan },
+    { title: "Plan", class: "nowrap", cell: planWords },
+    { title: "Peak", class: "peak", cell: peakBar },
+    { title: "Samples/s", class: "number", cell: (row) => number(row.samples_per_second, 3) },
     { title: "Labels", cell: labelTags },
     { title: "Owner", class: "nowrap", cell: (row) => row.owner ?? "–" },
     { title: "Created", class: "nowrap", cell: (row) => time(row.created_at) },
@@ -50,14 +53,6 @@ if (may("tunings:read")) {
   showChosen();
 } else {
   replace(byId("list"), scopeAlert("tunings:read"));
-}
-
-function plan(row) {
-  const found = row.plan;
-  if (found === null) {
-    return mark("warn", "⊘", "nothing fits");
-  }
-  return `${plural(found.world_size, "rank")} × ${plural(found.gradient_accumulation_steps, "step")} × ≤ ${count(found.micro_batch_size)}`;
 }
 
 function chooser(row) {

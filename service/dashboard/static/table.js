@@ -22,6 +22,10 @@ import { busy, emptyState, problemAlert, showProblem } from "./parts.js";
 
 const REFRESH_SECONDS = 3;
 const MOST_SUGGESTIONS = 200;
+const TYPING_MILLISECONDS = 250;
+
+/** The filter that finds parts of names, models, labels, devices and fingerprints while they are typed. */
+export const SEARCH = { name: "q", label: "Search", placeholder: "name, model, label, device", live: true, maxlength: 200 };
 
 /**
  * A table whose rows are updated in place.
@@ -163,8 +167,12 @@ function filterForm(filters, onChange) {
     apply();
   });
   form.addEventListener("change", apply);
+  let typing = null;
   form.addEventListener("input", (event) => {
-    if (event.target.value === "" || fields.find(({ input }) => input === event.target).knows(event.target.value)) {
+    clearTimeout(typing);
+    if (fields.find(({ input }) => input === event.target).live) {
+      typing = setTimeout(apply, TYPING_MILLISECONDS);
+    } else if (event.target.value === "" || fields.find(({ input }) => input === event.target).knows(event.target.value)) {
       apply();
     }
   });
@@ -187,6 +195,7 @@ function makeField(filter, value) {
   const values = new Set();
   return {
     name: filter.name,
+    live: filter.live ?? false,
     input,
     element: h("div", { class: "field" }, h("label", { for: id }, filter.label), input, filter.suggest && known),
     knows: (text) => values.has(text),

@@ -21,7 +21,7 @@ import { withDetails } from "./device_words.js";
 import { announce, byId, h, replace, setText } from "./dom.js";
 import { count, seconds, time, took, words } from "./format.js";
 import { ENDED, eventually, follow, poll } from "./live.js";
-import { alertBox, badge, busy, confirmDialog, problemAlert, scopeAlert } from "./parts.js";
+import { alertBox, busy, confirmDialog, problemAlert, scopeAlert, stateBadge } from "./parts.js";
 
 const QUEUE_SECONDS = 3;
 
@@ -62,7 +62,7 @@ export function makeWorkPage({ kind, writeScope, deletion, read = get, show, sho
   function change(current) {
     work.current = current;
     setText(byId("model"), current.name === null ? `of ${current.model}` : `${current.name}, of ${current.model}`);
-    replace(byId("state"), badge(current.state));
+    replace(byId("state"), stateBadge(kind === "tuning" ? current : { state: current.state }));
     replace(byId("actions"), actions());
     followPosition();
     show();

@@ -46,16 +46,21 @@ _UNLISTED = {
 }
 OWNER = api_keys.c.name.label("key_name")
 """Name of the API key that submitted a piece of work."""
-LISTED_WORK = [*(column for column in WORK_COLUMNS if column.name not in _UNLISTED), OWNER]
-"""Columns of a row in a list, from ``OWNED_WORK``."""
-OWNED_WORK = work_items.outerjoin(api_keys, api_keys.c.id == work_items.c.key_id)
+_PLAN = ("gradient_accumulation_steps", "micro_batch_size", "world_size")
+"""Columns of the plan."""
+_FIGURES = ("feasible", "largest_micro_batch_size", "peak_bytes", "limit_bytes", "samples_per_second")
+RELATED = [OWNER, *(recommendations.c[name] for name in (*_PLAN, *_FIGURES))]
+"""Columns of a row in a list or document, from other tables of ``RELATED_WORK``: of the key and the recommendation."""
+LISTED_WORK = [*(column for column in WORK_COLUMNS if column.name not in _UNLISTED), *RELATED]
+"""Columns of a row in a list, from ``RELATED_WORK``."""
+RELATED_WORK = work_items.outerjoin(api_keys, api_keys.c.id == work_items.c.key_id).outerjoin(
+    recommendations, recommendations.c.id == work_items.c.recommendation_id
+)
 RECOMMENDATION_COLUMNS = [*without_documents(recommendations), OWNER]
 """Columns of a recommendation in a list, from ``OWNED_RECOMMENDATIONS``."""
 OWNED_RECOMMENDATIONS = recommendations.outerjoin(api_keys, api_keys.c.id == recommendations.c.key_id)
 PRECISION_OF_COMMANDS = ""
 """Stored precision of a recommendation for a command, which has its own."""
-_PLAN = ("gradient_accumulation_steps", "micro_batch_size", "world_size")
-"""Columns of the plan."""
 
 
 def moment(milliseconds: int) -> datetime:
@@ -86,7 +91,6 @@ def _fields(row: Row[Any]) -> dict[str, Any]:
         "recommendation_id": row.recommendation_id,
         "warm_start_from": row.warm_start_from,
         "key_id": row.key_id,
-        "owner": row._mapping.get("key_name"),  # noqa: SLF001 - public; the row of a claim has no such column
         "priority": row.priority,
         "attempts": row.token,
         "probes": row.probe_count,
@@ -116,13 +120,20 @@ def version(row: Row[Any]) -> str:
 
 def work_row(row: Row[Any]) -> WorkRow:
     """Return a tuning or job as a list shows it, from the columns ``LISTED_WORK``."""
-    return WorkRow(**_fields(row))
+    return WorkRow(**_fields(row), **_related(row))
 
 
-def work_item(row: Row[Any]) -> WorkItem:
-    """Return a tuning or job in full."""
+def _related(row: Row[Any]) -> dict[str, Any]:
+    """Return the fields of other tables: of the API key and the recommendation."""
+    plan = None if row.micro_batch_size is None else _plan(row._mapping)  # noqa: SLF001 - public
+    return {"owner": row.key_name, "plan": plan, **{name: getattr(row, name) for name in _FIGURES}}
+
+
+def work_item(row: Row[Any], *, related: bool = True) -> WorkItem:
+    """Return a tuning or job in full; without ``related``, the row has the columns of the work alone."""
     return WorkItem(
         **_fields(row),
+        **(_related(row) if related else {"owner": None}),
         payload=row.payload,
         trace_parent=row.trace_parent,
         progress=_PROGRESS.validate_json(row.progress) if row.progress else None,
@@ -183,6 +194,9 @@ def recommendation_values(document: Recommendation, tuning_id: str, model: str, 
         "effective_batch_size": document.request.effective_batch_size,
         "precision": PRECISION_OF_COMMANDS if spec.model.kind == "command" else document.request.workload.precision,
         "objective": document.request.objective,
+        "peak_bytes": document.headroom.peak_bytes if document.headroom else None,
+        "limit_bytes": document.headroom.limit_bytes if document.headroom else None,
+        "samples_per_second": next((plan.samples_per_second for plan in document.alternatives if plan.chosen), None),
         "document": as_json(document),
     }
 

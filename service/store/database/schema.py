@@ -7,6 +7,7 @@ from sqlalchemy import (
     Boolean,
     Column,
     ColumnElement,
+    Double,
     ForeignKey,
     Index,
     Integer,
@@ -210,6 +211,9 @@ recommendations = Table(
     Column("project", String(63)),
     Column("labels", Text),
     Column("key_id", String(16)),
+    Column("peak_bytes", BigInteger),
+    Column("limit_bytes", BigInteger),
+    Column("samples_per_second", Double),
 )
 """Recommendations: the documents, and the columns of searches and lists. They may outlive their tuning."""
 
@@ -217,6 +221,8 @@ Index("recommendations_by_fingerprint", recommendations.c.fingerprint, recommend
 for _columns in ([], ["model"], ["device"], ["device_name"], ["device", "model"], ["device_name", "model"]):
     _walked = [*_columns, "precision", "objective"]
     Index("recommendations_by_" + "_".join(_walked), *(recommendations.c[name] for name in [*_walked, "id"]))
+
+Index("recommendations_sorted", *(recommendations.c[name] for name in ("id", "samples_per_second", "peak_bytes")))
 
 estimate_residuals = Table(
     "estimate_residuals",

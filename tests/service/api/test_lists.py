@@ -47,6 +47,38 @@ def test_tunings_are_filtered(service: Running) -> None:
     assert ids(service, "/v1/tunings", state="FAILED") == []
 
 
+def test_lists_carry_the_answers(service: Running) -> None:
+    """Rows and documents have the figures of the recommendation, which the recommendation's document confirms."""
+    waiting = service.http.post("/v1/tunings", json=body(effective_batch_size=9)).json()
+    assert (waiting["feasible"], waiting["plan"], waiting["samples_per_second"]) == (None, None, None)
+    tuning = submitted(service)
+    found = tuning["recommendation"]
+    response = service.http.post("/v1/jobs", json={"recommendation_id": found["id"]})
+    made = ended(service.http, response.headers["location"])
+    plan = {name: value for name, value in found["plan"].items() if name != "micro_batch_sizes"}
+    (rate,) = [other["samples_per_second"] for other in found["alternatives"] if other["chosen"]]
+    figures = {
+        "feasible": True,
+        "plan": plan,
+        "largest_micro_batch_size": found["largest_micro_batch_size"],
+        "peak_bytes": found["headroom"]["peak_bytes"],
+        "limit_bytes": found["headroom"]["limit_bytes"],
+        "samples_per_second": rate,
+    }
+    rows = [service.http.get(f"/v1/{kind}").json()["items"][0] for kind in ("tunings", "recommendations", "jobs")]
+    for document in (tuning, made, *rows):
+        assert {name: document[name] for name in figures} == figures
+
+
+def test_a_list_says_that_nothing_fits(start_service: StartService) -> None:
+    """An infeasible answer is told from a feasible one, and has no plan."""
+    service = start_service(ScriptedRunner(0))
+    tuning = submitted(service)
+    (row,) = service.http.get("/v1/tunings").json()["items"]
+    assert (row["state"], row["feasible"], row["plan"]) == ("SUCCEEDED", False, None)
+    assert tuning["recommendation"]["feasible"] is False
+
+
 def test_jobs_are_filtered(service: Running) -> None:
     """Jobs are filtered by state, device and model."""
     made = job(service)
@@ -151,3 +183,29 @@ def test_a_recommendation_is_sent_as_it_is_stored(service: Running) -> None:
 def test_limits_are_bounded(shared_service: Running, path: str, limit: str) -> None:
     """A limit is from 1 to 200."""
     problem_in(shared_service.http.get(path, params={"limit": limit}), 422, "invalid-request")
+
+
+def test_lists_are_searched_and_sorted_over_http(service: Running) -> None:
+    """Words, labels and an order narrow and arrange a list; cursors go on in that order, and in no other."""
+    for name, size in (("beta", 5), ("alpha", 6), ("gamma", 7)):
+        submitted(service, name=name, labels={"team": "nlp", "size": str(size)}, effective_batch_size=size)
+    listed: dict[str, Any] = {"label": ["team=nlp"], "sort": "name", "limit": 2}
+    first = service.http.get("/v1/tunings", params=listed).json()
+    rest = service.http.get("/v1/tunings", params=listed | {"cursor": first["next_cursor"]}).json()
+    assert [row["name"] for row in first["items"] + rest["items"]] == ["alpha", "beta", "gamma"]
+    assert rest["next_cursor"] is None
+    for kind in ("tunings", "recommendations"):
+        found = service.http.get(f"/v1/{kind}", params={"q": "ALPH mlp", "label": ["team=nlp", "size=6"]}).json()
+        assert [row["name"] for row in found["items"]] == ["alpha"]
+    for wrong in ({"sort": "model"}, {}):
+        answer = service.http.get("/v1/tunings", params={"cursor": first["next_cursor"], **wrong})
+        problem_in(answer, 400, "invalid-cursor")
+    for broken in ("t" + "0" * 32 + ".e30", "t" + "0" * 32 + ".MQ", "t" + "0" * 32 + ".WyJuYW1lIiwxXQ"):
+        problem_in(service.http.get("/v1/tunings", params=listed | {"cursor": broken}), 400, "invalid-cursor")
+    for name, value in (("sort", "size"), ("label", "team"), ("created_after", "yesterday")):
+        problem = problem_in(service.http.get("/v1/tunings", params={name: value}), 422, "invalid-request")
+        assert problem.errors[0].field.split(".")[0] == name
+    with service.client as client:
+        assert [row.name for row in client.tunings.list(search="amm", labels={"team": "nlp"})] == ["gamma"]
+        assert [row.name for row in client.tunings.list(sort="-name", page_size=1)] == ["gamma", "beta", "alpha"]
+        assert [row.name for row in client.recommendations.list(search="beta")] == ["beta"]

@@ -64,6 +64,8 @@ REVISIONS: dict[str, dict[str, Any]] = {
     "0010_notifications": _LATER,
     "0011_held_slots": _LATER,
     "0012_fleets": _LATER,
+    "0014_names": _LATER,
+    "0015_answers": _LATER,
 }
 """Every released revision, and what its tunings hold beyond the first one's, in the names up to revision 0007."""
 
@@ -147,7 +149,13 @@ def test_every_way_leads_to_the_tables_of_the_code(database_url: str, revision: 
         upgrade(engine, revision)
         upgrade(engine)
         with read_transaction(engine) as connection:
-            assert compare_metadata(MigrationContext.configure(connection), metadata) == []
+            options = {"include_name": _is_not_of_search}
+            assert compare_metadata(MigrationContext.configure(connection, opts=options), metadata) == []
+
+
+def _is_not_of_search(name: str | None, _kind: str, _parents: object) -> bool:
+    """Each database has an index of its own for searches, which the model does not describe."""
+    return not (name or "").startswith("search_") and not (name or "").endswith("_search")
 
 
 def test_old_recommendations_are_found_by_what_their_documents_say(

@@ -1,0 +1,173 @@
+"""Search, order and pages of the lists, on every backend, and the indexes that make a search cheap."""
+
+from __future__ import annotations
+
+import sqlite3
+from contextlib import closing
+from datetime import UTC, datetime
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import Engine, select, text
+
+from service.domain.states import WorkKind
+from service.store.database.engine import read_transaction, write_transaction
+from service.store.database.list_search import page_statement, sort_value
+from service.store.database.migrate import upgrade
+from service.store.database.schema import work_items
+from service.store.models import Binding, RecommendationFilter, Search, WorkFilter, WorkRow
+from service.store.store import Store, open_store
+from tests.support.factories import CPU, probe_result, recommendation
+from tests.support.service.scripted import new_work
+from tests.support.service.stores import NewId, claimed, ended, engine_at, fill
+from tuner.schemas.requests import Named
+
+WORK: list[dict[str, Any]] = [
+    {"model": "llama", "names": Named(name="Night run", labels={"team": "nlp"})},
+    {"model": "llama", "names": Named(name='50 % of "x"', project="vision", labels={"team": "nlp", "tier": "a"})},
+    {"model": "gpt_neo", "fingerprint": "ab12" * 16, "names": Named(labels={"team": "nlp-x"})},
+    {"model": "mlp", "device": "cuda:3", "hardware": "NVIDIA H200|1"},
+]
+SEARCHES: list[tuple[dict[str, Any], list[int]]] = [
+    ({"words": ("llama",)}, [1, 0]),
+    ({"words": ("LAM",)}, [1, 0]),
+    ({"words": ("night",)}, [0]),
+    ({"words": ("night", "llama")}, [0]),
+    ({"words": ("night", "gpt")}, []),
+    ({"words": ("ab12ab12",)}, [2]),
+    ({"words": ("h200",)}, [3]),
+    ({"words": ("cuda:3",)}, [3]),
+    ({"words": ("team=nlp",)}, [2, 1, 0]),
+    ({"words": ("tier",)}, [1]),
+    ({"words": ("vision",)}, [1]),
+    ({"words": ("%",)}, [1]),
+    ({"words": ('"x"',)}, [1]),
+    ({"words": ("t_n",)}, [2]),
+    ({"words": ("m",)}, [3, 2, 1, 0]),
+    ({"words": ("ml",)}, [3]),
+    ({"words": ("nothing",)}, []),
+    ({"words": ("' OR 1=1 --",)}, []),
+    ({"labels": (("team", "nlp"),)}, [1, 0]),
+    ({"labels": (("team", "nlp"), ("tier", "a"))}, [1]),
+    ({"labels": (("team", "NLP"),)}, []),
+    ({"labels": (("te", "nlp"),)}, []),
+    ({"labels": (("team", "nlp"),), "words": ("night",)}, [0]),
+    ({"created_after": datetime(2100, 1, 1, tzinfo=UTC)}, []),
+    ({"created_after": datetime(2000, 1, 1, tzinfo=UTC)}, [3, 2, 1, 0]),
+    ({"sort": "created", "descending": False}, [0, 1, 2, 3]),
+]
+
+
+@pytest.mark.parametrize(("search", "found"), SEARCHES, ids=str)
+def test_a_search_finds_parts_of_texts(store: Store, new_id: NewId, search: dict[str, Any], found: list[int]) -> None:
+    """Every word and label must be there; nothing in a word is a pattern, and labels are compared exactly."""
+    ids = [store.submissions.add(new_work(new_id("tun"), **given)).id for given in WORK]
+    store.submissions.add(new_work(new_id("job"), WorkKind.JOB, model="llama", names=WORK[0]["names"]))
+    rows = store.work.newest(WorkKind.TUNING, 10, wanted=WorkFilter(search=Search(**search)))
+    assert [row.id for row in rows] == [ids[place] for place in found]
+
+
+def test_a_search_narrows_with_the_other_filters(store: Store, new_id: NewId) -> None:
+    """A model and a word apply together, for work and for recommendations."""
+    for given in WORK[:2]:
+        answer = recommendation(id=new_id("rec")).model_copy(update=dict(given["names"]))
+        ended(store, new_work(new_id("tun"), **given), answer)
+    search = Search(words=("night",))
+    for model, count in (("llama", 1), ("gpt", 0)):
+        assert len(store.work.newest(WorkKind.TUNING, 5, wanted=WorkFilter(model=model, search=search))) == count
+        wanted = RecommendationFilter(model=model, device=CPU.name, search=search)
+        assert len(store.recommendations.newest(wanted, 5)) == count
+    assert [row.name for row in store.recommendations.newest(RecommendationFilter(search=search), 5)] == ["Night run"]
+
+
+def test_a_search_finds_what_changed_and_not_what_was_deleted(store: Store, new_id: NewId) -> None:
+    """The fingerprint that a first probe brings is found; deleted work is not, and neither is its word."""
+    work = store.submissions.add(new_work(new_id("tun"), fingerprint="", names=Named(name="short lived")))
+    lease = claimed(store).lease
+    store.evidence.record_probe(lease, 1, probe_result(4), Binding("lane", "cd34" * 16, "e" * 64))
+
+    def found(word: str) -> list[str]:
+        search = Search(words=(word,))
+        return [row.id for row in store.work.newest(WorkKind.TUNING, 5, wanted=WorkFilter(search=search))]
+
+    assert found("cd34cd34") == found("lived") == [work.id]
+    store.leases.hand_back(lease)
+    store.submissions.cancel(work.id)
+    store.retention.delete(work.id)
+    assert found("cd34cd34") == found("lived") == []
+
+
+@pytest.mark.parametrize("descending", [True, False])
+@pytest.mark.parametrize("sort", ["name", "model", "state", "device", "priority", "ended", "samples_per_second"])
+def test_pages_of_a_sorted_list_join_without_gap(store: Store, new_id: NewId, sort: str, *, descending: bool) -> None:
+    """Every row comes once, in the order of the field and then of the id, also where values are equal or absent."""
+    for number in range(7):
+        names = Named(name=f"n{number % 3}") if number % 2 else Named()
+        work = new_work(new_id("tun"), priority=number % 3, model=f"m{number % 2}", names=names)
+        if number % 3 == 0:
+            ended(store, work, recommendation(id=new_id("rec")))
+        else:
+            store.submissions.add(work)
+            store.submissions.cancel(work.id)
+    whole = Search(sort=sort, descending=descending)
+    rows: list[WorkRow] = []
+    search, before = whole, None
+    while page := store.work.newest(WorkKind.TUNING, 2, before, WorkFilter(search=search)):
+        rows += page
+        before = page[-1].id
+        search = Search(sort=sort, descending=descending, after=sort_value(page[-1], whole))
+    assert len({row.id for row in rows}) == len(rows) == 7
+    keys: list[Any] = [(sort_value(row, whole), row.id) for row in rows]
+    assert all((one > other) is descending for one, other in pairwise(keys))
+
+
+def plan_of_search(engine: Engine, search: Search) -> str:
+    """The database's plan of a search."""
+    explain = "EXPLAIN" if engine.dialect.name == "postgresql" else "EXPLAIN QUERY PLAN"
+    with read_transaction(engine) as connection:
+        statement = page_statement(connection, work_items, select(work_items.c.id), search, None, 50)
+        written = statement.compile(engine, compile_kwargs={"literal_binds": True})
+        return "\n".join(str(row[-1]) for row in connection.execute(text(f"{explain} {written}").bindparams()))
+
+
+def test_a_search_uses_the_index_of_trigrams(database_url: str) -> None:
+    """No database with trigrams reads the whole table for a word of three characters."""
+    with engine_at(database_url) as engine:
+        upgrade(engine)
+        fill(engine, 5000)
+        with write_transaction(engine) as connection:
+            connection.execute(text("ANALYZE"))
+        plan = plan_of_search(engine, Search(words=("llama",)))
+        has_trigrams = engine.dialect.name == "sqlite" or _offers_trigrams(engine)
+    if engine.dialect.name == "postgresql":
+        assert ("work_items_search" in plan) is has_trigrams, plan
+    else:
+        assert "VIRTUAL TABLE INDEX" in plan, plan
+        assert "SCAN work_items" not in plan, plan
+
+
+def _offers_trigrams(engine: Engine) -> bool:
+    """Return whether the extension is installed: without it, searches read the table."""
+    statement = text("SELECT count(*) FROM pg_available_extensions WHERE name = 'pg_trgm'")
+    with read_transaction(engine) as connection:
+        return bool(connection.execute(statement).scalar_one())
+
+
+def test_rows_are_found_after_vacuum(tmp_path: Path) -> None:
+    """SQLite may renumber rows then; the index has numbers of its own."""
+    url = f"sqlite:///{tmp_path}/store.db"
+    with engine_at(url) as engine:
+        upgrade(engine)
+        ids = fill(engine, 50, model="gpt")
+        wanted = fill(engine, 1, model="llama")
+    opened = open_store(url)
+    for work_id in ids:
+        opened.submissions.cancel(work_id)
+        opened.retention.delete(work_id)
+    with closing(sqlite3.connect(tmp_path / "store.db", isolation_level=None)) as connection:
+        connection.execute("VACUUM")
+    found = opened.work.newest(WorkKind.TUNING, 5, wanted=WorkFilter(search=Search(words=("llama",))))
+    opened.close()
+    assert [row.id for row in found] == wanted
