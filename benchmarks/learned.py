@@ -8,9 +8,9 @@ tuned from its estimate alone, and from the estimate corrected by the residuals 
 (tuner.planning.learning). On the CPU estimates and probes are real, of GPT-2 in small; a size that both ways probe is
 run once. On a virtual card (only with `--only virtual`, in the environment of `make virtual-gpu-test`) probes run
 torch's CUDA build: GPT-2 in small, on a T4 whose context takes 256 MiB more than estimates assume. Nothing there is
-measured on a GPU. On oracles, memory is a formula: the estimate misses a part that all
-models of a family share, and a part of each model's own; the limit may be met below its nominal value, and measured
-peaks are noisy. Every answer of an oracle is checked against the truth.
+measured on a GPU. On oracles, memory is a formula: the estimate misses a part that all models of a family share, and a
+part of each model's own; the limit may be met below its nominal value, and measured peaks are noisy. Every answer of an
+oracle is checked against the truth.
 """
 
 from __future__ import annotations
