@@ -8,7 +8,7 @@ HASHED := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-
 SOURCES := pyproject.toml constraints.txt requirements/runtime.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test lint check format serve gpu-test virtual-gpu-test virtual-gpu-bench gpu-demo gpu-evidence bench-install bench test-exports test-commands image-test fleet-test manifests conformance openapi lock licenses docs release-check clean
+.PHONY: help install demo test lint check format serve gpu-test virtual-gpu-test virtual-gpu-bench virtual-gpu-evidence gpu-demo gpu-evidence bench-install bench test-exports test-commands image-test fleet-test manifests conformance openapi lock licenses docs release-check clean
 
 help:  ## Show these lines
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -133,6 +133,14 @@ bench: bench-install  ## Reproduce the figures of benchmarks/results/
 	$(BIN)/python benchmarks/reaction_times.py
 	$(BIN)/python benchmarks/fleet.py
 	$(BIN)/python benchmarks/unauthenticated_clients.py
+
+# The finders' peers join the environment with torch's CUDA build.
+$(VIRTUAL_GPU)/bench: $(VIRTUAL_GPU)/ready
+	$(VIRTUAL_PIP) install --quiet -c constraints.txt 'accelerate>=1.15' 'lightning>=2.6'
+	@touch $@
+
+virtual-gpu-evidence: $(VIRTUAL_GPU)/bench  ## Rehearse gpu-evidence on a virtual card; no measurement of a GPU
+	$(ON_VIRTUAL_GPU) benchmarks/gpu_evidence.py
 
 gpu-evidence: $(VENV)/bench  ## Measure on the first CUDA device what only a card can confirm: one JSON, nine minutes
 	$(BIN)/python benchmarks/gpu_evidence.py

@@ -1,13 +1,16 @@
 """Probes per tuning over a sequence of tunings on one device, with and without what earlier tunings taught.
 
-python benchmarks/learned.py [--quick] [--only oracles|cpu] [--seeds 10] [--output benchmarks/results/learned.json]
+python benchmarks/learned.py [--quick] [--only oracles|cpu|virtual] [--seeds 10]
+    [--output benchmarks/results/learned.json]
 
 A sequence has 30 tunings of one family: models of several widths, depths and lengths under several limits. Each is
 tuned from its estimate alone, and from the estimate corrected by the residuals of the tunings before it
 (tuner.planning.learning). On the CPU estimates and probes are real, of GPT-2 in small; a size that both ways probe is
-run once. On oracles, memory is a formula: the estimate misses a part that all models of a family share, and a part of
-each model's own; the limit may be met below its nominal value, and measured peaks are noisy. Every answer of an oracle
-is checked against the truth.
+run once. On a virtual card (only with `--only virtual`, in the environment of `make virtual-gpu-test`) probes run
+torch's CUDA build: GPT-2 in small, on a T4 whose context takes 256 MiB more than estimates assume. Nothing there is
+measured on a GPU. On oracles, memory is a formula: the estimate misses a part that all models of a family share, and a
+part of each model's own; the limit may be met below its nominal value, and measured peaks are noisy. Every answer of an
+oracle is checked against the truth.
 """
 
 from __future__ import annotations
@@ -34,16 +37,21 @@ from tuner.planning.learning.correction import conditions_of, corrected
 from tuner.planning.learning.residual import residual_of
 from tuner.planning.session import Tuning
 from tuner.probing.supervisor import ProbeSupervisor
+from tuner.probing.virtual_estimate import device_of, virtual_supervisor
 from tuner.schemas.base import Document
 from tuner.schemas.recommendation import Recommendation
 from tuner.schemas.requests import ExpectationRequest, ProbeRequest, TuningRequest
 from tuner.schemas.residuals import EstimateResidual
 from tuner.schemas.results import DeviceInfo, ExpectedPeak, ExpectedPeaks, Outcome, Phase, ProbeResult
 from tuner.schemas.workload import WorkloadSpec, parse_spec
+from tuner.virtual_gpu.description import VirtualGpu
 
 GIB, MIB = 1024**3, 1024**2
 LENGTH = 30
 """Tunings of a sequence."""
+VIRTUAL_CARD = "T4"
+VIRTUAL_SURPLUS_BYTES = 256 * MIB
+"""How much more a context of the virtual card takes than the table of GPUs says, as that of another driver may."""
 CARD = DeviceInfo(id="cuda:0", kind="cuda", name="oracle", total_bytes=80 * GIB)
 Expect = Callable[[ExpectationRequest], ExpectedPeaks | None]
 Probe = Callable[[ProbeRequest], ProbeResult]
@@ -250,6 +258,27 @@ def _once(call: Callable[[_Request], _Answer]) -> Callable[[_Request], _Answer]:
     return answer
 
 
+# --- a virtual card ---
+
+
+def virtual_cases(runner: ProbeSupervisor, length: int) -> list[Case]:
+    """The tunings of a sequence on a virtual card, drawn once: widths, depths, lengths and limits."""
+    random = Random(16)
+    found = []
+    for _ in range(length):
+        width, layers = random.choice((192, 256, 320)), random.choice((2, 3, 4))
+        tokens, limit = random.choice((384, 512, 640)), random.choice((2, 3, 4))
+        request = TuningRequest(
+            spec=gpt2(width=width, layers=layers, length=tokens),
+            effective_batch_size=512,
+            device="cuda:0",
+            memory_limit_bytes=limit * GIB,
+        )
+        name = f"width {width}, {layers} layers, {tokens} tokens, {limit} GiB"
+        found.append(Case(name, request, _once(runner.expect), _once(runner.run)))
+    return found
+
+
 # --- figures ---
 
 
@@ -306,14 +335,27 @@ def on_cpu(length: int) -> Row:
     """The sequence on the CPU, row by row."""
     device = find_device("cpu")
     with ProbeSupervisor(device) as runner:
-        host = Host(device, runner.environment())
-        rows = []
-        for row in sequence(host, cpu_cases(runner, length)):
-            rows.append(row)
-            counts = f"{row['without']['probes']} / {row['learned']['probes']}"
-            print(f"  {row['name']}: {row['largest']}, probes {counts}", file=sys.stderr, flush=True)
+        return _probed("GPT-2 on the CPU", device, runner, cpu_cases(runner, length))
+
+
+def on_virtual_card(length: int) -> Row:
+    """The sequence on a virtual card, row by row."""
+    card = VirtualGpu.of(VIRTUAL_CARD)
+    card = card.model_copy(update={"context_bytes": card.context_bytes + VIRTUAL_SURPLUS_BYTES})
+    with virtual_supervisor(card) as runner:
+        found = _probed("GPT-2 on a virtual T4", device_of(card), runner, virtual_cases(runner, length))
+    return {"virtual": True, "surplus_bytes": VIRTUAL_SURPLUS_BYTES, **found}
+
+
+def _probed(name: str, device: DeviceInfo, runner: ProbeSupervisor, cases: Sequence[Case]) -> Row:
+    host = Host(device, runner.environment())
+    rows = []
+    for row in sequence(host, cases):
+        rows.append(row)
+        counts = f"{row['without']['probes']} / {row['learned']['probes']}"
+        print(f"  {row['name']}: {row['largest']}, probes {counts}", file=sys.stderr, flush=True)
     found: Row = {"device": device.name, "summary": summary(rows[1:]), "rows": rows}
-    show("GPT-2 on the CPU", found["summary"])
+    show(name, found["summary"])
     return found
 
 
@@ -322,7 +364,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="5 tunings on the CPU, 3 sequences of oracles")
     parser.add_argument(
-        "--only", choices=("oracles", "cpu"), help="one of the two parts; the output's other part is kept"
+        "--only", choices=("oracles", "cpu", "virtual"), help="one of the parts; the output's others are kept"
     )
     parser.add_argument("--seeds", type=int, default=10, help="sequences of oracles for each kind of error")
     parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results" / "learned.json")
@@ -330,10 +372,12 @@ def main() -> None:
     print("| sequence | without: median / mean / worst | OOMs | learned | OOMs | two probes | fewer / more |")
     print("|---|---|---|---|---|---|---|")
     document: Row = json.loads(options.output.read_text(encoding="utf-8")) if options.output.exists() else {}
-    if options.only != "cpu":
+    if options.only in (None, "oracles"):
         document["oracles"] = {**header(), "rows": list(oracles(3 if options.quick else options.seeds))}
-    if options.only != "oracles":
+    if options.only in (None, "cpu"):
         document["cpu"] = {**header(), **on_cpu(5 if options.quick else LENGTH)}
+    if options.only == "virtual":
+        document["virtual"] = {**header(), **on_virtual_card(5 if options.quick else LENGTH)}
     options.output.parent.mkdir(parents=True, exist_ok=True)
     options.output.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
 

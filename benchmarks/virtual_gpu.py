@@ -26,7 +26,7 @@ from pathlib import Path
 from statistics import median, quantiles
 from typing import Any
 
-from virtual_gpu_workloads import EXPANDABLE, EXPLANATIONS, Case, cases
+from virtual_gpu_workloads import EXPANDABLE, EXPLANATIONS, SEARCH_EXPLANATIONS, Case, cases
 
 from tuner.errors import WorkloadError
 from tuner.estimation.client import estimate
@@ -121,6 +121,8 @@ def searched(wanted: Sequence[Case]) -> Iterator[tuple[str, Row]]:
             print(
                 f"| {case.name} | {case.card} | {' | '.join(str(it['largest']) for it in found.values())} |", flush=True
             )
+            if case.name in SEARCH_EXPLANATIONS:
+                found["explanation"] = SEARCH_EXPLANATIONS[case.name]
             yield case.name, found
 
 

@@ -258,3 +258,12 @@ EXPLANATIONS: dict[str, str] = {
     ),
 }
 """The cause of each difference above one percent, by the name of the workload: the requests of both were compared."""
+
+SEARCH_EXPLANATIONS = {
+    "T5, bf16-mixed": (
+        "fitting is not monotone where the allocator has to free its cache: on virtual cards, 122 and 133 fit in the "
+        "limit and 128 runs out of memory with more; the trace stops at a size that fits and was interpolated"
+    ),
+    "ResNet-18, fp32": _WORKSPACES,
+}
+"""The cause of each difference above one percent between the largest sizes, by the name of the workload."""

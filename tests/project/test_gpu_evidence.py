@@ -76,6 +76,22 @@ def test_the_limits_of_the_parts_are_within_nine_minutes(evidence: ModuleType) -
     assert sum(limit for _, limit in others) + 150 <= evidence.TOTAL_SECONDS < 9 * 60
 
 
+def test_the_limits_are_longer_on_a_virtual_card(
+    evidence: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The file says by which factor; a factor that is given holds on any card."""
+
+    def factor(given: float | None) -> object:
+        options = Namespace(parts=(), output=tmp_path / "found.json", time_factor=given)
+        return evidence.measure(CUDA, options)["time_factor"]
+
+    monkeypatch.delenv("VIRTUAL_GPU_SESSION", raising=False)
+    assert factor(None) == 1.0
+    monkeypatch.setenv("VIRTUAL_GPU_SESSION", "session")
+    assert factor(None) == 4.0
+    assert factor(2.0) == 2.0
+
+
 @pytest.mark.parametrize(
     ("target", "arguments"),
     [("lstm", {"width": 8, "layers": 1, "length": 4}), ("mlp", {"width": 8, "layers": 1, "features": 4, "rows": 2})],

@@ -368,9 +368,10 @@ def _warnings_of_probe(probe: ProbeResult, device: DeviceInfo) -> list[Advice]:
         )
         found.append(Advice(code="shared-device", message=message))
     if probe.allocator_retries:
+        times = "once" if probe.allocator_retries == 1 else f"{probe.allocator_retries} times"
         message = (
-            f"At this size the allocator gave back its cache and tried again {probe.allocator_retries} times in one "
-            "update: it fits, but slowly. The objective `fastest` measures what a smaller micro-batch gains."
+            f"At this size the allocator gave back its cache and tried again, {times} in one update: it fits, but "
+            "slowly. The objective `fastest` measures what a smaller micro-batch gains."
         )
         found.append(Advice(code="thrashing-fit", message=message))
     return found

@@ -190,11 +190,11 @@ def virtual_supervisor(card: VirtualGpu, allocator_settings: str = "") -> Iterat
         def start(parameters: Start) -> ChildProcess:
             return ChildProcess(replace(parameters, environment={**parameters.environment, **variables}))
 
-        with ProbeSupervisor(_device(card), start, estimate_wait_seconds=_ESTIMATE_WAIT_SECONDS) as runner:
+        with ProbeSupervisor(device_of(card), start, estimate_wait_seconds=_ESTIMATE_WAIT_SECONDS) as runner:
             yield runner
 
 
-def _device(card: VirtualGpu) -> DeviceInfo:
+def device_of(card: VirtualGpu) -> DeviceInfo:
     """Return the device as a search sees it: its memory is what torch finds, not NVML's total."""
     major, minor = card.compute_capability
     return DeviceInfo(
@@ -216,7 +216,7 @@ def _search(request: EstimateRequest, card: VirtualGpu, runner: ProbeSupervisor,
             probe_timeout_seconds=request.timeout_seconds,
             allow_batch_coupling=True,
         ),
-        _device(card),
+        device_of(card),
         environment=runner.environment(),
         versions=installed_versions(),
     )

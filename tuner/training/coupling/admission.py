@@ -32,7 +32,7 @@ def measure_coupling(spec: WorkloadSpec, workload: Workload, device: MemoryDevic
     report = _reported(spec, workload, device)
     left_out += uncomputed_kernels()
     if left_out:
-        report = f"a virtual card computed the values of small tensors alone, and left out {left_out:,} operators"
+        report = f"a virtual card computed the values of small tensors alone, and left out {left_out:,} operators."
     device.release()
     device.reset_peaks()
     if isinstance(report, str):
