@@ -30,6 +30,7 @@ from service.errors import (
     InvalidInputError,
     NotOnThisHostError,
     NotResumableError,
+    UnknownDeviceError,
 )
 from service.observability.tracing import current_trace_parent
 from service.store.models import Idempotency, NewWork, WorkItem
@@ -123,9 +124,7 @@ class JobCases(WorkCases[JobSubmission, Job]):
 
     def _submit(self, submission: JobSubmission, caller: Caller, idempotency: Idempotency | None) -> SubmissionResponse:
         recommendation, need = self._trainable(submission)
-        if recommendation.request.command is not None:
-            self._check_cards_of_command(recommendation, recommendation.request.command)
-        else:
+        if recommendation.request.command is None:
             check_process_count(recommendation, submission.training)
         request = JobRequest(recommendation=recommendation, training=submission.training)
         work = NewWork(
@@ -193,7 +192,7 @@ class JobCases(WorkCases[JobSubmission, Job]):
         recommendation = submission.recommendation
         if recommendation is None:
             recommendation = self._stored(str(submission.recommendation_id))
-        need = hardware_of_job(recommendation, submission.training)
+        need = self._need(recommendation, submission.training)
         served = self._live_device(recommendation, need)
         if submission.recommendation is not None:
             environment = {} if served is None else probe_environment(recommendation.request, served)
@@ -210,6 +209,22 @@ class JobCases(WorkCases[JobSubmission, Job]):
         check_every_process_has_samples(recommendation, submission.training)
         return recommendation, need
 
+    def _need(self, recommendation: Recommendation, training: TrainingRequest) -> HardwareNeed | None:
+        """Return the hardware of a job; none where it needs the device that was probed.
+
+        A command of several ranks holds a card for each, unless its host serves that device alone and leaves the other
+        cards to the command.
+        """
+        need, command = hardware_of_job(recommendation, training), recommendation.request.command
+        if need is None or command is None or recommendation.request.hardware is not None:
+            return need
+        try:
+            served = self._context.live_device(recommendation.device.id).served
+            check_cards_of_ranks(command, served, self._store.devices.list())
+        except UnknownDeviceError:
+            return need
+        return None
+
     def _live_device(self, recommendation: Recommendation, need: HardwareNeed | None) -> ServedDevice | None:
         """Return a device with a live worker that would run the job; none where it waits for hardware.
 
@@ -219,16 +234,6 @@ class JobCases(WorkCases[JobSubmission, Job]):
         if need is None:
             return self._context.live_device(recommendation.device.id).served
         return next((worker.served for worker in workers_with(need, self._context.live_workers())), None)
-
-    def _check_cards_of_command(self, recommendation: Recommendation, command: CommandSpec) -> None:
-        """Refuse a command whose cards serve other work; one for hardware has a single card.
-
-        Raises:
-            UnknownDeviceError: naming the slots and the remedy.
-        """
-        if recommendation.request.hardware is None:
-            served = self._context.live_device(recommendation.device.id).served
-            check_cards_of_ranks(command, served, self._store.devices.list())
 
     def _stored(self, recommendation_id: str) -> Recommendation:
         views.check_identifier(recommendation_id, "recommendation")

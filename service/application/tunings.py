@@ -95,12 +95,13 @@ class TuningCases(WorkCases[TuningSubmission, Tuning]):
         recommendations for the kinds that live workers have now are served.
 
         Raises:
-            InvalidInputError: for a command of several ranks.
+            InvalidInputError: for a command of more ranks, or fewer, than `devices_per_node`.
             SpecError: when the catalogue has no such GPU.
         """
-        if request.command is not None and request.command.parallelism.world_size > 1:
+        ranks = 1 if request.command is None else request.command.parallelism.world_size
+        if hardware.devices_per_node != ranks and ranks > 1:
             raise InvalidInputError(
-                "`hardware` is not possible for a command of several ranks, which chooses its cards: give `device`"
+                f"the command starts {ranks} ranks, each with a GPU: give `devices_per_node: {ranks}` in `hardware`"
             )
         request = request.model_copy(update={"hardware": with_catalogue_name(hardware)})
         need = HardwareNeed.of_request(request)

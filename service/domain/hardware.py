@@ -29,7 +29,7 @@ class HardwareNeed(HardwareRequest):
     @override
     def _names_hardware(self) -> Self:
         if (self.gpu, self.product, self.min_memory_bytes, self.kind) == (None, None, None, None):
-            raise ValueError("name hardware: give `gpu`, `product`, `min_memory_bytes` or `kind`")
+            raise ValueError("give at least one of `gpu`, `product`, `min_memory_bytes` and `kind`")
         return self
 
     @property

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
+from tests.support.exports.plans import command_plan
+from tuner.commands.command_job import CommandJob
 from tuner.commands.command_supervisor import CommandSupervisor
-from tuner.hardware.inventory import find_device
+from tuner.hardware.inventory import devices, find_device
 from tuner.schemas.command import CommandSpec
 from tuner.schemas.requests import ProbeRequest
 from tuner.schemas.results import Outcome, ProbeResult
+from tuner.schemas.training import RunOutcome
 
 pytestmark = pytest.mark.gpu
 
@@ -64,3 +68,56 @@ def test_an_oom_that_the_command_catches_is_observed(tmp_path: Path) -> None:
     result = probe(tmp_path, 64)
     assert result.outcome is Outcome.OOM, result
     assert result.message.startswith("asked for ")
+
+
+TWO_RANKS = """
+import os, sys, torch
+size, steps, local = int(sys.argv[1]), int(sys.argv[2]), int(os.environ["LOCAL_RANK"])
+torch.cuda.set_device(local)
+torch.distributed.init_process_group("nccl")
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(256, 256).cuda(), device_ids=[local])
+optimizer = torch.optim.AdamW(model.parameters())
+with open(sys.argv[3], "a") as stream:
+    stream.write(os.environ["CUDA_VISIBLE_DEVICES"] + "\\n")
+for number in range(1, 4 * steps + 1):
+    model(torch.randn(size, 1024, 256, device="cuda")).square().mean().backward()
+    if number % steps == 0:
+        optimizer.step(); optimizer.zero_grad()
+torch.distributed.destroy_process_group()
+"""
+
+
+def test_the_ranks_of_a_command_have_the_held_cards(tmp_path: Path) -> None:
+    """In a probe and in a job, in the order in which they are held, and no other card."""
+    cards = [device.id for device in devices() if device.kind == "cuda"]
+    if len(cards) < 2:
+        pytest.skip(f"two ranks need two cards, and here is {len(cards)}")
+    held = (cards[-1], cards[0])
+    (tmp_path / "program.py").write_text(TWO_RANKS)
+    torchrun = (str(Path(sys.executable).with_name("torchrun")), "--standalone", "--nproc-per-node=2")
+    script = (str(tmp_path / "program.py"), "{micro_batch_size}", "{gradient_accumulation_steps}")
+    argv = (*torchrun, *script, str(tmp_path / "seen"))
+    spec = CommandSpec.model_validate({"model": {"kind": "command", "argv": argv}, "parallelism": {"world_size": 2}})
+    request = ProbeRequest(
+        spec=spec,
+        micro_batch_size=8,
+        samples_per_window=16,
+        device=held[0],
+        limit_bytes=4 * 1024**3,
+        rank_devices=held,
+    )
+    with CommandSupervisor(find_device(held[0])) as supervisor:
+        result = supervisor.run(request)
+    assert result.outcome is Outcome.FIT, result
+    assert result.counted is not None
+    assert result.counted.world_size == 2
+
+    with CommandJob(tmp_path / "job") as job:
+        job.start(command_plan(*argv, world_size=2, device=find_device(held[0])), 4, held)
+        while (ended := job.poll()) is None:
+            time.sleep(0.1)
+    assert ended.outcome is RunOutcome.SUCCEEDED, ended
+    assert ended.updates == 4
+
+    seen = (tmp_path / "seen").read_text().split()
+    assert set(seen) == {",".join(card.partition(":")[2] for card in held)}

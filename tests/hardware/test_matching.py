@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tuner.errors import DeviceError
+from tuner.errors import DeviceError, SpecError
 from tuner.hardware import inventory
 from tuner.hardware.inventory import find_hardware
 from tuner.hardware.matching import has_hardware, with_catalogue_name
@@ -42,6 +42,14 @@ def test_hardware_is_found_by_name_pattern_and_memory(
     """Only a pattern of a product finds processors, and a slice of a card is not the card."""
     hardware = with_catalogue_name(HardwareRequest.model_validate(wanted))
     assert has_hardware(device, hardware) is matches
+
+
+def test_an_unknown_card_has_the_remedy_of_a_request_for_hardware() -> None:
+    """A memory size is the name of a card in an estimate only."""
+    with pytest.raises(
+        SpecError, match=r"hardware\.gpu: no GPU is called 'H9000'.*give `product` or `min_memory_bytes`"
+    ):
+        with_catalogue_name(HardwareRequest(gpu="H9000"))
 
 
 def test_a_host_has_hardware_that_is_there_often_enough(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,12 +13,13 @@ import shutil
 import signal
 import tempfile
 import time
+from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
 from pydantic import ValidationError
 
-from tuner.commands.environment import injected_environment, processes_of
+from tuner.commands.environment import cards_of_ranks, injected_environment, processes_of
 from tuner.commands.job_outcomes import EndedJob, result_of_job
 from tuner.commands.job_progress import JobReports
 from tuner.commands.launching import FreshCommand, Launch
@@ -77,12 +78,13 @@ class CommandJob:
         finally:
             self._stack.close()
 
-    def start(self, recommendation: Recommendation, updates: int) -> None:
+    def start(self, recommendation: Recommendation, updates: int, rank_devices: Sequence[str] = ()) -> None:
         """Write the job's files and start the command.
 
         Args:
             recommendation: the recommendation for the command, which is feasible.
             updates: the number that `{updates}` becomes.
+            rank_devices: the cards of the ranks, which see no others; empty for all of this host.
 
         Raises:
             TrainingError: when the recommendation is for no command, another process uses the folder, or the folder
@@ -108,7 +110,7 @@ class CommandJob:
             self.paths.result.unlink(missing_ok=True)
             write_atomically(self.paths.recommendation, recommendation.model_dump_json(indent=2))
             self._shown_bytes = self._log_start = _size(self.paths.log)
-        self._folder, self._launch = self._write_control_files(spec, command, device)
+        self._folder, self._launch = self._write_control_files(spec, command, device, rank_devices)
         self._reports = JobReports(self._folder / "events", updates if UPDATES in spec.model.placeholders else None)
         self._began, self._kills_before = time.monotonic(), kernel_oom_kills()
         self._command = FreshCommand(self._launch, self._folder)
@@ -128,14 +130,14 @@ class CommandJob:
             raise TrainingError(f"{self.paths.directory} holds the run of another command: choose another folder")
 
     def _write_control_files(
-        self, spec: CommandSpec, command: RenderedCommand, device: DeviceInfo
+        self, spec: CommandSpec, command: RenderedCommand, device: DeviceInfo, rank_devices: Sequence[str]
     ) -> tuple[Path, Launch]:
         """Write what the injected code reads into a folder of its own, which ends with the job; return what starts."""
         folder = Path(tempfile.mkdtemp(prefix="batchwright-job-"))
         self._stack.callback(shutil.rmtree, folder, ignore_errors=True)
         (folder / "events").mkdir()
-        cards = [card for card in devices() if card.kind == "cuda"] if device.kind == "cuda" else []
-        is_alone = spec.parallelism.world_size == 1
+        cards = {card.id: card for card in devices() if card.kind == "cuda"} if device.kind == "cuda" else {}
+        own_cards = cards_of_ranks(device, spec.parallelism.world_size, rank_devices)
         settings = {
             "ends": False,
             "device": device.kind,
@@ -144,14 +146,14 @@ class CommandJob:
             "accumulation_steps": self._figures.accumulation_steps,
             "samples_per_rank": self._figures.accumulation_steps * self._figures.micro_batch_size,
             "shortage_texts": shortage_texts(),
-            "used_bytes": [card.used_bytes for card in cards if not is_alone or card.id == device.id],
+            "used_bytes": [cards[card].used_bytes for card in own_cards or cards],
             "least_context_bytes": device.least_context_bytes,
         }
         inherited = job_environment(self._recommendation.environment, os.environ) | propagated_environment()
         launch: Launch = {
             "argv": list(command.argv),
             "working_directory": str(command.working_directory.absolute()),
-            "environment": injected_environment(inherited, command, device, folder, has_one_card=is_alone),
+            "environment": injected_environment(inherited, command, device, folder, own_cards),
             "fixes_addresses": False,
             "log": str(self.paths.log),
         }

@@ -12,7 +12,7 @@ from contextlib import suppress
 from getpass import getuser
 from pathlib import Path
 
-from tuner.commands.environment import injected_environment
+from tuner.commands.environment import cards_of_ranks, injected_environment
 from tuner.commands.injected import subreaper
 from tuner.commands.launching import ForkServer, FreshCommand, KeptCommand, Launch, Launcher, NotForkedError, may_serve
 from tuner.commands.outcomes import EndedCommand, Ending, is_shortage, result_of
@@ -235,7 +235,8 @@ class CommandProbe:
         self._updates = max(updates, _TIMED_UPDATES) if request.measures_time else updates
         self._figures = figures_of(request, self._updates)
         self._command = render(spec.model, self._figures, folder)
-        self._cards = [card for card in devices() if card.kind == "cuda"] if device.kind == "cuda" else []
+        self._own_cards = cards_of_ranks(device, self._figures.world_size, request.rank_devices)
+        self._cards = {card.id: card for card in devices() if card.kind == "cuda"} if device.kind == "cuda" else {}
         self._reports = Reports(folder / "events")
         self._unreached: dict[int, str] = {}
         self._most_passes = max(_PASSES_WITHOUT_STEP, _UPDATES_WITHOUT_STEP * self._figures.accumulation_steps)
@@ -252,7 +253,6 @@ class CommandProbe:
 
     def _settings(self) -> dict[str, object]:
         """The settings that every process of the command reads when it imports torch."""
-        own = [card for card in self._cards if card.id == self._device.id]
         return {
             "device": self._device.kind,
             "limit_bytes": self._request.limit_bytes,
@@ -262,13 +262,9 @@ class CommandProbe:
             "ends": True,
             "stacks_signal": STACKS_SIGNAL,
             "shortage_texts": shortage_texts(),
-            "used_bytes": [card.used_bytes for card in (own if self._has_one_card else self._cards)],
+            "used_bytes": [self._cards[card].used_bytes for card in self._own_cards or self._cards],
             "least_context_bytes": self._device.least_context_bytes,
         }
-
-    @property
-    def _has_one_card(self) -> bool:
-        return self._figures.world_size == 1
 
     def _environment(self, command: RenderedCommand, of_probes: dict[str, str]) -> dict[str, str]:
         """The whole environment of the command."""
@@ -279,7 +275,7 @@ class CommandProbe:
             "TORCHINDUCTOR_CACHE_DIR": os.environ.get("TORCHINDUCTOR_CACHE_DIR", _compiled_code()),
             "TMPDIR": str(self._folder / "tmp"),
         }
-        return injected_environment(inherited, command, self._device, self._folder, has_one_card=self._has_one_card)
+        return injected_environment(inherited, command, self._device, self._folder, self._own_cards)
 
     def run(self, start: Launcher, should_stop: Callable[[], bool]) -> EndedCommand:
         """Run the command until its updates are counted, or it fails or takes too long; then end it.
@@ -298,7 +294,7 @@ class CommandProbe:
             command.end()
         self._reports.read()
         exit_, start_error = self._exit(kernel_oom_kills() - kills_before)
-        own = next((card for card in self._cards if card.id == self._device.id), None)
+        own = self._cards.get(self._device.id)
         return EndedCommand(
             request=self._request,
             model=self._spec.model,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -15,7 +15,7 @@ _FOLDER_VARIABLE = "BATCHWRIGHT_PROBE_FOLDER"
 
 
 def injected_environment(
-    inherited: Mapping[str, str], command: RenderedCommand, device: DeviceInfo, folder: Path, *, has_one_card: bool
+    inherited: Mapping[str, str], command: RenderedCommand, device: DeviceInfo, folder: Path, cards: Sequence[str]
 ) -> dict[str, str]:
     """The whole environment of a command.
 
@@ -24,16 +24,31 @@ def injected_environment(
         command: the command.
         device: the device of the run.
         folder: the folder of the events.
-        has_one_card: whether the command has one rank, which sees no other card than the device.
+        cards: the only cards that the command sees; empty for all.
     """
     environment = {**inherited, **command.environment, _FOLDER_VARIABLE: str(folder)}
     if device.kind == "cpu":
         environment["CUDA_VISIBLE_DEVICES"] = ""
-    elif has_one_card:
-        environment["CUDA_VISIBLE_DEVICES"] = _visible_card(device.id, environment)
+    elif cards:
+        environment["CUDA_VISIBLE_DEVICES"] = ",".join(_visible_card(card, environment) for card in cards)
     before = environment.get("PYTHONPATH")
     environment["PYTHONPATH"] = os.pathsep.join([str(_STARTUP), *([before] if before else [])])
     return environment
+
+
+def cards_of_ranks(device: DeviceInfo, world_size: int, rank_devices: Sequence[str]) -> tuple[str, ...]:
+    """The cards that a command sees, a card for each rank in their order; empty for all cards.
+
+    Args:
+        device: the device of the run.
+        world_size: the ranks that the command starts.
+        rank_devices: the devices that the run holds, of which the first ``world_size`` are taken; may be too few.
+    """
+    if device.kind != "cuda":
+        return ()
+    if world_size == 1:
+        return (device.id,)
+    return tuple(rank_devices[:world_size]) if len(rank_devices) >= world_size else ()
 
 
 def processes_of(folder: Path) -> list[int]:

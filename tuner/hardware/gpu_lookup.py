@@ -32,8 +32,15 @@ def _without_form_factor(name: str) -> str:
 _BY_KEY = {_key(name): gpu for gpu in GPUS for name in (gpu.name, f"{gpu.name} {gpu.marketed_memory}", *gpu.aliases)}
 
 
-def find_gpu(name: str) -> Gpu:
+_MEMORY_INSTEAD = "for another card give its memory instead, for example 48GiB"
+
+
+def find_gpu(name: str, *, other_cards: str = _MEMORY_INSTEAD) -> Gpu:
     """Find the GPU of this name, in any spelling; for a memory size such as ``48GiB``, a generic card of that size.
+
+    Args:
+        name: the name, or the memory size.
+        other_cards: the remedy for a card that has no name here, for the message of the error.
 
     Raises:
         EstimateError: when no card, or more than one, has this name.
@@ -48,7 +55,7 @@ def find_gpu(name: str) -> Gpu:
         raise EstimateError(
             f"{_shortened(name)} is the name of several GPUs: choose one of {', '.join(gpu.name for gpu in family)}"
         )
-    return _card_of_memory_size(name)
+    return _card_of_memory_size(name, other_cards)
 
 
 def context_bytes_of(name: str) -> ByteInterval:
@@ -59,14 +66,14 @@ def context_bytes_of(name: str) -> ByteInterval:
         return unknown_gpu(name, _SMALLEST_CARD_BYTES).context_bytes
 
 
-def _card_of_memory_size(name: str) -> Gpu:
+def _card_of_memory_size(name: str, other_cards: str) -> Gpu:
     """Return a generic card with the memory size that ``name`` states.
 
     Raises:
         EstimateError: when the text is not a memory size, or no card has so much or so little memory.
     """
     if not re.fullmatch(r"\s*\d+(\.\d+)?\s*[kmgt]i?b?\s*", name.lower()):
-        raise _no_such_gpu(name)
+        raise _no_such_gpu(name, other_cards)
     try:
         total = parse_bytes(name)
     except ValueError:  # too large to parse
@@ -76,15 +83,13 @@ def _card_of_memory_size(name: str) -> Gpu:
     return unknown_gpu(name.strip(), total)
 
 
-def _no_such_gpu(name: str) -> EstimateError:
+def _no_such_gpu(name: str, other_cards: str) -> EstimateError:
     names = {_key(text): gpu.name for gpu in GPUS for text in (gpu.name, gpu.family, *gpu.aliases)}
     close = dict.fromkeys(
         names[key] for key in get_close_matches(_key(name[:_MAX_NAME_LENGTH]), names, n=5, cutoff=0.5)
     )
     hint = f"similar names are {', '.join(close)}" if close else f"known are {', '.join(gpu.name for gpu in GPUS)}"
-    return EstimateError(
-        f"no GPU is called {_shortened(name)}: {hint}; for another card give its memory instead, for example 48GiB"
-    )
+    return EstimateError(f"no GPU is called {_shortened(name)}: {hint}; {other_cards}")
 
 
 def _shortened(name: str) -> str:

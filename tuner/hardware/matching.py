@@ -25,7 +25,7 @@ def with_catalogue_name(hardware: HardwareRequest) -> HardwareRequest:
     if hardware.gpu is None:
         return hardware
     try:
-        found = find_gpu(hardware.gpu)
+        found = find_gpu(hardware.gpu, other_cards="for another card give `product` or `min_memory_bytes` instead")
     except EstimateError as error:
         raise SpecError([FieldProblem("hardware.gpu", str(error))], "request") from None
     if found.vendor == "unknown":

@@ -105,7 +105,7 @@ def rank_devices(
         peers: further devices of the same kind.
     """
     count = request.spec.parallelism.world_size
-    if count == 1 or request.command is not None:
+    if count == 1 or (request.command is not None and device.kind == "cpu"):
         return ()
     if device.kind == "cpu":
         can_run = count <= _MOST_CPU_RANKS and count * limit_bytes <= device.total_bytes

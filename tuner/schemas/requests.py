@@ -56,7 +56,7 @@ class HardwareRequest(Document):
     @model_validator(mode="after")
     def _names_hardware(self) -> Self:
         if self.gpu is None and self.product is None and self.min_memory_bytes is None:
-            raise ValueError("name hardware: give `gpu`, `product` or `min_memory_bytes`")
+            raise ValueError("give at least one of `gpu`, `product` and `min_memory_bytes`")
         return self
 
     @property

@@ -53,8 +53,7 @@ def check_cards_of_ranks(spec: CommandSpec, served: ServedDevice, announced: Seq
     if ranks > 1 and served.device.kind == "cuda" and others:
         raise UnknownDeviceError(
             f"the command starts {ranks} ranks, each with a GPU, and {host} serves other work on {', '.join(others)}: "
-            f"the operator serves one device of that host alone (`--device {served.device.id}`), or tunes the command "
-            "there with `batchwright tune ... -- COMMAND`"
+            f"give `hardware` with `devices_per_node: {ranks}` in place of `device`: the tuning then holds as many GPUs"
         )
 
 
@@ -68,8 +67,7 @@ def hardware_of_job(recommendation: Recommendation, training: TrainingRequest) -
 
     Such a job has several GPUs, or its tuning named hardware. Another job needs the device that was probed, by its id.
     """
-    on_cards = recommendation.device.kind == "cuda" and recommendation.request.command is None
-    devices = process_count(recommendation, training) if on_cards else 1
+    devices = process_count(recommendation, training) if recommendation.device.kind == "cuda" else 1
     if recommendation.request.hardware is None and devices == 1:
         return None
     return HardwareNeed.of_kind(recommendation.device, min(devices, MOST_DEVICES_PER_NODE))

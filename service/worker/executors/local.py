@@ -79,7 +79,7 @@ class LocalExecutor(Executor):
         if (command := run.recommendation.request.command) is not None:
             self._check_command(command)
             with CommandJob(run.directory) as job:
-                job.start(run.recommendation, run.request.updates)
+                job.start(run.recommendation, run.request.updates, run.devices)
                 return _follow(CommandRun(job), on_progress, grace_seconds)
         process = self._new_process(run.directory)
         process.start(run.recommendation, run.request, run.reported, run.devices)

@@ -13,10 +13,13 @@ import yaml
 from service.client import Client
 from service.domain.api_keys import Scope, make_key
 from service.errors import ConfigurationError
+from service.store.models import Beat
+from tests.service.store.database.test_lanes import card
 from tests.support.service.asking import PATIENCE_SECONDS, body, ended, problem_in
 from tests.support.service.registered import commands_file, named, recommended, submission
 from tests.support.service.running import Running, StartService
 from tuner.schemas.requests import TuningRequest
+from tuner.schemas.results import DeviceInfo
 
 
 @pytest.fixture
@@ -130,6 +133,43 @@ def test_a_job_runs_the_registered_command(service: Running) -> None:
         job = ended(service.http, response.headers["location"])
         assert (job["state"], job["model"]) == ("SUCCEEDED", "wide")
         assert job["recommendation"]["request"]["spec"] == found["request"]["spec"]
+
+
+def announce_cards(service: Running, *indices: int) -> DeviceInfo:
+    """Announce cards of another host, whose worker never takes anything; return the first."""
+    served = [card("elsewhere", index) for index in indices]
+    service.system.store.devices.beat(
+        Beat(3600.0, devices=tuple(served), changed=frozenset(each.slot for each in served))
+    )
+    return served[0].device
+
+
+def test_a_command_of_two_ranks_takes_hardware_of_two_devices(start_service: StartService, tmp_path: Path) -> None:
+    """One device would hold a card, and leave the other ranks those of others."""
+    service = start_service(commands=commands_file(tmp_path / "operator", world_size=2))
+    announce_cards(service, 0, 1)
+    asked = {**submission(width=12), "hardware": {"gpu": "H100-80GB"}}
+    refused = service.http.post("/v1/tunings", json=asked)
+    assert "give `devices_per_node: 2` in `hardware`" in problem_in(refused, 422, "invalid-request").detail
+    asked["hardware"]["devices_per_node"] = 2
+    taken = service.http.post("/v1/tunings", json=asked)
+    assert taken.status_code == 202, taken.text
+    assert taken.json()["hardware"].startswith("2 x H100-80GB")
+
+
+@pytest.mark.parametrize(("cards", "hardware"), [((0,), None), ((0, 1), "2 x NVIDIA H100 80GB HBM3")])
+def test_the_job_of_a_command_of_two_ranks_holds_two_cards(
+    cards: tuple[int, ...], hardware: str | None, start_service: StartService, tmp_path: Path
+) -> None:
+    """A host that serves one card alone leaves its others to the command."""
+    service = start_service(commands=commands_file(tmp_path / "operator", world_size=2))
+    device = announce_cards(service, *cards)
+    taken = service.http.post("/v1/jobs", json={"recommendation": recommended(device, world_size=2, width=12)})
+    assert taken.status_code == 202, taken.text
+    if hardware is None:
+        assert taken.json()["device"] == "cuda:0"
+    else:
+        assert (taken.json()["device"], taken.json()["hardware"].startswith(hardware)) == (None, True)
 
 
 def test_a_dry_run_is_the_command_line_for_the_recommendation(service: Running) -> None:

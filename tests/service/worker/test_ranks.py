@@ -19,6 +19,7 @@ from service.domain.states import State
 from service.errors import UnsupportedJobError
 from service.worker.executors.base import TrainingRun
 from service.worker.executors.local import LocalExecutor
+from tests.support.exports.plans import command_plan
 from tests.support.factories import CPU, CUDA, recommendation
 from tests.support.forked import forked_starts
 from tests.support.service.scripted import ScriptedRunner
@@ -26,6 +27,20 @@ from tuner.hardware.allocator_env import visible_devices
 from tuner.schemas.requests import TrainingRequest
 from tuner.schemas.training import RunOutcome, RunProgress, TrainingProgress, TrainingResult
 from tuner.training.launching.run_directory import ProgressLog, RunPaths
+
+TWO_RANKS = """
+import sys, torch
+size, steps = int(sys.argv[1]), int(sys.argv[2])
+torch.distributed.init_process_group("gloo")
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(8, 8))
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+for number in range(1, 3 * steps + 1):
+    model(torch.randn(size, 8)).sum().backward()
+    if number % steps == 0:
+        optimizer.step(); optimizer.zero_grad()
+torch.distributed.destroy_process_group()
+"""
+"""A program of three updates."""
 
 
 @pytest.fixture
@@ -82,6 +97,28 @@ def test_a_job_needs_a_card_for_each_rank() -> None:
     check_process_count(planned, TrainingRequest())
     with pytest.raises(UnsupportedJobError, match=r"65 processes.* may have 64: .*dry run"):
         check_process_count(planned, TrainingRequest(processes_per_node=65))
+
+
+def test_the_job_of_a_command_needs_a_card_for_each_rank() -> None:
+    """As other jobs; on the CPU the ranks share the device."""
+    argv = ("train", "{micro_batch_size}")
+    for device, devices in ((CUDA, 2), (CPU, None)):
+        need = hardware_of_job(command_plan(*argv, world_size=2, device=device), TrainingRequest())
+        assert (None if need is None else need.devices_per_node) == devices
+    assert hardware_of_job(command_plan(*argv, device=CUDA), TrainingRequest()) is None
+
+
+def test_a_command_of_two_ranks_trains_as_a_job(executor: LocalExecutor, tmp_path: Path) -> None:
+    """Both ranks are counted, and the samples of an update are those of the plan."""
+    (tmp_path / "program.py").write_text(TWO_RANKS)
+    torchrun = (str(Path(sys.executable).with_name("torchrun")), "--standalone", "--nproc-per-node=2")
+    argv = (*torchrun, str(tmp_path / "program.py"), "{micro_batch_size}", "{gradient_accumulation_steps}")
+    found = command_plan(*argv, world_size=2, device=CPU)
+    made: list[RunProgress] = []
+    run = TrainingRun(tmp_path / "run", found, TrainingRequest(), devices=(CPU.id,))
+    result = executor.train(run, made.extend, lambda: None)
+    assert (result.outcome, result.updates, result.samples_seen) == (RunOutcome.SUCCEEDED, 3, 96), result
+    assert made[-1].update == 3
 
 
 def test_the_ranks_of_a_job_see_its_cards_only() -> None:

@@ -71,9 +71,9 @@ def named(**arguments: Any) -> dict[str, Any]:
     return {"model": {"kind": "command", "name": "wide", "arguments": arguments}}
 
 
-def recommended(device: DeviceInfo = CPU, **arguments: Any) -> dict[str, Any]:
-    """A recommendation for the command, as a caller sends one: two micro-batches of 8 samples."""
-    found = command_plan(device=device, name="wide", arguments=arguments)
+def recommended(device: DeviceInfo = CPU, world_size: int = 1, **arguments: Any) -> dict[str, Any]:
+    """A recommendation for the command, as a caller sends one: two micro-batches of 8 samples on each rank."""
+    found = command_plan(world_size=world_size, device=device, name="wide", arguments=arguments)
     return found.model_dump(mode="json")
 
 

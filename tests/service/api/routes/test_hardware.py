@@ -94,10 +94,10 @@ def test_devices_are_grouped_by_hardware(start_service: StartService) -> None:
 def test_wrong_hardware_names_its_field(shared_service: Running) -> None:
     """A name that the catalogue lacks, a family of several cards, a size, and a device beside hardware."""
     for wanted, words in (
-        ({"gpu": "H200-1GB"}, "no GPU is called"),
+        ({"gpu": "H200-1GB"}, "give `product` or `min_memory_bytes`"),
         ({"gpu": "A100"}, "choose one of"),
         ({"gpu": "48GiB"}, "min_memory_bytes"),
-        ({}, "name hardware"),
+        ({}, "give at least one of `gpu`"),
         ({"gpu": "H100-80GB", "devices_per_node": 0}, "devices_per_node"),
     ):
         refused = shared_service.http.post("/v1/tunings", json=body(device=None, hardware=wanted))
