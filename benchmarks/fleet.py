@@ -19,8 +19,10 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from datetime import UTC, datetime
@@ -28,7 +30,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from fleet_database import Observer
+from fleet_database import Observer, process_seconds
 from fleet_hosts import UPDATES_THAT_HOLD, Plan, hardware
 from sqlalchemy import URL, insert, make_url
 
@@ -95,6 +97,10 @@ class Fleet:
             if process.stdout is None or process.stdout.readline() != "ready\n":
                 raise RuntimeError("a process of hosts did not start; its errors are above")
 
+    def cpu_seconds(self) -> float:
+        """Processor time of the hosts' processes so far."""
+        return sum(process_seconds(process.pid) for process in self._processes if process.poll() is None)
+
     def kill_one(self) -> int:
         """Kill the first process of hosts, and return the number of hosts that vanish."""
         self._processes[0].send_signal(signal.SIGKILL)
@@ -153,13 +159,18 @@ class Fleet:
 def fleet(given: argparse.Namespace, hosts: int) -> Iterator[Fleet]:
     """A fleet on a server and a database of its own."""
     with ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        # In memory: on real hosts, the files of runs are not on the disk of the database.
+        memory = Path("/dev/shm")  # noqa: S108 - of Linux, and its owner's alone within
+        in_memory = memory if memory.is_dir() else None
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=in_memory)))
         server = stack.enter_context(own_server(**SERVER))
         databases = Databases(server)
         stack.callback(databases.close)
         made = Fleet(databases.migrated(), server, folder, given, hosts)
         stack.callback(made.close)
+        began = time.monotonic()
         made.start()
+        print(f"{hosts} hosts of {given.devices} devices serve after {time.monotonic() - began:.0f} s", flush=True)
         time.sleep(SETTLE_SECONDS)
         yield made
 
@@ -167,6 +178,7 @@ def fleet(given: argparse.Namespace, hosts: int) -> Iterator[Fleet]:
 def measured_load(made: Fleet, seconds: float) -> dict[str, float]:
     """Transactions and processor time of an idle fleet."""
     before, cpu_before, began = made.observer.transactions(), made.observer.cpu_seconds(), time.monotonic()
+    hosts_before = made.cpu_seconds()
     time.sleep(seconds)
     transactions, used = made.observer.transactions() - before, made.observer.cpu_seconds() - cpu_before
     elapsed = time.monotonic() - began
@@ -174,6 +186,7 @@ def measured_load(made: Fleet, seconds: float) -> dict[str, float]:
         "transactions_per_second": round(transactions / elapsed, 1),
         "transactions_per_device_and_second": round(transactions / elapsed / made.devices, 4),
         "postgresql_cores": round(used / elapsed, 3),
+        "hosts_cores": round((made.cpu_seconds() - hosts_before) / elapsed, 3),
         "connections": made.observer.connections(),
     }
 
@@ -201,11 +214,20 @@ def throughput(made: Fleet, number: int) -> dict[str, float]:
     """Claims a second while much work waits: of the middle four fifths of the claims."""
     made.observer.execute("TRUNCATE work_items CASCADE")
     made.queue_at_once(made.new_works(number))
+    announcing = made.new_works(made.given.devices)
     used, before, began = made.observer.cpu_seconds(), made.observer.transactions(), time.monotonic()
-    for work in made.new_works(made.given.devices):  # announces the queue
-        made.store.submissions.add(work)
-    made.until_none("state <> 'SUCCEEDED'")
+    hosts_used = made.cpu_seconds()
+    stop = threading.Event()
+    with ThreadPoolExecutor(1) as pool:
+        connections = pool.submit(made.observer.most_connections, stop)
+        for work in announcing:  # announces the queue
+            made.store.submissions.add(work)
+        try:
+            made.until_none("state <> 'SUCCEEDED'")
+        finally:
+            stop.set()
     elapsed = time.monotonic() - began
+    used, hosts_used = made.observer.cpu_seconds() - used, made.cpu_seconds() - hosts_used
     rows = made.observer.rows("SELECT started_at FROM work_items ORDER BY started_at")
     tenth = len(rows) // 10
     first, last = rows[tenth][0], rows[-tenth - 1][0]
@@ -213,8 +235,11 @@ def throughput(made: Fleet, number: int) -> dict[str, float]:
         "items": len(rows),
         "claims_per_second": round((len(rows) - 2 * tenth) / max(0.001, (last - first) / 1000), 1),
         "seconds": round(elapsed, 1),
-        "postgresql_cores": round((made.observer.cpu_seconds() - used) / elapsed, 3),
+        "postgresql_cores": round(used / elapsed, 3),
+        "items_per_cpu_second_of_postgresql": round(len(rows) / max(0.01, used), 1),
+        "items_per_cpu_second_of_hosts": round(len(rows) / max(0.01, hosts_used), 1),
         "transactions_per_item": round((made.observer.transactions() - before) / len(rows), 1),
+        "most_connections": connections.result(),
     }
 
 

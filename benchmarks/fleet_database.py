@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,12 @@ from sqlalchemy.pool import NullPool
 _TICKS = os.sysconf("SC_CLK_TCK")
 _PARENT, _OWN_TIME, _TIME_OF_ENDED = 1, slice(11, 13), slice(13, 15)
 """Fields of ``/proc/PID/stat`` behind the name of the program, proc(5): parent, user and system time, children's."""
+
+
+def process_seconds(pid: int) -> float:
+    """Processor time of a process so far, without its children."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return sum(int(field) for field in fields[_OWN_TIME]) / _TICKS
 
 
 class Observer:
@@ -57,6 +64,13 @@ class Observer:
             elif int(fields[_PARENT]) == self._postmaster:
                 ticks += sum(int(field) for field in fields[_OWN_TIME])
         return ticks / _TICKS
+
+    def most_connections(self, stop: threading.Event) -> int:
+        """The largest number of connections that was seen until ``stop`` was set, by a look each second."""
+        most = 0
+        while not stop.wait(1.0):
+            most = max(most, self.connections())
+        return most
 
     def rows(self, statement: str, **values: Any) -> Sequence[Any]:  # noqa: ANN401 - values of parameters
         """Rows of a query on the fleet's database."""

@@ -20,6 +20,7 @@ from service.worker.coordinator import Coordinator
 from service.worker.executors.base import GraceSeconds, OnProgress, TrainingRun
 from service.worker.executors.inline import InlineExecutor, TrainFunction
 from service.worker.settings import WorkerSettings
+from service.worker_bootstrap import worker_connections
 from tests.support.service.scripted import ScriptedRunner
 from tuner.schemas.results import DeviceInfo
 from tuner.schemas.training import RunOutcome, TrainingResult
@@ -81,7 +82,7 @@ def host(plan: Plan, name: str) -> tuple[Store, Coordinator]:
     )
     train = scripted_run(plan.work_seconds)
     executors = [InlineExecutor(card(index), ScriptedRunner(37), train) for index in range(plan.devices)]
-    store = Store(open_engine(plan.url))
+    store = Store(open_engine(plan.url, worker_connections(plan.devices)))
     return store, Coordinator(store, executors, {"torch": "2.8"}, settings, store.new_listener)
 
 

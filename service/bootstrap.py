@@ -30,6 +30,7 @@ from service.dashboard import routes as dashboard
 from service.fast_path.queue_positions import QueuePositions
 from service.observability.instruments import Instruments
 from service.settings import Settings
+from service.store.database.engine import CONNECTIONS
 from service.store.models import Quota
 from service.worker.hosting.child_process import WorkerProcess
 from service.worker_bootstrap import (
@@ -102,7 +103,9 @@ def build(
     installed = installed_versions() if versions is None else versions
     in_process = settings.worker and worker_module is None
     worker = (
-        build_worker(settings, new_executor, devices, installed) if in_process else assemble_worker(settings, [], {})
+        build_worker(settings, new_executor, devices, installed, CONNECTIONS)
+        if in_process
+        else assemble_worker(settings, [], {})
     )
     if settings.worker and worker_module is not None:
         worker = _with_process(worker, WorkerProcess(settings, worker_module))

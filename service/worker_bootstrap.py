@@ -13,6 +13,7 @@ from service.observability.instruments import Instruments, create_spans
 from service.observability.metrics import Metrics
 from service.registry.registered_commands import RegisteredCommands
 from service.settings import Settings
+from service.store.database.engine import CONNECTIONS
 from service.store.store import Store, open_store
 from service.worker.coordinator import Coordinator
 from service.worker.executors.base import Executor
@@ -28,7 +29,7 @@ from tuner.probing.supervisor import ProbeSupervisor
 from tuner.schemas.results import DeviceInfo
 from tuner.system.data_roots import DataRoots
 
-WORKER_CONNECTIONS = 4
+_MOST_CONNECTIONS = 4
 """Connections to the database that a process of workers uses at most, besides the one that listens: one claims for all
 devices that are free, and the others are for milliseconds each."""
 
@@ -70,6 +71,7 @@ def build_worker(
     new_executor: ExecutorFactory | None = None,
     devices: Sequence[DeviceInfo] | None = None,
     versions: dict[str, str] | None = None,
+    connections: int | None = None,
 ) -> WorkerSystem:
     """Build the workers of this host. The optional arguments replace the parts that use devices.
 
@@ -78,6 +80,7 @@ def build_worker(
         new_executor: creates the executor of a device.
         devices: the devices of the host.
         versions: the installed versions that affect memory.
+        connections: the most connections to the database; those of a process of workers by default.
 
     Raises:
         ConfigurationError: when the settings are invalid.
@@ -87,7 +90,7 @@ def build_worker(
     installed = installed_versions() if versions is None else versions
     commands = registered_commands(settings)
     executor_of = new_executor or partial(local_executor, commands=commands, data_roots=DataRoots(settings.data_roots))
-    return assemble_worker(settings, [executor_of(device) for device in served], installed)
+    return assemble_worker(settings, [executor_of(device) for device in served], installed, connections=connections)
 
 
 def assemble_worker(
@@ -95,6 +98,7 @@ def assemble_worker(
     executors: Sequence[Executor],
     versions: dict[str, str],
     assignment: Assignment | None = None,
+    connections: int | None = None,
 ) -> WorkerSystem:
     """Assemble workers around executors; none of the latter where this process only serves the API.
 
@@ -103,6 +107,7 @@ def assemble_worker(
         executors: one executor per device.
         versions: the installed versions that affect memory.
         assignment: the only work to run.
+        connections: the most connections to the database; those of a process of workers by default.
 
     Raises:
         ConfigurationError: when a folder cannot be written.
@@ -112,7 +117,7 @@ def assemble_worker(
     make_private_folder(settings.data_dir)  # it has specs, logs and weights
     version = metadata.version("batchwright")
     instruments = Instruments(Metrics(version), create_spans(version))
-    store = open_store(settings.url, WORKER_CONNECTIONS)
+    store = open_store(settings.url, connections or worker_connections(len(executors)))
     worker_settings = WorkerSettings(
         node_name=settings.node_name,
         runs_dir=settings.runs_dir,
@@ -128,6 +133,11 @@ def assemble_worker(
     address = None if port is None else (settings.metrics_host, port)
     coordinator = Coordinator(store, executors, versions, worker_settings, store.new_listener)
     return WorkerSystem(store, coordinator, instruments, address)
+
+
+def worker_connections(devices: int) -> int:
+    """Return the most connections to the database of a process with workers, or of one without that serves others."""
+    return min(_MOST_CONNECTIONS, devices + 1) if devices else CONNECTIONS
 
 
 def local_executor(device: DeviceInfo, commands: RegisteredCommands, data_roots: DataRoots) -> Executor:

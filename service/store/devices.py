@@ -20,7 +20,7 @@ from service.store.database.engine import insert_or_replace, read_transaction, w
 from service.store.database.schema import fleets, held_slots, is_held, is_queued, now_ms, work_items, workers
 from service.store.database.statements import renew_leases, valid_leases
 from service.store.interface import DeviceStore, FleetStore, QueueStore
-from service.store.models import AnnouncedDevice, Beat, BeatReply, FleetWork, ReportedFleet
+from service.store.models import AnnouncedDevice, Beat, BeatReply, FleetWork, ReportedFleet, SlotHolder
 
 _work = work_items.c
 _FLEET_COLUMNS = ("id", "state", "device", "hardware", "token", "lease_expires_at", "updated_at")
@@ -63,6 +63,14 @@ class SqlDeviceStore(DeviceStore):
         own = and_(workers.c.slot == served.slot, workers.c.owner == served.owner)
         with write_transaction(self._engine) as connection:
             connection.execute(delete(workers).where(own))
+
+    @override
+    def holder(self, slot: str) -> SlotHolder | None:
+        age = now_ms() - workers.c.heartbeat_at
+        statement = select(workers.c.owner, age.label("age_ms")).where(workers.c.slot == slot)
+        with read_transaction(self._engine) as connection:
+            row = connection.execute(statement).first()
+        return None if row is None else SlotHolder(row.owner, max(0, row.age_ms) / 1000)
 
     @override
     def list(self) -> list[AnnouncedDevice]:

@@ -34,6 +34,7 @@ from service.store.models import (
     Quota,
     RecommendationFilter,
     ReportedFleet,
+    SlotHolder,
     StoredKey,
     StoredResponse,
     StoredSession,
@@ -344,6 +345,10 @@ class DeviceStore(ABC):
     @abstractmethod
     def withdraw(self, served: ServedDevice) -> None:
         """Remove a worker's device, unless another worker has taken the slot over."""
+
+    @abstractmethod
+    def holder(self, slot: str) -> SlotHolder | None:
+        """Return the process that announced a slot, alive or not."""
 
     @abstractmethod
     def list(self) -> list[AnnouncedDevice]:

@@ -341,6 +341,14 @@ class AnnouncedDevice:
 
 
 @dataclass(frozen=True)
+class SlotHolder:
+    """The process that announced a slot, and the age of its last heartbeat."""
+
+    owner: str
+    age_seconds: float
+
+
+@dataclass(frozen=True)
 class FleetWork:
     """Work as a dispatcher sees it. ``seconds`` counts since it was queued, lost its lease, or ended."""
 

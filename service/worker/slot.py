@@ -8,7 +8,7 @@ import time
 from service.domain.workers import ServedDevice
 from service.errors import DeviceTakenError, ServiceError
 from service.store.interface import DeviceStore, LeaseStore
-from service.store.models import AnnouncedDevice
+from service.store.models import SlotHolder
 from service.worker.device_lock import DeviceLock
 from service.worker.settings import WorkerSettings
 
@@ -75,21 +75,19 @@ class Slot:
         Raises:
             DeviceTakenError: when it sends another heartbeat.
         """
-        last: AnnouncedDevice | None = None
+        last: SlotHolder | None = None
         while (other := self._foreign_worker()) is not None:
-            if last is not None and (other.age_seconds < last.age_seconds or other.served.owner != last.served.owner):
+            if last is not None and (other.age_seconds < last.age_seconds or other.owner != last.owner):
                 raise DeviceTakenError(
-                    f"{self._served.slot} is served by {other.served.owner} already, from another data folder: end "
-                    "that process, or serve other devices; each host needs its own BATCHWRIGHT_NODE_NAME"
+                    f"{self._served.slot} is served by {other.owner} already, from another data folder: end that "
+                    "process, or serve other devices; each host needs its own BATCHWRIGHT_NODE_NAME"
                 )
             last = other
             time.sleep(_RETRY_SECONDS)
 
-    def _foreign_worker(self) -> AnnouncedDevice | None:
+    def _foreign_worker(self) -> SlotHolder | None:
         """Return a live worker of this slot with another data folder, or None."""
-        for other in self._devices.list():
-            is_foreign = not other.served.owner.startswith(self._settings.owner_prefix)
-            is_alive = other.age_seconds <= self._settings.lease_seconds
-            if other.served.slot == self._served.slot and is_foreign and is_alive:
-                return other
-        return None
+        other = self._devices.holder(self._served.slot)
+        if other is None or other.owner.startswith(self._settings.owner_prefix):
+            return None
+        return other if other.age_seconds <= self._settings.lease_seconds else None

@@ -39,8 +39,8 @@ _WRITER_LOCK = "writer_lock"
 _EXAMPLES = "sqlite:////path/to/file.db or postgresql://user:password@host/database"
 CONNECTIONS = 60
 """Connections that a process uses at most, unless it says otherwise."""
-_KEPT_SHARE = 3
-"""One in as many connections stays open while it is not used."""
+_MOST_KEPT = 20
+"""Connections that stay open while they are not used."""
 _PING_SECONDS = 15.0
 """The time after which an unused connection is tried before its use: a host between may have dropped it in silence."""
 
@@ -120,7 +120,7 @@ def _open_postgresql(url: URL, connections: int) -> Engine:
 
 def _pool(connections: int) -> dict[str, Any]:
     """Return the limits of a pool."""
-    kept = max(1, connections // _KEPT_SHARE)
+    kept = min(connections, _MOST_KEPT)
     return {"pool_size": kept, "max_overflow": connections - kept}
 
 

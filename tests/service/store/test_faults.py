@@ -133,6 +133,7 @@ READS_AND_WRITES: dict[str, Callable[[Store, Lease], Any]] = {
     "devices.beat": lambda store, lease: store.devices.beat(Beat(LEASE_SECONDS, (lease,), (SERVED,))),
     "devices.await_work": lambda store, _: store.devices.await_work(SERVED),
     "devices.withdraw": lambda store, _: store.devices.withdraw(SERVED),
+    "devices.holder": lambda store, _: store.devices.holder("other"),
     "devices.list": lambda store, _: store.devices.list(),
     "queue.check": lambda store, _: store.queue.check(),
     "fleet.work": lambda store, _: store.fleet.work(5, []),

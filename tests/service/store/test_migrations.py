@@ -24,12 +24,12 @@ from service.store.database.migrations.versions.v0008_plain_names import (
     recommendation_without_plan,
 )
 from service.store.database.schema import metadata
-from service.store.models import Ending, Quota, RecommendationFilter
+from service.store.models import Beat, Ending, Quota, RecommendationFilter
 from service.store.store import open_store
 from tests.support.factories import plan_of, probe_result
 from tests.support.paths import ROOT
 from tests.support.service.scripted import SERVED, new_work
-from tests.support.service.stores import claimed, engine_at
+from tests.support.service.stores import LEASE_SECONDS, NewId, beaten, claimed, engine_at
 from tuner.schemas.recommendation import Recommendation
 
 KEY = "a" * 16
@@ -38,6 +38,8 @@ OLD = json.loads((ROOT / "tests" / "support" / "service" / "recommendation_0007.
 
 _OLD_NAMES = "0007_searching"
 """The last revision with the names of before, in which the rows below are written; later ones come by upgrading."""
+
+_BEFORE_NOTIFICATIONS = "0009_estimate_residuals"
 
 _WORK: dict[str, Any] = {
     "kind": "tuning",
@@ -257,6 +259,32 @@ def test_the_first_revision_can_be_gone_back_to(database_url: str) -> None:
             assert [column["name"] for column in inspect(connection).get_columns("work_items")] == before
             assert connection.execute(text("SELECT count(*) FROM probes")).scalar_one() == 1
     assert _stored(database_url, "SELECT document FROM recommendations") == [OLD]
+
+
+def test_the_newest_revisions_can_be_undone_and_made_again(database_url: str, new_id: NewId) -> None:
+    """One at a time and with work that waits and runs: its worker goes on, and what waited is claimed."""
+    store = open_store(database_url)
+    running = store.submissions.add(new_work(new_id("tun"))).id
+    waiting = store.submissions.add(new_work(new_id("tun"))).id
+    store.devices.beat(Beat(LEASE_SECONDS, devices=(SERVED,), changed=frozenset({SERVED.slot})))
+    claim = claimed(store)
+    with write_transaction(store.engine) as connection:
+        script = ScriptDirectory.from_config(configuration(connection))
+        newest = [revision.revision for revision in script.walk_revisions(base=_BEFORE_NOTIFICATIONS, head="head")]
+        for revision in newest[1:]:
+            command.downgrade(configuration(connection), revision)
+        assert revision == _BEFORE_NOTIFICATIONS
+        names = {column["name"] for column in inspect(connection).get_columns("work_items")}
+        assert "expiry_check_at" not in names
+        assert not {"held_slots", "fleets"} & set(inspect(connection).get_table_names())
+    upgrade(store.engine)
+    with read_transaction(store.engine) as connection:
+        assert compare_metadata(MigrationContext.configure(connection), metadata) == []
+    assert beaten(store, claim.lease).renewed == {claim.lease: State.RUNNING}
+    store.leases.finish(claim.lease, Ending(State.FAILED))
+    assert claimed(store).item.id == waiting
+    assert store.work.get(running).state is State.FAILED
+    store.close()
 
 
 def test_concurrent_upgrades_of_an_empty_database_both_succeed(database_url: str) -> None:

@@ -2,25 +2,32 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing, suppress
 from pathlib import Path
 
 import pytest
-from sqlalchemy import create_engine, text
+from sqlalchemy import Connection, NullPool, create_engine, text
+from sqlalchemy.exc import OperationalError
 
 from service.domain.states import State
+from service.errors import StoreUnavailableError
 from service.store.database.engine import open_engine
+from service.store.models import WorkItem
 from service.store.store import Store
 from service.worker.coordinator import Coordinator
 from service.worker.executors.inline import InlineExecutor
 from service.worker.idle_pause import IdlePause
 from service.worker.settings import WorkerSettings
+from service.worker_bootstrap import worker_connections
 from tests.service.worker.test_device_worker import VERSIONS, ended, no_training, queue_tuning, worker_settings
 from tests.support.factories import CPU
-from tests.support.service.postgres import Databases
-from tests.support.service.scripted import ScriptedRunner, until_stopped
+from tests.support.service.postgres import Databases, own_server
+from tests.support.service.scripted import ScriptedRunner, new_work, until_stopped
 
 RARELY_SECONDS = 900.0
 """Longer than any test waits: what happens sooner was notified."""
@@ -101,6 +108,111 @@ def test_broken_connections_are_opened_again(store: Store, start: Start, conditi
     end_connections(store, condition)
     work_id = queue_tuning(store)
     assert ended(store, work_id).state is State.SUCCEEDED
+
+
+def test_a_crash_of_the_database_during_work_loses_nothing(tmp_path: Path) -> None:
+    """The server loses every connection and its memory: probes go on, are recorded once, and notifications resume."""
+    probing, may_end = threading.Event(), threading.Event()
+
+    def gate(_size: int, _should_stop: Callable[[], bool]) -> None:
+        probing.set()
+        assert may_end.wait(PATIENCE_SECONDS)
+
+    runner = ScriptedRunner(37, gate)
+    with own_server(synchronous_commit="on") as server, closing(Databases(server)) as databases:
+        url = databases.migrated()
+        store = Store(open_engine(url))
+        base = vars(worker_settings(tmp_path, lease_seconds=4 * RARELY_SECONDS))
+        settings = WorkerSettings(**{**base, "fallback_poll_seconds": RARELY_SECONDS})
+        executor = InlineExecutor(CPU, runner, no_training)
+        coordinator = Coordinator(store, [executor], VERSIONS, settings, store.new_listener)
+        with closing(store):
+            coordinator.start()
+            try:
+                ids = [queue_tuning(store) for _ in range(2)]
+                assert probing.wait(PATIENCE_SECONDS)
+                crash(store)
+                may_end.set()
+                items = [reached_end(store, work_id) for work_id in ids]
+                until(store, WAITING, 1)
+                items.append(reached_end(store, queue_tuning(store)))
+            finally:
+                may_end.set()
+                coordinator.stop()
+            recorded = [probe.result.micro_batch_size for item in items for probe in store.evidence.probes(item.id)]
+    assert [(item.state, item.attempts) for item in items] == 3 * [(State.SUCCEEDED, 1)]
+    assert recorded == runner.sizes
+
+
+def crash(store: Store) -> None:
+    """Kill a process of the server, which then ends all others and recovers from its log."""
+    admin = create_engine(store.engine.url, isolation_level="AUTOCOMMIT", poolclass=NullPool)
+    query = text("SELECT pid FROM pg_stat_activity WHERE backend_type = 'checkpointer'")
+    with admin.connect() as connection:
+        pid = connection.execute(query).scalar_one()
+        os.kill(pid, signal.SIGKILL)
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while answers(connection):
+            assert time.monotonic() < deadline
+    while time.monotonic() < deadline:
+        try:
+            with admin.connect() as connection:
+                assert connection.execute(query).scalar_one() != pid
+                return
+        except OperationalError:
+            threading.Event().wait(0.05)
+    raise AssertionError("the server has not recovered")
+
+
+def answers(connection: Connection) -> bool:
+    """Whether the connection still stands."""
+    try:
+        connection.execute(text("SELECT pg_sleep(0.02)"))
+    except OperationalError:
+        return False
+    return True
+
+
+def reached_end(store: Store, work_id: str) -> WorkItem:
+    """Wait for the end of work, also while the store cannot be reached."""
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while time.monotonic() < deadline:
+        with suppress(StoreUnavailableError):
+            return ended(store, work_id)
+        threading.Event().wait(0.05)
+    raise AssertionError(f"{work_id} has not ended")
+
+
+def test_a_process_has_few_connections_however_many_devices_it_serves(store: Store, tmp_path: Path) -> None:
+    """Eight devices that all work at once share four, and the listener has one."""
+    cards = [CPU.model_copy(update={"id": f"cuda:{index}", "kind": "cuda"}) for index in range(8)]
+    together = threading.Barrier(len(cards))
+    runner = ScriptedRunner(37, lambda _size, _stop: _wait_once(together))
+    settings = worker_settings(tmp_path, lease_seconds=RARELY_SECONDS)
+    url = store.engine.url.render_as_string(hide_password=False)
+    executors = [InlineExecutor(card, runner, no_training) for card in cards]
+    with closing(Store(open_engine(url, worker_connections(len(cards))))) as own:
+        coordinator = Coordinator(own, executors, VERSIONS, settings, own.new_listener)
+        coordinator.start()
+        try:
+            ids = [store.submissions.add(new_work(f"tun_{index}", device=f"cuda:{index}")).id for index in range(8)]
+            assert {ended(store, work_id).state for work_id in ids} == {State.SUCCEEDED}
+            counting = create_engine(url, poolclass=NullPool)
+            query = (
+                "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
+            )
+            store.engine.dispose()
+            with counting.connect() as connection:
+                assert 2 <= connection.execute(text(query)).scalar_one() <= 5
+        finally:
+            coordinator.stop()
+
+
+def _wait_once(together: threading.Barrier) -> None:
+    """Wait for all others before the first probe."""
+    with suppress(threading.BrokenBarrierError):
+        together.wait(PATIENCE_SECONDS)
+        together.abort()
 
 
 def test_a_lost_notification_is_made_up_for_by_a_heartbeat(store: Store, start: Start) -> None:
