@@ -8,7 +8,7 @@ HASHED := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-
 SOURCES := pyproject.toml constraints.txt requirements/runtime.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test lint check format serve gpu-test virtual-gpu-test virtual-gpu-bench virtual-gpu-evidence gpu-demo gpu-evidence bench-install bench test-exports test-commands image-test fleet-test manifests conformance openapi lock licenses docs release-check clean
+.PHONY: help install demo test lint check format serve gpu-test virtual-gpu-test virtual-gpu-bench virtual-gpu-evidence gpu-demo gpu-evidence bench-install bench test-exports test-commands image-test cuda-image-test fleet-test manifests conformance openapi lock licenses docs release-check clean
 
 help:  ## Show these lines
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -196,8 +196,12 @@ test-commands: $(EXPORTS)/deepspeed/ready $(EXPORTS)/composer/ready  ## Tune unm
 # Needs root and Debian's packages, and no Docker engine; skipped with the reason elsewhere. Layers are kept in IMAGES.
 IMAGES ?= $(VENV)/images
 
-image-test: $(VENV)/dev  ## Build the image without a Docker engine, and run it in containers (root on Debian, 5 GB)
+image-test: $(VENV)/dev  ## Build the image without a Docker engine, and run it in containers (root on Debian, 6 GB)
 	BATCHWRIGHT_TEST_IMAGES=$(IMAGES) $(BIN)/python -m pytest -m image tests/image
+
+# torch's CUDA build is 3 GB to download, unless pip's settings name a folder that has its wheels (PIP_FIND_LINKS).
+cuda-image-test: $(VENV)/dev  ## Build the CUDA image, and tune in it on a virtual card (as image-test, 20 GB)
+	BATCHWRIGHT_TEST_IMAGES=$(IMAGES) $(BIN)/python -m pytest -m cuda_image tests/image
 
 # The tools that are no Python packages of ours: Java and npm must be there. `promtool` is of Debian's package
 # `prometheus`, which is unpacked, not installed.

@@ -23,7 +23,6 @@ _HARDENED = (
     "--read-only-tmpfs=false",
     "--cap-drop=all",
     "--security-opt=no-new-privileges",
-    "--network=none",
 )
 _NO_TIMER = "--health-interval=disable"
 """The timers of health checks are systemd's: the tests run the check."""
@@ -31,12 +30,14 @@ _NO_TIMER = "--health-interval=disable"
 
 @dataclass(frozen=True)
 class Container:
-    """A container of the image, with its own network in which nothing else is."""
+    """A container of the image, with its own network in which nothing else is, or with that of another."""
 
     tools: ContainerTools
     name: str
     key: str
     port: int = 8000
+    image: str = IMAGE
+    network: str = "none"
 
     def inside(self, *command: str) -> str:
         """Run a command in the container, and return its output."""
@@ -97,21 +98,30 @@ def wait_until(met: Callable[[], bool], seconds: float, failed: Callable[[], str
 
 
 @contextmanager
-def started(container: Container, options: tuple[str, ...], *command: str) -> Iterator[Container]:
-    """Run the image until the block ends; begins when its health check passes."""
+def started(
+    container: Container,
+    options: tuple[str, ...],
+    *command: str,
+    is_ready: Callable[[Container], bool] = Container.is_healthy,
+) -> Iterator[Container]:
+    """Run the image until the block ends; begins when it is ready, by default when its health check passes."""
     container.tools.podman_status("rm", "--force", container.name)
-    arguments = ["--detach", "--name", container.name, _NO_TIMER, *_limits(), *_HARDENED, *TEMPORARY, *options]
-    container.tools.podman("run", *arguments, IMAGE, *command)
+    named = ["--detach", "--name", container.name, "--network", container.network, _NO_TIMER]
+    arguments = [*named, *_limits(), *_HARDENED, *TEMPORARY, *options]
+    container.tools.podman("run", *arguments, container.image, *command)
     try:
-        wait_until(container.is_healthy, START_SECONDS, container.logs)
+        wait_until(lambda: is_ready(container), START_SECONDS, container.logs)
         yield container
     finally:
         container.tools.podman_status("rm", "--force", container.name)
 
 
-def run_to_its_end(tools: ContainerTools, *options: str, command: tuple[str, ...] = ()) -> tuple[int, str]:
+def run_to_its_end(
+    tools: ContainerTools, *options: str, command: tuple[str, ...] = (), image: str = IMAGE
+) -> tuple[int, str]:
     """Run a container in the foreground, and return its exit status and output."""
-    return tools.podman_status("run", "--rm", "--no-healthcheck", *_limits(), *_HARDENED, *options, IMAGE, *command)
+    alone = ("--rm", "--no-healthcheck", "--network=none")
+    return tools.podman_status("run", *alone, *_limits(), *_HARDENED, *options, image, *command)
 
 
 def _limits() -> list[str]:

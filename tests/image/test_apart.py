@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -10,19 +9,8 @@ import pytest
 from tests.image.container_tools import ContainerTools
 from tests.image.containers import Container, started, wait_until
 from tests.image.test_image import PORT, options, tuned
-from tests.support.service.postgres import own_server
 
-pytestmark = [pytest.mark.image, pytest.mark.timeout(3600)]
-
-
-@pytest.fixture
-def database() -> Iterator[tuple[str, ...]]:
-    """The options that reach a PostgreSQL server by its socket: the containers have no network."""
-    with own_server() as url:
-        folder = Path(str(url.query["host"]))
-        folder.chmod(0o755)
-        reached = "postgresql://postgres@/postgres?host=/postgres"
-        yield ("--volume", f"{folder}:/postgres", "--env", f"BATCHWRIGHT_DATABASE_URL={reached}")
+pytestmark = [pytest.mark.image, pytest.mark.timeout(3600), pytest.mark.usefixtures("cpu_image")]
 
 
 def test_an_api_and_a_worker_apart(

@@ -12,7 +12,7 @@ from tests.image.container_tools import ContainerTools
 from tests.image.containers import TEMPORARY, WORK_SECONDS, Container, run_to_its_end, started, wait_until
 from tests.image.image_build import IMAGE, REVISION
 
-pytestmark = [pytest.mark.image, pytest.mark.timeout(3600)]
+pytestmark = [pytest.mark.image, pytest.mark.timeout(3600), pytest.mark.usefixtures("cpu_image")]
 
 PORT = 8080
 MEMORY_BYTES = 2 * 1024**3

@@ -44,6 +44,21 @@ def journal(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.fixture(scope="module")
+def shared_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the data folder of ``shared``."""
+    return tmp_path_factory.mktemp("shared") / "data"
+
+
+@pytest.fixture(scope="module")
+def shared(shared_folder: Path) -> Iterator[Spoken]:
+    """Return a served process for the tests that end nothing; requests differ, so that no answer is another's."""
+    journal = shared_folder.with_name("probes.txt")
+    journal.touch()
+    with slow_service(shared_folder, journal, PROBE_SECONDS) as served:
+        yield served
+
+
 @pytest.fixture
 def start_served(tmp_path: Path, journal: Path) -> Iterator[StartServed]:
     """Starts served processes on one data folder, and kills what a test leaves."""
@@ -154,10 +169,9 @@ def test_a_killed_service_takes_its_worker_process_along(start_served: StartServ
     wait_until(lambda: are_gone(below))
 
 
-def test_the_metrics_of_a_worker_process_are_with_those_of_the_api(start_served: StartServed) -> None:
+def test_the_metrics_of_a_worker_process_are_with_those_of_the_api(shared: Spoken) -> None:
     """One scrape has both, each family once; without a process they are the API's alone."""
-    served = start_served()
-    with Client(served.url) as client, httpx.Client(base_url=served.url) as http:
+    with Client(shared.url) as client, httpx.Client(base_url=shared.url) as http:
         client.tunings.wait(client.tunings.submit(tuning_request()).id, START_SECONDS)
         text = http.get("/metrics").raise_for_status().text
     families = [line.split()[2] for line in text.splitlines() if line.startswith("# TYPE")]
@@ -219,10 +233,10 @@ def test_a_follower_outlives_a_restart(start_served: StartServed) -> None:
     assert seen[-1].state is State.SUCCEEDED
 
 
-def test_a_running_probe_is_cancelled(start_served: StartServed) -> None:
+def test_a_running_probe_is_cancelled(shared: Spoken) -> None:
     """And the tuning with it; how soon is measured by `benchmarks/reaction_times.py`."""
-    with Client(start_served().url) as client:
-        tuning_id = client.tunings.submit(tuning_request()).id
+    with Client(shared.url) as client:
+        tuning_id = client.tunings.submit(tuning_request(effective_batch_size=64)).id
         wait_for_probes(client, tuning_id, 1)
         client.tunings.cancel(tuning_id)
         assert client.tunings.wait(tuning_id, START_SECONDS).state is State.CANCELLED
@@ -253,16 +267,16 @@ def test_the_service_is_not_opened_to_other_machines(tmp_path: Path) -> None:
         serve(Settings(data_dir=tmp_path, host="0.0.0.0"))  # noqa: S104 - refused
 
 
-def test_a_second_service_on_the_same_devices_is_refused(start_served: StartServed, tmp_path: Path) -> None:
+@pytest.mark.usefixtures("shared")
+def test_a_second_service_on_the_same_devices_is_refused(shared_folder: Path) -> None:
     """The error names the served device and its owner."""
-    start_served()
     with pytest.raises(DeviceTakenError, match="cpu is served by host:"):
-        serve(Settings(data_dir=tmp_path / "data", node_name="host", port=0, devices="cpu"))
+        serve(Settings(data_dir=shared_folder, node_name="host", port=0, devices="cpu"))
 
 
-def test_a_taken_port_is_named(start_served: StartServed, tmp_path: Path) -> None:
+def test_a_taken_port_is_named(shared: Spoken, tmp_path: Path) -> None:
     """Listening where someone listens already is refused in our words."""
-    port = int(start_served().url.rpartition(":")[2])
+    port = int(shared.url.rpartition(":")[2])
     with pytest.raises(ConfigurationError, match=str(port)):
         serve(Settings(data_dir=tmp_path / "other", port=port, devices="cpu"))
 
