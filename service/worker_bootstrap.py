@@ -27,6 +27,7 @@ from tuner.planning.fingerprint import installed_versions
 from tuner.probing.supervisor import ProbeSupervisor
 from tuner.schemas.results import DeviceInfo
 from tuner.system.data_roots import DataRoots
+from tuner.training.launching.host_agents import Hosts
 
 WORKER_CONNECTIONS = 4
 """Connections to the database that a process of workers uses at most, besides the one that listens: one claims for all
@@ -130,16 +131,19 @@ def assemble_worker(
     return WorkerSystem(store, coordinator, instruments, address)
 
 
-def local_executor(device: DeviceInfo, commands: RegisteredCommands, data_roots: DataRoots) -> Executor:
+def local_executor(
+    device: DeviceInfo, commands: RegisteredCommands, data_roots: DataRoots, hosts: Hosts | None = None
+) -> Executor:
     """Create an executor that runs processes of this host.
 
     Args:
         device: the device.
         commands: the commands that it may run.
         data_roots: the folders from which jobs may read data.
+        hosts: the hosts that a cluster's engine has assigned.
     """
     runners = ProbeRunners(ProbeSupervisor(device), CommandSupervisor(device), commands.check_current)
-    return LocalExecutor(device, runners, data_roots=data_roots, check_command=commands.check_current)
+    return LocalExecutor(device, runners, data_roots=data_roots, check_command=commands.check_current, hosts=hosts)
 
 
 def registered_commands(settings: Settings) -> RegisteredCommands:
