@@ -287,8 +287,9 @@ $(FLEET)/ready: constraints.txt requirements/runtime.txt requirements/dev.txt py
 	@touch $@
 
 # Where there is no Debian, the test with Slurm is skipped.
-fleet-test: $(FLEET)/ready $(EXPORTS)/slurm/ready  ## Dispatch to real Ray and Slurm clusters on this host, and kill parts of them
-	BATCHWRIGHT_TEST_SLURM=$(EXPORTS)/slurm/root $(FLEET)/bin/python -m pytest -m fleet tests/fleet
+fleet-test: $(FLEET)/ready $(EXPORTS)/slurm/ready  ## Dispatch to real Ray and Slurm clusters on this host, and kill parts of them; run many ranks
+	BATCHWRIGHT_TEST_SLURM=$(EXPORTS)/slurm/root $(FLEET)/bin/python -m pytest -m fleet tests/fleet \
+	  tests/probing/test_ranks.py tests/training/launching/test_host_agents.py
 
 clean:  ## Remove the environment and what runs left
 	rm -rf $(VENV) $(VIRTUAL_GPU) $(FLEET) runs site dist .pytest_cache .mypy_cache .ruff_cache

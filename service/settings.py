@@ -28,6 +28,7 @@ OTHER_VARIABLES = frozenset(
     {
         _API_KEY,  # the SDK's
         "BATCHWRIGHT_URL",  # of the examples
+        "BATCHWRIGHT_HOSTS",  # from Ray to a job over several hosts
         "BATCHWRIGHT_RENDEZVOUS",  # between the ranks of a run
         "BATCHWRIGHT_RUN_DATA_ROOTS",  # of a run that a worker starts
         "BATCHWRIGHT_EFFECTIVE_BATCH_SIZE",  # a plan's figures, in exported jobs

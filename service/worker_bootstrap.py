@@ -28,6 +28,7 @@ from tuner.planning.fingerprint import installed_versions
 from tuner.probing.supervisor import ProbeSupervisor
 from tuner.schemas.results import DeviceInfo
 from tuner.system.data_roots import DataRoots
+from tuner.training.launching.host_agents import Hosts
 
 _MOST_CONNECTIONS = 4
 """Connections to the database that a process of workers uses at most, besides the one that listens: one claims for all
@@ -140,16 +141,19 @@ def worker_connections(devices: int) -> int:
     return min(_MOST_CONNECTIONS, devices + 1) if devices else CONNECTIONS
 
 
-def local_executor(device: DeviceInfo, commands: RegisteredCommands, data_roots: DataRoots) -> Executor:
+def local_executor(
+    device: DeviceInfo, commands: RegisteredCommands, data_roots: DataRoots, hosts: Hosts | None = None
+) -> Executor:
     """Create an executor that runs processes of this host.
 
     Args:
         device: the device.
         commands: the commands that it may run.
         data_roots: the folders from which jobs may read data.
+        hosts: the hosts that a cluster's engine has assigned.
     """
     runners = ProbeRunners(ProbeSupervisor(device), CommandSupervisor(device), commands.check_current)
-    return LocalExecutor(device, runners, data_roots=data_roots, check_command=commands.check_current)
+    return LocalExecutor(device, runners, data_roots=data_roots, check_command=commands.check_current, hosts=hosts)
 
 
 def registered_commands(settings: Settings) -> RegisteredCommands:

@@ -13,7 +13,7 @@ from service.application.rules.device_checks import (
     check_same_device,
     hardware_of_job,
     probe_environment,
-    process_count,
+    ranks_per_node,
 )
 from service.application.rules.hardware_matches import workers_with
 from service.application.rules.idempotency import SubmissionResponse
@@ -31,6 +31,7 @@ from service.errors import (
     NotOnThisHostError,
     NotResumableError,
     UnknownDeviceError,
+    UnsupportedJobError,
 )
 from service.observability.tracing import current_trace_parent
 from service.store.models import Idempotency, NewWork, WorkItem
@@ -69,7 +70,8 @@ class JobCases(WorkCases[JobSubmission, Job]):
             if UPDATES in recommendation.request.command.model.placeholders:
                 command += ["--updates", str(submission.training.updates)]
         else:
-            command = training_command(_HERE, process_count(recommendation, submission.training), _PYTHON)
+            training = submission.training
+            command = training_command(_HERE, ranks_per_node(recommendation, training), _PYTHON, hosts=training.nodes)
             files.append(_file(paths.request, submission.training))
         return ConfiguredJob(
             command=tuple(command),
@@ -126,6 +128,8 @@ class JobCases(WorkCases[JobSubmission, Job]):
         recommendation, need = self._trainable(submission)
         if recommendation.request.command is None:
             check_process_count(recommendation, submission.training)
+        if submission.training.nodes > 1:
+            self._check_cluster(submission.training.nodes)
         request = JobRequest(recommendation=recommendation, training=submission.training)
         work = NewWork(
             id=self._context.identifiers.new("job"),
@@ -234,6 +238,18 @@ class JobCases(WorkCases[JobSubmission, Job]):
         if need is None:
             return self._context.live_device(recommendation.device.id).served
         return next((worker.served for worker in workers_with(need, self._context.live_workers())), None)
+
+    def _check_cluster(self, nodes: int) -> None:
+        """Refuse a run over several hosts where no dispatcher has reported: workers of a host take no others.
+
+        Raises:
+            UnsupportedJobError: naming the remedy.
+        """
+        if not self._store.fleet.reports():
+            raise UnsupportedJobError(
+                f"the run takes {nodes} hosts (`training.nodes`), and this service has no cluster: serve with `--ray` "
+                "or `--slurm`, start the command of a dry run (`dry_run: true`) on each host, or use one host"
+            )
 
     def _stored(self, recommendation_id: str) -> Recommendation:
         views.check_identifier(recommendation_id, "recommendation")

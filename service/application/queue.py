@@ -92,7 +92,7 @@ class QueueCases:
         self, entries: Sequence[Waiting], serving: Sequence[AnnouncedDevice], recent: Sequence[WorkRow]
     ) -> dict[str, float | None]:
         """Return the expected wait of each entry of a lane; unknown where each takes several devices."""
-        if need_of_lane(str(entries[0].hardware)).devices_per_node > 1:
+        if need_of_lane(str(entries[0].hardware)).takes_several:
             return dict.fromkeys(entry.id for entry in entries)
         return expected_waits(entries, [self._running(announced) for announced in serving], recent)
 

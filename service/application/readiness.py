@@ -156,7 +156,7 @@ def _is_stuck(depth: QueueDepth, alive: Sequence[AnnouncedDevice]) -> bool:
     if depth.lane is None:
         return not _all_busy(depth.device, alive)
     need = need_of_lane(depth.lane)
-    return need.devices_per_node == 1 and any(worker.running_id is None for worker in workers_with(need, alive))
+    return not need.takes_several and any(worker.running_id is None for worker in workers_with(need, alive))
 
 
 def _all_busy(device: str, alive: Sequence[AnnouncedDevice]) -> bool:

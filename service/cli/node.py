@@ -5,6 +5,8 @@ The command line imports this module also where the service's packages are not i
 
 from __future__ import annotations
 
+import os
+import sys
 from typing import Annotated
 
 import typer
@@ -21,6 +23,15 @@ def run(work_id: Annotated[str, typer.Argument(help="Identifier of the tuning or
         from service.entrypoints.node_jobs import run_work  # noqa: PLC0415 - see the module's docstring
 
         run_work(settings, work_id)
+
+
+@node.command(context_settings={"ignore_unknown_options": True})
+def gather(
+    nodes: Annotated[str, typer.Argument(help="The nodes of a Ray cluster to reserve, as JSON.")],
+    command: Annotated[list[str], typer.Argument(help="Arguments of `batchwright`, to run on the first of them.")],
+) -> None:
+    """Reserve nodes of a Ray cluster, all or none, run a command on the first of them, and end with its status."""
+    os.execv(sys.executable, [sys.executable, "-m", "service.dispatch.ray_hosts", "gather", nodes, *command])  # noqa: S606 - the only process with Ray
 
 
 @node.command()

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from service.dispatch.engine import DeviceKind, Node
+from service.dispatch.reconciliation import Places
 from service.domain.hardware import ANY_DEVICE, is_served_by, need_of_lane
 from service.domain.workers import ServedDevice
 from service.store.models import FleetWork
@@ -22,15 +23,22 @@ class Lane:
     kinds: tuple[DeviceKind, ...]
     """The kind of the devices; of a node, all kinds."""
     devices: int
-    """Number of devices that the work takes on one node; 0 for a job beside others."""
+    """Number of devices that the work takes on each node; 0 for a job beside others."""
     nodes: frozenset[str]
-    """Ids of the nodes that have the hardware; none for work of several devices, which dispatchers leave to workers."""
+    """Ids of the nodes that have the hardware; none where there are fewer than ``hosts``."""
+    hosts: int = 1
+    """Number of nodes that the work takes at once."""
+
+    @property
+    def places(self) -> Places:
+        """The places that the work takes."""
+        return Places(self.nodes, self.devices * self.hosts > 1, self.hosts > 1)
 
     @property
     def missing(self) -> str:
         """The reason why the work waits while ``nodes`` is empty."""
-        if self.devices > 1:
-            return f"a dispatcher gives work one device, and this takes {self.text}: start `batchwright work` on a host"
+        if self.hosts > 1:
+            return f"there are fewer living nodes than the work takes: {self.text}"
         return f"no living node has {self.text or self.device}"
 
     @classmethod
@@ -45,14 +53,22 @@ def lane_of(work: FleetWork, devices: Mapping[str, Sequence[ServedDevice]]) -> L
         node: [one for one in found if is_served_by(work.device, work.hardware, one.device)]
         for node, found in devices.items()
     }
-    count = 1
+    count = hosts = 1
     text = work.hardware
     if work.device == ANY_DEVICE:
         need = need_of_lane(work.hardware or "")
-        count, text = need.devices_per_node, need.in_words
-    having = {node: found for node, found in fitting.items() if found and count == 1}
+        count, hosts, text = need.devices_per_node, need.nodes, need.in_words
+    having = {node: equal for node, found in fitting.items() if len(equal := _of_one_kind(found)) >= count}
     kind: DeviceKind = "cpu" if work.device == "cpu" else "cuda"
     for found in having.values():
         kind = found[0].device.kind
     nodes = frozenset(node for node, found in having.items() if found[0].device.kind == kind)
-    return Lane(work.device, text, (kind,), count, nodes)
+    return Lane(work.device, text, (kind,), count, nodes if len(nodes) >= hosts else frozenset(), hosts)
+
+
+def _of_one_kind(devices: Sequence[ServedDevice]) -> list[ServedDevice]:
+    """Return the devices of the product that a node has the most of."""
+    kinds: dict[str, list[ServedDevice]] = {}
+    for device in devices:
+        kinds.setdefault(device.hardware, []).append(device)
+    return max(kinds.values(), key=len, default=[])

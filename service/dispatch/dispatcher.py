@@ -121,10 +121,10 @@ class Dispatcher:
         self._announce([device for found in devices.values() for device in found])
         work = self._store.fleet.work(_MOST_QUEUED, {job.name.key for job in jobs})
         seen = self._seen(jobs)
-        tasks = [*_node_tasks(nodes, devices), *(_task(item) for item in work)]
         lanes = {item.id: lane_of(item, devices) for item in work} | {
             f"{_NODE}{node.id}": Lane.of_node(node) for node in nodes
         }
+        tasks = [*_node_tasks(nodes, devices), *(_task(item, lanes[item.id]) for item in work)]
         is_impossible = {task.key for task in tasks if not lanes[task.key].nodes}
         possible = [task for task in tasks if task.state is not TaskState.WAITING or task.key not in is_impossible]
         plan = reconcile(possible, seen, _PENDING_PER_LANE + sum(len(found) for found in devices.values()))
@@ -194,7 +194,7 @@ class Dispatcher:
             arguments = ("node", "announce", f"{self._engine.name}:{name.key.removeprefix(_NODE)}", *lane.kinds)
         else:
             arguments = ("node", "run", name.key)
-        return NewJob(name, arguments, lane.kinds[0], lane.devices, lane.nodes)
+        return NewJob(name, arguments, lane.kinds[0], lane.devices, lane.nodes, lane.hosts)
 
     def _owner(self, node: Node) -> str:
         return f"{self._engine.name}:{node.id}"
@@ -204,10 +204,10 @@ def _waiting(key: str, lane: Lane, reason: str) -> FleetWaiting:
     return FleetWaiting(id=key, device=lane.device, hardware=lane.text, reason=reason[-_SHOWN_CHARACTERS:])
 
 
-def _task(work: FleetWork) -> Task:
+def _task(work: FleetWork, lane: Lane) -> Task:
     unended = TaskState.HELD if work.has_live_lease else TaskState.WAITING
     state = TaskState.ENDED if work.state.terminal else unended
-    return Task(work.id, work.token, state, f"{work.device} {work.hardware}", work.seconds)
+    return Task(work.id, work.token, state, f"{work.device} {work.hardware}", work.seconds, lane.places)
 
 
 def _node_tasks(nodes: Sequence[Node], devices: dict[str, list[ServedDevice]]) -> list[Task]:

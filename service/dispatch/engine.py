@@ -61,9 +61,11 @@ class NewJob:
     """Arguments of ``batchwright`` on the node."""
     kind: DeviceKind
     devices: int
-    """Number of devices of the kind that it takes, on one node; 0 for a job that runs beside others."""
+    """Number of devices of the kind that it takes, on each node; 0 for a job that runs beside others."""
     nodes: frozenset[str]
-    """Ids of the nodes that have the hardware; one of them runs the job."""
+    """Ids of the nodes that have the hardware; ``hosts`` of them run the job."""
+    hosts: int = 1
+    """Number of nodes that it takes, all or none. The job runs on one of them, and reaches the others."""
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ A job takes one unit of ``batchwright_cpu``, a custom resource of nodes whose CP
 
 from __future__ import annotations
 
+import json
 import shlex
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
@@ -50,15 +51,31 @@ class RayEngine(Engine):
             return
         self._call(
             lambda client: client.submit_job(
-                entrypoint=f"{self._command} {shlex.join(job.arguments)}",
+                entrypoint=f"{self._command} {shlex.join(self._arguments(job))}",
                 submission_id=str(job.name),
                 runtime_env={"env_vars": self._environment},
                 entrypoint_num_cpus=0,
-                entrypoint_num_gpus=job.devices if job.kind == "cuda" else 0,
-                entrypoint_resources={CPU_RESOURCE: 1} if job.kind == "cpu" and job.devices else None,
-                entrypoint_label_selector=self._selector(job),
+                **self._placement(job),
             )
         )
+
+    def _placement(self, job: NewJob) -> dict[str, Any]:
+        """Return what the entry point takes; one that gathers nodes takes nothing itself."""
+        if job.hosts > 1:
+            return {}
+        return {
+            "entrypoint_num_gpus": job.devices if job.kind == "cuda" else 0,
+            "entrypoint_resources": {CPU_RESOURCE: 1} if job.kind == "cpu" and job.devices else None,
+            "entrypoint_label_selector": self._selector(job),
+        }
+
+    def _arguments(self, job: NewJob) -> tuple[str, ...]:
+        """Return the arguments of the entry point, which gathers several nodes before the work starts on one."""
+        if job.hosts == 1:
+            return job.arguments
+        resources = {"GPU": job.devices} if job.kind == "cuda" else {CPU_RESOURCE: 1}
+        nodes = {"name": str(job.name), "count": job.hosts, "resources": resources, "labels": self._selector(job)}
+        return ("node", "gather", json.dumps(nodes), "--", *job.arguments)
 
     def _selector(self, job: NewJob) -> dict[str, str] | None:
         """Return the nodes by name, unless all of that kind will do: then new nodes of the autoscaler will too."""

@@ -32,6 +32,19 @@ class TaskState(StrEnum):
 
 
 @dataclass(frozen=True)
+class Places:
+    """The places that a task takes."""
+
+    nodes: frozenset[str] = frozenset()
+    """Ids of the nodes that have its devices; none of a task that takes no device."""
+    takes_several: bool = False
+    """True for several devices or nodes, which work of one device would take one after the other for ever: while such
+    a task waits, later ones for these nodes wait too."""
+    gathers: bool = False
+    """True for several nodes: its job may run for long until they are free."""
+
+
+@dataclass(frozen=True)
 class Task:
     """A tuning or job, or a node whose devices are to be announced."""
 
@@ -43,6 +56,7 @@ class Task:
     """The hardware that it needs: tasks of one lane wait for the same devices."""
     seconds: float = 0.0
     """Seconds since it was queued, lost its lease, or ended."""
+    places: Places = Places()
 
 
 @dataclass(frozen=True)
@@ -105,11 +119,16 @@ def reconcile(tasks: Sequence[Task], jobs: Iterable[SeenJob], most_pending: int)
         by_key.setdefault(seen.job.name.key, []).append(seen)
     done = Reconciliation()
     pending = _pending(tasks, by_key)
+    reserved: frozenset[str] = frozenset()
     for task in tasks:
         own = by_key.get(task.key, [])
         done.actions += [*_stops(task, own), *_forgets(task, own)]
-        if task.state is TaskState.WAITING:
-            _submit_or_wait(task, own, done, pending, most_pending)
+        if task.state is not TaskState.WAITING:
+            continue
+        if _usable(task, own) is None and task.places.nodes & reserved:
+            done.waits[task.key] = "waits behind work that takes several devices"
+        elif _submit_or_wait(task, own, done, pending, most_pending) and task.places.takes_several:
+            reserved |= task.places.nodes
     return done
 
 
@@ -131,7 +150,7 @@ def _stops(task: Task, jobs: Sequence[SeenJob]) -> list[Stop]:
             reason = "its work runs elsewhere" if seen.state is JobState.PENDING else ""
         elif name.generation < task.generation:
             reason = _unless_ending(seen, task, "its lease was lost")
-        elif seen.state is JobState.RUNNING and seen.seconds > START_SECONDS:
+        elif seen.state is JobState.RUNNING and seen.seconds > START_SECONDS and not task.places.gathers:
             reason = f"it has not claimed its work within {START_SECONDS:g} s"
         elif kept is not None and seen is not kept:
             reason = "its work was submitted twice"
@@ -164,23 +183,25 @@ def _forgets(task: Task, jobs: Sequence[SeenJob]) -> list[Forget]:
 
 def _submit_or_wait(
     task: Task, jobs: Sequence[SeenJob], done: Reconciliation, pending: Counter[str], most_pending: int
-) -> None:
-    """Submit a job for a waiting task, or say why not."""
+) -> bool:
+    """Submit a job for a waiting task, or say why not. Return whether the task has a job now."""
     if (usable := _usable(task, jobs)) is not None:
+        starts = "its nodes are being gathered" if task.places.gathers else "its worker starts"
         is_pending = usable.state is JobState.PENDING
-        done.waits[task.key] = (usable.job.message or "waits for a node") if is_pending else "its worker starts"
-        return
+        done.waits[task.key] = (usable.job.message or "waits for a node") if is_pending else starts
+        return True
     failed = [seen for seen in _of_generation(task, jobs) if seen.state is JobState.ENDED]
     if failed:
         last = min(failed, key=lambda seen: seen.seconds)
         left = min(_MAX_DELAY_SECONDS, 2.0 ** len(failed)) - last.seconds
         if left > 0:
             done.waits[task.key] = f"attempt {len(failed)} ended without taking the work: {last.job.message}"
-            return
+            return False
     if pending[task.lane] >= most_pending:
         done.waits[task.key] = f"waits behind {pending[task.lane]} jobs that wait for the same hardware"
-        return
+        return False
     pending[task.lane] += 1
     attempt = max((seen.job.name.attempt + 1 for seen in failed), default=0)
     done.actions.append(Submit(JobName(task.key, task.generation, attempt)))
     done.waits[task.key] = "is being submitted"
+    return True

@@ -54,7 +54,8 @@ class SlurmEngine(Engine):
         executor.update_parameters(
             job_name=str(job.name),
             time=_UNLIMITED_MINUTES,
-            nodes=1,
+            nodes=job.hosts,
+            use_srun=job.hosts == 1,  # of several nodes the first one's process starts steps on the others
             ntasks_per_node=1,
             additional_parameters=options,
             **(devices if job.devices else {}),

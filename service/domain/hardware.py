@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 from typing_extensions import override
 
 from tuner.hardware.matching import has_hardware
-from tuner.schemas.requests import HardwareRequest, TuningRequest
+from tuner.schemas.requests import MOST_NODES, HardwareRequest, TuningRequest
 from tuner.schemas.results import DeviceInfo
 
 ANY_DEVICE = ""
@@ -22,8 +22,11 @@ class HardwareNeed(HardwareRequest):
     """The hardware that work needs: as requested, until the first probe has run; then the kind that probe ran on."""
 
     kind: Annotated[str, Field(max_length=_MAX_LANE_LENGTH)] | None = None
-    """Product and memory (``kind_of``), which the evidence of the work is bound to; no other field but the number of
-    devices counts then."""
+    """Product and memory (``kind_of``), which the evidence of the work is bound to; no other field but the numbers of
+    devices and nodes counts then."""
+    nodes: Annotated[int, Field(ge=1, le=MOST_NODES)] = 1
+    """Hosts that the work takes at once, each with ``devices_per_node`` devices. Only a cluster's engine assigns more
+    than one."""
 
     @model_validator(mode="after")
     @override
@@ -35,8 +38,17 @@ class HardwareNeed(HardwareRequest):
     @property
     @override
     def in_words(self) -> str:
-        if self.kind is None:
-            return super().in_words
+        text = super().in_words if self.kind is None else self._kind_in_words
+        return text if self.nodes == 1 else f"{self.nodes} hosts with {text} each".replace(" on one host", "")
+
+    @property
+    def takes_several(self) -> bool:
+        """True when the work takes more than one device."""
+        return self.devices_per_node * self.nodes > 1
+
+    @property
+    def _kind_in_words(self) -> str:
+        assert self.kind is not None  # noqa: S101 - by its caller
         name, _, total_bytes = self.kind.rpartition("|")
         bound = HardwareRequest(product=name, min_memory_bytes=int(total_bytes), devices_per_node=self.devices_per_node)
         return bound.in_words.replace("with at least", "with")
@@ -54,9 +66,9 @@ class HardwareNeed(HardwareRequest):
         return cls.model_validate(fields | {"min_memory_bytes": least})
 
     @classmethod
-    def of_kind(cls, device: DeviceInfo, devices_per_node: int) -> HardwareNeed:
+    def of_kind(cls, device: DeviceInfo, devices_per_node: int, nodes: int = 1) -> HardwareNeed:
         """Return the need of work that is bound to one kind of device."""
-        return cls(kind=kind_of(device), devices_per_node=devices_per_node)
+        return cls(kind=kind_of(device), devices_per_node=devices_per_node, nodes=nodes)
 
 
 @lru_cache(maxsize=4096)

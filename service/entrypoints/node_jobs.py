@@ -5,8 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
-from service.domain.states import TERMINAL_STATES
+from service.application.rules.device_checks import hardware_of_job
+from service.domain.hardware import HardwareNeed
+from service.domain.states import TERMINAL_STATES, WorkKind
+from service.domain.work import JobRequest
 from service.domain.workers import ServedDevice
+from service.entrypoints.assigned_hosts import assigned_hosts
 from service.entrypoints.signals import handling_signals
 from service.errors import ConfigurationError, NotFoundError, NotReadyError
 from service.observability.logging import announce as log_start
@@ -19,6 +23,7 @@ from service.worker.settings import Assignment
 from service.worker_bootstrap import assemble_worker, local_executor, registered_commands
 from tuner.hardware import inventory
 from tuner.planning.fingerprint import installed_versions
+from tuner.schemas.requests import TuningRequest
 from tuner.schemas.results import DeviceInfo
 from tuner.system.data_roots import DataRoots
 
@@ -44,9 +49,12 @@ def run_work(settings: Settings, work_id: str) -> None:
     if item is None or item.state in TERMINAL_STATES:
         log_start(f"{work_id} has ended, or does not exist", settings.log_format)
         return
-    device = _device("" if item.device is None else item.device.partition(":")[0])
-    executor = local_executor(device, registered_commands(settings), DataRoots(settings.data_roots))
-    assignment = Assignment(work_id, name_on_host(device))
+    need = _need(item)
+    count = 1 if need is None else need.devices_per_node
+    device, *beside = _devices("" if item.device is None else item.device.partition(":")[0], count)
+    hosts = None if need is None or need.nodes == 1 else assigned_hosts()
+    executor = local_executor(device, registered_commands(settings), DataRoots(settings.data_roots), hosts)
+    assignment = Assignment(work_id, name_on_host(device), tuple(other.id for other in beside))
     system = assemble_worker(settings, [executor], installed_versions(), assignment)
     coordinator = system.coordinator
     assert isinstance(coordinator, Coordinator)  # noqa: S101 - assembled around an executor
@@ -104,16 +112,28 @@ def name_on_host(device: DeviceInfo) -> str:
     return device.id
 
 
-def _device(kind: str) -> DeviceInfo:
-    """Return the first device that the engine has assigned, of this kind if one is given: GPUs before the CPU.
+def _devices(kind: str, count: int) -> list[DeviceInfo]:
+    """Return the first devices that the engine has assigned, of this kind if one is given: GPUs before the CPU.
 
     Raises:
-        ConfigurationError: when the engine has assigned none.
+        ConfigurationError: when the engine has assigned fewer.
     """
-    found = next((device for device in inventory.devices() if kind in {"", device.kind}), None)
-    if found is None:
-        raise ConfigurationError(f"the engine has assigned no {kind} device: CUDA_VISIBLE_DEVICES names none")
+    found = [device for device in inventory.devices() if kind in {"", device.kind}]
+    found = [device for device in found if device.kind == found[0].kind][:count]
+    if len(found) < count:
+        raise ConfigurationError(
+            f"the engine has assigned {len(found)} {kind} devices of {count}: CUDA_VISIBLE_DEVICES names no more"
+        )
     return found
+
+
+def _need(item: WorkItem) -> HardwareNeed | None:
+    """Return the hardware that work needs if any device of it will do."""
+    if item.kind is WorkKind.JOB:
+        job = JobRequest.model_validate_json(item.payload)
+        return hardware_of_job(job.recommendation, job.training)
+    request = TuningRequest.model_validate_json(item.payload)
+    return None if request.hardware is None else HardwareNeed.of_request(request)
 
 
 def _find(settings: Settings, work_id: str) -> WorkItem | None:

@@ -210,15 +210,13 @@ def _slots_beside(connection: Connection, served: ServedDevice, found: Candidate
 
 
 def _named(connection: Connection, claimer: Claimer, work_id: str) -> Candidate | None:
-    """Return the work with this id if the device may take it now; never work of several devices."""
+    """Return the work with this id if the device may take it now; the engine has assigned its other devices too."""
     if connection.execute(RUNNING_HERE, claimer.parameters).first() is not None:
         return None
     may_be_taken = or_(is_queued, and_(is_held, _work.lease_expires_at <= now_ms()))
     columns = (_work.id, _work.state, _work.token, _work.lost_leases, _work.key_id, _work.device, _work.hardware)
     row = connection.execute(select(*columns).where(_work.id == work_id, may_be_taken)).first()
     if row is None or not is_served_by(row.device, row.hardware, claimer.served.device):
-        return None
-    if _devices_needed(row.device, row.hardware) > 1:
         return None
     return Candidate(row.id, State(row.state), row.token, row.lost_leases, row.key_id)
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
 from service.domain.workers import ServedDevice
 from service.store.interface import LeaseStore
 from service.store.models import Claim
 from service.worker.lease import LeaseHolder, LeaseTerms, StopReason
+from service.worker.settings import Assignment
 
 
 class WorkClaimer:
@@ -19,14 +21,16 @@ class WorkClaimer:
         leases: where work is claimed.
         served: the device.
         terms: the terms of every lease.
-        only: the id of the only work to claim.
+        assignment: the only work to claim.
     """
 
-    def __init__(self, leases: LeaseStore, served: ServedDevice, terms: LeaseTerms, only: str | None = None) -> None:
+    def __init__(
+        self, leases: LeaseStore, served: ServedDevice, terms: LeaseTerms, assignment: Assignment | None = None
+    ) -> None:
         self._leases = leases
         self.served = served
         self._terms = terms
-        self._only = only
+        self._assignment = assignment
         self._holder: LeaseHolder | None = None
         self._stop: StopReason | None = None
 
@@ -51,9 +55,11 @@ class WorkClaimer:
             self._holder = None
 
     def _claim(self) -> Claim | None:
-        if self._only is None:
+        if self._assignment is None:
             return self._leases.claim(self.served, self._terms.lease_seconds)
-        return self._leases.claim_work(self._only, self.served, self._terms.lease_seconds)
+        claim = self._leases.claim_work(self._assignment.work_id, self.served, self._terms.lease_seconds)
+        beside = tuple(f"{self.served.host}/{device}" for device in self._assignment.beside)
+        return None if claim is None else replace(claim, other_slots=beside)
 
     @property
     def holder(self) -> LeaseHolder | None:

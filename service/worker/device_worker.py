@@ -72,9 +72,7 @@ class DeviceWorker:
         attempt_runner = AttemptRunner(store.leases, store.work, runner, context, instruments)
         terms = LeaseTerms(settings.lease_seconds, settings.shutdown_grace_seconds)
         self._is_announced = assignment is None  # a dispatcher announces the devices of its cluster
-        self._claimer = WorkClaimer(
-            store.leases, self.served, terms, None if assignment is None else assignment.work_id
-        )
+        self._claimer = WorkClaimer(store.leases, self.served, terms, assignment)
         await_work = (lambda: store.devices.await_work(self.served)) if link.has_notifications else None
         pause = IdlePause(settings.poll_seconds, await_work)
         new_loop = WorkLoop if assignment is None else SingleRun

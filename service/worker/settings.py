@@ -21,6 +21,8 @@ class Assignment:
     work_id: str
     device: str
     """Name of the device on its host, where the engine has numbered the visible devices anew."""
+    beside: tuple[str, ...] = ()
+    """Ids of the other devices that the engine has assigned on this host, as this process sees them."""
 
 
 @dataclass(frozen=True)

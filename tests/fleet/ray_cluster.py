@@ -1,4 +1,6 @@
-"""A Ray cluster on this host: a head and nodes with a CPU each. Lines on standard input kill parts of it.
+"""A Ray cluster on this host: a head and nodes with a CPU each.
+
+Lines on standard input change it: `kill node0`, `add node0`, `kill head`.
 
 Arguments: the port of the dashboard, the number of nodes, and the folder for their data.
 """
@@ -6,12 +8,71 @@ Arguments: the port of the dashboard, the number of nodes, and the folder for th
 from __future__ import annotations
 
 import os
+import signal
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any, TypeVar
 
 from ray.cluster_utils import Cluster
 
+from tests.support.service.processes import children_of
+
+T = TypeVar("T")
+
 _NODE_MEMORY = 80 * 2**20
+_ATTEMPTS = 10
+
+
+def _persistently(start: Callable[[], T]) -> T:
+    """Start a node again when Ray gives up, after 30 s, which a machine with other work exceeds."""
+    for attempts_left in reversed(range(_ATTEMPTS)):
+        before = children_of(os.getpid())
+        try:
+            return start()
+        except Exception:
+            for process in children_of(os.getpid()) - before:
+                os.kill(process, signal.SIGKILL)
+            if not attempts_left:
+                raise
+    raise AssertionError
+
+
+class Nodes:
+    """A head, and nodes that are known by name.
+
+    Args:
+        port: the port of the dashboard.
+        folder: the folder for the data of the nodes.
+    """
+
+    def __init__(self, port: int, folder: Path) -> None:
+        head = {"num_cpus": 0, "include_dashboard": True, "dashboard_port": port, "object_store_memory": _NODE_MEMORY}
+        self._cluster = _persistently(lambda: Cluster(initialize_head=True, head_node_args=head))
+        self._folder = folder
+        self._by_name: dict[str, Any] = {}
+
+    def add(self, name: str) -> None:
+        """Add a node, and wait for it."""
+        environment = {"BATCHWRIGHT_NODE_NAME": name, "BATCHWRIGHT_DATA_DIR": str(self._folder / name)}
+        self._by_name[name] = _persistently(
+            lambda: self._cluster.add_node(
+                num_cpus=1,
+                resources={"batchwright_cpu": 1},
+                object_store_memory=_NODE_MEMORY,
+                env_vars={**environment, "PATH": os.environ["PATH"]},
+            )
+        )
+
+    def kill(self, name: str) -> None:
+        """Kill a node with all of its processes."""
+        self._cluster.remove_node(self._by_name.pop(name), allow_graceful=False)
+
+    def kill_all(self) -> None:
+        """Kill the head first; its nodes, which would end for want of it within a minute, then."""
+        self._cluster.remove_node(self._cluster.head_node, allow_graceful=False)
+        for node in self._by_name.values():
+            node.kill_all_processes(check_alive=False, allow_graceful=False, wait=True)
 
 
 def main(port: int, nodes: int, folder: Path) -> None:
@@ -19,37 +80,24 @@ def main(port: int, nodes: int, folder: Path) -> None:
     cluster = _started(port, nodes, folder)
     print("up", flush=True)  # noqa: T201 - the reader waits for it
     for line in sys.stdin:
-        match line.strip():
-            case "kill node":
-                cluster.remove_node(next(iter(cluster.worker_nodes)), allow_graceful=False)
-            case "kill head":
-                _kill(cluster)
+        match line.split():
+            case ["kill", "head"]:
+                cluster.kill_all()
                 cluster = _started(port, nodes, folder)
+            case ["kill", name]:
+                cluster.kill(name)
+            case ["add", name]:
+                cluster.add(name)
             case other:
                 raise ValueError(other)
         print("done", flush=True)  # noqa: T201 - likewise
-    _kill(cluster)
+    cluster.kill_all()
 
 
-def _kill(cluster: Cluster) -> None:
-    """Kill the head first; its nodes, which would end for want of it within a minute, then."""
-    cluster.remove_node(cluster.head_node, allow_graceful=False)
-    for node in list(cluster.worker_nodes):
-        node.kill_all_processes(check_alive=False, allow_graceful=False, wait=True)
-
-
-def _started(port: int, nodes: int, folder: Path) -> Cluster:
-    head = {"num_cpus": 0, "include_dashboard": True, "dashboard_port": port, "object_store_memory": _NODE_MEMORY}
-    cluster = Cluster(initialize_head=True, head_node_args=head)
+def _started(port: int, nodes: int, folder: Path) -> Nodes:
+    cluster = Nodes(port, folder)
     for number in range(nodes):
-        name = f"node{number}"
-        environment = {"BATCHWRIGHT_NODE_NAME": name, "BATCHWRIGHT_DATA_DIR": str(folder / name)}
-        cluster.add_node(
-            num_cpus=1,
-            resources={"batchwright_cpu": 1},
-            object_store_memory=_NODE_MEMORY,
-            env_vars={**environment, "PATH": os.environ["PATH"]},
-        )
+        cluster.add(f"node{number}")
     return cluster
 
 

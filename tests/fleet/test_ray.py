@@ -23,6 +23,8 @@ pytestmark = [pytest.mark.fleet, pytest.mark.timeout(1800)]
 
 _NODES = 3
 _WIDTHS = (32, 48, 64)
+_UPDATES = 200
+"""Updates of a job that is killed twice before it ends."""
 
 
 class Ray:
@@ -48,7 +50,7 @@ class Ray:
 
 
 @contextmanager
-def started(folder: Path, database: str) -> Iterator[Ray]:
+def started(folder: Path, database: str, nodes: int = _NODES) -> Iterator[Ray]:
     """A cluster whose nodes have the database in their environment."""
     port = free_port()
     environment = {
@@ -58,7 +60,7 @@ def started(folder: Path, database: str) -> Iterator[Ray]:
         "PYTHONPATH": str(ROOT),
         "RAY_USAGE_STATS_ENABLED": "0",
     }
-    command = [sys.executable, "-m", "tests.fleet.ray_cluster", str(port), str(_NODES), str(folder)]
+    command = [sys.executable, "-m", "tests.fleet.ray_cluster", str(port), str(nodes), str(folder)]
     with (
         (folder / "ray.log").open("w") as log,
         subprocess.Popen(
@@ -75,7 +77,7 @@ def kill_worker(_ray: Ray, service: Dispatching) -> None:
 
 def kill_node(ray: Ray, _service: Dispatching) -> None:
     """Kill a node with all of its processes."""
-    ray.do("kill node")
+    ray.do("kill node0")
 
 
 def kill_dispatcher(_ray: Ray, service: Dispatching) -> None:
@@ -145,6 +147,48 @@ def test_what_waits_has_a_reason_and_cancelled_work_is_stopped(
             service.api.http.post(f"{path}/cancel").raise_for_status()
         _wait_for(lambda: not workers())
         _wait_for(lambda: service.api.get("/v1/fleet")["items"][0]["pending_jobs"] == 0)
+
+
+def test_a_job_over_two_nodes_survives_the_loss_of_either(serve: StartService, database: str, tmp_path: Path) -> None:
+    """Two nodes with two ranks each train what four ranks on one node do, also when each of them is killed once."""
+    with started(tmp_path, database, 2) as ray:
+        service = serve("--ray", ray.address)
+        service.wait_for_devices(2)
+        calm = service.submit_tuning(_WIDTHS[0])
+        service.answer(calm)
+        tuning = service.api.get(calm)
+        one_node = service.answer(service.submit_job(tuning, _UPDATES, processes_per_node=4))
+        with watched() as most:
+            path = service.submit_job(tuning, _UPDATES, nodes=2, processes_per_node=2)
+            for leads in (False, True):
+                own = _slot_of_progress(service, path).partition("/")[0]
+                victim = own if leads else {"node0": "node1", "node1": "node0"}[own]
+                began = time.monotonic()
+                ray.do(f"kill {victim}")
+                _wait_for(lambda: "fewer living nodes" in str(service.api.get("/v1/fleet")["items"][0]["waiting"]))
+                ray.do(f"add {victim}")
+                _slot_of_progress(service, path)
+                print(f"{'leading' if leads else 'other'} node: {time.monotonic() - began:.1f} s until it runs again")  # noqa: T201 - a figure
+            assert service.answer(path) == one_node
+        assert set(most.values()) == {1}, most
+        _wait_for(lambda: not workers())
+        _wait_for(lambda: service.api.get("/v1/fleet")["items"][0]["running_jobs"] == 0)
+        assert service.process.end(signal.SIGTERM) == 0
+    _wait_for(lambda: not processes_with(str(tmp_path)))
+
+
+def _slot_of_progress(service: Dispatching, path: str) -> str:
+    """Wait until a job makes progress in its present attempt, beyond a checkpoint; its slot."""
+    before = service.api.get(path)
+    start = (before["progress"] or {}).get("update", 0)
+
+    def goes_on() -> bool:
+        found = service.api.get(path)
+        assert found["state"] in {"QUEUED", "RUNNING"}, found
+        return bool(found["state"] == "RUNNING" and (found["progress"] or {}).get("update", 0) > start + 6)
+
+    _wait_for(goes_on)
+    return str(service.api.get(path)["slot"])
 
 
 def _wait_for_others(before: set[int], service: Dispatching) -> None:

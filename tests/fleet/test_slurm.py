@@ -6,12 +6,14 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.fleet.conftest import StartService
-from tests.fleet.work import PATIENCE_SECONDS, watched, workers
+from tests.fleet.work import PATIENCE_SECONDS, Dispatching, watched, workers
 from tests.support.exports.slurm_cluster import Slurm
 
 pytestmark = [pytest.mark.fleet, pytest.mark.timeout(1800)]
@@ -52,10 +54,36 @@ def test_killed_workers_and_dispatchers_change_no_answer(slurm: Slurm, serve: St
         assert not workers()
 
 
+def test_a_job_over_two_nodes_equals_one_of_one_node(slurm: Slurm, serve: StartService, tmp_path: Path) -> None:
+    """The second node's agent is a step of the allocation; a cancelled job leaves nothing that runs."""
+    with slurm.started():
+        service = serve("--slurm", str(tmp_path / "jobs"), environment=_environment(slurm))
+        service.wait_for_devices(_NODES)
+        calm = service.submit_tuning(32)
+        service.answer(calm)
+        tuning = service.api.get(calm)
+        one_node = service.answer(service.submit_job(tuning, 20, processes_per_node=2))
+        assert service.answer(service.submit_job(tuning, 20, nodes=2, processes_per_node=1)) == one_node
+        endless = service.submit_job(tuning, 100_000, nodes=2, processes_per_node=1)
+        _when(service, endless, lambda found: bool(found["progress"]))
+        service.api.http.post(f"{endless}/cancel").raise_for_status()
+        _when(service, endless, lambda found: found["state"] == "CANCELLED")
+        _when(service, "/v1/fleet", lambda found: found["items"][0]["running_jobs"] == 0)
+        assert service.process.end(signal.SIGTERM) == 0
+        assert not workers()
+
+
 def _environment(slurm: Slurm) -> dict[str, str]:
     """The variables of Slurm's commands alone; the path has Batchwright too."""
     path = f"{Path(sys.executable).parent}:{slurm.environment['PATH']}"
     return {name: slurm.environment[name] for name in ("LD_LIBRARY_PATH", "SLURM_CONF")} | {"PATH": path}
+
+
+def _when(service: Dispatching, path: str, condition: Callable[[dict[str, Any]], bool]) -> None:
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while not condition(service.api.get(path)):
+        assert time.monotonic() < deadline, service.api.get(path)
+        time.sleep(0.1)
 
 
 def _wait_for_workers() -> None:

@@ -17,7 +17,7 @@ from typing import Any
 from tests.support.service.processes import Api, Spoken, children_of, processes_with
 
 PATIENCE_SECONDS = 600.0
-_RUNS = re.compile(r"node\0run\0((?:tun|job)_\w+)")
+_RUNS = re.compile(r"(?:batchwright|tuner\.cli)\0node\0run\0((?:tun|job)_\w+)")
 
 
 class Dispatching:
@@ -33,16 +33,16 @@ class Dispatching:
         self.api = Api(process.url)
         self._runs = runs
 
-    def submit_tuning(self, width: int) -> str:
+    def submit_tuning(self, width: int, **fields: object) -> str:
         """Queue a tuning of a small MLP, which no stored recommendation serves; its path."""
         architecture = {"name": "mlp", "input_features": 32, "hidden_features": width, "classes": 4}
         spec = {"model": {"kind": "reference", "architecture": architecture}, "data": {"kind": "synthetic"}}
         request = {"spec": spec, "effective_batch_size": 4096, "memory_limit_bytes": "48MiB", "fresh": True}
-        return self.api.submit("/v1/tunings", request)
+        return self.api.submit("/v1/tunings", request | fields)
 
-    def submit_job(self, tuning: dict[str, Any], updates: int) -> str:
+    def submit_job(self, tuning: dict[str, Any], updates: int, **fields: int) -> str:
         """Queue a job of a tuning's recommendation; its path."""
-        training = {"updates": updates, "checkpoint_every": 5}
+        training = {"updates": updates, "checkpoint_every": 5} | fields
         return self.api.submit("/v1/jobs", {"recommendation_id": tuning["recommendation"]["id"], "training": training})
 
     def answer(self, path: str) -> object:

@@ -39,7 +39,15 @@ def probe(workload: WorkloadSpec, size: int, ranks: int, **changes: Any) -> Prob
     )
 
 
-@pytest.mark.parametrize(("strategy", "ranks"), [("ddp", 2), ("fsdp", 2)])
+@pytest.mark.parametrize(
+    ("strategy", "ranks"),
+    [
+        ("ddp", 2),
+        ("fsdp", 2),
+        pytest.param("ddp", 4, marks=pytest.mark.fleet),
+        pytest.param("fsdp", 4, marks=pytest.mark.fleet),
+    ],
+)
 def test_the_largest_size_of_real_ranks_is_that_of_a_scan(
     supervisor: ProbeSupervisor, strategy: str, ranks: int
 ) -> None:

@@ -74,7 +74,7 @@ _WITHOUT_ERRORS = {
 _PYDANTIC_WORDS = ("Input should", "Extra inputs", "Field required", "Value should", "Unable to extract", "valid ")
 
 
-_NOT_IMPORTED = ("__main__", ".ray_engine", ".slurm_engine")
+_NOT_IMPORTED = ("__main__", ".ray_engine", ".ray_hosts", ".slurm_engine")
 """Ends of the names of modules that run something, or need an extra that the tests do without."""
 
 

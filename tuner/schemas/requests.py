@@ -311,6 +311,10 @@ class ExpectationRequest(Document):
     """Compute capability of the card, as torch reports it; none for the CPU."""
 
 
+MOST_NODES = 64
+"""Hosts of a job: each has a process on the leading one."""
+
+
 class TrainingRequest(Document):
     """A training run made from a recommendation."""
 
@@ -322,8 +326,11 @@ class TrainingRequest(Document):
     """Number of the newest checkpoints to keep."""
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     """Seed of the weights and of the order of samples."""
+    nodes: Annotated[int, Field(ge=1, le=MOST_NODES)] = 1
+    """Hosts that the run takes at once, each with `processes_per_node` processes: more than one on a cluster only."""
     processes_per_node: PositiveInt | None = None
-    """Processes on this host, one per device: the ranks of the run. The recommendation's world size when absent."""
+    """Processes on each host, one per device: the ranks of the run. The recommendation's world size divided by `nodes`,
+    rounded up, when absent."""
     workers: Annotated[int, Field(ge=0, le=64)] = 0
     """Processes per rank that prefetch data; with 0, data is loaded between updates. The resulting weights are
     bit-identical unless memory runs out: micro-batches that were prefetched before are then divided one by one."""
@@ -332,3 +339,7 @@ class TrainingRequest(Document):
     updates differ from full-batch ones. Not needed where the tuning's request allowed it."""
     tensorboard: bool = False
     """Also write the progress for TensorBoard."""
+
+    def ranks_per_node(self, world_size: int) -> int:
+        """Return the number of processes on each host, of a recommendation for ``world_size`` ranks."""
+        return self.processes_per_node or -(-world_size // self.nodes)

@@ -82,12 +82,12 @@ class TrainingProgress(Document):
 
 
 class SystemTrouble(Document):
-    """A disk that ended the run: full, read-only or broken."""
+    """Trouble that ended the run: a disk that is full, read-only or broken, or the loss of one of its hosts."""
 
     cause: str
     """A stable word, such as `disk-full`."""
     message: str
-    """Missing space and path."""
+    """Missing space and path, or the host."""
     needed_bytes: NonNegativeInt = 0
     """Space on the disk that the run needs to continue; 0 where not known."""
 

@@ -31,6 +31,7 @@ class Cause(StrEnum):
     PROCESSES = "processes"
     MEMORY = "memory"
     DEVICE = "device"
+    HOST_LOST = "host-lost"
 
 
 _CAUSE_BY_ERRNO = {

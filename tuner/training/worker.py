@@ -213,6 +213,8 @@ def main(arguments: list[str]) -> int:
     """Run. Return the exit status: 0 unless the run failed."""
     if len(arguments) > 1:
         die_with_parent(int(arguments[1]))
+    elif "TORCHELASTIC_RUN_ID" in os.environ:  # torchrun leaves its ranks alive when it is killed
+        die_with_parent(os.getppid())
     paths = RunPaths(Path(arguments[0]))
     for name, value in paths.cache_variables().items():  # before their readers are imported; set variables are kept
         os.environ.setdefault(name, value)

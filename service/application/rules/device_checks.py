@@ -59,18 +59,24 @@ def check_cards_of_ranks(spec: CommandSpec, served: ServedDevice, announced: Seq
 
 def process_count(recommendation: Recommendation, training: TrainingRequest) -> int:
     """Return the number of processes of the run, one per rank, as ``tuner.training.launching.launcher`` starts them."""
-    return training.processes_per_node or recommendation.request.spec.parallelism.world_size
+    return training.nodes * ranks_per_node(recommendation, training)
+
+
+def ranks_per_node(recommendation: Recommendation, training: TrainingRequest) -> int:
+    """Return the number of processes of the run on each of its hosts."""
+    return training.ranks_per_node(recommendation.request.spec.parallelism.world_size)
 
 
 def hardware_of_job(recommendation: Recommendation, training: TrainingRequest) -> HardwareNeed | None:
     """Return the hardware that a job needs if any device of it will do.
 
-    Such a job has several GPUs, or its tuning named hardware. Another job needs the device that was probed, by its id.
+    Such a job has several GPUs or hosts, or its tuning named hardware. Another job needs the device that was probed, by
+    its id.
     """
-    devices = process_count(recommendation, training) if recommendation.device.kind == "cuda" else 1
-    if recommendation.request.hardware is None and devices == 1:
+    devices = ranks_per_node(recommendation, training) if recommendation.device.kind == "cuda" else 1
+    if recommendation.request.hardware is None and devices * training.nodes == 1:
         return None
-    return HardwareNeed.of_kind(recommendation.device, min(devices, MOST_DEVICES_PER_NODE))
+    return HardwareNeed.of_kind(recommendation.device, min(devices, MOST_DEVICES_PER_NODE), training.nodes)
 
 
 def check_same_device(measured: DeviceInfo, here: DeviceInfo) -> None:
@@ -96,16 +102,16 @@ def check_every_process_has_samples(recommendation: Recommendation, training: Tr
 
 
 def check_process_count(recommendation: Recommendation, training: TrainingRequest) -> None:
-    """Refuse a run with more processes than a host may have. Dry runs are not limited.
+    """Refuse a run with more processes on a host than it may have. Dry runs are not limited.
 
     Raises:
         UnsupportedJobError: naming the number of processes and the remedy.
     """
-    processes = process_count(recommendation, training)
+    processes = ranks_per_node(recommendation, training)
     most = MOST_DEVICES_PER_NODE if recommendation.device.kind == "cuda" else _MAX_CPU_PROCESSES
     if processes > most:
         raise UnsupportedJobError(
-            f"the run has {processes} processes, and a job on one host may have {most}: start the command of a dry run "
+            f"the run has {processes} processes on a host, and a job may have {most}: start the command of a dry run "
             "(`dry_run: true`) with a launcher of your own, or lower `training.processes_per_node`: the effective "
             "batch stays the same"
         )

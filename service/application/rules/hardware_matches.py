@@ -20,6 +20,8 @@ def workers_with(need: HardwareNeed, alive: Sequence[AnnouncedDevice]) -> list[A
         if fits(worker.served.device, need)
         and counts[worker.served.host, worker.served.hardware] >= need.devices_per_node
     ]
+    if len({worker.served.host for worker in found}) < need.nodes:
+        return []
     return sorted(found, key=lambda worker: (not _is_free(worker), worker.queued, worker.served.slot))
 
 

@@ -103,7 +103,9 @@ def _fitting(
 ) -> tuple[str, ...]:
     available = max(1, counts.get((served.host, served.hardware), 0))
     return tuple(
-        lane for lane, need in needs.items() if need.devices_per_node <= available and fits(served.device, need)
+        lane
+        for lane, need in needs.items()
+        if need.devices_per_node <= available and need.nodes == 1 and fits(served.device, need)
     )
 
 

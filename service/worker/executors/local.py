@@ -21,6 +21,7 @@ from tuner.schemas.results import DeviceInfo
 from tuner.schemas.training import RunOutcome, RunProgress, TrainingResult
 from tuner.system.data_roots import ANY_FILE, DataRoots
 from tuner.system.files import lock_directory
+from tuner.training.launching.host_agents import Hosts
 from tuner.training.launching.launcher import TrainingProcess
 
 _POLL_SECONDS = 0.1
@@ -54,18 +55,21 @@ class LocalExecutor(Executor):
         new_process: makes the process of a job whose workload is described.
         data_roots: the folders from which such a job may read.
         check_command: checks that a job's command is registered on this host; raises ``SpecError`` if not.
+        hosts: the hosts that a cluster's engine has assigned, this one included; without it this one alone.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913, PLR0917 - built in one place
         self,
         device: DeviceInfo,
         runner: ProbeRunner,
         new_process: Callable[[Path], TrainingProcess] | None = None,
         data_roots: DataRoots = ANY_FILE,
         check_command: Callable[[CommandSpec], None] = lambda _spec: None,
+        hosts: Hosts | None = None,
     ) -> None:
         super().__init__(device, runner)
         self._check_command = check_command
+        self._hosts = hosts
         self._new_process = new_process or partial(TrainingProcess, restarts=_RESTARTS, data_roots=data_roots)
 
     @override
@@ -82,7 +86,7 @@ class LocalExecutor(Executor):
                 job.start(run.recommendation, run.request.updates, run.devices)
                 return _follow(CommandRun(job), on_progress, grace_seconds)
         process = self._new_process(run.directory)
-        process.start(run.recommendation, run.request, run.reported, run.devices)
+        process.start(run.recommendation, run.request, run.reported, run.devices, self._hosts)
         return _follow(process, on_progress, grace_seconds)
 
 

@@ -13,6 +13,7 @@ from service.dispatch.reconciliation import (
     START_SECONDS,
     Action,
     Forget,
+    Places,
     SeenJob,
     Stop,
     Submit,
@@ -134,6 +135,26 @@ def test_the_engines_queue_stays_short_in_each_lane() -> None:
     assert [action.name.key for action in plan.actions if isinstance(action, Submit)] == ["tun_1", "tun_gpu"]
     assert plan.waits["tun_0"] == "the engine's words"
     assert "waits behind 2 jobs" in plan.waits["tun_3"]
+
+
+def test_work_of_one_device_does_not_overtake_work_of_several() -> None:
+    """While such work waits, later work for its nodes is not submitted; other work is."""
+    pair = Places(frozenset({"a", "b"}), takes_several=True, gathers=True)
+    tasks = [
+        Task("job_first", 0, TaskState.WAITING, "cpu", places=Places(frozenset({"a", "b"}))),
+        Task("job_pair", 0, TaskState.WAITING, "pair", places=pair),
+        Task("job_last", 0, TaskState.WAITING, "cpu", places=Places(frozenset({"b"}))),
+        Task("job_other_pair", 0, TaskState.WAITING, "pair", places=pair),
+        Task("job_elsewhere", 0, TaskState.WAITING, "gpu", places=Places(frozenset({"c"}))),
+        Task("node-a", 0, TaskState.WAITING, "a"),
+    ]
+    gathering = seen(JobState.RUNNING, 0, seconds=START_SECONDS + 1.0, key="job_pair")
+    for jobs in ([], [gathering]):
+        plan = reconcile(tasks, jobs, 10)
+        submitted = [action.name.key for action in plan.actions if isinstance(action, Submit)]
+        assert submitted == ["job_first", *([] if jobs else ["job_pair"]), "job_elsewhere", "node-a"]
+        assert not [action for action in plan.actions if isinstance(action, Stop)], "it may gather for long"
+        assert plan.waits["job_last"] == plan.waits["job_other_pair"] == "waits behind work that takes several devices"
 
 
 def test_names_come_back_from_the_engine() -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from service.application.rules.device_checks import check_process_count, hardware_of_job
-from service.client import Client
+from service.client import ApiError, Client
 from service.domain.hardware import kind_of
 from service.domain.states import State
 from service.errors import UnsupportedJobError
@@ -119,6 +119,23 @@ def test_a_command_of_two_ranks_trains_as_a_job(executor: LocalExecutor, tmp_pat
     result = executor.train(run, made.extend, lambda: None)
     assert (result.outcome, result.updates, result.samples_seen) == (RunOutcome.SUCCEEDED, 3, 96), result
     assert made[-1].update == 3
+
+
+def test_a_job_over_hosts_needs_their_devices_at_once(client: Client) -> None:
+    """Each host runs a share of the ranks; a service without a cluster refuses the job, a dry run has its command."""
+    on_cards, training = recommendation(world_size=4, device=CUDA), TrainingRequest(nodes=2)
+    need = hardware_of_job(on_cards, training)
+    assert need is not None
+    assert (need.devices_per_node, need.nodes, need.takes_several) == (2, 2, True)
+    assert need.in_words.startswith("2 hosts with 2 x ")
+    on_cpus = hardware_of_job(recommendation(world_size=4), training)
+    assert on_cpus is not None
+    assert (on_cpus.devices_per_node, on_cpus.nodes) == (1, 2)
+    planned = recommendation(None, 64, world_size=4)
+    with pytest.raises(ApiError, match=r"takes 2 hosts .*this service has no cluster"):
+        client.jobs.submit(planned, training)
+    command = client.jobs.configure(planned, training).command
+    assert {"--nnodes=2", "--nproc-per-node=2", "--rdzv-backend=static"} <= set(command)
 
 
 def test_the_ranks_of_a_job_see_its_cards_only() -> None:

@@ -20,6 +20,7 @@ from tuner.system.files import lock_directory, tail, write_atomically
 from tuner.system.host_failures import Cause
 from tuner.system.process_exit import ExitKind, ProcessExit, classify_exit
 from tuner.system.processes import kernel_oom_kills, propagated_environment
+from tuner.training.launching.host_agents import HostAgents, Hosts
 from tuner.training.launching.rank_processes import RankProcesses
 from tuner.training.launching.run_directory import ProgressLog, RunPaths, run_identity
 from tuner.units import format_bytes
@@ -69,6 +70,7 @@ class TrainingProcess:
         request: TrainingRequest,
         reported: int | None = None,
         devices: Sequence[str] = (),
+        hosts: Hosts | None = None,
     ) -> None:
         """Write the run's files and start the processes, which resume from the newest checkpoint, if there is one.
 
@@ -78,13 +80,17 @@ class TrainingProcess:
             reported: the newest update that the caller knows. ``new_progress`` then begins with the update after it,
                 which an earlier process may have made. Without this argument, it begins with the updates from now on.
             devices: the GPU of each rank, where those are not the first ones of the host; several ranks see no others.
+            hosts: the hosts of a run over several.
 
         Raises:
-            TrainingError: when this object was started before, or another process trains in the folder.
+            TrainingError: when this object was started before, another process trains in the folder, or there are
+                other hosts than ``request.nodes``.
             CheckpointError: when the folder holds checkpoints of another run. Its files are not changed.
         """
         if self._ranks is not None:
             raise TrainingError(f"the run in {self.paths.directory} was already started by this object")
+        if request.nodes != (count_of_hosts := 1 if hosts is None else hosts.count):
+            raise TrainingError(f"the run takes {request.nodes} hosts at once, and has {count_of_hosts}")
         with lock_directory(self.paths.directory, _LOCK_WAIT_SECONDS) as locked:
             if not locked:
                 raise TrainingError(
@@ -97,10 +103,14 @@ class TrainingProcess:
         self._oom_kills = kernel_oom_kills()
         environment = job_environment(recommendation.environment, os.environ) | propagated_environment()
         environment |= self._data_roots.to_environment()
-        count = request.processes_per_node or recommendation.request.spec.parallelism.world_size
+        count = request.ranks_per_node(recommendation.request.spec.parallelism.world_size)
         if count > 1 and len(devices) > 1:
             environment |= visible_devices(devices, os.environ)
-        self._start_ranks = lambda: RankProcesses(self.paths, count, environment)
+        self._start_ranks = lambda: (
+            RankProcesses(self.paths, count, environment)
+            if hosts is None or hosts.count == 1
+            else HostAgents(self.paths, count, environment, hosts)
+        )
         self._log.skip_to_end()
         self._begin()
         if reported is not None:
@@ -199,6 +209,8 @@ class TrainingProcess:
         crashed = ranks.crashed()
         if crashed is not None:
             return self._crash_result(*crashed)
+        if ranks.lost_host is not None:
+            return self._lost_host_result(ranks.lost_host)
         own = [failure for failure in failures if failure.error_type != PEER_ERROR]
         if failures:
             return (own or failures)[0]
@@ -233,6 +245,12 @@ class TrainingProcess:
         return (
             f"; the disk of {self.paths.directory} is full ({format_bytes(free)} free): free space, then resume the run"
         )
+
+    def _lost_host_result(self, number: int) -> TrainingResult:
+        progress = self._log.last_update()
+        message = f"host {number} of the run was lost after update {progress}"
+        trouble = SystemTrouble(cause=Cause.HOST_LOST, message=message)
+        return TrainingResult(outcome=RunOutcome.FAILED, message=message, trouble=trouble, updates=progress)
 
     def _crash_result(self, rank: int, return_code: int) -> TrainingResult:
         ended = self._exit_of(return_code)

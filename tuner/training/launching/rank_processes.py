@@ -19,11 +19,20 @@ _PEERS_GRACE_SECONDS = 10.0
 _WORKER = "tuner.training.worker"
 
 
-def training_command(directory: Path, processes: int = 1, python: str = sys.executable) -> list[str]:
-    """Command that starts or resumes the run in ``directory``, with ``torchrun`` for several ranks."""
-    if processes == 1:
+def training_command(directory: Path, processes: int = 1, python: str = sys.executable, *, hosts: int = 1) -> list[str]:
+    """Command that starts or resumes the run in ``directory``, with ``torchrun`` for several ranks.
+
+    Args:
+        directory: the run's folder.
+        processes: number of ranks of each host.
+        python: the interpreter.
+        hosts: number of hosts. With several, each runs the command, with a ``PET_NODE_RANK`` of its own, and with
+            ``PET_MASTER_ADDR`` and ``PET_MASTER_PORT`` of the host of rank 0.
+    """
+    if processes * hosts == 1:
         return [python, "-P", "-m", _WORKER, str(directory)]
-    ranks = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
+    meeting = ["--standalone"] if hosts == 1 else [f"--nnodes={hosts}", "--rdzv-backend=static"]
+    ranks = ["-m", "torch.distributed.run", *meeting, f"--nproc-per-node={processes}"]
     return [python, "-P", *ranks, "-m", _WORKER, str(directory)]
 
 
@@ -91,6 +100,11 @@ class RankProcesses:
         signalled = [(rank, code) for rank, code in enumerate(self.return_codes) if code < 0]
         external = ((rank, code) for rank, code in signalled if code != -signal.SIGTERM and rank not in self._killed)
         return next(external, None)
+
+    @property
+    def lost_host(self) -> int | None:
+        """Number of a host that is gone: none of a run on this host alone."""
+        return None
 
     def terminated(self) -> bool:
         """Return whether SIGTERM ended a process that had not installed its handler yet."""

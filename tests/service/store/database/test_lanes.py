@@ -125,6 +125,21 @@ def test_several_devices_are_taken_together_or_not_at_all(store: Store, new_id: 
     assert (second.item.id, second.other_slots) == (pairs[1], ("host/cuda:1",))
 
 
+def test_work_over_hosts_is_for_a_cluster(store: Store, new_id: NewId) -> None:
+    """Workers of hosts leave such work, and take what comes after it; the worker that an engine starts takes it."""
+    cards = [card("one", 0), card("two", 0)]
+    announce(store, *cards)
+    over_hosts = HardwareNeed(gpu="H100-80GB", nodes=2)
+    assert over_hosts.in_words == "2 hosts with H100-80GB each"
+    wide = store.submissions.add(new_work(new_id("job"), device=ANY_DEVICE, hardware=over_hosts.lane)).id
+    single = store.submissions.add(needing(new_id, gpu="H100-80GB")).id
+    assert claimed(store, cards[0]).item.id == single
+    assert store.leases.claim(cards[1], LEASE_SECONDS) is None
+    claim = store.leases.claim_work(wide, cards[1], LEASE_SECONDS)
+    assert claim is not None
+    assert claim.item.id == wide
+
+
 def test_a_takeover_of_several_devices_holds_as_many(store: Store, new_id: NewId) -> None:
     """The slots of a vanished owner are not free for others until its work has them again, or is queued."""
     cards = [card("host", index) for index in range(2)]
