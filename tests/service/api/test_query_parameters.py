@@ -35,7 +35,10 @@ def test_every_route_refuses_unknown_parameters(shared_service: Running) -> None
         ("limit=10&ofset=3&cursr=t", "cursr: is not a query parameter of this route; did you mean `cursor`?"),
         (
             "zzz",
-            "zzz: is not a query parameter of this route (known: state, device, model, fingerprint, limit, cursor)",
+            (
+                "zzz: is not a query parameter of this route (known: state, device, model, fingerprint, limit, cursor, "
+                "q, label, created_after, sort)"
+            ),
         ),
         ("limit=1&limit=2", "limit: can be given once, and was given 2 times"),
         ("state=DONE", "must be one of 'QUEUED', 'RUNNING', "),

@@ -92,7 +92,7 @@ def test_a_tuning_in_which_nothing_fits(start_service: StartService, visit: Open
     service = start_service(ScriptedRunner(0))
     page = visit(service).open("/tunings/new")
     submit(page)
-    expect(state(page)).to_have_text("✓Succeeded")
+    expect(state(page)).to_have_text("⊘nothing fits")
     expect(page.locator("#answer")).to_contain_text("A micro-batch of 1 does not fit")
     page.get_by_role("link", name="Recommendation and exports").click()
     expect(page.locator("#answer")).to_contain_text("No micro-batch fits")
