@@ -219,6 +219,26 @@ def test_weights_of_another_model_are_refused(folder: Path, tmp_path: Path) -> N
         load(spec)
 
 
+def test_files_outside_the_folder_are_not_read(tmp_path: Path) -> None:
+    """Neither a shard that the index places elsewhere, nor the base model that an adapter names."""
+    save(tmp_path / "other", GPT2, max_shard_size="10KB")
+    save(tmp_path / "model", GPT2, max_shard_size="10KB")
+    spec, index = with_pretrained_config(pretrained_spec(tmp_path / "model")), "model.safetensors.index.json"
+    document = json.loads((tmp_path / "model" / index).read_text())
+    names = document["weight_map"]
+    first = min(names)
+    names[first] = f"../other/{names[first]}"
+    (tmp_path / "model" / index).write_text(json.dumps(document))
+    with pytest.raises(SpecError, match=r"lacks `\.\./other/model-\d+-of-\d+\.safetensors`, which its index"):
+        load(spec)
+    (tmp_path / "model" / index).write_text("{}")
+    with pytest.raises(SpecError, match="index of weights that cannot be read"):
+        load(spec)
+    (tmp_path / "model" / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": "../other"}))
+    with pytest.raises(SpecError, match=r"holds an adapter .*: merge it"):
+        load(spec)
+
+
 def test_the_digest_is_that_of_the_files(folder: Path) -> None:
     """A single changed bit shows."""
     weights = StartingWeights(folder, lambda _: None)

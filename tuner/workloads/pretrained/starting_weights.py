@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
@@ -21,6 +22,8 @@ TransformersConfig: TypeAlias = Any
 """A ``transformers.PreTrainedConfig``; transformers ships no usable types."""
 AutoClass: TypeAlias = Any
 """An ``AutoModelFor...`` class of transformers."""
+_ADAPTER = "adapter_config.json"
+_INDEX = "model.safetensors.index.json"
 _MOST_NAMES = 5
 """Names of tensors in a message."""
 
@@ -78,13 +81,29 @@ class StartingWeights:
         return digest.hexdigest()
 
     def _files(self) -> list[Path]:
-        """The files of the weights, after checking that no file of the folder leads outside the roots."""
+        """The files of the weights, after checking that transformers will read no file but those of the folder."""
         for path in (*self.folder.glob("*.json"), *self.folder.glob("*.safetensors"), self.folder / CONFIG):
             self._roots.resolve(path)
+        if (self.folder / _ADAPTER).exists():  # which names a base model, anywhere
+            raise self._problem("holds an adapter (`adapter_config.json`): merge it into its model, and save that")
         files = sorted(self.folder.glob("*.safetensors"))
         if not files:
             raise self._problem("has no safetensors: save the model again with a current transformers")
+        elsewhere = self._indexed() - {path.name for path in files}
+        if elsewhere:
+            raise self._problem(f"lacks {_names(sorted(elsewhere))}, which its index of weights names")
         return files
+
+    def _indexed(self) -> set[str]:
+        """The files that the index of sharded weights names."""
+        path = self.folder / _INDEX
+        if not path.exists():
+            return set()
+        try:
+            with self._roots.open(path) as stream:
+                return set(map(str, json.load(stream)["weight_map"].values()))
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise self._problem(f"has an index of weights that cannot be read: {error}") from None
 
     def _check(self, model: nn.Module, report: dict[str, Any]) -> None:
         missing, unused = sorted(report["missing_keys"]), sorted(report["unexpected_keys"])
