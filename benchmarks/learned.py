@@ -51,7 +51,7 @@ LENGTH = 30
 """Tunings of a sequence."""
 VIRTUAL_CARD = "T4"
 VIRTUAL_SURPLUS_BYTES = 256 * MIB
-"""How much more a context of the virtual card takes than the table of GPUs says, as that of another driver may."""
+"""Bytes that a context of the virtual card takes beyond the table of GPUs, as that of another driver may."""
 CARD = DeviceInfo(id="cuda:0", kind="cuda", name="oracle", total_bytes=80 * GIB)
 Expect = Callable[[ExpectationRequest], ExpectedPeaks | None]
 Probe = Callable[[ProbeRequest], ProbeResult]

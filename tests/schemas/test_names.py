@@ -37,7 +37,7 @@ def test_labels_are_those_that_kubernetes_takes(key: str, value: str) -> None:
     ],
 )
 def test_other_labels_are_refused(labels: dict[str, str]) -> None:
-    """What Kubernetes refuses, and more than 32 labels."""
+    """Labels that Kubernetes refuses, and more than 32 of them."""
     with pytest.raises(ValidationError):
         Named(labels=labels)
 

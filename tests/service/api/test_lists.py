@@ -71,7 +71,7 @@ def test_lists_carry_the_answers(service: Running) -> None:
 
 
 def test_a_list_says_that_nothing_fits(start_service: StartService) -> None:
-    """An infeasible answer is told from a feasible one, and has no plan."""
+    """An infeasible answer differs from a feasible one, and has no plan."""
     service = start_service(ScriptedRunner(0))
     tuning = submitted(service)
     (row,) = service.http.get("/v1/tunings").json()["items"]

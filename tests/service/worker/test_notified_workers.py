@@ -165,7 +165,7 @@ def crash(store: Store) -> None:
 
 
 def answers(connection: Connection) -> bool:
-    """Whether the connection still stands."""
+    """True if the connection still stands."""
     try:
         connection.execute(text("SELECT pg_sleep(0.02)"))
     except OperationalError:

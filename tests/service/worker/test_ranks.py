@@ -100,7 +100,7 @@ def test_a_job_needs_a_card_for_each_rank() -> None:
 
 
 def test_the_job_of_a_command_needs_a_card_for_each_rank() -> None:
-    """As other jobs; on the CPU the ranks share the device."""
+    """Like other jobs; on the CPU the ranks share the device."""
     argv = ("train", "{micro_batch_size}")
     for device, devices in ((CUDA, 2), (CPU, None)):
         need = hardware_of_job(command_plan(*argv, world_size=2, device=device), TrainingRequest())

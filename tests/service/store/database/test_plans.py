@@ -158,7 +158,7 @@ def test_a_claim_reads_by_indexes_before_there_are_statistics(store: Store) -> N
 
 @pytest.mark.parametrize("lanes", [0, 20])
 def test_a_claim_reads_by_indexes(store: Store, lanes: int, new_id: NewId) -> None:
-    """With work for hardware in the queue too."""
+    """Also while work for hardware waits in the queue."""
     for number in range(lanes):
         need = HardwareNeed(product=f"card{'*' * number}")
         store.submissions.add(new_work(new_id("tun"), device=ANY_DEVICE, hardware=need.lane, key_id="a" * 16))
