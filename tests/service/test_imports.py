@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 from tests.support.paths import ROOT
 
@@ -58,3 +59,13 @@ def test_the_service_runs_where_torch_cannot_be_imported() -> None:
     """A whole service is built, its document included, with torch blocked."""
     code = "from service.entrypoints.export_openapi import export_openapi; print(len(export_openapi()) > 1000)"
     assert run(BLOCK.format(blocked={"torch"}) + code) == "True"
+
+
+def test_a_database_of_sqlite_needs_no_extra(tmp_path: Path) -> None:
+    """The driver of PostgreSQL is an extra; a default installation serves without it."""
+    code = (
+        "import service.entrypoints.serve, service.entrypoints.work\n"
+        "from service.store.store import open_store\n"
+        f"store = open_store('sqlite:///{tmp_path}/service.db'); store.queue.check(); store.close(); print('checked')"
+    )
+    assert run(BLOCK.format(blocked={"psycopg", "psycopg_binary", "psycopg_c"}) + code) == "checked"

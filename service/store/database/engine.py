@@ -10,7 +10,6 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
-import psycopg
 from sqlalchemy import Connection, Engine, Table, create_engine, event
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine import URL, ExceptionContext, make_url
@@ -136,6 +135,8 @@ def _refuse_broken(connection: Any, record: ConnectionPoolEntry, _proxy: object)
     Raises:
         InvalidatePoolError: when it is broken; the pool opens another one.
     """
+    import psycopg  # noqa: PLC0415 - an extra, which SQLite does without
+
     returned_at = record.info.get("returned_at")
     if returned_at is None:  # a new one
         return
