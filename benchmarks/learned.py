@@ -227,20 +227,43 @@ def gpt2(*, width: int, layers: int, length: int) -> WorkloadSpec:
     return parse_spec({"model": model, "batch": {"sequence_length": length}})
 
 
-def cpu_cases(runner: ProbeSupervisor, length: int) -> list[Case]:
-    """The tunings of a sequence on the CPU, drawn once: widths, depths, lengths and limits."""
-    random = Random(9)
+@dataclass(frozen=True)
+class Draws:
+    """The values that the tunings of a sequence are drawn from."""
+
+    seed: int
+    widths: tuple[int, ...]
+    layers: tuple[int, ...]
+    lengths: tuple[int, ...]
+    limits: tuple[int, ...]
+    """Memory limits in bytes."""
+    effective_batch_size: int
+    device: str
+
+
+ON_THE_CPU = Draws(
+    9, (64, 96, 128, 160), (2, 3, 4, 6), (48, 64, 96), tuple(n * MIB for n in (128, 144, 160, 192)), 2048, "cpu"
+)
+ON_A_VIRTUAL_CARD = Draws(
+    16, (192, 256, 320), (2, 3, 4), (384, 512, 640), tuple(n * GIB for n in (2, 3, 4)), 512, "cuda:0"
+)
+
+
+def probed_cases(runner: ProbeSupervisor, draws: Draws, length: int) -> list[Case]:
+    """The tunings of a sequence of GPT-2 that are really probed, drawn once."""
+    random = Random(draws.seed)
     found = []
     for _ in range(length):
-        width, layers = random.choice((64, 96, 128, 160)), random.choice((2, 3, 4, 6))
-        tokens, limit = random.choice((48, 64, 96)), random.choice((128, 144, 160, 192))
+        width, layers = random.choice(draws.widths), random.choice(draws.layers)
+        tokens, limit = random.choice(draws.lengths), random.choice(draws.limits)
         request = TuningRequest(
             spec=gpt2(width=width, layers=layers, length=tokens),
-            effective_batch_size=2048,
-            device="cpu",
-            memory_limit_bytes=limit * MIB,
+            effective_batch_size=draws.effective_batch_size,
+            device=draws.device,
+            memory_limit_bytes=limit,
         )
-        name = f"width {width}, {layers} layers, {tokens} tokens, {limit} MiB"
+        size = f"{limit // GIB} GiB" if limit >= GIB else f"{limit // MIB} MiB"
+        name = f"width {width}, {layers} layers, {tokens} tokens, {size}"
         found.append(Case(name, request, _once(runner.expect), _once(runner.run)))
     return found
 
@@ -256,27 +279,6 @@ def _once(call: Callable[[_Request], _Answer]) -> Callable[[_Request], _Answer]:
         return answers[key]
 
     return answer
-
-
-# --- a virtual card ---
-
-
-def virtual_cases(runner: ProbeSupervisor, length: int) -> list[Case]:
-    """The tunings of a sequence on a virtual card, drawn once: widths, depths, lengths and limits."""
-    random = Random(16)
-    found = []
-    for _ in range(length):
-        width, layers = random.choice((192, 256, 320)), random.choice((2, 3, 4))
-        tokens, limit = random.choice((384, 512, 640)), random.choice((2, 3, 4))
-        request = TuningRequest(
-            spec=gpt2(width=width, layers=layers, length=tokens),
-            effective_batch_size=512,
-            device="cuda:0",
-            memory_limit_bytes=limit * GIB,
-        )
-        name = f"width {width}, {layers} layers, {tokens} tokens, {limit} GiB"
-        found.append(Case(name, request, _once(runner.expect), _once(runner.run)))
-    return found
 
 
 # --- figures ---
@@ -335,7 +337,7 @@ def on_cpu(length: int) -> Row:
     """The sequence on the CPU, row by row."""
     device = find_device("cpu")
     with ProbeSupervisor(device) as runner:
-        return _probed("GPT-2 on the CPU", device, runner, cpu_cases(runner, length))
+        return _probed("GPT-2 on the CPU", device, runner, probed_cases(runner, ON_THE_CPU, length))
 
 
 def on_virtual_card(length: int) -> Row:
@@ -343,7 +345,9 @@ def on_virtual_card(length: int) -> Row:
     card = VirtualGpu.of(VIRTUAL_CARD)
     card = card.model_copy(update={"context_bytes": card.context_bytes + VIRTUAL_SURPLUS_BYTES})
     with virtual_supervisor(card) as runner:
-        found = _probed("GPT-2 on a virtual T4", device_of(card), runner, virtual_cases(runner, length))
+        found = _probed(
+            "GPT-2 on a virtual T4", device_of(card), runner, probed_cases(runner, ON_A_VIRTUAL_CARD, length)
+        )
     return {"virtual": True, "surplus_bytes": VIRTUAL_SURPLUS_BYTES, **found}
 
 

@@ -20,6 +20,27 @@ NonNegativeInt = Annotated[int, Field(ge=0)]
 NonNegativeFloat = Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
 """A duration in seconds, or a rate."""
 
+
+def texts_schema(key: tuple[str, int], value: tuple[str, int], most: int, **others: object) -> WithJsonSchema:
+    """Return the JSON schema of texts by name. Pydantic's own schema would leave other names unchecked.
+
+    Args:
+        key: pattern and most characters of a name.
+        value: pattern and most characters of a text.
+        most: most texts.
+        others: further keywords of the schema.
+    """
+    return WithJsonSchema(
+        {
+            "type": "object",
+            "propertyNames": {"pattern": key[0], "maxLength": key[1]},
+            "additionalProperties": {"type": "string", "pattern": value[0], "maxLength": value[1]},
+            "maxProperties": most,
+            **others,
+        }
+    )
+
+
 _MOST_VARIABLES = 64
 _NAME = described_pattern(r"^[A-Za-z_][A-Za-z0-9_]*$", "must have a name of letters, digits and underscores")
 _VALUE = described_pattern(r"^[^\x00]*$", "must not contain the character NUL")
@@ -31,16 +52,9 @@ Environment = Annotated[
         Annotated[str, Field(pattern=_VALUE, max_length=_LONGEST_VALUE)],
     ],
     Field(max_length=_MOST_VARIABLES),
-    WithJsonSchema(
-        {
-            "type": "object",
-            "propertyNames": {"pattern": _NAME, "maxLength": _LONGEST_NAME},
-            "additionalProperties": {"type": "string", "pattern": _VALUE, "maxLength": _LONGEST_VALUE},
-            "maxProperties": _MOST_VARIABLES,
-        }
-    ),
+    texts_schema((_NAME, _LONGEST_NAME), (_VALUE, _LONGEST_VALUE), _MOST_VARIABLES),
 ]
-"""Environment variables to set for a process. Pydantic's own schema would leave other names unchecked."""
+"""Environment variables to set for a process."""
 
 
 def typed_size(value: object) -> object:

@@ -7,7 +7,7 @@ from typing import Annotated, Literal, Self
 from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
 
 from tuner.errors import FieldProblem, SpecError
-from tuner.schemas.base import Document, NonNegativeInt, PositiveInt, typed_size
+from tuner.schemas.base import Document, NonNegativeInt, PositiveInt, texts_schema, typed_size
 from tuner.schemas.command import CommandSpec, Spec
 from tuner.schemas.field_errors import described_pattern
 from tuner.schemas.workload import WorkloadSpec
@@ -104,14 +104,8 @@ Labels = Annotated[
         Annotated[str, Field(pattern=_LABEL_VALUE, max_length=_LONGEST_VALUE)],
     ],
     Field(max_length=_MOST_LABELS),
-    WithJsonSchema(
-        {
-            "type": "object",
-            "propertyNames": {"pattern": _LABEL_KEY, "maxLength": _LONGEST_KEY},
-            "additionalProperties": {"type": "string", "pattern": _LABEL_VALUE, "maxLength": _LONGEST_VALUE},
-            "maxProperties": _MOST_LABELS,
-            "examples": [{"team": "vision"}],
-        }
+    texts_schema(
+        (_LABEL_KEY, _LONGEST_KEY), (_LABEL_VALUE, _LONGEST_VALUE), _MOST_LABELS, examples=[{"team": "vision"}]
     ),
 ]
 """Labels, by key, with the bounds of Kubernetes labels. Pydantic's own schema would leave other keys unchecked."""

@@ -6,7 +6,6 @@ import os
 import re
 import signal
 import socket
-import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -59,23 +58,15 @@ class HostAgents(RankProcesses):
     @override
     def _start(self, paths: RunPaths, count: int, environment: Mapping[str, str], rendezvous: Path) -> None:
         port = _free_port()
-        with paths.log.open("ab") as log:
-            for number, prefix in enumerate(((), *self._hosts.others)):
-                command = training_command(paths.directory, count, hosts=self._hosts.count)
-                at = {
-                    "PET_NODE_RANK": str(number),
-                    "PET_MASTER_ADDR": self._hosts.address,
-                    "PET_MASTER_PORT": str(port),
-                }
-                process = subprocess.Popen(  # noqa: S603 - our own command, behind the words of an engine of ours
-                    tied([*prefix, *_with_variables(at), *command]),
-                    env=_shared_threads(environment, count),
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=log,
-                    start_new_session=True,
-                )
-                self._processes.append(process)
+        for number, prefix in enumerate(((), *self._hosts.others)):
+            at = {
+                "PET_NODE_RANK": str(number),
+                "PET_MASTER_ADDR": self._hosts.address,
+                "PET_MASTER_PORT": str(port),
+            }
+            command = training_command(paths.directory, count, hosts=self._hosts.count)
+            words = tied([*prefix, *_with_variables(at), *command])
+            self._launch(words, _shared_threads(environment, count), paths.log)
 
     @override
     def crashed(self) -> tuple[int, int] | None:

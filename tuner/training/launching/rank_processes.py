@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from tuner.system.processes import kill_group
@@ -61,17 +61,22 @@ class RankProcesses:
             raise
 
     def _start(self, paths: RunPaths, count: int, environment: Mapping[str, str], rendezvous: Path) -> None:
-        with paths.log.open("ab") as log:
-            for rank in range(count):
-                process = subprocess.Popen(  # noqa: S603 - our own interpreter and module
-                    [*training_command(paths.directory), str(os.getpid())],
-                    env=_environment(environment, rank, count, rendezvous),
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=log,
-                    start_new_session=True,
-                )
-                self._processes.append(process)
+        for rank in range(count):
+            command = [*training_command(paths.directory), str(os.getpid())]
+            self._launch(command, _environment(environment, rank, count, rendezvous), paths.log)
+
+    def _launch(self, command: Sequence[str], environment: Mapping[str, str], log: Path) -> None:
+        """Start a process in a session of its own, which appends its output to the log."""
+        with log.open("ab") as stream:
+            process = subprocess.Popen(  # noqa: S603 - our own command
+                command,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=stream,
+                stderr=stream,
+                start_new_session=True,
+            )
+        self._processes.append(process)
 
     @property
     def pids(self) -> list[int]:
