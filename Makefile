@@ -8,7 +8,7 @@ HASHED := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-
 SOURCES := pyproject.toml constraints.txt requirements/runtime.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test lint check format serve gpu-test virtual-gpu-test virtual-gpu-bench virtual-gpu-evidence gpu-demo gpu-evidence bench-install bench test-exports test-commands image-test cuda-image-test fleet-test manifests conformance openapi lock licenses docs release-check clean
+.PHONY: help install demo test intel-mkl-test lint check format serve gpu-test virtual-gpu-test virtual-gpu-bench virtual-gpu-evidence gpu-demo gpu-evidence bench-install bench test-exports test-commands image-test cuda-image-test fleet-test manifests conformance openapi lock licenses docs release-check clean
 
 help:  ## Show these lines
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -50,6 +50,16 @@ TEST_PROCESSES ?= 4
 # Bytecode is kept, whatever the shell asks for: the tests start hundreds of interpreters.
 test: $(VENV)/dev $(VENV)/docs $(VENV)/browser  ## Install what the tests need, and run them
 	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist worksteal
+
+# MKL's packing buffers are those of its code for Intel's processors, which a preloaded library has it run on any make.
+$(VENV)/intel_mkl.so: tests/support/intel_mkl.c $(VENV)/torch
+	cc -shared -fPIC -o $@.part $<
+	LD_PRELOAD=$(abspath $@.part) MKL_VERBOSE=1 $(BIN)/python -c 'import torch; torch.ones(64, 64) @ torch.ones(64, 64)' \
+	  | grep -E 'Intel\(R\) (AVX|Advanced Vector Extensions)'
+	mv $@.part $@
+
+intel-mkl-test: $(VENV)/dev $(VENV)/docs $(VENV)/browser $(VENV)/intel_mkl.so  ## The tests, with MKL's code for Intel processors on any make
+	LD_PRELOAD=$(abspath $(VENV)/intel_mkl.so) $(MAKE) --no-print-directory test
 
 lint: $(VENV)/dev  ## Style, types and formatting
 	$(BIN)/ruff check .
