@@ -249,7 +249,8 @@ def test_patterns_match_as_those_of_glob(tmp_path: Path, files: list[list[str]],
             path.write_text("")
     pattern = str(tree.joinpath(*parts))
     found = {str(path) for path in expand_glob(pattern) if path.is_file()}
-    assert found == {name for name in glob.glob(pattern, recursive=True) if Path(name).is_file()}  # noqa: PTH207 - what it is compared with
+    wanted = {name for name in glob.glob(pattern, recursive=True) if os.path.isfile(name)}  # noqa: PTH113, PTH207 - glob gives `a/` for a file `a` and `a/**`
+    assert found == wanted
     (tree / "self").symlink_to(tree)
     assert {str(path) for path in expand_glob(pattern) if path.is_file()} >= found
 

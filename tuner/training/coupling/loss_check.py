@@ -138,9 +138,16 @@ class LossCheck:
         return {name: (_number(loss_sum), _number(weight)) for name, (loss_sum, weight) in terms.items()}
 
     def _rounding(self, whole: Terms, micro_batch: MicroBatch, loss: LossOf, precision: _NarrowResults) -> Means:
-        """Measure how far rounded weights change the mean of each term: a sum that cancels is rounding alone."""
+        """Measure how far rounding may change the mean of each term: a sum that cancels is rounding alone.
+
+        It is what rounded weights change. Values that nearly cancel within a sample, such as logarithms of equal
+        probabilities, give multiples of a last digit, which such weights often leave as they are: the rounding of one
+        such value is the least.
+        """
         bits = precision.bits if self._device.type == "cpu" else min(precision.bits, _TF32_BITS)
-        changed = dict.fromkeys(whole, 0.0)
+        with _SampleValues(micro_batch.size) as values:
+            self._terms(micro_batch, loss)
+        changed = dict.fromkeys(whole, ROUNDING_SAFETY * values.magnitude * torch.finfo(torch.float32).eps)
         for run in range(ROUNDED_RUNS):
             with rounded_weights(self._model, bits, run):
                 terms = self._terms(micro_batch, loss)
@@ -181,6 +188,23 @@ class _NarrowResults(TorchFunctionMode):
         result = function(*args, **(kwargs or {}))
         if isinstance(result, Tensor) and result.is_floating_point() and result.dtype.itemsize < torch.float32.itemsize:
             self.bits = min(self.bits, mantissa_bits(result.dtype))
+        return result
+
+
+class _SampleValues(TorchFunctionMode):
+    """Record of the magnitude of results with one value for each of ``samples``."""
+
+    def __init__(self, samples: int) -> None:
+        super().__init__()
+        self._samples = samples
+        self.magnitude = 0.0
+        """The largest of the results' medians, as a few values may be those of a mask."""
+
+    def __torch_function__(self, function: Any, _: Any, args: Any = (), kwargs: Any = None) -> Any:  # noqa: ANN401 - torch's own signature
+        result = function(*args, **(kwargs or {}))
+        if isinstance(result, Tensor) and result.is_floating_point() and result.numel() == self._samples:
+            median = float(result.detach().abs().median())
+            self.magnitude = max(self.magnitude, median if math.isfinite(median) else 0.0)
         return result
 
 
