@@ -78,7 +78,11 @@ def renew(file: Path | None) -> None:
 
 
 def _written(record: LivenessRecord) -> Path:
-    file = _folder() / f"{record.pid}.json"
+    folder = _folder()
+    for other in folder.glob("*.json"):  # of killed processes, which could not remove theirs
+        if (ended := _read(other)) is not None and _start_ticks(ended.pid) != ended.start_ticks:
+            other.unlink(missing_ok=True)
+    file = folder / f"{record.pid}.json"
     partial = file.with_suffix(".partial")
     partial.write_text(json.dumps(asdict(record)), encoding="utf-8")
     partial.replace(file)

@@ -90,6 +90,17 @@ def test_a_record_of_an_earlier_process_does_not_count() -> None:
             check_alive()
 
 
+def test_a_process_removes_the_records_of_killed_ones() -> None:
+    """Otherwise a host on which processes are killed again and again would keep a file of each."""
+    with recorded("serve") as file:
+        assert file is not None
+        record = json.loads(file.read_text())
+        of_killed = file.with_name("1.json")
+        of_killed.write_text(json.dumps(record | {"start_ticks": record["start_ticks"] - 1}))
+        with recorded("serve"):
+            assert [each.name for each in file.parent.iterdir()] == [file.name]
+
+
 def test_a_process_works_without_a_record(own_folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     """A folder that cannot be used stops no service: the log says that the check will not find the process."""
     (own_folder / f"batchwright-{os.getuid()}").touch()

@@ -83,8 +83,11 @@ def test_two_hosts_train_what_one_host_trains_and_another_number_resumes(tmp_pat
         torch.testing.assert_close(weights_of(tmp_path / name), weights_of(tmp_path / "one"), rtol=1e-4, atol=1e-6)
 
 
-def test_a_killed_rank_ends_all_hosts_with_its_cause(tmp_path: Path) -> None:
-    """The result names the rank and the signal, and no rank is left."""
+def test_a_killed_rank_ends_all_hosts_with_its_cause(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The result names the rank and the signal, and neither a rank nor a temporary folder of an agent is left."""
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    monkeypatch.setenv("TMPDIR", str(temporary))
     request = TrainingRequest(updates=100_000, checkpoint_every=100_000, nodes=2, processes_per_node=2)
     process = started(tmp_path, request, TWO)
     wait_until(process.new_progress, process)
@@ -95,6 +98,7 @@ def test_a_killed_rank_ends_all_hosts_with_its_cause(tmp_path: Path) -> None:
     assert result.outcome is RunOutcome.FAILED
     assert result.message.startswith("the training process of rank 3 was killed"), result.message
     assert not ranks_of(tmp_path)
+    assert not list(temporary.glob("torchelastic_*"))
     print(f"all ranks have ended {seconds:.1f} s after one was killed")  # noqa: T201 - a figure
 
 

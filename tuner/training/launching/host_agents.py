@@ -63,6 +63,7 @@ class HostAgents(RankProcesses):
                 "PET_NODE_RANK": str(number),
                 "PET_MASTER_ADDR": self._hosts.address,
                 "PET_MASTER_PORT": str(port),
+                "PET_LOG_DIR": os.devnull,  # otherwise each start leaves a folder in the host's temporary files
             }
             command = training_command(paths.directory, count, hosts=self._hosts.count)
             words = tied([*prefix, *_with_variables(at), *command])
