@@ -5,17 +5,21 @@ from __future__ import annotations
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from statistics import median
+from typing import Any
 
 from service.application.hit_counter import HitCounter
 from service.domain.api_keys import Caller, Scope
 from service.domain.states import State, WorkKind
-from service.domain.workers import Failures, Period, RecommendationHits, SpentSeconds, Summary
+from service.domain.workers import Failures, Gains, ModelGain, Period, RecommendationHits, SpentSeconds, Summary
 from service.store.interface import StatisticsStore
-from service.store.models import Totals, WorkTotal
+from service.store.models import RecordedGain, Totals, WorkTotal
 
 _CACHE_SECONDS = 2.0
 """Lifetime of the counts of a period: open pages poll them, and counting 100,000 tunings takes some 50 ms."""
+
+_MOST_MODELS = 20
 
 
 class SummaryCases:
@@ -50,6 +54,7 @@ class SummaryCases:
             failures=tuple(Failures(**vars(group)) for group in totals.failures if group.kind in kinds),
             device_seconds=_spent(totals.work),
             recommendation_hits=_recommendation_hits(totals),
+            gains=_gains(totals.gains),
         )
 
     def _totals(self, period: Period) -> Totals:
@@ -80,6 +85,27 @@ def _spent(work: Iterable[WorkTotal]) -> tuple[SpentSeconds, ...]:
         SpentSeconds(slot=slot, probes_seconds=by[WorkKind.TUNING], jobs_seconds=by[WorkKind.JOB])
         for slot, by in sorted(spent.items())
     )
+
+
+def _gains(recorded: Sequence[RecordedGain]) -> Gains:
+    by_model: dict[str, list[RecordedGain]] = defaultdict(list)
+    for gain in recorded:
+        by_model[gain.model].append(gain)
+    most = sorted(by_model.items(), key=lambda item: (-len(item[1]), item[0]))[:_MOST_MODELS]
+    models = tuple(ModelGain(model=model, **_figures(gains)) for model, gains in most)
+    return Gains(**_figures(recorded), models=models)
+
+
+def _figures(gains: Sequence[RecordedGain]) -> dict[str, Any]:
+    speedups = [gain.speedup for gain in gains if gain.speedup is not None]
+    shares = [gain.memory_gain for gain in gains if gain.memory_gain is not None]
+    return {
+        "recommendations": len(gains),
+        "speedup": median(speedups) if speedups else None,
+        "speedups": len(speedups),
+        "measured": sum(gain.speed_source == "measured" for gain in gains),
+        "memory_gain": median(shares) if shares else None,
+    }
 
 
 def _recommendation_hits(totals: Totals) -> RecommendationHits:

@@ -21,6 +21,7 @@ from service.errors import InvalidInputError, NotFoundError
 from service.observability.tracing import current_trace_parent
 from service.store.models import Idempotency, NewWork, RecommendationFilter, WorkItem
 from tuner.hardware.matching import with_catalogue_name
+from tuner.planning.comparison.gain import with_gain
 from tuner.planning.session import Tuning as TuningSession
 from tuner.schemas.command import CommandSpec
 from tuner.schemas.requests import HardwareRequest, TuningRequest
@@ -189,7 +190,8 @@ class TuningCases(WorkCases[TuningSubmission, Tuning]):
         The fingerprint leaves out the parts of a request that do not affect memory, such as the data, the learning
         rate, and which of two equal GPUs. A job follows the request of its recommendation, so where such a part
         differs, a copy of the recommendation is stored with the new request and the same evidence. So it is where the
-        caller names the tuning otherwise; a caller without names is served the stored one with its names.
+        caller names the tuning otherwise; a caller without names is served the stored one with its names. The gain over
+        another baseline is what that evidence shows.
         """
         found = stored.recommendation
         has_names = not work.names.is_named or work.names == stored.names
@@ -200,7 +202,7 @@ class TuningCases(WorkCases[TuningSubmission, Tuning]):
         else:
             changes = {"id": self._context.identifiers.new("rec"), "request": request, "device": served.device}
             changes |= dict(work.names)
-            copy = found.model_copy(update=changes)
+            copy = with_gain(found.model_copy(update=changes))
             pending = pending_response(idempotency, lambda item: _served(views.tuning(item, copy)))
             response = _served(views.tuning(self._store.submissions.add_succeeded(work, copy, pending), copy))
         self._context.hit_counter.count(hit=True)

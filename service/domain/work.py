@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from datetime import datetime
 from enum import StrEnum
-from typing import Annotated, Generic, Self, TypeVar
+from typing import Annotated, Generic, Literal, Self, TypeVar
 
 from pydantic import Field, model_validator
 
@@ -107,6 +107,10 @@ class RecommendedFigures(Document):
     """Memory limit of the run, before the margin."""
     samples_per_second: NonNegativeFloat | None = None
     """Samples of a rank over the time of an update of the plan, as in the recommendation's alternatives."""
+    speedup: NonNegativeFloat | None = None
+    """Samples per second over those of the request's baseline; none without one, and where not both are known."""
+    speed_source: Literal["measured", "estimated"] | None = None
+    """Source of the speedup, as in the recommendation's gain."""
 
 
 class WorkSummary(Named, RecommendedFigures):

@@ -176,6 +176,40 @@ class RecommendationHits(Document):
     """Share of hits; none while no tuning was submitted."""
 
 
+class ModelGain(Document):
+    """Gains of the recommendations of one model over the baselines that their submissions named."""
+
+    model: str
+    """Short name of the model."""
+    recommendations: PositiveInt
+    """Recommendations with a baseline whose memory is known."""
+    speedup: NonNegativeFloat | None = None
+    """Median of the samples per second over those of the baseline; none where no speed is known."""
+    speedups: NonNegativeInt
+    """Recommendations whose speed is known before and after."""
+    measured: NonNegativeInt
+    """Of those, the ones where both plans were timed; the others are estimated from step times of probes."""
+    memory_gain: float
+    """Median of the share of the memory limit that the plan uses, less that of the baseline: negative where less."""
+
+
+class Gains(Document):
+    """Gains of recommendations over the baselines that their submissions named: of the newest two thousand."""
+
+    recommendations: NonNegativeInt
+    """Recommendations with a baseline whose memory is known."""
+    speedup: NonNegativeFloat | None = None
+    """Median of the samples per second over those of the baseline; none where no speed is known."""
+    speedups: NonNegativeInt
+    """Recommendations whose speed is known before and after."""
+    measured: NonNegativeInt
+    """Of those, the ones where both plans were timed."""
+    memory_gain: float | None = None
+    """Median of the share of the memory limit that the plan uses, less that of the baseline."""
+    models: tuple[ModelGain, ...]
+    """By model, the most recommendations first: at most twenty."""
+
+
 class Summary(Document):
     """Statistics of the work that ended in a period, and of all work that has not ended."""
 
@@ -191,6 +225,8 @@ class Summary(Document):
     """Device-seconds of the counted work, by slot; slots without any are left out."""
     recommendation_hits: RecommendationHits
     """Hits and misses since the start of the hour in which the period began."""
+    gains: Gains
+    """Gains of the recommendations that were made in the period."""
 
 
 class Health(Document):

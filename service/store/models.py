@@ -234,6 +234,8 @@ class WorkRow:
     peak_bytes: int | None = None
     limit_bytes: int | None = None
     samples_per_second: float | None = None
+    speedup: float | None = None
+    speed_source: str | None = None
 
     @property
     def names(self) -> Named:
@@ -432,6 +434,17 @@ class FailureGroup:
 
 
 @dataclass(frozen=True)
+class RecordedGain:
+    """The gain of one recommendation over its baseline; None for what is not known."""
+
+    model: str
+    speedup: float | None
+    speed_source: str | None
+    memory_gain: float | None
+    """Share of the limit that the plan uses, less that of the baseline."""
+
+
+@dataclass(frozen=True)
 class Totals:
     """Counts of work that ended within a period, and of all work that has not ended."""
 
@@ -442,3 +455,5 @@ class Totals:
     """Submitted tunings that a stored recommendation served."""
     misses: int
     """Submitted tunings that were queued, since no recommendation was stored."""
+    gains: tuple[RecordedGain, ...] = ()
+    """Gains of the newest recommendations of the period over their baselines."""

@@ -12,17 +12,29 @@ from service.domain.problems import Problem
 from service.domain.states import State, WorkKind
 from service.store.database.engine import insert_or_skip, read_transaction, write_transaction
 from service.store.database.mapping import moment
-from service.store.database.schema import is_failed, is_held, now_ms, recommendation_hits, work_items
+from service.store.database.schema import (
+    is_failed,
+    is_gained,
+    is_held,
+    now_ms,
+    recommendation_hits,
+    recommendations,
+    work_items,
+)
 from service.store.interface import StatisticsStore
-from service.store.models import FailureGroup, Totals, WorkTotal
+from service.store.models import FailureGroup, RecordedGain, Totals, WorkTotal
 
 _work = work_items.c
 _hits = recommendation_hits.c
+_recommendation = recommendations.c
+_gain = (_recommendation.model, _recommendation.speedup, _recommendation.speed_source, _recommendation.memory_gain)
 
 _MAX_CAUSES = 20
 _SAMPLED_FAILURES = 20
 """Newest failures of each cause whose messages are compared."""
 _MAX_MESSAGE_LENGTH = 1000
+_MAX_GAINS = 2000
+"""Newest recommendations with a baseline that a period counts."""
 _MS_PER_HOUR = 3_600_000
 
 
@@ -44,6 +56,7 @@ class SqlStatisticsStore(StatisticsStore):
                 failures=tuple(_failure_group(connection, group) for group in groups),
                 hits=int(hits or 0),
                 misses=int(misses or 0),
+                gains=tuple(RecordedGain(*row) for row in connection.execute(_gained_since(since))),
             )
 
     @override
@@ -71,6 +84,11 @@ def _counted(since: int) -> Select[Any]:
     columns = (parts.c.kind, parts.c.state, parts.c.slot)
     sums = (func.sum(parts.c.count).label("count"), func.sum(parts.c.ms).label("ms"))
     return select(*columns, *sums).group_by(*columns)
+
+
+def _gained_since(since: int) -> Select[Any]:
+    newest = select(*_gain).where(is_gained, _recommendation.created_at > since)
+    return newest.order_by(_recommendation.created_at.desc()).limit(_MAX_GAINS)
 
 
 def _failed_since(since: int) -> Select[Any]:

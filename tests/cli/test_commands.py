@@ -89,7 +89,7 @@ def test_a_uniform_plan_says_what_it_changes() -> None:
 def test_tune_then_train_then_resume(spec_file: Path, tmp_path: Path) -> None:
     """The whole path: the answer alone on standard output, probes on standard error, a run, a resume."""
     rec, run = tmp_path / "rec.json", tmp_path / "run"
-    limits = ("--effective-batch-size", "300", "--device", "cpu", "--memory-limit", "120MiB")
+    limits = ("--effective-batch-size", "300", "--device", "cpu", "--memory-limit", "120MiB", "--baseline", "8x4")
     names = ("--name", "small GPT", "--project", "tests", "--label", "team=nlp", "--label", "example.com/tier=")
     tuned = batchwright("tune", spec_file, *limits, *names, "--json", "-o", rec)
     assert tuned.returncode == 0, tuned.stderr
@@ -98,6 +98,9 @@ def test_tune_then_train_then_resume(spec_file: Path, tmp_path: Path) -> None:
     assert (found.name, found.project) == ("small GPT", "tests")
     assert found.labels == {"team": "nlp", "example.com/tier": ""}
     assert sum(plan_of(found).micro_batch_sizes[0]) == 300
+    assert found.gain is not None
+    assert (found.gain.baseline.effective_batch_size, found.gain.memory_source) == (32, "measured")
+    assert found.gain.speedup is not None
     assert tuned.stderr.count("probe ") == len(found.evidence.probes)
     command = ("train", spec_file, "--recommendation", rec, "--output-dir", run, "--checkpoint-every", "2", "--json")
     first = json.loads(batchwright(*command, "--updates", "2").stdout)
@@ -160,6 +163,7 @@ def test_errors_are_json_on_request(tmp_path: Path) -> None:
         (("--device", "cuda:7"), 5, "there is no device cuda:7"),
         (("--device", "tpu:0"), 2, "device"),
         (("--memory-limit", "lots"), 2, "8GiB"),
+        (("--baseline", "8 by 16"), 2, "--baseline: must be a micro-batch size"),
         (("--label", "team"), 2, "--label: must be a key and a value"),
         (("--label", "team=a b"), 2, "--label"),
         (("--name", ""), 2, "--name"),

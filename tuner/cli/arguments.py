@@ -79,6 +79,21 @@ def hardware_request(gpu: str | None, min_memory_bytes: int | None) -> dict[str,
     return None if gpu is None and min_memory_bytes is None else {"gpu": gpu, "min_memory_bytes": min_memory_bytes}
 
 
+def baseline(text: str | None) -> dict[str, object] | None:
+    """The baseline of a request, from the option: a size, or ``8x16`` for 16 steps of 8; none where it is not given.
+
+    Raises:
+        SpecError: naming the option.
+    """
+    if text is None:
+        return None
+    found = re.fullmatch(r"(\d{1,9})(?:x(\d{1,9}))?", text)
+    if found is None:
+        message = "must be a micro-batch size, such as `8`, or a size and accumulation steps, such as `8x16`"
+        raise wrong_argument("--baseline", message, text)
+    return {"micro_batch_size": int(found[1]), "accumulation_steps": int(found[2]) if found[2] else None}
+
+
 def named(name: str | None, project: str | None, labels: Sequence[str] | None) -> Named:
     """The names of a tuning, from the options; each label is a text ``key=value``.
 

@@ -254,6 +254,8 @@ def _facts_of_plan(found: Recommendation, plan: Plan) -> list[tuple[str, str]]:
         limit = format_bytes(room.limit_bytes)
         facts.append(("memory", f"{format_bytes(room.peak_bytes)} of {limit}, {room.free_fraction:.1%} free"))
         facts += [("of which", parts)] if (parts := describe_parts(room)) else []
+    if found.gain is not None:
+        facts.append(("gain", found.gain.statement))
     return facts
 
 

@@ -80,6 +80,15 @@ Labels = Annotated[
 Granularity = Annotated[int, typer.Option(min=1, help="Try only multiples of this size, for example 8.")]
 MaxMicroBatchSize = Annotated[int | None, typer.Option(min=1, help="Upper bound of the micro-batch size.")]
 Uniform = Annotated[bool, typer.Option("--uniform", help="Also plan with one micro-batch size repeated.")]
+BaselinePlan = Annotated[
+    str | None,
+    typer.Option(
+        "--baseline",
+        metavar="SIZE[xSTEPS]",
+        help="Micro-batch size that the training uses until now, with its accumulation steps if known, for example "
+        "`8` or `8x16`: one more probe measures it, and the result says what is gained.",
+    ),
+]
 WhatIf = Annotated[
     bool,
     typer.Option(

@@ -146,6 +146,7 @@ def _require_one_micro_batch(request: TuningRequest) -> None:
     needing = {
         "objective": request.objective != "largest",
         "what_if": request.what_if,
+        "baseline": request.baseline is not None,
         "uniform": request.uniform,
         "parallelism": request.spec.parallelism.world_size > 1,
     }

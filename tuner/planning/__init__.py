@@ -15,15 +15,15 @@ which run the probes:
    a size fits.
 5. ``accumulation`` splits the effective batch into micro-batches, exactly, and says which of them a probe runs.
 6. ``plan_proof`` has the plan itself run, unless a probe was at least as demanding.
-7. ``recommendation`` puts plan, proof, evidence and alternatives into the document; ``what_if`` adds estimated changes
-   of the spec.
+7. ``recommendation`` puts plan, proof, evidence and alternatives into the document; ``comparison`` adds its gain
+   over the plan in use until now, and estimated changes of the spec.
 
 ``parameters`` has the tuned constants of all of these, each with its reason and its benchmark. ``fingerprint``
 identifies a tuning, so that equal requests share one recommendation.
 
 Where to add: an objective, ``objectives`` and the request in ``tuner.schemas.requests``; a what-if,
-``what_if``; a field of the spec that leaves memory as it is, ``fingerprint`` (every other field is part of it); a field
-of the recommendation, ``tuner.schemas.recommendation`` first.
+``comparison.what_if``; a field of the spec that leaves memory as it is, ``fingerprint`` (every other field is part of
+it); a field of the recommendation, ``tuner.schemas.recommendation`` first.
 
 The package may import ``schemas``, ``system`` and the modules below them, and nothing else of ``tuner``.
 """

@@ -98,7 +98,7 @@ def _digest(content: dict[str, Any]) -> str:
 
 def request_fields(request: TuningRequest) -> dict[str, Any]:
     """The request without the spec and the place. Fields added later are left out at their default."""
-    left_out = {"spec", "device", "hardware", "memory_limit_bytes", "probe_timeout_seconds"}
+    left_out = {"spec", "device", "hardware", "memory_limit_bytes", "probe_timeout_seconds", "baseline"}
     if request.objective == "largest":
         left_out.add("objective")
     if request.uniform_only is None:

@@ -226,6 +226,34 @@ def _fits(probes: Iterable[ProbeResult]) -> dict[int, ProbeResult]:
     return {probe.micro_batch_size: probe for probe in sorted(fits, key=lambda probe: probe.measures_time)}
 
 
+def rate_of(share: int, probe: ProbeResult) -> float | None:
+    """The samples per second of updates of ``share`` samples in the micro-batches of a probe; none where not timed.
+
+    A probe that ran a single micro-batch shows the time of no other update than its own.
+    """
+    timing = probe.timing
+    if timing is None or (timing.micro_batch_seconds is None and probe.micro_batch_size != share):
+        return None
+    return _rate(share, _seconds(share, probe))
+
+
+def expected_rate(share: int, size: int, probes: Sequence[ProbeResult]) -> float | None:
+    """Interpolate the samples per second of a plan from timed probes; none outside the measured range.
+
+    Args:
+        share: samples of a rank in an update of the plan, which may be another number than in the probes.
+        size: the plan's largest micro-batch.
+        probes: every probe.
+    """
+    usable = [probe for probe in probes if rate_of(share, probe) is not None]
+    return _rate(share, _expected_seconds(share, usable)(size))
+
+
+def expected_bytes(share: int, size: int, probes: Sequence[ProbeResult]) -> int | None:
+    """Interpolate the peak of a plan as ``Alternative.peak_bytes``; none where the probes do not show it."""
+    return _expected_bytes(share, probes)(size)
+
+
 def _expected_seconds(share: int, probes: Sequence[ProbeResult]) -> Callable[[int], float | None]:
     """Interpolate the seconds of an update of ``share`` samples, as a function of the plan's largest micro-batch."""
     points = _seconds_by_micro_batches(share, probes)

@@ -7,11 +7,12 @@ from dataclasses import dataclass, field
 from datetime import datetime
 
 from tuner.planning.accumulation import balanced_plan, repeated_plan, share_per_rank, uniform_plan
+from tuner.planning.comparison.gain import with_gain
+from tuner.planning.comparison.what_if import WhatIfResult, format_changes
 from tuner.planning.coupled_loss import is_undivided
 from tuner.planning.objectives import alternatives, describe_choice
 from tuner.planning.parameters import DEFAULT_PARAMETERS, SearchParameters
 from tuner.planning.plan_proof import PlanProof
-from tuner.planning.what_if import WhatIfResult, format_changes
 from tuner.schemas.plans import Plan
 from tuner.schemas.recommendation import (
     Advice,
@@ -93,7 +94,7 @@ def recommend(
     listed = _alternatives(finished)
     statement = finished.proof.statement + _ranks_in_words(finished.probes)
     proof = finished.proof.model_copy(update={"statement": statement})
-    return Recommendation(
+    found = Recommendation(
         plan=plan,
         largest_micro_batch_size=_largest(finished) or None,
         id=identifier,
@@ -122,6 +123,7 @@ def recommend(
         timings=_timings(finished.probes, total_seconds),
         request=request,
     )
+    return with_gain(found)
 
 
 def _largest(finished: FinishedTuning) -> int:

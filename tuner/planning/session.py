@@ -11,6 +11,8 @@ from datetime import datetime
 
 from tuner.errors import DeviceError, FieldProblem, SearchError, SpecError, TuningFailedError
 from tuner.planning.accumulation import probe_window, share_per_rank
+from tuner.planning.comparison.gain import baseline_to_probe, baseline_to_time
+from tuner.planning.comparison.what_if import WhatIfResult, WhatIfs
 from tuner.planning.coupled_loss import WholeBatch, coupling_request, is_undivided
 from tuner.planning.fingerprint import fingerprint, relevant_versions, request_fingerprint
 from tuner.planning.objectives import next_to_time, plan_size, recommended_size, steps_of
@@ -20,7 +22,6 @@ from tuner.planning.recommendation import FinishedTuning, recommend
 from tuner.planning.search import Failure, MicroBatchSearch
 from tuner.planning.search_space import check_plan, memory_limit, rank_devices, search_space
 from tuner.planning.warm_start import PossibleWarmStart, TuningConditions, confirmed_proof, warm_start_from
-from tuner.planning.what_if import WhatIfResult, WhatIfs
 from tuner.schemas.recommendation import CouplingCheck, Proof, Recommendation
 from tuner.schemas.requests import CouplingRequest, ExpectationRequest, ProbeRequest, TuningRequest
 from tuner.schemas.results import PLAN_NOT_FOLLOWED, DeviceInfo, ExpectedPeaks, Outcome, ProbeResult
@@ -204,8 +205,9 @@ class Tuning:
     def next_probe(self) -> ProbeRequest | None:
         """The next probe to run, or none when the tuning is over.
 
-        First come the sizes of the search, then the plans to time, and last the recommended plan, unless a fit was at
-        least as demanding (``tuner.planning.plan_proof``). A command that does not train as told ends the tuning.
+        First come the sizes of the search, then the baseline's, then the plans to time, and last the recommended plan,
+        unless a fit was at least as demanding (``tuner.planning.plan_proof``). A command that does not train as told
+        ends the tuning.
         """
         if self._misled is not None:
             return None
@@ -213,6 +215,7 @@ class Tuning:
             over = self._whole_batch.failed(self._probes) or self._search.verdict is not None
             return None if over else self._request(self._share)
         size = None if self._confirmed() else self._size_to_confirm() or self._search.ask() or self._whole_share()
+        size = self._baseline_to_probe() if size is None else size
         if size is not None:
             return self._request(size)
         plan = self._plan_to_time()
@@ -244,6 +247,8 @@ class Tuning:
             self._require_plan(result.micro_batch_size)
         elif result.runs_plan:
             self._require_plan_to_run(result.micro_batch_sizes)
+        elif self._baseline_to_probe() == result.micro_batch_size:
+            pass  # after the search, which it must not change
         elif self._search.verdict is None:
             self._search.tell(result)
         elif result.micro_batch_size != self._whole_share():
@@ -279,9 +284,17 @@ class Tuning:
         proof = self._proof()
         if self.request.objective != "fastest" or not isinstance(proof, Proof) or proof.fits == 0:
             return None
-        return next_to_time(
+        plan = next_to_time(
             self._share, proof.fits, self._probes, self._parameters, repeats=self.request.command is not None
         )
+        return baseline_to_time(self.request, self._share, proof, self._probes) if plan is None else plan
+
+    def _baseline_to_probe(self) -> int | None:
+        """The size of the request's baseline, once the search has ended; none where plans are timed."""
+        proof = self._proof()
+        if self.request.objective == "fastest" or not self._accumulates or not isinstance(proof, Proof):
+            return None
+        return baseline_to_probe(self.request, self._share, proof, self._probes)
 
     def _plan_to_run(self) -> ProbeRequest | None:
         """The probe of the plan to recommend, where no fit was at least as demanding."""

@@ -145,6 +145,34 @@ class Alternative(Document):
     """CUDA: true if the allocator had to release its cache and retry, so that the size fits, but runs slowly."""
 
 
+class Gain(Document):
+    """Gain of the recommended plan over the baseline of the request. Figures that no probe shows are absent."""
+
+    baseline: PlanSummary
+    """The plan of the baseline. Its effective batch may differ from the requested one."""
+    baseline_fits: bool | None = None
+    """False where the baseline runs out of memory under this limit; none where neither is known."""
+    speedup: NonNegativeFloat | None = None
+    """Samples per second of the recommended plan over those of the baseline; none where not both are known."""
+    speed_source: Literal["measured", "estimated"] | None = None
+    """`measured` if updates of both plans were timed, for the objective `fastest`; `estimated` if the step times of
+    probes of these or of other sizes stand for them."""
+    samples_per_second: NonNegativeFloat | None = None
+    """Samples of a rank over the time of an update of the recommended plan, as in the alternatives."""
+    baseline_samples_per_second: NonNegativeFloat | None = None
+    """Samples of a rank over the time of an update of the baseline."""
+    peak_bytes: NonNegativeInt
+    """Most memory held by the recommended plan, as in the alternatives."""
+    baseline_peak_bytes: NonNegativeInt | None = None
+    """Most memory held by the baseline; none where not known."""
+    memory_source: Literal["measured", "estimated"] | None = None
+    """`measured` if a probe ran the baseline's size; `estimated` if the peak is interpolated between measured sizes."""
+    limit_bytes: PositiveInt
+    """Memory limit of the run, before the margin."""
+    statement: str
+    """The gain in a sentence or two."""
+
+
 class WhatIf(Document):
     """Changes of the spec that take less memory, with an estimate of what would fit. No probe has run them."""
 
@@ -250,6 +278,8 @@ class Recommendation(Document):
     """Every probe, and the proof."""
     headroom: Headroom | None = None
     """Free memory at the recommended size."""
+    gain: Gain | None = None
+    """Gain over the baseline of the request; none without a baseline, and where nothing fits."""
     device: DeviceInfo
     """The device that was probed."""
     fingerprint: str

@@ -144,6 +144,16 @@ Objective = Literal["largest", "fewest_steps", "fastest"]
 """Objective of a tuning: see ``TuningRequest.objective``."""
 
 
+class Baseline(Document):
+    """What a training uses until now, for one rank: the recommendation says what it gains over this."""
+
+    micro_batch_size: Annotated[int, Field(ge=1, le=LARGEST_EFFECTIVE_BATCH_SIZE, examples=[8])]
+    """Samples per forward and backward pass."""
+    accumulation_steps: Annotated[int, Field(ge=1, le=LARGEST_EFFECTIVE_BATCH_SIZE)] | None = None
+    """Micro-batches per rank and update; as many as the effective batch takes when absent. Where their samples are not
+    the effective batch, the gain says so."""
+
+
 class TuningRequest(Document):
     """Find the largest micro-batch that fits, or the best plan, and plan the effective batch."""
 
@@ -184,6 +194,9 @@ class TuningRequest(Document):
     """Plan several micro-batches, and train with them, although the loss couples the samples of a batch (BatchNorm,
     in-batch negatives), so that accumulated updates differ from full-batch ones. Otherwise such a loss has the whole
     batch in one micro-batch on one rank, or fails the tuning before any other probe."""
+    baseline: Baseline | None = None
+    """The plan that the training uses until now, of which one more probe measures the time and memory; none where none
+    is known."""
 
     @model_validator(mode="after")
     def _names_a_device_or_hardware(self) -> Self:

@@ -23,6 +23,7 @@ const ROWS = [
   ["Accumulation steps", (found) => count(found.plan?.gradient_accumulation_steps)],
   ["Ranks", (found) => count(found.request.spec.parallelism.world_size)],
   ["Samples per second and rank", (found) => number(found.alternatives.find((plan) => plan.chosen)?.samples_per_second, 3)],
+  ["Gain over the baseline", (found) => found.gain?.statement ?? "–"],
   ["Largest micro-batch that fits", (found) => count(found.largest_micro_batch_size)],
   ["Its peak memory", (found) => bytes(found.headroom?.peak_bytes)],
   ["Of it reserved by the allocator", (found) => bytes(found.headroom?.reserved_bytes)],

@@ -2,8 +2,8 @@
 
 import { keyId, may } from "./api.js";
 import { byId, h, replace } from "./dom.js";
-import { count, number, shortId, time, took, words } from "./format.js";
-import { codeBlock, labelTags, peakBar, planWords, scopeAlert, stateBadge } from "./parts.js";
+import { count, shortId, time, took, words } from "./format.js";
+import { codeBlock, labelTags, peakBar, planWords, rateWords, scopeAlert, stateBadge } from "./parts.js";
 import { makeList, SEARCH } from "./table.js";
 
 const STATES = ["QUEUED", "RUNNING", "CANCELLING", "SUCCEEDED", "FAILED", "CANCELLED"];
@@ -22,7 +22,7 @@ const COMMON = [
   BATCH,
   { title: "Plan", class: "nowrap", cell: planWords },
   { title: "Peak", class: "peak", cell: peakBar },
-  { title: "Samples/s", class: "number", cell: (row) => number(row.samples_per_second, 3) },
+  { title: "Samples/s", class: "number", cell: rateWords },
   { title: "Labels", cell: labelTags },
 ];
 const TIMES = [

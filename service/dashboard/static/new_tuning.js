@@ -114,7 +114,7 @@ function restoreDraft(page) {
 function arrangeFields({ form, isCommand }) {
   const model = isCommand ? ["spec.model"] : ["spec.model", "spec.batch", "spec.precision"];
   replace(byId("model-fields"), model.map(form.field));
-  replace(byId("batch-fields"), ["name", "project", "labels", "effective_batch_size", "device", "memory_limit_bytes", "objective"].map(form.field));
+  replace(byId("batch-fields"), ["name", "project", "labels", "effective_batch_size", "device", "memory_limit_bytes", "objective", "baseline"].map(form.field));
   replace(byId("training-fields"), !isCommand && [...LATER.map(form.field), ...form.rest("spec")]);
   replace(byId("search-fields"), form.rest("", ["spec", ...(isCommand ? NOT_OF_COMMANDS : [])]));
 }

@@ -243,6 +243,31 @@ const spent = makeTable({
   ],
 });
 
+const gained = makeTable({
+  caption: "Gain over the baselines, by model",
+  showCaption: true,
+  keyOf: (row) => row.model,
+  columns: [
+    { title: "Model", class: "model", cell: (row) => row.model },
+    { title: "Samples per second", class: "nowrap", cell: (row) => speedupWords(row) },
+    { title: "Memory used", class: "number", cell: (row) => points(row.memory_gain) },
+    { title: "Recommendations", class: "number", cell: (row) => count(row.recommendations) },
+  ],
+});
+
+/** A median speedup, with a sign of estimates among its figures. */
+function speedupWords({ speedup, speedups, measured }) {
+  if (speedup === null) {
+    return "not known";
+  }
+  return `${measured < speedups ? "~" : ""}${number(speedup, 3)}×`;
+}
+
+/** A difference of two shares, in percentage points. */
+function points(share) {
+  return share === null ? "–" : `${share < 0 ? "−" : "+"}${count(Math.round(100 * Math.abs(share)))} points`;
+}
+
 let period = "24h";
 
 function showPeriods() {
@@ -268,7 +293,8 @@ function showSummary(summary) {
   spent.update(summary.device_seconds);
   const text = "Failed tunings and jobs are listed here by cause.";
   const failed = summary.failures.length > 0 ? failures.element : emptyState({ title: "No failures", text });
-  const shown = [byId("figures"), byId("failures"), byId("spent")];
+  const shown = [byId("figures"), byId("failures"), byId("spent"), byId("gained")];
+  gained.update(summary.gains.models);
   replace(shown[0], figuresOf(summary).map(figure));
   if (shown[1].firstChild !== failed) {
     replace(shown[1], failed);
@@ -277,9 +303,13 @@ function showSummary(summary) {
     replace(shown[2], spent.element);
   }
   shown[2].hidden = summary.device_seconds.length === 0;
+  if (shown[3].firstChild !== gained.element) {
+    replace(shown[3], gained.element);
+  }
+  shown[3].hidden = summary.gains.models.length === 0;
 }
 
-function figuresOf({ tunings, jobs, device_seconds: slots, recommendation_hits: stored }) {
+function figuresOf({ tunings, jobs, device_seconds: slots, recommendation_hits: stored, gains }) {
   const both = (...states) => states.reduce((sum, state) => sum + (tunings[state] ?? 0) + (jobs[state] ?? 0), 0);
   const probes = slots.reduce((sum, slot) => sum + slot.probes_seconds, 0);
   const training = slots.reduce((sum, slot) => sum + slot.jobs_seconds, 0);
@@ -291,8 +321,17 @@ function figuresOf({ tunings, jobs, device_seconds: slots, recommendation_hits: 
     ["Failed", count(both("FAILED"))],
     ["Cancelled", count(both("CANCELLED"))],
     ["Device time", seconds(Math.round(probes + training)), `${seconds(probes)} probes, ${seconds(training)} jobs`],
+    ["Gain in samples per second", speedupWords(gains), gainNote(gains)],
     ["Served from the store", percent(stored.hit_rate), `${count(stored.hits)} of ${plural(submitted, "tuning")}`],
   ];
+}
+
+function gainNote({ recommendations, speedups, measured, memory_gain: memory }) {
+  if (recommendations === 0) {
+    return "no recommendation with a baseline";
+  }
+  const source = speedups === 0 ? "" : `, ${count(measured)} measured, ${count(speedups - measured)} estimated`;
+  return `median of ${plural(recommendations, "recommendation")}${source}; ${points(memory)} of memory`;
 }
 
 function figure([label, value, note = null]) {

@@ -8,7 +8,7 @@ import { estimateTable } from "./estimate_table.js";
 import { exportForm } from "./export_form.js";
 import { bytes, count, percent, plural, seconds, time, words } from "./format.js";
 import { eventually } from "./live.js";
-import { alertBox, busy, codeBlock, definitions, nameFacts, problemAlert, scopeAlert } from "./parts.js";
+import { alertBox, busy, codeBlock, definitions, gainBox, nameFacts, problemAlert, scopeAlert } from "./parts.js";
 import { figure, memoryParts, showPlan } from "./plan.js";
 import { openTrainDialog } from "./train_dialog.js";
 
@@ -48,6 +48,7 @@ function answer(found) {
   const { headroom } = found;
   return [
     showPlan(found.plan),
+    gainBox(found),
     h("h3", {}, "Proof"),
     h("div", { class: "figures" },
       figure(count(found.largest_micro_batch_size), `${largestWords(found.evidence.proof)} (samples)`),

@@ -2,8 +2,8 @@
 
 import { addressOf, may } from "./api.js";
 import { byId, h, replace } from "./dom.js";
-import { count, number, plural, shortId, time } from "./format.js";
-import { labelTags, peakBar, planWords, scopeAlert } from "./parts.js";
+import { count, plural, shortId, time } from "./format.js";
+import { labelTags, peakBar, planWords, rateWords, scopeAlert } from "./parts.js";
 import { makeList, SEARCH } from "./table.js";
 
 const MOST_COMPARED = 8;
@@ -36,7 +36,7 @@ const LIST = {
     { title: "Effective batch", class: "number", cell: (row) => count(row.effective_batch_size) },
     { title: "Plan", class: "nowrap", cell: planWords },
     { title: "Peak", class: "peak", cell: peakBar },
-    { title: "Samples/s", class: "number", cell: (row) => number(row.samples_per_second, 3) },
+    { title: "Samples/s", class: "number", cell: rateWords },
     { title: "Labels", cell: labelTags },
     { title: "Owner", class: "nowrap", cell: (row) => row.owner ?? "–" },
     { title: "Created", class: "nowrap", cell: (row) => time(row.created_at) },

@@ -16,6 +16,7 @@ const OPTIONS = [
   ["what_if", "--what-if", false],
   ["allow_batch_coupling", "--allow-batch-coupling", false],
   ["probe_timeout_seconds", "--probe-timeout", 300],
+  ["baseline", "--baseline", null],
 ];
 
 const HARDWARE_OPTIONS = [
@@ -25,8 +26,13 @@ const HARDWARE_OPTIONS = [
 
 /** The command line for a tuning request whose spec is in `spec.json`; options at their defaults are left out. */
 export function asCommand(request) {
-  const options = [...given(request, OPTIONS), ...given(request.hardware ?? {}, HARDWARE_OPTIONS)];
+  const options = [...given({ ...request, baseline: sizeAndSteps(request.baseline) }, OPTIONS), ...given(request.hardware ?? {}, HARDWARE_OPTIONS)];
   return ["batchwright tune spec.json", `--effective-batch-size ${request.effective_batch_size}`, ...options].join(" \\\n  ");
+}
+
+/** A baseline as the option takes it: `8`, or `8x16` with its steps. */
+function sizeAndSteps(baseline) {
+  return baseline && [baseline.micro_batch_size, baseline.accumulation_steps].filter(Boolean).join("x");
 }
 
 function given(values, options) {

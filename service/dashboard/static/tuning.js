@@ -7,7 +7,7 @@ import { byId, h, replace, setText } from "./dom.js";
 import { bytes, bytesExactly, count, number, percent, plural, seconds, words } from "./format.js";
 import { ENDED } from "./live.js";
 import { heldBytes, memoryFigure, memoryInWords, sizeWords } from "./memory_chart.js";
-import { alertBox, badge, codeBlock, definitions, emptyState, nameFacts, tag } from "./parts.js";
+import { alertBox, badge, codeBlock, definitions, emptyState, gainBox, nameFacts, tag } from "./parts.js";
 import { figure, memoryParts, showPlan } from "./plan.js";
 import { asCommand, asCurl } from "./reproduce.js";
 import { makeTable } from "./table.js";
@@ -145,6 +145,7 @@ function feasible(found) {
   return [
     h("h3", {}, "Plan"),
     showPlan(found.plan),
+    gainBox(found),
     h("h3", {}, "Proof"),
     h("div", { class: "figures" },
       figure(count(found.largest_micro_batch_size), `${largestWords(found.evidence.proof)} (samples)`),

@@ -16,7 +16,7 @@ from service.domain.work import Event, EventKind, RecommendationSummary, Recorde
 from service.store.database.schema import api_keys, recommendations, work_items
 from service.store.models import WorkItem, WorkRow
 from tuner.schemas.base import Document
-from tuner.schemas.recommendation import Recommendation
+from tuner.schemas.recommendation import Gain, Recommendation
 from tuner.schemas.requests import Named
 from tuner.schemas.results import ProbeResult
 from tuner.schemas.training import RunProgress, TrainingResult
@@ -48,7 +48,15 @@ OWNER = api_keys.c.name.label("key_name")
 """Name of the API key that submitted a piece of work."""
 _PLAN = ("gradient_accumulation_steps", "micro_batch_size", "world_size")
 """Columns of the plan."""
-_FIGURES = ("feasible", "largest_micro_batch_size", "peak_bytes", "limit_bytes", "samples_per_second")
+_FIGURES = (
+    "feasible",
+    "largest_micro_batch_size",
+    "peak_bytes",
+    "limit_bytes",
+    "samples_per_second",
+    "speedup",
+    "speed_source",
+)
 RELATED = [OWNER, *(recommendations.c[name] for name in (*_PLAN, *_FIGURES))]
 """Columns of a row in a list or document, from other tables of ``RELATED_WORK``: of the key and the recommendation."""
 LISTED_WORK = [*(column for column in WORK_COLUMNS if column.name not in _UNLISTED), *RELATED]
@@ -160,7 +168,7 @@ def event(row: RowMapping) -> Event:
 
 def recommendation_summary(row: RowMapping) -> RecommendationSummary:
     """Return a recommendation as a list shows it."""
-    listed = {name: value for name, value in row.items() if name not in {*_PLAN, "key_id", "key_name"}}
+    listed = {name: value for name, value in row.items() if name not in {*_PLAN, "key_id", "key_name", "memory_gain"}}
     listed |= {"precision": row["precision"] or None, "labels": labels_of(row["labels"]), "owner": row["key_name"]}
     plan = None if row["micro_batch_size"] is None else _plan(row)
     return RecommendationSummary.model_validate({**listed, "plan": plan, "created_at": moment(row["created_at"])})
@@ -197,7 +205,17 @@ def recommendation_values(document: Recommendation, tuning_id: str, model: str, 
         "peak_bytes": document.headroom.peak_bytes if document.headroom else None,
         "limit_bytes": document.headroom.limit_bytes if document.headroom else None,
         "samples_per_second": next((plan.samples_per_second for plan in document.alternatives if plan.chosen), None),
+        **_gain_values(document.gain),
         "document": as_json(document),
+    }
+
+
+def _gain_values(gain: Gain | None) -> dict[str, Any]:
+    before = None if gain is None else gain.baseline_peak_bytes
+    return {
+        "speedup": None if gain is None else gain.speedup,
+        "speed_source": None if gain is None else gain.speed_source,
+        "memory_gain": None if gain is None or before is None else (gain.peak_bytes - before) / gain.limit_bytes,
     }
 
 

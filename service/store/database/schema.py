@@ -214,6 +214,9 @@ recommendations = Table(
     Column("peak_bytes", BigInteger),
     Column("limit_bytes", BigInteger),
     Column("samples_per_second", Double),
+    Column("speedup", Double),
+    Column("speed_source", String(16)),
+    Column("memory_gain", Double),
 )
 """Recommendations: the documents, and the columns of searches and lists. They may outlive their tuning."""
 
@@ -223,6 +226,13 @@ for _columns in ([], ["model"], ["device"], ["device_name"], ["device", "model"]
     Index("recommendations_by_" + "_".join(_walked), *(recommendations.c[name] for name in [*_walked, "id"]))
 
 Index("recommendations_sorted", *(recommendations.c[name] for name in ("id", "samples_per_second", "peak_bytes")))
+is_gained = text("memory_gain IS NOT NULL")
+Index(
+    "recommendations_gained",
+    *(recommendations.c[name] for name in ("created_at", "model", "speedup", "speed_source", "memory_gain")),
+    sqlite_where=is_gained,
+    postgresql_where=is_gained,
+)
 
 estimate_residuals = Table(
     "estimate_residuals",

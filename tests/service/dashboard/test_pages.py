@@ -24,7 +24,7 @@ from tests.support.service.running import Running, StartService
 from tests.support.service.scripted import ScriptedRunner, Trainer, until_stopped
 from tuner.cli.arguments import option_of
 from tuner.errors import WorkloadError
-from tuner.schemas.requests import ProbeRequest, TuningRequest
+from tuner.schemas.requests import Baseline, ProbeRequest, TuningRequest
 from tuner.schemas.results import Outcome, ProbeResult
 
 Open = Callable[..., Watched]
@@ -160,6 +160,7 @@ def test_the_shown_command_has_every_option_of_the_request(service: Running, vis
         "what_if": True,
         "probe_timeout_seconds": 60.0,
         "allow_batch_coupling": True,
+        "baseline": Baseline(micro_batch_size=8, accumulation_steps=16),
     }
     request = tuning_request(**changed)
     hardware = {"gpu": "H100-80GB", "min_memory_bytes": 2**36}
@@ -174,6 +175,7 @@ def test_the_shown_command_has_every_option_of_the_request(service: Running, vis
     for sent, fields in ((request, changed), (for_hardware, hardware)):
         words = shlex.split(page.evaluate(call, [path, sent.model_dump(mode="json")]))
         options = {word for word in words if word.startswith("--")}
+        assert ("8x16" in words) == ("baseline" in fields)
         assert options == {"--effective-batch-size", *(option_of(field) for field in fields)}
 
 

@@ -10,6 +10,7 @@ import typer
 from tuner.cli import options
 from tuner.cli import trailing_command as trailing
 from tuner.cli.arguments import (
+    baseline,
     check_folder,
     hardware_request,
     named,
@@ -42,6 +43,7 @@ def run(  # noqa: PLR0913 - a command's options are its arguments
     memory_margin: options.MemoryMargin = 0.03,
     granularity: options.Granularity = 1,
     max_micro_batch_size: options.MaxMicroBatchSize = None,
+    baseline_plan: options.BaselinePlan = None,
     probe_timeout: options.ProbeTimeout = 300.0,
     updates: options.Updates = 100,
     checkpoint_every: options.CheckpointEvery = 50,
@@ -96,6 +98,7 @@ def run(  # noqa: PLR0913 - a command's options are its arguments
     request = tuning_request(
         spec=spec if model is None else {"model": model},
         effective_batch_size=effective_batch_size,
+        baseline=baseline(baseline_plan),
         objective=objective,
         world_size=world_size,
         device=device,

@@ -10,6 +10,7 @@ import typer
 from tuner.cli import options
 from tuner.cli import trailing_command as trailing
 from tuner.cli.arguments import (
+    baseline,
     check_file,
     hardware_request,
     named,
@@ -47,6 +48,7 @@ def tune(  # noqa: PLR0913 - a command's options are its arguments
     max_micro_batch_size: options.MaxMicroBatchSize = None,
     uniform: options.Uniform = False,
     what_if: options.WhatIf = False,
+    baseline_plan: options.BaselinePlan = None,
     probe_timeout: options.ProbeTimeout = 300.0,
     allow_batch_coupling: options.AllowBatchCoupling = False,
     warm_start_from: options.WarmStartFrom = None,
@@ -97,6 +99,7 @@ def tune(  # noqa: PLR0913 - a command's options are its arguments
         max_micro_batch_size=max_micro_batch_size,
         uniform=uniform,
         what_if=what_if,
+        baseline=baseline(baseline_plan),
         probe_timeout_seconds=probe_timeout,
         allow_batch_coupling=allow_batch_coupling,
         uniform_only=uniform_only,

@@ -17,10 +17,10 @@ from tuner.cli.display import recommendation_panel
 from tuner.errors import ProbeCancelledError, ProbeError, StorageError
 from tuner.hardware.inventory import find_device
 from tuner.planning.accumulation import probe_window
+from tuner.planning.comparison.what_if import Calibration, changed, choices, format_changes
 from tuner.planning.driver import estimate_what_ifs
 from tuner.planning.fingerprint import request_fields
 from tuner.planning.session import Tuning
-from tuner.planning.what_if import Calibration, changed, choices, format_changes
 from tuner.probing.supervisor import ProbeSupervisor
 from tuner.schemas.recommendation import Recommendation
 from tuner.schemas.requests import ExpectationRequest, ProbeRequest, TuningRequest
