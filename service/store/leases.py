@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from sqlalchemy import Connection, Engine, RowMapping, and_, case, delete, func, insert, or_, select, update
@@ -14,14 +14,13 @@ from service.domain.states import State, sources_of
 from service.domain.workers import ServedDevice
 from service.store.database import mapping
 from service.store.database.batches import Batches
+from service.store.database.claim_pipeline import claim_and_commit
 from service.store.database.claim_statements import (
     ABANDONED,
-    CLAIM_AT_ONCE,
     MISPLACED,
     NEXT_QUEUED,
     RUNNING_HERE,
     Claimer,
-    Prospect,
     lock_claims,
     prospects_of,
     used_by_lost_owner,
@@ -48,6 +47,13 @@ _work = work_items.c
 _MAX_CODE_LENGTH = 64
 
 
+_MOST_ROUNDS = 3
+"""Attempts at a claim while there is work, but others take, cancel or renew what was found."""
+
+Wanted = tuple[ServedDevice, float]
+"""A device that claims work, and the seconds of its lease."""
+
+
 class Candidate(NamedTuple):
     """Work that may be claimed, as it was read."""
 
@@ -69,19 +75,45 @@ class SqlLeaseStore(LeaseStore):
     def claim(self, served: ServedDevice, lease_seconds: float) -> Claim | None:
         return self._batches.run((served, lease_seconds))
 
-    def _claim_all(self, wanted: Sequence[tuple[ServedDevice, float]]) -> list[Claim | None]:
-        """Claim the next work of each device, in the order of the devices, in one transaction."""
+    def _claim_all(self, wanted: Sequence[Wanted]) -> list[Claim | None]:
+        """Claim the next work of each device, in the order of the devices."""
+        claims: list[Claim | None] = [None] * len(wanted)
+        places = list(range(len(wanted)))
+        for _ in range(_MOST_ROUNDS):
+            found, missed = self._claim_once([wanted[place] for place in places])
+            for place, claim in zip(places, found, strict=True):
+                claims[place] = claim
+            places = [places[index] for index in missed]
+            if not places:
+                break
+        return claims
+
+    def _claim_once(self, wanted: Sequence[Wanted]) -> tuple[list[Claim | None], list[int]]:
+        """Claim for each device, and return the indexes of those that may find work if they try again too."""
+        claims: list[Claim | None] = [None] * len(wanted)
+        missed: list[int] = []
         try:
             with read_transaction(self._engine) as connection:
-                prospects = prospects_of(connection, [served for served, _ in wanted])
-                if prospects and connection.dialect.name == "postgresql":  # where any transaction may write
-                    return _claim_each(connection, wanted, prospects)
-            if not prospects:  # a claim that finds nothing takes no writer's lock
-                return [None] * len(wanted)
-            with write_transaction(self._engine) as connection:
-                return _claim_each(connection, wanted, prospects)
+                claimers = _claimers(connection, wanted)
+                if connection.dialect.name == "postgresql":
+                    together = [index for index, claimer in claimers.items() if claimer.is_simple]
+                    rows = claim_and_commit(connection, [claimers.pop(index) for index in together]) if together else []
+                    for index, row in zip(together, rows, strict=True):
+                        if row is None:  # taken by others, or cancelled or renewed meanwhile
+                            missed.append(index)
+                        else:
+                            claims[index] = _claim_of(row)
+            if claimers:  # a claim that finds nothing takes no writer's lock
+                with write_transaction(self._engine) as connection:
+                    lock_claims(connection)
+                    claims_of_rest = {index: _claim(connection, claimer) for index, claimer in claimers.items()}
+                for index, claim in claims_of_rest.items():
+                    claims[index] = claim
         except IntegrityError:  # the unique index: another owner has just taken one of the slots
-            return [None] if len(wanted) == 1 else [claim for each in wanted for claim in self._claim_all([each])]
+            if len(wanted) > 1:
+                done = [claim or self._claim_once([each])[0][0] for claim, each in zip(claims, wanted, strict=True)]
+                return done, []
+        return claims, missed
 
     @override
     def claim_work(self, work_id: str, served: ServedDevice, lease_seconds: float) -> Claim | None:
@@ -137,32 +169,19 @@ class SqlLeaseStore(LeaseStore):
             connection.execute(update(work_items).where(held).values(lease_expires_at=0, expiry_check_at=0))
 
 
-def _claim_each(
-    connection: Connection, wanted: Sequence[tuple[ServedDevice, float]], prospects: Mapping[str, Prospect]
-) -> list[Claim | None]:
-    lock_claims(connection)
-    claims: list[Claim | None] = []
-    for served, lease_seconds in wanted:
-        prospect = prospects.get(served.slot)
-        if prospect is None:
-            claims.append(None)
-            continue
-        needs_several = any(need_of_lane(lane).devices_per_node > 1 for lane in prospect.lanes)
-        is_simple = connection.dialect.name == "postgresql" and not prospect.is_blocked and not needs_several
-        claim = _claim_at_once if is_simple else _claim
-        claims.append(claim(connection, Claimer(served, prospect.lanes, lease_seconds)))
-    return claims
+def _claimers(connection: Connection, wanted: Sequence[Wanted]) -> dict[int, Claimer]:
+    """Return the devices for which there is something to claim, by their indexes."""
+    prospects = prospects_of(connection, [served for served, _ in wanted])
+    return {
+        index: Claimer(served, prospect.lanes, lease_seconds, is_blocked=prospect.is_blocked)
+        for index, (served, lease_seconds) in enumerate(wanted)
+        if (prospect := prospects.get(served.slot)) is not None
+    }
 
 
-def _claim_at_once(connection: Connection, claimer: Claimer) -> Claim | None:
-    """Claim the next work in one statement of PostgreSQL, as ``_claim`` does in nine: others wait for as long."""
-    while True:
-        row = connection.execute(CLAIM_AT_ONCE, claimer.parameters).first()
-        if row is not None:
-            lease = Lease(work_id=row.id, owner=row.owner, token=row.token)
-            return Claim(lease, mapping.work_item(row, related=False), row.lost_leases)
-        if _candidate(connection, claimer) is None:  # otherwise it was cancelled or renewed meanwhile
-            return None
+def _claim_of(row: Any) -> Claim:  # noqa: ANN401 - a row of `CLAIM_AT_ONCE`
+    lease = Lease(work_id=row.id, owner=row.owner, token=row.token)
+    return Claim(lease, mapping.work_item(row, related=False), row.lost_leases)
 
 
 def _claim(connection: Connection, claimer: Claimer) -> Claim | None:

@@ -33,7 +33,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.sql.base import ReadOnlyColumnCollection
 
-from service.domain.hardware import ANY_DEVICE
+from service.domain.hardware import ANY_DEVICE, need_of_lane
 from service.domain.states import State
 from service.domain.work import EventKind
 from service.domain.workers import ServedDevice
@@ -53,7 +53,7 @@ _work = work_items.c
 
 _CLAIM_LOCK = 0x636C6169
 """An arbitrary number that no other lock of the database uses: "clai"."""
-_LOCK_CLAIMS = text("""
+LOCK_CLAIMS = text("""
     SELECT pg_advisory_xact_lock(:key), set_config('plan_cache_mode', 'force_generic_plan', true),
         set_config('enable_seqscan', 'off', true), set_config('enable_hashjoin', 'off', true),
         set_config('enable_mergejoin', 'off', true)
@@ -70,7 +70,7 @@ def lock_claims(connection: Connection) -> None:
     SQLite has one writer at a time.
     """
     if connection.dialect.name == "postgresql":
-        connection.execute(_LOCK_CLAIMS)
+        connection.execute(LOCK_CLAIMS)
 
 
 # --- work for one device ---
@@ -283,11 +283,20 @@ def prospects_of(connection: Connection, devices: Sequence[ServedDevice]) -> Map
 
 @dataclass(frozen=True)
 class Claimer:
-    """A device that claims work, the lanes that it can take work of, and the length of its lease."""
+    """A device that claims work, the lanes that it can take work of, and the length of its lease.
+
+    Its slot ``is_blocked`` by abandoned work for other hardware, which a claim queues again first.
+    """
 
     served: ServedDevice
     lanes: tuple[str, ...]
     lease_seconds: float
+    is_blocked: bool = False
+
+    @property
+    def is_simple(self) -> bool:
+        """Return whether ``CLAIM_AT_ONCE`` makes the claim: of work for one device, with a slot that is not blocked."""
+        return not self.is_blocked and all(need_of_lane(lane).devices_per_node == 1 for lane in self.lanes)
 
     @property
     def lease_ms(self) -> int:
