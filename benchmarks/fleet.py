@@ -3,9 +3,9 @@
 python benchmarks/fleet.py [--hosts 250] [--devices 8] [--items 20000] [--rate 20] [--lease-seconds 15]
                            [--output benchmarks/results/fleet.json]
 
-Several numbers of hosts (`--hosts 25,50,100`) give a row each. The store, the workers and PostgreSQL are real, with
-synchronous commits on this machine's disk; the hosts are threads of five processes on the same machine, each with its
-own store; work sleeps for a moment. Nothing here measures a network.
+Several numbers of hosts (`--hosts 25,50,100`) give a row each. The store, the heartbeats, the notifications and
+PostgreSQL are real, with synchronous commits on this machine's disk; the hosts are loops in five processes on the same
+machine, each with its own store (``fleet_hosts.py``); work sleeps for a moment. Nothing here measures a network.
 """
 
 from __future__ import annotations

@@ -69,13 +69,13 @@ class SqlLeaseStore(LeaseStore):
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._batches = Batches(self._claim_all)
+        self._batches = Batches(self.claim_together)
 
     @override
     def claim(self, served: ServedDevice, lease_seconds: float) -> Claim | None:
         return self._batches.run((served, lease_seconds))
 
-    def _claim_all(self, wanted: Sequence[Wanted]) -> list[Claim | None]:
+    def claim_together(self, wanted: Sequence[Wanted]) -> list[Claim | None]:
         """Claim the next work of each device, in the order of the devices."""
         claims: list[Claim | None] = [None] * len(wanted)
         places = list(range(len(wanted)))

@@ -62,7 +62,7 @@ def test_devices_of_a_process_claim_in_one_transaction(store: Store, new_id: New
     """In the order of the queue, as many as there is work; a device that is named twice gets one piece."""
     ids = [store.submissions.add(new_work(new_id("tun"))).id for _ in range(3)]
     devices = [elsewhere(name) for name in ("a", "b", "b", "c", "d")]
-    claims = store.leases._claim_all([(served, LEASE_SECONDS) for served in devices])
+    claims = store.leases.claim_together([(served, LEASE_SECONDS) for served in devices])
     assert [claim and (claim.item.id, claim.item.slot) for claim in claims] == [
         (ids[0], "a/cpu"),
         (ids[1], "b/cpu"),

@@ -35,7 +35,7 @@ def store(postgresql: Databases) -> Iterator[Store]:
 
 def claims_of(store: Store, *names: str) -> list[Claim | None]:
     """Claim for a device of each of these hosts together."""
-    return list(store.leases._claim_all([(elsewhere(name), LEASE_SECONDS) for name in names]))
+    return list(store.leases.claim_together([(elsewhere(name), LEASE_SECONDS) for name in names]))
 
 
 def test_the_lock_is_held_while_the_client_has_nothing_to_do(store: Store, tmp_path: Path) -> None:
