@@ -141,6 +141,18 @@ class Fleet:
             for number in range(SUBMITTERS):
                 insert_or_skip(connection, submitters, {"id": f"key{number}"})
 
+    def until_all_wait(self) -> None:
+        """Wait until every device waits for work, and is notified of it.
+
+        Raises:
+            TimeoutError: when that takes too long.
+        """
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while self.observer.rows("SELECT count(*) FROM workers WHERE waits")[0][0] < self.devices:
+            if time.monotonic() > deadline:
+                raise TimeoutError("not every device waits for work")
+            time.sleep(0.5)
+
     def until_none(self, condition: str) -> None:
         """Wait until no work is in a state.
 
@@ -170,7 +182,9 @@ def fleet(given: argparse.Namespace, hosts: int) -> Iterator[Fleet]:
         stack.callback(made.close)
         began = time.monotonic()
         made.start()
-        print(f"{hosts} hosts of {given.devices} devices serve after {time.monotonic() - began:.0f} s", flush=True)
+        made.until_all_wait()
+        seconds = time.monotonic() - began
+        print(f"{hosts} hosts of {given.devices} devices wait for work after {seconds:.0f} s", flush=True)
         time.sleep(SETTLE_SECONDS)
         yield made
 

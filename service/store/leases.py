@@ -3,9 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 from typing import Any, NamedTuple
 
-from sqlalchemy import Connection, Engine, RowMapping, and_, case, delete, func, insert, or_, select, update
+from sqlalchemy import (
+    Connection,
+    Engine,
+    Executable,
+    RowMapping,
+    String,
+    and_,
+    bindparam,
+    case,
+    delete,
+    func,
+    insert,
+    or_,
+    select,
+    update,
+)
 from sqlalchemy.exc import IntegrityError
 from typing_extensions import override
 
@@ -36,7 +52,16 @@ from service.store.database.schema import (
     work_items,
     workers,
 )
-from service.store.database.statements import change, change_held, is_latest_lease, stale_lease_error, state_event
+from service.store.database.statements import (
+    add_events,
+    change,
+    changing,
+    is_latest_lease,
+    refusal,
+    stale_lease_error,
+    state_event,
+    with_event,
+)
 from service.store.interface import LeaseStore
 from service.store.models import Claim, Ending, Lease
 from service.store.scheduling import record_turn
@@ -130,18 +155,22 @@ class SqlLeaseStore(LeaseStore):
     @override
     def finish(self, lease: Lease, ending: Ending) -> None:
         recommendation, problem = ending.recommendation, ending.problem
-        values: dict[str, Any] = {
-            "state": ending.state,
-            "problem": mapping.as_json(problem),
-            "problem_code": None if problem is None else problem.code[:_MAX_CODE_LENGTH],
-            "result": mapping.as_json(ending.result),
-            "ended_at": now_ms(),
+        values = {
+            "lease_work_id": lease.work_id,
+            "lease_owner": lease.owner,
+            "lease_token": lease.token,
+            "new_problem": mapping.as_json(problem),
+            "new_problem_code": None if problem is None else problem.code[:_MAX_CODE_LENGTH],
+            "new_result": mapping.as_json(ending.result),
+            "new_recommendation_id": None if recommendation is None else recommendation.id,
         }
-        if recommendation is not None:
-            values["recommendation_id"] = recommendation.id
-        may_end = _work.state.in_(sorted(sources_of(ending.state)))
         with write_transaction(self._engine) as connection:
-            row = change_held(connection, lease, values | _released(), [state_event(ending.state)], may_end)
+            in_one = connection.dialect.name == "postgresql"
+            row = connection.execute(_ending(ending.state, in_one=in_one), values).mappings().first()
+            if row is None:
+                raise refusal(connection, lease, ending.state)
+            if not in_one:
+                add_events(connection, row, [state_event(ending.state)])
             _release_beside(connection, row)
             if recommendation is not None:
                 stored = mapping.recommendation_values(recommendation, lease.work_id, row["model"], row["key_id"])
@@ -311,3 +340,26 @@ def _released() -> dict[str, Any]:
     in_time = now_ms() - func.coalesce(_work.claimed_at, now_ms())
     used = case((_work.lease_expires_at > now_ms(), in_time), else_=used_by_lost_owner())
     return {"owner": None, "lease_expires_at": None, "claimed_at": None, "device_ms": _work.device_ms + used}
+
+
+@cache
+def _ending(state: State, *, in_one: bool) -> Executable:
+    """Return the statement that ends work under a lease; ``in_one`` adds the event too."""
+    is_held_by_lease = and_(
+        _work.id == bindparam("lease_work_id"),
+        _work.owner == bindparam("lease_owner"),
+        _work.token == bindparam("lease_token"),
+        is_held,
+        _work.lease_expires_at > now_ms(),
+        _work.state.in_(sorted(sources_of(state))),
+    )
+    values = {
+        "state": state,
+        "problem": bindparam("new_problem"),
+        "problem_code": bindparam("new_problem_code"),
+        "result": bindparam("new_result"),
+        "recommendation_id": func.coalesce(bindparam("new_recommendation_id", type_=String), _work.recommendation_id),
+        "ended_at": now_ms(),
+    }
+    changed = changing(is_held_by_lease, values | _released(), events_added=1)
+    return with_event(changed, *state_event(state)) if in_one else changed

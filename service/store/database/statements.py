@@ -105,21 +105,28 @@ def change(
     The update locks the row until the transaction ends, so that events of one item are numbered and become visible in
     order.
     """
-    changed = (
-        update(work_items)
-        .where(condition)
-        .values(updated_at=now_ms(), event_count=_work.event_count + len(new_events), **values)
-        .returning(*_CHANGED)
-    )
+    return _execute(connection, changing(condition, values, len(new_events)), new_events)
+
+
+def changing(condition: ColumnElement[bool], values: dict[str, Any], events_added: int) -> ReturningUpdate[Any]:
+    """Return the statement of a change, for a caller that executes it often: to build it takes longer."""
+    counted = _work.event_count + events_added
+    changed = update(work_items).where(condition).values(updated_at=now_ms(), event_count=counted, **values)
+    return changed.returning(*_CHANGED)
+
+
+def _execute(
+    connection: Connection, changed: ReturningUpdate[Any], new_events: Sequence[EventToAdd]
+) -> RowMapping | None:
     if connection.dialect.name == "postgresql" and len(new_events) == 1:
-        return connection.execute(_with_event(changed, *new_events[0])).mappings().first()
+        return connection.execute(with_event(changed, *new_events[0])).mappings().first()
     row = connection.execute(changed).mappings().first()
     if row is not None and new_events:
         add_events(connection, row, new_events)
     return row
 
 
-def _with_event(changing: ReturningUpdate[Any], kind: EventKind, document: str) -> Select[Any]:
+def with_event(changing: ReturningUpdate[Any], kind: EventKind, document: str) -> Select[Any]:
     """Return one statement of PostgreSQL that changes a row and adds an event to it."""
     row = changing.cte("changed")
     columns = (row.c.id, row.c.event_count, row.c.updated_at, literal(kind.value), literal(document))
@@ -141,12 +148,17 @@ def change_held(
         ConflictError: when the lease is valid, but ``also`` is not met.
     """
     row = change(connection, held_by(lease) if also is None else and_(held_by(lease), also), values, new_events)
-    if row is not None:
-        return row
+    if row is None:
+        raise refusal(connection, lease, values.get("state"))
+    return row
+
+
+def refusal(connection: Connection, lease: Lease, new_state: State | None) -> StaleLeaseError | ConflictError:
+    """Return the error for a change under a lease that was not made."""
     state = connection.execute(select(_work.state).where(held_by(lease))).scalar_one_or_none()
     if state is None:
-        raise stale_lease_error(lease)
-    raise ConflictError(f"{lease.work_id} is {state}, from where it cannot become {values.get('state')}")
+        return stale_lease_error(lease)
+    return ConflictError(f"{lease.work_id} is {state}, from where it cannot become {new_state}")
 
 
 def stale_lease_error(lease: Lease) -> StaleLeaseError:
