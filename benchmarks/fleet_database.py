@@ -41,7 +41,14 @@ class Observer:
 
     def transactions(self) -> int:
         """Transactions of the fleet's database so far, ended in either way. Backends report theirs once a second."""
-        query = text("SELECT xact_commit + xact_rollback FROM pg_stat_database WHERE datname = :name")
+        return self._counted("xact_commit + xact_rollback")
+
+    def rollbacks(self) -> int:
+        """Transactions of the fleet's database that were rolled back so far."""
+        return self._counted("xact_rollback")
+
+    def _counted(self, what: str) -> int:
+        query = text(f"SELECT {what} FROM pg_stat_database WHERE datname = :name")  # noqa: S608 - ours
         with self._outside.connect() as connection:
             return int(connection.execute(query, {"name": self._name}).scalar_one())
 

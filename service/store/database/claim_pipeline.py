@@ -13,13 +13,11 @@ from typing import Any
 from sqlalchemy import Connection, Dialect
 from sqlalchemy.dialects.postgresql import psycopg as dialect
 from sqlalchemy.exc import DBAPIError
-from sqlalchemy.sql.compiler import SQLCompiler
 
-from service.store.database.claim_statements import CLAIM_AT_ONCE, LOCK_CLAIMS, Claimer
+from service.store.database.claim_statements import CLAIM_AT_ONCE, CLAIM_SETTINGS, LOCK_CLAIMS, Claimer
 
 _DIALECT: Dialect = dialect.dialect(paramstyle="numeric_dollar")  # type: ignore[no-untyped-call]
 """With parameters in PostgreSQL's own form: psycopg would convert such long statements anew for each claim."""
-_LOCK = LOCK_CLAIMS.compile(dialect=_DIALECT)
 _CLAIM = CLAIM_AT_ONCE.compile(dialect=_DIALECT)
 
 
@@ -37,9 +35,11 @@ def claim_and_commit(connection: Connection, claimers: Sequence[Claimer]) -> lis
     cursors = [psycopg.RawCursor(driver, row_factory=namedtuple_row) for _ in claimers]
     try:
         with driver.pipeline():
-            psycopg.RawCursor(driver).execute(_LOCK.string, _values(_LOCK, {}), prepare=True)
+            for statement in (CLAIM_SETTINGS, LOCK_CLAIMS):
+                driver.execute(statement.text, prepare=True)
             for cursor, claimer in zip(cursors, claimers, strict=True):
-                cursor.execute(_CLAIM.string, _values(_CLAIM, claimer.parameters), prepare=True)
+                values = _CLAIM.construct_params(claimer.parameters)
+                cursor.execute(_CLAIM.string, [values[name] for name in _CLAIM.positiontup or ()], prepare=True)
             driver.commit()
         return [cursor.fetchone() for cursor in cursors]
     except psycopg.Error as error:
@@ -48,9 +48,3 @@ def claim_and_commit(connection: Connection, claimers: Sequence[Claimer]) -> lis
         raise DBAPIError.instance(
             _CLAIM.string, (), error, psycopg.Error, connection_invalidated=driver.broken, dialect=connection.dialect
         ) from error
-
-
-def _values(compiled: SQLCompiler, given: dict[str, Any]) -> list[Any]:
-    """Return the values of the parameters in their order."""
-    values = compiled.construct_params(given)
-    return [values[name] for name in compiled.positiontup or ()]

@@ -40,6 +40,7 @@ from service.domain.workers import ServedDevice
 from service.store.database.lanes import json_text, lane_parameter, lanes_of, own_lanes, texts_of
 from service.store.database.schema import (
     events,
+    health,
     held_slots,
     is_held,
     is_queued,
@@ -51,16 +52,17 @@ from service.store.database.schema import (
 
 _work = work_items.c
 
-_CLAIM_LOCK = 0x636C6169
-"""An arbitrary number that no other lock of the database uses: "clai"."""
-LOCK_CLAIMS = text("""
-    SELECT pg_advisory_xact_lock(:key), set_config('plan_cache_mode', 'force_generic_plan', true),
-        set_config('enable_seqscan', 'off', true), set_config('enable_hashjoin', 'off', true),
-        set_config('enable_mergejoin', 'off', true)
-""").bindparams(key=_CLAIM_LOCK)
-"""Lock the claims, and settle the plans of the transaction: planning the claim takes longer than the claim, and others
-wait for as long. Its plan reads by indexes whatever the statistics say, which do not know of a queue that has just
-been filled."""
+CLAIM_SETTINGS = text("""
+    SELECT set_config('plan_cache_mode', 'force_generic_plan', true) AS plans,
+        set_config('enable_seqscan', 'off', true) AS scans, set_config('enable_hashjoin', 'off', true) AS hashes,
+        set_config('enable_mergejoin', 'off', true) AS merges
+""")
+"""Settle the plans of the transaction: planning the claim takes longer than the claim, and others wait for as long. Its
+plan reads by indexes whatever the statistics say, which do not know of a queue that has just been filled."""
+LOCK_CLAIMS = text(f"LOCK TABLE {health.name} IN SHARE UPDATE EXCLUSIVE MODE")
+"""Lock the claims: nothing else takes this lock but a vacuum of the table, which has one row, and readers and writers
+of the row do not wait for it. An advisory lock would wait within a query, whose snapshot keeps PostgreSQL from removing
+the index entries of claimed work: each claim would visit those of all claims since the wait began."""
 
 
 def lock_claims(connection: Connection) -> None:
@@ -70,6 +72,7 @@ def lock_claims(connection: Connection) -> None:
     SQLite has one writer at a time.
     """
     if connection.dialect.name == "postgresql":
+        connection.execute(CLAIM_SETTINGS)
         connection.execute(LOCK_CLAIMS)
 
 

@@ -23,6 +23,8 @@ from tests.support.service.stores import LEASE_SECONDS, NewId, claimed, elsewher
 
 PATIENCE_SECONDS = 60.0
 QUEUED = 60
+WAITING = "FROM pg_locks WHERE relation = 'health'::regclass AND NOT granted"
+"""Claims in line for the lock."""
 
 
 @pytest.fixture
@@ -50,7 +52,7 @@ def test_the_lock_is_held_while_the_client_has_nothing_to_do(store: Store, tmp_p
         event.listen(store.engine, "checkout", trace)
         assert None not in claims_of(store, "one", "two", "three")
         store.close()
-    _, _, since_lock = protocol.read_text().partition("pg_advisory_xact_lock")
+    _, _, since_lock = protocol.read_text().partition("LOCK TABLE")
     under_lock, commit, _ = since_lock.partition("COMMIT")
     assert commit
     assert under_lock.count("\tF\t") > 3  # messages of the client
@@ -104,12 +106,11 @@ def test_claims_whose_connection_is_lost_before_the_commit_are_not_made(store: S
     fill(store.engine, 2)
     admin = create_engine(store.engine.url, isolation_level="AUTOCOMMIT")
     other = create_engine(store.engine.url)
-    waiting = "FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"
     with ThreadPoolExecutor(1) as pool, write_transaction(other) as holding:
         lock_claims(holding)
         claims = pool.submit(claims_of, store, "one", "two")
         with admin.connect() as connection:
-            while not connection.execute(text(f"SELECT pg_terminate_backend(pid) {waiting}")).all():
+            while not connection.execute(text(f"SELECT pg_terminate_backend(pid) {WAITING}")).all():
                 pass
         with pytest.raises(StoreUnavailableError):
             claims.result(PATIENCE_SECONDS)
@@ -119,6 +120,26 @@ def test_claims_whose_connection_is_lost_before_the_commit_are_not_made(store: S
         states = connection.execute(text("SELECT state, token FROM work_items")).all()
     assert [tuple(row) for row in states] == [(State.QUEUED, 0)] * 2
     assert None not in claims_of(store, "one", "two")
+
+
+def test_claims_that_wait_hold_no_snapshot(store: Store) -> None:
+    """PostgreSQL may remove what has changed since, so that later claims need not pass it."""
+    fill(store.engine, 2)
+    assert None not in claims_of(store, "one")  # a connection's first claim reads the catalogue for it
+    admin = create_engine(store.engine.url, isolation_level="AUTOCOMMIT")
+    other = create_engine(store.engine.url)
+    in_line = text(f"SELECT backend_xmin FROM pg_stat_activity WHERE pid IN (SELECT pid {WAITING})")  # noqa: S608
+    with ThreadPoolExecutor(1) as pool, write_transaction(other) as holding:
+        lock_claims(holding)
+        claim = pool.submit(claimed, store)
+        with admin.connect() as connection:
+            while not (found := connection.execute(in_line).scalars().all()):
+                pass
+        holding.rollback()
+        assert claim.result(PATIENCE_SECONDS).lease.token == 1
+    admin.dispose()
+    other.dispose()
+    assert found == [None]
 
 
 def test_work_that_is_cancelled_under_a_claim_does_not_hide_the_next(store: Store, new_id: NewId) -> None:

@@ -98,7 +98,7 @@ def statements_of(store: Store, call: Callable[[], object]) -> list[Statement]:
 
     def note(_connection: object, _cursor: object, statement: str, parameters: Any, *_more: object) -> None:
         nonlocal locked
-        locked = locked or "pg_advisory_xact_lock" in statement
+        locked = locked or statement.startswith("LOCK TABLE")
         if any(name in statement for name in TABLES) and not statement.startswith("INSERT"):
             seen.append(Statement(statement, parameters, locked))
 
