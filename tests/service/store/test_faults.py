@@ -121,6 +121,9 @@ READS_AND_WRITES: dict[str, Callable[[Store, Lease], Any]] = {
     "statistics.totals": lambda store, _: store.statistics.totals(3600.0),
     "statistics.count_hits": lambda store, _: store.statistics.count_hits(1, 2),
     "leases.claim": lambda store, _: store.leases.claim(SERVED.model_copy(update={"slot": "other"}), LEASE_SECONDS),
+    "leases.claim_together": lambda store, _: store.leases.claim_together(
+        [(SERVED.model_copy(update={"slot": "other"}), LEASE_SECONDS)]
+    ),
     "evidence.record_probe": lambda store, lease: store.evidence.record_probe(lease, 1, probe_result(4)),
     "evidence.record_progress": lambda store, lease: store.evidence.record_progress(lease, [progress(1)]),
     "leases.claim_work": lambda store, _: store.leases.claim_work(
