@@ -40,8 +40,13 @@ class Places:
     takes_several: bool = False
     """True for several devices or nodes, which work of one device would take one after the other for ever: while such
     a task waits, later ones for these nodes wait too."""
-    gathers: bool = False
-    """True for several nodes: its job may run for long until they are free."""
+    hosts: int = 1
+    """Number of nodes that it takes at once."""
+
+    @property
+    def gathers(self) -> bool:
+        """True for several nodes: its job may run for long until they are free."""
+        return self.hosts > 1
 
 
 @dataclass(frozen=True)
@@ -150,6 +155,8 @@ def _stops(task: Task, jobs: Sequence[SeenJob]) -> list[Stop]:
             reason = "its work runs elsewhere" if seen.state is JobState.PENDING else ""
         elif name.generation < task.generation:
             reason = _unless_ending(seen, task, "its lease was lost")
+        elif _is_stranded(seen.job, task):
+            reason = "too few of the nodes that it may run on are left"
         elif seen.state is JobState.RUNNING and seen.seconds > START_SECONDS and not task.places.gathers:
             reason = f"it has not claimed its work within {START_SECONDS:g} s"
         elif kept is not None and seen is not kept:
@@ -157,6 +164,11 @@ def _stops(task: Task, jobs: Sequence[SeenJob]) -> list[Stop]:
         if reason:
             stops.append(Stop(seen.job.id, reason))
     return stops
+
+
+def _is_stranded(job: EngineJob, task: Task) -> bool:
+    """Return whether a job would wait for ever: it names nodes that are gone, and others have the hardware by now."""
+    return job.nodes is not None and len(job.nodes & task.places.nodes) < task.places.hosts
 
 
 def _unless_ending(seen: SeenJob, task: Task, reason: str) -> str:

@@ -139,7 +139,7 @@ def test_the_engines_queue_stays_short_in_each_lane() -> None:
 
 def test_work_of_one_device_does_not_overtake_work_of_several() -> None:
     """While such work waits, later work for its nodes is not submitted; other work is."""
-    pair = Places(frozenset({"a", "b"}), takes_several=True, gathers=True)
+    pair = Places(frozenset({"a", "b"}), takes_several=True, hosts=2)
     tasks = [
         Task("job_first", 0, TaskState.WAITING, "cpu", places=Places(frozenset({"a", "b"}))),
         Task("job_pair", 0, TaskState.WAITING, "pair", places=pair),
@@ -155,6 +155,23 @@ def test_work_of_one_device_does_not_overtake_work_of_several() -> None:
         assert submitted == ["job_first", *([] if jobs else ["job_pair"]), "job_elsewhere", "node-a"]
         assert not [action for action in plan.actions if isinstance(action, Stop)], "it may gather for long"
         assert plan.waits["job_last"] == plan.waits["job_other_pair"] == "waits behind work that takes several devices"
+
+
+@pytest.mark.parametrize(
+    ("hosts", "left", "is_stopped"), [(1, "ac", False), (1, "cd", True), (2, "abc", False), (2, "acd", True)]
+)
+@pytest.mark.parametrize("state", [JobState.PENDING, JobState.RUNNING])
+def test_a_job_for_lost_nodes_makes_way_for_another(
+    hosts: int, left: str, state: JobState, *, is_stopped: bool
+) -> None:
+    """A job that names nodes of which too few are left would wait for ever, and others behind it."""
+    waiting = Task(KEY, 1, TaskState.WAITING, "cpu", places=Places(frozenset(left), hosts=hosts))
+    job = EngineJob("id", JobName(KEY, 1, 0), state, nodes=frozenset("ab"))
+    expected = [Stop("id", "too few of the nodes that it may run on are left")] if is_stopped else []
+    assert actions(waiting, SeenJob(job, 1.0)) == expected
+    held = Task(KEY, 1, TaskState.HELD, "cpu", places=waiting.places)
+    assert not [stop for stop in actions(held, SeenJob(job, 1.0)) if state is JobState.RUNNING]
+    assert not actions(waiting, SeenJob(EngineJob("id", job.name, state), 1.0)), "a job for any node finds one"
 
 
 def test_names_come_back_from_the_engine() -> None:
