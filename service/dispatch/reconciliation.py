@@ -155,8 +155,8 @@ def _stops(task: Task, jobs: Sequence[SeenJob]) -> list[Stop]:
             reason = "its work runs elsewhere" if seen.state is JobState.PENDING else ""
         elif name.generation < task.generation:
             reason = _unless_ending(seen, task, "its lease was lost")
-        elif _is_stranded(seen.job, task):
-            reason = "too few of the nodes that it may run on are left"
+        elif _names_others(seen, task):
+            reason = "other nodes have its hardware by now than those that it names"
         elif seen.state is JobState.RUNNING and seen.seconds > START_SECONDS and not task.places.gathers:
             reason = f"it has not claimed its work within {START_SECONDS:g} s"
         elif kept is not None and seen is not kept:
@@ -166,9 +166,17 @@ def _stops(task: Task, jobs: Sequence[SeenJob]) -> list[Stop]:
     return stops
 
 
-def _is_stranded(job: EngineJob, task: Task) -> bool:
-    """Return whether a job would wait for ever: it names nodes that are gone, and others have the hardware by now."""
-    return job.nodes is not None and len(job.nodes & task.places.nodes) < task.places.hosts
+def _names_others(seen: SeenJob, task: Task) -> bool:
+    """Return whether a job names other nodes than those that have its hardware now, and has not started on one.
+
+    If too few of its nodes are left, it would wait for ever. If others have joined, they would have nothing to do: the
+    nodes of a cluster that starts announce themselves one after the other.
+    """
+    named, nodes = seen.job.nodes, task.places.nodes
+    if named is None:
+        return False
+    waits = seen.state is JobState.PENDING or task.places.gathers
+    return len(named & nodes) < task.places.hosts or (waits and not nodes <= named)
 
 
 def _unless_ending(seen: SeenJob, task: Task, reason: str) -> str:
