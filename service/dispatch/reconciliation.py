@@ -169,14 +169,14 @@ def _stops(task: Task, jobs: Sequence[SeenJob]) -> list[Stop]:
 def _names_others(seen: SeenJob, task: Task) -> bool:
     """Return whether a job names other nodes than those that have its hardware now, and has not started on one.
 
-    If too few of its nodes are left, it would wait for ever. If others have joined, they would have nothing to do: the
-    nodes of a cluster that starts announce themselves one after the other.
+    If too few of its nodes are left, it would wait for ever. While a job gathers nodes, all other work for them waits
+    too, so it must also know those that have joined: the nodes of a cluster that starts announce themselves one after
+    the other. Of one node it may wait a little longer than another would: to stop a job takes Ray seconds.
     """
     named, nodes = seen.job.nodes, task.places.nodes
     if named is None:
         return False
-    waits = seen.state is JobState.PENDING or task.places.gathers
-    return len(named & nodes) < task.places.hosts or (waits and not nodes <= named)
+    return len(named & nodes) < task.places.hosts or (task.places.gathers and not nodes <= named)
 
 
 def _unless_ending(seen: SeenJob, task: Task, reason: str) -> str:

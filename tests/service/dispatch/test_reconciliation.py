@@ -164,7 +164,7 @@ def test_work_of_one_device_does_not_overtake_work_of_several() -> None:
         pytest.param(1, "b", JobState.PENDING, False, id="one is left"),
         pytest.param(1, "cd", JobState.PENDING, True, id="none is left, it would wait for ever"),
         pytest.param(1, "cd", JobState.RUNNING, True, id="its node is gone"),
-        pytest.param(1, "abc", JobState.PENDING, True, id="another could take it"),
+        pytest.param(1, "abc", JobState.PENDING, False, id="another could take it, and has other work"),
         pytest.param(1, "abc", JobState.RUNNING, False, id="its worker starts"),
         pytest.param(2, "ab", JobState.RUNNING, False, id="it gathers them"),
         pytest.param(2, "ac", JobState.RUNNING, True, id="too few are left, it would gather for ever"),
