@@ -32,7 +32,7 @@ class Lane:
     @property
     def places(self) -> Places:
         """The places that the work takes."""
-        return Places(self.nodes, self.devices * self.hosts > 1, self.hosts > 1)
+        return Places(self.nodes, self.devices * self.hosts > 1, self.hosts)
 
     @property
     def missing(self) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from service.dispatch.demands import Lane, lane_of
 from service.dispatch.engine import Engine, EngineError, EngineJob, JobName, JobState, NewJob, Node
-from service.dispatch.reconciliation import Forget, SeenJob, Stop, Submit, Task, TaskState, reconcile
+from service.dispatch.reconciliation import Forget, Places, SeenJob, Stop, Submit, Task, TaskState, reconcile
 from service.domain.fleet import FleetNode, FleetReport, FleetWaiting
 from service.domain.workers import ServedDevice
 from service.errors import StoreUnavailableError
@@ -211,11 +211,17 @@ def _task(work: FleetWork, lane: Lane) -> Task:
 
 
 def _node_tasks(nodes: Sequence[Node], devices: dict[str, list[ServedDevice]]) -> list[Task]:
-    """Return a task for each living node with devices: to announce them."""
+    """Return a task for each node: to announce its devices, if it is alive and has some."""
+    waiting = {node.id for node in nodes if node.alive and node.kinds and node.id not in devices}
     return [
-        Task(f"{_NODE}{node.id}", 0, TaskState.ENDED if node.id in devices else TaskState.WAITING, node.id)
+        Task(
+            f"{_NODE}{node.id}",
+            0,
+            TaskState.WAITING if node.id in waiting else TaskState.ENDED,
+            node.id,
+            places=Places(frozenset({node.id})),
+        )
         for node in nodes
-        if node.alive and node.kinds
     ]
 
 

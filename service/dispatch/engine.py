@@ -78,6 +78,8 @@ class EngineJob:
     state: JobState
     message: str = ""
     """The engine's message: why the job waits, or how it ended."""
+    nodes: frozenset[str] | None = None
+    """Ids of the nodes to which it was restricted when it was submitted; None without a restriction."""
 
 
 @dataclass(frozen=True)

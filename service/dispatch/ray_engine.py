@@ -19,6 +19,8 @@ from service.dispatch.engine import DeviceKind, Engine, EngineError, EngineJob, 
 
 CPU_RESOURCE = "batchwright_cpu"
 """Custom resource: the CPU of a node as a device, of which there is one."""
+_NODES = "nodes"
+"""Key of a job's metadata: the ids of the nodes to which its selector restricts it."""
 _STATES = {JobStatus.PENDING: JobState.PENDING, JobStatus.RUNNING: JobState.RUNNING}
 _MOST_NODES = 10_000
 """Ray's own limit of a list."""
@@ -54,6 +56,7 @@ class RayEngine(Engine):
                 entrypoint=f"{self._command} {shlex.join(self._arguments(job))}",
                 submission_id=str(job.name),
                 runtime_env={"env_vars": self._environment},
+                metadata=None if self._selector(job) is None else {_NODES: ",".join(sorted(job.nodes))},
                 entrypoint_num_cpus=0,
                 **self._placement(job),
             )
@@ -91,7 +94,9 @@ class RayEngine(Engine):
             name = JobName.parse(found.submission_id or "")
             if name is not None:
                 state = _STATES.get(found.status, JobState.ENDED)
-                jobs.append(EngineJob(found.submission_id, name, state, found.message or ""))
+                named = (found.metadata or {}).get(_NODES)
+                nodes = None if named is None else frozenset(named.split(","))
+                jobs.append(EngineJob(found.submission_id, name, state, found.message or "", nodes))
         return jobs
 
     @override

@@ -40,8 +40,13 @@ class Places:
     takes_several: bool = False
     """True for several devices or nodes, which work of one device would take one after the other for ever: while such
     a task waits, later ones for these nodes wait too."""
-    gathers: bool = False
-    """True for several nodes: its job may run for long until they are free."""
+    hosts: int = 1
+    """Number of nodes that it takes at once."""
+
+    @property
+    def gathers(self) -> bool:
+        """True for several nodes: its job may run for long until they are free."""
+        return self.hosts > 1
 
 
 @dataclass(frozen=True)
@@ -150,6 +155,8 @@ def _stops(task: Task, jobs: Sequence[SeenJob]) -> list[Stop]:
             reason = "its work runs elsewhere" if seen.state is JobState.PENDING else ""
         elif name.generation < task.generation:
             reason = _unless_ending(seen, task, "its lease was lost")
+        elif _names_others(seen, task):
+            reason = "other nodes have its hardware by now than those that it names"
         elif seen.state is JobState.RUNNING and seen.seconds > START_SECONDS and not task.places.gathers:
             reason = f"it has not claimed its work within {START_SECONDS:g} s"
         elif kept is not None and seen is not kept:
@@ -157,6 +164,19 @@ def _stops(task: Task, jobs: Sequence[SeenJob]) -> list[Stop]:
         if reason:
             stops.append(Stop(seen.job.id, reason))
     return stops
+
+
+def _names_others(seen: SeenJob, task: Task) -> bool:
+    """Return whether a job names other nodes than those that have its hardware now, and has not started on one.
+
+    If too few of its nodes are left, it would wait for ever. While a job gathers nodes, all other work for them waits
+    too, so it must also know those that have joined: the nodes of a cluster that starts announce themselves one after
+    the other. Of one node it may wait a little longer than another would: to stop a job takes Ray seconds.
+    """
+    named, nodes = seen.job.nodes, task.places.nodes
+    if named is None:
+        return False
+    return len(named & nodes) < task.places.hosts or (task.places.gathers and not nodes <= named)
 
 
 def _unless_ending(seen: SeenJob, task: Task, reason: str) -> str:

@@ -22,7 +22,7 @@ _SECONDS = 60.0
 _PENDING = {"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "SPECIAL_EXIT", "RESV_DEL_HOLD", "REQUEUE_FED"}
 _RUNNING = {"RUNNING", "COMPLETING", "STAGE_OUT", "SIGNALING", "SUSPENDED", "STOPPED", "RESIZING"}
 _DEAD = re.compile(r"down|drain|fail|unk|future|power|boot|\*")
-_JOB_FIELDS = "%i|%j|%T|%r"
+_JOB_FIELDS = "%i|%j|%T|%x|%r"
 _NODE_FIELDS = "%N|%T|%G"
 _UNLIMITED_MINUTES = 0
 """Slurm's value for a job without a limit of its own, where the partition has none."""
@@ -68,10 +68,14 @@ class SlurmEngine(Engine):
     @override
     def jobs(self) -> list[EngineJob]:
         jobs = []
+        allowed: dict[str, frozenset[str] | None] = {"(null)": None, "": None}
         for line in _run("squeue", "--noheader", "--states=all", f"--format={_JOB_FIELDS}").splitlines():
-            identifier, text, state, reason = line.split("|", 3)
+            identifier, text, state, excluded, reason = line.split("|", 4)
             if (name := JobName.parse(text)) is not None:
-                jobs.append(EngineJob(identifier, name, _state(state), self._message(identifier, state, reason)))
+                if excluded not in allowed:
+                    allowed[excluded] = self._known.difference(_run("scontrol", "show", "hostnames", excluded).split())
+                message = self._message(identifier, state, reason)
+                jobs.append(EngineJob(identifier, name, _state(state), message, allowed[excluded]))
         return jobs
 
     def _message(self, job_id: str, state: str, reason: str) -> str:
@@ -84,8 +88,8 @@ class SlurmEngine(Engine):
 
     @override
     def stop(self, job_id: str) -> None:
-        _run("scancel", "--quiet", job_id)
-        _run("scancel", "--quiet", "--signal=KILL", "--full", job_id)
+        for signal in ((), ("--signal=KILL", "--full")):
+            _run("scancel", "--quiet", *signal, job_id, may_fail_silently=True)  # as it does for a job that has ended
 
     @override
     def forget(self, job_id: str) -> None:
@@ -110,7 +114,7 @@ def _state(text: str) -> JobState:
     return JobState.RUNNING if text in _RUNNING else JobState.ENDED
 
 
-def _run(*words: str) -> str:
+def _run(*words: str, may_fail_silently: bool = False) -> str:
     """Run a command of Slurm's, and return its output.
 
     Raises:
@@ -123,6 +127,6 @@ def _run(*words: str) -> str:
         done = subprocess.run([program, *words[1:]], capture_output=True, text=True, timeout=_SECONDS, check=False)  # noqa: S603 - constants and ids
     except subprocess.TimeoutExpired:
         raise EngineError(f"{words[0]} has not responded within {_SECONDS:g} s") from None
-    if done.returncode != 0:
+    if done.returncode != 0 and (done.stderr.strip() or not may_fail_silently):
         raise EngineError(f"{words[0]}: {done.stderr.strip()}")
     return done.stdout

@@ -8,6 +8,7 @@ Arguments: the port of the dashboard, the number of nodes, and the folder for th
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import sys
 from collections.abc import Callable
@@ -47,14 +48,27 @@ class Nodes:
     """
 
     def __init__(self, port: int, folder: Path) -> None:
-        head = {"num_cpus": 0, "include_dashboard": True, "dashboard_port": port, "object_store_memory": _NODE_MEMORY}
+        head = {
+            "num_cpus": 0,
+            "include_dashboard": True,
+            "dashboard_port": port,
+            "dashboard_agent_listen_port": 0,  # the fixed one is in use for a minute by the agent of a killed head
+            "object_store_memory": _NODE_MEMORY,
+        }
         self._cluster = _persistently(lambda: Cluster(initialize_head=True, head_node_args=head))
         self._folder = folder
         self._by_name: dict[str, Any] = {}
 
     def add(self, name: str) -> None:
         """Add a node, and wait for it."""
-        environment = {"BATCHWRIGHT_NODE_NAME": name, "BATCHWRIGHT_DATA_DIR": str(self._folder / name)}
+        temporary = self._temporary(name)
+        shutil.rmtree(temporary, ignore_errors=True)  # another machine takes the name of a killed one
+        temporary.mkdir(parents=True)
+        environment = {
+            "BATCHWRIGHT_NODE_NAME": name,
+            "BATCHWRIGHT_DATA_DIR": str(self._folder / name),
+            "TMPDIR": str(temporary),
+        }
         self._by_name[name] = _persistently(
             lambda: self._cluster.add_node(
                 num_cpus=1,
@@ -63,6 +77,9 @@ class Nodes:
                 env_vars={**environment, "PATH": os.environ["PATH"]},
             )
         )
+
+    def _temporary(self, name: str) -> Path:
+        return self._folder / "temporary" / name
 
     def kill(self, name: str) -> None:
         """Kill a node with all of its processes."""

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from service.dispatch.engine import JobName, NewJob
 from tests.fleet.conftest import StartService
 from tests.fleet.work import PATIENCE_SECONDS, Dispatching, watched, workers
 from tests.support.exports.slurm_cluster import Slurm
@@ -52,6 +53,25 @@ def test_killed_workers_and_dispatchers_change_no_answer(slurm: Slurm, serve: St
         assert set(most.values()) == {1}, most
         assert service.process.end(signal.SIGTERM) == 0
         assert not workers()
+
+
+def test_a_job_says_to_which_nodes_it_was_restricted(
+    slurm: Slurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A job that excludes a node may run on the other one; a job that excludes none, on any."""
+    from service.dispatch.slurm_engine import SlurmEngine  # noqa: PLC0415 - submitit is not installed everywhere
+
+    for name, value in _environment(slurm).items():
+        monkeypatch.setenv(name, value)
+    with slurm.started():
+        engine = SlurmEngine(tmp_path / "jobs", "sleep 60")
+        both = frozenset(node.id for node in engine.nodes())
+        for number, nodes in enumerate((both, frozenset({"localhost"}))):
+            engine.submit(NewJob(JobName("tun_1", 0, number), (), "cpu", 1, nodes))
+        found = {job.name.attempt: job for job in engine.jobs()}
+        assert {attempt: job.nodes for attempt, job in found.items()} == {0: None, 1: frozenset({"localhost"})}
+        for job in found.values():
+            engine.stop(job.id)
 
 
 def test_a_job_over_two_nodes_equals_one_of_one_node(slurm: Slurm, serve: StartService, tmp_path: Path) -> None:

@@ -139,7 +139,7 @@ def test_the_engines_queue_stays_short_in_each_lane() -> None:
 
 def test_work_of_one_device_does_not_overtake_work_of_several() -> None:
     """While such work waits, later work for its nodes is not submitted; other work is."""
-    pair = Places(frozenset({"a", "b"}), takes_several=True, gathers=True)
+    pair = Places(frozenset({"a", "b"}), takes_several=True, hosts=2)
     tasks = [
         Task("job_first", 0, TaskState.WAITING, "cpu", places=Places(frozenset({"a", "b"}))),
         Task("job_pair", 0, TaskState.WAITING, "pair", places=pair),
@@ -155,6 +155,33 @@ def test_work_of_one_device_does_not_overtake_work_of_several() -> None:
         assert submitted == ["job_first", *([] if jobs else ["job_pair"]), "job_elsewhere", "node-a"]
         assert not [action for action in plan.actions if isinstance(action, Stop)], "it may gather for long"
         assert plan.waits["job_last"] == plan.waits["job_other_pair"] == "waits behind work that takes several devices"
+
+
+@pytest.mark.parametrize(
+    ("hosts", "nodes", "state", "is_stopped"),
+    [
+        pytest.param(1, "ab", JobState.PENDING, False, id="it names them"),
+        pytest.param(1, "b", JobState.PENDING, False, id="one is left"),
+        pytest.param(1, "cd", JobState.PENDING, True, id="none is left, it would wait for ever"),
+        pytest.param(1, "cd", JobState.RUNNING, True, id="its node is gone"),
+        pytest.param(1, "abc", JobState.PENDING, False, id="another could take it, and has other work"),
+        pytest.param(1, "abc", JobState.RUNNING, False, id="its worker starts"),
+        pytest.param(2, "ab", JobState.RUNNING, False, id="it gathers them"),
+        pytest.param(2, "ac", JobState.RUNNING, True, id="too few are left, it would gather for ever"),
+        pytest.param(2, "abc", JobState.RUNNING, True, id="another could be gathered"),
+    ],
+)
+def test_a_job_that_names_other_nodes_makes_way_for_another(
+    hosts: int, nodes: str, state: JobState, *, is_stopped: bool
+) -> None:
+    """Nodes that a job names may be lost, and others may join, before it has them."""
+    waiting = Task(KEY, 1, TaskState.WAITING, "cpu", places=Places(frozenset(nodes), hosts=hosts))
+    job = EngineJob("id", JobName(KEY, 1, 0), state, nodes=frozenset("ab"))
+    stops = [action.job_id for action in actions(waiting, SeenJob(job, 1.0)) if isinstance(action, Stop)]
+    assert stops == ["id"] * is_stopped
+    held = Task(KEY, 1, TaskState.HELD, "cpu", places=waiting.places)
+    assert not [stop for stop in actions(held, SeenJob(job, 1.0)) if state is JobState.RUNNING]
+    assert not actions(waiting, SeenJob(EngineJob("id", job.name, state), 1.0)), "a job for any node finds one"
 
 
 def test_names_come_back_from_the_engine() -> None:
