@@ -135,6 +135,7 @@ class TuningCases(WorkCases[TuningSubmission, Tuning]):
             priority=submission.priority,
             key_id=caller.key_id,
             names=submission.names,
+            address=caller.address,
             trace_parent=current_trace_parent(),
         )
 

@@ -61,13 +61,13 @@ export function makeTable({ caption, columns, keyOf = (row) => row.id, showCapti
 /**
  * A list of the API: filters, rows, "Load more". Rows that have not ended are read again every few seconds (pagination.js).
  *
- * @param {{root: HTMLElement, path: string, caption: string, noun: string, columns: Object[], filters?: Object[], empty: Object,
+ * @param {{root: HTMLElement, path: string, caption: string, noun: string, nouns?: string, columns: Object[], filters?: Object[], empty: Object,
  *   pageSize?: number, ended?: (row: Object) => boolean, refreshSeconds?: number}} list  `empty` is what `emptyState`
  *   takes, shown when there is nothing at all. `refreshSeconds`: how often it is read again.
  * @returns {{refresh: () => void}}
  */
 export function makeList(list) {
-  const { root, path, caption, noun, columns, filters = [], empty, pageSize = 50, refreshSeconds = REFRESH_SECONDS } = list;
+  const { root, path, caption, noun, nouns, columns, filters = [], empty, pageSize = 50, refreshSeconds = REFRESH_SECONDS } = list;
   const ended = list.ended ?? ((row) => ENDED.has(row.state));
   const table = makeTable({ caption, columns });
   const form = filterForm(filters, restart);
@@ -87,7 +87,7 @@ export function makeList(list) {
     showOnly(place, rows.length > 0 ? table.element : nothing(form, empty));
     newer.hidden = !pages.hasNewer();
     more.hidden = !pages.hasOlder();
-    setText(status, rows.length === 0 ? "" : `${plural(rows.length, noun)}${more.hidden && newer.hidden ? "" : " shown"}`);
+    setText(status, rows.length === 0 ? "" : `${plural(rows.length, noun, nouns)}${more.hidden && newer.hidden ? "" : " shown"}`);
   }
 
   function restart() {
