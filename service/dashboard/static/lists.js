@@ -36,6 +36,7 @@ const TUNINGS = {
   path: "/v1/tunings",
   caption: "Tunings",
   noun: "tuning",
+  files: true,
   filters: [SEARCH, STATE, MODEL, DEVICE, FINGERPRINT],
   columns: [
     { title: "Tuning", class: "nowrap", cell: (row) => linkTo("tunings", row.id, row.name) },
@@ -55,6 +56,7 @@ const JOBS = {
   path: "/v1/jobs",
   caption: "Jobs",
   noun: "job",
+  files: true,
   filters: [SEARCH, STATE, MODEL, DEVICE],
   columns: [
     { title: "Job", class: "nowrap", cell: (row) => linkTo("jobs", row.id, row.name) },

@@ -16,6 +16,7 @@ const LIST = {
   path: "/v1/recommendations",
   caption: "Recommendations",
   noun: "recommendation",
+  files: true,
   ended: () => true,
   refreshSeconds: 10,
   filters: [

@@ -23,6 +23,7 @@ import { busy, emptyState, problemAlert, showProblem } from "./parts.js";
 const REFRESH_SECONDS = 3;
 const MOST_SUGGESTIONS = 200;
 const TYPING_MILLISECONDS = 250;
+const FILES = { csv: "CSV", jsonl: "JSON Lines" };
 
 /** The filter that finds parts of names, models, labels, devices and fingerprints while they are typed. */
 export const SEARCH = { name: "q", label: "Search", placeholder: "name, model, label, device", live: true, maxlength: 200 };
@@ -62,8 +63,8 @@ export function makeTable({ caption, columns, keyOf = (row) => row.id, showCapti
  * A list of the API: filters, rows, "Load more". Rows that have not ended are read again every few seconds (pagination.js).
  *
  * @param {{root: HTMLElement, path: string, caption: string, noun: string, nouns?: string, columns: Object[], filters?: Object[], empty: Object,
- *   pageSize?: number, ended?: (row: Object) => boolean, refreshSeconds?: number}} list  `empty` is what `emptyState`
- *   takes, shown when there is nothing at all. `refreshSeconds`: how often it is read again.
+ *   pageSize?: number, ended?: (row: Object) => boolean, refreshSeconds?: number, files?: boolean}} list  `empty` is what `emptyState`
+ *   takes, shown when there is nothing at all. `refreshSeconds`: how often it is read again. `files`: offers all rows that match as files.
  * @returns {{refresh: () => void}}
  */
 export function makeList(list) {
@@ -77,7 +78,9 @@ export function makeList(list) {
   const more = h("button", { type: "button", class: "button", hidden: true, on: { click: load } }, "Load more");
   const place = h("div", { class: "list-body" });
   const problems = h("div");
-  const foot = h("div", { class: "list-foot" }, status, more);
+  const files = list.files ? Object.entries(FILES).map(([format, text]) => [format, h("a", { download: "" }, text)]) : [];
+  const links = files.length > 0 && h("span", { class: "small" }, "All that match: ", files.flatMap(([, link]) => [link, " "]));
+  const foot = h("div", { class: "list-foot" }, status, more, links);
   replace(root, filters.length > 0 && form.element, problems, h("div", {}, newer), place, foot);
 
   function show() {
@@ -87,6 +90,7 @@ export function makeList(list) {
     showOnly(place, rows.length > 0 ? table.element : nothing(form, empty));
     newer.hidden = !pages.hasNewer();
     more.hidden = !pages.hasOlder();
+    files.forEach(([format, link]) => (link.href = addressOf(path, { ...form.values(), format })));
     setText(status, rows.length === 0 ? "" : `${plural(rows.length, noun, nouns)}${more.hidden && newer.hidden ? "" : " shown"}`);
   }
 
