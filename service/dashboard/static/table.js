@@ -23,6 +23,7 @@ import { busy, emptyState, problemAlert, showProblem } from "./parts.js";
 const REFRESH_SECONDS = 3;
 const MOST_SUGGESTIONS = 200;
 const TYPING_MILLISECONDS = 250;
+const ROW_HEAD = { scope: "row", role: "rowheader" };
 const FILES = { csv: "CSV", jsonl: "JSON Lines" };
 
 /** The filter that finds parts of names, models, labels, devices and fingerprints while they are typed. */
@@ -34,13 +35,14 @@ export const SEARCH = { name: "q", label: "Search", placeholder: "name, model, l
  * @returns {{element: HTMLElement, update: (rows: Object[]) => void}}
  */
 export function makeTable({ caption, columns, keyOf = (row) => row.id, showCaption = false }) {
-  const body = h("tbody");
+  const body = h("tbody", { role: "rowgroup" });
   const kept = new Map();
   const order = { column: null, descending: false };
   let current = [];
-  const head = h("tr", {}, columns.map((column) => headCell(column, order, () => update(current))));
+  const head = h("tr", { role: "row" }, columns.map((column) => headCell(column, order, () => update(current))));
   const hint = { class: showCaption ? "" : "visually-hidden" };
-  const table = h("table", { class: "table" }, h("caption", hint, caption), h("thead", {}, head), body);
+  // the roles stay where narrow pages show each row of a list as a card, which is no table to a browser
+  const table = h("table", { class: "table", role: "table" }, h("caption", hint, caption), h("thead", { role: "rowgroup" }, head), body);
   const element = h("div", { class: "table-scroll", tabindex: 0, role: "group", "aria-label": caption }, table);
 
   function update(rows) {
@@ -228,7 +230,7 @@ function choiceInput({ name, options }, id, value) {
 function nodeOf(kept, key, row, columns) {
   const entry = kept.get(key);
   if (entry === undefined) {
-    const node = h("tr", {}, cellsOf(row, columns));
+    const node = h("tr", { role: "row" }, cellsOf(row, columns));
     kept.set(key, { node, row });
     return node;
   }
@@ -250,7 +252,7 @@ function renew(node, cells) {
 
 function cellsOf(row, columns) {
   return columns.map((column, index) => {
-    const attributes = { class: column.class, ...(index === 0 ? { scope: "row" } : {}) };
+    const attributes = { class: column.class, dataset: { title: column.title }, ...(index === 0 ? ROW_HEAD : { role: "cell" }) };
     return h(index === 0 ? "th" : "td", attributes, column.cell(row));
   });
 }
@@ -271,7 +273,7 @@ function place(body, wanted) {
 
 function headCell(column, order, onOrder) {
   if (column.value === undefined) {
-    return h("th", { scope: "col", class: column.class }, column.title);
+    return h("th", { scope: "col", role: "columnheader", class: column.class }, column.title);
   }
   const reorder = () => {
     order.descending = order.column === column && !order.descending;
@@ -279,7 +281,7 @@ function headCell(column, order, onOrder) {
     onOrder();
   };
   const button = h("button", { type: "button", class: "sort", on: { click: reorder } }, column.title);
-  return h("th", { scope: "col", class: column.class }, button);
+  return h("th", { scope: "col", role: "columnheader", class: column.class }, button);
 }
 
 function markOrder(head, columns, order) {
