@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from importlib import metadata
 
 from fastapi import FastAPI
+from typing_extensions import override
 
 from service.api.app import AppOptions, make_app
 from service.api.authentication import Authenticators
@@ -25,6 +26,7 @@ from service.application.rules.policy import Policy
 from service.application.statistics import SummaryCases
 from service.application.tunings import TuningCases
 from service.auth.api_keys import KeyAuthenticator
+from service.auth.audit_trail import AuditRetention, AuditTrail
 from service.auth.sessions import Sessions
 from service.dashboard import routes as dashboard
 from service.fast_path.queue_positions import QueuePositions
@@ -52,6 +54,7 @@ class System(WorkerSystem):
     context: ApiContext
     estimator: EstimatePool
     hit_counter: HitCounter
+    audit_retention: AuditRetention
 
     def start_worker_process(self) -> None:
         """Start the process of the workers, if they have one, without waiting for it; ``start`` waits."""
@@ -61,8 +64,14 @@ class System(WorkerSystem):
     def stop(self) -> None:
         """Stop the workers, hand running work back, flush the counters, and close the store. Idempotent."""
         self.estimator.close()
+        self.audit_retention.stop()
         self.hit_counter.flush()
         super().stop()
+
+    @override
+    def start(self) -> None:
+        super().start()
+        self.audit_retention.start()
 
 
 def app_of(system: System, settings: Settings) -> FastAPI:
@@ -131,6 +140,7 @@ def build(
         context=_context(settings, application, estimates, instruments),
         estimator=estimator,
         hit_counter=hit_counter,
+        audit_retention=AuditRetention(store.audit, settings.audit_retention_days),
         store=store,
         coordinator=coordinator,
         instruments=instruments,
@@ -153,6 +163,7 @@ def _context(
         queue=queue,
         exports=ExportCases(store.recommendations),
         keys=KeyCases(store.keys),
+        audit=AuditTrail(store.audit),
         summary=SummaryCases(store.statistics, application.hit_counter),
         estimates=estimates,
         commands=application.commands,

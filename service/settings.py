@@ -126,6 +126,8 @@ class Settings(BaseSettings):
     """Device-seconds per API key within `quota_window_seconds`; further submissions are refused."""
     quota_window_seconds: Annotated[float, Field(ge=1.0, le=366 * 86_400.0)] = 86_400.0
     """Time after its end for which a tuning or job counts towards the device-seconds of its key."""
+    audit_retention_days: Annotated[float, Field(gt=0.0, le=36_500.0)] = 365.0
+    """Days after which entries of the audit log are deleted. Every API process checks this at its start and hourly."""
     max_body_bytes: Annotated[int, Field(ge=1024)] = 1024**2
     """Size limit of request bodies; larger ones are refused unread."""
     max_connections: Annotated[int, Field(ge=16, le=1_000_000)] = 4096

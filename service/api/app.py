@@ -16,6 +16,7 @@ from service.api.openapi import DESCRIPTION, TAGS, install_document
 from service.api.problems import install_handlers
 from service.api.routes import (
     api_keys,
+    audit,
     commands,
     estimates,
     exports,
@@ -72,6 +73,7 @@ def make_app(
         estimates,
         commands,
         api_keys,
+        audit,
         operations,
         health,
     ):  # most frequently requested first

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Any
 
 from fastapi import Depends, Request, Security
@@ -20,6 +20,8 @@ from service.auth.sessions import Sessions
 from service.domain.api_keys import Caller, Scope
 from service.errors import NotAuthenticatedError, ScopeMissingError
 
+_LONGEST_ADDRESS = 45
+"""Characters of the longest IPv6 address."""
 HEALTH_PATHS = frozenset({"/livez", "/readyz", "/readyz/database"})
 """Requested by orchestrators, under any name or address of this host."""
 METRICS_PATH = "/metrics"
@@ -117,6 +119,12 @@ def _key_in(headers: Headers) -> str | None:
     return key.strip()
 
 
+def address_of(scope: AsgiScope) -> str | None:
+    """Return the address of a request's connection; none for a Unix socket."""
+    client = scope.get("client")
+    return None if client is None or not client[0] else str(client[0])[:_LONGEST_ADDRESS]
+
+
 def is_local(scope: AsgiScope) -> bool:
     """Return whether a request comes from this machine, by loopback or Unix socket, and not through a proxy."""
     client = scope.get("client")
@@ -133,7 +141,7 @@ def _is_loopback(address: str) -> bool:
 async def _caller(request: Request) -> Caller:
     """Return the caller that ``SecurityMiddleware`` has authenticated; fails where there is none."""
     caller: Caller = request.state.caller
-    return caller
+    return replace(caller, address=address_of(request.scope))
 
 
 CurrentCaller = Annotated[Caller, Depends(_caller)]

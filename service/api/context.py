@@ -18,6 +18,7 @@ from service.application.queue import DeviceCases, QueueCases
 from service.application.readiness import Readiness
 from service.application.statistics import SummaryCases
 from service.application.tunings import TuningCases
+from service.auth.audit_trail import AuditTrail
 from service.domain.states import WorkKind
 from service.observability.instruments import Instruments
 from service.registry.registered_commands import RegisteredCommands
@@ -33,6 +34,7 @@ class ApiContext:
     queue: QueueCases
     exports: ExportCases
     keys: KeyCases
+    audit: AuditTrail
     summary: SummaryCases
     estimates: Estimates
     commands: RegisteredCommands

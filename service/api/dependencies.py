@@ -13,6 +13,7 @@ from pydantic import AwareDatetime, BeforeValidator, Field, ValidationError, Wit
 from service.api.authentication import CurrentCaller, authenticate
 from service.api.context import Context
 from service.api.events.streaming import Follower
+from service.api.reads.row_streams import RowFormat
 from service.application.views import PREFIXES
 from service.domain.api_keys import Caller
 from service.domain.states import State, WorkKind
@@ -203,6 +204,15 @@ ObjectiveFilter = Annotated[
     Objective | None,
     _text(enum=list(get_args(Objective))),
     Query(description="Return only items tuned for this objective."),
+]
+Format = Annotated[
+    RowFormat,
+    WithJsonSchema({"type": "string", "enum": [form.value for form in RowFormat]}),
+    Query(
+        alias="format",
+        description="`json`: a page. `csv`, `jsonl`: all rows that match, from `cursor` on, without a limit, streamed. "
+        "In CSV a text that a spreadsheet would take for a formula begins with an apostrophe.",
+    ),
 ]
 MAX_ETAGS_LENGTH = 2000
 IfNoneMatch = Annotated[

@@ -17,6 +17,7 @@ from service.domain.api_keys import (
     key_from_text,
     make_key,
 )
+from service.domain.audit import COMMAND_LINE
 from service.errors import ConfigurationError, ConflictError, FirstKeyError, NotFoundError, OwnKeyError
 from service.store.interface import KeyStore
 
@@ -49,7 +50,7 @@ class KeyCases:
             )
         days = submission.expires_in_days
         new, text = make_key(submission.name, submission.scopes, None if days is None else days * _SECONDS_PER_DAY)
-        created = self._keys.add(new)
+        created = self._keys.add(new, COMMAND_LINE if caller is None else caller.actor)
         _log.info("key %s was created %s", created.id, _by(caller))
         return CreatedKey(**dict(created), key=text)
 
@@ -92,7 +93,7 @@ class KeyCases:
             raise OwnKeyError(
                 f"{key_id} is the key of this request: revoke it with another key, or with `batchwright keys revoke`"
             )
-        ended = self._keys.revoke(key_id)
+        ended = self._keys.revoke(key_id, COMMAND_LINE if caller is None else caller.actor)
         _log.info("key %s was revoked %s", key_id, _by(caller))
         return ended
 

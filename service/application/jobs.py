@@ -98,7 +98,7 @@ class JobCases(WorkCases[JobSubmission, Job]):
         """
         item = self._item_to_change(job_id, caller, "resume")
         self._check_resumable(item)
-        resumed = self._store.submissions.resume(job_id, self._context.policy.quota)
+        resumed = self._store.submissions.resume(job_id, self._context.policy.quota, caller.actor)
         self._context.notify()
         return self._view(resumed)
 
@@ -142,6 +142,7 @@ class JobCases(WorkCases[JobSubmission, Job]):
             recommendation_id=recommendation.id,
             priority=submission.priority,
             key_id=caller.key_id,
+            address=caller.address,
             names=submission.names if submission.is_named else recommendation.names,
             hardware=kind_of(recommendation.device) if need is None else need.lane,
             trace_parent=current_trace_parent(),

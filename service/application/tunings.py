@@ -15,7 +15,7 @@ from service.application.work import WorkCases, model_name, payload
 from service.domain.api_keys import Caller
 from service.domain.hardware import ANY_DEVICE, HardwareNeed
 from service.domain.states import WorkKind
-from service.domain.work import ProbeList, QueuePosition, Tuning, TuningSubmission
+from service.domain.work import ProbeList, QueuePosition, RecommendationSummary, Tuning, TuningSubmission
 from service.domain.workers import ServedDevice
 from service.errors import InvalidInputError, NotFoundError
 from service.observability.tracing import current_trace_parent
@@ -57,9 +57,19 @@ class TuningCases(WorkCases[TuningSubmission, Tuning]):
         Raises:
             InvalidCursorError: when the cursor does not belong to this list.
         """
+        return views.recommendation_page(*self.recommendation_rows(wanted, limit, cursor))
+
+    def recommendation_rows(
+        self, wanted: RecommendationFilter, limit: int, cursor: str | None
+    ) -> tuple[list[RecommendationSummary], str | None]:
+        """Return the rows of a page of recommendations, and the cursor of the next one.
+
+        Raises:
+            InvalidCursorError: when the cursor does not belong to this list.
+        """
         before, search = views.position_after(cursor, "rec", wanted.search)
         rows = self._store.recommendations.newest(replace(wanted, search=search), limit + 1, before)
-        return views.recommendation_page(rows[:limit], views.cursor_after(rows, limit, search))
+        return rows[:limit], views.cursor_after(rows, limit, search)
 
     # --- helpers ---
 
@@ -135,6 +145,7 @@ class TuningCases(WorkCases[TuningSubmission, Tuning]):
             priority=submission.priority,
             key_id=caller.key_id,
             names=submission.names,
+            address=caller.address,
             trace_parent=current_trace_parent(),
         )
 

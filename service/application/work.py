@@ -104,7 +104,7 @@ class WorkCases(ABC, Generic[SubmissionT, WorkT]):
             NotOwnerError: when another key submitted it.
         """
         self._item_to_change(work_id, caller, "cancel")
-        item = self._store.submissions.cancel(work_id)
+        item = self._store.submissions.cancel(work_id, caller.actor)
         self._context.notify()
         return self._view(item)
 
@@ -121,7 +121,7 @@ class WorkCases(ABC, Generic[SubmissionT, WorkT]):
         """
         if self._item_to_change(work_id, caller, "delete").state.terminal:
             self._remove_files(work_id)
-        self._store.retention.delete(work_id)
+        self._store.retention.delete(work_id, caller.actor)
 
     @abstractmethod
     def _submit(self, submission: SubmissionT, caller: Caller, idempotency: Idempotency | None) -> SubmissionResponse:

@@ -41,7 +41,7 @@ class Sessions:
         self._clock = clock
         self._trusted = TrustedCallers(clock)
 
-    def open(self, key: str) -> str:
+    def open(self, key: str, address: str | None = None) -> str:
         """Open a session with an API key, and return its token. Only a digest of the token is stored.
 
         Raises:
@@ -50,7 +50,7 @@ class Sessions:
         """
         caller = self._key_authenticator.authenticate(key, local=False)
         token = secrets.token_hex(_TOKEN_BYTES)
-        self._store.open(digest_of(token), str(caller.key_id), SESSION_SECONDS)
+        self._store.open(digest_of(token), str(caller.key_id), SESSION_SECONDS, address)
         return token
 
     def cached_caller(self, token: str) -> Caller | None:
@@ -72,7 +72,7 @@ class Sessions:
         self._trusted.add(digest, caller, began, found.seconds_left, found.stored.seconds_left)
         return caller
 
-    def close(self, token: str) -> None:
+    def close(self, token: str, address: str | None = None) -> None:
         """Close a session.
 
         Raises:
@@ -80,7 +80,7 @@ class Sessions:
         """
         digest = digest_of(token)
         self._trusted.remove(digest)
-        self._store.close(digest)
+        self._store.close(digest, address)
 
 
 def csrf_token_of(token: str) -> str:

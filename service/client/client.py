@@ -112,6 +112,7 @@ class Client(Blocking[AsyncCalls]):
         self.gpus = sync.Gpus(self.calls.gpus)
         self.commands = sync.Commands(self.calls.commands)
         self.keys = sync.Keys(self.calls.keys)
+        self.audit = sync.Audit(self.calls.audit)
 
     def close(self) -> None:
         """Close the connections. Idempotent."""

@@ -12,7 +12,15 @@ from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
 
 from service.client.core import FollowedT
 from service.client.documents import Job, Tuning
-from service.client.resources.api import AsyncCommands, AsyncDevices, AsyncEstimates, AsyncGpus, AsyncKeys, AsyncQueue
+from service.client.resources.api import (
+    AsyncAudit,
+    AsyncCommands,
+    AsyncDevices,
+    AsyncEstimates,
+    AsyncGpus,
+    AsyncKeys,
+    AsyncQueue,
+)
 from service.client.resources.jobs import AsyncJobs
 from service.client.resources.tunings import AsyncRecommendations, AsyncTunings
 from service.client.resources.work import AsyncWork
@@ -163,3 +171,9 @@ class Keys(Blocking[AsyncKeys]):
     create = blocking(AsyncKeys.create)
     list = blocking(AsyncKeys.list)
     revoke = blocking(AsyncKeys.revoke)
+
+
+class Audit(Blocking[AsyncAudit]):
+    """The audit log; for callers with the scope `admin`."""
+
+    list = iterating(AsyncAudit.list)

@@ -43,6 +43,7 @@ _PAGES = (
     _Page("/jobs", "jobs.html"),
     _Page("/jobs/{job_id}", "job.html"),
     _Page("/keys", "keys.html"),
+    _Page("/audit", "audit.html"),
 )
 
 Endpoint = Callable[[Request], Awaitable[Response]]

@@ -9,7 +9,7 @@ from urllib.parse import parse_qs, quote
 from fastapi import FastAPI, Request, Response
 from starlette.concurrency import run_in_threadpool
 
-from service.api.authentication import SESSION_COOKIE, Authenticators, is_local, session_token
+from service.api.authentication import SESSION_COOKIE, Authenticators, address_of, is_local, session_token
 from service.auth.sessions import SESSION_SECONDS
 from service.dashboard.error_pages import SIGN_IN
 from service.dashboard.pages import Pages
@@ -54,7 +54,8 @@ class _SignInRoutes:
         fields = _fields(await request.body())
         back = local_path(fields.get("next", ""))
         try:
-            token = await run_in_threadpool(self._authenticators.sessions.open, fields.get("key", "").strip())
+            key, address = fields.get("key", "").strip(), address_of(request.scope)
+            token = await run_in_threadpool(self._authenticators.sessions.open, key, address)
         except NotAuthenticatedError as error:
             return self._form_page(request, back, message=_sentence(error), challenge=error.challenge)
         await self._close(request)
@@ -81,7 +82,7 @@ class _SignInRoutes:
     async def _close(self, request: Request) -> None:
         """End the session of the request, if any."""
         if (token := session_token(request.headers)) is not None:
-            await run_in_threadpool(self._authenticators.sessions.close, token)
+            await run_in_threadpool(self._authenticators.sessions.close, token, address_of(request.scope))
 
     def _form_page(
         self, request: Request, back: str, *, is_open: bool = False, message: str = "", challenge: str = ""

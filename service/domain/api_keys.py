@@ -12,6 +12,7 @@ from typing import Annotated
 
 from pydantic import AfterValidator, Field
 
+from service.domain.audit import Actor
 from tuner.schemas.base import Document
 from tuner.schemas.field_errors import described_pattern
 
@@ -48,6 +49,13 @@ class Caller:
     """Id of the API key of the request; none on a service that has no keys."""
     scopes: frozenset[Scope]
     """Scopes of the caller."""
+    address: str | None = None
+    """Address from which the request came, where a route may change something; none where that is not known."""
+
+    @property
+    def actor(self) -> Actor:
+        """The caller as the audit log names it."""
+        return Actor(self.key_id, self.address)
 
     def may(self, scope: Scope) -> bool:
         """Return whether the caller has the scope."""

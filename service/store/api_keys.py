@@ -10,6 +10,7 @@ from sqlalchemy import (
     Engine,
     RowMapping,
     Select,
+    and_,
     case,
     delete,
     func,
@@ -23,7 +24,9 @@ from sqlalchemy.exc import IntegrityError
 from typing_extensions import override
 
 from service.domain.api_keys import ApiKey, NewKey, Scope
+from service.domain.audit import COMMAND_LINE, Actor, AuditAction
 from service.errors import ConflictError, NotFoundError, QuotaExceededError
+from service.store.database.audit_log import record
 from service.store.database.engine import read_transaction, write_transaction
 from service.store.database.mapping import moment, moment_or_none
 from service.store.database.schema import api_keys, is_queued, now_ms, now_once, used_time, work_items
@@ -47,7 +50,7 @@ class SqlKeyStore(KeyStore):
         self._engine = engine
 
     @override
-    def add(self, new: NewKey) -> ApiKey:
+    def add(self, new: NewKey, actor: Actor = COMMAND_LINE) -> ApiKey:
         lifetime = new.expires_in_seconds
         values = {
             "id": new.id,
@@ -61,6 +64,8 @@ class SqlKeyStore(KeyStore):
         try:
             with write_transaction(self._engine) as connection:
                 row = connection.execute(insert(api_keys).values(**values).returning(api_keys)).mappings().one()
+                detail = f"{new.name}: {', '.join(new.scopes)}"
+                record(connection, AuditAction.KEY_CREATED, actor, new.id, detail)
         except IntegrityError:
             raise ConflictError(f"there is an API key {new.id!r} already") from None
         return _api_key(row)
@@ -79,11 +84,15 @@ class SqlKeyStore(KeyStore):
             return [_api_key(row) for row in found.mappings()]
 
     @override
-    def revoke(self, key_id: str) -> ApiKey:
-        values = {"revoked_at": func.coalesce(_key.revoked_at, now_ms())}
+    def revoke(self, key_id: str, actor: Actor = COMMAND_LINE) -> ApiKey:
+        valid = and_(_key.id == key_id, _key.revoked_at.is_(None))
         with write_transaction(self._engine) as connection:
-            ended = update(api_keys).where(_key.id == key_id).values(**values).returning(api_keys)
+            ended = update(api_keys).where(valid).values(revoked_at=now_ms()).returning(api_keys)
             row = connection.execute(ended).mappings().first()
+            if row is not None:
+                record(connection, AuditAction.KEY_REVOKED, actor, key_id, row["name"])
+            else:
+                row = connection.execute(select(api_keys).where(_key.id == key_id)).mappings().first()
         if row is None:
             raise NotFoundError(f"there is no API key {key_id!r}; `batchwright keys list` lists all keys")
         return _api_key(row)

@@ -11,6 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Collection, Sequence
 
 from service.domain.api_keys import ApiKey, NewKey
+from service.domain.audit import COMMAND_LINE, Actor, AuditEntry
 from service.domain.fleet import FleetReport
 from service.domain.states import WorkKind
 from service.domain.work import Event, RecommendationSummary, RecordedProbe
@@ -19,6 +20,7 @@ from service.store.models import (
     EVERYTHING,
     UNLIMITED,
     AnnouncedDevice,
+    AuditFilter,
     Beat,
     BeatReply,
     Binding,
@@ -94,7 +96,7 @@ class SubmissionStore(ABC):
         """
 
     @abstractmethod
-    def cancel(self, work_id: str) -> WorkItem:
+    def cancel(self, work_id: str, actor: Actor = COMMAND_LINE) -> WorkItem:
         """Change QUEUED to CANCELLED, and RUNNING to CANCELLING; other states stay. Idempotent.
 
         Raises:
@@ -102,7 +104,7 @@ class SubmissionStore(ABC):
         """
 
     @abstractmethod
-    def resume(self, work_id: str, quota: Quota = UNLIMITED) -> WorkItem:
+    def resume(self, work_id: str, quota: Quota = UNLIMITED, actor: Actor = COMMAND_LINE) -> WorkItem:
         """Queue a FAILED or CANCELLED job again; its recorded evidence is kept, and its ending is cleared.
 
         Raises:
@@ -294,11 +296,23 @@ class StatisticsStore(ABC):
         """Add to the counts of tunings that a stored recommendation served (hits), and of queued ones (misses)."""
 
 
+class AuditStore(ABC):
+    """The audit log, to which the other stores add in the transactions of their acts."""
+
+    @abstractmethod
+    def newest(self, wanted: AuditFilter, limit: int, before: int | None = None) -> Sequence[AuditEntry]:
+        """Return at most ``limit`` matching entries, newest first, of those with an id below ``before``."""
+
+    @abstractmethod
+    def prune(self, older_than_seconds: float) -> int:
+        """Delete older entries, in short transactions, and return their number."""
+
+
 class RetentionStore(ABC):
     """Deletion of work that has ended."""
 
     @abstractmethod
-    def delete(self, work_id: str) -> None:
+    def delete(self, work_id: str, actor: Actor = COMMAND_LINE) -> None:
         """Delete work that has ended, with its probes and events. Its recommendation stays.
 
         Its device time still counts towards the quota of its key.
@@ -378,7 +392,7 @@ class KeyStore(ABC):
     """API keys. Rows are never deleted."""
 
     @abstractmethod
-    def add(self, new: NewKey) -> ApiKey:
+    def add(self, new: NewKey, actor: Actor = COMMAND_LINE) -> ApiKey:
         """Store a key.
 
         Raises:
@@ -394,7 +408,7 @@ class KeyStore(ABC):
         """Return all keys, revoked and expired ones included, oldest first."""
 
     @abstractmethod
-    def revoke(self, key_id: str) -> ApiKey:
+    def revoke(self, key_id: str, actor: Actor = COMMAND_LINE) -> ApiKey:
         """Revoke a key. A revoked key stays unchanged.
 
         Raises:
@@ -414,7 +428,7 @@ class SessionStore(ABC):
     """Browser sessions."""
 
     @abstractmethod
-    def open(self, digest: str, key_id: str, seconds: float) -> None:
+    def open(self, digest: str, key_id: str, seconds: float, address: str | None = None) -> None:
         """Store a session of a key under the digest of its token, and delete some expired sessions.
 
         Raises:
@@ -426,5 +440,5 @@ class SessionStore(ABC):
         """Return the open session with its key, also when the key has ended; None for any other session."""
 
     @abstractmethod
-    def close(self, digest: str) -> None:
+    def close(self, digest: str, address: str | None = None) -> None:
         """End a session; unknown sessions are ignored."""

@@ -11,6 +11,7 @@ from typing import Any
 from pydantic_core import to_json
 
 from service.domain.api_keys import ApiKey
+from service.domain.audit import AuditAction
 from service.domain.fleet import FleetReport
 from service.domain.hardware import need_of_lane
 from service.domain.problems import Problem
@@ -54,6 +55,8 @@ class NewWork:
     the device ``ANY_DEVICE``, the lane of its need for hardware (``HardwareNeed.lane``)."""
     names: Named = UNNAMED
     """The names that its submitter gave it."""
+    address: str | None = None
+    """Address from which it was submitted, for the audit log."""
 
 
 @dataclass(frozen=True)
@@ -330,6 +333,17 @@ class RecommendationFilter:
     precision: Precision | None = None
     objective: Objective | None = None
     search: Search = NO_SEARCH
+
+
+@dataclass(frozen=True)
+class AuditFilter:
+    """A filter of the audit log; a field that is None does not restrict."""
+
+    action: AuditAction | None = None
+    key_id: str | None = None
+    object_id: str | None = None
+    after: datetime | None = None
+    until: datetime | None = None
 
 
 @dataclass(frozen=True)

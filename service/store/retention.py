@@ -8,8 +8,10 @@ from typing import Any
 from sqlalchemy import ColumnElement, Engine, and_, delete, exists, func, insert, not_, or_, select
 from typing_extensions import override
 
+from service.domain.audit import COMMAND_LINE, Actor, AuditAction
 from service.domain.states import TERMINAL_STATES, WorkKind
 from service.errors import NotEndedError
+from service.store.database.audit_log import record
 from service.store.database.engine import read_transaction, write_transaction
 from service.store.database.schema import now_once, recommendations, used_time, work_items
 from service.store.interface import RetentionStore
@@ -33,13 +35,14 @@ class SqlRetentionStore(RetentionStore):
         self._engine = engine
 
     @override
-    def delete(self, work_id: str) -> None:
+    def delete(self, work_id: str, actor: Actor = COMMAND_LINE) -> None:
         ended = and_(_work.id == work_id, _ended)
         counts = and_(ended, _work.key_id.is_not(None), _work.device_ms > 0)
         used = select(_work.id, _work.key_id, _work.ended_at, _work.device_ms).where(counts)
         with write_transaction(self._engine) as connection:
             connection.execute(insert(used_time).from_select(["work_id", "key_id", "ended_at", "device_ms"], used))
             if connection.execute(delete(work_items).where(ended)).rowcount:
+                record(connection, AuditAction.DELETED, actor, work_id)
                 return
             state = connection.execute(select(_work.state).where(_work.id == work_id)).scalar_one_or_none()
         if state is None:
@@ -70,6 +73,9 @@ def _prune_work(engine: Engine, seconds: float) -> Iterator[tuple[str, str]]:
     while True:
         with write_transaction(engine) as connection:
             gone = connection.execute(delete(work_items).where(batch).returning(_work.id, _work.kind)).all()
+            if gone:
+                jobs = sum(row.kind == WorkKind.JOB for row in gone)
+                record(connection, AuditAction.PRUNED, COMMAND_LINE, detail=f"{len(gone) - jobs} tunings, {jobs} jobs")
         if not gone:
             return
         yield from ((row.id, row.kind) for row in gone)
@@ -86,7 +92,10 @@ def _prune_recommendations(engine: Engine, seconds: float) -> Iterator[int]:
             return
         with write_transaction(engine) as connection:
             still = delete(recommendations).where(_recommendation.id.in_(found), _unreferenced(seconds))
-            yield connection.execute(still).rowcount
+            count = connection.execute(still).rowcount
+            if count:
+                record(connection, AuditAction.PRUNED, COMMAND_LINE, detail=f"{count} recommendations")
+        yield count
         last = found[-1]
 
 

@@ -6,8 +6,10 @@ from sqlalchemy import Engine, delete, insert, select
 from sqlalchemy.exc import IntegrityError
 from typing_extensions import override
 
+from service.domain.audit import Actor, AuditAction
 from service.errors import ConflictError
 from service.store.api_keys import stored_key
+from service.store.database.audit_log import record
 from service.store.database.engine import read_transaction, write_transaction
 from service.store.database.schema import api_keys, now_ms, now_once, sessions
 from service.store.interface import SessionStore
@@ -26,7 +28,7 @@ class SqlSessionStore(SessionStore):
         self._engine = engine
 
     @override
-    def open(self, digest: str, key_id: str, seconds: float) -> None:
+    def open(self, digest: str, key_id: str, seconds: float, address: str | None = None) -> None:
         ends = now_ms() + int(seconds * 1000)
         values = {"digest": digest, "key_id": key_id, "created_at": now_ms(), "expires_at": ends}
         expired = select(_session.digest).where(_session.expires_at <= now_once()).order_by(_session.expires_at)
@@ -35,6 +37,7 @@ class SqlSessionStore(SessionStore):
             with write_transaction(self._engine) as connection:
                 connection.execute(delete(sessions).where(batch))
                 connection.execute(insert(sessions).values(**values))
+                record(connection, AuditAction.SIGNED_IN, Actor(key_id, address))
         except IntegrityError:
             raise ConflictError("there is a session with this digest already") from None
 
@@ -50,6 +53,9 @@ class SqlSessionStore(SessionStore):
         return StoredSession(stored_key(row), (row["session_ends"] - row["now"]) / 1000)
 
     @override
-    def close(self, digest: str) -> None:
+    def close(self, digest: str, address: str | None = None) -> None:
+        ended = delete(sessions).where(_session.digest == digest).returning(_session.key_id)
         with write_transaction(self._engine) as connection:
-            connection.execute(delete(sessions).where(_session.digest == digest))
+            key_id = connection.execute(ended).scalar_one_or_none()
+            if key_id is not None:
+                record(connection, AuditAction.SIGNED_OUT, Actor(key_id, address))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from sqlalchemy import Engine
 
 from service.store.api_keys import SqlKeyStore
+from service.store.database.audit_log import SqlAuditStore
 from service.store.database.engine import CONNECTIONS, open_engine
 from service.store.database.migrate import upgrade
 from service.store.database.notifications import Listener, Receiver
@@ -38,6 +39,7 @@ class Store:
         self.fleet = SqlFleetStore(engine, self.queue)
         self.keys = SqlKeyStore(engine)
         self.sessions = SqlSessionStore(engine)
+        self.audit = SqlAuditStore(engine)
 
     def new_listener(self, owner: str, receiver: Receiver) -> Listener | None:
         """Return a listener that is not started, or None where the database sends no notifications."""

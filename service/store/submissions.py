@@ -10,9 +10,11 @@ from sqlalchemy import Connection, Engine, and_, delete, insert, select, tuple_,
 from sqlalchemy.exc import IntegrityError
 from typing_extensions import override
 
+from service.domain.audit import COMMAND_LINE, Actor, AuditAction
 from service.domain.states import RESUMABLE_STATES, State, WorkKind
 from service.errors import ConflictError, NotResumableError
 from service.store.api_keys import check_quota
+from service.store.database.audit_log import record
 from service.store.database.engine import insert_or_skip, read_transaction, write_transaction
 from service.store.database.mapping import name_values, recommendation_values, work_item
 from service.store.database.notifications import notify_owner, notify_waiting
@@ -73,19 +75,22 @@ class SqlSubmissionStore(SubmissionStore):
             return _find_response(connection, owner, key)
 
     @override
-    def cancel(self, work_id: str) -> WorkItem:
+    def cancel(self, work_id: str, actor: Actor = COMMAND_LINE) -> WorkItem:
         queued = and_(_work.id == work_id, _work.state == State.QUEUED)
         running = and_(_work.id == work_id, _work.state == State.RUNNING)
         ended = {"state": State.CANCELLED, "ended_at": now_ms()}
         with write_transaction(self._engine) as connection:
-            if change(connection, queued, ended, [state_event(State.CANCELLED)]) is None:
+            row = change(connection, queued, ended, [state_event(State.CANCELLED)])
+            if row is None:
                 row = change(connection, running, {"state": State.CANCELLING}, [state_event(State.CANCELLING)])
                 if row is not None:
                     notify_owner(connection, row["owner"], work_id)
+            if row is not None:
+                record(connection, AuditAction.CANCELLED, actor, work_id)
             return read_item(connection, work_id)
 
     @override
-    def resume(self, work_id: str, quota: Quota = UNLIMITED) -> WorkItem:
+    def resume(self, work_id: str, quota: Quota = UNLIMITED, actor: Actor = COMMAND_LINE) -> WorkItem:
         resumable = and_(_work.id == work_id, _work.kind == WorkKind.JOB, _work.state.in_(sorted(RESUMABLE_STATES)))
         cleared = dict.fromkeys(("ended_at", "problem", "problem_code", "result"))
         values = {"state": State.QUEUED, "lost_leases": 0, **cleared}
@@ -94,6 +99,7 @@ class SqlSubmissionStore(SubmissionStore):
             changed = change(connection, resumable, values, [state_event(State.QUEUED)])
             item = read_item(connection, work_id)
             if changed is not None:
+                record(connection, AuditAction.RESUMED, actor, work_id)
                 notify_waiting(connection, changed["device"], changed["hardware"])
         if changed is None:
             raise NotResumableError(f"{work_id} is {item.state}: only a job that is FAILED or CANCELLED can be resumed")
@@ -128,13 +134,14 @@ def _insert(
     if pending is not None:
         _store_response(connection, pending.idempotency, StoredResponse(pending.idempotency.digest, work.id, 0, ""))
     check_quota(connection, work.key_id, quota)
-    given = {name: getattr(work, name) for name in NewWork.__dataclass_fields__ if name != "names"}
+    given = {name: getattr(work, name) for name in NewWork.__dataclass_fields__ if name not in {"names", "address"}}
     given |= name_values(work.names)
     times = {"created_at": now_ms(), "updated_at": now_ms(), "event_count": 1}
     stored = insert(work_items).values(**(given | times | values)).returning(*work_items.columns)
     row = connection.execute(stored).one()
     add_events(connection, row._mapping, [state_event(State(values["state"]))])  # noqa: SLF001 - its public name
     insert_or_skip(connection, submitters, {"id": work.key_id or ""})
+    record(connection, AuditAction.SUBMITTED, Actor(work.key_id, work.address), work.id)
     is_alone = row.key_id is None and row.recommendation_id is None
     item = work_item(row, related=False) if is_alone else read_item(connection, work.id)
     if pending is not None:

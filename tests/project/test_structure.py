@@ -21,6 +21,7 @@ FEWEST_LINES = 3
 HOMONYMS = {
     "__main__": "what `python -m` runs: the command line, a command on virtual GPUs",
     "api_keys": "one concept through the layers: document, store, authentication, use case, route",
+    "audit": "one concept through the layers: document, route",
     "base": "the interface that the other modules of its package implement",
     "build": "the module of a package that chooses by the spec (a workload, a data set), or that compiles",
     "client": "of a fork server, of the tracing process (tuner), of the HTTP API (service)",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from http import HTTPStatus
 
 from fastapi import APIRouter, Request, Response
@@ -13,6 +14,7 @@ from service.api.dependencies import (
     MAX_ETAGS_LENGTH,
     DeviceOrNameFilter,
     FingerprintFilter,
+    Format,
     IfNoneMatch,
     Limit,
     ModelFilter,
@@ -26,6 +28,7 @@ from service.api.etags import NOT_MODIFIED, TAG_HEADERS, conditional, tagged
 from service.api.problems import ALWAYS, declared
 from service.api.reads.coalesced import RecommendationListQuery
 from service.api.reads.fast_path import FastRoute, fast_path
+from service.api.reads.row_streams import ROW_CONTENT, RowFormat, stream_rows
 from service.api.responses import json_response, links, on_success
 from service.domain.api_keys import Scope
 from service.domain.work import RecommendationPage
@@ -52,7 +55,7 @@ _JOB_LINK = {
     response_model=RecommendationPage,
     responses=on_success(
         links=links("recommendation_id", "items/0/id", "getRecommendation"),
-        content=examples.response_content("RecommendationPage"),
+        content=examples.response_content("RecommendationPage") | ROW_CONTENT,
     )
     | declared(HTTPStatus.BAD_REQUEST, HTTPStatus.UNPROCESSABLE_ENTITY),
 )
@@ -66,9 +69,13 @@ async def list_recommendations(  # noqa: PLR0913, PLR0917 - one parameter per fi
     objective: ObjectiveFilter = None,
     limit: Limit = 50,
     cursor: RecommendationCursor = None,
+    form: Format = RowFormat.JSON,
 ) -> Response:
     """List the recommendations that match every filter, newest first, in pages."""
     filters = RecommendationFilter(fingerprint, model, device, precision, objective, search)
+    if form is not RowFormat.JSON:
+        rows = partial(context.tunings.recommendation_rows, filters)
+        return await stream_rows(rows, cursor, form, "recommendations")
     return json_response(await context.reads.recommendations.get(RecommendationListQuery(limit, cursor, filters)))
 
 

@@ -13,12 +13,13 @@ from fastapi import APIRouter, Depends, Request, Response
 from service.api import examples
 from service.api.authentication import CurrentCaller, requires_scope
 from service.api.context import Context, context_of
-from service.api.dependencies import CurrentFollower, IfNoneMatch, LastEventId, Wait, identified_by
+from service.api.dependencies import CurrentFollower, Format, IfNoneMatch, LastEventId, Wait, identified_by
 from service.api.etags import NOT_MODIFIED, TAG_HEADERS
 from service.api.events.streaming import Poll, event_stream, long_poll
 from service.api.problems import ALWAYS, RETRY_AFTER_HEADER, declared
 from service.api.reads.coalesced import WorkListQuery
 from service.api.reads.fast_path import FastRoute, fast_path, plain_page
+from service.api.reads.row_streams import ROW_CONTENT, RowFormat, stream_rows
 from service.api.responses import DELETED, EVENT_STREAM, json_response, links, on_success
 from service.domain.api_keys import Scope
 from service.domain.states import WorkKind
@@ -120,12 +121,17 @@ class WorkRoutes:
             response_model=self.page,
             responses=on_success(
                 links=links(f"{self.kind}_id", "items/0/id", *self.item_links),
-                content=examples.response_content(self.page.__name__),
+                content=examples.response_content(self.page.__name__) | ROW_CONTENT,
             )
             | declared(HTTPStatus.BAD_REQUEST),
         )
         @fast_path(self.read_scope, fast_page)
-        async def list_work(context: Context, query: WorkListQuery = query_parameters) -> Response:
+        async def list_work(
+            context: Context, query: WorkListQuery = query_parameters, form: Format = RowFormat.JSON
+        ) -> Response:
+            if form is not RowFormat.JSON:
+                rows = partial(context.cases(self.kind).rows, wanted=query.filters)
+                return await stream_rows(rows, query.cursor, form, f"{self.kind}s")
             return json_response(await context.reads.pages[self.kind].get(query))
 
     def _add_get(self, router: APIRouter) -> None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Sequence
+from datetime import datetime
 
-from service.client.core import Core, Resource
+from service.client.core import PAGE_SIZE, Core, Resource
 from service.client.protocol import Call, DocumentT, path_of
 from service.client.resources.jobs import AsyncJobs
 from service.client.resources.tunings import AsyncRecommendations, AsyncTunings
 from service.domain.api_keys import ApiKey, CreatedKey, KeyList, KeySubmission, Scope
+from service.domain.audit import AuditAction, AuditEntry, AuditPage
 from service.domain.commands import CommandList, RegisteredCommand
 from service.domain.fleet import Fleet
 from service.domain.work import GpuList
@@ -97,6 +99,38 @@ class AsyncKeys(Resource):
         return await self._core.call(ApiKey, Call("DELETE", path_of(_KEYS, key_id)))
 
 
+class AsyncAudit(Resource):
+    """The audit log: who submitted, cancelled or deleted work, made or revoked keys, or signed in."""
+
+    def list(  # noqa: PLR0913 - one per filter
+        self,
+        *,
+        action: AuditAction | str | None = None,
+        key_id: str | None = None,
+        object_id: str | None = None,
+        after: datetime | None = None,
+        until: datetime | None = None,
+        page_size: int = PAGE_SIZE,
+    ) -> AsyncGenerator[AuditEntry, None]:
+        """Iterate over the matching entries, newest first, fetched page by page. Needs the scope `admin`.
+
+        Args:
+            action: one kind of act.
+            key_id: only acts of the caller with this API key.
+            object_id: only acts on this tuning, job or key.
+            after: only acts after this time.
+            until: only acts until this time.
+            page_size: entries of one request.
+
+        Raises:
+            NotAllowedError: when the key lacks the scope.
+        """
+        times = {"after": after, "until": until}
+        given = {name: value.isoformat() for name, value in times.items() if value is not None}
+        filters = {"action": action, "key_id": key_id, "object_id": object_id, **given, "limit": page_size}
+        return self._core.rows(AuditPage, Call("GET", "/v1/audit", filters))
+
+
 class AsyncCalls(Resource):
     """The whole API."""
 
@@ -111,6 +145,7 @@ class AsyncCalls(Resource):
         self.gpus = AsyncGpus(core)
         self.commands = AsyncCommands(core)
         self.keys = AsyncKeys(core)
+        self.audit = AsyncAudit(core)
 
     async def summary(self, period: Period | str = Period.DAY) -> Summary:
         """Summarise the work of the last day, the last 7 days (`7d`) or all time (`all`), and what has not ended.

@@ -3,7 +3,8 @@
 import { keyId, may } from "./api.js";
 import { byId, h, replace } from "./dom.js";
 import { count, shortId, time, took, words } from "./format.js";
-import { codeBlock, labelTags, peakBar, planWords, rateWords, scopeAlert, stateBadge } from "./parts.js";
+import { codeBlock, labelTags, scopeAlert, stateBadge } from "./parts.js";
+import { both, peakBar, planWords, rateWords } from "./rows.js";
 import { makeList, SEARCH } from "./table.js";
 
 const STATES = ["QUEUED", "RUNNING", "CANCELLING", "SUCCEEDED", "FAILED", "CANCELLED"];
@@ -17,18 +18,14 @@ const FINGERPRINT = {
 const BATCH = { title: "Effective batch", class: "number", cell: (row) => count(row.effective_batch_size) };
 const COMMON = [
   { title: "State", cell: (row) => stateBadge(row) },
-  { title: "Model", class: "model", cell: (row) => row.model },
-  { title: "Device", class: "nowrap", cell: (row) => row.device ?? row.hardware },
+  { title: "Model and device", class: "model", cell: (row) => both(row.model, row.device ?? row.hardware) },
   BATCH,
   { title: "Plan", class: "nowrap", cell: planWords },
   { title: "Peak", class: "peak", cell: peakBar },
   { title: "Samples/s", class: "number", cell: rateWords },
-  { title: "Labels", cell: labelTags },
 ];
 const TIMES = [
-  { title: "Submitted", class: "nowrap", cell: (row) => time(row.created_at) },
-  { title: "Duration", class: "number", cell: (row) => took(row) ?? "–" },
-  { title: "Priority", class: "number", cell: (row) => row.priority },
+  { title: "Submitted", class: "nowrap", cell: submitted },
   { title: "Owner", class: "nowrap", cell: (row) => (row.key_id === null ? "–" : h("span", { title: row.key_id }, row.owner ?? row.key_id)) },
 ];
 
@@ -36,9 +33,10 @@ const TUNINGS = {
   path: "/v1/tunings",
   caption: "Tunings",
   noun: "tuning",
+  files: true,
   filters: [SEARCH, STATE, MODEL, DEVICE, FINGERPRINT],
   columns: [
-    { title: "Tuning", class: "nowrap", cell: (row) => linkTo("tunings", row.id, row.name) },
+    { title: "Tuning", class: "named", cell: (row) => both(linkTo("tunings", row.id, row.name), labelTags(row)) },
     ...COMMON,
     { title: "Probes", class: "number", cell: (row) => count(row.probes) },
     { title: "Recommendation", class: "nowrap", cell: recommendation },
@@ -55,9 +53,10 @@ const JOBS = {
   path: "/v1/jobs",
   caption: "Jobs",
   noun: "job",
+  files: true,
   filters: [SEARCH, STATE, MODEL, DEVICE],
   columns: [
-    { title: "Job", class: "nowrap", cell: (row) => linkTo("jobs", row.id, row.name) },
+    { title: "Job", class: "named", cell: (row) => both(linkTo("jobs", row.id, row.name), labelTags(row)) },
     ...COMMON,
     { title: "Recommendation", class: "nowrap", cell: (row) => linkTo("recommendations", row.recommendation_id) },
     { title: "Attempts", class: "number", cell: (row) => count(row.attempts) },
@@ -69,6 +68,13 @@ const JOBS = {
     action: codeBlock(jobCall(), { label: "With curl" }),
   },
 };
+
+/** The time of the submission, with the duration, and the priority where it is not the usual one. */
+function submitted(row) {
+  const duration = took(row);
+  const priority = row.priority !== 0 && h("div", {}, `priority ${row.priority}`);
+  return both(time(row.created_at), [duration && h("div", {}, "took ", duration), priority]);
+}
 
 function linkTo(pages, identifier, name = null) {
   const text = name === null ? { class: "mono" } : {};

@@ -321,7 +321,7 @@ function figuresOf({ tunings, jobs, device_seconds: slots, recommendation_hits: 
     ["Failed", count(both("FAILED"))],
     ["Cancelled", count(both("CANCELLED"))],
     ["Device time", seconds(Math.round(probes + training)), `${seconds(probes)} probes, ${seconds(training)} jobs`],
-    ["Gain in samples per second", speedupWords(gains), gainNote(gains)],
+    ["Gain in speed", speedupWords(gains), gainNote(gains)],
     ["Served from the store", percent(stored.hit_rate), `${count(stored.hits)} of ${plural(submitted, "tuning")}`],
   ];
 }

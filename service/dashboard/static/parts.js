@@ -17,7 +17,7 @@
  */
 
 import { announce, h } from "./dom.js";
-import { bytes, count, number, plural, words } from "./format.js";
+import { words } from "./format.js";
 
 const MARKS = {
   QUEUED: "◷", RUNNING: "▶", CANCELLING: "◼", SUCCEEDED: "✓", FAILED: "✕", CANCELLED: "⊘",
@@ -47,34 +47,6 @@ export function tag(text) {
 /** The state of a row in a list; a tuning that found that nothing fits is no success. */
 export function stateBadge({ state, feasible }) {
   return state === "SUCCEEDED" && feasible === false ? mark("warn", "⊘", "nothing fits") : badge(state);
-}
-
-/** The plan of a row in a list. */
-export function planWords({ plan, feasible }) {
-  if (plan === null) {
-    return feasible === false ? mark("warn", "⊘", "nothing fits") : "–";
-  }
-  const ranks = plan.world_size === 1 ? "" : `${plural(plan.world_size, "rank")} × `;
-  return `${ranks}${plural(plan.gradient_accumulation_steps, "step")} × ≤ ${count(plan.micro_batch_size)}`;
-}
-
-/** The samples per second of a row in a list, and how many times those of the baseline they are. */
-export function rateWords({ samples_per_second: rate, speedup, speed_source: source }) {
-  const gained = speedup === null ? "" : ` (${source === "measured" ? "" : "~"}${number(speedup, 3)}×)`;
-  return number(rate, 3) + gained;
-}
-
-/** What a recommendation gains over the baseline of its request; null where it names none. */
-export function gainBox({ gain }) {
-  return gain && alertBox(gain.baseline_fits === false ? "warn" : "info", "Gain", gain.statement);
-}
-
-/** The peak of a row in a list against its limit. */
-export function peakBar({ peak_bytes: peak, limit_bytes: limit }) {
-  if (peak === null || limit === null) {
-    return "–";
-  }
-  return bar({ value: peak, max: limit, label: "Peak memory against the limit", text: `${bytes(peak)} of ${bytes(limit)}` });
 }
 
 /** The project and the labels of a row in a list. */

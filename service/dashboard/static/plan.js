@@ -4,12 +4,14 @@
  *   drawPlan(sizes)     sizes: for each rank, the sizes of its micro-batches in order -> a node
  *   planInWords(sizes)  "8 ranks, 3 micro-batches each: 34 + 33 + 33"
  *   showPlan(plan)      the plan of a recommendation: its figures, drawn, and in words -> nodes
+ *   gainBox(found)         what a recommendation gains over the baseline -> a node; null where it names none
  *   figure(value, label)   a large figure with what it counts -> a node
  *   memoryParts(headroom)  the allocator's and the process's part of a peak on CUDA -> a node; null on the CPU
  */
 
 import { h } from "./dom.js";
 import { bytes, count, plural } from "./format.js";
+import { alertBox } from "./parts.js";
 
 const MOST_PIECES = 40;
 const MOST_ROWS = 12;
@@ -126,4 +128,9 @@ function same(one, other) {
 
 function total(sizes) {
   return sizes.reduce((sum, size) => sum + size, 0);
+}
+
+/** What a recommendation gains over the baseline of its request; null where it names none. */
+export function gainBox({ gain }) {
+  return gain && alertBox(gain.baseline_fits === false ? "warn" : "info", "Gain", gain.statement);
 }

@@ -8,8 +8,8 @@ import { estimateTable } from "./estimate_table.js";
 import { exportForm } from "./export_form.js";
 import { bytes, count, percent, plural, seconds, time, words } from "./format.js";
 import { eventually } from "./live.js";
-import { alertBox, busy, codeBlock, definitions, gainBox, nameFacts, problemAlert, scopeAlert } from "./parts.js";
-import { figure, memoryParts, showPlan } from "./plan.js";
+import { alertBox, busy, codeBlock, definitions, nameFacts, problemAlert, scopeAlert } from "./parts.js";
+import { figure, gainBox, memoryParts, showPlan } from "./plan.js";
 import { openTrainDialog } from "./train_dialog.js";
 
 const id = byId("recommendation").dataset.recommendationId;

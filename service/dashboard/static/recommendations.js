@@ -3,7 +3,8 @@
 import { addressOf, may } from "./api.js";
 import { byId, h, replace } from "./dom.js";
 import { count, plural, shortId, time } from "./format.js";
-import { labelTags, peakBar, planWords, rateWords, scopeAlert } from "./parts.js";
+import { labelTags, scopeAlert } from "./parts.js";
+import { both, peakBar, planWords, rateWords } from "./rows.js";
 import { makeList, SEARCH } from "./table.js";
 
 const MOST_COMPARED = 8;
@@ -16,6 +17,7 @@ const LIST = {
   path: "/v1/recommendations",
   caption: "Recommendations",
   noun: "recommendation",
+  files: true,
   ended: () => true,
   refreshSeconds: 10,
   filters: [
@@ -27,17 +29,15 @@ const LIST = {
     { name: "fingerprint", label: "Fingerprint", placeholder: "64 hexadecimal digits", pattern: "[0-9a-f]*", maxlength: 64 },
   ],
   columns: [
-    { title: "Recommendation", class: "nowrap", cell: (row) => h("a", { href: `/recommendations/${encodeURIComponent(row.id)}`, class: row.name === null && "mono", title: row.id }, row.name ?? shortId(row.id)) },
+    { title: "Recommendation", class: "named", cell: (row) => both(link(row), labelTags(row)) },
     { title: "Compare", cell: chooser },
-    { title: "Model", class: "model", cell: (row) => row.model },
-    { title: "Device", cell: (row) => `${row.device} (${row.device_name})` },
+    { title: "Model and device", class: "model", cell: (row) => both(row.model, `${row.device} (${row.device_name})`) },
     { title: "Precision", class: "nowrap", cell: (row) => row.precision ?? "–" },
     { title: "Objective", class: "nowrap", cell: (row) => row.objective?.replaceAll("_", " ") },
     { title: "Effective batch", class: "number", cell: (row) => count(row.effective_batch_size) },
     { title: "Plan", class: "nowrap", cell: planWords },
     { title: "Peak", class: "peak", cell: peakBar },
     { title: "Samples/s", class: "number", cell: rateWords },
-    { title: "Labels", cell: labelTags },
     { title: "Owner", class: "nowrap", cell: (row) => row.owner ?? "–" },
     { title: "Created", class: "nowrap", cell: (row) => time(row.created_at) },
   ],
@@ -53,6 +53,11 @@ if (may("tunings:read")) {
   showChosen();
 } else {
   replace(byId("list"), scopeAlert("tunings:read"));
+}
+
+function link(row) {
+  const address = `/recommendations/${encodeURIComponent(row.id)}`;
+  return h("a", { href: address, class: row.name === null && "mono", title: row.id }, row.name ?? shortId(row.id));
 }
 
 function chooser(row) {

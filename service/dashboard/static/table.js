@@ -23,6 +23,8 @@ import { busy, emptyState, problemAlert, showProblem } from "./parts.js";
 const REFRESH_SECONDS = 3;
 const MOST_SUGGESTIONS = 200;
 const TYPING_MILLISECONDS = 250;
+const ROW_HEAD = { scope: "row", role: "rowheader" };
+const FILES = { csv: "CSV", jsonl: "JSON Lines" };
 
 /** The filter that finds parts of names, models, labels, devices and fingerprints while they are typed. */
 export const SEARCH = { name: "q", label: "Search", placeholder: "name, model, label, device", live: true, maxlength: 200 };
@@ -33,13 +35,14 @@ export const SEARCH = { name: "q", label: "Search", placeholder: "name, model, l
  * @returns {{element: HTMLElement, update: (rows: Object[]) => void}}
  */
 export function makeTable({ caption, columns, keyOf = (row) => row.id, showCaption = false }) {
-  const body = h("tbody");
+  const body = h("tbody", { role: "rowgroup" });
   const kept = new Map();
   const order = { column: null, descending: false };
   let current = [];
-  const head = h("tr", {}, columns.map((column) => headCell(column, order, () => update(current))));
+  const head = h("tr", { role: "row" }, columns.map((column) => headCell(column, order, () => update(current))));
   const hint = { class: showCaption ? "" : "visually-hidden" };
-  const table = h("table", { class: "table" }, h("caption", hint, caption), h("thead", {}, head), body);
+  // the roles stay where narrow pages show each row of a list as a card, which is no table to a browser
+  const table = h("table", { class: "table", role: "table" }, h("caption", hint, caption), h("thead", { role: "rowgroup" }, head), body);
   const element = h("div", { class: "table-scroll", tabindex: 0, role: "group", "aria-label": caption }, table);
 
   function update(rows) {
@@ -61,13 +64,13 @@ export function makeTable({ caption, columns, keyOf = (row) => row.id, showCapti
 /**
  * A list of the API: filters, rows, "Load more". Rows that have not ended are read again every few seconds (pagination.js).
  *
- * @param {{root: HTMLElement, path: string, caption: string, noun: string, columns: Object[], filters?: Object[], empty: Object,
- *   pageSize?: number, ended?: (row: Object) => boolean, refreshSeconds?: number}} list  `empty` is what `emptyState`
- *   takes, shown when there is nothing at all. `refreshSeconds`: how often it is read again.
+ * @param {{root: HTMLElement, path: string, caption: string, noun: string, nouns?: string, columns: Object[], filters?: Object[], empty: Object,
+ *   pageSize?: number, ended?: (row: Object) => boolean, refreshSeconds?: number, files?: boolean}} list  `empty` is what `emptyState`
+ *   takes, shown when there is nothing at all. `refreshSeconds`: how often it is read again. `files`: offers all rows that match as files.
  * @returns {{refresh: () => void}}
  */
 export function makeList(list) {
-  const { root, path, caption, noun, columns, filters = [], empty, pageSize = 50, refreshSeconds = REFRESH_SECONDS } = list;
+  const { root, path, caption, noun, nouns, columns, filters = [], empty, pageSize = 50, refreshSeconds = REFRESH_SECONDS } = list;
   const ended = list.ended ?? ((row) => ENDED.has(row.state));
   const table = makeTable({ caption, columns });
   const form = filterForm(filters, restart);
@@ -77,7 +80,9 @@ export function makeList(list) {
   const more = h("button", { type: "button", class: "button", hidden: true, on: { click: load } }, "Load more");
   const place = h("div", { class: "list-body" });
   const problems = h("div");
-  const foot = h("div", { class: "list-foot" }, status, more);
+  const files = list.files ? Object.entries(FILES).map(([format, text]) => [format, h("a", { download: "" }, text)]) : [];
+  const links = files.length > 0 && h("span", { class: "small" }, "All that match: ", files.flatMap(([, link]) => [link, " "]));
+  const foot = h("div", { class: "list-foot" }, status, more, links);
   replace(root, filters.length > 0 && form.element, problems, h("div", {}, newer), place, foot);
 
   function show() {
@@ -87,7 +92,8 @@ export function makeList(list) {
     showOnly(place, rows.length > 0 ? table.element : nothing(form, empty));
     newer.hidden = !pages.hasNewer();
     more.hidden = !pages.hasOlder();
-    setText(status, rows.length === 0 ? "" : `${plural(rows.length, noun)}${more.hidden && newer.hidden ? "" : " shown"}`);
+    files.forEach(([format, link]) => (link.href = addressOf(path, { ...form.values(), format })));
+    setText(status, rows.length === 0 ? "" : `${plural(rows.length, noun, nouns)}${more.hidden && newer.hidden ? "" : " shown"}`);
   }
 
   function restart() {
@@ -224,7 +230,7 @@ function choiceInput({ name, options }, id, value) {
 function nodeOf(kept, key, row, columns) {
   const entry = kept.get(key);
   if (entry === undefined) {
-    const node = h("tr", {}, cellsOf(row, columns));
+    const node = h("tr", { role: "row" }, cellsOf(row, columns));
     kept.set(key, { node, row });
     return node;
   }
@@ -246,7 +252,7 @@ function renew(node, cells) {
 
 function cellsOf(row, columns) {
   return columns.map((column, index) => {
-    const attributes = { class: column.class, ...(index === 0 ? { scope: "row" } : {}) };
+    const attributes = { class: column.class, dataset: { title: column.title }, ...(index === 0 ? ROW_HEAD : { role: "cell" }) };
     return h(index === 0 ? "th" : "td", attributes, column.cell(row));
   });
 }
@@ -267,7 +273,7 @@ function place(body, wanted) {
 
 function headCell(column, order, onOrder) {
   if (column.value === undefined) {
-    return h("th", { scope: "col", class: column.class }, column.title);
+    return h("th", { scope: "col", role: "columnheader", class: column.class }, column.title);
   }
   const reorder = () => {
     order.descending = order.column === column && !order.descending;
@@ -275,7 +281,7 @@ function headCell(column, order, onOrder) {
     onOrder();
   };
   const button = h("button", { type: "button", class: "sort", on: { click: reorder } }, column.title);
-  return h("th", { scope: "col", class: column.class }, button);
+  return h("th", { scope: "col", role: "columnheader", class: column.class }, button);
 }
 
 function markOrder(head, columns, order) {

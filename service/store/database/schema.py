@@ -314,6 +314,24 @@ sessions = Table(
 
 Index("sessions_by_end", sessions.c.expires_at)
 
+audit_log = Table(
+    "audit_log",
+    metadata,
+    Column("id", BigInteger().with_variant(Integer(), "sqlite"), primary_key=True, autoincrement=True),
+    Column("at", BigInteger, nullable=False),
+    Column("action", String(16), nullable=False),
+    Column("key_id", String(16)),
+    Column("key_name", String(100)),
+    Column("object_id", String(64)),
+    Column("address", String(45)),
+    Column("detail", String(300)),
+    sqlite_autoincrement=True,
+)
+"""Who did what, written in the transaction of the act. A trigger refuses changes of rows (revision 0018)."""
+
+for _columns in (["at"], ["action", "id"], ["key_id", "id"], ["object_id", "id"]):
+    Index(f"audit_log_by_{_columns[0]}", *(audit_log.c[name] for name in _columns))
+
 health = Table(
     "health",
     metadata,

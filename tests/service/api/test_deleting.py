@@ -91,7 +91,7 @@ def test_a_job_is_deleted_after_its_folder(service: Running, monkeypatch: pytest
     location = service.http.post("/v1/jobs", json=job_body()).headers["location"]
     directory = Path(ended(service.http, location)["directory"])
 
-    def lost(_id: str) -> None:
+    def lost(*_: object) -> None:
         raise StoreUnavailableError("the connection broke")
 
     with monkeypatch.context() as broken:

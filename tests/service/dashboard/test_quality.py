@@ -32,6 +32,7 @@ WITHOUT_CHARTS = (
     "/recommendations",
     "/jobs",
     "/keys",
+    "/audit",
     "{recommendation}",
     "{compare}",
 )

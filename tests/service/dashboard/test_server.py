@@ -47,6 +47,7 @@ PAGES = [
     "/jobs",
     f"/jobs/job_{ID}",
     "/keys",
+    "/audit",
 ]
 
 
