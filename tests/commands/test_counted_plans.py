@@ -26,6 +26,8 @@ optimizers = [torch.optim.AdamW(model.parameters())]
 if way == "second-optimizer":
     critic = torch.nn.Linear(1024, 1024)
     optimizers.append(torch.optim.AdamW(critic.parameters()))
+if way == "process-group":
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
 loader = torch.utils.data.DataLoader(torch.randn(4096, 1024), batch_size=size)
 kept = []
 for number, batch in enumerate(loader, 1):
@@ -102,9 +104,9 @@ def test_its_peak_is_that_of_two_whole_updates(probes: Probes) -> None:
     assert abs((short.process_peak_bytes or 0) - (whole.process_peak_bytes or 0)) <= 3 * MEBIBYTE
 
 
-@pytest.mark.parametrize("way", ["keeps", "second-optimizer"])
+@pytest.mark.parametrize("way", ["keeps", "second-optimizer", "process-group"])
 def test_an_update_that_may_take_more_is_made_whole(probes: Probes, way: str) -> None:
-    """Memory is kept of each micro-batch, or an optimizer has not made its state yet."""
+    """Memory is kept of each micro-batch, an optimizer has not made its state yet, or ranks reduce gradients."""
     result = probes.run(way)
     assert (result.outcome, passes(result)) == (Outcome.FIT, (STEPS, STEPS))
 

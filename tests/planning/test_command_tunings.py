@@ -239,3 +239,15 @@ def test_a_plan_repeats_only_what_divides_a_share() -> None:
     assert repeated_plan(200, 2, 25).micro_batch_sizes == ((25,) * 4,) * 2
     with pytest.raises(PlanError, match="do not divide the 100 samples"):
         repeated_plan(200, 2, 30)
+
+
+def test_a_stored_recommendation_is_confirmed_by_a_run_of_its_plan() -> None:
+    """One probe confirms the size and proves the plan."""
+    limit = {"memory_limit_bytes": LIMIT, "memory_margin": 0.0}
+    stored = finish(tuning(200, **limit), largest=37)
+    course = tuning(200, **limit)
+    course.warm_start_from(stored)
+    found = finish(course, largest=37)
+    assert [(probe.micro_batch_size, probe.verifies_plan) for probe in found.evidence.probes] == [(25, False)]
+    assert plan_of(found).micro_batch_sizes == ((25,) * 8,)
+    assert "8 of 25, as planned" in found.evidence.plan_proof

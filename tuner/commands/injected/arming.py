@@ -150,11 +150,15 @@ class ArmedProcess:
         """Return whether this process has held, in its last update, the memory of every later one.
 
         The whole updates before were counted, and created the optimizers' state. Then the second micro-batch holds all
-        that any later one does, except for what the program keeps of each of its micro-batches: that is seen in the
-        whole updates, and has to be small and to find room.
+        that any later one does, with two exceptions. What the program keeps of each micro-batch is seen in the whole
+        updates, and has to be small and to find room. A process group reduces gradients in the last micro-batch, so
+        that with one, of a single rank too, every update is made whole.
         """
         counter = self._counter
         if counter.waiting_passes < _PASSES_OF_LAST_UPDATE or not counter.is_in_last(map(id, self._optimizers)):
+            return False
+        distributed = self._torch.distributed
+        if distributed.is_available() and distributed.is_initialized():
             return False
         if self._growth is None or counter.updates[-1].backward_passes <= _PASSES_OF_LAST_UPDATE:
             return False
