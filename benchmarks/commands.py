@@ -9,15 +9,18 @@ an order drawn anew for each program: ours as `batchwright tune ... -- COMMAND`,
 for every probe; the others in one process each (commands_peers.py), in which all their trials run.
 
 Seconds are of the whole process, imports included. Processor seconds are those of its children too, and tell more where
-the machine is not quiet. Ours ends with a run of the plan as it will be trained, which is reported apart: the others
-run no plan. An answer "fits" when a fresh run of the program at that size does. The file is written after each program,
-and `--resume` leaves out the programs that it has.
+the machine is not quiet. Ours runs the plan as it will be trained, by a probe of the search or after it; seconds of the
+latter are reported apart. The others run no plan. An answer "fits" when a fresh run of the program at that size does. A
+finder whose answer is below 90 % of the maximum, or does not fit, has no time to an answer within 10 %: the summary has
+the median of these times, and counts the programs with one. The file is written after each program, and `--resume`
+leaves out the programs that it has.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import platform
 import random
@@ -101,7 +104,7 @@ def ours(program: Program, budget: int, folder: Path) -> tuple[Found, Row]:
     trials = tuple(
         Trial(it["micro_batch_size"], OUTCOMES.get(it["outcome"], "error"), it["seconds"]["total"]) for it in search
     )
-    proof = {
+    proof: Row = {
         "proof": found["evidence"]["plan_proof"],
         "seconds_of_plan": round(sum(it["seconds"]["total"] for it in probes if it["verifies_plan"]), 2),
     }
@@ -189,6 +192,18 @@ def show(workload: Row) -> None:
         print(f"| {name} | {answer} | {it['fits']} | {figures} |", flush=True)
 
 
+def show_all(workloads: list[Row]) -> None:
+    """Print the table of benchmarks/README.md: shares of the maximum, and seconds."""
+    print(f"\n| finder | {' | '.join(it['name'] for it in workloads)} |\n|{'---|' * (1 + len(workloads))}")
+    for name in (OURS, *PEERS):
+        print(f"| {name} | {' | '.join(_cell(it['finders'][name]) for it in workloads)} |")
+
+
+def _cell(found: Row) -> str:
+    share = "none" if found["share"] is None else f"{found['share']:.0%}"
+    return f"{share}{' (too large)' if found['fits'] is False else ''}, {found['seconds']:.1f} s"
+
+
 def summary(workloads: list[Row]) -> Row:
     """Our target, and what became of it."""
     rows = [workload["finders"] for workload in workloads]
@@ -199,17 +214,31 @@ def summary(workloads: list[Row]) -> Row:
         "median_probes": median(it["probes"] for it in mine),
         "median_ooms": median(it["ooms"] for it in mine),
         "median_seconds": {name: median(finders[name]["seconds"] for finders in rows) for name in (OURS, *PEERS)},
+        "median_seconds_to_near": {name: _to_near(finders[name] for finders in rows) for name in (OURS, *PEERS)},
+        "plans_proven_in_search": sum(not it["seconds_of_plan"] for it in mine),
         "peers": {name: _peer_summary([finders[name] for finders in rows], mine) for name in PEERS},
     }
 
 
+def _is_near(row_: Row) -> bool:
+    """Return whether an answer fits, and is within 10 % of the maximum."""
+    return bool(row_["fits"]) and (row_["share"] or 0.0) >= NEAR
+
+
+def _to_near(rows: Iterable[Row]) -> float | None:
+    """The median seconds over all programs, of which those without a near answer last for ever; none if most do."""
+    seconds = median([it["seconds"] if _is_near(it) else math.inf for it in rows])
+    return seconds if math.isfinite(seconds) else None
+
+
 def _peer_summary(rows: list[Row], mine: list[Row]) -> Row:
-    near = [(it, own) for it, own in zip(rows, mine, strict=True) if (it["share"] or 0.0) >= NEAR and it["fits"]]
+    near = [(it, own) for it, own in zip(rows, mine, strict=True) if _is_near(it)]
     return {
         "answers": sum(it["answer"] is not None for it in rows),
         "exact": sum(it["exact"] for it in rows),
         "too_large": sum(it["fits"] is False for it in rows),
         "near": len(near),
+        "faster_than_ours": sum(it["seconds"] < own["seconds"] for it, own in zip(rows, mine, strict=True)),
         "near_and_slower_than_ours": sum(own["seconds"] < it["seconds"] for it, own in near),
     }
 
@@ -252,6 +281,7 @@ def main() -> None:
     for workload in measured(options, names):
         rows[workload["name"]] = workload
         write_atomically(output, json.dumps(document(options, list(rows.values())), indent=1) + "\n")
+    show_all(list(rows.values()))
     print(json.dumps(summary(list(rows.values())), indent=1))
 
 

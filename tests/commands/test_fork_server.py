@@ -112,11 +112,12 @@ def test_the_arguments_of_each_probe_arrive(probed: Probed) -> None:
 
 
 def test_a_forked_plan_that_nearly_fills_its_limit_runs_anew(probed: Probed) -> None:
-    """The peaks of forked and fresh processes differ a little. A search takes the forked one."""
+    """The peaks of forked and fresh processes differ a little. A search takes the forked one, and no plan is proven."""
     limit = 3 * 1024**2 + (probed.probe(20).process_peak_bytes or 0)
     results = [probed.probe(20, limit_bytes=limit, runs_plan=runs_plan) for runs_plan in (False, True)]
     assert [(result.outcome, result.forked) for result in results] == [(Outcome.FIT, True), (Outcome.FIT, False)]
-    assert probed.log() == ["[20, 2]"] * 4
+    assert [result.counted is not None and result.counted.of_plan for result in results] == [False, True]
+    assert probed.log() == ["[20, 2]"] * 3
 
 
 def test_a_variable_that_torch_reads_late_is_not_read_early(probed: Probed) -> None:

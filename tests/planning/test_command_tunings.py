@@ -16,6 +16,7 @@ from tuner.schemas.recommendation import Recommendation
 from tuner.schemas.requests import ProbeRequest, TuningRequest
 from tuner.schemas.results import CountedRank, CountedUpdates, Outcome, PhaseSeconds, ProbeResult, UpdateTiming
 
+MEBIBYTE = 1024**2
 ARGV = ("python", "train.py", "{micro_batch_size}", "{gradient_accumulation_steps}")
 
 
@@ -31,7 +32,8 @@ def tuning(effective_batch_size: int = 200, *, argv: tuple[str, ...] = ARGV, ran
 def counted(probe: ProbeRequest, **changes: Any) -> CountedUpdates:
     """The counted updates of a command that follows its arguments."""
     ranks = probe.spec.parallelism.world_size
-    steps = probe.samples_per_window // probe.micro_batch_size if probe.runs_plan else len(probe_window(probe))
+    is_of_plan = probe.runs_plan or probe.counts_plan
+    steps = probe.samples_per_window // probe.micro_batch_size if is_of_plan else len(probe_window(probe))
     samples = probe.micro_batch_size * steps
     fields = {
         "world_size": ranks,
@@ -46,7 +48,7 @@ def counted(probe: ProbeRequest, **changes: Any) -> CountedUpdates:
 def answer(probe: ProbeRequest, largest: int, **changes: Any) -> ProbeResult:
     """Run a command of which ``largest`` samples fit."""
     fits = probe.micro_batch_size <= largest
-    used = 1000 + 100 * probe.micro_batch_size
+    used = MEBIBYTE * (10 + probe.micro_batch_size)
     return probe_result(
         probe.micro_batch_size,
         Outcome.FIT if fits else Outcome.OOM,
@@ -87,8 +89,8 @@ def test_any_size_is_searched_on_request() -> None:
 
 
 def test_the_plan_is_run_as_it_will_be_trained() -> None:
-    """The plan is run after the search, with all its micro-batches, which a probe of the search does not have."""
-    found = finish(tuning(200), largest=37)
+    """The plan is run after the search, with all its micro-batches, where no probe of the search had these."""
+    found = finish(tuning(200, uniform_only=False), largest=37)
     last = found.evidence.probes[-1]
     assert (last.verifies_plan, last.micro_batch_size) == (True, 25)
     assert last.counted is not None
@@ -103,9 +105,44 @@ def test_a_search_that_ran_the_plan_already_does_not_run_it_again() -> None:
     assert "2 of 100, as planned" in found.evidence.plan_proof
 
 
+LIMIT = 47 * MEBIBYTE + MEBIBYTE // 2
+"""Memory for 37 samples, and not for 38: the line through two fits shows it."""
+
+
+def test_the_last_probe_of_a_search_runs_the_plan() -> None:
+    """The line through 1 and 20 samples ends below 40, so that 25 is likely the answer."""
+    course = tuning(200, memory_limit_bytes=LIMIT, memory_margin=0.0)
+    counting = []
+    while (probe := course.next_probe()) is not None:
+        counting.append((probe.micro_batch_size, probe.counts_plan, probe.runs_plan))
+        course.record(answer(probe, 37))
+    assert (25, True, False) in counting
+    assert not any(runs_plan for _, _, runs_plan in counting)
+    found = course.recommendation(identifier="r", created_at=datetime(2026, 1, 1, tzinfo=UTC), total_seconds=1.0)
+    assert found.evidence.plan_proof == "The plan was run as it will be trained: 8 of 25, as planned."
+
+
+def test_a_search_does_not_run_a_plan_that_takes_much_longer() -> None:
+    """Every plan but the recommended one would be run for nothing."""
+    course = tuning(200_000, memory_limit_bytes=LIMIT, memory_margin=0.0)
+    while (probe := course.next_probe()) is not None:
+        assert probe.runs_plan or not probe.counts_plan
+        seconds = PhaseSeconds(build=1.0, measure=0.1 * probe.micro_batch_size, total=5.0)
+        course.record(answer(probe, 37, seconds=seconds))
+    assert course.probes[-1].verifies_plan
+
+
+def test_a_plan_that_a_search_ran_without_proof_is_run_again() -> None:
+    """The process was forked, and left less room than a fresh one may need."""
+    course = tuning(200, memory_limit_bytes=LIMIT, memory_margin=0.0)
+    while (probe := course.next_probe()) is not None:
+        course.record(answer(probe, 37, **({} if probe.runs_plan else {"counted": counted(probe, of_plan=False)})))
+    assert course.probes[-1].verifies_plan
+
+
 def test_a_plan_that_does_not_fit_is_followed_by_the_next_divisor() -> None:
     """More micro-batches may take more memory in a program that keeps something of each."""
-    course = tuning(200)
+    course = tuning(200, uniform_only=False)
     while (probe := course.next_probe()) is not None:
         course.record(answer(probe, 20 if probe.runs_plan else 37))
     found = course.recommendation(identifier="r", created_at=datetime(2026, 1, 1, tzinfo=UTC), total_seconds=1.0)
@@ -118,7 +155,7 @@ def test_a_command_that_does_not_follow_its_figures_ends_the_tuning(*, in_plan_o
     """At the first probe that shows it, with the figures."""
     course, message = tuning(200), "1 backward pass of 25 samples per update: 25; planned were 2 of 25 samples: 50"
     while (probe := course.next_probe()) is not None:
-        misleads = probe.runs_plan or not in_plan_only
+        misleads = probe.counts_plan or not in_plan_only
         changes = {"outcome": Outcome.ERROR, "error_type": "plan-not-followed", "message": message}
         course.record(answer(probe, 37).model_copy(update=changes if misleads else {}))
     assert len(course.probes) == 1 or in_plan_only
@@ -202,3 +239,15 @@ def test_a_plan_repeats_only_what_divides_a_share() -> None:
     assert repeated_plan(200, 2, 25).micro_batch_sizes == ((25,) * 4,) * 2
     with pytest.raises(PlanError, match="do not divide the 100 samples"):
         repeated_plan(200, 2, 30)
+
+
+def test_a_stored_recommendation_is_confirmed_by_a_run_of_its_plan() -> None:
+    """One probe confirms the size and proves the plan."""
+    limit = {"memory_limit_bytes": LIMIT, "memory_margin": 0.0}
+    stored = finish(tuning(200, **limit), largest=37)
+    course = tuning(200, **limit)
+    course.warm_start_from(stored)
+    found = finish(course, largest=37)
+    assert [(probe.micro_batch_size, probe.verifies_plan) for probe in found.evidence.probes] == [(25, False)]
+    assert plan_of(found).micro_batch_sizes == ((25,) * 8,)
+    assert "8 of 25, as planned" in found.evidence.plan_proof

@@ -68,6 +68,8 @@ class CommandSupervisor:
         self._server: ForkServer | None = None
         self._served: CommandModel | None = None
         """The command of the server, also after the server has ended."""
+        self._tight_plans: set[tuple[int, int]] = set()
+        """Plans, as the sizes of micro-batch and update, that only a fresh process of the command can prove."""
 
     def environment(self) -> dict[str, str]:
         """Return the environment variables that probes run with, and that the job must run with."""
@@ -131,16 +133,23 @@ class CommandSupervisor:
         """Run a probe once, and return its result and whether a process crashed.
 
         A forked process whose result proves nothing of a fresh one is followed by a fresh one, and nothing is forked
-        any more.
+        any more. A fit that leaves too little room for a fresh process still counts in a search, where it is no proof
+        of a plan.
         """
         if not isinstance(request.spec, CommandSpec):
             raise ProbeError("this supervisor runs commands only")
+        plan = (request.micro_batch_size, request.samples_per_window)
         server = self._server_of(request.spec.model, starts=not request.runs_plan)
         if server is not None:
             with suppress(NotForkedError):
+                if request.runs_plan and plan in self._tight_plans:
+                    raise NotForkedError("the plan was forked before, and left too little room")
                 result, crashed = self._run_once(request, request.spec, should_stop, server.fork, server.folder)
                 if proves_fresh_start(result):
                     return result, crashed
+                if result.outcome in {Outcome.FIT, Outcome.OOM} and not request.runs_plan:
+                    self._tight_plans.add(plan)
+                    return _without_plan(result), crashed
             self._end_server()
         return self._run_once(request, request.spec, should_stop, FreshCommand, None)
 
@@ -195,12 +204,19 @@ def proves_fresh_start(result: ProbeResult) -> bool:
     A search asks whether a size fits and runs out of memory above it. A plan must fit in a fresh process, so that its
     forked one has to leave as much of the limit as the two may differ by.
     """
-    if not result.verifies_plan:
+    is_of_plan = result.verifies_plan or (result.counted is not None and result.counted.of_plan)
+    if not is_of_plan:
         return result.outcome in {Outcome.FIT, Outcome.OOM}
     if result.outcome is not Outcome.FIT or result.limit_bytes is None:
         return result.outcome is Outcome.FIT
     room = result.limit_bytes - (result.peak_reserved_bytes or result.process_peak_bytes or 0)
     return room >= max(_FORKED_BYTES, _FORKED_SHARE * result.limit_bytes)
+
+
+def _without_plan(result: ProbeResult) -> ProbeResult:
+    """The result of a probe of a search, which proves no plan."""
+    counted = result.counted
+    return result.model_copy(update={"counted": counted and counted.model_copy(update={"of_plan": False})})
 
 
 def environment_of_commands(device_kind: str, environment: dict[str, str]) -> dict[str, str]:
@@ -212,7 +228,8 @@ def figures_of(request: ProbeRequest, updates: int) -> Figures:
     """The figures of a probe: those of the plan where the probe is of one, else of a few micro-batches."""
     world_size = request.spec.parallelism.world_size
     size = request.micro_batch_size
-    steps = request.samples_per_window // size if request.runs_plan else len(probe_window(request))
+    is_of_plan = request.runs_plan or request.counts_plan
+    steps = request.samples_per_window // size if is_of_plan else len(probe_window(request))
     return Figures(size, steps, world_size, updates)
 
 
@@ -258,6 +275,7 @@ class CommandProbe:
             "limit_bytes": self._request.limit_bytes,
             "memory_margin": self._request.memory_margin,
             "updates": self._updates,
+            "counts_plan": self._request.counts_plan,
             "most_passes": self._most_passes,
             "ends": True,
             "stacks_signal": STACKS_SIGNAL,

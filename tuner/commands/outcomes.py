@@ -163,7 +163,7 @@ def _outcome(ended: EndedCommand, counted: CountedUpdates | None) -> _Verdict:  
         case Ending.FINISHED if counted is not None and counted.as_planned is False:
             return Outcome.ERROR, PLAN_NOT_FOLLOWED, f"{counted.statement}", None
         case Ending.FINISHED:
-            made = f"{ended.updates} optimizer updates ran within the limit"
+            made = f"{_made_updates(ended)} ran within the limit"
             return Outcome.FIT, None, f"{made}: {counted.statement}" if counted else made, None
         case Ending.NEVER_STEPS:
             message = (
@@ -194,6 +194,14 @@ def _outcome(ended: EndedCommand, counted: CountedUpdates | None) -> _Verdict:  
             return Outcome.TIMED_OUT, "timed-out", message, None
         case Ending.BY_ITSELF:
             return _ended_by_itself(ended, where)
+
+
+def _made_updates(ended: EndedCommand) -> str:
+    """Name the updates that every rank made, of which the last may only have begun."""
+    whole = min(len(process.updates) for process in ended.reports.finished)
+    if whole >= ended.updates:
+        return f"{ended.updates} optimizer updates"
+    return f"{whole} optimizer update{'' if whole == 1 else 's'} and the beginning of the next"
 
 
 def _shortage(ended: EndedCommand, where: str) -> _Verdict:
@@ -324,6 +332,9 @@ def _timing(ended: EndedCommand) -> UpdateTiming | None:
 def _rank_timing(process: ReportedProcess, ended: EndedCommand) -> UpdateTiming | None:
     ends = [event["ended_at"] for event in process.updates]
     seconds = [later - earlier for earlier, later in pairwise(ends)]
+    done = process.done or {}
+    if not seconds and ended.request.counts_plan and done.get("update_seconds"):
+        seconds = [done["update_seconds"]]  # of the first update, without what its first micro-batch takes longer
     if not seconds:
         return None
     median = statistics.median(seconds)
@@ -333,6 +344,6 @@ def _rank_timing(process: ReportedProcess, ended: EndedCommand) -> UpdateTiming 
         updates=len(seconds),
         micro_batch_sizes=(ended.request.micro_batch_size,) * steps,
         update_seconds=median,
-        micro_batch_seconds=(process.done or {}).get("micro_batch_seconds") if steps > 1 else None,
+        micro_batch_seconds=done.get("micro_batch_seconds") if steps > 1 else None,
         noise=deviation / median / len(seconds) ** 0.5 if median else 0.0,
     )

@@ -55,6 +55,9 @@ class SearchParameters:
     most_inconclusive_sizes: int = 3
     """Number of sizes with inconclusive probes after which the largest fit ends the search, for the same reason. A
     choice; no row."""
+    longest_as_plan: float = 6.0
+    """Most times that the last probe of a command's search may take longer for running the plan too, which saves the
+    plan's own run if no larger size fits. A choice; no row."""
     most_lost_probes: int = 2
     """Number of lost probes of one size, or lost runs of one plan, after which no further one is made: it would hardly
     end otherwise. A choice; no row."""

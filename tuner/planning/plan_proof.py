@@ -165,6 +165,18 @@ def _inconclusive(runs: Sequence[ProbeResult], parameters: SearchParameters) -> 
     return others[0] if others else lost[-1] if len(lost) >= parameters.most_lost_probes else None
 
 
+def longer_as_plan(fits: Sequence[ProbeResult], size: int, share: int) -> float:
+    """Estimate how many times longer a probe of a size takes with the micro-batches of its plan.
+
+    A probe makes two updates of two micro-batches; as a plan, one whole update and two micro-batches of the next.
+    """
+    start = min(fit.seconds.start + fit.seconds.build for fit in fits)
+    largest = max(fits, key=lambda fit: fit.micro_batch_size)
+    seconds = largest.seconds.measure * size / sum(largest.micro_batch_sizes)
+    short = start + 4 * seconds
+    return (start + (share // size + 2) * seconds) / short if short else 1.0
+
+
 # --- the whole share ---
 
 

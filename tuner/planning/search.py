@@ -107,6 +107,24 @@ class MicroBatchSearch:
             self._failed_at_one = result
         return result is self._failed_at_one
 
+    def may_end_with(self, size: int) -> bool:
+        """Return whether a fit of a size would likely end the search: no larger one is expected to fit.
+
+        That is so where the next size is known not to fit, or is beyond the limit by the line through the two largest
+        fits. After one fit the line begins at what is resident, where that was measured.
+        """
+        index, bracket, limit = self.space.index(size), self._bracket, self.space.limit_bytes
+        if index + 1 >= bracket.high:
+            return True
+        points = self._measured(bracket.low)[-2:]
+        if len(points) == 1 and self._resident_bytes:
+            points.insert(0, (0, self._resident_bytes))
+        if limit is None or len(points) < 2:  # noqa: PLR2004 - two points make a line
+            return False
+        (low, low_used), (high, high_used) = points
+        slope = (high_used - low_used) / (high - low)
+        return high_used + slope * (self.space.size(index + 1) - high) > limit
+
     @property
     def verdict(self) -> Proof | Failure | None:
         """The proof or the failure that ended the search; none while the search continues."""

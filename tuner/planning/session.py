@@ -17,7 +17,14 @@ from tuner.planning.coupled_loss import WholeBatch, coupling_request, is_undivid
 from tuner.planning.fingerprint import fingerprint, relevant_versions, request_fingerprint
 from tuner.planning.objectives import next_to_time, plan_size, recommended_size, steps_of
 from tuner.planning.parameters import DEFAULT_PARAMETERS, SearchParameters
-from tuner.planning.plan_proof import PlanProof, format_window, peak_without_gradients, prove_plan, whole_share_proof
+from tuner.planning.plan_proof import (
+    PlanProof,
+    format_window,
+    longer_as_plan,
+    peak_without_gradients,
+    prove_plan,
+    whole_share_proof,
+)
 from tuner.planning.recommendation import FinishedTuning, recommend
 from tuner.planning.search import Failure, MicroBatchSearch
 from tuner.planning.search_space import check_plan, memory_limit, rank_devices, search_space
@@ -217,12 +224,18 @@ class Tuning:
         size = None if self._confirmed() else self._size_to_confirm() or self._search.ask() or self._whole_share()
         size = self._baseline_to_probe() if size is None else size
         if size is not None:
-            return self._request(size)
+            return self._request(size, counts_plan=self._may_prove_plan(size))
         plan = self._plan_to_time()
         return self._plan_to_run() if plan is None else self._request(plan, measures_time=True)
 
     def _request(
-        self, size: int, *, share: int | None = None, measures_time: bool = False, runs_plan: bool = False
+        self,
+        size: int,
+        *,
+        share: int | None = None,
+        measures_time: bool = False,
+        runs_plan: bool = False,
+        counts_plan: bool = False,
     ) -> ProbeRequest:
         return ProbeRequest(
             spec=self.request.spec,
@@ -234,6 +247,7 @@ class Tuning:
             timeout_seconds=self.request.probe_timeout_seconds,
             measures_time=measures_time,
             runs_plan=runs_plan,
+            counts_plan=counts_plan,
             rank_devices=self.rank_devices,
         )
 
@@ -302,7 +316,24 @@ class Tuning:
         plan = self._plan_proof(proof) if isinstance(proof, Proof) else None
         if plan is None or not plan.needs_run:
             return None
-        return self._request(plan.window[0], share=plan.share, runs_plan=True)
+        is_counted = self.request.command is not None
+        return self._request(plan.window[0], share=plan.share, runs_plan=True, counts_plan=is_counted)
+
+    def _may_prove_plan(self, size: int) -> bool:
+        """Return whether a probe of the search runs the plan with its size, which then needs no run of its own.
+
+        It does for a command, where the size is likely the plan's (that of a stored recommendation, or the last of the
+        search) and the probe takes only a few times longer.
+        """
+        divides = self._accumulates and self._share % size == 0
+        if self.request.command is None or self.request.objective == "fastest" or not divides:
+            return False
+        if size == self._size_to_confirm():
+            return True
+        fits = [probe for probe in self._searched if probe.outcome is Outcome.FIT]
+        if not fits or not self._search.may_end_with(size):
+            return False
+        return longer_as_plan(fits, size, self._share) <= self._parameters.longest_as_plan
 
     def _plan_proof(self, proof: Proof) -> PlanProof | None:
         """The plan to recommend, and what the probes show of it; none where nothing fits."""

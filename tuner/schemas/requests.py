@@ -281,6 +281,9 @@ class ProbeRequest(Document):
     """True for a probe that times several updates of the plan with this largest micro-batch."""
     runs_plan: bool = False
     """True for a probe of the plan with this largest micro-batch, and not of two micro-batches of this size."""
+    counts_plan: bool = False
+    """True for a probe of a command with all micro-batches of the plan's updates, which ends within the last of these
+    once the memory of every later one was held. A probe of the search that fits is then a proof of the plan too."""
     rank_devices: tuple[DeviceId, ...] = ()
     """Device of each rank, where all ranks of the workload run, each under the limit. Without any, one rank runs."""
 

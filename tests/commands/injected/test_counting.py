@@ -91,3 +91,21 @@ def test_steps_without_a_backward_pass_are_no_update() -> None:
     assert not counter.step(1, 0.0)
     assert counter.updates == []
     assert counter.is_complete
+
+
+def test_the_last_update_begins_once_every_optimizer_has_made_its_steps() -> None:
+    """An optimizer that was constructed and has not stepped is still to make its state."""
+    counter = UpdateCounter(2)
+    assert not counter.is_in_last([1])
+    update(counter, 4, 4)
+    assert counter.is_in_last([1])
+    assert not counter.is_in_last([1, 2])
+    update(counter, 4, optimizers=(2,))
+    assert not counter.is_in_last([1, 2])
+
+
+def test_one_update_is_never_cut_off() -> None:
+    """There is no update before it to be counted."""
+    counter = UpdateCounter(1)
+    counter.backward(4)
+    assert not counter.is_in_last([])

@@ -105,7 +105,8 @@ class ScriptedRunner:
 def _counted(request: ProbeRequest) -> CountedUpdates:
     """The updates of a command that follows its arguments."""
     size = request.micro_batch_size
-    steps = request.samples_per_window // size if request.runs_plan else len(probe_window(request))
+    is_of_plan = request.runs_plan or request.counts_plan
+    steps = request.samples_per_window // size if is_of_plan else len(probe_window(request))
     return CountedUpdates(
         world_size=1,
         ranks=(CountedRank(rank=0, backward_passes=(steps, steps), samples=(steps * size, steps * size)),),

@@ -7,6 +7,7 @@ import os
 import sys
 import time
 from typing import Any
+from weakref import WeakSet
 
 from .counting import UpdateCounter
 from .memory import Baseline, CpuMemory, CudaMemory
@@ -14,6 +15,11 @@ from .reporting import read_settings, report, stacks_path
 from .shortages import Shortages
 from .torch_hooks import TorchHooks, rank_and_world_size
 from .watching import WatchedProcess
+
+_PASSES_OF_LAST_UPDATE = 2
+"""Backward passes of the last update of a plan: the second one runs with gradients, and with the optimizer's state."""
+_LARGEST_GROWTH = 0.01
+"""Share by which the memory held between two micro-batches may grow within an update, where the last one is cut off."""
 
 
 class ImportedTorch:
@@ -70,6 +76,13 @@ class ArmedProcess:
         self._gaps: list[float] = []
         self._resident_bytes: int | None = None
         """Bytes held between two micro-batches after the first update, which created the optimizer's state."""
+        self._held: list[int] = []
+        """Bytes held before the second and before the last micro-batch of the current update."""
+        self._growth: tuple[int, int] | None = None
+        """Those of the last whole update of several micro-batches."""
+        self._last_seconds = 0.0
+        """Seconds from the start of the last micro-batch of an update to the end of the update."""
+        self._optimizers: WeakSet[Any] = WeakSet()
         self._ran = False
         self._is_forked = False
         self._read_early = _variables_of_torch() if baseline.is_of_server else None
@@ -91,7 +104,7 @@ class ArmedProcess:
         """Count anew in a forked process, which has no budget until it trains: loaders of data have none."""
         self._memory.lift()
         self._counter = UpdateCounter(self._settings["updates"])
-        self._ran, self._is_forked, self._starts, self._gaps = False, True, [], []
+        self._ran, self._is_forked, self._starts, self._gaps, self._held = False, True, [], [], []
 
     # --- what the hooks see ---
 
@@ -100,10 +113,17 @@ class ArmedProcess:
         self._begin()
         if len(self._starts) == self._counter.waiting_passes:
             self._starts.append(time.monotonic())
+            self._record_held()
         if self._resident_bytes is None and self._counter.updates and self._counter.waiting_passes:
             self._resident_bytes = self._memory.held_bytes()
         if samples is not None:
             self._counter.call(samples, sequence)
+
+    def _record_held(self) -> None:
+        """Record the bytes held before a micro-batch that is not the first of its update."""
+        held = self._memory.held_bytes() if self._settings["counts_plan"] and self._counter.waiting_passes else None
+        if held is not None:
+            self._held[1:] = [held]
 
     def _begin(self) -> None:
         if self._ran:
@@ -122,6 +142,36 @@ class ArmedProcess:
         self._begin()
         self._counter.backward(loaded)
         self._report_passes()
+        if self._settings["counts_plan"] and self._has_held_all():
+            self._memory.synchronize()
+            self._finish()
+
+    def _has_held_all(self) -> bool:
+        """Return whether this process has held, in its last update, the memory of every later one.
+
+        The whole updates before were counted, and created the optimizers' state. Then the second micro-batch holds all
+        that any later one does, with two exceptions. What the program keeps of each micro-batch is seen in the whole
+        updates, and has to be small and to find room. A process group reduces gradients in the last micro-batch, so
+        that with one, of a single rank too, every update is made whole.
+        """
+        counter = self._counter
+        if counter.waiting_passes < _PASSES_OF_LAST_UPDATE or not counter.is_in_last(map(id, self._optimizers)):
+            return False
+        distributed = self._torch.distributed
+        if distributed.is_available() and distributed.is_initialized():
+            return False
+        if self._growth is None or counter.updates[-1].backward_passes <= _PASSES_OF_LAST_UPDATE:
+            return False
+        before, after = self._growth
+        if after > (1 + _LARGEST_GROWTH) * before:
+            return False
+        peaks = self._memory.peaks()
+        used, limit = peaks.get("reserved_bytes", peaks.get("process_peak_bytes")), peaks.get("limit_bytes")
+        return limit is None or used is None or used + after - before <= limit
+
+    def constructed(self, optimizer: Any) -> None:
+        """Keep an optimizer in mind, as long as the program has it."""
+        self._optimizers.add(optimizer)
 
     def _report_passes(self) -> None:
         """Report the backward passes without a step, ever more rarely."""
@@ -130,22 +180,30 @@ class ArmedProcess:
             self._report("backward", waiting=waiting)
 
     def discarded(self) -> None:
-        """Count gradients that are set to zero."""
+        """Count gradients that are set to zero, which Lightning does between a forward pass and its backward pass."""
+        if self._counter.waiting_passes:
+            self._starts.clear()
+            self._held.clear()
         self._counter.discard()
-        self._starts.clear()
 
     def stepped(self, optimizer: Any) -> None:
         """Count a step, and end after the wanted ones."""
         self._memory.synchronize()
         now = time.monotonic()
         if self._counter.step(id(optimizer), now):
-            self._gaps.extend(later - earlier for earlier, later in zip(self._starts, self._starts[1:]))  # noqa: B905 - Python 3.9 has neither
-            self._starts = []
+            self._end_update(now)
             self._report_update(optimizer)
         elif self._counter.steps <= self._settings["updates"]:
             self._report("idle-step", optimizer=_name(optimizer))
         if self._counter.is_complete:
             self._finish()
+
+    def _end_update(self, now: float) -> None:
+        """Keep the seconds of an update's micro-batches, and the bytes held between these."""
+        self._gaps.extend(later - earlier for earlier, later in zip(self._starts, self._starts[1:]))  # noqa: B905 - Python 3.9 has neither
+        self._last_seconds = now - self._starts[-1] if self._starts else 0.0
+        self._growth = (self._held[0], self._held[-1]) if self._held else None
+        self._starts, self._held = [], []
 
     def failed(self, error: BaseException, where: str) -> None:
         """Look at an exception that passes a hooked function."""
@@ -187,13 +245,16 @@ class ArmedProcess:
         self._check_variables()
         rank, world_size = self._rank()
         gaps = sorted(self._gaps)
+        middle = gaps[len(gaps) // 2] if gaps else None
+        passes = self._counter.updates[-1].backward_passes if self._counter.updates else 1
         self._report(
             "done",
             rank=rank,
             world_size=world_size,
             skipped=self._counter.skipped,
             sequences=[min(self._counter.sequences), max(self._counter.sequences)] if self._counter.sequences else [],
-            micro_batch_seconds=gaps[len(gaps) // 2] if gaps else None,
+            micro_batch_seconds=middle,
+            update_seconds=self._last_seconds + (passes - 1) * (middle or 0.0),
             resident_bytes=self._resident_bytes,
             python=".".join(str(part) for part in sys.version_info[:3]),
             **self._memory.peaks(),

@@ -6,6 +6,8 @@ belongs to the same update. Gradients that are discarded before a step, as a los
 
 from __future__ import annotations
 
+from typing import Iterable
+
 
 class Update:
     """One update: its backward passes, and their samples by two sources."""
@@ -93,3 +95,8 @@ class UpdateCounter:
     def is_complete(self) -> bool:
         """True once every optimizer that stepped has made the wanted steps."""
         return min(self._steps.values(), default=0) >= self._wanted
+
+    def is_in_last(self, optimizers: Iterable[int]) -> bool:
+        """Return whether one update is left, and each of these optimizers has made the steps of all before."""
+        steps = [*self._steps.values(), *(self._steps.get(optimizer, 0) for optimizer in optimizers)]
+        return self._wanted > 1 and len(self.updates) == self._wanted - 1 and min(steps, default=0) >= self._wanted - 1

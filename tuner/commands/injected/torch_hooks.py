@@ -23,6 +23,9 @@ class Observer(Protocol):
     def went_backward(self, loaded: int | None) -> None:
         """Take a backward pass that has ended."""
 
+    def constructed(self, optimizer: Any) -> None:
+        """Take an optimizer that has been constructed."""
+
     def discarded(self) -> None:
         """Take that an optimizer set its gradients to zero."""
 
@@ -140,7 +143,13 @@ class TorchHooks:
 
     def _hook_optimizers(self) -> None:
         optimizer = self._torch.optim.Optimizer
-        profile, zero = optimizer.profile_hook_step, optimizer.zero_grad
+        construct, profile, zero = optimizer.__init__, optimizer.profile_hook_step, optimizer.zero_grad
+
+        @wraps(construct)
+        def constructed(self_: Any, *args: Any, **kwargs: Any) -> None:
+            construct(self_, *args, **kwargs)
+            for observer in self.observers:
+                observer.constructed(self_)
 
         def profiled(step: Callable[..., Any]) -> Any:
             inner = profile(step)
@@ -161,6 +170,7 @@ class TorchHooks:
                 observer.discarded()
             return zero(self_, *args, **kwargs)
 
+        optimizer.__init__ = constructed
         optimizer.profile_hook_step = staticmethod(profiled)
         optimizer.zero_grad = zeroed
         register = import_module("torch.optim.optimizer").register_optimizer_step_post_hook

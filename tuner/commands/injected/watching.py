@@ -67,6 +67,9 @@ class WatchedProcess:
         """Count a backward pass."""
         self._counter.backward(loaded)
 
+    def constructed(self, optimizer: Any) -> None:
+        """Do nothing: a job ends by itself."""
+
     def discarded(self) -> None:
         """Count gradients that are set to zero."""
         self._counter.discard()

@@ -1,0 +1,135 @@
+"""Probes that count the updates of a plan, and end within the last one where nothing more is to be seen."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tuner.commands.command_supervisor import CommandSupervisor
+from tuner.hardware.inventory import find_device
+from tuner.schemas.requests import ProbeRequest
+from tuner.schemas.results import Outcome, ProbeResult
+
+pytestmark = pytest.mark.torch
+
+SIZE, STEPS = 4, 5
+MEBIBYTE = 1024**2
+PROGRAM = """
+import sys, torch
+way, size, steps = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+model = torch.nn.Linear(1024, 1024)
+optimizers = [torch.optim.AdamW(model.parameters())]
+if way == "second-optimizer":
+    critic = torch.nn.Linear(1024, 1024)
+    optimizers.append(torch.optim.AdamW(critic.parameters()))
+if way == "process-group":
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+loader = torch.utils.data.DataLoader(torch.randn(4096, 1024), batch_size=size)
+kept = []
+for number, batch in enumerate(loader, 1):
+    if way == "zeroes-before-backward":
+        loss = model(batch).sum()
+        if number % steps == 1:
+            optimizers[0].zero_grad()
+        loss.backward()
+    else:
+        model(batch).sum().backward()
+    if way == "keeps":
+        kept.append(torch.ones(8 * 2**18))
+    if number % steps == 0:
+        kept.clear()
+        optimizers[0].step()
+        if way != "zeroes-before-backward":
+            optimizers[0].zero_grad()
+"""
+
+
+class Probes:
+    """Probes of the program by one supervisor, so that it is imported once."""
+
+    def __init__(self, script: Path) -> None:
+        self._script = script
+        self.supervisor = CommandSupervisor(find_device("cpu"))
+
+    def run(self, way: str, *, steps: int = STEPS, **fields: Any) -> ProbeResult:
+        """Probe one way of the program."""
+        words = (sys.executable, str(self._script), way, "{micro_batch_size}", "{gradient_accumulation_steps}")
+        data = {
+            "spec": {"model": {"kind": "command", "argv": words, "environment": {"OMP_NUM_THREADS": "1"}}},
+            "micro_batch_size": SIZE,
+            "samples_per_window": steps * SIZE,
+            "device": "cpu",
+            "counts_plan": True,
+        }
+        return self.supervisor.run(ProbeRequest.model_validate({**data, **fields}))
+
+
+@pytest.fixture(scope="module")
+def probes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Probes]:
+    """Probes of the program."""
+    script = tmp_path_factory.mktemp("counted") / "program.py"
+    script.write_text(PROGRAM)
+    made = Probes(script)
+    yield made
+    made.supervisor.close()
+
+
+def passes(result: ProbeResult) -> tuple[int, ...]:
+    """The backward passes of each whole update."""
+    assert result.counted is not None, result
+    assert result.counted.of_plan
+    return result.counted.ranks[0].backward_passes
+
+
+@pytest.mark.parametrize("way", ["plain", "zeroes-before-backward"])
+def test_a_plan_ends_in_its_second_update(probes: Probes, way: str) -> None:
+    """The update is counted, and its second holds the optimizer's state and gradients as every later one will."""
+    result = probes.run(way)
+    assert (result.outcome, passes(result)) == (Outcome.FIT, (STEPS,))
+    assert f"{STEPS} backward passes of {SIZE} samples per update: {STEPS * SIZE}, as planned" in result.message
+    assert "the beginning of the next" in result.message
+    assert result.timing is not None
+    assert len(result.timing.micro_batch_sizes) == STEPS
+    assert result.timing.update_seconds >= (result.timing.micro_batch_seconds or 0.0) > 0.0
+
+
+def test_its_peak_is_that_of_two_whole_updates(probes: Probes) -> None:
+    """The first update alone takes less, since the optimizer's state is created at its end."""
+    short, whole = probes.run("plain"), probes.run("plain", counts_plan=False, runs_plan=True)
+    assert passes(whole) == (STEPS, STEPS)
+    assert abs((short.process_peak_bytes or 0) - (whole.process_peak_bytes or 0)) <= 3 * MEBIBYTE
+
+
+@pytest.mark.parametrize("way", ["keeps", "second-optimizer", "process-group"])
+def test_an_update_that_may_take_more_is_made_whole(probes: Probes, way: str) -> None:
+    """Memory is kept of each micro-batch, an optimizer has not made its state yet, or ranks reduce gradients."""
+    result = probes.run(way)
+    assert (result.outcome, passes(result)) == (Outcome.FIT, (STEPS, STEPS))
+
+
+def test_memory_that_is_kept_of_each_micro_batch_runs_out_in_the_second_update(probes: Probes) -> None:
+    """The first update ends below the limit, which the optimizer's state then leaves too little of."""
+    peak = probes.run("keeps").process_peak_bytes or 0
+    result = probes.run("keeps", limit_bytes=peak - 4 * MEBIBYTE)
+    assert result.outcome is Outcome.OOM
+    assert result.message.endswith("after the first update")
+
+
+def test_an_update_of_two_micro_batches_is_made_whole(probes: Probes) -> None:
+    """Nothing would be saved."""
+    assert passes(probes.run("plain", steps=2)) == (2, 2)
+
+
+def test_a_fit_that_leaves_little_room_is_no_proof_of_its_plan(probes: Probes) -> None:
+    """Peaks of forked and fresh processes differ a little. The plan's own run is fresh at once."""
+    limit = (probes.run("plain").process_peak_bytes or 0) + 3 * MEBIBYTE
+    searched = probes.run("plain", limit_bytes=limit)
+    assert (searched.outcome, searched.forked) == (Outcome.FIT, True)
+    assert searched.counted is not None
+    assert not searched.counted.of_plan
+    plan = probes.run("plain", limit_bytes=limit, runs_plan=True)
+    assert (plan.outcome, plan.forked, passes(plan)) == (Outcome.FIT, False, (STEPS,))
