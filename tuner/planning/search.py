@@ -228,7 +228,7 @@ class MicroBatchSearch:
         parameters = self._parameters
         posterior = from_estimate(
             self._measured(bracket.low),
-            estimate.usable_bytes or limit,
+            estimate.usable_of(self._reservable_bytes) or limit,
             2 * self.space.bound,
             estimate.used_bytes,
             self._surplus(estimate),
@@ -270,6 +270,12 @@ class MicroBatchSearch:
         """Bytes held between updates beyond those of the estimate."""
         known = [fit.resident_bytes for fit in self._fits.values() if fit.resident_bytes is not None]
         return min(known) - estimate.resident_bytes if known and estimate.resident_bytes is not None else None
+
+    @property
+    def _reservable_bytes(self) -> int | None:
+        """Bytes that the allocator could really reserve in the probes so far, also in those that ran out of memory."""
+        known = (result.limit_bytes for results in (self._fits, self._failures) for result in results.values())
+        return min(filter(None, known), default=None)
 
     @property
     def _resident_bytes(self) -> int:

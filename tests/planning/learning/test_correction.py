@@ -93,27 +93,32 @@ class Truth:
         )
 
 
-def tuned(
+def tuned(  # noqa: PLR0913 - all that tells a tuning apart
     truth: Truth,
     residuals: Sequence[EstimateResidual] = (),
+    *,
     versions: dict[str, str] = VERSIONS,
     bound: int = 4096,
     usable_bytes: int | None = None,
+    reservable_bytes: int | None = None,
+    context_bytes: int = 0,
 ) -> Recommendation:
-    """A tuning that starts from its estimate, corrected by residuals."""
+    """A tuning that starts from its estimate, corrected by residuals. The limit of probes is without the context."""
     request = TuningRequest(
         spec=gpt_spec(),
         effective_batch_size=4096,
         max_micro_batch_size=bound,
-        memory_limit_bytes=truth.limit,
+        memory_limit_bytes=truth.limit + context_bytes,
         memory_margin=0.0,
     )
     device = CUDA.model_copy(update={"total_bytes": 80 * GIB})
     tuning = Tuning(request, device, environment={}, versions=versions)
-    estimate = truth.estimate.model_copy(update={"usable_bytes": usable_bytes})
+    by_replays = {"usable_bytes": usable_bytes, "reservable_bytes": reservable_bytes}
+    estimate = truth.estimate.model_copy(update=by_replays)
     tuning.start_from_estimate(corrected(estimate, residuals, conditions_of(tuning)))
     while (wanted := tuning.next_probe()) is not None:
-        tuning.record(truth.probe(wanted))
+        result = truth.probe(wanted)
+        tuning.record(result.model_copy(update={"context_bytes": context_bytes, "limit_bytes": truth.limit}))
     found = tuning.recommendation(identifier="rec", created_at=datetime.now(UTC), total_seconds=0.0)
     assert found.largest_micro_batch_size == min(truth.largest, bound)
     return found
@@ -203,6 +208,18 @@ def test_a_replayed_estimate_is_compared_with_the_place_where_its_memory_runs_ou
     conditions = EstimateConditions(left.family, VERSIONS, truth.limit, elastic=False)
     peaks = truth.estimate.model_copy(update={"usable_bytes": usable})
     assert corrected(peaks, [left] * 3, conditions).correction is None
+
+
+def test_a_context_that_was_not_expected_is_no_residual_of_the_estimate() -> None:
+    """It is kept as measured, and the place where memory ran out is compared with what the allocator could reserve."""
+    truth = Truth(limit=12 * GIB)
+    usable = round(truth.estimate.used_bytes(Truth().largest + 0.5))
+    found = tuned(truth, usable_bytes=usable, reservable_bytes=16 * GIB, context_bytes=4 * GIB)
+    left = residual_of(found, "card")
+    assert left is not None
+    assert left.context_bytes == 4 * GIB
+    assert left.limit_bytes == round(usable * 12 / 16)
+    assert abs(1 - (left.fit.expected_bytes + left.failed_expected_bytes) / 2 / left.limit_bytes) < 0.01
 
 
 def test_residuals_of_several_limits_show_bytes_and_slope() -> None:
