@@ -256,6 +256,7 @@ class Draws:
     """Memory limits in bytes."""
     effective_batch_size: int
     device: str
+    tunings: int = LENGTH
 
 
 ON_THE_CPU = Draws(
@@ -264,17 +265,17 @@ ON_THE_CPU = Draws(
 _LIMITS = tuple(n * GIB for n in (2, 3, 4))
 ON_A_VIRTUAL_CARD = {
     "GPT-2": Draws(gpt2, 16, (192, 256, 320), (2, 3, 4), (384, 512, 640), _LIMITS, 512, "cuda:0"),
-    "LSTM": Draws(lstm, 17, (256, 384, 512), (1, 2, 3), (192, 256, 320), _LIMITS, 2048, "cuda:0"),
-    "ResNet": Draws(resnet, 18, (32, 48, 64), (1, 2, 3), (96, 128, 160), _LIMITS, 1024, "cuda:0"),
+    "LSTM": Draws(lstm, 17, (256, 384, 512), (1, 2, 3), (192, 256, 320), _LIMITS, 2048, "cuda:0", 12),
+    "ResNet": Draws(resnet, 18, (32, 48, 64), (1, 2, 3), (96, 128, 160), _LIMITS, 1024, "cuda:0", 12),
 }
 """The sequences of each family."""
 
 
-def probed_cases(runner: ProbeSupervisor, draws: Draws, count: int) -> list[Case]:
+def probed_cases(runner: ProbeSupervisor, draws: Draws, most: int) -> list[Case]:
     """The tunings of a sequence that are really probed, drawn once."""
     random = Random(draws.seed)
     found = []
-    for _ in range(count):
+    for _ in range(min(most, draws.tunings)):
         width, layers = random.choice(draws.widths), random.choice(draws.layers)
         length, limit = random.choice(draws.lengths), random.choice(draws.limits)
         request = TuningRequest(

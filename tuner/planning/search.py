@@ -40,6 +40,7 @@ from tuner.planning.posterior import (
 )
 from tuner.planning.search_space import SearchSpace
 from tuner.schemas.recommendation import Proof
+from tuner.schemas.residuals import EstimateCorrection
 from tuner.schemas.results import ExpectedPeaks, Outcome, Phase, ProbeResult
 
 
@@ -226,15 +227,16 @@ class MicroBatchSearch:
         may reject it.
         """
         parameters = self._parameters
+        limit = estimate.usable_of(self._reservable_bytes) or limit
         posterior = from_estimate(
             self._measured(bracket.low),
-            estimate.usable_of(self._reservable_bytes) or limit,
+            limit,
             2 * self.space.bound,
             estimate.used_bytes,
             self._surplus(estimate),
             elastic=self.space.elastic,
             replayed=estimate.usable_bytes is not None,
-            correction=estimate.correction,
+            correction=self._standing_correction(estimate, limit),
             parameters=parameters,
         )
         bracketed, target = self._bracketed(bracket, posterior), self._target_probability
@@ -246,6 +248,24 @@ class MicroBatchSearch:
         if estimate.correction is None and estimate.usable_bytes is None:
             return bracketed.nearest_to(parameters.first_fit_probability)
         return bracketed.fewest_probes(parameters.first_fit_probability)
+
+    def _standing_correction(self, estimate: ExpectedPeaks, limit: int) -> EstimateCorrection | None:
+        """The learned correction of an estimate; with replays, until a probe contradicts its interval.
+
+        Replays have an order of probes of their own to return to. Without them, to drop a correction saves nothing
+        (``benchmarks/learned.py``).
+        """
+        correction = estimate.correction
+        if correction is None or estimate.usable_bytes is None:
+            return correction
+        error = self._parameters.contradicting_errors * correction.level_error
+
+        def use(index: int) -> float:
+            return correction.level + correction.slope * (estimate.used_bytes(self.space.size(index)) / limit - 1.0)
+
+        wrong = any(use(index) > 1.0 + error for index in self._fits)
+        wrong = wrong or any(use(index) < 1.0 - error for index in self._failures)
+        return None if wrong else correction
 
     @property
     def _target_probability(self) -> float:
