@@ -2,18 +2,19 @@
 
 python benchmarks/gpu_evidence.py [--card 0] [--parts NAME ...] [--output FILE] [--time-factor FACTOR]
 
-The parts (gpu_evidence_parts.py), each in a process of its own with a time limit of its own:
+The parts (gpu_evidence_parts.py), each in a process of its own with a time limit of its own, in their order:
 
 - versions: of the packages, the driver, CUDA, cuDNN and NCCL, and the settings that decide which kernels run
 - context: the memory of a process outside torch's allocator, and how it grows with the libraries that are used
+- tunings: three tunings, their estimates, and the measured peaks of tensors, of the allocator and of the process
 - workspaces: the memory of operators beside their results, by operator and shape, against what estimates assume
 - nccl: the memory of a communicator of two cards outside the allocator, where there are two
-- tunings: three tunings, their estimates, and the measured peaks of tensors, of the allocator and of the process
 - finders: our search and the peers' on one workload, and whether each answer fits
 - tests: the tests marked `gpu`, in what time is left
 
 A part that fails, or is ended at its limit, leaves what it had found and its failure in the file, and the next one
-begins. The file is written after every part: under $OUT if that is set, else in benchmarks/results/gpu/, named by the
+begins. The file is written as soon as a part finds something, so that a run that is cut off leaves what it had found,
+with the status `running` of its last part: under $OUT if that is set, else in benchmarks/results/gpu/, named by the
 card, torch and the driver. On a virtual card (`tuner.virtual_gpu`) it is marked `"virtual": true` and goes to
 runs/gpu_evidence/, because nothing seen there is a measurement of a GPU; time limits are four times as long there,
 because the host's processors do the work of the card. Without a card the exit code is 1.
@@ -30,9 +31,10 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -49,13 +51,16 @@ TOTAL_SECONDS = 530.0
 PARTS = {
     "versions": 20.0,
     "context": 30.0,
+    "tunings": 130.0,
     "workspaces": 50.0,
     "nccl": 40.0,
-    "tunings": 130.0,
     "finders": 110.0,
     "tests": TOTAL_SECONDS,
 }
-"""Time limits in seconds. The tests come last and get what is left, at least 150 s; each result is kept at once."""
+"""Time limits in seconds, the most valuable part first: a card may be taken away at any time. The tests come last and
+get what is left, at least 150 s."""
+_WRITE_SECONDS = 1.0
+"""Time between two looks at what the running part has found so far."""
 VIRTUAL_TIME_FACTOR = 4.0
 """Factor of the time limits on a virtual card, unless another one is given."""
 _OUTPUT_LENGTH = 2000
@@ -69,8 +74,11 @@ def is_virtual(environment: Mapping[str, str]) -> bool:
     return _VIRTUAL in environment
 
 
-def run_part(name: str, device: DeviceInfo, seconds: float) -> Row:
-    """Run a part in a process group of its own, and return what it found and how it ended."""
+def run_part(name: str, device: DeviceInfo, seconds: float, report: Callable[[Row], None] = lambda _row: None) -> Row:
+    """Run a part in a process group of its own, and return what it found and how it ended.
+
+    ``report`` is called with what it has found so far, whenever that has changed.
+    """
     began = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         found, output = Path(folder) / "found.json", Path(folder) / "output.txt"
@@ -79,8 +87,8 @@ def run_part(name: str, device: DeviceInfo, seconds: float) -> Row:
             process = subprocess.Popen(  # noqa: S603 - a file beside this one, by this interpreter
                 command, stdout=stream, stderr=stream, env=_environment(), cwd=ROOT, start_new_session=True
             )
-            ending = _ending(process, seconds)
-        result = json.loads(found.read_text(encoding="utf-8")) if found.exists() else {}
+            ending = _ending(process, seconds, found, report)
+        result = _read(found)
         words = output.read_text(encoding="utf-8", errors="replace")[-_OUTPUT_LENGTH:].strip()
     row = {"status": ending, "seconds": round(time.monotonic() - began, 1)}
     if (skipped := result.pop("skipped", None)) is not None:
@@ -90,22 +98,33 @@ def run_part(name: str, device: DeviceInfo, seconds: float) -> Row:
     return {**row, "result": result}
 
 
+def _read(found: Path) -> Row:
+    """Return what a part has found so far; the file is replaced as a whole."""
+    result: Row = json.loads(found.read_text(encoding="utf-8")) if found.exists() else {}
+    return result
+
+
 def _environment() -> dict[str, str]:
     """The environment of a part: it imports the repository, the targets of the finders, and what this process does."""
     paths = [str(ROOT), str(HERE), os.environ.get("PYTHONPATH", "")]
     return {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in paths if path)}
 
 
-def _ending(process: subprocess.Popen[bytes], seconds: float) -> str:
-    """Wait for a part, and end its whole group; "done", "failed" or "timed-out"."""
+def _ending(process: subprocess.Popen[bytes], seconds: float, found: Path, report: Callable[[Row], None]) -> str:
+    """Wait for a part, and end its whole group, also if this process is ended; "done", "failed" or "timed-out"."""
+    began, reported = time.monotonic(), Row()
     try:
-        ending = "done" if process.wait(timeout=max(1.0, seconds)) == 0 else "failed"
-    except subprocess.TimeoutExpired:
-        ending = "timed-out"
-    with suppress(ProcessLookupError):  # nothing of the group is left
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
-    return ending
+        while (left := began + max(1.0, seconds) - time.monotonic()) > 0:
+            with suppress(subprocess.TimeoutExpired):
+                return "done" if process.wait(timeout=min(left, _WRITE_SECONDS)) == 0 else "failed"
+            if (result := _read(found)) != reported:
+                reported = result
+                report({"status": "running", "seconds": round(time.monotonic() - began, 1), "result": result})
+        return "timed-out"
+    finally:
+        with suppress(ProcessLookupError):  # nothing of the group is left
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
 
 
 def _failure(ending: str, code: int, seconds: float) -> str:
@@ -140,12 +159,17 @@ def measure(device: DeviceInfo, options: argparse.Namespace) -> Row:
     path.parent.mkdir(parents=True, exist_ok=True)
     began = time.monotonic()
     deadline = began + TOTAL_SECONDS * factor
-    for name in options.parts:
-        left = deadline - time.monotonic()
-        row = run_part(name, device, min(PARTS[name] * factor, left)) if left > 0 else _not_begun()
+
+    def write(name: str, row: Row) -> None:
         document["parts"][name] = row
         document["seconds"] = round(time.monotonic() - began, 1)
         write_atomically(path, json.dumps(document, indent=1) + "\n")
+
+    for name in options.parts:
+        left = deadline - time.monotonic()
+        seconds = min(PARTS[name] * factor, left)
+        row = run_part(name, device, seconds, partial(write, name)) if left > 0 else _not_begun()
+        write(name, row)
         print(f"{name:12}{row['status']:10}{row['seconds']:6.1f} s  {_last_line(row)}", flush=True)
     print(f"written: {path}{' (a virtual card: no measurement of a GPU)' if virtual else ''}")
     return document
@@ -172,6 +196,7 @@ def main() -> int:
     except DeviceError as error:
         print(f"no evidence without a CUDA card: {error}", file=sys.stderr)
         return 1
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # ends the running part, and its processes
     print(f"{device.id}: {device.name}, of {len(devices()) - 1} on this host")
     found = measure(device, options)
     return 0 if any(row["status"] == "done" for row in found["parts"].values()) else 1

@@ -7,10 +7,10 @@ A sequence has 30 tunings of one family: models of several widths, depths and le
 tuned from its estimate alone, and from the estimate corrected by the residuals of the tunings before it
 (tuner.planning.learning). On the CPU estimates and probes are real, of GPT-2 in small; a size that both ways probe is
 run once. On a virtual card (only with `--only virtual`, in the environment of `make virtual-gpu-test`) probes run
-torch's CUDA build: GPT-2 in small, on a T4 whose context takes 256 MiB more than estimates assume. Nothing there is
-measured on a GPU. On oracles, memory is a formula: the estimate misses a part that all models of a family share, and a
-part of each model's own; the limit may be met below its nominal value, and measured peaks are noisy. Every answer of an
-oracle is checked against the truth.
+torch's CUDA build: GPT-2 in small, an LSTM and a conv net, on a T4 whose context takes 256 MiB more than estimates
+assume. Nothing there is measured on a GPU. On oracles, memory is a formula: the estimate misses a part that all models
+of a family share, and a part of each model's own; the limit may be met below its nominal value, and measured peaks are
+noisy. Every answer of an oracle is checked against the truth.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ from tuner.hardware.inventory import find_device
 from tuner.planning.accumulation import probe_window
 from tuner.planning.driver import prepare_search
 from tuner.planning.fingerprint import installed_versions
+from tuner.planning.learning.context import expect_measured_context
 from tuner.planning.learning.correction import conditions_of, corrected
 from tuner.planning.learning.residual import residual_of
 from tuner.planning.session import Tuning
@@ -72,6 +73,7 @@ class Host:
     ) -> Recommendation:
         """One tuning, as the service's worker drives it."""
         tuning = Tuning(request, self._device, environment=self._environment, versions=installed_versions())
+        expect_measured_context(tuning, residuals)
 
         def learned(expectation: ExpectationRequest) -> ExpectedPeaks | None:
             peaks = expect(expectation)
@@ -212,7 +214,7 @@ def _oracle_case(errors: Errors, shared: Sequence[float], random: Random, number
         )
 
     request = TuningRequest(
-        spec=gpt2(width=64, layers=2, length=32), effective_batch_size=4096, memory_limit_bytes=limit, memory_margin=0.0
+        spec=gpt2(64, 2, 32), effective_batch_size=4096, memory_limit_bytes=limit, memory_margin=0.0
     )
     return Case(f"{number + 1}", request, lambda _expectation: peaks, probe, largest)
 
@@ -220,17 +222,32 @@ def _oracle_case(errors: Errors, shared: Sequence[float], random: Random, number
 # --- the CPU ---
 
 
-def gpt2(*, width: int, layers: int, length: int) -> WorkloadSpec:
+def gpt2(width: int, layers: int, length: int) -> WorkloadSpec:
     """GPT-2 in small."""
     config = {"model_type": "gpt2", "n_embd": width, "n_layer": layers, "n_head": 4, "vocab_size": 1000}
     model = {"kind": "transformers", "task": "causal-lm", "config": {**config, "n_positions": length}}
     return parse_spec({"model": model, "batch": {"sequence_length": length}})
 
 
+def lstm(width: int, layers: int, length: int) -> WorkloadSpec:
+    """A stacked LSTM on token embeddings."""
+    arguments = {"width": width, "layers": layers, "length": length}
+    return parse_spec({"model": {"kind": "python", "target": "finders_workloads:lstm", "arguments": arguments}})
+
+
+def resnet(width: int, blocks: int, side: int) -> WorkloadSpec:
+    """A residual network with batch normalisation."""
+    architecture = {"name": "resnet", "width": width, "blocks_per_stage": blocks, "classes": 100}
+    model = {"kind": "reference", "architecture": architecture}
+    return parse_spec({"model": model, "batch": {"image_size": side}})
+
+
 @dataclass(frozen=True)
 class Draws:
     """The values that the tunings of a sequence are drawn from."""
 
+    build: Callable[[int, int, int], WorkloadSpec]
+    """The workload of a width, a depth and a length."""
     seed: int
     widths: tuple[int, ...]
     layers: tuple[int, ...]
@@ -239,31 +256,36 @@ class Draws:
     """Memory limits in bytes."""
     effective_batch_size: int
     device: str
+    tunings: int = LENGTH
 
 
 ON_THE_CPU = Draws(
-    9, (64, 96, 128, 160), (2, 3, 4, 6), (48, 64, 96), tuple(n * MIB for n in (128, 144, 160, 192)), 2048, "cpu"
+    gpt2, 9, (64, 96, 128, 160), (2, 3, 4, 6), (48, 64, 96), tuple(n * MIB for n in (128, 144, 160, 192)), 2048, "cpu"
 )
-ON_A_VIRTUAL_CARD = Draws(
-    16, (192, 256, 320), (2, 3, 4), (384, 512, 640), tuple(n * GIB for n in (2, 3, 4)), 512, "cuda:0"
-)
+_LIMITS = tuple(n * GIB for n in (2, 3, 4))
+ON_A_VIRTUAL_CARD = {
+    "GPT-2": Draws(gpt2, 16, (192, 256, 320), (2, 3, 4), (384, 512, 640), _LIMITS, 512, "cuda:0"),
+    "LSTM": Draws(lstm, 17, (256, 384, 512), (1, 2, 3), (192, 256, 320), _LIMITS, 2048, "cuda:0", 12),
+    "ResNet": Draws(resnet, 18, (32, 48, 64), (1, 2, 3), (96, 128, 160), _LIMITS, 1024, "cuda:0", 12),
+}
+"""The sequences of each family."""
 
 
-def probed_cases(runner: ProbeSupervisor, draws: Draws, length: int) -> list[Case]:
-    """The tunings of a sequence of GPT-2 that are really probed, drawn once."""
+def probed_cases(runner: ProbeSupervisor, draws: Draws, most: int) -> list[Case]:
+    """The tunings of a sequence that are really probed, drawn once."""
     random = Random(draws.seed)
     found = []
-    for _ in range(length):
+    for _ in range(min(most, draws.tunings)):
         width, layers = random.choice(draws.widths), random.choice(draws.layers)
-        tokens, limit = random.choice(draws.lengths), random.choice(draws.limits)
+        length, limit = random.choice(draws.lengths), random.choice(draws.limits)
         request = TuningRequest(
-            spec=gpt2(width=width, layers=layers, length=tokens),
+            spec=draws.build(width, layers, length),
             effective_batch_size=draws.effective_batch_size,
             device=draws.device,
             memory_limit_bytes=limit,
         )
         size = f"{limit // GIB} GiB" if limit >= GIB else f"{limit // MIB} MiB"
-        name = f"width {width}, {layers} layers, {tokens} tokens, {size}"
+        name = f"width {width}, depth {layers}, length {length}, {size}"
         found.append(Case(name, request, _once(runner.expect), _once(runner.run)))
     return found
 
@@ -341,14 +363,16 @@ def on_cpu(length: int) -> Row:
 
 
 def on_virtual_card(length: int) -> Row:
-    """The sequence on a virtual card, row by row."""
-    card = VirtualGpu.of(VIRTUAL_CARD)
-    card = card.model_copy(update={"context_bytes": card.context_bytes + VIRTUAL_SURPLUS_BYTES})
+    """A sequence of each family on a virtual card, row by row."""
+    described = VirtualGpu.of(VIRTUAL_CARD)
+    card = described.model_copy(update={"context_bytes": described.context_bytes + VIRTUAL_SURPLUS_BYTES})
     with virtual_supervisor(card) as runner:
-        found = _probed(
-            "GPT-2 on a virtual T4", device_of(card), runner, probed_cases(runner, ON_A_VIRTUAL_CARD, length)
-        )
-    return {"virtual": True, "surplus_bytes": VIRTUAL_SURPLUS_BYTES, **found}
+        families = [
+            {"family": name, **_probed(f"{name} on a virtual T4", device_of(described), runner, cases)}
+            for name, draws in ON_A_VIRTUAL_CARD.items()
+            for cases in (probed_cases(runner, draws, length),)
+        ]
+    return {"virtual": True, "surplus_bytes": VIRTUAL_SURPLUS_BYTES, "families": families}
 
 
 def _probed(name: str, device: DeviceInfo, runner: ProbeSupervisor, cases: Sequence[Case]) -> Row:
@@ -381,6 +405,8 @@ def main() -> None:
     if options.only in (None, "cpu"):
         document["cpu"] = {**header(), **on_cpu(5 if options.quick else LENGTH)}
     if options.only == "virtual":
+        here = str(Path(__file__).resolve().parent)
+        os.environ["PYTHONPATH"] = os.pathsep.join([here, os.environ.get("PYTHONPATH", "")])  # for our own targets
         document["virtual"] = {**header(), **on_virtual_card(5 if options.quick else LENGTH)}
     options.output.parent.mkdir(parents=True, exist_ok=True)
     options.output.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")

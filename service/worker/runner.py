@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from service.application.rules.device_checks import mark_slot, probe_environment
-from service.application.rules.estimate_learning import correct_estimate, keep_residual
+from service.application.rules.estimate_learning import correct_estimate, expect_context, keep_residual
 from service.application.rules.warm_start import apply_warm_start
 from service.domain.hardware import HardwareNeed
 from service.domain.identifiers import IdentifierSource
@@ -135,6 +135,8 @@ class WorkRunner:
         request = TuningRequest.model_validate_json(item.payload)
         tuning = self._rebuild(claim, request, holder)
         check_coupling(tuning, lambda check: self._executor.check_coupling(check, holder.grace_seconds))
+        if request.command is None:
+            holder.retry(lambda: expect_context(self._residuals, self._served, tuning))
         if not tuning.probes:
             prepare_search(
                 tuning,

@@ -108,8 +108,12 @@ def estimates(draw: st.DrawFn, bound: int) -> ExpectedPeaks:
     places = sorted(draw(st.sets(st.integers(1, 2 * bound), min_size=2, max_size=5)))
     used = st.one_of(st.integers(1, 2 * LIMIT_BYTES), st.sampled_from([1, LIMIT_BYTES, 10**18]))
     points = tuple(ExpectedPeak(micro_batch_size=place, used_bytes=draw(used)) for place in places)
-    usable = draw(st.one_of(st.none(), used))
-    return ExpectedPeaks(points=points, usable_bytes=usable, correction=draw(st.one_of(st.none(), corrections())))
+    return ExpectedPeaks(
+        points=points,
+        usable_bytes=draw(st.one_of(st.none(), used)),
+        reservable_bytes=draw(st.one_of(st.none(), used)),
+        correction=draw(st.one_of(st.none(), corrections())),
+    )
 
 
 def corrections() -> st.SearchStrategy[EstimateCorrection]:
@@ -396,6 +400,17 @@ def test_a_place_of_the_replays_that_is_too_low_is_left_in_long_steps() -> None:
         sizes = [result.micro_batch_size for result in run_search(course, oracle)]
         steps = [size for size in sizes[: next(i for i, size in enumerate(sizes) if size > largest)] if size > place]
         assert len(steps) <= 3, sizes
+
+
+def test_a_context_that_was_not_expected_costs_one_failure() -> None:
+    """The first probe runs out of memory, and shows what the allocator could reserve: the answer follows from it."""
+    oracle = affine(100, share=0.0)
+    estimate = replayed(oracle, 120).model_copy(update={"reservable_bytes": round(1.2 * LIMIT_BYTES)})
+    course, sizes = MicroBatchSearch(space(expected=estimate)), []
+    while (size := course.ask()) is not None:
+        sizes.append(size)
+        course.tell(oracle(size).model_copy(update={"limit_bytes": LIMIT_BYTES}))
+    assert sizes == [120, 100, 101]
 
 
 def test_a_bound_that_fits_in_replays_takes_one_probe() -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import shutil
+import signal
 import subprocess
 import sys
 from argparse import Namespace
@@ -17,6 +19,7 @@ import torch
 
 from tests.support.factories import CUDA
 from tests.support.paths import ROOT
+from tests.support.service.processes import wait_until
 from tuner.hardware.workspace_tables import FILE, VARIABLE, measured_workspaces
 from tuner.schemas.gpus import KernelProfile, WorkspaceFile
 
@@ -67,6 +70,34 @@ def test_a_part_ends_at_its_limit(evidence: ModuleType, tmp_path: Path) -> None:
     row = found["parts"]["versions"]
     assert (row["status"], row["result"]) == ("timed-out", {})
     assert "ended at its limit" in row["message"]
+
+
+def test_a_run_that_is_ended_leaves_what_its_part_had_found(tmp_path: Path) -> None:
+    """The file has it while the part still runs; SIGTERM ends the part's process too."""
+    folder = tmp_path / "benchmarks"
+    folder.mkdir()
+    shutil.copy(BENCHMARKS / "gpu_evidence.py", folder)
+    (folder / "gpu_evidence_parts.py").write_text(
+        "import os, pathlib, sys, time\n"
+        "pathlib.Path(sys.argv[3]).write_text('{\"first\": %d}' % os.getpid())\n"
+        "time.sleep(600)\n"
+    )
+    program = (
+        "import gpu_evidence, sys\n"
+        "from tests.support.factories import CUDA\n"
+        "gpu_evidence.find_device = lambda _name: CUDA\n"
+        "sys.exit(gpu_evidence.main())\n"
+    )
+    output = tmp_path / "found.json"
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(folder), str(ROOT)])}
+    command = [sys.executable, "-c", program, "--parts", "context", "--time-factor", "20", "--output", str(output)]
+    with subprocess.Popen(command, env=environment, cwd=tmp_path, stdout=subprocess.DEVNULL) as process:
+        wait_until(output.exists)
+        process.terminate()
+        assert process.wait(timeout=60.0) == 128 + signal.SIGTERM
+    row = json.loads(output.read_text())["parts"]["context"]
+    assert row["status"] == "running"
+    wait_until(lambda: not Path(f"/proc/{row['result']['first']}").exists())
 
 
 def test_the_limits_of_the_parts_are_within_nine_minutes(evidence: ModuleType) -> None:

@@ -87,6 +87,8 @@ class SearchParameters:
     replay_errors: EstimateErrors = ((0.0003, 0.001, 0.45), (0.01, 0.01, 0.3), (0.05, 0.1, 0.25))
     """Errors where replays in the simulated allocator tell where memory runs out: to the byte on virtual cards, 1.2 %
     in the median against published peaks of real ones (``benchmarks/estimator.py``). Rows: "replayed"."""
+    right_replay_errors: EstimateErrors = ((0.0003, 0.001, 1.0),)
+    """Errors where earlier tunings show that replays are right: the smallest of the field above."""
     estimate_weight: float = 0.7
     """Weight of the calibrated estimate beside the straight line through the measurements, once there is a line. Rows:
     "led by an estimate", by little."""
@@ -119,6 +121,8 @@ class SearchParameters:
     """Prior weight of a learned correction from many tunings, beside 1 for all other hypotheses on the estimate's
     error. A higher one saves probes where families share their errors (20 in place of 6: 2 %), and costs probes where a
     lesson is wrong. ``benchmarks/learned.py``."""
+    contradicting_errors: float = 2.0
+    """Standard errors by which a probe must miss a learned level for the correction to be dropped."""
     residual_errors: tuple[float, float, float] = (0.03, 0.03, 0.15)
     """Errors of the three parts by which an estimate differs from the measurements, before residuals show them: a share
     of the limit, bytes as a share of the limit, a share of the memory that grows with the size."""
@@ -136,6 +140,9 @@ class SearchParameters:
     """Weight of a residual of another architecture."""
     other_option_weight: float = 0.5
     """Weight of a residual for each other part of the family that differs: optimizer, precision, options, ranks."""
+    table_context_weight: float = 0.5
+    """Weight of the table's figure beside measured contexts (``tuner.planning.learning.context``): less than that of a
+    single measurement under the same versions."""
     least_residual_weight: float = 0.02
     """Weight below which a residual is ignored."""
 

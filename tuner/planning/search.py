@@ -40,6 +40,7 @@ from tuner.planning.posterior import (
 )
 from tuner.planning.search_space import SearchSpace
 from tuner.schemas.recommendation import Proof
+from tuner.schemas.residuals import EstimateCorrection
 from tuner.schemas.results import ExpectedPeaks, Outcome, Phase, ProbeResult
 
 
@@ -244,15 +245,16 @@ class MicroBatchSearch:
         may reject it.
         """
         parameters = self._parameters
+        limit = estimate.usable_of(self._reservable_bytes) or limit
         posterior = from_estimate(
             self._measured(bracket.low),
-            estimate.usable_bytes or limit,
+            limit,
             2 * self.space.bound,
             estimate.used_bytes,
             self._surplus(estimate),
             elastic=self.space.elastic,
             replayed=estimate.usable_bytes is not None,
-            correction=estimate.correction,
+            correction=self._standing_correction(estimate, limit),
             parameters=parameters,
         )
         bracketed, target = self._bracketed(bracket, posterior), self._target_probability
@@ -264,6 +266,24 @@ class MicroBatchSearch:
         if estimate.correction is None and estimate.usable_bytes is None:
             return bracketed.nearest_to(parameters.first_fit_probability)
         return bracketed.fewest_probes(parameters.first_fit_probability)
+
+    def _standing_correction(self, estimate: ExpectedPeaks, limit: int) -> EstimateCorrection | None:
+        """The learned correction of an estimate; with replays, until a probe contradicts its interval.
+
+        Replays have an order of probes of their own to return to. Without them, to drop a correction saves nothing
+        (``benchmarks/learned.py``).
+        """
+        correction = estimate.correction
+        if correction is None or estimate.usable_bytes is None:
+            return correction
+        error = self._parameters.contradicting_errors * correction.level_error
+
+        def use(index: int) -> float:
+            return correction.level + correction.slope * (estimate.used_bytes(self.space.size(index)) / limit - 1.0)
+
+        wrong = any(use(index) > 1.0 + error for index in self._fits)
+        wrong = wrong or any(use(index) < 1.0 - error for index in self._failures)
+        return None if wrong else correction
 
     @property
     def _target_probability(self) -> float:
@@ -288,6 +308,12 @@ class MicroBatchSearch:
         """Bytes held between updates beyond those of the estimate."""
         known = [fit.resident_bytes for fit in self._fits.values() if fit.resident_bytes is not None]
         return min(known) - estimate.resident_bytes if known and estimate.resident_bytes is not None else None
+
+    @property
+    def _reservable_bytes(self) -> int | None:
+        """Bytes that the allocator could really reserve in the probes so far, also in those that ran out of memory."""
+        known = (result.limit_bytes for results in (self._fits, self._failures) for result in results.values())
+        return min(filter(None, known), default=None)
 
     @property
     def _resident_bytes(self) -> int:

@@ -84,6 +84,8 @@ class Tuning:
         self._search = MicroBatchSearch(self._space, parameters)
         self._probes: list[ProbeResult] = []
         self.expected: ExpectedPeaks | None = None
+        self.expected_context_bytes = device.expected_context_bytes or 0
+        """Bytes of a process's context that estimates leave out of the limit."""
         self._missing_estimate: str | None = None
         """Reason why the search began without an estimate; None where it did not."""
         self._probes_before_estimate = 0
@@ -141,7 +143,7 @@ class Tuning:
             samples_per_window=self._share if self._accumulates else 1,
             largest_micro_batch=self._space.bound,
             limit_bytes=self.probe_limit_bytes,
-            context_bytes=self.device.expected_context_bytes or 0,
+            context_bytes=self.expected_context_bytes,
             compute_capability=_capability(self.device),
         )
 

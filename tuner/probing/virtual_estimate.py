@@ -198,7 +198,12 @@ def device_of(card: VirtualGpu) -> DeviceInfo:
     """Return the device as a search sees it: its memory is what torch finds, not NVML's total."""
     major, minor = card.compute_capability
     return DeviceInfo(
-        id=_DEVICE, kind="cuda", name=card.name, total_bytes=card.total_bytes, compute_capability=f"{major}.{minor}"
+        id=_DEVICE,
+        kind="cuda",
+        name=card.name,
+        total_bytes=card.total_bytes,
+        compute_capability=f"{major}.{minor}",
+        expected_context_bytes=card.context_bytes,
     )
 
 

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from tuner.schemas.base import Document, NonNegativeFloat, PositiveInt
+from tuner.schemas.base import Document, NonNegativeFloat, NonNegativeInt, PositiveInt
 
 
 class PeakResidual(Document):
@@ -30,7 +30,8 @@ class EstimateResidual(Document):
     versions: dict[str, str]
     """Versions of software that affects memory."""
     limit_bytes: PositiveInt
-    """Peak at which memory was expected to run out: `usable_bytes` of the estimate, or the limit without the margin."""
+    """Peak at which memory was expected to run out: the limit without the margin, or on CUDA `usable_bytes` of the
+    estimate for what the allocator could really reserve, so that an unexpected context is no part of the residual."""
     zero_expected_bytes: int
     """Estimate for a micro-batch of no samples, by extrapolation."""
     fit: PeakResidual
@@ -39,6 +40,8 @@ class EstimateResidual(Document):
     """The smallest size above that ran out of memory."""
     failed_expected_bytes: int
     """Estimate for that size."""
+    context_bytes: NonNegativeInt | None = None
+    """CUDA: measured bytes of a process's context; None where not known, and in residuals of versions before this."""
 
 
 class EstimateCorrection(Document):

@@ -241,6 +241,8 @@ class ExpectedPeaks(Document):
     usable_bytes: PositiveInt | None = None
     """CUDA: expected ``ProbeResult.used_bytes`` at which memory runs out, by replays in a simulation of torch's caching
     allocator: the limit less the context and what is lost to fragmentation. None where the limit itself is expected."""
+    reservable_bytes: PositiveInt | None = None
+    """CUDA: bytes that the allocator could reserve in those replays: expected ``ProbeResult.limit_bytes``."""
     seconds: NonNegativeFloat = 0.0
     """Duration of the estimate."""
     versions: dict[str, str] = Field(default_factory=dict)
@@ -248,6 +250,15 @@ class ExpectedPeaks(Document):
     tuning of a warm start: other versions may take other memory."""
     correction: EstimateCorrection | None = None
     """Correction that a service has learned from earlier tunings on such a device. The points are without it."""
+
+    def usable_of(self, reservable_bytes: int | None) -> int | None:
+        """Expected bytes at which memory runs out, where the allocator may really reserve ``reservable_bytes``.
+
+        The share that is lost to fragmentation is taken to be that of the replays.
+        """
+        if self.usable_bytes is None or self.reservable_bytes is None or not reservable_bytes:
+            return self.usable_bytes
+        return max(1, round(self.usable_bytes * (reservable_bytes / self.reservable_bytes)))
 
     def used_bytes(self, micro_batch_size: float) -> float:
         """Expected bytes at a size."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from service.domain.workers import ServedDevice
 from service.store.interface import ResidualStore
+from tuner.planning.learning.context import expect_measured_context
 from tuner.planning.learning.correction import conditions_of, corrected
 from tuner.planning.learning.residual import residual_of
 from tuner.planning.session import Tuning
@@ -12,6 +13,12 @@ from tuner.schemas.results import ExpectedPeaks
 
 _MAX_RESIDUALS = 32
 """Newest residuals of the family, and as many of other families, that a correction takes into account."""
+
+
+def expect_context(store: ResidualStore, served: ServedDevice, tuning: Tuning) -> None:
+    """Let the estimates of ``tuning`` expect the context that tunings on such a device measured."""
+    residuals = store.newest(served.hardware, conditions_of(tuning).family, _MAX_RESIDUALS)
+    expect_measured_context(tuning, residuals)
 
 
 def correct_estimate(store: ResidualStore, served: ServedDevice, tuning: Tuning, peaks: ExpectedPeaks) -> ExpectedPeaks:

@@ -93,27 +93,32 @@ class Truth:
         )
 
 
-def tuned(
+def tuned(  # noqa: PLR0913 - all that tells a tuning apart
     truth: Truth,
     residuals: Sequence[EstimateResidual] = (),
+    *,
     versions: dict[str, str] = VERSIONS,
     bound: int = 4096,
     usable_bytes: int | None = None,
+    reservable_bytes: int | None = None,
+    context_bytes: int = 0,
 ) -> Recommendation:
-    """A tuning that starts from its estimate, corrected by residuals."""
+    """A tuning that starts from its estimate, corrected by residuals. The limit of probes is without the context."""
     request = TuningRequest(
         spec=gpt_spec(),
         effective_batch_size=4096,
         max_micro_batch_size=bound,
-        memory_limit_bytes=truth.limit,
+        memory_limit_bytes=truth.limit + context_bytes,
         memory_margin=0.0,
     )
     device = CUDA.model_copy(update={"total_bytes": 80 * GIB})
     tuning = Tuning(request, device, environment={}, versions=versions)
-    estimate = truth.estimate.model_copy(update={"usable_bytes": usable_bytes})
+    by_replays = {"usable_bytes": usable_bytes, "reservable_bytes": reservable_bytes}
+    estimate = truth.estimate.model_copy(update=by_replays)
     tuning.start_from_estimate(corrected(estimate, residuals, conditions_of(tuning)))
     while (wanted := tuning.next_probe()) is not None:
-        tuning.record(truth.probe(wanted))
+        result = truth.probe(wanted)
+        tuning.record(result.model_copy(update={"context_bytes": context_bytes, "limit_bytes": truth.limit}))
     found = tuning.recommendation(identifier="rec", created_at=datetime.now(UTC), total_seconds=0.0)
     assert found.largest_micro_batch_size == min(truth.largest, bound)
     return found
@@ -124,9 +129,11 @@ def searched(found: Recommendation) -> int:
     return sum(not probe.runs_plan for probe in found.evidence.probes)
 
 
-def residual_from(truth: Truth, versions: dict[str, str] = VERSIONS) -> EstimateResidual:
+def residual_from(
+    truth: Truth, versions: dict[str, str] = VERSIONS, usable_bytes: int | None = None
+) -> EstimateResidual:
     """The residual of a tuning from the estimate alone."""
-    found = residual_of(tuned(truth, versions=versions), "card")
+    found = residual_of(tuned(truth, versions=versions, usable_bytes=usable_bytes), "card")
     assert found is not None
     return found
 
@@ -191,7 +198,7 @@ def test_the_limit_itself_is_trusted_unless_sizes_failed_below_it() -> None:
 
 
 def test_a_replayed_estimate_is_compared_with_the_place_where_its_memory_runs_out() -> None:
-    """Fragmentation that replays foresee is no error: it leaves no residual, and corrects no later estimate."""
+    """Fragmentation that replays foresee is no error: it leaves no residual, and moves no later estimate."""
     truth = Truth(usable=0.9)
     usable = round(truth.estimate.used_bytes(truth.largest + 0.5))
     found = tuned(truth, usable_bytes=usable)
@@ -202,7 +209,62 @@ def test_a_replayed_estimate_is_compared_with_the_place_where_its_memory_runs_ou
     assert abs(1 - (left.fit.expected_bytes + left.failed_expected_bytes) / 2 / left.limit_bytes) < 0.001
     conditions = EstimateConditions(left.family, VERSIONS, truth.limit, elastic=False)
     peaks = truth.estimate.model_copy(update={"usable_bytes": usable})
-    assert corrected(peaks, [left] * 3, conditions).correction is None
+    again = corrected(peaks, [left] * 3, conditions).correction
+    assert again is not None
+    assert (again.level, again.slope) == (1.0, 1.0)
+
+
+def replays(off: int = 0) -> list[tuple[Truth, int]]:
+    """Models under several limits with the bytes at which replays run out of memory, ``off`` samples from the truth."""
+    return [
+        (truth, round(truth.estimate.used_bytes(truth.largest + off + 0.5)))
+        for truth in (replace(model, usable=0.93) for model in limits_and_models())
+    ]
+
+
+def test_replays_that_were_right_are_trusted_to_a_sample() -> None:
+    """Large sizes are then found by two probes too, where the usual error of replays is many samples."""
+    residuals = [residual_from(truth, usable_bytes=usable) for truth, usable in replays()]
+    large = Truth(limit=40 * GIB, per_sample=0.04 * GIB, usable=0.93)
+    usable = round(large.estimate.used_bytes(large.largest + 0.5))
+    assert searched(tuned(large, usable_bytes=usable)) > 2
+    found = tuned(large, residuals, usable_bytes=usable)
+    assert searched(found) == 2
+    assert found.evidence.expected is not None
+    trusted = found.evidence.expected.correction
+    assert trusted is not None
+    assert (trusted.level, trusted.slope) == (1.0, 1.0)
+    assert trusted.level_error < 0.001
+
+
+def test_replays_that_were_wrong_once_are_not_trusted_to_a_sample() -> None:
+    """One tuning that ended far from its replays outweighs several that did not; a wrong lesson costs two at most."""
+    right = [residual_from(truth, usable_bytes=usable) for truth, usable in replays()]
+    wrong = residual_from(Truth(limit=24 * GIB, usable=0.9), usable_bytes=24 * GIB)
+    now = Truth(limit=40 * GIB, per_sample=0.04 * GIB, usable=0.93)
+    peaks = now.estimate.model_copy(update={"usable_bytes": round(0.93 * now.limit)})
+    conditions = EstimateConditions(right[0].family, VERSIONS, now.limit, elastic=False)
+    assert corrected(peaks, right, conditions).correction is not None
+    mixed = corrected(peaks, [*right[:3], wrong], conditions).correction
+    assert mixed is None or mixed.level_error > 0.001
+    extra = {}
+    for off in (-20, -2, 2, 20):
+        usable = round(now.estimate.used_bytes(now.largest + off + 0.5))
+        extra[off] = searched(tuned(now, right, usable_bytes=usable)) - searched(tuned(now, usable_bytes=usable))
+    assert max(extra.values()) <= 2
+    assert max(extra[-2], extra[2]) <= 0
+
+
+def test_a_context_that_was_not_expected_is_no_residual_of_the_estimate() -> None:
+    """It is kept as measured, and the place where memory ran out is compared with what the allocator could reserve."""
+    truth = Truth(limit=12 * GIB)
+    usable = round(truth.estimate.used_bytes(Truth().largest + 0.5))
+    found = tuned(truth, usable_bytes=usable, reservable_bytes=16 * GIB, context_bytes=4 * GIB)
+    left = residual_of(found, "card")
+    assert left is not None
+    assert left.context_bytes == 4 * GIB
+    assert left.limit_bytes == round(usable * 12 / 16)
+    assert abs(1 - (left.fit.expected_bytes + left.failed_expected_bytes) / 2 / left.limit_bytes) < 0.01
 
 
 def test_residuals_of_several_limits_show_bytes_and_slope() -> None:

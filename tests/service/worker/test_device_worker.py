@@ -25,7 +25,7 @@ from tests.support.service.scripted import SERVED, ScriptedRunner, Trainer, new_
 from tuner.errors import EstimateTimedOutError, ProbeError, SpecError
 from tuner.planning.session import Tuning
 from tuner.schemas.recommendation import CouplingCheck
-from tuner.schemas.requests import ExpectationRequest, TrainingRequest, TuningRequest
+from tuner.schemas.requests import ExpectationRequest, ProbeRequest, TrainingRequest, TuningRequest
 from tuner.schemas.results import ExpectedPeak, ExpectedPeaks, Outcome, ProbeResult
 from tuner.schemas.training import RunOutcome, TrainingResult
 
@@ -257,6 +257,28 @@ def test_a_tuning_learns_from_the_estimate_of_an_earlier_one(store: Store, start
     assert [answer.largest_micro_batch_size for answer in answers] == [30, 30]
     assert [probe.micro_batch_size for probe in second.probes if not probe.runs_plan] == [30, 31]
     assert len(first.probes) > 2
+
+
+def test_a_tuning_expects_the_context_that_an_earlier_one_measured(store: Store, start: StartWorker) -> None:
+    """Its estimate leaves to the context what the probes on this device found, and not what was assumed before."""
+    contexts = []
+
+    class Measuring(EstimatingRunner):
+        """A runner whose probes find a context of a million bytes."""
+
+        def expect(self, request: ExpectationRequest, should_stop: Callable[[], bool] = lambda: False) -> ExpectedPeaks:
+            """Keep the context of the request."""
+            contexts.append(request.context_bytes)
+            return super().expect(request, should_stop)
+
+        def run(self, request: ProbeRequest, should_stop: Callable[[], bool] = lambda: False) -> ProbeResult:
+            """Measure the context, whatever the size."""
+            return super().run(request, should_stop).model_copy(update={"context_bytes": 1_000_000})
+
+    start(Measuring(largest=30))
+    for _ in range(2):
+        assert ended(store, queue_tuning(store)).state is State.SUCCEEDED
+    assert contexts == [0, 1_000_000]
 
 
 def test_nothing_fits_is_an_answer(store: Store, start: StartWorker) -> None:

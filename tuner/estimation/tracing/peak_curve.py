@@ -59,8 +59,10 @@ def expected_peaks(request: ExpectationRequest, shim: Shim | None = None, *, pro
         if peak > _MAX_LIMIT_RATIO * request.limit_bytes and len(points) > 1:
             break
     peaks = ExpectedPeaks(points=tuple(points), resident_bytes=residents[0], versions=installed_versions())
-    usable = memory.usable_bytes(peaks) if isinstance(memory, _CardMemory) else None
-    return peaks.model_copy(update={"usable_bytes": usable, "seconds": time.monotonic() - began})
+    if isinstance(memory, _CardMemory):
+        by_replays = {"usable_bytes": memory.usable_bytes(peaks), "reservable_bytes": memory.limit_bytes or None}
+        peaks = peaks.model_copy(update=by_replays)
+    return peaks.model_copy(update={"seconds": time.monotonic() - began})
 
 
 class _CardMemory:
@@ -70,12 +72,15 @@ class _CardMemory:
         request: the workload and the card.
         shim: the stand-in for CUDA.
         processes: how many processes may trace in parallel.
+
+    Attributes:
+        limit_bytes: bytes that the allocator may reserve.
     """
 
     def __init__(self, request: ExpectationRequest, shim: Shim | None, processes: int) -> None:
         self._settings = AllocatorSettings.from_environment(os.environ)
         self._bound = request.largest_micro_batch
-        self._limit_bytes = max(0, request.limit_bytes - request.context_bytes)
+        self.limit_bytes = max(0, request.limit_bytes - request.context_bytes)
         profile = KernelProfile(compute_capability=request.compute_capability or (0, 0), kind="cuda")
         self._sized = _sized_trace(TracedRuns(request.spec, shim=shim, processes=processes, shards=False), profile)
 
@@ -90,14 +95,14 @@ class _CardMemory:
         They lie halfway between the largest size whose replay fits and the next one. Above a bound that fits, memory is
         taken to be lost to fragmentation in the same proportion as at the bound.
         """
-        by_tensors = largest_fitting(lambda size: peaks.used_bytes(size) <= self._limit_bytes, self._bound, self._bound)
+        by_tensors = largest_fitting(lambda size: peaks.used_bytes(size) <= self.limit_bytes, self._bound, self._bound)
         largest = largest_fitting(
-            lambda size: self._replay(size, self._limit_bytes).fits, self._bound, max(1, by_tensors)
+            lambda size: self._replay(size, self.limit_bytes).fits, self._bound, max(1, by_tensors)
         )
         if largest < self._bound:
             return max(1, round(peaks.used_bytes(largest + 0.5)))
         reserved = self._replay(largest).peak_reserved_bytes
-        return round(peaks.used_bytes(largest) * max(1.0, self._limit_bytes / reserved))
+        return round(peaks.used_bytes(largest) * max(1.0, self.limit_bytes / reserved))
 
     def _replay(self, size: int, capacity_bytes: int | None = None) -> ReplayResult:
         return replay(self._sized.trace.events, self._sized.sizes_at(size), self._settings, capacity_bytes)

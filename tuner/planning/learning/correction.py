@@ -9,7 +9,9 @@ inverse-gamma one of the variance: Bishop, Pattern Recognition and Machine Learn
 versions, another family or another limit, and for a large step between the size that fits and the size that fails.
 
 A correction needs evidence. The product of the predictive densities of all residuals, each by the regression on those
-before it, must be at least their product by the usual errors of estimates (a Bayes factor of at least 1).
+before it, must be at least their product by the usual errors of estimates (a Bayes factor of at least 1). Where replays
+in the simulated allocator have been right, this explanation competes with the regression: it corrects nothing, but its
+interval is as narrow as a sample, so that the search begins with the replays' answer and the size above it.
 """
 
 from __future__ import annotations
@@ -87,20 +89,45 @@ def _correction(
     parameters: SearchParameters,
 ) -> EstimateCorrection | None:
     """The correction; none where the usual errors of estimates explain the residuals better than a common cause."""
-    limit, zero = conditions.limit_bytes, peaks.used_bytes(0)
-    errors = parameters.estimate_errors if peaks.usable_bytes is None else parameters.replay_errors
-    regression, log_evidence = _Regression(parameters), 0.0
+    replayed = peaks.usable_bytes is not None
+    usual = parameters.replay_errors if replayed else parameters.estimate_errors
+    regression, by_regression, by_right_replays = _Regression(parameters), 0.0, 0.0
     for residual, similarity in residuals:
         failed, step = _failure(residual)
-        parts = _parts(residual.limit_bytes, residual.zero_expected_bytes, limit)
+        parts = _parts(residual.limit_bytes, residual.zero_expected_bytes, conditions.limit_bytes)
         missed = 1.0 - failed / residual.limit_bytes
         weight = similarity / (1.0 + (step / residual.limit_bytes / parameters.residual_spread) ** 2)
-        log_evidence += regression.log_density(parts, missed, weight)
-        log_evidence -= _usual_log_density(missed, regression.spread**2 * (1.0 / weight - 1.0), errors)
+        by_regression += regression.log_density(parts, missed, weight)
+        by_regression -= _log_density(missed, regression.spread**2 * (1.0 / weight - 1.0), usual)
+        variance = parameters.residual_spread**2 * (1.0 / weight - 1.0)
+        by_right_replays += _log_density(missed, variance, parameters.right_replay_errors)
+        by_right_replays -= _log_density(missed, variance, usual)
         regression.observe(parts, missed, weight)
-    if log_evidence < 0.0:
+    weight = math.fsum(similarity for _, similarity in residuals)
+    if replayed and by_right_replays > max(0.0, by_regression):
+        return _right_replays(len(residuals), min(weight, math.expm1(by_right_replays)), parameters)
+    if by_regression < 0.0:
         return None
-    missed, error = regression.predict(_parts(limit, zero, limit))
+    return _by_regression(regression, residuals, peaks, conditions, parameters)
+
+
+def _right_replays(tunings: int, weight: float, parameters: SearchParameters) -> EstimateCorrection:
+    """The correction of replays that were right so far: none, but with their small error."""
+    ((level_error, slope_error, _),) = parameters.right_replay_errors
+    return EstimateCorrection(
+        tunings=tunings, weight=weight, level=1.0, level_error=level_error, slope=1.0, slope_error=slope_error
+    )
+
+
+def _by_regression(
+    regression: _Regression,
+    residuals: Sequence[tuple[EstimateResidual, float]],
+    peaks: ExpectedPeaks,
+    conditions: EstimateConditions,
+    parameters: SearchParameters,
+) -> EstimateCorrection:
+    """The correction that a regression over the residuals predicts."""
+    missed, error = regression.predict(_parts(conditions.limit_bytes, peaks.used_bytes(0), conditions.limit_bytes))
     growth, growth_error = regression.growth()
     slope = 1.0 / max(1.0 - growth, parameters.least_growth)
     usable = _Usable() if conditions.elastic else _usable(residuals, slope, parameters)
@@ -117,8 +144,8 @@ def _correction(
     )
 
 
-def _usual_log_density(missed: float, variance: float, errors: EstimateErrors) -> float:
-    """The logarithm of the density of a difference by the usual errors of estimates, with this variance besides."""
+def _log_density(missed: float, variance: float, errors: EstimateErrors) -> float:
+    """The logarithm of the density of a difference by independent errors of estimates, with this variance besides."""
     variances = [(error**2 + variance, probability) for error, _, probability in errors]
     densities = (
         probability * math.exp(-(missed**2) / total / 2) / math.sqrt(2 * math.pi * total)

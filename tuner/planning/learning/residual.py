@@ -29,7 +29,8 @@ def residual_of(recommendation: Recommendation, hardware: str) -> EstimateResidu
         hardware=hardware,
         family=family_of(recommendation.request.workload),
         versions=recommendation.versions,
-        limit_bytes=expected.usable_bytes or int(headroom.limit_bytes * (1.0 - recommendation.request.memory_margin)),
+        limit_bytes=expected.usable_of(fit.limit_bytes)
+        or int(headroom.limit_bytes * (1.0 - recommendation.request.memory_margin)),
         zero_expected_bytes=round(expected.used_bytes(0)),
         fit=PeakResidual(
             micro_batch_size=fit.micro_batch_size,
@@ -38,6 +39,7 @@ def residual_of(recommendation: Recommendation, hardware: str) -> EstimateResidu
         ),
         failed_size=failed,
         failed_expected_bytes=round(expected.used_bytes(failed)),
+        context_bytes=fit.context_bytes,
     )
 
 
