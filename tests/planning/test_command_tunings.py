@@ -243,7 +243,7 @@ def test_a_plan_repeats_only_what_divides_a_share() -> None:
 
 def test_a_stored_recommendation_is_confirmed_by_a_run_of_its_plan() -> None:
     """One probe confirms the size and proves the plan."""
-    limit = {"memory_limit_bytes": LIMIT, "memory_margin": 0.0}
+    limit: dict[str, Any] = {"memory_limit_bytes": LIMIT, "memory_margin": 0.0}
     stored = finish(tuning(200, **limit), largest=37)
     course = tuning(200, **limit)
     course.warm_start_from(stored)
