@@ -15,7 +15,8 @@ From top to bottom, each package imports only packages below it:
   search, the plan and the recommendation, as pure functions of recorded results. ``workloads``: a spec as a model, a
   worst-case batch and named loss terms.
 - ``schemas``: the pydantic documents that cross a boundary. ``system``: files, processes and host failures.
-- ``errors``, ``units`` and ``suggestions``: the tree of errors, byte sizes as text, and hints for misspelt names.
+- ``errors``, ``units``, ``suggestions`` and ``yaml_loader``: the tree of errors, byte sizes as text, hints for misspelt
+  names, and YAML whose `1e-5` is a number.
   ``torch_internals``: the private names of torch in use, each with its reason.
 
 A tuning goes through them in this order: a request (``schemas``) becomes a session (``planning.session``), which names

@@ -8,10 +8,14 @@ import torch
 from torch import nn
 
 from tuner.errors import FieldProblem
-from tuner.exports.spec_advice import torch_call, torch_class
+from tuner.exports.spec_advice import torch_call
+from tuner.schemas.optimizer import OptimizerSpec
 from tuner.schemas.recommendation import Recommendation
 from tuner.schemas.results import ModelSummary
-from tuner.schemas.workload import OptimizerSpec, PythonModel
+from tuner.schemas.workload import PythonModel
+
+_ADD_STATE = ("momentum", "amsgrad", "centered")
+"""Arguments of optimizers that add a value per parameter."""
 
 
 def model_problems(recommendation: Recommendation, model: nn.Module) -> Iterator[FieldProblem]:
@@ -42,34 +46,26 @@ def optimizer_problem(
 ) -> str | None:
     """Describe how the optimizer differs from the one that was probed in what takes memory; None where it does not.
 
-    State and temporaries depend on the class, its implementation and the momentum of SGD. A ``python`` workload may
-    have been probed with an optimizer of its own, which the spec does not name: there only an optimizer that the spec
-    names is compared.
+    State and temporaries depend on the class, its implementation, momentum, and the arguments that add a value per
+    parameter. A ``python`` workload may have been probed with an optimizer of its own, which the spec does not name:
+    there only an optimizer that the spec names is compared.
     """
     spec = recommendation.request.workload.optimizer
     if isinstance(recommendation.request.workload.model, PythonModel) and spec == OptimizerSpec():
         return None
     group = optimizer.param_groups[0]
-    same_class = type(optimizer).__name__ == torch_class(spec)
-    same_state = spec.name != "sgd" or bool(group.get("momentum")) == bool(spec.momentum)
-    if same_class and same_state and _implementation(group, device) == _implementation_of(spec, device):
+    wanted = spec.torch_arguments()
+    same_class = type(optimizer).__name__ == spec.torch_class
+    same_state = all(bool(group.get(name)) == bool(wanted.get(name)) for name in _ADD_STATE)
+    if same_class and same_state and _implementation(group, spec, device) == spec.implementation_on(device.type):
         return None
-    return f"{type(optimizer).__name__} ({_implementation(group, device)}) instead of `{torch_call(spec)}`"
+    return f"{type(optimizer).__name__} ({_implementation(group, spec, device)}) instead of `{torch_call(spec)}`"
 
 
-def _implementation(group: dict[str, object], device: torch.device) -> str:
+def _implementation(group: dict[str, object], spec: OptimizerSpec, device: torch.device) -> str:
     if group.get("fused"):
         return "fused"
     foreach = group.get("foreach")
     if foreach is None:
-        return _usual(device)
+        return spec.model_copy(update={"implementation": "default"}).implementation_on(device.type)
     return "foreach" if foreach else "for-loop"
-
-
-def _implementation_of(spec: OptimizerSpec, device: torch.device) -> str:
-    return _usual(device) if spec.implementation == "default" else spec.implementation
-
-
-def _usual(device: torch.device) -> str:
-    """The implementation that torch chooses by default."""
-    return "foreach" if device.type == "cuda" else "for-loop"

@@ -14,7 +14,7 @@ from service.api import examples
 from service.api.etags import conditional, tagged
 from service.api.middleware.compression import accepts_gzip, compressed
 from service.errors import InvalidInputError
-from tuner.schemas.yaml_loader import Loader, describe_yaml_error
+from tuner.yaml_loader import Loader, describe_yaml_error
 
 SCHEMA = "/tunings/new/schema"
 JOB_SCHEMA = "/jobs/new/schema"

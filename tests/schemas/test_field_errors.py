@@ -50,6 +50,8 @@ _TYPES_OF_KINDS: dict[str, set[str]] = {
     "str": {"string_type", "string_sub_type", "string_unicode"},
     "tagged-union": {"union_tag_invalid", "union_tag_not_found"},
     "tuple": {"tuple_type"},
+    "typed-dict": {"dict_type", "extra_forbidden"},
+    "typed-dict-field": {"missing"},
 }
 """The types of errors that each kind of pydantic's core schemas can produce, its constraints aside."""
 _TYPES_OF_CONSTRAINTS: dict[str, set[str]] = {
@@ -192,7 +194,10 @@ def spec(**changes: Any) -> dict[str, Any]:
         (spec(model={"architecture": {}}), "model.kind: is required: one of 'transformers', 'reference', 'python'"),
         (
             spec(optimizer={"name": "adamW"}),
-            "optimizer.name: must be one of 'adamw', 'adam', 'sgd'; did you mean 'adamw'? (got 'adamW')",
+            (
+                "optimizer.name: must be one of 'adamw', 'adam', 'sgd', 'adadelta', 'adafactor', 'adagrad', 'adamax', "
+                "'asgd', 'nadam', 'radam', 'rmsprop', 'rprop'; did you mean 'adamw'? (got 'adamW')"
+            ),
         ),
         (spec(optimizer={"betas": [0.9, 2]}), "optimizer.betas.1: must be below 1.0 (got 2)"),
         (spec(optimizer={"learning_rate": "fast"}), "optimizer.learning_rate: must be a number (got 'fast')"),

@@ -11,7 +11,7 @@ import yaml
 from tests.support.factories import gpt_spec, mlp_spec
 from tuner.errors import SpecError
 from tuner.schemas.workload import TransformersModel, WorkloadSpec, load_spec, parse_spec
-from tuner.schemas.yaml_loader import Loader
+from tuner.yaml_loader import Loader
 
 GPT: dict[str, Any] = {"kind": "reference", "architecture": {"name": "gpt"}}
 GPT2: dict[str, Any] = {

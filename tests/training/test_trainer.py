@@ -17,10 +17,11 @@ from tests.support.forked import real_starts
 from tests.support.whole_runs import ENVIRONMENT, MIB, run_to_end, wait_for
 from tuner.errors import CheckpointError, TrainingError
 from tuner.hardware.memory_devices.factory import open_device
+from tuner.schemas.optimizer import ScheduleSpec
 from tuner.schemas.recommendation import CouplingCheck, Recommendation
 from tuner.schemas.requests import TrainingRequest
 from tuner.schemas.training import RunOutcome, TrainingProgress
-from tuner.schemas.workload import ScheduleSpec, WorkloadSpec
+from tuner.schemas.workload import WorkloadSpec
 from tuner.system.files import lock_directory
 from tuner.training import worker
 from tuner.training.assembly import build_run

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 from typing import assert_never
 
-from pydantic import JsonValue
-
 from tuner.errors import ExportError
 from tuner.exports.base import ExportContext
+from tuner.schemas.optimizer import OptimizerSpec, ScheduleSpec
 from tuner.schemas.recommendation import Advice
 from tuner.schemas.workload import (
     Mlp,
-    OptimizerSpec,
     PythonModel,
     ReferenceModel,
     ResNet,
-    ScheduleSpec,
     TransformersModel,
     WorkloadSpec,
 )
@@ -23,12 +20,6 @@ from tuner.schemas.workload import (
 _MOST_PER_NODE = 8
 _WHOLE_SAMPLES = {"sequence-classification", "image-classification", "ctc", "contrastive"}
 """Tasks whose loss counts samples, not tokens."""
-_SWITCHES: dict[str, dict[str, bool]] = {
-    "default": {},
-    "foreach": {"foreach": True},
-    "fused": {"fused": True},
-    "for-loop": {"foreach": False},
-}
 
 
 def spec_of(context: ExportContext) -> WorkloadSpec:
@@ -77,48 +68,18 @@ def nodes(context: ExportContext) -> tuple[int, int]:
 # --- the optimizer ---
 
 
-def torch_class(optimizer: OptimizerSpec) -> str:
-    """The optimizer's class in ``torch.optim``."""
-    match optimizer.name:
-        case "adamw":
-            return "AdamW"
-        case "adam":
-            return "Adam"
-        case "sgd":
-            return "SGD"
-        case _:
-            assert_never(optimizer.name)
-
-
-def torch_arguments(optimizer: OptimizerSpec) -> dict[str, JsonValue]:
-    """Arguments of that class, without the parameters."""
-    own: dict[str, JsonValue] = (
-        {"momentum": optimizer.momentum} if optimizer.name == "sgd" else {"betas": list(optimizer.betas)}
-    )
-    return {
-        "lr": optimizer.learning_rate,
-        "weight_decay": optimizer.weight_decay,
-        **own,
-        **_SWITCHES[optimizer.implementation],
-    }
-
-
 def torch_call(optimizer: OptimizerSpec, parameters: str = "model.parameters()") -> str:
-    """The Python expression that makes the optimizer."""
-    arguments = "".join(f", {name}={_literal(value)}" for name, value in torch_arguments(optimizer).items())
-    return f"torch.optim.{torch_class(optimizer)}({parameters}{arguments})"
-
-
-def _literal(value: JsonValue) -> str:
-    return repr(tuple(value) if isinstance(value, list) else value)
+    """The Python expression that makes the optimizer, without the groups of the spec."""
+    arguments = "".join(f", {name}={value!r}" for name, value in optimizer.torch_arguments().items())
+    return f"torch.optim.{optimizer.torch_class}({parameters}{arguments})"
 
 
 # --- warnings ---
 
 
 def of_the_workload(context: ExportContext) -> tuple[Advice, ...]:
-    """Warn of parts of the spec that no framework can configure: the longest sample and averages of the weights."""
-    return (*longest_sample(context), *moving_average(context))
+    """Warn of parts of the spec that no framework can configure: longest sample, parameter groups, averages."""
+    return (*longest_sample(context), *parameter_groups(context), *moving_average(context))
 
 
 def longest_sample(context: ExportContext) -> tuple[Advice, ...]:
@@ -134,6 +95,19 @@ def longest_sample(context: ExportContext) -> tuple[Advice, ...]:
         "more memory than was measured."
     )
     return (Advice(code="longest-sample", message=message),)
+
+
+def parameter_groups(context: ExportContext) -> tuple[Advice, ...]:
+    """Warn that the export gives all parameters the same rates."""
+    groups = spec_of(context).optimizer.groups
+    if not groups:
+        return ()
+    listed = "; ".join(f"{', '.join(group.parameters)}: {group.changes}" for group in groups)
+    message = (
+        f"The parameter groups of the spec are not part of this export: give them to the optimizer in your own code "
+        f"({listed})."
+    )
+    return (Advice(code="parameter-groups", message=message),)
 
 
 def moving_average(context: ExportContext) -> tuple[Advice, ...]:

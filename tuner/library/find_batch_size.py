@@ -17,8 +17,9 @@ from tuner.errors import FieldProblem, SpecError
 from tuner.exports.advice import OWN_OPTIMIZER
 from tuner.library.recommendation import Recommendation
 from tuner.library.tuning import run_request, tuning_request
+from tuner.schemas.optimizer import OptimizerSpec
 from tuner.schemas.requests import TuningRequest
-from tuner.schemas.workload import OptimizerSpec, Precision, WorkloadSpec
+from tuner.schemas.workload import Precision, WorkloadSpec
 from tuner.system.files import atomic_writer
 
 if TYPE_CHECKING:

@@ -117,11 +117,15 @@ def memory_part(spec: WorkloadSpec | CommandSpec) -> dict[str, Any]:
         left_out = {"loading_timeout_seconds", *unset}
         return spec.model_dump(mode="json", exclude={"model": left_out})
     rates = {"learning_rate", "weight_decay", "betas"}
-    exclude: dict[str, Any] = {"data": True, "schedule": True, "optimizer": rates, "model": {"pretrained"}}
+    unset = {name for name in ("arguments", "groups") if not getattr(spec.optimizer, name)}
+    groups = {"groups": {"__all__": {"learning_rate", "weight_decay"}}}
+    optimizer = dict.fromkeys(rates | unset, True) | ({} if "groups" in unset else groups)
+    exclude: dict[str, Any] = {"data": True, "schedule": True, "optimizer": optimizer, "model": {"pretrained"}}
     part = spec.model_dump(mode="json", exclude=exclude)
     part["gradient_clipping"] = spec.gradient_clipping is not None
     part["ema_decay"] = spec.ema_decay is not None
-    part["weight_decay"] = spec.optimizer.weight_decay > 0  # sgd with foreach makes a copy of the gradients for it
+    decays = [spec.optimizer.weight_decay, *(group.weight_decay or 0.0 for group in spec.optimizer.groups)]
+    part["weight_decay"] = max(decays) > 0  # sgd with foreach makes a copy of the gradients for it
     return part
 
 

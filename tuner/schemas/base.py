@@ -161,7 +161,7 @@ def _yaml(text: str) -> Any:  # noqa: ANN401 - as above
     """
     import yaml  # noqa: PLC0415 - the SDK reads no file
 
-    from tuner.schemas.yaml_loader import Loader, describe_yaml_error  # noqa: PLC0415 - as above
+    from tuner.yaml_loader import Loader, describe_yaml_error  # noqa: PLC0415 - as above
 
     try:
         return yaml.load(text, Loader)  # noqa: S506 - a safe one

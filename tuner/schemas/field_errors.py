@@ -8,12 +8,14 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import chain
 from types import MappingProxyType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails, InitErrorDetails, PydanticCustomError
+from typing_extensions import is_typeddict
 
 from tuner.errors import FieldProblem
 from tuner.suggestions import suggestion
@@ -108,7 +110,8 @@ def _type_at(kind: Any, location: Location) -> Any:  # noqa: ANN401 - as above
 
 
 def _field_names(kind: Any) -> list[str]:  # noqa: ANN401 - as above
-    return list(dict.fromkeys(name for model in _models(kind) for name in model.model_fields))
+    dicts = [list(member.__annotations__) for member in _members(kind) if is_typeddict(member)]
+    return list(dict.fromkeys(chain(*(model.model_fields for model in _models(kind)), *dicts)))
 
 
 # --- messages ---------------------------------------------------------------------------------------------------------

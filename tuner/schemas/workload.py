@@ -11,8 +11,9 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, JsonValue, ValidationInfo, field_validator, model_validator
 
-from tuner.schemas.base import Document, NonNegativeInt, PositiveInt, load_document, parse_document
+from tuner.schemas.base import Document, PositiveInt, load_document, parse_document
 from tuner.schemas.dataset import DataSpec
+from tuner.schemas.optimizer import OptimizerSpec, ScheduleSpec
 
 Precision = Literal["fp32", "bf16-mixed", "fp16-mixed", "bf16"]
 """Number formats of computation and parameters: see ``WorkloadSpec.precision``."""
@@ -184,32 +185,6 @@ class BatchSpec(Document):
     audio_length: PositiveInt | None = None
     """Length of the longest recording: values of the waveform for models of raw audio (16,000 per second at 16 kHz),
     frames for models of spectrograms (100 per second where they are 10 ms apart). Whisper's follows from its config."""
-
-
-class OptimizerSpec(Document):
-    """The optimizer and its implementation, which both affect the memory of an update."""
-
-    name: Literal["adamw", "adam", "sgd"] = "adamw"
-    """`adamw` and `adam` keep two values per parameter, `sgd` one with momentum and none without."""
-    learning_rate: Annotated[float, Field(gt=0.0, allow_inf_nan=False)] = 1e-3
-    """Peak learning rate."""
-    weight_decay: Annotated[float, Field(ge=0.0, allow_inf_nan=False)] = 0.0
-    """Decoupled for `adamw`, an L2 term for `adam` and `sgd`."""
-    betas: tuple[Annotated[float, Field(ge=0.0, lt=1.0)], Annotated[float, Field(ge=0.0, lt=1.0)]] = (0.9, 0.999)
-    """Decay rates of the two moments. Unused by `sgd`."""
-    momentum: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.0
-    """Momentum of `sgd`. Unused by the others."""
-    implementation: Literal["default", "foreach", "fused", "for-loop"] = "default"
-    """torch's implementation: `foreach` is fast and takes temporaries of the parameters' size, `fused` takes none."""
-
-
-class ScheduleSpec(Document):
-    """The learning rate over the updates, with one scheduler step per optimizer update."""
-
-    name: Literal["constant", "linear", "cosine"] = "constant"
-    """Shape after the warm-up: constant, or decaying to zero at the last update."""
-    warmup_updates: NonNegativeInt = 0
-    """Updates over which the rate rises linearly from zero."""
 
 
 LARGEST_WORLD_SIZE = 65_536

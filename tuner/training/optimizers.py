@@ -3,37 +3,53 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
-from typing import assert_never
+from collections.abc import Iterable, Mapping
+from fnmatch import fnmatchcase
+from typing import Any, assert_never
 
 import torch
 from torch import nn
 from torch.optim.lr_scheduler import LambdaLR
 
-from tuner.schemas.workload import OptimizerSpec, ScheduleSpec
+from tuner.errors import WorkloadError
+from tuner.schemas.optimizer import OptimizerSpec, ParameterGroup, ScheduleSpec
+
+_SHOWN_NAMES = 8
+"""Names of parameters in an error."""
 
 
-def build_optimizer(spec: OptimizerSpec, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-    """Build the torch optimizer of the trainable parameters."""
-    trainable = [parameter for parameter in parameters if parameter.requires_grad]
-    chosen = {"foreach": (True, False), "fused": (None, True), "for-loop": (False, False), "default": (None, None)}
-    foreach, fused = chosen[spec.implementation]
-    rate, decay = spec.learning_rate, spec.weight_decay
-    match spec.name:
-        case "adamw":
-            return torch.optim.AdamW(
-                trainable, lr=rate, betas=spec.betas, weight_decay=decay, foreach=foreach, fused=fused
+def build_optimizer(spec: OptimizerSpec, named_parameters: Iterable[tuple[str, nn.Parameter]]) -> torch.optim.Optimizer:
+    """Build the torch optimizer of the trainable parameters, in the groups of the spec.
+
+    Raises:
+        WorkloadError: when a group has no parameter.
+    """
+    trained = [(name, parameter) for name, parameter in named_parameters if parameter.requires_grad]
+    optimizer_class = getattr(torch.optim, spec.torch_class)
+    optimizer: torch.optim.Optimizer = optimizer_class(_groups(spec, trained), **spec.torch_arguments())
+    return optimizer
+
+
+def _groups(spec: OptimizerSpec, trained: list[tuple[str, nn.Parameter]]) -> list[Any]:
+    """Parameters, or one torch group of the parameters that no group of the spec names and one for each of these."""
+    if not spec.groups:
+        return [parameter for _, parameter in trained]
+    groups: list[dict[str, Any]] = [{"params": []}, *({"params": [], **group.changes} for group in spec.groups)]
+    for name, parameter in trained:
+        matching = (number for number, group in enumerate(spec.groups, 1) if _is_named(name, group))
+        groups[next(matching, 0)]["params"].append(parameter)
+    for number, group in enumerate(groups):
+        if number and not group["params"]:
+            names = ", ".join(f"`{name}`" for name, _ in trained[:_SHOWN_NAMES])
+            raise WorkloadError(
+                f"optimizer.groups.{number - 1}: no trainable parameter is left that its patterns match; names are "
+                f"{names}{', ...' if len(trained) > _SHOWN_NAMES else ''}"
             )
-        case "adam":
-            return torch.optim.Adam(
-                trainable, lr=rate, betas=spec.betas, weight_decay=decay, foreach=foreach, fused=fused
-            )
-        case "sgd":
-            return torch.optim.SGD(
-                trainable, lr=rate, momentum=spec.momentum, weight_decay=decay, foreach=foreach, fused=fused
-            )
-        case _:
-            assert_never(spec.name)
+    return [group for group in groups if group["params"]]
+
+
+def _is_named(name: str, group: ParameterGroup) -> bool:
+    return any(fnmatchcase(name, pattern) for pattern in group.parameters)
 
 
 def build_schedule(spec: ScheduleSpec, optimizer: torch.optim.Optimizer, updates: int) -> LambdaLR:
@@ -59,9 +75,9 @@ def learning_rate_factor(spec: ScheduleSpec, update: int, updates: int) -> float
 
 
 def materialize_state(optimizer: torch.optim.Optimizer) -> None:
-    """Allocate the optimizer's state, with the values that it has before the first step.
+    """Allocate the state of a spec's optimizer, with the values that it has before the first step.
 
-    For the optimizers of a spec, whose state begins as zeros. Parameters and random generators are not changed.
+    Parameters and random generators are not changed.
     """
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     rates = [group["lr"] for group in optimizer.param_groups]
@@ -73,7 +89,18 @@ def materialize_state(optimizer: torch.optim.Optimizer) -> None:
     optimizer.zero_grad(set_to_none=True)
     for group, rate in zip(optimizer.param_groups, rates, strict=True):
         group["lr"] = rate
-    for state in optimizer.state.values():
-        for value in state.values():
-            if isinstance(value, torch.Tensor):
-                value.zero_()
+    for group in optimizer.param_groups:
+        initial = {name: group.get(source, source) for name, source in _INITIAL_VALUES.get(type(optimizer), {}).items()}
+        for parameter in group["params"]:
+            for name, value in optimizer.state[parameter].items():
+                if isinstance(value, torch.Tensor):
+                    value.fill_(initial.get(name, 0.0))
+
+
+_INITIAL_VALUES: Mapping[type[torch.optim.Optimizer], Mapping[str, Any]] = {
+    torch.optim.Adagrad: {"sum": "initial_accumulator_value"},
+    torch.optim.ASGD: {"eta": "lr", "mu": 1.0},
+    torch.optim.NAdam: {"mu_product": 1.0},
+    torch.optim.Rprop: {"step_size": "lr"},
+}
+"""State that does not begin as zeros: a number, or the name of the group's field that has it."""

@@ -33,14 +33,12 @@ from tests.support.faults import (
     token_loss,
 )
 from tuner.errors import OutOfMemoryError, WorkloadError
-from tuner.schemas.workload import OptimizerSpec
 from tuner.training.accumulation import engine
 from tuner.training.accumulation.engine import Gathering, GradientAccumulation, UpdateReport, split_batch
 from tuner.training.accumulation.gradient_sums import InPlaceSums, default_gathering
 from tuner.training.accumulation.recovery import Action, FailureOrigin, decide
 from tuner.training.micro_batches.rng_state import RandomState, seed_everything
 from tuner.training.micro_batches.splitting import sliced
-from tuner.training.optimizers import build_optimizer, materialize_state
 from tuner.workloads.base import LossTerms
 from tuner.workloads.build import build_model, build_workload
 
@@ -511,55 +509,6 @@ def test_a_fault_in_the_step_is_never_retried(gathering: Gathering) -> None:
     assert (optimizer.steps, accumulation.largest_micro_batch) == (1, None)
     assert len(moved) == len(truth) // 2
     assert all(torch.allclose(tensor.double(), truth[name], atol=1e-6) for name, tensor in moved.items())
-
-
-OPTIMIZERS = [
-    {"name": name, "weight_decay": decay, "implementation": how, **more}
-    for name, more in [("adamw", {}), ("adam", {}), ("sgd", {}), ("sgd", {"momentum": 0.9})]
-    for decay in (0.0, 0.1)
-    for how in ("default", "foreach", "fused", "for-loop")
-]
-
-
-def _some_parameters() -> list[nn.Parameter]:
-    generator = torch.Generator().manual_seed(5)
-    return [nn.Parameter(torch.randn(shape, generator=generator)) for shape in [(), (7,), (3, 5), (2, 3, 4)]]
-
-
-def _stepped(parameters: list[nn.Parameter], optimizer: torch.optim.Optimizer, steps: int) -> list[Tensor]:
-    generator = torch.Generator().manual_seed(6)
-    for _ in range(steps):
-        for parameter in parameters:
-            parameter.grad = torch.randn(parameter.shape, generator=generator)
-        optimizer.step()
-    return [parameter.detach().clone() for parameter in parameters]
-
-
-@pytest.mark.parametrize("fields", OPTIMIZERS, ids=lambda fields: "-".join(map(str, fields.values())))
-def test_steps_from_a_materialized_state_are_those_of_a_fresh_optimizer(fields: dict[str, Any]) -> None:
-    """The first steps, with every implementation and with weight decay, are equal to the last bit."""
-    spec = OptimizerSpec(**fields)
-    ours, fresh = _some_parameters(), _some_parameters()
-    optimizer = build_optimizer(spec, ours)
-    materialize_state(optimizer)
-    found, wanted = _stepped(ours, optimizer, 3), _stepped(fresh, build_optimizer(spec, fresh), 3)
-    assert all(torch.equal(one, other) for one, other in zip(found, wanted, strict=True))
-
-
-@pytest.mark.parametrize("fields", OPTIMIZERS, ids=lambda fields: "-".join(map(str, fields.values())))
-def test_materializing_a_state_changes_nothing_else(fields: dict[str, Any]) -> None:
-    """Parameters, learning rate and generators stay, no gradient is left, and the next step takes no more state."""
-    parameters, untouched = _some_parameters(), _some_parameters()
-    optimizer = build_optimizer(OptimizerSpec(learning_rate=0.3, **fields), parameters)
-    random_state = torch.get_rng_state()
-    materialize_state(optimizer)
-    assert all(torch.equal(one, other) for one, other in zip(parameters, untouched, strict=True))
-    assert all(parameter.grad is None for parameter in parameters)
-    assert torch.equal(torch.get_rng_state(), random_state)
-    assert optimizer.param_groups[0]["lr"] == 0.3
-    state_tensors = {id(tensor) for state in optimizer.state.values() for tensor in state.values()}
-    _stepped(parameters, optimizer, 1)
-    assert {id(tensor) for state in optimizer.state.values() for tensor in state.values()} == state_tensors
 
 
 # --- dividing batches -------------------------------------------------------------------------------------------------

@@ -95,7 +95,10 @@ class KnownValues:
         return value
 
     def scalar(self, tensor: Tensor) -> float | int | bool | complex:
-        """Return the result of ``tensor.item()``; if unknown, 1 for numbers and ``False`` for booleans."""
+        """Return the result of ``tensor.item()``; if unknown, 1 or 0.5 for numbers, ``False`` for booleans.
+
+        Not 1 for fractions, since denominators such as ``1 - mu`` occur in optimizers.
+        """
         value = self.value_of(tensor)
         if value is not None:
             with unset_fake_temporarily():
@@ -107,7 +110,7 @@ class KnownValues:
         if not tensor.dtype.is_floating_point:
             self.stand_ins.add("whole numbers")
             return 1
-        return 1.0
+        return 0.5
 
     def largest(self, tensor: Tensor) -> int | None:
         """Return the largest of known whole numbers; None if they are unknown."""

@@ -292,17 +292,16 @@ def _ranks(spec: WorkloadSpec) -> Ranks:
 def _for_card(spec: WorkloadSpec) -> WorkloadSpec:
     """Return ``spec`` with the defaults of a GPU, since torch would choose others for fake parameters."""
     gathering = "scratch" if spec.gradient_gathering == "auto" else spec.gradient_gathering
-    return _with_optimizer(spec, "foreach").model_copy(update={"gradient_gathering": gathering})
+    return _with_optimizer(spec, "cuda").model_copy(update={"gradient_gathering": gathering})
 
 
 def _for_cpu(spec: WorkloadSpec) -> WorkloadSpec:
-    return _with_optimizer(spec, "for-loop")
+    return _with_optimizer(spec, "cpu")
 
 
-def _with_optimizer(spec: WorkloadSpec, default: str) -> WorkloadSpec:
-    if spec.optimizer.implementation != "default":
-        return spec
-    return spec.model_copy(update={"optimizer": spec.optimizer.model_copy(update={"implementation": default})})
+def _with_optimizer(spec: WorkloadSpec, device_kind: str) -> WorkloadSpec:
+    chosen = spec.optimizer.implementation_on(device_kind)
+    return spec.model_copy(update={"optimizer": spec.optimizer.model_copy(update={"implementation": chosen})})
 
 
 @contextmanager

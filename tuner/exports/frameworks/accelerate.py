@@ -32,8 +32,9 @@ from tuner.exports.spec_advice import (
     schedule_in_code,
     spec_of,
 )
+from tuner.schemas.optimizer import ScheduleSpec
 from tuner.schemas.recommendation import Advice
-from tuner.schemas.workload import ScheduleSpec, TransformersModel
+from tuner.schemas.workload import TransformersModel
 
 _CONFIG, _LAUNCH = "accelerate.yaml", "launch.sh"
 _PRECISIONS = {"fp32": "no", "bf16": "no", "bf16-mixed": "bf16", "fp16-mixed": "fp16"}

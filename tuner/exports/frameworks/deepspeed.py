@@ -19,12 +19,11 @@ from tuner.exports.spec_advice import (
     of_the_workload,
     schedule_in_code,
     spec_of,
-    torch_arguments,
-    torch_class,
 )
 from tuner.schemas.recommendation import Advice
 
 _AUTOCAST: dict[str, str] = {"bf16-mixed": "bfloat16", "fp16-mixed": "float16"}
+_ADAMS = frozenset({"adam", "adamw"})
 _WEIGHTS = 3
 """The ZeRO stage that shards parameters, gradients and the optimizer's state, as FSDP does."""
 
@@ -50,7 +49,7 @@ def _configuration(context: ExportContext) -> dict[str, JsonValue]:
         "fp16": {"enabled": False},
         "torch_autocast": {"enabled": dtype is not None, **({"dtype": dtype} if dtype else {})},
         "zero_optimization": {"stage": _WEIGHTS if sharded else 0},
-        **({"zero_allow_untested_optimizer": True} if sharded and spec.optimizer.name == "sgd" else {}),
+        **({"zero_allow_untested_optimizer": True} if sharded and spec.optimizer.name not in _ADAMS else {}),
         "optimizer": _optimizer(context),
     }
 
@@ -58,10 +57,10 @@ def _configuration(context: ExportContext) -> dict[str, JsonValue]:
 def _optimizer(context: ExportContext) -> dict[str, JsonValue]:
     """The optimizer: torch's own, not DeepSpeed's fused kernels, which were not measured."""
     optimizer = spec_of(context).optimizer
-    arguments = torch_arguments(optimizer)
-    if optimizer.name in {"adam", "adamw"}:
+    arguments = optimizer.torch_arguments()
+    if optimizer.name in _ADAMS:
         arguments |= {"torch_adam": True, "adam_w_mode": optimizer.name == "adamw"}
-    return {"type": torch_class(optimizer), "params": arguments}
+    return {"type": optimizer.torch_class, "params": arguments}
 
 
 # --- warnings ---

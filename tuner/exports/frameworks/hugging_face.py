@@ -23,8 +23,8 @@ from tuner.exports.spec_advice import (
     spec_of,
     torch_call,
 )
+from tuner.schemas.optimizer import ScheduleSpec
 from tuner.schemas.recommendation import Advice
-from tuner.schemas.workload import ScheduleSpec
 
 NEWEST, FIVE, FOUR = "5.23", "5.0", "4.57"
 
@@ -76,6 +76,8 @@ def _optimizer(context: ExportContext) -> dict[str, JsonValue]:
 def _has_optimizer(context: ExportContext) -> bool:
     """Return whether the Trainer can make the measured implementation of the spec's optimizer."""
     optimizer = spec_of(context).optimizer
+    if optimizer.arguments or optimizer.groups:
+        return False
     usual = "for-loop" if on_cpu(context) else "foreach"  # torch's default
     if optimizer.name == "sgd":
         able = optimizer.momentum == 0.0 or context.version == NEWEST

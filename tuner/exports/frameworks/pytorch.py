@@ -14,8 +14,8 @@ from tuner.exports.spec_advice import (
     spec_of,
     torch_call,
 )
+from tuner.schemas.optimizer import ScheduleSpec
 from tuner.schemas.recommendation import Advice
-from tuner.schemas.workload import ScheduleSpec
 
 _SCRIPT = "train.py"
 _CPU = 'torch.device("cpu")'
@@ -63,7 +63,7 @@ def _head(context: ExportContext) -> str:
         "from torch.nn import functional as F",
         "from torch.utils.data import TensorDataset, default_collate",
         "",
-        *(["from tuner.schemas.workload import ScheduleSpec"] if scheduled else []),
+        *(["from tuner.schemas.optimizer import ScheduleSpec"] if scheduled else []),
         "from tuner.training.accumulation.engine import GradientAccumulation",
         *(["from tuner.training.optimizers import build_schedule"] if scheduled else []),
         f"from tuner.training.accumulation.collectives import join_ranks{'' if on_cpu(context) else ', local_rank'}",

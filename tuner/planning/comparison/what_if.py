@@ -212,7 +212,7 @@ def choices(spec: WorkloadSpec, device: DeviceInfo) -> tuple[Changes, ...]:
         found.append(("precision", _mixed_precision(device)))
     if not spec.activation_checkpointing:
         found.append(("activation_checkpointing", True))
-    if spec.optimizer.implementation in ({"default", "foreach"} if device.kind == "cuda" else {"foreach"}):
+    if spec.optimizer.has_fused and spec.optimizer.implementation_on(device.kind) == "foreach":
         found.append(("optimizer.implementation", "fused"))
     if spec.gradient_gathering in ({"auto", "scratch"} if device.kind == "cuda" else {"scratch"}):
         found.append(("gradient_gathering", "in-place"))

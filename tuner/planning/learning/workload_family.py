@@ -19,9 +19,10 @@ def family_of(spec: WorkloadSpec) -> str:
         "ema": spec.ema_decay is not None,
         "compile": spec.compile,
     }
+    flags = sorted(name for name, value in optimizer.arguments.items() if value is True)
     parts = (
         _model(spec.model),
-        f"{optimizer.name} {optimizer.implementation}" + (" momentum" if optimizer.momentum else ""),
+        " ".join([optimizer.name, optimizer.implementation, *["momentum"] * (optimizer.momentum > 0), *flags]),
         spec.precision,
         " ".join(name for name, chosen in options.items() if chosen) or "no options",
         f"{spec.gradient_gathering} gathering",

@@ -1,0 +1,211 @@
+"""The optimizer and the learning-rate schedule of a spec. Pure data, no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import ConfigDict, Field, model_validator
+from typing_extensions import TypedDict
+
+from tuner.schemas.base import Document, NonNegativeInt
+
+Rate = Annotated[float, Field(gt=0.0, allow_inf_nan=False)]
+Decay = Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
+Share = Annotated[float, Field(ge=0.0, lt=1.0)]
+_MOST_GROUPS = 32
+_MOST_PATTERNS = 64
+_LONGEST_PATTERN = 200
+
+
+class OptimizerArguments(TypedDict, total=False):
+    """Further arguments of a class of ``torch.optim``, by their names there; torch's defaults where absent."""
+
+    __pydantic_config__ = ConfigDict(extra="forbid", use_attribute_docstrings=True)  # type: ignore[misc]
+
+    eps: Rate
+    """Term of the denominator, for numerical stability: all but `adafactor`, `asgd`, `rprop` and `sgd`."""
+    amsgrad: bool
+    """Keep the largest second moment, a third value per parameter: `adam` and `adamw`."""
+    nesterov: bool
+    """Nesterov's momentum: `sgd`."""
+    centered: bool
+    """Subtract the mean gradient, one more value per parameter: `rmsprop`."""
+    decoupled_weight_decay: bool
+    """Weight decay as in `adamw`: `adam`, `nadam` and `radam`."""
+    momentum_decay: Decay
+    """Decay of the momentum: `nadam`."""
+    alpha: Annotated[float, Field(ge=0.0, le=1.0)]
+    """Smoothing constant of `rmsprop`; power of the learning rate's decay of `asgd`."""
+    rho: Annotated[float, Field(ge=0.0, le=1.0)]
+    """Decay of the mean of squared gradients: `adadelta`."""
+    lr_decay: Decay
+    """Decay of the learning rate: `adagrad`."""
+    initial_accumulator_value: Decay
+    """Initial sum of squared gradients: `adagrad`."""
+    beta2_decay: Annotated[float, Field(le=0.0, allow_inf_nan=False)]
+    """Decay of the coefficient of the second moment: `adafactor`."""
+    d: Annotated[float, Field(ge=1.0, allow_inf_nan=False)]
+    """Clipping threshold of an update: `adafactor`."""
+    lambd: Decay
+    """Decay term: `asgd`."""
+    t0: Decay
+    """Update at which averaging begins: `asgd`."""
+    etas: tuple[Annotated[float, Field(gt=0.0, lt=1.0)], Annotated[float, Field(gt=1.0, allow_inf_nan=False)]]
+    """Factors of a decrease and an increase of the step: `rprop`."""
+    step_sizes: tuple[Rate, Rate]
+    """Smallest and largest step: `rprop`."""
+
+
+@dataclass(frozen=True)
+class _Optimizer:
+    """An optimizer of torch and its arguments, besides the learning rate."""
+
+    torch_class: str
+    fields: frozenset[str]
+    """Fields of ``OptimizerSpec`` that it takes."""
+    arguments: frozenset[str] = frozenset()
+    has_fused: bool = False
+    prefers_foreach: bool = True
+    """Whether torch chooses ``foreach`` on a GPU by default."""
+
+
+def _optimizer(torch_class: str, fields: str, arguments: str, **properties: bool) -> _Optimizer:
+    return _Optimizer(torch_class, frozenset(fields.split()), frozenset(arguments.split()), **properties)
+
+
+OptimizerName = Literal[
+    "adamw",
+    "adam",
+    "sgd",
+    "adadelta",
+    "adafactor",
+    "adagrad",
+    "adamax",
+    "asgd",
+    "nadam",
+    "radam",
+    "rmsprop",
+    "rprop",
+]
+
+OPTIMIZERS: Mapping[OptimizerName, _Optimizer] = MappingProxyType(
+    {
+        "adamw": _optimizer("AdamW", "weight_decay betas", "eps amsgrad", has_fused=True),
+        "adam": _optimizer("Adam", "weight_decay betas", "eps amsgrad decoupled_weight_decay", has_fused=True),
+        "sgd": _optimizer("SGD", "weight_decay momentum", "nesterov", has_fused=True),
+        "adadelta": _optimizer("Adadelta", "weight_decay", "eps rho"),
+        "adafactor": _optimizer("Adafactor", "weight_decay", "beta2_decay d", prefers_foreach=False),
+        "adagrad": _optimizer("Adagrad", "weight_decay", "eps lr_decay initial_accumulator_value"),
+        "adamax": _optimizer("Adamax", "weight_decay betas", "eps"),
+        "asgd": _optimizer("ASGD", "weight_decay", "lambd alpha t0"),
+        "nadam": _optimizer("NAdam", "weight_decay betas", "eps momentum_decay decoupled_weight_decay"),
+        "radam": _optimizer("RAdam", "weight_decay betas", "eps decoupled_weight_decay"),
+        "rmsprop": _optimizer("RMSprop", "weight_decay momentum", "eps alpha centered"),
+        "rprop": _optimizer("Rprop", "", "etas step_sizes"),
+    }
+)
+"""The optimizers of `torch.optim` for dense gradients whose step takes no closure, and which train any parameter.
+
+`dampening` of SGD is left out, as torch's first step ignores it. `foreach` and `fused` are in `implementation`.
+"""
+_SWITCHES: Mapping[str, dict[str, bool]] = MappingProxyType(
+    {"default": {}, "foreach": {"foreach": True}, "for-loop": {"foreach": False}, "fused": {"fused": True}}
+)
+
+
+class ParameterGroup(Document):
+    """Parameters, by their names, with a learning rate or a weight decay of their own."""
+
+    parameters: Annotated[
+        tuple[Annotated[str, Field(min_length=1, max_length=_LONGEST_PATTERN)], ...],
+        Field(min_length=1, max_length=_MOST_PATTERNS),
+    ]
+    """Patterns of names, as of a shell: `*.bias`, `*ln_*`, `*norm*`. A parameter is in the first group that matches."""
+    learning_rate: Rate | None = None
+    """Peak learning rate; the optimizer's when absent."""
+    weight_decay: Decay | None = None
+    """Weight decay; the optimizer's when absent."""
+
+    @property
+    def changes(self) -> dict[str, Any]:
+        """The arguments of torch that differ from the optimizer's."""
+        changed = {"lr": self.learning_rate, "weight_decay": self.weight_decay}
+        return {name: value for name, value in changed.items() if value is not None}
+
+
+class OptimizerSpec(Document):
+    """The optimizer and its implementation, which both affect the memory of an update."""
+
+    name: OptimizerName = "adamw"
+    """A class of `torch.optim`. `adamw` and `adam` keep two values per parameter, `sgd` one with momentum and none
+    without, `adafactor` one per row and column of a matrix."""
+    learning_rate: Rate = 1e-3
+    """Peak learning rate."""
+    weight_decay: Decay = 0.0
+    """Decoupled for `adamw` and `adafactor`, an L2 term for the others. `rprop` has none."""
+    betas: tuple[Share, Share] = (0.9, 0.999)
+    """Decay rates of the two moments of `adam`, `adamax`, `adamw`, `nadam` and `radam`. Unused by the others."""
+    momentum: Share = 0.0
+    """Momentum of `rmsprop` and `sgd`. Unused by the others."""
+    arguments: OptimizerArguments = Field(default_factory=OptimizerArguments)
+    """Further arguments of torch's class."""
+    groups: Annotated[tuple[ParameterGroup, ...], Field(max_length=_MOST_GROUPS)] = ()
+    """Groups of parameters with rates of their own, such as norms and biases without weight decay."""
+    implementation: Literal["default", "foreach", "fused", "for-loop"] = "default"
+    """torch's implementation: `foreach` is fast and takes temporaries of the parameters' size, `fused` takes none and
+    is there for `adam`, `adamw` and `sgd`."""
+
+    @model_validator(mode="after")
+    def _takes_its_arguments(self) -> Self:
+        kind = OPTIMIZERS[self.name]
+        unknown = sorted(self.arguments.keys() - kind.arguments)
+        if unknown:
+            known = ", ".join(f"`{name}`" for name in sorted(kind.arguments))
+            raise ValueError(f"`arguments.{unknown[0]}` is not an argument of `{self.name}`, which has {known}")
+        if self.implementation == "fused" and not kind.has_fused:
+            having = ", ".join(f"`{name}`" for name, other in sorted(OPTIMIZERS.items()) if other.has_fused)
+            raise ValueError(f"`implementation` is `fused`, which `{self.name}` does not have: {having} do")
+        decays = [self.weight_decay, *(group.weight_decay for group in self.groups)]
+        if "weight_decay" not in kind.fields and any(decays):
+            raise ValueError(f"`weight_decay` is not an argument of `{self.name}`")
+        if self.arguments.get("nesterov") and not self.momentum:
+            raise ValueError("`arguments.nesterov` needs a `momentum` above 0")
+        return self
+
+    @property
+    def torch_class(self) -> str:
+        """Name of the class in ``torch.optim``."""
+        return OPTIMIZERS[self.name].torch_class
+
+    def torch_arguments(self) -> dict[str, Any]:
+        """Return the arguments of that class, without the parameters."""
+        fields = OPTIMIZERS[self.name].fields
+        return {
+            "lr": self.learning_rate,
+            **{name: getattr(self, name) for name in ("weight_decay", "betas", "momentum") if name in fields},
+            **self.arguments,
+            **_SWITCHES[self.implementation],
+        }
+
+    def implementation_on(self, device_kind: str) -> str:
+        """Return the implementation on a kind of device, where `default` is torch's choice."""
+        if self.implementation != "default":
+            return self.implementation
+        return "foreach" if device_kind == "cuda" and OPTIMIZERS[self.name].prefers_foreach else "for-loop"
+
+    @property
+    def has_fused(self) -> bool:
+        """Whether torch has the implementation `fused` of it."""
+        return OPTIMIZERS[self.name].has_fused
+
+
+class ScheduleSpec(Document):
+    """The learning rate over the updates, with one scheduler step per optimizer update."""
+
+    name: Literal["constant", "linear", "cosine"] = "constant"
+    """Shape after the warm-up: constant, or decaying to zero at the last update."""
+    warmup_updates: NonNegativeInt = 0
+    """Updates over which the rate rises linearly from zero."""
