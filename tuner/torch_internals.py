@@ -79,8 +79,8 @@ BatchNorm: type[nn.Module] = nn.modules.batchnorm._BatchNorm  # noqa: SLF001
 Dropout: type[nn.Module] = nn.modules.dropout._DropoutNd  # noqa: SLF001
 """Base class of the dropouts, which have no public one."""
 
-Kernel: TypeAlias = torch._C._SafeKernelFunction  # noqa: SLF001
-"""Class of what ``torch.library.get_kernel`` returns, for annotations."""
+Kernel: TypeAlias = Any
+"""Class of what ``torch.library.get_kernel`` returns, for annotations; torch 2.8 has neither."""
 
 DispatchKeySet: TypeAlias = torch._C.DispatchKeySet  # noqa: SLF001
 """Class of the dispatch keys of a call, which a kernel passes on, for annotations."""

@@ -46,6 +46,7 @@ struct IdleDevice final : c10::impl::DeviceGuardImplInterface {
 };
 
 // Properties by which kernels are chosen: cuDNN is present in its current version. torch looks up this class name.
+// Two functions are not marked `override`, since torch 2.8 lacks them.
 struct CUDAHooks final : at::CUDAHooksInterface {
   explicit CUDAHooks(at::CUDAHooksArgs) {}
   void init() const override {}
@@ -54,11 +55,11 @@ struct CUDAHooks final : at::CUDAHooksInterface {
   bool hasCuDNN() const override { return true; }
   bool compiledWithCuDNN() const override { return true; }
   long versionCuDNN() const override { return kCudnnVersion; }
-  long versionRuntimeCuDNN() const override { return kCudnnVersion; }
+  long versionRuntimeCuDNN() const { return kCudnnVersion; }
   bool supportsDilatedConvolutionWithCuDNN() const override { return true; }
   bool supportsDepthwiseConvolutionWithCuDNN() const override { return true; }
   bool supportsBFloat16ConvolutionWithCuDNNv8() const override { return true; }
-  bool supportsBFloat16RNNWithCuDNN() const override { return true; }
+  bool supportsBFloat16RNNWithCuDNN() const { return true; }
   double batchnormMinEpsilonCuDNN() const override { return 0.0; }
   int getNumGPUs() const override { return 1; }
   DeviceIndex current_device() const override { return 0; }

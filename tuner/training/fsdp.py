@@ -72,7 +72,14 @@ class _KeepingScatter(_OwnBuffers):
 
 
 def simulate_other_ranks(model: nn.Module) -> None:
-    """Make a sharded model run without its other ranks, in a process group that does not communicate."""
+    """Make a sharded model run without its other ranks, in a process group that does not communicate.
+
+    Raises:
+        SpecError: when torch has no way to replace the collectives of FSDP, as 2.8 has not.
+    """
+    if not hasattr(FSDPModule, "set_custom_all_gather"):
+        needed = f"fsdp with fewer devices than ranks needs a newer torch than {torch.__version__}"
+        raise SpecError([FieldProblem("parallelism.strategy", needed)])
     for module in model.modules():
         if isinstance(module, FSDPModule):
             module.set_custom_all_gather(_RepeatingGather())  # type: ignore[arg-type] # its class is not public

@@ -89,7 +89,11 @@ LOCAL_SCALAR_DENSE: OpOverload = _aten._local_scalar_dense.default  # noqa: SLF0
 LOG_SOFTMAX: OpOverload = _aten._log_softmax.default  # noqa: SLF001
 LOG_SOFTMAX_BACKWARD: OpOverload = _aten._log_softmax_backward_data.default  # noqa: SLF001
 RMS_NORM: OpOverload = _aten._fused_rms_norm.default  # noqa: SLF001
-RMS_NORM_BACKWARD: OpOverload = _aten._fused_rms_norm_backward.default  # noqa: SLF001
+RMS_NORM_BACKWARD: frozenset[OpOverload] = frozenset(
+    operator.default
+    for operator in (getattr(_aten, "_fused_rms_norm_backward", None),)  # not in torch 2.8
+    if operator is not None
+)
 SAFE_SOFTMAX: OpOverload = _aten._safe_softmax.default  # noqa: SLF001
 SOFTMAX: OpOverload = _aten._softmax.default  # noqa: SLF001
 SOFTMAX_BACKWARD: OpOverload = _aten._softmax_backward_data.default  # noqa: SLF001

@@ -37,7 +37,7 @@ _MADE_CONTIGUOUS: Mapping[OpOverload, tuple[int, ...]] = {
     LOG_SOFTMAX: (0,),
     LOG_SOFTMAX_BACKWARD: (0, 1),
     RMS_NORM: (0,),
-    RMS_NORM_BACKWARD: (0, 1),
+    **dict.fromkeys(RMS_NORM_BACKWARD, (0, 1)),
     _aten.native_layer_norm.default: (0,),
     _aten.native_layer_norm_backward.default: (0, 1),
     _aten.native_group_norm.default: (0,),
