@@ -28,7 +28,6 @@ ARGUMENTS: dict[str, Any] = {
     "lr_decay": 0.1,
     "initial_accumulator_value": 0.5,
     "beta2_decay": -0.5,
-    "d": 2.0,
     "lambd": 0.01,
     "t0": 1.0,
     "etas": [0.4, 1.3],

@@ -47,8 +47,6 @@ class OptimizerArguments(TypedDict, total=False):
     """Initial sum of squared gradients: `adagrad`."""
     beta2_decay: Annotated[float, Field(le=0.0, allow_inf_nan=False)]
     """Decay of the coefficient of the second moment: `adafactor`."""
-    d: Annotated[float, Field(ge=1.0, allow_inf_nan=False)]
-    """Clipping threshold of an update: `adafactor`."""
     lambd: Decay
     """Decay term: `asgd`."""
     t0: Decay
@@ -97,7 +95,7 @@ OPTIMIZERS: Mapping[OptimizerName, _Optimizer] = MappingProxyType(
         "adam": _optimizer("Adam", "weight_decay betas", "eps amsgrad decoupled_weight_decay", has_fused=True),
         "sgd": _optimizer("SGD", "weight_decay momentum", "nesterov", has_fused=True),
         "adadelta": _optimizer("Adadelta", "weight_decay", "eps rho"),
-        "adafactor": _optimizer("Adafactor", "weight_decay", "beta2_decay d", prefers_foreach=False),
+        "adafactor": _optimizer("Adafactor", "weight_decay", "beta2_decay", prefers_foreach=False),
         "adagrad": _optimizer("Adagrad", "weight_decay", "eps lr_decay initial_accumulator_value"),
         "adamax": _optimizer("Adamax", "weight_decay betas", "eps"),
         "asgd": _optimizer("ASGD", "weight_decay", "lambd alpha t0"),
@@ -109,7 +107,8 @@ OPTIMIZERS: Mapping[OptimizerName, _Optimizer] = MappingProxyType(
 )
 """The optimizers of `torch.optim` for dense gradients whose step takes no closure, and which train any parameter.
 
-`dampening` of SGD is left out, as torch's first step ignores it. `foreach` and `fused` are in `implementation`.
+`dampening` of SGD is left out, as torch's first step ignores it, and so are `eps` and `d` of Adafactor. `foreach` and
+`fused` are in `implementation`.
 """
 _SWITCHES: Mapping[str, dict[str, bool]] = MappingProxyType(
     {"default": {}, "foreach": {"foreach": True}, "for-loop": {"foreach": False}, "fused": {"fused": True}}

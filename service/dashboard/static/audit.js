@@ -1,8 +1,8 @@
 /** The audit log, for admins. */
 
+import { makeList } from "./api_list.js";
 import { byId, h } from "./dom.js";
 import { shortId, time, words } from "./format.js";
-import { makeList } from "./table.js";
 
 const ACTIONS = [
   "submitted", "resumed", "cancelled", "deleted", "pruned", "key-created", "key-revoked", "signed-in", "signed-out",

@@ -1,11 +1,11 @@
 /** The lists of tunings and of jobs. */
 
 import { keyId, may } from "./api.js";
+import { makeList, SEARCH } from "./api_list.js";
 import { byId, h, replace } from "./dom.js";
 import { count, shortId, time, took, words } from "./format.js";
 import { codeBlock, labelTags, scopeAlert, stateBadge } from "./parts.js";
 import { both, peakBar, planWords, rateWords } from "./rows.js";
-import { makeList, SEARCH } from "./table.js";
 
 const STATES = ["QUEUED", "RUNNING", "CANCELLING", "SUCCEEDED", "FAILED", "CANCELLED"];
 const STATE = { name: "state", label: "State", options: [["", "Any"], ...STATES.map((state) => [state, words(state)])] };

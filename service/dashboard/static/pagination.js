@@ -1,5 +1,5 @@
 /**
- * The pages of a list of the API that have been read, newest first. Used by table.js.
+ * The pages of a list of the API that have been read, newest first. Used by api_list.js.
  *
  * Each page keeps its cursor, so that it can be read again by itself: rows that have not ended are kept up to date with
  * at most two calls a time, however many are loaded. Only some of the pages are shown at a time, so that a long list

@@ -1,11 +1,11 @@
 /** The list of recommendations, with filters and a selection to compare. */
 
 import { addressOf, may } from "./api.js";
+import { makeList, SEARCH } from "./api_list.js";
 import { byId, h, replace } from "./dom.js";
 import { count, plural, shortId, time } from "./format.js";
 import { labelTags, scopeAlert } from "./parts.js";
 import { both, peakBar, planWords, rateWords } from "./rows.js";
-import { makeList, SEARCH } from "./table.js";
 
 const MOST_COMPARED = 8;
 const ANY = ["", "Any"];

@@ -282,6 +282,7 @@ async def _every_call(calls: AsyncCalls) -> list[Awaitable[object]]:
         calls.keys.create(name, ["tunings:read"]),
         calls.keys.list(),
         calls.keys.revoke(name),
+        anext(calls.audit.list()),
         calls.summary(),
         calls.fleet(),
     ]

@@ -17,6 +17,7 @@ from service.errors import ConfigurationError, StaleLeaseError, StoreUnavailable
 from service.store.database.engine import open_engine, read_transaction, write_transaction
 from service.store.models import (
     WRITE_CHECK_TTL_SECONDS,
+    AuditFilter,
     Beat,
     Claim,
     Ending,
@@ -142,6 +143,8 @@ READS_AND_WRITES: dict[str, Callable[[Store, Lease], Any]] = {
     "fleet.work": lambda store, _: store.fleet.work(5, []),
     "fleet.report": lambda store, _: store.fleet.report(FleetReport(engine="ray", address="there")),
     "fleet.reports": lambda store, _: store.fleet.reports(),
+    "audit.newest": lambda store, _: store.audit.newest(AuditFilter(), 5),
+    "audit.prune": lambda store, _: store.audit.prune(0.0),
     "keys.add": lambda store, _: store.keys.add(make_key("ci", (Scope.ADMIN,))[0]),
     "keys.find": lambda store, _: store.keys.find("0" * 16),
     "keys.list": lambda store, _: store.keys.list(),
