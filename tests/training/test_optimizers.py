@@ -11,10 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from tests.support.factories import mlp_spec
-from tuner.errors import SpecError, WorkloadError
+from tuner.errors import SpecError
 from tuner.schemas.optimizer import OPTIMIZERS, OptimizerArguments, OptimizerName, OptimizerSpec
 from tuner.training.accumulation.engine import GradientAccumulation, split_batch
 from tuner.training.optimizers import build_optimizer, materialize_state
+from tuner.workloads.build import check_workload
 
 ARGUMENTS: dict[str, Any] = {
     "eps": 1e-6,
@@ -209,5 +210,8 @@ def test_groups_that_name_every_parameter_leave_no_empty_one() -> None:
 def test_a_group_without_parameters_is_named() -> None:
     """A pattern that matches nothing is most often a misspelt name."""
     spec = OptimizerSpec.model_validate({"groups": [*GROUPS, {"parameters": ["*.bias", "norm*"]}]})
-    with pytest.raises(WorkloadError, match=r"optimizer\.groups\.2: .* names are `0\.weight`, `0\.bias`"):
+    with pytest.raises(SpecError, match=r"optimizer\.groups\.2\.parameters: .* names are `0\.weight`, `0\.bias`"):
         build_optimizer(spec, _model().named_parameters())
+    spec_of_mlp = mlp_spec(optimizer={"groups": [{"parameters": ["norm*"], "weight_decay": 0.0}]})
+    with pytest.raises(SpecError, match=r"optimizer\.groups\.0\.parameters"):  # before any probe
+        check_workload(spec_of_mlp)

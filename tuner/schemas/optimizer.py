@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from types import MappingProxyType
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import ConfigDict, Field, model_validator
 from typing_extensions import TypedDict
 
+from tuner.errors import FieldProblem, SpecError
 from tuner.schemas.base import Document, NonNegativeInt
 
 Rate = Annotated[float, Field(gt=0.0, allow_inf_nan=False)]
@@ -18,6 +20,8 @@ Share = Annotated[float, Field(ge=0.0, lt=1.0)]
 _MOST_GROUPS = 32
 _MOST_PATTERNS = 64
 _LONGEST_PATTERN = 200
+_SHOWN_NAMES = 8
+"""Names of parameters in an error."""
 
 
 class OptimizerArguments(TypedDict, total=False):
@@ -128,6 +132,10 @@ class ParameterGroup(Document):
     weight_decay: Decay | None = None
     """Weight decay; the optimizer's when absent."""
 
+    def has(self, name: str) -> bool:
+        """Return whether a pattern matches the name of a parameter."""
+        return any(fnmatchcase(name, pattern) for pattern in self.parameters)
+
     @property
     def changes(self) -> dict[str, Any]:
         """The arguments of torch that differ from the optimizer's."""
@@ -173,6 +181,27 @@ class OptimizerSpec(Document):
         if self.arguments.get("nesterov") and not self.momentum:
             raise ValueError("`arguments.nesterov` needs a `momentum` above 0")
         return self
+
+    def group_numbers(self, names: Sequence[str]) -> list[int]:
+        """Return the number of each parameter's group, from 1, or 0 where no group names it.
+
+        Args:
+            names: the trainable parameters, as in ``named_parameters()``.
+
+        Raises:
+            SpecError: when a group has no parameter.
+        """
+        numbers = [
+            next((number for number, group in enumerate(self.groups, 1) if group.has(name)), 0) for name in names
+        ]
+        for number in range(1, len(self.groups) + 1):
+            if number not in numbers:
+                listed = ", ".join(
+                    [*(f"`{name}`" for name in names[:_SHOWN_NAMES]), *["..."] * (len(names) > _SHOWN_NAMES)]
+                )
+                message = f"match no trainable parameter that no earlier group has; names are {listed}"
+                raise SpecError([FieldProblem(f"optimizer.groups.{number - 1}.parameters", message)])
+        return numbers
 
     @property
     def torch_class(self) -> str:

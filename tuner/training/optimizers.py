@@ -4,25 +4,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from fnmatch import fnmatchcase
 from typing import Any, assert_never
 
 import torch
 from torch import nn
 from torch.optim.lr_scheduler import LambdaLR
 
-from tuner.errors import WorkloadError
-from tuner.schemas.optimizer import OptimizerSpec, ParameterGroup, ScheduleSpec
-
-_SHOWN_NAMES = 8
-"""Names of parameters in an error."""
+from tuner.schemas.optimizer import OptimizerSpec, ScheduleSpec
 
 
 def build_optimizer(spec: OptimizerSpec, named_parameters: Iterable[tuple[str, nn.Parameter]]) -> torch.optim.Optimizer:
     """Build the torch optimizer of the trainable parameters, in the groups of the spec.
 
     Raises:
-        WorkloadError: when a group has no parameter.
+        SpecError: when a group has no parameter.
     """
     trained = [(name, parameter) for name, parameter in named_parameters if parameter.requires_grad]
     optimizer_class = getattr(torch.optim, spec.torch_class)
@@ -31,25 +26,13 @@ def build_optimizer(spec: OptimizerSpec, named_parameters: Iterable[tuple[str, n
 
 
 def _groups(spec: OptimizerSpec, trained: list[tuple[str, nn.Parameter]]) -> list[Any]:
-    """Parameters, or one torch group of the parameters that no group of the spec names and one for each of these."""
+    """Parameters, or a torch group of the parameters that no group of the spec names, and one for each of these."""
     if not spec.groups:
         return [parameter for _, parameter in trained]
     groups: list[dict[str, Any]] = [{"params": []}, *({"params": [], **group.changes} for group in spec.groups)]
-    for name, parameter in trained:
-        matching = (number for number, group in enumerate(spec.groups, 1) if _is_named(name, group))
-        groups[next(matching, 0)]["params"].append(parameter)
-    for number, group in enumerate(groups):
-        if number and not group["params"]:
-            names = ", ".join(f"`{name}`" for name, _ in trained[:_SHOWN_NAMES])
-            raise WorkloadError(
-                f"optimizer.groups.{number - 1}: no trainable parameter is left that its patterns match; names are "
-                f"{names}{', ...' if len(trained) > _SHOWN_NAMES else ''}"
-            )
+    for (_, parameter), number in zip(trained, spec.group_numbers([name for name, _ in trained]), strict=True):
+        groups[number]["params"].append(parameter)
     return [group for group in groups if group["params"]]
-
-
-def _is_named(name: str, group: ParameterGroup) -> bool:
-    return any(fnmatchcase(name, pattern) for pattern in group.parameters)
 
 
 def build_schedule(spec: ScheduleSpec, optimizer: torch.optim.Optimizer, updates: int) -> LambdaLR:

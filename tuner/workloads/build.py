@@ -101,7 +101,8 @@ def check_workload(spec: WorkloadSpec) -> None:
         return  # user code may read files or use its tensors while it builds, which only the first probe can do
     try:
         with torch.device("meta"):
-            build_model(spec, workload)
+            model = build_model(spec, workload)
+        spec.optimizer.group_numbers([name for name, it in model.named_parameters() if it.requires_grad])
     except BatchwrightError:
         raise
     except Exception as error:  # noqa: BLE001 - no memory is requested, so the error comes from the spec's sizes
