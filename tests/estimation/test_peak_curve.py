@@ -47,8 +47,8 @@ pytestmark = pytest.mark.usefixtures("forked")
 @pytest.mark.parametrize(
     ("changes", "size", "kept_mib"),
     [
-        ({}, 48, 8),
-        ({"activation_checkpointing": True}, 48, 8),
+        ({}, 48, 12),
+        ({"activation_checkpointing": True}, 48, 12),
         ({"precision": "bf16-mixed"}, 24, 32),  # a smaller size, as bf16 takes a CPU long
     ],
     ids=str,
@@ -58,7 +58,8 @@ def test_a_probe_measures_the_expected_peak(
 ) -> None:
     """The error is at most 5 % at a size far from the traced ones, apart from the fixed memory of libraries.
 
-    Where a CPU has instructions for bf16, oneDNN keeps the code that it generates for each shape: 20 MB here.
+    MKL's code for Intel processors takes up to 9 MB more here than was expected, whatever the size. Where a CPU has
+    instructions for bf16, oneDNN keeps the code that it generates for each shape: 20 MB here.
     """
     spec = WorkloadSpec.model_validate({**GPT.model_dump(), **changes})
     expected = runner.expect(expectation_request(spec))
