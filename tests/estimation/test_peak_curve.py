@@ -97,8 +97,8 @@ def test_a_workload_that_cannot_be_traced_is_probed_without_an_estimate(runner: 
 def test_an_estimate_that_takes_too_long_comes_later(capability: tuple[int, int] | None) -> None:
     """The error names the wait; a probe runs meanwhile, and the estimate is that of one that was waited for."""
     request = expectation_request(GPT, compute_capability=capability)
-    with ProbeSupervisor(CPU, estimate_wait_seconds=0.05) as hurried:
-        with pytest.raises(EstimateTimedOutError, match=r"not ready within 0\.05 s"):
+    with ProbeSupervisor(CPU, estimate_wait_seconds=0.0) as hurried:
+        with pytest.raises(EstimateTimedOutError, match=r"not ready within 0 s"):
             hurried.expect(request)
         probe = ProbeRequest(spec=GPT, micro_batch_size=2, samples_per_window=4, device="cpu", limit_bytes=2**30)
         assert hurried.run(probe).outcome is Outcome.FIT
@@ -115,7 +115,7 @@ def test_an_estimate_that_takes_too_long_comes_later(capability: tuple[int, int]
 
 def test_an_estimate_that_goes_on_ends_with_its_supervisor() -> None:
     """Closing ends the tracing process, which nobody waits for any more."""
-    with ProbeSupervisor(CPU, estimate_wait_seconds=0.05) as hurried:
+    with ProbeSupervisor(CPU, estimate_wait_seconds=0.0) as hurried:
         with pytest.raises(EstimateTimedOutError):
             hurried.expect(expectation_request(GPT, compute_capability=(8, 0)))
         assert [thread for thread in threading.enumerate() if thread.name == "estimate"]
