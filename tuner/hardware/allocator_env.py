@@ -24,7 +24,9 @@ CPU_THREADS = {"OMP_WAIT_POLICY": "PASSIVE"}
 
 CPU_MATH = {"MKL_DISABLE_FAST_MM": "1"}
 """MKL frees its packing buffers after each matrix product. On an Intel processor it otherwise keeps one per thread: of
-the GPT-2 in README.md, 31 samples fitted in 128 MiB instead of 46, and equal probes differed by up to 36 %."""
+the GPT-2 in README.md, 31 samples fitted in 128 MiB instead of 46, and equal probes differed by up to 36 %. There it
+costs 4 to 11 % of an update's CPU time, and 4.3 times as much where a flash attention of many small products maps 4 MiB
+anew for each, of which huge pages are the half (benchmarks/README.md)."""
 
 CPU_ENVIRONMENT = {**CPU_ALLOCATOR, **CPU_THREADS, **CPU_MATH}
 """All variables that probes on the CPU set, and the jobs made from them."""
