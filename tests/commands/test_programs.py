@@ -20,10 +20,7 @@ READS_ELSEWHERE = {"YAML", "environment"}
 
 
 def check_exact(program: Program, scanned: range = range(LARGEST, LARGEST + 2)) -> None:
-    """Tune, and compare the answer with a scan in fresh processes, and the count of the plan with what is known.
-
-    Without a scan the answer is compared with the peaks of two sizes, between which the budget is.
-    """
+    """Tune, and compare the answer with a scan in fresh processes, and the count of the plan with what is known."""
     if reason := program.missing():
         pytest.skip(reason)
     budget = budget_for(program, LARGEST)
@@ -50,10 +47,7 @@ def check_exact(program: Program, scanned: range = range(LARGEST, LARGEST + 2)) 
 )
 def test_the_answer_is_exact_for_a_loop_of_the_users_own(program: Program) -> None:
     """One more sample does not fit, and the plan is run as it will be trained."""
-    if program.world_size == 1:
-        check_exact(program)
-    else:
-        check_exact(program, range(0))  # ranks import anew in each probe of the tuning too: a scan would repeat these
+    check_exact(program)
 
 
 @pytest.mark.exports

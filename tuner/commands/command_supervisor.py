@@ -13,8 +13,9 @@ from getpass import getuser
 from pathlib import Path
 
 from tuner.commands.environment import cards_of_ranks, injected_environment
+from tuner.commands.fork_servers import ForkServer, NotForkedError
 from tuner.commands.injected import subreaper
-from tuner.commands.launching import ForkServer, FreshCommand, KeptCommand, Launch, Launcher, NotForkedError, may_serve
+from tuner.commands.launching import FreshCommand, KeptCommand, Launch, Launcher, may_serve
 from tuner.commands.outcomes import EndedCommand, Ending, is_shortage, result_of
 from tuner.commands.reports import Reports
 from tuner.commands.stacks import STACKS_SIGNAL, stacks_of
@@ -177,7 +178,7 @@ class CommandSupervisor:
             program = find_program(model, os.environ)
             if program is not None and may_serve(program, model.argv):
                 with translate_full_disk(Path(tempfile.gettempdir())):
-                    self._server = ForkServer()
+                    self._server = ForkServer(program)
         return self._server
 
     def _end_server(self) -> None:
@@ -311,6 +312,7 @@ class CommandProbe:
         finally:
             command.end()
         self._reports.read()
+        command.remember({process.pid for process in self._reports.in_forward})
         exit_, start_error = self._exit(kernel_oom_kills() - kills_before)
         own = self._cards.get(self._device.id)
         return EndedCommand(
@@ -349,7 +351,7 @@ class CommandProbe:
                 raise ProbeCancelledError("the probe was cancelled")
             if command.pid is not None and now - looked_at > _LOOK_SECONDS:
                 looked_at = now
-                left = self._look_at_tree(command.pid)
+                left = {process for root in command.roots() for process in self._look_at_tree(root)}
                 failed_at = (failed_at or now) if self._rank_has_failed(left) else None
                 if failed_at is not None and now - failed_at > _FAILED_RANK_SECONDS:
                     return Ending.BY_ITSELF
@@ -397,7 +399,7 @@ class CommandProbe:
 
     def _rank_has_failed(self, left: set[int]) -> bool:
         """Return whether a rank of several has ended before its updates, so that others may wait for it."""
-        ranks = [process for process in self._reports.processes if process.forward_at is not None]
+        ranks = self._reports.in_forward
         gone = [rank for rank in ranks if rank.done is None and rank.pid not in left]
         return len(ranks) > 1 and bool(gone)
 

@@ -19,6 +19,7 @@ import os
 import select
 import shutil
 import signal
+import socket
 import sys
 import time
 from contextlib import suppress
@@ -27,6 +28,8 @@ from pathlib import Path
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36  # <linux/prctl.h>
 _ADDR_NO_RANDOMIZE = 0x0040000  # <linux/personality.h>
 SERVER_VARIABLE = "BATCHWRIGHT_FORK_SERVER"
+PROGRAM, LAUNCHER = "program", "launcher"
+"""Kinds of a fork server of the command itself, where a server of ranks has the address of its socket."""
 REQUESTS_TO_END = (signal.SIGTERM, signal.SIGINT)
 """Signals that a subreaper ignores: the supervisor decides when the command ends."""
 _KEPT_OUTPUT_BYTES = 256 * 1024
@@ -77,6 +80,38 @@ def redirect(output: int) -> None:
     os.dup2(output, 1)
     os.dup2(output, 2)
     os.close(nothing)
+
+
+def redirect_nowhere() -> None:
+    """Hold no end of the pipes of a command in a process that keeps it."""
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for number in range(3):
+        os.dup2(nothing, number)
+    os.close(nothing)
+
+
+def keep_rank(rank: int, connection: socket.socket) -> None:
+    """Attend to a rank until its end, or that of the process that stands in for it; then end its tree.
+
+    Args:
+        rank: the process.
+        connection: to the process that stands in. It sends signals, and gets the exit code.
+    """
+    while True:
+        ready, _, _ = select.select([connection], [], [], _POLL_SECONDS)
+        if ready:
+            message = connection.recv(64)
+            if not message:
+                break
+            with suppress(ProcessLookupError):
+                os.kill(rank, int(message))
+        found = _reap()
+        if rank in found:
+            _end_tree()
+            with suppress(OSError):
+                connection.send(str(found[rank]).encode())
+            return
+    _end_tree()
 
 
 def keep(folder: Path, started: int | str, reader: int, control: int) -> None:
@@ -141,7 +176,7 @@ def _start(launch: dict, output: int) -> int | str:  # type: ignore[type-arg]
         environment, descriptor = launch["environment"], launch.get("server_descriptor")
         if descriptor is not None:
             os.set_inheritable(descriptor, True)
-            environment[SERVER_VARIABLE] = f"{os.getpid()}:{descriptor}"
+            environment[SERVER_VARIABLE] = f"{os.getpid()}:{descriptor}:{launch['serves']}"
         os.execvpe(launch["argv"][0], launch["argv"], environment)  # noqa: S606 - a command, no shell
     except OSError as error:
         os.write(refused, f"{error.strerror}: {error.filename or launch['argv'][0]}".encode())
