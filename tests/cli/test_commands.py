@@ -56,6 +56,23 @@ def test_help_names_every_command_and_exit_code() -> None:
         assert word in text
 
 
+_LISTS_SERVICE = """
+import sys
+from typer.testing import CliRunner
+from tuner.cli.main import app
+for command in ("plan", "serve"):
+    print(CliRunner().invoke(app, [command, "--help"]).exit_code, "service" in sys.modules)
+"""
+
+
+def test_commands_of_the_service_are_imported_when_they_are_asked_for() -> None:
+    """They come from entry points, and every other command would wait for their imports."""
+    ended = subprocess.run(
+        [sys.executable, "-c", _LISTS_SERVICE], capture_output=True, text=True, check=False, timeout=240
+    )
+    assert (ended.stdout.splitlines(), ended.stderr) == (["0 False", "0 True"], "")
+
+
 def test_the_version_is_the_packages() -> None:
     """The version for a bug report is on standard output, without importing torch."""
     ended = batchwright("--version")

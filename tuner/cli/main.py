@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import sys
 from importlib import metadata
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
+from typer.main import get_group
 
 from tuner.cli.commands.devices import devices, gpus
 from tuner.cli.commands.estimate import estimate
@@ -43,9 +45,56 @@ _EXTRAS = {
 }
 """Extra that installs a package which a command may need, by package."""
 
-app = typer.Typer(
-    no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="markdown"
-)
+_ENTRY_POINTS = "batchwright.commands"
+"""Group of the entry points whose functions and groups are commands too."""
+
+
+class _Commands(TyperGroup):
+    """The commands of the library, and those of entry points.
+
+    The latter are imported only for one of them, and for the list of all: those of the service take a quarter of the
+    imports of a tuning.
+    """
+
+    _has_all = False
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:  # noqa: ANN401 - typer's own click, or click itself
+        """Return the command of a name; None for an unknown name."""
+        if cmd_name not in self.commands:
+            self._load()
+        return super().get_command(ctx, cmd_name)
+
+    def list_commands(self, ctx: Any) -> list[str]:  # noqa: ANN401 - as above
+        """Return the names of all commands."""
+        self._load()
+        return super().list_commands(ctx)
+
+    def _load(self) -> None:
+        """Import the commands of entry points."""
+        if self._has_all:
+            return
+        self._has_all = True
+        others = _typer()
+        for found in sorted(metadata.entry_points(group=_ENTRY_POINTS), key=lambda entry: entry.name):
+            command = found.load()
+            if isinstance(command, typer.Typer):
+                others.add_typer(command, name=found.name)
+            else:
+                others.command(name=found.name)(command)
+        self.commands.update(get_group(others).commands)
+
+
+def _typer() -> typer.Typer:
+    return typer.Typer(
+        cls=_Commands,
+        no_args_is_help=True,
+        add_completion=False,
+        pretty_exceptions_enable=False,
+        rich_markup_mode="markdown",
+    )
+
+
+app = _typer()
 _COMMANDS = (tune, verify, estimate, gpus, plan, train, run, devices, export, formats)
 """Commands of the library, in the order of ``--help``."""
 _TAKE_COMMANDS = (tune, verify, run)
@@ -69,15 +118,9 @@ def _batchwright(
 
 
 def _add_commands() -> None:
-    """Add the library's commands, and the functions or groups of commands from entry points."""
+    """Add the library's commands."""
     for command in _COMMANDS:
         app.command(cls=TakesCommand if command in _TAKE_COMMANDS else None)(command)
-    for found in sorted(metadata.entry_points(group="batchwright.commands"), key=lambda entry: entry.name):
-        command = found.load()
-        if isinstance(command, typer.Typer):
-            app.add_typer(command, name=found.name)
-        else:
-            app.command(name=found.name)(command)
 
 
 _add_commands()
