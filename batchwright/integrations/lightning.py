@@ -6,7 +6,6 @@ the loops.
 
 from __future__ import annotations
 
-import tempfile
 import warnings
 from collections.abc import Iterator, Sized
 from contextlib import contextmanager
@@ -32,6 +31,7 @@ from tuner.exports.registry import export
 from tuner.library.tuning import tune
 from tuner.schemas.plans import UniformPlan
 from tuner.schemas.recommendation import Recommendation
+from tuner.system.temporary_folders import TemporaryFolder
 
 _SPEC_PRECISIONS = {theirs: ours for ours, theirs in PRECISIONS.items()}
 
@@ -252,8 +252,8 @@ class ExactBatchSize(_Watching):
         if not samples:
             raise SpecError([FieldProblem("train_dataloader", "has no samples")], "data")
         bounds = {"max_micro_batch_size": length} if (length := _samples(loader)) else {}
-        with tempfile.TemporaryDirectory(prefix="batchwright-") as folder, _on_the_cpu(pl_module, device):
-            file = Path(folder, "module.pickle")
+        with TemporaryFolder() as folder, _on_the_cpu(pl_module, device):
+            file = folder / "module.pickle"
             save(file, pl_module, trainer.optimizers[0], samples, loader.collate_fn)
             return tune(
                 _spec(trainer, file),

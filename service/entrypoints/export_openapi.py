@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import json
 import sys
-import tempfile
-from pathlib import Path
 
 from service.bootstrap import app_of, build
 from service.settings import Settings
+from tuner.system.temporary_folders import TemporaryFolder
 
 
 def export_openapi() -> str:
     """Return the OpenAPI document of a service with default settings, as JSON that ends with a newline."""
-    with tempfile.TemporaryDirectory(prefix="batchwright-") as folder:
-        settings = Settings(data_dir=Path(folder), database_url=None)
+    with TemporaryFolder() as folder:
+        settings = Settings(data_dir=folder, database_url=None)
         system = build(settings, devices=())
         try:
             return json.dumps(app_of(system, settings).openapi(), indent=2, ensure_ascii=False) + "\n"

@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
-import tempfile
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
@@ -36,6 +34,7 @@ from tuner.schemas.training import CommandProgress, TrainingResult
 from tuner.system.disk_space import translate_full_disk
 from tuner.system.files import lock_directory, tail, write_atomically
 from tuner.system.processes import kernel_oom_kills, kill_group, propagated_environment
+from tuner.system.temporary_folders import TemporaryFolder
 from tuner.training.launching.run_directory import RunPaths
 
 _LOCK_WAIT_SECONDS = 10.0
@@ -133,8 +132,7 @@ class CommandJob:
         self, spec: CommandSpec, command: RenderedCommand, device: DeviceInfo, rank_devices: Sequence[str]
     ) -> tuple[Path, Launch]:
         """Write what the injected code reads into a folder of its own, which ends with the job; return what starts."""
-        folder = Path(tempfile.mkdtemp(prefix="batchwright-job-"))
-        self._stack.callback(shutil.rmtree, folder, ignore_errors=True)
+        folder = self._stack.enter_context(TemporaryFolder())
         (folder / "events").mkdir()
         cards = {card.id: card for card in devices() if card.kind == "cuda"} if device.kind == "cuda" else {}
         own_cards = cards_of_ranks(device, spec.parallelism.world_size, rank_devices)

@@ -34,6 +34,7 @@ from tuner.system.disk_space import translate_full_disk
 from tuner.system.files import tail
 from tuner.system.process_exit import ProcessExit, classify_exit
 from tuner.system.processes import kernel_oom_kills, propagated_environment
+from tuner.system.temporary_folders import TemporaryFolder
 
 _POLL_SECONDS = 0.03
 _LOOK_SECONDS = 0.3
@@ -162,9 +163,9 @@ class CommandSupervisor:
         start: Launcher,
         parent: Path | None,
     ) -> tuple[ProbeResult, bool]:
-        with tempfile.TemporaryDirectory(prefix="batchwright-", dir=parent, ignore_cleanup_errors=True) as folder:
-            with translate_full_disk(Path(folder)):
-                probe = CommandProbe(request, spec, self.device, self.environment(), Path(folder))
+        with TemporaryFolder(parent) as folder:
+            with translate_full_disk(folder):
+                probe = CommandProbe(request, spec, self.device, self.environment(), folder)
             ended = probe.run(start, should_stop)
             return result_of(ended), ended.crashed
 

@@ -20,6 +20,7 @@ from pathlib import Path
 from tuner.commands.injected import standing_in, subreaper
 from tuner.commands.launched_ranks import RANKS_VARIABLE, expected_rank, may_listen, refused_rank
 from tuner.commands.launching import ENDING_SECONDS, FreshCommand, Launch
+from tuner.system.temporary_folders import TemporaryFolder
 
 _HELLO_SECONDS = 30.0
 """A process of the command that Python reaches reports at its start; one that does not by then is none."""
@@ -53,7 +54,8 @@ class ForkServer:
     """
 
     def __init__(self, program: str) -> None:
-        self.folder = Path(tempfile.mkdtemp(prefix="batchwright-"))
+        self._temporary = TemporaryFolder()
+        self.folder = self._temporary.path
         self._program = program
         self.is_closed = False
         self._server: FreshCommand | None = None
@@ -193,7 +195,7 @@ class ForkServer:
             self._ranks = None
         if self._server is not None:
             self._server.end()
-        shutil.rmtree(self.folder, ignore_errors=True)
+        self._temporary.remove()
 
 
 class ForkedCommand:

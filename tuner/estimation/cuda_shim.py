@@ -12,7 +12,6 @@ import importlib.metadata
 import importlib.util
 import platform
 import sys
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -25,6 +24,7 @@ from tuner.estimation.attention_kernels import FIGURE_COUNT, Attention, choose_k
 from tuner.schemas.gpus import KernelProfile
 from tuner.system.cpp_compiler import compile_cpp, find_cpp_compiler, user_cache_folder
 from tuner.system.files import atomic_path
+from tuner.system.temporary_folders import TemporaryFolder
 
 _SOURCE = Path(__file__).with_name("fake_cuda.cpp")
 _FLAGS = ("-shared", "-fPIC", "-std=c++20", "-O0", "-w")
@@ -90,8 +90,8 @@ def load_shim(cache: Path | None = None) -> Shim:
     except _NoCacheFolderError as error:
         uncached_reason = str(error)
     try:
-        with tempfile.TemporaryDirectory(prefix="batchwright-") as folder:
-            return Shim(_load(Path(folder)), uncached_reason=uncached_reason)
+        with TemporaryFolder() as folder:
+            return Shim(_load(folder), uncached_reason=uncached_reason)
     except OSError as error:
         raise NoCompilerError(f"{uncached_reason}; nor is there another folder to compile in ({error})") from None
 

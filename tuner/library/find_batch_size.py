@@ -6,11 +6,9 @@ import hashlib
 import os
 import pickle
 import sys
-import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import wraps
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 from tuner.errors import FieldProblem, SpecError
@@ -21,6 +19,7 @@ from tuner.schemas.optimizer import OptimizerSpec
 from tuner.schemas.requests import TuningRequest
 from tuner.schemas.workload import Precision, WorkloadSpec
 from tuner.system.files import atomic_writer
+from tuner.system.temporary_folders import TemporaryFolder
 
 if TYPE_CHECKING:
     import torch
@@ -187,8 +186,8 @@ def _pickled(functions: Mapping[str, object]) -> Iterator[dict[str, str]]:
         StorageError: when the disk for temporary files is full.
     """
     pickled = _pickle(functions)
-    with tempfile.TemporaryDirectory(prefix="batchwright-") as folder:
-        file = Path(folder, "functions.pickle")
+    with TemporaryFolder() as folder:
+        file = folder / "functions.pickle"
         with atomic_writer(file, len(pickled)) as opened:
             pickle.dump([entry or os.getcwd() for entry in sys.path], opened)  # noqa: PTH109 - sys.path holds strings
             opened.write(pickled)

@@ -14,13 +14,13 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from importlib.metadata import distributions
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 from filelock import FileLock
 
 from tuner.errors import VirtualGpuError
 from tuner.system.cpp_compiler import compile_cpp, find_cpp_compiler, user_cache_folder
 from tuner.system.files import atomic_folder
+from tuner.system.temporary_folders import TemporaryFolder
 
 CORE = "libvirtual_gpu.so"
 """The library that the others share."""
@@ -114,8 +114,8 @@ def build(site_packages: Path, cache: Path | None = None) -> Path:
         cache.mkdir(parents=True, exist_ok=True)
         with FileLock(cache / ".compiling-virtual-gpu", fallback_to_soft=False):
             if not folder.is_dir():
-                with atomic_folder(folder) as temporary, TemporaryDirectory() as generated:
-                    _Build(compiler, site_packages, temporary, Path(generated)).run()
+                with atomic_folder(folder) as temporary, TemporaryFolder() as generated:
+                    _Build(compiler, site_packages, temporary, generated).run()
     except (OSError, RuntimeError) as error:
         raise VirtualGpuError(f"the libraries of virtual GPUs cannot be kept: {error}; set XDG_CACHE_HOME") from None
     return folder

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
-import shutil
 import sysconfig
-import tempfile
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +13,7 @@ from typing import Any, Self
 
 from tuner.errors import VirtualGpuError
 from tuner.schemas.gpus import MIB
+from tuner.system.temporary_folders import TemporaryFolder
 from tuner.units import format_bytes
 from tuner.virtual_gpu.build import CORE, build, preloaded
 from tuner.virtual_gpu.description import (
@@ -116,17 +115,17 @@ class VirtualGpuSession:
         self._compute_limit_bytes = compute_limit_bytes
         self._site_packages = site_packages or Path(sysconfig.get_path("purelib"))
         self._cache = cache
-        self._folder: Path | None = None
+        self._folder: TemporaryFolder | None = None
         self._libraries: list[Path] = []
         self._open_ledger: _Ledger | None = None
 
     def __enter__(self) -> Self:
         libraries = build(self._site_packages, self._cache)
         self._libraries = preloaded(libraries)
-        self._folder = Path(tempfile.mkdtemp(prefix="batchwright-virtual-gpu-"))
+        self._folder = TemporaryFolder()
         try:
-            (self._folder / "description").write_text("".join(_description(self.host)), encoding="utf-8")
-            self._open_ledger = _Ledger(libraries / CORE, self._folder / "ledger")
+            (self.folder / "description").write_text("".join(_description(self.host)), encoding="utf-8")
+            self._open_ledger = _Ledger(libraries / CORE, self.folder / "ledger")
             for gpu, description in enumerate(self.host.gpus):
                 self._ledger.call("set_total", gpu, description.total_bytes)
             for process in self.host.processes:
@@ -149,7 +148,7 @@ class VirtualGpuSession:
             self._open_ledger.call("close")
             self._open_ledger = None
         if self._folder is not None:
-            shutil.rmtree(self._folder, ignore_errors=True)
+            self._folder.remove()
             self._folder = None
 
     @property
@@ -161,7 +160,7 @@ class VirtualGpuSession:
         """
         if self._folder is None:
             raise VirtualGpuError("the session of virtual GPUs is not open")
-        return self._folder
+        return self._folder.path
 
     @property
     def _ledger(self) -> _Ledger:

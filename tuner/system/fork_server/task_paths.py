@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from typing import Self
 from pydantic import BaseModel
 
 from tuner.system.files import tail, write_atomically
+from tuner.system.temporary_folders import TemporaryFolder
 
 
 @dataclass(frozen=True)
@@ -28,8 +28,8 @@ class TaskPaths:
         Raises:
             OSError: when the directory or the request cannot be written.
         """
-        with tempfile.TemporaryDirectory(prefix="batchwright-", ignore_cleanup_errors=True) as directory:
-            paths = cls(Path(directory))
+        with TemporaryFolder() as directory:
+            paths = cls(directory)
             write_atomically(paths.request, request.model_dump_json())
             yield paths
 

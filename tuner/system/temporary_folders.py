@@ -1,0 +1,95 @@
+"""Folders for temporary files that do not outlive their process for long, however it ends."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+import shutil
+import tempfile
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+
+_PREFIX = "batchwright-tmp-"
+_NAME = re.compile(re.escape(_PREFIX) + "[a-z0-9_]{8}")
+
+
+class TemporaryFolder:
+    """A new folder that only this user may read, removed with its files by ``remove`` or at the end of a block.
+
+    The process locks its folder. A process that is killed loses the lock: the next one to make a folder beside it
+    removes what was left. Processes forked from the owner share its lock; programs that it starts do not.
+
+    Args:
+        parent: the folder to make it in; that for temporary files (``TMPDIR``) by default.
+
+    Attributes:
+        path: the folder.
+
+    Raises:
+        OSError: when the folder cannot be made.
+    """
+
+    def __init__(self, parent: Path | None = None) -> None:
+        parent = parent or Path(tempfile.gettempdir())
+        _remove_abandoned(parent)
+        self._lock: int | None = None
+        while self._lock is None:
+            self.path = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))
+            self._lock = _lock_new(self.path)
+
+    def __enter__(self) -> Path:
+        return self.path
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.remove()
+
+    def remove(self) -> None:
+        """Remove the folder, as far as its files can be removed. Idempotent."""
+        if self._lock is not None:
+            shutil.rmtree(self.path, ignore_errors=True)
+            os.close(self._lock)
+            self._lock = None
+
+
+def _lock_new(folder: Path) -> int | None:
+    """Lock a folder that was just made; where the file system has no locks, go without: nobody else gets one there.
+
+    Returns:
+        A descriptor that holds the lock until it is closed; None when another process took the folder for abandoned.
+    """
+    try:
+        descriptor = _open(folder)
+    except FileNotFoundError:
+        return None
+    except OSError:
+        folder.rmdir()
+        raise
+    with suppress(OSError):
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+    if folder.is_dir():  # nobody else takes the name of a folder that was removed
+        return descriptor
+    os.close(descriptor)
+    return None
+
+
+def _remove_abandoned(parent: Path) -> None:
+    """Remove the folders of this user that no process has locked."""
+    for folder in parent.glob(f"{_PREFIX}*"):
+        if _NAME.fullmatch(folder.name) is None:
+            continue
+        with suppress(OSError):  # of another user, locked, without locks, or removed just now
+            descriptor = _open(folder)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if os.fstat(descriptor).st_uid == os.getuid():
+                    shutil.rmtree(folder, ignore_errors=True)
+            finally:
+                os.close(descriptor)
+
+
+def _open(folder: Path) -> int:
+    return os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
