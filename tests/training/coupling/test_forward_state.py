@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import copy
+from collections import deque
+from collections.abc import Callable
+from operator import attrgetter, itemgetter, setitem
+from types import SimpleNamespace
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations, spectral_norm
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.support.coupled import WIDTH, Case, squares
 from tuner.training.coupling.check import CouplingReport, check_coupling
+from tuner.training.coupling.forward_state import ModelState
 
 CPU = torch.device("cpu")
 
@@ -111,6 +119,52 @@ class Remembering(nn.Module):
         return features + self.memory.to(features.dtype)
 
 
+class Keeping(nn.Module):
+    """A level in an attribute that is no tensor of the module's own; ``keep`` stores one, and ``kept`` reads it.
+
+    It converges within a few passes: where it is not restored, every run is like the last one.
+    """
+
+    def __init__(self, state: object, kept: Callable[[Any], Any], keep: Callable[[Any, Any], object]) -> None:
+        super().__init__()
+        self.state = state
+        self._kept = kept
+        self._keep = keep
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Keep the shape."""
+        self._keep(self.state, 0.5 * self._kept(self.state) + 0.1)
+        return features + torch.as_tensor(self._kept(self.state)).to(features)
+
+
+def kept_in_containers() -> list[Keeping]:
+    """One of each kind of container, and one inside another."""
+    vector = torch.zeros(WIDTH)
+    return [
+        Keeping([vector.clone()], itemgetter(0), lambda state, level: setitem(state, 0, level)),
+        Keeping([vector.clone()], lambda state: state[0].clone(), lambda state, level: state[0].copy_(level)),
+        Keeping({"level": vector.clone()}, itemgetter("level"), lambda state, level: setitem(state, "level", level)),
+        Keeping(deque([0.0], 1), itemgetter(0), lambda state, level: state.append(level)),
+        Keeping({0.0}, max, lambda state, level: state.add(level)),
+        Keeping(np.zeros(WIDTH, np.float32), np.copy, lambda state, level: setitem(state, ..., level)),
+        Keeping(SimpleNamespace(level=0.0), attrgetter("level"), lambda state, level: setattr(state, "level", level)),
+        Keeping(
+            ({"of": [0.0]},), lambda state: state[0]["of"][0], lambda state, level: setitem(state[0]["of"], 0, level)
+        ),
+    ]
+
+
+@pytest.mark.parametrize("module", kept_in_containers(), ids=lambda module: type(module.state).__name__)
+def test_state_inside_of_attributes_is_found(module: Keeping) -> None:
+    """Each run starts from its content before, and the check leaves it so."""
+    before = copy.deepcopy(module.state)
+    report = report_on(between(module))
+    assert report.verdict == "coupled", report.message
+    assert [(culprit.kind, culprit.name) for culprit in report.culprits] == [("state", "1")]
+    assert "changes state," in report.message
+    assert str(module.state) == str(before)
+
+
 @pytest.mark.parametrize(
     ("module", "state"),
     [(Streaming(), "level"), (Codebook(), "code"), (Annealed(), "passes"), (Remembering(), "memory")],
@@ -182,3 +236,21 @@ def test_the_model_is_as_it_was(module: nn.Module) -> None:
     report_on(model)
     torch.testing.assert_close(model.state_dict(), kept, rtol=0, atol=0)
     assert all(vars(module)[name] is value for name, value in fields.items())
+
+
+def test_data_that_a_module_holds_is_not_copied() -> None:
+    """It may be larger than the model, and no forward pass writes to it."""
+    module = Counting()
+    module.data = [torch.zeros(2**23, dtype=torch.int8) for _ in range(4)]
+    before = torch.ops.aten.clone.default
+    copied = []
+
+    class Clones(TorchDispatchMode):
+        def __torch_dispatch__(self, function: Any, _: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if function is before:
+                copied.append(args[0].numel())
+            return function(*args, **(kwargs or {}))
+
+    with Clones():
+        ModelState(module)
+    assert sum(copied) <= 2**24 + 1

@@ -1,25 +1,48 @@
 """State of a model that its own forward passes change: running statistics, power iterations, queues, counters.
 
-State is found without knowledge of a module's class: it is any buffer, parameter, or attribute of a module that is a
-number or tensor, if a forward pass in training changes it.
+State is found without knowledge of a module's class: it is any buffer, parameter, or attribute of a module that a
+forward pass in training changes. Attributes are numbers, tensors, arrays, and lists, mappings, sets and plain objects
+of these.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from tuner.torch_internals import own_buffers
 
-_NUMBERS = (bool, int, float)
+_VALUES = (bool, int, float, complex, str, bytes, np.generic, type(None))
+"""Types of attributes that are replaced, and never written to."""
+_DEPTH = 4
+"""Number of containers inside one another that are followed."""
+_MOST_ENTRIES = 10_000
+"""A container of more entries is data, and no state of a model."""
+_MOST_ELEMENTS = 2**24
+"""Elements of all tensors and arrays in containers that are copied; more are data."""
+_MODULE_ATTRIBUTES = frozenset(vars(nn.Module()))
+
+
+class _Saved(Protocol):
+    """Part of the state as it was."""
+
+    name: str
+
+    def changed(self) -> bool:
+        """Return whether the part has changed since."""
+
+    def restore(self) -> None:
+        """Restore the part."""
 
 
 @dataclass(frozen=True)
-class _SavedState:
+class _SavedEntry:
     """Saved buffer or attribute: the object and a copy of its content."""
 
     holder: dict[str, Any]
@@ -31,7 +54,7 @@ class _SavedState:
         """Return whether the state has changed since."""
         current = self.holder.get(self.name)
         if not isinstance(current, Tensor) or self.content is None:
-            return current is not self.value and bool(current != self.value)
+            return _differ(current, self.value)
         same = current.shape == self.content.shape and current.dtype == self.content.dtype
         return not (same and torch.equal(current.detach(), self.content))
 
@@ -41,6 +64,97 @@ class _SavedState:
             with torch.no_grad():
                 self.value.copy_(self.content)
         self.holder[self.name] = self.value
+
+
+@dataclass(frozen=True)
+class _SavedTensor:
+    """Saved content of a tensor inside a container."""
+
+    name: str
+    value: Tensor
+    content: Tensor
+
+    def changed(self) -> bool:
+        """Return whether the tensor has been written to since."""
+        return not torch.equal(self.value.detach(), self.content)
+
+    def restore(self) -> None:
+        """Restore the content."""
+        with torch.no_grad():
+            self.value.copy_(self.content)
+
+
+@dataclass(frozen=True)
+class _SavedArray:
+    """Saved content of an array."""
+
+    name: str
+    value: np.ndarray[Any, Any]
+    content: np.ndarray[Any, Any]
+
+    def changed(self) -> bool:
+        """Return whether the array has been written to since."""
+        return not np.array_equal(self.value, self.content)
+
+    def restore(self) -> None:
+        """Restore the content."""
+        np.copyto(self.value, self.content)
+
+
+@dataclass(frozen=True)
+class _SavedList:
+    """Saved entries of a list or queue."""
+
+    name: str
+    value: list[Any] | deque[Any]
+    entries: tuple[Any, ...]
+
+    def changed(self) -> bool:
+        """Return whether there are other entries now."""
+        return len(self.value) != len(self.entries) or any(map(_differ, self.value, self.entries))
+
+    def restore(self) -> None:
+        """Restore the entries."""
+        self.value.clear()
+        self.value.extend(self.entries)
+
+
+@dataclass(frozen=True)
+class _SavedMapping:
+    """Saved entries of a mapping, or attributes of an object."""
+
+    name: str
+    value: dict[Any, Any]
+    entries: dict[Any, Any]
+
+    def changed(self) -> bool:
+        """Return whether there are other entries now."""
+        return self.value.keys() != self.entries.keys() or any(
+            _differ(self.value[key], entry) for key, entry in self.entries.items()
+        )
+
+    def restore(self) -> None:
+        """Restore the entries."""
+        self.value.clear()
+        self.value.update(self.entries)
+
+
+@dataclass(frozen=True)
+class _SavedSet:
+    """Saved elements of a set."""
+
+    name: str
+    value: set[Any]
+    elements: frozenset[Any]
+
+    def changed(self) -> bool:
+        """Return whether there are other elements now."""
+        return self.value != self.elements
+
+    def restore(self) -> None:
+        """Restore the elements."""
+        self.value.clear()
+        self.value.update(self.elements)
 
 
 class ModelState:
@@ -54,7 +168,8 @@ class ModelState:
     def __init__(self, model: nn.Module, changing: frozenset[str] = frozenset()) -> None:
         self._model = model
         self._modules = dict(model.named_modules())
-        self._saved = {path: list(_state_of(module)) for path, module in self._modules.items()}
+        reader = _Reader(model)
+        self._saved = {path: list(reader.state_of(module)) for path, module in self._modules.items()}
         self._names = [(own_buffers(module), list(own_buffers(module))) for module in self._modules.values()]
         named = dict(model.named_parameters())
         self.changing = changing
@@ -89,27 +204,105 @@ class ModelState:
 
     def changed(self) -> dict[str, tuple[str, ...]]:
         """Names of the state that has changed, by path of the module."""
-        found = {path: [saved.name for saved in states if saved.changed()] for path, states in self._saved.items()}
+        found = {
+            path: list(dict.fromkeys(saved.name for saved in states if saved.changed()))
+            for path, states in self._saved.items()
+        }
         for name in sorted(self.changed_parameters()):
             path, _, own = name.rpartition(".")
             found[path].append(own)
         return {path: tuple(names) for path, names in found.items() if names}
 
-    def _all_states(self) -> Iterator[_SavedState]:
+    def _all_states(self) -> Iterator[_Saved]:
         for states in self._saved.values():
             yield from states
 
 
-def _state_of(module: nn.Module) -> Iterator[_SavedState]:
-    """A module's own buffers, and its attributes that are numbers or tensors without a graph."""
-    buffers = own_buffers(module)  # a buffer may be replaced by assignment
-    for name, buffer in buffers.items():
-        yield _SavedState(buffers, name, buffer, _copy_of(buffer))
-    for name, value in vars(module).items():
-        if isinstance(value, _NUMBERS) and name != "training":
-            yield _SavedState(vars(module), name, value, None)
-        elif isinstance(value, Tensor) and not value.requires_grad:
-            yield _SavedState(vars(module), name, value, _copy_of(value))
+class _Reader:
+    """Reader of the state of a model's modules.
+
+    Args:
+        model: the model, whose parameters and buffers are not copied again where attributes lead to them.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._seen = {id(tensor) for tensor in (*model.parameters(), *model.buffers())}
+        self._elements = 0
+
+    def state_of(self, module: nn.Module) -> Iterator[_Saved]:
+        """A module's own buffers, and its attributes but for modules and tensors with a graph."""
+        buffers = own_buffers(module)  # a buffer may be replaced by assignment
+        for name, buffer in buffers.items():
+            yield _SavedEntry(buffers, name, buffer, _copy_of(buffer))
+        attributes = vars(module)
+        for name, value in attributes.items():
+            if name in _MODULE_ATTRIBUTES:
+                continue
+            if isinstance(value, Tensor):
+                if not value.requires_grad:
+                    yield _SavedEntry(attributes, name, value, _copy_of(value))
+            elif isinstance(value, _VALUES):
+                yield _SavedEntry(attributes, name, value, None)
+            elif parts := list(self._parts_of(name, value, _DEPTH)):
+                yield _SavedEntry(attributes, name, value, None)
+                yield from parts
+
+    def _parts_of(self, name: str, value: object, depth: int) -> Iterator[_Saved]:
+        """What a forward pass may change inside of an attribute."""
+        if isinstance(value, (_VALUES, nn.Module, type)) or id(value) in self._seen or depth == 0:
+            return
+        self._seen.add(id(value))
+        if isinstance(value, Tensor):
+            if not value.requires_grad and not isinstance(value, nn.Parameter) and self._takes(value.numel()):
+                yield _SavedTensor(name, value, value.detach().clone())
+            return
+        if isinstance(value, np.ndarray):
+            if not value.dtype.hasobject and self._takes(value.size):
+                yield _SavedArray(name, value, value.copy())
+            return
+        entries = _entries_of(value)
+        if entries is None or len(entries) > _MOST_ENTRIES:
+            return
+        if not isinstance(value, tuple):
+            yield _saved_entries(name, value)
+        for entry in tuple(entries):
+            yield from self._parts_of(name, entry, depth - 1)
+
+    def _takes(self, elements: int) -> bool:
+        """Return whether that many more elements are copied, and count them."""
+        if self._elements + elements > _MOST_ELEMENTS:
+            return False
+        self._elements += elements
+        return True
+
+
+def _entries_of(value: object) -> Collection[object] | None:
+    """What a container or plain object holds; None for an object of another kind."""
+    if isinstance(value, (list, deque, set, tuple)):
+        return value
+    if isinstance(value, dict):
+        return value.values()
+    attributes = getattr(value, "__dict__", None)
+    return attributes.values() if type(attributes) is dict and not callable(value) else None
+
+
+def _saved_entries(name: str, value: object) -> _Saved:
+    if isinstance(value, (list, deque)):
+        return _SavedList(name, value, tuple(value))
+    if isinstance(value, set):
+        return _SavedSet(name, value, frozenset(value))
+    mapping = value if isinstance(value, dict) else vars(value)
+    return _SavedMapping(name, mapping, dict(mapping))
+
+
+def _differ(current: object, before: object) -> bool:
+    """Return whether an entry is another one; of values, whether it differs."""
+    if current is before:
+        return False
+    if isinstance(before, Tensor) and isinstance(current, Tensor):
+        same = current.shape == before.shape and current.dtype == before.dtype and current.device == before.device
+        return not (same and torch.equal(current.detach(), before.detach()))
+    return not (isinstance(before, _VALUES) and isinstance(current, _VALUES)) or bool(current != before)
 
 
 def _copy_of(tensor: Tensor | None) -> Tensor | None:
