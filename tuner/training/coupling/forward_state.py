@@ -32,7 +32,9 @@ _MODULE_ATTRIBUTES = frozenset(vars(nn.Module()))
 class _Saved(Protocol):
     """Part of the state as it was."""
 
-    name: str
+    @property
+    def name(self) -> str:
+        """The buffer or attribute."""
 
     def changed(self) -> bool:
         """Return whether the part has changed since."""
