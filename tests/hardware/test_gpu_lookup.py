@@ -149,6 +149,8 @@ def test_the_error_of_an_unknown_name_has_similar_names() -> None:
     """A misspelt name is refused with the names that are similar."""
     with pytest.raises(EstimateError, match="similar names are H100-80GB"):
         find_gpu("H10-80GB")
+    with pytest.raises(EstimateError, match="similar names are H100-80GB, H100-NVL-94GB;"):
+        find_gpu("H1OO")
 
 
 def test_a_long_name_is_shortened_in_the_error() -> None:

@@ -84,9 +84,12 @@ def _card_of_memory_size(name: str, other_cards: str) -> Gpu:
 
 
 def _no_such_gpu(name: str, other_cards: str) -> EstimateError:
-    names = {_key(text): gpu.name for gpu in GPUS for text in (gpu.name, gpu.family, *gpu.aliases)}
+    names: dict[str, list[str]] = {}
+    for gpu in GPUS:
+        for text in (gpu.name, gpu.family, *gpu.aliases):
+            names.setdefault(_key(text), []).append(gpu.name)
     close = dict.fromkeys(
-        names[key] for key in get_close_matches(_key(name[:_MAX_NAME_LENGTH]), names, n=5, cutoff=0.5)
+        gpu for key in get_close_matches(_key(name[:_MAX_NAME_LENGTH]), names, n=5, cutoff=0.5) for gpu in names[key]
     )
     hint = f"similar names are {', '.join(close)}" if close else f"known are {', '.join(gpu.name for gpu in GPUS)}"
     return EstimateError(f"no GPU is called {_shortened(name)}: {hint}; {other_cards}")
