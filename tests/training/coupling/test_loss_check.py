@@ -241,3 +241,32 @@ def test_a_loss_that_writes_to_its_batch_is_checked_on_a_copy() -> None:
     wanted = [float(batch["x"].sum()) for batch in window]
     _update(_model(), loss, window)
     assert seen[-2:] == wanted
+
+
+class _Annealed(nn.Module):
+    """A temperature that falls with the number of passes, which two attributes count."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.passes = 0
+        self.history: list[int] = []
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Keep the shape."""
+        self.passes += 1
+        self.history.append(self.passes)
+        return features / (1 + 0.1 * self.passes)
+
+
+def test_state_in_attributes_of_modules_is_as_without_the_check() -> None:
+    """The passes of the check are not among those that the model counts."""
+    counted = []
+    for checks in (False, True):
+        torch.manual_seed(0)
+        annealed = _Annealed()
+        model = nn.Sequential(nn.Linear(4, 3), annealed)
+        accumulation = GradientAccumulation(model, torch.optim.SGD(model.parameters()), checks_coupling=checks)
+        report = accumulation.update(_window(), _sum)
+        counted.append((annealed.passes, annealed.history, report.gradient_norm))
+    assert counted[0] == counted[1]
+    assert counted[0][0] == WINDOW

@@ -24,6 +24,8 @@ _DEPTH = 4
 """Number of containers inside one another that are followed."""
 _MOST_ENTRIES = 10_000
 """A container of more entries is data, and no state of a model."""
+_MOST_ENTRIES_OF_ALL = 100_000
+"""Entries of all containers that are followed; those that come later are not."""
 _MOST_ELEMENTS = 2**24
 """Elements of all tensors and arrays in containers that are copied; more are data."""
 _MODULE_ATTRIBUTES = frozenset(vars(nn.Module()))
@@ -230,6 +232,7 @@ class _Reader:
     def __init__(self, model: nn.Module) -> None:
         self._seen = {id(tensor) for tensor in (*model.parameters(), *model.buffers())}
         self._elements = 0
+        self._entries = 0
 
     def state_of(self, module: nn.Module) -> Iterator[_Saved]:
         """A module's own buffers, and its attributes but for modules and tensors with a graph."""
@@ -263,8 +266,9 @@ class _Reader:
                 yield _SavedArray(name, value, value.copy())
             return
         entries = _entries_of(value)
-        if entries is None or len(entries) > _MOST_ENTRIES:
+        if entries is None or len(entries) > min(_MOST_ENTRIES, _MOST_ENTRIES_OF_ALL - self._entries):
             return
+        self._entries += len(entries)
         if not isinstance(value, tuple):
             yield _saved_entries(name, value)
         for entry in tuple(entries):

@@ -1,7 +1,8 @@
 """Cheap check, for a user's own training loop, that a loss is a sum over its samples, with its weight.
 
 The loss of the first micro-batch is compared with that of its two parts. This takes the forward passes of two
-micro-batches, once, and no backward pass. Gradients are not changed, and random numbers and buffers are restored.
+micro-batches, once, and no backward pass. Gradients are not changed; random numbers, buffers and attributes of modules
+are restored.
 Probes and the trainer run a thorough check (``tuner.training.coupling.check``), which compares gradients too.
 """
 
@@ -22,6 +23,7 @@ from torch.overrides import TorchFunctionMode
 
 from tuner.errors import WorkloadError
 from tuner.training.coupling.comparison import without_dropout
+from tuner.training.coupling.forward_state import ModelState
 from tuner.training.coupling.rounded_weights import ROUNDED_RUNS, ROUNDING_SAFETY, mantissa_bits, rounded_weights
 from tuner.training.micro_batches.nested_batches import to_device
 from tuner.training.micro_batches.snapshot import Snapshot
@@ -73,6 +75,8 @@ class LossCheck:
     ) -> None:
         self._model = model
         self._snapshot = snapshot
+        self._state: ModelState | None = None
+        """The model's state during the check."""
         self._device = device
         self._floating = floating
         self._is_due = True
@@ -102,7 +106,12 @@ class LossCheck:
         self._snapshot.capture()
         try:
             with without_dropout(self._model), torch.compiler.set_stance("force_eager"):
-                return self._compare(micro_batch, loss)
+                self._state = ModelState(self._model)  # with dropout disabled, so also restored while it is
+                try:
+                    return self._compare(micro_batch, loss)
+                finally:
+                    self._state.restore()
+                    self._state = None
         except Exception:  # noqa: BLE001 - the window's own passes raise the error, if it occurs in them too
             return None
         finally:
@@ -129,8 +138,14 @@ class LossCheck:
 
     def _terms(self, micro_batch: MicroBatch, loss: LossOf) -> Terms:
         """The terms of a forward pass over a copy of the batch, from the same random numbers and buffers each time."""
-        self._snapshot.restore()
+        self._restore()
         return self._forward(micro_batch, loss)
+
+    def _restore(self) -> None:
+        """Restore the random numbers, and what forward passes have changed in the model."""
+        if self._state is not None:
+            self._state.restore()
+        self._snapshot.restore()
 
     def _forward(self, micro_batch: MicroBatch, loss: LossOf) -> Terms:
         output = loss(self._model, to_device(copy.deepcopy(micro_batch.batch), self._device, self._floating))
@@ -159,7 +174,7 @@ class LossCheck:
     def _is_deterministic(self, whole: Terms, micro_batch: MicroBatch, loss: LossOf) -> bool:
         """Return whether two further runs, from other random numbers, give the same loss."""
         for _ in range(2):
-            self._snapshot.restore()
+            self._restore()
             torch.rand(3, device=self._device), torch.rand(3), random.random(), np.random.random()  # noqa: NPY002 - advances each generator
             again = self._forward(micro_batch, loss)
             pairs = ((total, again[name][0]) for name, (total, _) in whole.items())
