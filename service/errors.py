@@ -127,6 +127,11 @@ class NotEndedError(RequestError):
     code = "not-ended"
     title = "The work has not ended"
 
+    @classmethod
+    def of(cls, work_id: str, state: str) -> Self:
+        """Return the error for work in this state."""
+        return cls(f"{work_id!r} is {state}: cancel it first, then delete it")
+
 
 class NotResumableError(RequestError):
     """The job cannot be resumed; the message gives the reason."""

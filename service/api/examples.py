@@ -48,6 +48,14 @@ REQUESTS: dict[str, dict[str, Any]] = {
         },
         "a dry run": {"value": {"recommendation_id": _RECOMMENDATION, "training": {"updates": 200}, "dry_run": True}},
     },
+    "BulkSubmission": {
+        "delete two": {
+            "value": {
+                "action": "delete",
+                "ids": ["tun_0192f3a1b2c3700089abcdef01234567", "tun_0192f3a1b2c3700089abcdef01234568"],
+            }
+        }
+    },
     "KeySubmission": {
         "a scheduler": {
             "value": {"name": "scheduler", "scopes": ["tunings:read", "tunings:write"], "expires_in_days": 90}

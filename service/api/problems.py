@@ -123,11 +123,12 @@ def _why_unreadable(error: ValueError) -> str:
 
 def _methods_of(request: Request) -> list[str]:
     """Return every method of the path. The framework names those of one route only."""
-    found = {"GET"}
-    for template, operations in request.app.openapi()["paths"].items():
-        if re.fullmatch(re.sub(r"\\{\w+\\}", "[^/]+", re.escape(template)), request.url.path):
-            found = {method.upper() for method in operations}
-            break
+    found = {
+        method.upper()
+        for template, operations in request.app.openapi()["paths"].items()
+        if re.fullmatch(re.sub(r"\\{\w+\\}", "[^/]+", re.escape(template)), request.url.path)
+        for method in operations
+    } or {"GET"}
     return sorted(found | {"OPTIONS"} | ({"HEAD"} if "GET" in found else set()))
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from http import HTTPStatus
 from pathlib import Path
 from typing import ClassVar, Generic, TypeVar, assert_never
 
@@ -13,11 +15,21 @@ from service.application import views
 from service.application.context import ApplicationContext
 from service.application.rules.idempotency import SubmissionResponse, pending_response
 from service.domain.api_keys import Caller, Scope
-from service.domain.states import WorkKind
+from service.domain.bulk import BulkAction, BulkResponse, BulkResult, BulkSubmission
+from service.domain.states import State, WorkKind
 from service.domain.work import Job, JobSubmission, QueuePosition, Tuning, TuningSubmission
-from service.errors import InvalidInputError, NotFoundError, NotOwnerError, ScopeMissingError
+from service.errors import (
+    ConflictError,
+    InvalidInputError,
+    NotEndedError,
+    NotFoundError,
+    NotOwnerError,
+    ScopeMissingError,
+    ServiceError,
+)
 from service.fast_path.queue_positions import QueuePositions
-from service.store.models import EVERYTHING, Idempotency, NewWork, WorkFilter, WorkItem, WorkRow
+from service.problem_mapping import problem_of
+from service.store.models import EVERYTHING, Idempotency, NewWork, WorkFilter, WorkHead, WorkItem, WorkRow
 from tuner.schemas.base import Document
 from tuner.schemas.command import CommandModel, CommandSpec
 from tuner.schemas.workload import (
@@ -123,6 +135,19 @@ class WorkCases(ABC, Generic[SubmissionT, WorkT]):
             self._remove_files(work_id)
         self._store.retention.delete(work_id, caller.actor)
 
+    def change_all(self, submission: BulkSubmission, caller: Caller) -> BulkResponse:
+        """Cancel or delete several pieces of work in one transaction, each as ``cancel`` or ``delete`` would alone.
+
+        An error of one of them is its result, and does not affect the others.
+        """
+        ids = tuple(dict.fromkeys(submission.ids))
+        heads = self._store.work.heads([name for name in ids if views.is_identifier(name)])
+        results = {name: self._refusal(name, heads.get(name), caller, submission.action) for name in ids}
+        allowed = [heads[name] for name, refused in results.items() if refused is None]
+        act = self._cancel_all if submission.action is BulkAction.CANCEL else self._delete_all
+        results |= act(allowed, caller)
+        return BulkResponse(items=tuple(result for result in results.values() if result is not None))
+
     @abstractmethod
     def _submit(self, submission: SubmissionT, caller: Caller, idempotency: Idempotency | None) -> SubmissionResponse:
         """Queue work, or serve the stored recommendation; the priority has been checked."""
@@ -130,6 +155,46 @@ class WorkCases(ABC, Generic[SubmissionT, WorkT]):
     @abstractmethod
     def _view(self, item: WorkItem, queue: QueuePosition | None = None) -> WorkT:
         """Return the document of stored work."""
+
+    def _cancel_all(self, heads: Sequence[WorkHead], caller: Caller) -> dict[str, BulkResult]:
+        states = self._store.submissions.cancel_all([head.id for head in heads], caller.actor)
+        self._context.notify()
+        return {
+            head.id: BulkResult(id=head.id, status=HTTPStatus.OK, state=states[head.id])
+            if head.id in states
+            else _refused(head.id, NotFoundError.of(self.kind, head.id))
+            for head in heads
+        }
+
+    def _delete_all(self, heads: Sequence[WorkHead], caller: Caller) -> dict[str, BulkResult]:
+        results: dict[str, BulkResult] = {}
+        for head in heads:
+            try:
+                if head.state.terminal:
+                    self._remove_files(head.id)
+            except ConflictError as error:
+                results[head.id] = _refused(head.id, error)
+        removed = [head.id for head in heads if head.id not in results]
+        states = self._store.retention.delete_all(removed, caller.actor)
+        return results | {name: self._deleted(name, states) for name in removed}
+
+    def _deleted(self, work_id: str, states: Mapping[str, State | None]) -> BulkResult:
+        if work_id not in states:
+            return _refused(work_id, NotFoundError.of(self.kind, work_id))
+        state = states[work_id]
+        if state is not None:
+            return _refused(work_id, NotEndedError.of(work_id, state))
+        return BulkResult(id=work_id, status=HTTPStatus.NO_CONTENT)
+
+    def _refusal(self, work_id: str, head: WorkHead | None, caller: Caller, action: BulkAction) -> BulkResult | None:
+        """Return the result for work that the caller may not change, and None for other work."""
+        if head is None or head.kind is not self.kind:
+            return _refused(work_id, NotFoundError.of(self.kind, work_id))
+        try:
+            _check_owner(head, caller, action)
+        except NotOwnerError as error:
+            return _refused(work_id, error)
+        return None
 
     def _remove_files(self, work_id: str) -> None:
         """Remove the files of ended work on this host; a tuning has none."""
@@ -153,11 +218,25 @@ class WorkCases(ABC, Generic[SubmissionT, WorkT]):
     def _item_to_change(self, work_id: str, caller: Caller, verb: str) -> WorkItem:
         """Return the work with this id, if the caller may change it; ``verb`` names the change in the error."""
         item = self._item(work_id)
-        if not caller.may_change(item.key_id):
-            raise NotOwnerError(
-                f"{work_id!r} belongs to another API key: only that key, or one with the scope admin, can {verb} it"
-            )
+        _check_owner(item, caller, verb)
         return item
+
+
+def _check_owner(work: WorkItem | WorkHead, caller: Caller, verb: str) -> None:
+    """Refuse a caller that may not change the work; ``verb`` names the change.
+
+    Raises:
+        NotOwnerError: when another key submitted it.
+    """
+    if not caller.may_change(work.key_id):
+        raise NotOwnerError(
+            f"{work.id!r} belongs to another API key: only that key, or one with the scope admin, can {verb} it"
+        )
+
+
+def _refused(work_id: str, error: ServiceError) -> BulkResult:
+    problem = problem_of(error)
+    return BulkResult(id=work_id, status=error.status, problem=problem)
 
 
 def check_priority(priority: int, caller: Caller) -> None:

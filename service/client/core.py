@@ -17,6 +17,7 @@ from service.client.etag_cache import EtagCache
 from service.client.protocol import Call, DocumentT, error_in, parse_document, parse_event
 from service.client.retries import RetryBudget, RetryPolicy
 from service.client.transport import Transport
+from service.domain.bulk import BulkAction, BulkResponse, BulkResult, BulkSubmission
 from service.domain.states import State
 from service.domain.work import Event, Page, RowT
 
@@ -99,6 +100,25 @@ class Core:
         except NotFoundError:
             if not budget.failures:
                 raise
+
+    async def change_all(self, path: str, submission: BulkSubmission) -> tuple[BulkResult, ...]:
+        """Cancel or delete several pieces of work, and return the result for each.
+
+        What a retry does not find was deleted: the lost response was of its deletion.
+
+        Raises:
+            ApiError: when the service refuses the request.
+            ConnectionFailedError: when the service cannot be reached.
+        """
+        budget = RetryBudget(self._policy)
+        call = Call("POST", path, body=submission, repeatable=True)
+        found = parse_document(BulkResponse, await self.send(call, self._timeout_seconds, budget)).items
+        if not budget.failures or submission.action is not BulkAction.DELETE:
+            return found
+        deleted = {"status": HTTPStatus.NO_CONTENT, "problem": None}
+        return tuple(
+            result.model_copy(update=deleted) if result.status == HTTPStatus.NOT_FOUND else result for result in found
+        )
 
     async def send(self, call: Call, timeout_seconds: float, budget: RetryBudget | None = None) -> httpx.Response:
         """Make a call, with retries if it is repeatable and the error is transient.

@@ -103,6 +103,8 @@ class Work(Blocking[CallsT_co], Generic[CallsT_co, FollowedT, RowT]):
     events = iterating(AsyncWork[FollowedT, RowT].events)
     cancel = blocking(AsyncWork[FollowedT, RowT].cancel)
     delete = blocking(AsyncWork[FollowedT, RowT].delete)
+    cancel_all = blocking(AsyncWork[FollowedT, RowT].cancel_all)
+    delete_all = blocking(AsyncWork[FollowedT, RowT].delete_all)
 
 
 class Tunings(Work[AsyncTunings, Tuning, TuningSummary]):

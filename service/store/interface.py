@@ -13,7 +13,7 @@ from collections.abc import Collection, Sequence
 from service.domain.api_keys import ApiKey, NewKey
 from service.domain.audit import COMMAND_LINE, Actor, AuditEntry
 from service.domain.fleet import FleetReport
-from service.domain.states import WorkKind
+from service.domain.states import State, WorkKind
 from service.domain.work import Event, RecommendationSummary, RecordedProbe
 from service.domain.workers import ServedDevice
 from service.store.models import (
@@ -43,6 +43,7 @@ from service.store.models import (
     Totals,
     Waiting,
     WorkFilter,
+    WorkHead,
     WorkItem,
     WorkRow,
 )
@@ -102,6 +103,10 @@ class SubmissionStore(ABC):
         Raises:
             NotFoundError: when there is none.
         """
+
+    @abstractmethod
+    def cancel_all(self, work_ids: Collection[str], actor: Actor = COMMAND_LINE) -> dict[str, State]:
+        """Cancel each as ``cancel`` does, all in one transaction, and return their states; unknown ids are left out."""
 
     @abstractmethod
     def resume(self, work_id: str, quota: Quota = UNLIMITED, actor: Actor = COMMAND_LINE) -> WorkItem:
@@ -224,6 +229,10 @@ class WorkStore(ABC):
         """
 
     @abstractmethod
+    def heads(self, work_ids: Collection[str]) -> dict[str, WorkHead]:
+        """Return the heads of work by their ids; unknown ids are left out."""
+
+    @abstractmethod
     def newest(
         self, kind: WorkKind, limit: int, before: str | None = None, wanted: WorkFilter = EVERYTHING
     ) -> list[WorkRow]:
@@ -320,6 +329,13 @@ class RetentionStore(ABC):
         Raises:
             NotFoundError: when there is none.
             NotEndedError: when it has not ended.
+        """
+
+    @abstractmethod
+    def delete_all(self, work_ids: Collection[str], actor: Actor = COMMAND_LINE) -> dict[str, State | None]:
+        """Delete each that has ended as ``delete`` does, all in one transaction.
+
+        Returns the states of those that have not ended, and None for those that were deleted; unknown ids are left out.
         """
 
     @abstractmethod

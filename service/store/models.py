@@ -261,6 +261,16 @@ _SUMMARY_FIELDS = {
 }
 
 
+@dataclass(frozen=True)
+class WorkHead:
+    """The fields of a tuning or job that decide who may change it, and how."""
+
+    id: str
+    kind: WorkKind
+    state: State
+    key_id: str | None
+
+
 @dataclass(frozen=True, kw_only=True)
 class WorkItem(WorkRow):
     """A tuning or job in full."""

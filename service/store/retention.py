@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any
 
 from sqlalchemy import ColumnElement, Engine, and_, delete, exists, func, insert, not_, or_, select
 from typing_extensions import override
 
 from service.domain.audit import COMMAND_LINE, Actor, AuditAction
-from service.domain.states import TERMINAL_STATES, WorkKind
+from service.domain.states import TERMINAL_STATES, State, WorkKind
 from service.errors import NotEndedError
-from service.store.database.audit_log import record
+from service.store.database.audit_log import record, record_each
 from service.store.database.engine import read_transaction, write_transaction
 from service.store.database.schema import now_once, recommendations, used_time, work_items
+from service.store.database.statements import locking
 from service.store.interface import RetentionStore
 from service.store.models import Pruned
 from service.store.work_queries import work_not_found
@@ -36,18 +37,25 @@ class SqlRetentionStore(RetentionStore):
 
     @override
     def delete(self, work_id: str, actor: Actor = COMMAND_LINE) -> None:
-        ended = and_(_work.id == work_id, _ended)
+        found = self.delete_all([work_id], actor)
+        if work_id not in found:
+            raise work_not_found(work_id)
+        if (state := found[work_id]) is not None:
+            raise NotEndedError.of(work_id, state)
+
+    @override
+    def delete_all(self, work_ids: Collection[str], actor: Actor = COMMAND_LINE) -> dict[str, State | None]:
+        named = _work.id.in_(work_ids)
+        ended = and_(named, _ended)
         counts = and_(ended, _work.key_id.is_not(None), _work.device_ms > 0)
         used = select(_work.id, _work.key_id, _work.ended_at, _work.device_ms).where(counts)
         with write_transaction(self._engine) as connection:
+            connection.execute(locking(ended))
             connection.execute(insert(used_time).from_select(["work_id", "key_id", "ended_at", "device_ms"], used))
-            if connection.execute(delete(work_items).where(ended)).rowcount:
-                record(connection, AuditAction.DELETED, actor, work_id)
-                return
-            state = connection.execute(select(_work.state).where(_work.id == work_id)).scalar_one_or_none()
-        if state is None:
-            raise work_not_found(work_id)
-        raise NotEndedError(f"{work_id!r} is {state}: cancel it first, then delete it")
+            gone = connection.execute(delete(work_items).where(ended).returning(_work.id)).scalars().all()
+            record_each(connection, AuditAction.DELETED, actor, gone)
+            left = connection.execute(select(_work.id, _work.state).where(named)).all()
+        return {**dict.fromkeys(gone), **{row.id: State(row.state) for row in left}}
 
     @override
     def prune(self, ended_before_seconds: float, *, recommendations: bool = False) -> Pruned:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -14,12 +14,12 @@ from service.domain.audit import COMMAND_LINE, Actor, AuditAction
 from service.domain.states import RESUMABLE_STATES, State, WorkKind
 from service.errors import ConflictError, NotResumableError
 from service.store.api_keys import check_quota
-from service.store.database.audit_log import record
+from service.store.database.audit_log import record, record_each
 from service.store.database.engine import insert_or_skip, read_transaction, write_transaction
 from service.store.database.mapping import name_values, recommendation_values, work_item
 from service.store.database.notifications import notify_owner, notify_waiting
 from service.store.database.schema import idempotency_keys, now_ms, now_once, recommendations, submitters, work_items
-from service.store.database.statements import add_events, change, state_event
+from service.store.database.statements import add_events, change, change_each, locking, state_event
 from service.store.interface import SubmissionStore
 from service.store.models import (
     IDEMPOTENCY_KEY_TTL_SECONDS,
@@ -76,18 +76,16 @@ class SqlSubmissionStore(SubmissionStore):
 
     @override
     def cancel(self, work_id: str, actor: Actor = COMMAND_LINE) -> WorkItem:
-        queued = and_(_work.id == work_id, _work.state == State.QUEUED)
-        running = and_(_work.id == work_id, _work.state == State.RUNNING)
-        ended = {"state": State.CANCELLED, "ended_at": now_ms()}
         with write_transaction(self._engine) as connection:
-            row = change(connection, queued, ended, [state_event(State.CANCELLED)])
-            if row is None:
-                row = change(connection, running, {"state": State.CANCELLING}, [state_event(State.CANCELLING)])
-                if row is not None:
-                    notify_owner(connection, row["owner"], work_id)
-            if row is not None:
-                record(connection, AuditAction.CANCELLED, actor, work_id)
+            _cancel(connection, [work_id], actor)
             return read_item(connection, work_id)
+
+    @override
+    def cancel_all(self, work_ids: Collection[str], actor: Actor = COMMAND_LINE) -> dict[str, State]:
+        found = select(_work.id, _work.state).where(_work.id.in_(work_ids))
+        with write_transaction(self._engine) as connection:
+            _cancel(connection, work_ids, actor)
+            return {row.id: State(row.state) for row in connection.execute(found)}
 
     @override
     def resume(self, work_id: str, quota: Quota = UNLIMITED, actor: Actor = COMMAND_LINE) -> WorkItem:
@@ -104,6 +102,21 @@ class SqlSubmissionStore(SubmissionStore):
         if changed is None:
             raise NotResumableError(f"{work_id} is {item.state}: only a job that is FAILED or CANCELLED can be resumed")
         return item
+
+
+def _cancel(connection: Connection, work_ids: Collection[str], actor: Actor) -> None:
+    """Cancel work that has not ended, with an entry of the audit log for each."""
+    named = _work.id.in_(work_ids)
+    connection.execute(locking(and_(named, _work.state.in_((State.QUEUED, State.RUNNING)))))
+    ended = {"state": State.CANCELLED, "ended_at": now_ms()}
+    queued = change_each(connection, and_(named, _work.state == State.QUEUED), ended, state_event(State.CANCELLED))
+    stopping = {"state": State.CANCELLING}
+    running = change_each(
+        connection, and_(named, _work.state == State.RUNNING), stopping, state_event(State.CANCELLING)
+    )
+    for row in running:
+        notify_owner(connection, row["owner"], row["id"])
+    record_each(connection, AuditAction.CANCELLED, actor, [row["id"] for row in (*queued, *running)])
 
 
 @contextmanager

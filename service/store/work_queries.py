@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any
@@ -10,7 +10,7 @@ from typing import Any
 from sqlalchemy import Connection, Engine, Row, Select, String, bindparam, cast, func, select, union_all
 from typing_extensions import override
 
-from service.domain.states import WorkKind
+from service.domain.states import State, WorkKind
 from service.errors import NotFoundError
 from service.fast_path.row_cache import RowCache
 from service.store.database import mapping
@@ -18,7 +18,7 @@ from service.store.database.engine import read_transaction
 from service.store.database.list_search import searched_page
 from service.store.database.schema import work_items
 from service.store.interface import WorkStore
-from service.store.models import EVERYTHING, NO_SEARCH, WorkFilter, WorkItem, WorkRow
+from service.store.models import EVERYTHING, NO_SEARCH, WorkFilter, WorkHead, WorkItem, WorkRow
 
 _work = work_items.c
 _SEPARATOR = ","
@@ -37,6 +37,13 @@ class SqlWorkStore(WorkStore):
     def get(self, work_id: str) -> WorkItem:
         with read_transaction(self._engine) as connection:
             return read_item(connection, work_id)
+
+    @override
+    def heads(self, work_ids: Collection[str]) -> dict[str, WorkHead]:
+        columns = (_work.id, _work.kind, _work.state, _work.key_id)
+        with read_transaction(self._engine) as connection:
+            found = connection.execute(select(*columns).where(_work.id.in_(work_ids)))
+            return {row.id: WorkHead(row.id, WorkKind(row.kind), State(row.state), row.key_id) for row in found}
 
     @override
     def newest(

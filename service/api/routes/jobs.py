@@ -117,6 +117,7 @@ def submit_job(
 
 
 _WORK.add_reading(router)
+_WORK.add_bulk(router)
 _WORK.add_following(router)
 
 

@@ -107,6 +107,7 @@ def submit_tuning(
 
 
 _WORK.add_reading(router)
+_WORK.add_bulk(router)
 
 
 @router.get(

@@ -6,14 +6,14 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
 from http import HTTPStatus
-from typing import Any
+from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends, Request, Response
+from fastapi import APIRouter, Body, Depends, Request, Response
 
 from service.api import examples
 from service.api.authentication import CurrentCaller, requires_scope
 from service.api.context import Context, context_of
-from service.api.dependencies import CurrentFollower, Format, IfNoneMatch, LastEventId, Wait, identified_by
+from service.api.dependencies import CurrentFollower, Format, IfNoneMatch, LastEventId, Wait, identified_by, strict_body
 from service.api.etags import NOT_MODIFIED, TAG_HEADERS
 from service.api.events.streaming import Poll, event_stream, long_poll
 from service.api.problems import ALWAYS, RETRY_AFTER_HEADER, declared
@@ -22,6 +22,7 @@ from service.api.reads.fast_path import FastRoute, fast_path, plain_page
 from service.api.reads.row_streams import ROW_CONTENT, RowFormat, stream_rows
 from service.api.responses import DELETED, EVENT_STREAM, json_response, links, on_success
 from service.domain.api_keys import Scope
+from service.domain.bulk import BulkResponse, BulkSubmission
 from service.domain.states import WorkKind
 from service.domain.work import Job, JobPage, Tuning, TuningPage
 from service.store.models import EVERYTHING
@@ -34,12 +35,20 @@ SUBMISSION_STATUSES = (
     HTTPStatus.TOO_MANY_REQUESTS,
 )
 """Statuses of the problems of every submission."""
+_OF_BODIES = (HTTPStatus.REQUEST_ENTITY_TOO_LARGE, HTTPStatus.UNSUPPORTED_MEDIA_TYPE)
 _MISSING = declared(HTTPStatus.NOT_FOUND)
 _GET_DESCRIPTION = """\
 Read a {kind}. With `wait`, the response is sent when the {kind} has ended, or after that many seconds.
 
 With `wait` and `If-None-Match`, the response is sent as soon as the {kind} differs from the named representation by a
 new state or {event}. `Retry-After` is present until the {kind} has ended."""
+
+_BULK_DESCRIPTION = """\
+Cancel or delete at most 100 {kind}s, all in one transaction, with a result for each.
+
+Each {kind} is changed as by the request for it alone, with the same permissions and the same entry of the audit log.
+One that is refused does not affect the others: the response has status 200, and the `status` and `problem` of each
+result tell which. A repeated request is harmless: a cancelled {kind} is not changed, and a deleted one is not found."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -185,6 +194,27 @@ class WorkRoutes:
         )
         def delete(context: Context, caller: CurrentCaller, work_id: str = identified_by(self.kind)) -> None:
             context.cases(self.kind).delete(work_id, caller)
+
+    def add_bulk(self, router: APIRouter) -> None:
+        """Add the route that cancels or deletes several pieces of work."""
+
+        @router.post(
+            "/bulk",
+            operation_id=f"{self._operation('change')}s",
+            summary=f"Cancel or delete several {self.kind}s",
+            description=_BULK_DESCRIPTION.format(kind=self.kind),
+            dependencies=[requires_scope(self.write_scope)],
+            responses=on_success(content=examples.response_content("BulkResponse"))
+            | declared(HTTPStatus.BAD_REQUEST, *_OF_BODIES),
+        )
+        def change_all(
+            submission: Annotated[
+                BulkSubmission, strict_body(BulkSubmission), Body(openapi_examples=examples.REQUESTS["BulkSubmission"])
+            ],
+            context: Context,
+            caller: CurrentCaller,
+        ) -> BulkResponse:
+            return context.cases(self.kind).change_all(submission, caller)
 
     def _path(self, rest: str = "") -> str:
         return f"/{{{self.kind}_id}}{rest}"

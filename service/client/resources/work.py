@@ -8,6 +8,7 @@ from typing import Any, Generic
 
 from service.client.core import PAGE_SIZE, Core, FollowedT, Resource
 from service.client.protocol import Call, path_of
+from service.domain.bulk import MOST_IDS, BulkAction, BulkResult, BulkSubmission
 from service.domain.states import State
 from service.domain.work import Event, Page, RowT
 
@@ -84,6 +85,24 @@ class AsyncWork(Resource, Generic[FollowedT, RowT]):
         """
         await self._core.delete(path_of(self._path, work_id))
 
+    async def cancel_all(self, work_ids: Sequence[str]) -> tuple[BulkResult, ...]:
+        """Cancel several, and return for each its new state, or the problem because of which it is unchanged.
+
+        The service changes 100 in one transaction. Unknown ones, and those of another API key, are refused one by one.
+
+        Raises:
+            ApiError: when the service refuses the request.
+        """
+        return await self._change_all(BulkAction.CANCEL, work_ids)
+
+    async def delete_all(self, work_ids: Sequence[str]) -> tuple[BulkResult, ...]:
+        """Delete several that have ended, and return the result for each, as ``cancel_all`` does.
+
+        Raises:
+            ApiError: when the service refuses the request.
+        """
+        return await self._change_all(BulkAction.DELETE, work_ids)
+
     def list(  # noqa: PLR0913 - one per filter
         self,
         *,
@@ -113,6 +132,14 @@ class AsyncWork(Resource, Generic[FollowedT, RowT]):
         """
         filters = {"state": state, "device": device, "model": model, "limit": page_size}
         return self._rows(filters | search_query(search, labels, created_after, sort))
+
+    async def _change_all(self, action: BulkAction, work_ids: Sequence[str]) -> tuple[BulkResult, ...]:
+        results: tuple[BulkResult, ...] = ()
+        ids = tuple(dict.fromkeys(work_ids))
+        for start in range(0, len(ids), MOST_IDS):
+            part = ids[start : start + MOST_IDS]
+            results += await self._core.change_all(f"{self._path}/bulk", BulkSubmission(action=action, ids=part))
+        return results
 
     def _rows(self, filters: Mapping[str, Any]) -> AsyncGenerator[RowT, None]:
         return self._core.rows(self._page, Call("GET", self._path, filters))

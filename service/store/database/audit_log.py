@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from sqlalchemy import Connection, Engine, delete, insert, select
 from typing_extensions import override
@@ -24,8 +25,18 @@ def record(
     connection: Connection, action: AuditAction, actor: Actor, object_id: str | None = None, detail: str | None = None
 ) -> None:
     """Record an act within its transaction, with the name that the key has."""
+    connection.execute(insert(audit_log).values(**_values(action, actor, object_id, detail)))
+
+
+def record_each(connection: Connection, action: AuditAction, actor: Actor, object_ids: Sequence[str]) -> None:
+    """Record an act on several objects within its transaction, with an entry for each of them."""
+    if object_ids:
+        connection.execute(insert(audit_log).values([_values(action, actor, name, None) for name in object_ids]))
+
+
+def _values(action: AuditAction, actor: Actor, object_id: str | None, detail: str | None) -> dict[str, Any]:
     name = select(api_keys.c.name).where(api_keys.c.id == actor.key_id).scalar_subquery()
-    values = {
+    return {
         "at": now_ms(),
         "action": action,
         "key_id": actor.key_id,
@@ -34,7 +45,6 @@ def record(
         "address": actor.address,
         "detail": None if detail is None else detail[:_LONGEST_DETAIL],
     }
-    connection.execute(insert(audit_log).values(**values))
 
 
 class SqlAuditStore(AuditStore):

@@ -108,6 +108,24 @@ def change(
     return _execute(connection, changing(condition, values, len(new_events)), new_events)
 
 
+def change_each(
+    connection: Connection, condition: ColumnElement[bool], values: dict[str, Any], new_event: EventToAdd
+) -> Sequence[RowMapping]:
+    """Update every work item under a condition, add the event to each, and return their rows as ``change`` does."""
+    rows = connection.execute(changing(condition, values, 1)).mappings().all()
+    if rows:
+        connection.execute(insert(events), [_event_values(row, row["event_count"], new_event) for row in rows])
+    return rows
+
+
+def locking(condition: ColumnElement[bool]) -> Select[Any]:
+    """Return a statement that locks the rows under a condition in the order of their ids.
+
+    Transactions that change several rows execute it first, so that none waits for another that waits for it.
+    """
+    return select(_work.id).where(condition).order_by(_work.id).with_for_update()
+
+
 def changing(condition: ColumnElement[bool], values: dict[str, Any], events_added: int) -> ReturningUpdate[Any]:
     """Return the statement of a change, for a caller that executes it often: to build it takes longer."""
     counted = _work.event_count + events_added
@@ -170,10 +188,10 @@ def stale_lease_error(lease: Lease) -> StaleLeaseError:
 def add_events(connection: Connection, row: RowMapping, new_events: Sequence[EventToAdd]) -> None:
     """Add the newest events of a work item, whose row counts them already."""
     first = row["event_count"] - len(new_events) + 1
-    connection.execute(
-        insert(events),
-        [
-            {"work_id": row["id"], "id": number, "at": row["updated_at"], "kind": kind.value, "document": text}
-            for number, (kind, text) in enumerate(new_events, start=first)
-        ],
-    )
+    values = [_event_values(row, number, new_event) for number, new_event in enumerate(new_events, start=first)]
+    connection.execute(insert(events), values)
+
+
+def _event_values(row: RowMapping, number: int, new_event: EventToAdd) -> dict[str, Any]:
+    kind, text = new_event
+    return {"work_id": row["id"], "id": number, "at": row["updated_at"], "kind": kind.value, "document": text}

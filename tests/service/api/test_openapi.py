@@ -11,7 +11,7 @@ import pytest
 from pydantic import BaseModel, TypeAdapter
 
 from service.api.examples import REQUESTS, RESPONSES
-from service.domain import api_keys, commands, exports, work
+from service.domain import api_keys, bulk, commands, exports, work
 from service.entrypoints.export_openapi import export_openapi
 from tests.support.paths import OPENAPI
 from tests.support.service.running import Running
@@ -82,7 +82,7 @@ def test_the_steps_of_a_scheduler_are_linked() -> None:
 @pytest.mark.parametrize("name", RESPONSES)
 def test_examples_of_responses_are_valid(name: str) -> None:
     """Each is valid for its document, and serializes to the same JSON."""
-    documents = {**vars(commands), **vars(exports), **vars(work)}
+    documents = {**vars(bulk), **vars(commands), **vars(exports), **vars(work)}
     kinds: dict[str, type[BaseModel]] = {**documents, "Recommendation": Recommendation}
     kind = kinds[RESPONSES[name]["document"]]
     value = RESPONSES[name]["value"]
@@ -95,6 +95,7 @@ def test_examples_of_responses_are_valid(name: str) -> None:
 def test_examples_of_requests_are_accepted(document: str, name: str) -> None:
     """Each is a valid body under strict validation."""
     kinds: dict[str, type[BaseModel]] = {
+        **vars(bulk),
         **vars(exports),
         **vars(work),
         **vars(api_keys),

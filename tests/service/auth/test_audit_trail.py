@@ -52,6 +52,20 @@ def test_acts_on_work_are_recorded_with_caller_and_address(store: Store, new_id:
     assert [entry.id for entry in entries(store)] == sorted(entry.id for entry in entries(store))
 
 
+def test_every_object_of_a_bulk_act_has_its_entry(store: Store, new_id: NewId) -> None:
+    """Cancelled and deleted together, each work is recorded once; what was not changed is not."""
+    new, _ = make_key("ci", (Scope.TUNINGS_WRITE,))
+    store.keys.add(new)
+    actor = Actor(new.id, AT.address)
+    ids = [store.submissions.add(new_work(new_id("tun"))).id for _ in range(3)]
+    for _ in range(2):
+        store.submissions.cancel_all([*ids[:2], "tun_none"], actor)
+        store.retention.delete_all([*ids[1:], "tun_none"], actor)
+    found = [(entry.action, entry.object_id, entry.key_name, entry.address) for entry in entries(store)[4:]]
+    expected = [(AuditAction.CANCELLED, ids[0]), (AuditAction.CANCELLED, ids[1]), (AuditAction.DELETED, ids[1])]
+    assert sorted(found) == sorted((action, work_id, "ci", AT.address) for action, work_id in expected)
+
+
 def test_an_act_that_fails_leaves_no_entry(store: Store, new_id: NewId) -> None:
     """The entry is part of the transaction: a used quota and refused deletions leave none."""
     new, _ = make_key("ci", (Scope.TUNINGS_WRITE,))

@@ -295,6 +295,24 @@ def test_cancelling_follows_the_state(store: Store, new_id: NewId) -> None:
     assert before.state is State.CANCELLED
 
 
+def test_several_are_cancelled_and_deleted_together(store: Store, new_id: NewId) -> None:
+    """Each as alone, with its event and its device time; unknown ids are left out, and a repetition changes nothing."""
+    ids = [store.submissions.add(new_work(new_id("tun"))).id for _ in range(3)]
+    lease = claimed(store).lease
+    wanted = [*ids[:2], "tun_none"]
+    expected = {ids[0]: State.CANCELLING, ids[1]: State.CANCELLED}
+    assert [store.submissions.cancel_all(wanted) for _ in range(2)] == [expected, expected]
+    assert beaten(store, lease).renewed == {lease: State.CANCELLING}
+    assert [event.state for event in store.evidence.events(ids[1])] == [State.QUEUED, State.CANCELLED]
+    assert store.work.get(ids[1]).ended_at is not None
+    assert store.work.get(ids[2]).state is State.QUEUED
+    remaining = {ids[0]: State.CANCELLING, ids[2]: State.QUEUED}
+    assert store.retention.delete_all([*ids, "tun_none"]) == {**remaining, ids[1]: None}
+    assert store.retention.delete_all([*ids, "tun_none"]) == remaining
+    assert store.work.heads([*ids, "tun_none"]).keys() == remaining.keys()
+    assert store.evidence.events(ids[1]) == []
+
+
 def test_cancelled_work_that_is_handed_back_ends(store: Store, new_id: NewId) -> None:
     """A worker that stops between a cancellation and hearing of it does not put the work back in the queue."""
     work_id = store.submissions.add(new_work(new_id("tun"))).id
