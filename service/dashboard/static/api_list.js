@@ -28,13 +28,15 @@ export const SEARCH = { name: "q", label: "Search", placeholder: "name, model, l
  * A list of the API: filters, rows, "Load more". Rows that have not ended are read again every few seconds (pagination.js).
  *
  * @param {{root: HTMLElement, path: string, caption: string, noun: string, nouns?: string, columns: Object[], filters?: Object[], empty: Object,
- *   pageSize?: number, ended?: (row: Object) => boolean, refreshSeconds?: number, files?: boolean}} list  `empty` is what `emptyState`
+ *   pageSize?: number, ended?: (row: Object) => boolean, refreshSeconds?: number, files?: boolean, selection?: Object}} list  `empty` is what `emptyState`
  *   takes, shown when there is nothing at all. `refreshSeconds`: how often it is read again. `files`: offers all rows that match as files.
+ *   `selection`: see selection.js.
  * @returns {{refresh: () => void}}
  */
 export function makeList(list) {
-  const { root, path, caption, noun, nouns, columns, filters = [], empty, pageSize = 50, refreshSeconds = REFRESH_SECONDS } = list;
+  const { root, path, caption, noun, nouns, selection, filters = [], empty, pageSize = 50, refreshSeconds = REFRESH_SECONDS } = list;
   const ended = list.ended ?? ((row) => ENDED.has(row.state));
+  const columns = selection === undefined ? list.columns : [selection.column, ...list.columns];
   const table = makeTable({ caption, columns });
   const form = filterForm(filters, restart);
   const pages = makePages((cursor, limit, signal) => get(path, { query: { ...form.values(), limit, cursor }, signal }), pageSize);
@@ -46,17 +48,26 @@ export function makeList(list) {
   const files = list.files ? Object.entries(FILES).map(([format, text]) => [format, h("a", { download: "" }, text)]) : [];
   const links = files.length > 0 && h("span", { class: "small" }, "All that match: ", files.flatMap(([, link]) => [link, " "]));
   const foot = h("div", { class: "list-foot" }, status, more, links);
-  replace(root, filters.length > 0 && form.element, problems, h("div", {}, newer), place, foot);
+  replace(root, filters.length > 0 && form.element, problems, selection?.element, h("div", {}, newer), place, foot);
+  selection?.listen(place, change);
 
   function show() {
     const rows = pages.rows();
     form.learn(rows);
     table.update(rows);
+    selection?.update(rows);
     showOnly(place, rows.length > 0 ? table.element : nothing(form, empty));
     newer.hidden = !pages.hasNewer();
     more.hidden = !pages.hasOlder();
     files.forEach(([format, link]) => (link.href = addressOf(path, { ...form.values(), format })));
     setText(status, rows.length === 0 ? "" : `${plural(rows.length, noun, nouns)}${more.hidden && newer.hidden ? "" : " shown"}`);
+  }
+
+  /** Changes rows after an act on them, before they are read again. */
+  function change(changed) {
+    pages.change(changed);
+    show();
+    polling.now();
   }
 
   function restart() {

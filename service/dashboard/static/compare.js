@@ -49,7 +49,7 @@ async function start() {
   }
   if (ids.length < 2) {
     const action = h("a", { class: "button button-primary", href: "/recommendations" }, "Choose recommendations");
-    replace(container, emptyState({ title: "Nothing to compare", text: "Tick two or more in the list.", action }));
+    replace(container, emptyState({ title: "Nothing to compare", text: "Select two or more in the list.", action }));
     return;
   }
   try {

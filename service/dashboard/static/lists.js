@@ -2,10 +2,12 @@
 
 import { keyId, may } from "./api.js";
 import { makeList, SEARCH } from "./api_list.js";
+import { ENDED } from "./live.js";
+import { makeSelection } from "./selection.js";
 import { byId, h, replace } from "./dom.js";
 import { count, shortId, time, took, words } from "./format.js";
 import { codeBlock, labelTags, scopeAlert, stateBadge } from "./parts.js";
-import { both, peakBar, planWords, rateWords } from "./rows.js";
+import { both, compareAct, peakBar, planWords, rateWords } from "./rows.js";
 
 const STATES = ["QUEUED", "RUNNING", "CANCELLING", "SUCCEEDED", "FAILED", "CANCELLED"];
 const STATE = { name: "state", label: "State", options: [["", "Any"], ...STATES.map((state) => [state, words(state)])] };
@@ -91,10 +93,27 @@ function jobCall() {
   return `curl ${location.origin}/v1/jobs${key} -H 'Content-Type: application/json' \\\n  -d '${body}'`;
 }
 
+/** The acts on chosen rows. The service decides; those that it would refuse are not offered. */
+function selectionOf(noun, writeScope, ...more) {
+  const own = (row) => keyId() === (row.key_id ?? "") || may("admin");
+  const act = (action, applies) => ({
+    text: words(action),
+    danger: true,
+    applies: (row) => own(row) && applies(row),
+    run: async (rows, others, place) => (await import("./bulk.js")).changeAll({ kind: noun, action, rows, others, place }),
+  });
+  const changes = [act("cancel", (row) => !ENDED.has(row.state) && row.state !== "CANCELLING"), act("delete", (row) => ENDED.has(row.state))];
+  const acts = [...more, ...(may(writeScope) ? changes : [])];
+  return acts.length === 0 ? undefined : makeSelection({ noun, acts });
+}
+
 const root = byId("list");
 const { kind } = root.dataset;
-if (may(`${kind}:read`)) {
-  makeList({ root, ...(kind === "jobs" ? JOBS : TUNINGS) });
-} else {
+if (!may(`${kind}:read`)) {
   replace(root, scopeAlert(`${kind}:read`));
+} else if (kind === "jobs") {
+  makeList({ root, ...JOBS, selection: selectionOf("job", "jobs:run") });
+} else {
+  const compare = compareAct((row) => row.recommendation_id);
+  makeList({ root, ...TUNINGS, selection: selectionOf("tuning", "tunings:write", compare) });
 }

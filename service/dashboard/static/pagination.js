@@ -86,6 +86,10 @@ export function makePages(read, size, most = 10) {
       }
       first = Math.max(first, Math.min(first + 1, pages.length - most));
     },
+    /** Changes rows without reading them again; those for which `change` returns null are dropped. */
+    change(change) {
+      pages = pages.map((page) => ({ ...page, rows: page.rows.map(change).filter((row) => row !== null) }));
+    },
     /** Newer rows, which were shown before. */
     back() {
       first = Math.max(0, first - Math.ceil(most / 2));

@@ -1,17 +1,16 @@
 /** The list of recommendations, with filters and a selection to compare. */
 
-import { addressOf, may } from "./api.js";
+import { may } from "./api.js";
 import { makeList, SEARCH } from "./api_list.js";
 import { byId, h, replace } from "./dom.js";
-import { count, plural, shortId, time } from "./format.js";
+import { count, shortId, time } from "./format.js";
 import { labelTags, scopeAlert } from "./parts.js";
-import { both, peakBar, planWords, rateWords } from "./rows.js";
+import { both, compareAct, peakBar, planWords, rateWords } from "./rows.js";
+import { makeSelection } from "./selection.js";
 
-const MOST_COMPARED = 8;
 const ANY = ["", "Any"];
 const PRECISIONS = ["fp32", "bf16-mixed", "fp16-mixed", "bf16"];
 const OBJECTIVES = ["largest", "fewest_steps", "fastest"];
-const chosen = new Set();
 
 const LIST = {
   path: "/v1/recommendations",
@@ -30,7 +29,6 @@ const LIST = {
   ],
   columns: [
     { title: "Recommendation", class: "named", cell: (row) => both(link(row), labelTags(row)) },
-    { title: "Compare", cell: chooser },
     { title: "Model and device", class: "model", cell: (row) => both(row.model, `${row.device} (${row.device_name})`) },
     { title: "Precision", class: "nowrap", cell: (row) => row.precision ?? "–" },
     { title: "Objective", class: "nowrap", cell: (row) => row.objective?.replaceAll("_", " ") },
@@ -49,8 +47,8 @@ const LIST = {
 };
 
 if (may("tunings:read")) {
-  makeList({ root: byId("list"), ...LIST });
-  showChosen();
+  const selection = makeSelection({ noun: "recommendation", acts: [compareAct((row) => row.id)], keep: true });
+  makeList({ root: byId("list"), ...LIST, selection });
 } else {
   replace(byId("list"), scopeAlert("tunings:read"));
 }
@@ -58,25 +56,4 @@ if (may("tunings:read")) {
 function link(row) {
   const address = `/recommendations/${encodeURIComponent(row.id)}`;
   return h("a", { href: address, class: row.name === null && "mono", title: row.id }, row.name ?? shortId(row.id));
-}
-
-function chooser(row) {
-  const box = h("input", { type: "checkbox", checked: chosen.has(row.id), "aria-label": `Compare ${row.id}` });
-  box.addEventListener("change", () => {
-    chosen[box.checked ? "add" : "delete"](row.id);
-    if (chosen.size > MOST_COMPARED) {
-      chosen.delete(row.id);
-      box.checked = false;
-    }
-    showChosen();
-  });
-  return h("label", { class: "tap" }, box);
-}
-
-function showChosen() {
-  const link = byId("compare");
-  const query = new URLSearchParams([...chosen].map((id) => ["id", id]));
-  link.hidden = chosen.size < 2;
-  link.textContent = `Compare ${plural(chosen.size, "recommendation")}`;
-  link.href = chosen.size < 2 ? addressOf("/recommendations/compare") : `/recommendations/compare?${query}`;
 }

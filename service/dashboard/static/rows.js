@@ -4,6 +4,8 @@ import { h } from "./dom.js";
 import { bytes, count, number, plural } from "./format.js";
 import { bar, mark } from "./parts.js";
 
+const MOST_COMPARED = 8;
+
 /** The plan of a row in a list. */
 export function planWords({ plan, feasible }) {
   if (plan === null) {
@@ -25,6 +27,12 @@ export function peakBar({ peak_bytes: peak, limit_bytes: limit }) {
     return "–";
   }
   return bar({ value: peak, max: limit, label: "Peak memory against the limit", text: `${bytes(peak)} of ${bytes(limit)}` });
+}
+
+/** The act that compares the recommendations of chosen rows (selection.js); `idOf` is null for a row without one. */
+export function compareAct(idOf) {
+  const href = (rows) => `/recommendations/compare?${new URLSearchParams(rows.map((row) => ["id", idOf(row)]))}`;
+  return { text: "Compare", noun: "recommendation", least: 2, most: MOST_COMPARED, applies: (row) => idOf(row) !== null, href };
 }
 
 /** A text with a lesser one below it, in one cell. */

@@ -5,7 +5,7 @@
  *   parent.append(table.element); table.update(rows)      rows keep their nodes: focus and selection survive
  *
  * A column is {title, cell(row) -> node or text, class?: "number"|"wide"|..., value?(row) -> what to sort by}. A column with
- * `value` gets a button in its head. The first column's cell is the row's head.
+ * `value` gets a button in its head. The first column's cell is the row's head, without counting a column of choices (`isChoice`).
  */
 
 import { h } from "./dom.js";
@@ -70,9 +70,10 @@ function renew(node, cells) {
 }
 
 function cellsOf(row, columns) {
-  return columns.map((column, index) => {
-    const attributes = { class: column.class, dataset: { title: column.title }, ...(index === 0 ? ROW_HEAD : { role: "cell" }) };
-    return h(index === 0 ? "th" : "td", attributes, column.cell(row));
+  const head = columns.find((column) => !column.isChoice);
+  return columns.map((column) => {
+    const attributes = { class: column.class, dataset: { title: column.title }, ...(column === head ? ROW_HEAD : { role: "cell" }) };
+    return h(column === head ? "th" : "td", attributes, column.cell(row));
   });
 }
 

@@ -363,7 +363,7 @@ def test_recommendations_are_compared(service: Running, visit: Open) -> None:
     page = visit(service).open("/recommendations")
     expect(page.locator(".list-foot")).to_have_text(re.compile(r"^\d+ recommendations"))
     for found in (one, other):
-        page.get_by_label(f"Compare {found['recommendation_id']}").check()
+        page.get_by_label(f"Select {found['recommendation_id']}").check()
     page.get_by_role("link", name="Compare 2 recommendations").click()
     batch = page.get_by_role("row").filter(has=page.get_by_role("rowheader", name="Effective batch"))
     expect(batch.get_by_role("cell")).to_have_text(["100", "37"])
