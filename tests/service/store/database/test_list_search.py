@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import Engine, select, text
+from sqlalchemy import Engine, event, select, text
 
 from service.domain.states import WorkKind
 from service.store.database.engine import read_transaction, write_transaction
@@ -146,6 +146,37 @@ def test_a_search_uses_the_index_of_trigrams(database_url: str) -> None:
     else:
         assert "VIRTUAL TABLE INDEX" in plan, plan
         assert "SCAN work_items" not in plan, plan
+
+
+@pytest.mark.parametrize("sort", ["samples_per_second", "peak"])
+def test_a_sort_by_a_recommendation_reads_no_document(store: Store, new_id: NewId, sort: str) -> None:
+    """SQLite finds each value in an index that has it, PostgreSQL joins the tables once; also after the first page."""
+    for _ in range(3):
+        ended(store, new_work(new_id("tun")), recommendation(id=new_id("rec")))
+    seen: list[tuple[str, Any]] = []
+
+    def note(_connection: object, _cursor: object, statement: str, parameters: Any, *_more: object) -> None:
+        if "ORDER BY" in statement:
+            seen.append((statement, parameters))
+
+    event.listen(store.engine, "before_cursor_execute", note)
+    first = store.work.newest(WorkKind.TUNING, 1, wanted=WorkFilter(search=Search(sort=sort)))
+    later = Search(sort=sort, after=sort_value(first[0], Search(sort=sort)))
+    assert len(store.work.newest(WorkKind.TUNING, 5, first[0].id, WorkFilter(search=later))) == 2
+    event.remove(store.engine, "before_cursor_execute", note)
+    assert len(seen) == 2
+    postgresql = store.engine.dialect.name == "postgresql"
+    with store.engine.connect() as connection:
+        for statement, parameters in seen:
+            explain = "EXPLAIN" if postgresql else "EXPLAIN QUERY PLAN"
+            plan = [str(row[-1]) for row in connection.exec_driver_sql(f"{explain} {statement}", parameters)]
+            if postgresql:
+                assert not [line for line in plan if "SubPlan" in line], plan
+            else:
+                before_page = plan[: next(place for place, line in enumerate(plan) if line.startswith("SCAN"))]
+                read = [line for line in before_page if "work_items " not in line and "SEARCH" in line]
+                assert read, plan
+                assert all("SEARCH found USING COVERING INDEX recommendations_sorted" in line for line in read), plan
 
 
 def _offers_trigrams(engine: Engine) -> bool:
