@@ -12,12 +12,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from sqlalchemy import (
+    CTE,
     BigInteger,
     ColumnElement,
     Connection,
-    Exists,
+    FromClause,
     Select,
     TableValuedAlias,
+    TextClause,
     and_,
     bindparam,
     case,
@@ -242,30 +244,62 @@ def _prospects() -> Select[Any]:
     names = ("slot", "device", "hardware")
     asked = select(*(json_text(given.c.value, index).label(name) for index, name in enumerate(names))).cte("asked")
     lanes = select(json_text(paired.c.value, 0).label("slot"), json_text(paired.c.value, 1).label("lane")).cte("lanes")
-    is_lane = and_(_work.device == ANY_DEVICE, _work.hardware == lanes.c.lane, lanes.c.slot == asked.c.slot)
+    is_lane = and_(_work.device == ANY_DEVICE, _work.hardware == lanes.c.lane)
     expired = and_(is_held, _work.lease_expires_at <= now_ms())
     is_lost = and_(expired, _work.expiry_check_at <= now_once())
-    has_lane = exists().where(is_lane).correlate(work_items, asked)
+    own_lane = and_(is_lane, lanes.c.slot == asked.c.slot)
+    has_lane = exists().where(own_lane).correlate(work_items, asked)
     is_placed = _work.device != ANY_DEVICE
     is_unfit = or_(and_(is_placed, _work.hardware != asked.c.hardware), and_(~is_placed, ~has_lane))
-    is_blocked = exists().where(_work.slot == asked.c.slot, expired, is_unfit).label("is_blocked")
+    is_blocked = _any_work(asked, where=(_work.slot == asked.c.slot, expired, is_unfit)).label("is_blocked")
     of_device = _work.device == asked.c.device
-    waiting = (
-        exists().where(of_device, or_(_work.hardware.is_(None), _work.hardware == asked.c.hardware), is_lost),
-        exists().where(is_queued, of_device, _work.hardware.is_(None)),
-        exists().where(is_queued, of_device, _work.hardware == asked.c.hardware),
-        exists().where(is_lane, is_queued),
-        exists().where(is_lane, is_lost),
+    fits_kind = or_(_work.hardware.is_(None), _work.hardware == asked.c.hardware)
+    in_lane = or_(
+        _any_work(lanes, where=(is_queued, is_lane), order=_QUEUE_ORDER),
+        _any_work(lanes, where=(is_lane, is_lost), order=_EXPIRY_ORDER),
     )
-    found = select(asked.c.slot, is_blocked, or_(*waiting).label("has_work"), _is_busy(asked.c.slot).label("is_busy"))
+    waiting = (
+        _any_work(asked, where=(of_device, fits_kind, is_lost), order=_EXPIRY_ORDER),
+        _any_work(asked, where=(is_queued, of_device, _work.hardware.is_(None)), order=_QUEUE_ORDER),
+        _any_work(asked, where=(is_queued, of_device, _work.hardware == asked.c.hardware), order=_QUEUE_ORDER),
+        exists().where(lanes.c.slot == asked.c.slot, in_lane).correlate(asked),
+    )
+    found = select(asked.c.slot, is_blocked, or_(*waiting).label("has_work"), _is_busy(asked).label("is_busy"))
     rows = found.subquery()
     return select(rows.c.slot, rows.c.is_blocked).where(or_(rows.c.is_blocked, and_(rows.c.has_work, ~rows.c.is_busy)))
 
 
-def _is_busy(slot: ColumnElement[Any]) -> ColumnElement[bool]:
-    """Return the condition that work holds a slot with a valid lease."""
-    beside: Exists = exists().where(held_slots.c.slot == slot, held_slots.c.work_id == _work.id, _HOLDS)
-    return or_(exists().where(_work.slot == slot, _HOLDS), beside)
+_QUEUE_ORDER = (
+    _work.device,
+    _work.hardware,
+    _work.key_id,
+    _work.priority.desc(),
+    _work.created_at,
+    _work.id,
+)
+"""The order of `work_items_queued`."""
+_EXPIRY_ORDER = (_work.device, _work.expiry_check_at)
+"""The order of `work_items_expiring`."""
+
+
+def _any_work(
+    outer: FromClause, *, where: Sequence[ColumnElement[bool] | TextClause], order: Sequence[ColumnElement[Any]] = ()
+) -> ColumnElement[bool]:
+    """Return the condition that there is work, found as the first in the order of an index.
+
+    PostgreSQL may read the whole queue for an `EXISTS` instead, into a hash table of all answers, or pass all work that
+    has ended before the first that waits.
+    """
+    first = select(_work.id).where(*where).order_by(*order).limit(1)
+    return first.correlate(outer).scalar_subquery().is_not(None)
+
+
+def _is_busy(asked: CTE) -> ColumnElement[bool]:
+    """Return the condition that work holds the slot of a row with a valid lease."""
+    is_beside = and_(held_slots.c.slot == asked.c.slot, held_slots.c.work_id == _work.id)
+    return or_(
+        _any_work(asked, where=(_work.slot == asked.c.slot, _HOLDS)), _any_work(asked, where=(is_beside, _HOLDS))
+    )
 
 
 _PROSPECTS = _prospects()

@@ -202,6 +202,28 @@ def test_a_heartbeat_reads_by_indexes(store: Store) -> None:
     assert {"work_items_pkey", "workers_pkey", "work_items_queued", "work_items_expiring"} <= used
 
 
+@pytest.mark.parametrize("most_ended", [False, True])
+@pytest.mark.parametrize("analyzed", [False, True])
+def test_a_look_for_work_reads_by_indexes(store: Store, *, analyzed: bool, most_ended: bool) -> None:
+    """Neither the length of the queue nor the work that has ended is of any account, known to the planner or not."""
+    lane = HardwareNeed(product="card").lane
+    fill(store.engine, QUEUED_PER_DEVICE, KEYS, device=ANY_DEVICE, hardware=lane)
+    if most_ended:
+        with write_transaction(store.engine) as connection:
+            oldest = "created_at < (SELECT max(created_at) FROM work_items WHERE state = 'QUEUED') - 10"
+            connection.execute(text(f"UPDATE work_items SET state = 'SUCCEEDED' WHERE state = 'QUEUED' AND {oldest}"))  # noqa: S608
+            connection.execute(
+                text("UPDATE work_items SET priority = 1 WHERE state = 'QUEUED'")
+            )  # behind all that ended
+    if analyzed:
+        analyze(store)
+    idle = tuple(card(1, index) for index in range(DEVICES))
+    replies = []
+    used = check_plans(store, lambda: replies.append(store.devices.beat(Beat(LEASE_SECONDS, idle=idle))))
+    assert replies[0].wanted == {served.slot for served in idle}
+    assert "work_items_queued" in used
+
+
 @pytest.mark.parametrize("hardware", [None, card(0, 0).hardware, "lane"])
 def test_a_submission_finds_its_waiting_worker_by_an_index(store: Store, new_id: NewId, hardware: str | None) -> None:
     """Of 800 waiting workers, one alone has the device; work for hardware has any of them."""
