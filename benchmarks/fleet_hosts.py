@@ -20,7 +20,7 @@ from pathlib import Path
 
 from service.domain.states import State
 from service.domain.workers import ServedDevice
-from service.errors import StaleLeaseError, StoreUnavailableError
+from service.errors import ClaimsCrowdedError, StaleLeaseError, StoreUnavailableError
 from service.store.database.engine import open_engine
 from service.store.models import Beat, Claim, Ending
 from service.store.store import Store
@@ -220,6 +220,9 @@ class Host:
                 if device.holder is None:
                     device.pause.begin()
                     device.is_idle = True
+        except ClaimsCrowdedError:
+            for device in free:
+                device.pause.end()
         except StoreUnavailableError as error:
             _log.warning("%s", error)
             for device in free:

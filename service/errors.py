@@ -7,6 +7,7 @@
     |- DeviceTakenError        another process serves this device; raised at start
     |- StaleLeaseError         a report came after the end of its lease; never reaches HTTP
     |- StoreUnavailableError   the database cannot be reached or written
+    |  |- ClaimsCrowdedError   the claims of other processes went first; never reaches HTTP
     |- NotReadyError           a part of the service does not work
     |- EstimatesBusyError      every slot for estimates is taken
     |- TooManyFollowersError   every connection for long requests is taken
@@ -65,6 +66,12 @@ class StoreUnavailableError(ServiceError):
     status = HTTPStatus.SERVICE_UNAVAILABLE
     code = "store-unavailable"
     title = "The database cannot be used"
+
+
+class ClaimsCrowdedError(StoreUnavailableError):
+    """Claims of other processes went first for some seconds. Nothing is wrong: the claim is repeated."""
+
+    code = "claims-crowded"
 
 
 class NotReadyError(ServiceError):

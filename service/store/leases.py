@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -28,8 +29,10 @@ from typing_extensions import override
 from service.domain.hardware import ANY_DEVICE, is_served_by, need_of_lane
 from service.domain.states import State, sources_of
 from service.domain.workers import ServedDevice
+from service.errors import StoreUnavailableError
 from service.store.database import mapping
 from service.store.database.batches import Batches
+from service.store.database.claim_admission import admitted
 from service.store.database.claim_pipeline import claim_and_commit
 from service.store.database.claim_statements import (
     ABANDONED,
@@ -72,6 +75,8 @@ _work = work_items.c
 _MAX_CODE_LENGTH = 64
 
 
+_ASSIGNED_PATIENCE_SECONDS = 60.0
+"""The time for which the claim of assigned work waits for a ticket: its process has nothing else to do."""
 _MOST_ROUNDS = 3
 """Attempts at a claim while there is work, but others take, cancel or renew what was found."""
 
@@ -89,6 +94,16 @@ class Candidate(NamedTuple):
     key_id: str | None
 
 
+@contextmanager
+def _kept(claims: Sequence[Claim | None]) -> Iterator[None]:
+    """Suppress errors of the database once there are claims, which the caller must learn of to run their work."""
+    try:
+        yield
+    except StoreUnavailableError:
+        if not any(claims):
+            raise
+
+
 class SqlLeaseStore(LeaseStore):
     """Leases on SQLite and PostgreSQL; safe to share between threads."""
 
@@ -104,13 +119,14 @@ class SqlLeaseStore(LeaseStore):
         """Claim the next work of each device, in the order of the devices."""
         claims: list[Claim | None] = [None] * len(wanted)
         places = list(range(len(wanted)))
-        for _ in range(_MOST_ROUNDS):
-            found, missed = self._claim_once([wanted[place] for place in places])
-            for place, claim in zip(places, found, strict=True):
-                claims[place] = claim
-            places = [places[index] for index in missed]
-            if not places:
-                break
+        with _kept(claims):
+            for _ in range(_MOST_ROUNDS):
+                found, missed = self._claim_once([wanted[place] for place in places])
+                for place, claim in zip(places, found, strict=True):
+                    claims[place] = claim
+                places = [places[index] for index in missed]
+                if not places:
+                    break
         return claims
 
     def _claim_once(self, wanted: Sequence[Wanted]) -> tuple[list[Claim | None], list[int]]:
@@ -118,7 +134,7 @@ class SqlLeaseStore(LeaseStore):
         claims: list[Claim | None] = [None] * len(wanted)
         missed: list[int] = []
         try:
-            with read_transaction(self._engine) as connection:
+            with admitted(self._engine, read_transaction) as connection:
                 claimers = _claimers(connection, wanted)
                 if connection.dialect.name == "postgresql":
                     together = [index for index, claimer in claimers.items() if claimer.is_simple]
@@ -129,21 +145,24 @@ class SqlLeaseStore(LeaseStore):
                         else:
                             claims[index] = _claim_of(row)
             if claimers:  # a claim that finds nothing takes no writer's lock
-                with write_transaction(self._engine) as connection:
-                    lock_claims(connection)
-                    claims_of_rest = {index: _claim(connection, claimer) for index, claimer in claimers.items()}
-                for index, claim in claims_of_rest.items():
-                    claims[index] = claim
+                with _kept(claims):
+                    with admitted(self._engine, write_transaction) as connection:
+                        lock_claims(connection)
+                        claims_of_rest = {index: _claim(connection, claimer) for index, claimer in claimers.items()}
+                    for index, claim in claims_of_rest.items():
+                        claims[index] = claim
         except IntegrityError:  # the unique index: another owner has just taken one of the slots
             if len(wanted) > 1:
-                done = [claim or self._claim_once([each])[0][0] for claim, each in zip(claims, wanted, strict=True)]
-                return done, []
+                with _kept(claims):
+                    for index, each in enumerate(wanted):
+                        claims[index] = claims[index] or self._claim_once([each])[0][0]
+                return claims, []
         return claims, missed
 
     @override
     def claim_work(self, work_id: str, served: ServedDevice, lease_seconds: float) -> Claim | None:
         try:
-            with write_transaction(self._engine) as connection:
+            with admitted(self._engine, write_transaction, _ASSIGNED_PATIENCE_SECONDS) as connection:
                 lock_claims(connection)
                 claimer = Claimer(served, (), lease_seconds)
                 _requeue_misplaced(connection, claimer)

@@ -6,7 +6,7 @@ import logging
 
 from typing_extensions import override
 
-from service.errors import StoreUnavailableError
+from service.errors import ClaimsCrowdedError, StoreUnavailableError
 from service.observability.logging import rate_limited_logger
 from service.worker.attempts import AttemptRunner
 from service.worker.claiming import WorkClaimer
@@ -45,6 +45,9 @@ class WorkLoop(DeviceThread):
         try:
             if self._run_next():
                 return True
+        except ClaimsCrowdedError:  # the database works, and hands out other work
+            self._pause.end()
+            return True
         except StoreUnavailableError as error:
             self._warnings.warning("%s: %s", self._slot, error)
         except Exception as error:  # noqa: BLE001 - a worker outlives any failure of one piece of work

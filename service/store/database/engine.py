@@ -146,7 +146,7 @@ def _refuse_broken(connection: Any, record: ConnectionPoolEntry, _proxy: object)
         return
     try:
         connection.execute("SELECT 1")
-        connection.rollback()
+        connection.commit()
     except psycopg.Error as error:
         raise InvalidatePoolError from error
 

@@ -7,7 +7,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing, suppress
+from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 
 import pytest
@@ -16,7 +16,8 @@ from sqlalchemy.exc import OperationalError
 
 from service.domain.states import State
 from service.errors import StoreUnavailableError
-from service.store.database.engine import open_engine
+from service.store.database import claim_admission
+from service.store.database.engine import open_engine, read_transaction
 from service.store.models import WorkItem
 from service.store.store import Store
 from service.worker.coordinator import Coordinator
@@ -98,6 +99,26 @@ def test_work_and_cancellations_arrive_by_notification(store: Store, start: Star
     assert probing.wait(PATIENCE_SECONDS)
     store.submissions.cancel(work_id)
     assert ended(store, work_id).state is State.CANCELLED
+
+
+def test_a_claim_behind_those_of_many_others_is_repeated_at_once(
+    store: Store, start: Start, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The worker neither waits for a notification, as if there were no work, nor warns of the database."""
+    monkeypatch.setattr(claim_admission, "PATIENCE_SECONDS", 0.1)
+    start(ScriptedRunner(37))
+    until(store, WAITING, 1)
+    with ExitStack() as holding:
+        engine = open_engine(store.engine.url.render_as_string(hide_password=False))
+        holding.callback(engine.dispose)
+        for _ in range(claim_admission.TICKETS):
+            holding.enter_context(claim_admission.admitted(engine, read_transaction))
+        work_id = queue_tuning(store)
+        until(store, WAITING, 0)
+        threading.Event().wait(1.0)  # several times as long as a claim has patience
+        assert store.work.get(work_id).state is State.QUEUED
+    assert ended(store, work_id).state is State.SUCCEEDED
+    assert caplog.records == []
 
 
 @pytest.mark.parametrize("condition", ["TRUE", LISTENING], ids=["every connection", "the listening one"])

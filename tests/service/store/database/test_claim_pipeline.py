@@ -57,6 +57,7 @@ def test_the_lock_is_held_while_the_client_has_nothing_to_do(store: Store, tmp_p
     assert commit
     assert under_lock.count("\tF\t") > 3  # messages of the client
     assert "\tB\t" not in under_lock  # none of the server before the commit was sent
+    assert "WITH found" not in under_lock  # the claims were planned before
 
 
 def test_no_two_of_many_claimers_take_one_item(store: Store) -> None:
@@ -90,7 +91,9 @@ def test_a_claim_is_made_whole_or_not_at_all_when_the_lock_is_not_had_in_time(st
         connection.execute("SET lock_timeout = '100ms'")
         connection.commit()
 
+    opened: list[None] = []
     event.listen(store.engine, "checkout", be_impatient)
+    event.listen(store.engine, "connect", lambda *_: opened.append(None))
     other = open_engine(store.engine.url.render_as_string(hide_password=False))
     with write_transaction(other) as holding:
         lock_claims(holding)
@@ -99,6 +102,7 @@ def test_a_claim_is_made_whole_or_not_at_all_when_the_lock_is_not_had_in_time(st
     other.dispose()
     assert store.queue.depths()[0].waiting == 2
     assert None not in claims_of(store, "one", "two")
+    assert opened == []  # with the connection whose plans are made
 
 
 def test_claims_whose_connection_is_lost_before_the_commit_are_not_made(store: Store) -> None:
