@@ -323,10 +323,10 @@ def main() -> None:
     given = parser.parse_args()
     rows = [row_of(given, int(hosts)) for hosts in given.hosts.split(",")]
     about: dict[str, Any] = json.loads(given.output.read_text()) if given.output.exists() else {}
-    about |= {"processor": cpu().name, "cores": os.cpu_count(), "kernel": platform.release()}
-    about |= {"versions": installed_versions()}
+    machine = {"processor": cpu().name, "cores": os.cpu_count(), "kernel": platform.release()}
     made = datetime.now(UTC).isoformat(timespec="seconds")
-    about[given.label] = {"made": made, "lease_seconds": given.lease_seconds, "rows": rows}
+    run = {"made": made, "lease_seconds": given.lease_seconds, **machine, "versions": installed_versions()}
+    about[given.label] = run | {"rows": rows}
     given.output.write_text(json.dumps(about, indent=1) + "\n")
 
 
