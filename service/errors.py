@@ -71,8 +71,6 @@ class StoreUnavailableError(ServiceError):
 class ClaimsCrowdedError(StoreUnavailableError):
     """Claims of other processes went first for some seconds. Nothing is wrong: the claim is repeated."""
 
-    code = "claims-crowded"
-
 
 class NotReadyError(ServiceError):
     """A part of the service does not work; the message names it."""
