@@ -37,6 +37,7 @@ from service.store.interface import KeyStore
 from service.store.store import Store
 from tests.support.factories import tuning_request
 from tests.support.paths import OPENAPI
+from tests.support.service.processes import PATIENCE_SECONDS
 from tests.support.service.running import Running, StartService, running
 from tests.support.service.scripted import ScriptedRunner, Trainer, new_work, until_stopped
 
@@ -534,7 +535,7 @@ def test_the_sdk_takes_its_key_from_the_environment(guarded: Running, monkeypatc
     with Client(guarded.url) as client, pytest.raises(ApiError, match="not-authenticated"):
         client.devices.list()
     monkeypatch.setenv("BATCHWRIGHT_API_KEY", f"{key}\n")
-    with Client(guarded.url) as client, httpx.Client(base_url=guarded.url) as http:
+    with Client(guarded.url) as client, httpx.Client(base_url=guarded.url, timeout=PATIENCE_SECONDS) as http:
         assert client.gpus.list() == Client(http=http).gpus.list()
         assert list(client.tunings.list()) == []
     with Client(guarded.url, api_key="another") as client, pytest.raises(ApiError, match="not-authenticated"):

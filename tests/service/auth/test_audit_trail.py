@@ -20,7 +20,7 @@ from service.store.database.engine import write_transaction
 from service.store.models import AuditFilter, Quota
 from service.store.store import Store
 from tests.support.factories import tuning_request
-from tests.support.service.processes import wait_until
+from tests.support.service.processes import PATIENCE_SECONDS, wait_until
 from tests.support.service.running import StartService
 from tests.support.service.scripted import ScriptedRunner, new_work
 from tests.support.service.stores import NewId
@@ -157,7 +157,7 @@ def test_administrators_read_the_log_over_http(start_service: StartService) -> N
         reader = client.keys.create("reader", [Scope.TUNINGS_READ])
         tuning = client.tunings.wait(client.tunings.submit(tuning_request()).id)
         client.tunings.submit(tuning_request())
-        with httpx.Client(base_url=service.url) as browser:
+        with httpx.Client(base_url=service.url, timeout=PATIENCE_SECONDS) as browser:
             signed_in = browser.post("/sign-in", data={"key": admin.key}, headers={"origin": service.url})
             assert signed_in.status_code == 303
         found = list(client.audit.list(page_size=2))

@@ -25,7 +25,7 @@ from service.entrypoints.serve import _listening, serve
 from service.errors import ConfigurationError, DeviceTakenError
 from service.settings import Settings
 from tests.support.factories import CPU, recommendation, tuning_request
-from tests.support.service.processes import Spoken, are_gone, children_of, slow_service, wait_until
+from tests.support.service.processes import PATIENCE_SECONDS, Spoken, are_gone, children_of, slow_service, wait_until
 from tests.support.service.scripted import ScriptedRunner
 from tuner.planning.session import Tuning
 from tuner.schemas.requests import TrainingRequest
@@ -71,6 +71,14 @@ def sizes_in(journal: Path) -> list[int]:
     return [int(line) for line in journal.read_text().split()]
 
 
+def interrupted(sizes: list[int], expected: list[int]) -> bool:
+    """Return whether no probe but one, the third or a later one, was started twice: the one that was killed.
+
+    On a loaded machine the signal may come when the third has ended, or between two probes.
+    """
+    return any(sizes == expected[: place + 1] + expected[place:] for place in range(2, len(expected) + 1))
+
+
 def undisturbed() -> list[int]:
     """The sizes a tuning probes that nothing interrupts."""
     tuning = Tuning(tuning_request(), CPU, environment={}, versions={"torch": "2.8"})
@@ -106,7 +114,7 @@ def test_a_killed_service_goes_on_from_its_recorded_probes(start_served: StartSe
         states = [event.state for event in client.tunings.events(tuning_id) if event.state is not None]
     assert (tuning.state, tuning.attempts) == (State.SUCCEEDED, 2)
     assert recorded == expected
-    assert sizes_in(journal) == expected[:3] + expected[2:]
+    assert interrupted(sizes_in(journal), expected)
     if states.count(State.QUEUED) == 2:  # its worker saw the end of the service in time, and handed it back
         states.pop(2)
     assert states == [State.QUEUED, State.RUNNING, State.RUNNING, State.SUCCEEDED]
@@ -119,14 +127,14 @@ def test_a_killed_worker_process_is_started_again(start_served: StartServed, jou
     with Client(served.url) as client:
         tuning_id = client.tunings.submit(tuning_request()).id
         wait_for_probes(client, tuning_id, 2)
-        wait_until(lambda: len(sizes_in(journal)) == 3)
+        wait_until(lambda: len(sizes_in(journal)) >= 3)
         (worker,) = children_of(served.process.pid)
         os.kill(worker, signal.SIGKILL)
         tuning = client.tunings.wait(tuning_id, START_SECONDS)
         recorded = [probe.result.micro_batch_size for probe in client.tunings.probes(tuning_id)]
     assert (tuning.state, tuning.attempts) == (State.SUCCEEDED, 2)
     assert recorded == expected
-    assert sizes_in(journal) == expected[:3] + expected[2:]
+    assert interrupted(sizes_in(journal), expected)
     assert served.end(signal.SIGTERM) == 0
     assert any("killed by signal 9; restarting it" in line for line in served.lines)
 
@@ -171,7 +179,7 @@ def test_a_killed_service_takes_its_worker_process_along(start_served: StartServ
 
 def test_the_metrics_of_a_worker_process_are_with_those_of_the_api(shared: Spoken) -> None:
     """One scrape has both, each family once; without a process they are the API's alone."""
-    with Client(shared.url) as client, httpx.Client(base_url=shared.url) as http:
+    with Client(shared.url) as client, httpx.Client(base_url=shared.url, timeout=PATIENCE_SECONDS) as http:
         client.tunings.wait(client.tunings.submit(tuning_request()).id, START_SECONDS)
         text = http.get("/metrics").raise_for_status().text
     families = [line.split()[2] for line in text.splitlines() if line.startswith("# TYPE")]

@@ -23,6 +23,7 @@ from service.settings import Settings
 from service.store.store import open_store
 from service.worker.executors.inline import InlineExecutor
 from tests.support.factories import CPU
+from tests.support.service.processes import PATIENCE_SECONDS
 from tests.support.service.scripted import ScriptedRunner, Trainer
 from tuner.schemas.results import DeviceInfo
 
@@ -97,5 +98,8 @@ def running(
         make_private_folder(settings.data_dir)
         database.write_bytes(migrated())
     system = build(settings, lambda device: InlineExecutor(device, runner, trainer), [device], {"torch": "2.8"})
-    with listening(_app(system, settings)) as url, httpx.Client(base_url=url, verify=False) as http:  # noqa: S501
+    with (
+        listening(_app(system, settings)) as url,
+        httpx.Client(base_url=url, verify=False, timeout=PATIENCE_SECONDS) as http,  # noqa: S501
+    ):
         yield Running(url, http, runner, trainer, system, settings)
