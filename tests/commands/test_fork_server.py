@@ -113,7 +113,7 @@ def test_the_arguments_of_each_probe_arrive(probed: Probed) -> None:
 
 def test_a_forked_plan_that_nearly_fills_its_limit_runs_anew(probed: Probed) -> None:
     """The peaks of forked and fresh processes differ a little. A search takes the forked one, and no plan is proven."""
-    limit = 3 * 1024**2 + (probed.probe(20).process_peak_bytes or 0)
+    limit = 15 * 2**18 + (probed.probe(20).process_peak_bytes or 0)
     results = [probed.probe(20, limit_bytes=limit, runs_plan=runs_plan) for runs_plan in (False, True)]
     assert [(result.outcome, result.forked) for result in results] == [(Outcome.FIT, True), (Outcome.FIT, False)]
     assert [result.counted is not None and result.counted.of_plan for result in results] == [False, True]
@@ -161,7 +161,7 @@ def test_the_peak_of_a_forked_process_is_that_of_a_fresh_one(probed: Probed) -> 
     probed.write(IMPORTS + "import unittest.mock, xml.dom.minidom, torch.utils.benchmark\n")
     forked, fresh = probed.probe(20), probed.fresh(20)
     assert (forked.forked, fresh.forked) == (True, False)
-    assert abs((forked.process_peak_bytes or 0) - (fresh.process_peak_bytes or 0)) <= 3 * 1024**2
+    assert abs((forked.process_peak_bytes or 0) - (fresh.process_peak_bytes or 0)) <= 4 * 1024**2
 
 
 def test_what_a_program_does_before_an_import_is_not_passed_by(probed: Probed) -> None:
