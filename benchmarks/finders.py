@@ -1,6 +1,6 @@
 """The largest micro-batch that fits: ours against the finders of accelerate, Lightning and NeMo, and against the truth.
 
-python benchmarks/finders.py [--workloads NAME ...] [--quick] [--rounds 1] [--device cpu] [--truth FILE]
+python benchmarks/finders.py [--workloads NAME ...] [--quick] [--no-peers] [--rounds 1] [--device cpu] [--truth FILE]
                              [--output benchmarks/results/finders.json]
 
 Eight workloads (finders_workloads.py) under a memory budget each: a real limit of the process on the CPU, half-way
@@ -214,9 +214,9 @@ class Finders:
         command = [sys.executable, str(HERE / script[0]), *script[1:], str(self._request), str(diary.path)]
         return run_finder(command, diary, self._environment, TIMEOUT_SECONDS)
 
-    def run_all(self, rounds: int, order: random.Random) -> dict[str, list[Found]]:
-        """Every finder, ``rounds`` times, in an order of its own each time."""
-        found: dict[str, list[Found]] = {name: [] for name in (*WAYS, *PEERS)}
+    def run_all(self, names: Iterable[str], rounds: int, order: random.Random) -> dict[str, list[Found]]:
+        """Every finder of these names, ``rounds`` times, in an order of its own each time."""
+        found: dict[str, list[Found]] = {name: [] for name in names}
         for _ in range(rounds):
             for name in order.sample(list(found), len(found)):
                 found[name].append(self.run(name))
@@ -270,7 +270,7 @@ def measured(bench: Bench, options: argparse.Namespace, known: Mapping[str, Row]
         case, truth = truth_of(bench, case, Scan(options.around, options.repeats), known)  # noqa: PLW2901 - its budget
         with tempfile.TemporaryDirectory() as folder:
             finders = Finders(bench, case, Path(folder))
-            found = finders.run_all(options.rounds, order)
+            found = finders.run_all(WAYS if options.no_peers else (*WAYS, *PEERS), options.rounds, order)
             fits = fitting(bench, case, finders, [runs[-1].answer for runs in found.values()])
         workload = {
             "name": case.name,
@@ -302,6 +302,7 @@ def show(workload: Row) -> None:
 def summary(workloads: Iterable[Row]) -> Row:
     """Our target, and what became of it."""
     rows = [workload["finders"] for workload in workloads]
+    peers = [name for name in PEERS if name in rows[0]]
     ours = [finders[OURS] for finders in rows]
     near = [(finders, it) for finders in rows for name, it in finders.items() if name not in WAYS and _is_near(it)]
     return {
@@ -314,8 +315,8 @@ def summary(workloads: Iterable[Row]) -> Row:
         "faster_than_near_peers": {
             way: sum(finders[way]["seconds"] < peer["seconds"] for finders, peer in near) for way in WAYS
         },
-        "seconds": {name: round(sum(finders[name]["seconds"] for finders in rows), 1) for name in (*WAYS, *PEERS)},
-        "peers": {name: _peer_summary([finders[name] for finders in rows]) for name in PEERS},
+        "seconds": {name: round(sum(finders[name]["seconds"] for finders in rows), 1) for name in (*WAYS, *peers)},
+        "peers": {name: _peer_summary([finders[name] for finders in rows]) for name in peers},
     }
 
 
@@ -377,6 +378,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--workloads", nargs="+", help="only these; all eight when left out")
     parser.add_argument("--quick", action="store_true", help=f"short for --workloads {' '.join(QUICK)}")
+    parser.add_argument("--no-peers", action="store_true", help="our own alone, beside the truth")
     parser.add_argument("--rounds", type=int, default=1, help="times every finder runs on every workload")
     parser.add_argument("--around", type=int, default=3, help="sizes of the scan on each side of the answer")
     parser.add_argument("--repeats", type=int, default=2, help="fork servers, each of which scans every size")
