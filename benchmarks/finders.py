@@ -101,19 +101,26 @@ class Bench:
     def budget(self, case: Case) -> int:
         """Bytes half-way between the peaks of the case's size and of the next, each from two fork servers.
 
+        Where a sample takes less than peaks differ by, no budget has one answer: then of the next size, up to three on.
+
         Raises:
-            WorkloadError: when a sample takes less than peaks differ by, so that no budget has one answer.
+            WorkloadError: when no such size has a budget.
         """
         assert case.size is not None
-        peaks: dict[int, list[int]] = {case.size: [], case.size + 1: []}
+        for size in range(case.size, case.size + 4):
+            below, above = self._peaks(case, size)
+            if below < above:
+                return (below + above) // 2
+        raise WorkloadError(f"{case.name}: {size} took {below} bytes, and {size + 1} took {above}")
+
+    def _peaks(self, case: Case, size: int) -> tuple[int, int]:
+        """The larger peak of a size, and the smaller one of the next."""
+        peaks: dict[int, list[int]] = {size: [], size + 1: []}
         for _ in range(2):
             with self._probes(case) as run:
-                for size, found in peaks.items():
-                    found.append(run(size).process_peak_bytes or 0)
-        below, above = max(peaks[case.size]), min(peaks[case.size + 1])
-        if below >= above:
-            raise WorkloadError(f"{case.name}: {case.size} took {below} bytes, and {case.size + 1} took {above}")
-        return (below + above) // 2
+                for number, found in peaks.items():
+                    found.append(run(number).process_peak_bytes or 0)
+        return max(peaks[size]), min(peaks[size + 1])
 
     def environment(self) -> dict[str, str]:
         """What every finder's process starts with."""
