@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Iterator
@@ -67,6 +68,8 @@ def test_a_probe_measures_the_expected_peak(
     measured = runner.run(
         ProbeRequest(spec=spec, micro_batch_size=size, samples_per_window=256, device="cpu", limit_bytes=2**31)
     )
+    if "ATEN_CPU_CAPABILITY" in os.environ and "pack_vnni2 is only supported" in (measured.message or ""):
+        pytest.skip("torch 2.13 packs bf16 for AMX in its attention where ATEN_CPU_CAPABILITY leaves no code for that")
     assert measured.used_bytes is not None
     assert measured.resident_bytes is not None
     assert expected.resident_bytes is not None
