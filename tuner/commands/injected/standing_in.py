@@ -93,7 +93,7 @@ def is_passed_descriptors() -> bool:
 
 
 def request(words: list[str], count: int) -> dict[str, Any]:
-    """What the rank is to have, and what the server has to have too."""
+    """Return a request: the figures and settings of the rank, and the state that its server has to share."""
     return {
         "argv": words,
         "arguments": count,
@@ -104,7 +104,7 @@ def request(words: list[str], count: int) -> dict[str, Any]:
 
 
 def state_of_process(words: list[str]) -> dict[str, Any]:
-    """What a forked process has of its server and a fresh one of its launcher.
+    """Return the state that a forked process inherits from its server, and a fresh one from its launcher.
 
     Args:
         words: the options of the interpreter, and the program.

@@ -98,7 +98,7 @@ class _SavedArray:
 
     def changed(self) -> bool:
         """Return whether the array has been written to since."""
-        return not np.array_equal(self.value, self.content)
+        return self.value.tobytes() != self.content.tobytes()  # NaN differs from itself
 
     def restore(self) -> None:
         """Restore the content."""
@@ -253,7 +253,7 @@ class _Reader:
                 yield from parts
 
     def _parts_of(self, name: str, value: object, depth: int) -> Iterator[_Saved]:
-        """What a forward pass may change inside of an attribute."""
+        """Yield the parts of an attribute that a forward pass may change."""
         if isinstance(value, (_VALUES, nn.Module, type)) or id(value) in self._seen or depth == 0:
             return
         self._seen.add(id(value))
@@ -283,7 +283,7 @@ class _Reader:
 
 
 def _entries_of(value: object) -> Collection[object] | None:
-    """What a container or plain object holds; None for an object of another kind."""
+    """Return the contents of a container or plain object; None for an object of another kind."""
     if isinstance(value, (list, deque, set, tuple)):
         return value
     if isinstance(value, dict):
