@@ -83,6 +83,11 @@ class Probed:
         """The records of all probes, in order."""
         return (self.folder / LOG).read_text().splitlines()
 
+    def has_recorded(self) -> bool:
+        """Whether a whole record was written. A log may exist before its first line does."""
+        log = self.folder / LOG
+        return log.exists() and log.read_text().endswith("\n")
+
 
 @pytest.fixture
 def probed(tmp_path: Path) -> Iterator[Probed]:

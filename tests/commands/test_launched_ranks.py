@@ -135,7 +135,7 @@ def test_a_cancelled_probe_leaves_no_rank(launched: Launched) -> None:
     launched.write(record=f"[{daemon}]", trains=TRAINS + "__import__('time').sleep(600)\n")
     request = launched.request(4, model={"probe_updates": 4096})
     with pytest.raises(ProbeCancelledError):
-        launched.supervisor.run(request, (launched.folder / LOG).exists)
+        launched.supervisor.run(request, launched.has_recorded)
     assert not Path(f"/proc/{int(launched.log()[0].strip('[]'))}").exists()
     launched.write()
     assert launched.probe(4).rank_not_forked is None
@@ -149,7 +149,7 @@ def test_a_signal_to_the_process_that_stands_in_reaches_the_rank(launched: Launc
     sent: set[int] = set()
 
     def terminate() -> bool:
-        if log.exists() and log.read_text().endswith("\n") and not sent:
+        if launched.has_recorded() and not sent:
             sent.update(_standing_in(str(launched.script)))
             for process in sent:
                 os.kill(process, signal.SIGTERM)
