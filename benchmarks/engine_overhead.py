@@ -41,6 +41,7 @@ from tuner.hardware.allocator_env import CPU_ALLOCATOR, CPU_THREADS
 from tuner.hardware.inventory import cpu
 from tuner.planning.fingerprint import installed_versions
 from tuner.schemas.workload import parse_spec
+from tuner.torch_internals import foreach_add_
 from tuner.training.accumulation.engine import Gathering, GradientAccumulation
 from tuner.workloads.base import Batch, LossTerms
 from tuner.workloads.build import build_workload
@@ -178,6 +179,33 @@ def hand_written(setting: Setting, name: str) -> Update:
     return update
 
 
+def hand_written_scratch(setting: Setting, name: str) -> Update:
+    """The shortest loop that keeps the sums apart from what a backward pass writes: the least that `scratch` can cost."""
+    model, optimizer = setting.model_and_optimizer(name)
+    parameters = list(model.parameters())
+    with torch.no_grad():
+        weight = sum(setting.sum_and_weight(model, batch)[1] for batch in setting.window)
+
+    def update() -> None:
+        sums: list[Tensor] = []
+        for batch in setting.window:
+            loss_sum, _ = setting.sum_and_weight(model, batch)
+            (loss_sum / weight).backward()  # type: ignore[no-untyped-call]
+            gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+            if sums:
+                foreach_add_(sums, gradients)
+            else:
+                sums = gradients
+            optimizer.zero_grad()
+        for parameter, total in zip(parameters, sums, strict=True):
+            parameter.grad = total
+        nn.utils.clip_grad_norm_(parameters, MAX_NORM)
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return update
+
+
 def ours(setting: Setting, name: str, gathering: Gathering, *, beforehand: bool) -> Update:
     """The engine; ``beforehand`` tells it the weights, else it finds them in the forward passes."""
     model, optimizer = setting.model_and_optimizer(name)
@@ -258,8 +286,9 @@ def measure(case: Case, rounds: int, *, peers: bool) -> dict[str, list[Spent]]:
     for gathering, beforehand in itertools.product(get_args(Gathering), (False, True)):
         name = f"ours, {gathering}{', weights beforehand' if beforehand else ''}"
         updates[name] = ours(setting, name, gathering, beforehand=beforehand)
-    again = f"{YARDSTICK}, again"
+    again, scratch = f"{YARDSTICK}, again", f"{YARDSTICK}, scratch"
     updates[again] = hand_written(setting, again)
+    updates[scratch] = hand_written_scratch(setting, scratch)
     if peers:
         updates["accelerate"] = accelerate(setting)
     spent: dict[str, list[Spent]] = {name: [] for name in (*updates, *(["Lightning"] if peers else []))}
