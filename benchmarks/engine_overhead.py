@@ -180,7 +180,7 @@ def hand_written(setting: Setting, name: str) -> Update:
 
 
 def hand_written_scratch(setting: Setting, name: str) -> Update:
-    """The shortest loop that keeps the sums apart from what a backward pass writes: the least that `scratch` can cost."""
+    """The shortest loop that sums outside of what a backward pass writes: the least that `scratch` can cost."""
     model, optimizer = setting.model_and_optimizer(name)
     parameters = list(model.parameters())
     with torch.no_grad():

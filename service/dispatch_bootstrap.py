@@ -11,8 +11,9 @@ from sqlalchemy import make_url
 from service.dispatch.dispatcher import Dispatcher
 from service.dispatch.engine import Engine
 from service.errors import ConfigurationError
-from service.settings import PREFIX, Settings
+from service.settings import Settings
 from service.worker_bootstrap import WorkerSystem, assemble_worker
+from tuner.system.own_variables import PREFIX
 
 _SHORTEST_PAUSE_SECONDS = 1.0
 _OF_NODES = (

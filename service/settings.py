@@ -9,7 +9,6 @@ from __future__ import annotations
 import ipaddress
 import json
 import os
-import re
 import socket
 from collections.abc import Mapping
 from pathlib import Path
@@ -21,34 +20,9 @@ from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 from tuner.errors import FieldProblem, SpecError
 from tuner.schemas.field_errors import described_pattern, problems_in
 from tuner.suggestions import suggestion
+from tuner.system.own_variables import OTHER_VARIABLES, PREFIX, possible_settings
 
-PREFIX = "BATCHWRIGHT_"
 _API_KEY = "BATCHWRIGHT_API_KEY"
-OTHER_VARIABLES = frozenset(
-    {
-        _API_KEY,  # the SDK's
-        "BATCHWRIGHT_URL",  # of the examples
-        "BATCHWRIGHT_HOSTS",  # from Ray to a job over several hosts
-        "BATCHWRIGHT_RENDEZVOUS",  # between the ranks of a run
-        "BATCHWRIGHT_RUN_DATA_ROOTS",  # of a run that a worker starts
-        "BATCHWRIGHT_EFFECTIVE_BATCH_SIZE",  # a plan's figures, in exported jobs
-        "BATCHWRIGHT_GRADIENT_ACCUMULATION_STEPS",
-        "BATCHWRIGHT_MICRO_BATCH_SIZE",
-        "BATCHWRIGHT_MICRO_BATCH_SIZES",
-        "BATCHWRIGHT_PLAN_SOURCE",
-        "BATCHWRIGHT_WORLD_SIZE",
-        "BATCHWRIGHT_PROBE_FOLDER",  # of a command that is probed
-        "BATCHWRIGHT_FORK_SERVER",  # of the process that is forked for such probes
-        "BATCHWRIGHT_RANK_SERVER",  # of the ranks that its launcher starts
-        "BATCHWRIGHT_WORKSPACES",  # workspaces that were measured on a card, of estimates
-    }
-)
-"""Variables with the prefix that are no settings."""
-_IGNORED = re.compile(
-    r"BATCHWRIGHT_(TEST_\w*|(\w+_)?SERVICE_(HOST|PORT(_\w+)?)|(\w+_)?PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)"
-)
-"""Variables of the tests, and those that Kubernetes sets in pods beside a service whose name begins with
-`batchwright`."""
 _OPTIONS = {"devices": "--device", "worker": "--no-worker"}
 """Options with other names than their settings."""
 
@@ -226,12 +200,11 @@ def withhold_variables() -> None:
 def unknown_variables(environment: Mapping[str, str]) -> list[FieldProblem]:
     """Return the unknown variables with the prefix, with the most similar settings, without their values."""
     known = {f"{PREFIX}{name.upper()}" for name in Settings.model_fields}
-    names = (name for name in environment if name.upper().startswith(PREFIX))
-    allowed = known | OTHER_VARIABLES
-    unknown = [name for name in names if name.upper() not in allowed and not _IGNORED.fullmatch(name.upper())]
+    unknown = [name for name in possible_settings(environment) if name.upper() not in known]
+    names = known | OTHER_VARIABLES
     return [
-        FieldProblem(name, f"is not a setting{suggestion(name, known) or ': service/settings.py lists them'}")
-        for name in sorted(unknown)
+        FieldProblem(name, f"is not a setting{suggestion(name, names) or ': service/settings.py lists them'}")
+        for name in unknown
     ]
 
 

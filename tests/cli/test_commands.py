@@ -56,6 +56,19 @@ def test_help_names_every_command_and_exit_code() -> None:
         assert word in text
 
 
+def test_a_misspelt_variable_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By every command, with the nearest name, whether the variable is the library's own or a service's."""
+    monkeypatch.setenv("BATCHWRIGHT_PORT", "8001")
+    assert batchwright("formats").returncode == 0
+    monkeypatch.setenv("BATCHWRIGHT_PRT", "8001")
+    monkeypatch.setenv("BATCHWRIGHT_WORKSPACE", "workspaces.json")
+    refused = batchwright("formats")
+    assert refused.returncode == 2
+    for name in ("BATCHWRIGHT_PORT", "BATCHWRIGHT_WORKSPACES"):
+        assert f"did you mean `{name}`?" in refused.stderr
+    assert batchwright("formats", "--help").returncode == 0
+
+
 _LISTS_SERVICE = """
 import sys
 from typer.testing import CliRunner

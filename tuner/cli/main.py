@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from importlib import metadata
 from typing import Annotated, Any
@@ -21,8 +22,9 @@ from tuner.cli.commands.verify import verify
 from tuner.cli.errors import ExitCode, as_json, exit_code
 from tuner.cli.output import print_error
 from tuner.cli.trailing_command import TakesCommand, own_arguments
-from tuner.errors import BatchwrightError
+from tuner.errors import BatchwrightError, SpecError
 from tuner.system.fork_server.spawn import ChildProcess, StartChild
+from tuner.system.own_variables import possible_settings
 
 _HELP = """Find the largest micro-batch that really fits, and the gradient accumulation that gives exactly the effective
 batch you request.
@@ -47,6 +49,8 @@ _EXTRAS = {
 
 _ENTRY_POINTS = "batchwright.commands"
 """Group of the entry points whose functions and groups are commands too."""
+_SETTINGS = "batchwright.settings"
+"""Group of the entry points that return the problems of an environment's variables with the project's prefix."""
 
 
 class _Commands(TyperGroup):
@@ -115,6 +119,25 @@ def _batchwright(
     ] = False,
 ) -> None:
     del version  # handled by its callback
+    if not {"--help", "-h"} & set(own_arguments(sys.argv)):
+        _require_known_variables()
+
+
+def _require_known_variables() -> None:
+    """Refuse misspelt variables. Without a service's packages, its settings are not known, and nothing is refused.
+
+    Raises:
+        SpecError: naming every unknown variable.
+    """
+    if not possible_settings(os.environ):
+        return
+    for found in metadata.entry_points(group=_SETTINGS):
+        try:
+            problems = found.load()(os.environ)
+        except ModuleNotFoundError:
+            continue
+        if problems:
+            raise SpecError(problems, "environment")
 
 
 def _add_commands() -> None:

@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from service.settings import OTHER_VARIABLES, Settings, read_settings, unknown_variables
+from service.settings import Settings, read_settings, unknown_variables
 from tests.support.command import called
 from tests.support.paths import ROOT
 from tests.support.service.processes import LISTENS, spoken
 from tuner.errors import SpecError
+from tuner.system.own_variables import OTHER_VARIABLES
 
 
 def test_serve_listens_where_variables_say(tmp_path: Path) -> None:
