@@ -65,6 +65,7 @@ KINDS: dict[str, WorkloadSpec] = {
     "gpt, fp16 with a scaler": gpt_spec(precision="fp16-mixed", gradient_clipping=1.0),
     "gpt, bf16, two ranks": gpt_spec(precision="bf16", parallelism={"world_size": 2}),
     "gpt, recomputed, averaged": gpt_spec(activation_checkpointing=True, ema_decay=0.99, precision="bf16-mixed"),
+    "gpt, smoothed labels": gpt_spec(label_smoothing=0.1),
     "gpt, fused": gpt_spec(optimizer={"name": "adamw", "implementation": "fused"}),
     "gpt, every row of its vocabulary": gpt_spec(
         model={"kind": "reference", "architecture": {"name": "gpt", **TINY, "vocabulary_size": 16_000}},

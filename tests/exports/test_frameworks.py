@@ -118,6 +118,15 @@ def test_the_average_of_weights_is_kept_or_warned_about(name: str) -> None:
     assert ("moving-average" in warned(given)) is (name != "pytorch")
 
 
+@pytest.mark.parametrize("name", FRAMEWORKS)
+def test_smoothed_labels_are_written_or_warned_about(name: str) -> None:
+    """The Trainer has an argument for them, our script the call, and other programs their own loss."""
+    given = made(name, gpt_spec(label_smoothing=0.1))
+    is_written = name in {"hugging-face", "pytorch"}
+    assert ("label_smoothing" in given.files[0].content) is is_written
+    assert ("label-smoothing" in warned(given)) is not is_written
+
+
 @pytest.mark.parametrize("name", ["accelerate", "lightning", "deepspeed", "composer", "pytorch"])
 def test_activation_checkpointing_of_the_model_is_warned_about(name: str) -> None:
     """Without it the micro-batch would not fit."""

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from transformers.trainer_pt_utils import LabelSmoother
 
 from tests.support.factories import gpt_spec, mlp_spec, python_spec, resnet_spec, transformers_spec
 from tuner.errors import SpecError, WorkloadError
-from tuner.schemas.workload import WorkloadSpec
+from tuner.schemas.workload import WorkloadSpec, parse_spec
 from tuner.workloads.base import WeighsLosses
 from tuner.workloads.build import build_model, build_workload, check_workload, summarize
 
@@ -69,6 +71,43 @@ def test_loss_terms_are_sums_with_their_weight(name: str) -> None:
     parts = [next(iter(workload.loss_terms(model, half).values())) for half in halves]
     assert float(whole.detach()) == pytest.approx(sum(float(loss.detach()) for loss, _ in parts), rel=1e-4)
     assert weight == sum(float(part) for _, part in parts)
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_labels_are_smoothed_as_by_the_trainer_of_transformers(name: str) -> None:
+    """The mean over the labels equals that of its `LabelSmoother`, ignored positions left out."""
+    torch.manual_seed(0)
+    smoothed, plain = (SPECS[name].model_copy(update={"label_smoothing": share}) for share in (0.2, 0.0))
+    model = build_model(plain, build_workload(plain)).eval()
+    batch = build_workload(plain).make_batch(3)
+    logits = torch.empty(0)
+
+    def record(_module: object, _arguments: object, output: Any) -> None:
+        nonlocal logits
+        logits = (output if isinstance(output, torch.Tensor) else output.logits).detach()
+
+    model.register_forward_hook(record)
+    ((loss_sum, weight),) = build_workload(smoothed).loss_terms(model, batch).values()
+    shifts = name in {"gpt", "causal-lm"}
+    expected = LabelSmoother(0.2)({"logits": logits}, batch["labels"], shift_labels=shifts)
+    torch.testing.assert_close(loss_sum.detach() / weight, expected)
+
+
+@pytest.mark.parametrize(
+    ("spec", "words"),
+    [
+        (
+            lambda: parse_spec({"model": {"kind": "python", "target": "mine:build"}, "label_smoothing": 0.1}),
+            "a `python` target has its own loss",
+        ),
+        (lambda: transformers_spec("ctc", {"model_type": "wav2vec2"}, label_smoothing=0.1), "ctc does not have"),
+        (lambda: mlp_spec(label_smoothing=1.0), "label_smoothing"),
+    ],
+)
+def test_labels_are_smoothed_only_in_a_cross_entropy(spec: Callable[[], WorkloadSpec], words: str) -> None:
+    """Other losses do not take the field, and a share of all would leave no label."""
+    with pytest.raises(SpecError, match=words):
+        spec()
 
 
 @pytest.mark.parametrize("name", ["masked-lm", "seq2seq-lm", "sequence-classification", "token-classification"])

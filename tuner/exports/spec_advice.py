@@ -77,9 +77,19 @@ def torch_call(optimizer: OptimizerSpec, parameters: str = "model.parameters()")
 # --- warnings ---
 
 
-def of_the_workload(context: ExportContext) -> tuple[Advice, ...]:
-    """Warn of parts of the spec that no framework can configure: longest sample, parameter groups, averages."""
-    return (*longest_sample(context), *parameter_groups(context), *moving_average(context))
+def of_the_workload(context: ExportContext, *, smooths_labels: bool = False) -> tuple[Advice, ...]:
+    """Warn of parts of the spec that no framework can configure: longest sample, parameter groups, averages, loss.
+
+    Args:
+        context: the export.
+        smooths_labels: whether the export sets the label smoothing of the spec.
+    """
+    return (
+        *longest_sample(context),
+        *parameter_groups(context),
+        *moving_average(context),
+        *(() if smooths_labels else smoothed_labels(context)),
+    )
 
 
 def longest_sample(context: ExportContext) -> tuple[Advice, ...]:
@@ -120,6 +130,18 @@ def moving_average(context: ExportContext) -> tuple[Advice, ...]:
         "`torch.optim.swa_utils.AveragedModel`. Its memory was measured."
     )
     return (Advice(code="moving-average", message=message),)
+
+
+def smoothed_labels(context: ExportContext) -> tuple[Advice, ...]:
+    """Warn that the user's program computes the loss, whose labels the spec smooths."""
+    smoothing = spec_of(context).label_smoothing
+    if not smoothing:
+        return ()
+    message = (
+        f"The loss is your program's, which has to smooth labels: `cross_entropy(..., label_smoothing={smoothing!r})` "
+        "was measured."
+    )
+    return (Advice(code="label-smoothing", message=message),)
 
 
 def optimizer_in_code(context: ExportContext) -> Advice:

@@ -124,6 +124,9 @@ def memory_part(spec: WorkloadSpec | CommandSpec) -> dict[str, Any]:
     part = spec.model_dump(mode="json", exclude=exclude)
     part["gradient_clipping"] = spec.gradient_clipping is not None
     part["ema_decay"] = spec.ema_decay is not None
+    part.pop("label_smoothing")
+    if spec.label_smoothing:  # takes other kernels, whatever the share
+        part["label_smoothing"] = True
     decays = [spec.optimizer.weight_decay, *(group.weight_decay or 0.0 for group in spec.optimizer.groups)]
     part["weight_decay"] = max(decays) > 0  # sgd with foreach makes a copy of the gradients for it
     return part

@@ -32,6 +32,8 @@ TransformersTask = Literal[
     "contrastive",
 ]
 
+_TASKS_WITHOUT_CLASSES = {"ctc", "contrastive"}
+"""Tasks whose loss is no cross-entropy over labels."""
 LONGEST_MODEL_NAME = 300
 """Characters of a `model_type` or target, which lists show."""
 _MODEL_TYPE = rf"^[ -~]{{1,{LONGEST_MODEL_NAME}}}$"
@@ -222,6 +224,9 @@ class WorkloadSpec(Document):
     """Recompute activations in the backward pass: less memory, about a third more time."""
     gradient_clipping: Annotated[float, Field(gt=0.0, allow_inf_nan=False)] | None = None
     """Clip the L2 norm of the whole gradient to this, once per update; no clipping when absent."""
+    label_smoothing: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.0
+    """Share of each label's probability that is spread evenly over all classes (Szegedy et al., 2016), as
+    `label_smoothing` of torch's `cross_entropy`. Of models whose loss is a cross-entropy over labels."""
     ema_decay: Annotated[float, Field(gt=0.0, lt=1.0)] | None = None
     """Decay per update of a moving average of the weights, kept in fp32 and written beside them; none when absent."""
     gradient_gathering: Literal["auto", "scratch", "in-place"] = "auto"
@@ -235,6 +240,15 @@ class WorkloadSpec(Document):
     """Data parallelism."""
     data: DataSpec | None = None
     """Data of a training job. Probes need none: they use random samples of the worst case."""
+
+    @model_validator(mode="after")
+    def _has_labels_to_smooth(self) -> Self:
+        task = self.model.task if isinstance(self.model, TransformersModel) else ""
+        if self.label_smoothing and task in _TASKS_WITHOUT_CLASSES:
+            raise ValueError(f"`label_smoothing` is for a cross-entropy over labels, which {task} does not have")
+        if self.label_smoothing and self.model.kind == "python":
+            raise ValueError("`label_smoothing` is for the losses of Batchwright: a `python` target has its own loss")
+        return self
 
     @model_validator(mode="after")
     def _has_the_shape_its_model_needs(self) -> Self:

@@ -92,16 +92,21 @@ IGNORED_LABEL = -100
 """Label of a position that is excluded from the loss and its weight (torch's default ``ignore_index``)."""
 
 
-def summed_cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
+def summed_cross_entropy(logits: Tensor, labels: Tensor, label_smoothing: float = 0.0) -> Tensor:
     """Cross-entropy in fp32 (fp64 for fp64 logits), summed over the positions whose label is not ignored.
 
     Args:
         logits: ``(..., classes)``, any floating type.
         labels: ``(...)``, class indices or ``IGNORED_LABEL``.
+        label_smoothing: share of each label's probability that is spread evenly over all classes, from 0 to 1.
     """
     wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
     return nn.functional.cross_entropy(
-        wide.flatten(0, -2), labels.flatten(), ignore_index=IGNORED_LABEL, reduction="sum"
+        wide.flatten(0, -2),
+        labels.flatten(),
+        ignore_index=IGNORED_LABEL,
+        reduction="sum",
+        label_smoothing=label_smoothing,
     )
 
 

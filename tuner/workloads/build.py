@@ -30,13 +30,15 @@ def build_workload(spec: WorkloadSpec, load: StartingWeights | None = None) -> W
         SpecError: when a field names an unknown object, or fields contradict each other.
         WorkloadError: when a ``python`` target breaks the contract.
     """
-    model, recompute = spec.model, spec.activation_checkpointing
+    model, recompute, smoothing = spec.model, spec.activation_checkpointing, spec.label_smoothing
     match model:
         case ReferenceModel():
-            return reference_workload(model, spec.batch, recompute=recompute)
+            return reference_workload(model, spec.batch, recompute=recompute, label_smoothing=smoothing)
         case TransformersModel():
             is_sharded = spec.parallelism.strategy == "fsdp"
-            return transformers_workload(model, spec.batch, recompute=recompute, is_sharded=is_sharded, load=load)
+            return transformers_workload(
+                model, spec.batch, recompute=recompute, is_sharded=is_sharded, load=load, label_smoothing=smoothing
+            )
         case PythonModel():
             return python_workload(model)
         case _:

@@ -71,13 +71,16 @@ class CausalWorkload(NextTokenWorkload):
         build: makes the model.
         length: tokens of the longest sample.
         config: the model's configuration.
+        label_smoothing: see ``summed_cross_entropy``.
     """
 
     takes_mask = False
     """True if batches have an ``attention_mask``, which a causal model does not need for padding on the right."""
 
-    def __init__(self, build: Callable[[], nn.Module], length: int, config: TransformersConfig) -> None:
-        super().__init__(build, length, _vocabulary_size(config))
+    def __init__(
+        self, build: Callable[[], nn.Module], length: int, config: TransformersConfig, label_smoothing: float = 0.0
+    ) -> None:
+        super().__init__(build, length, _vocabulary_size(config), label_smoothing)
         self.config = config
 
     def logits(self, model: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
@@ -96,8 +99,10 @@ class RoutedWorkload(CausalWorkload):
     takes_mask = True
     """True, because the routers' loss must ignore padding."""
 
-    def __init__(self, build: Callable[[], nn.Module], length: int, config: TransformersConfig) -> None:
-        super().__init__(build, length, config)
+    def __init__(
+        self, build: Callable[[], nn.Module], length: int, config: TransformersConfig, label_smoothing: float = 0.0
+    ) -> None:
+        super().__init__(build, length, config, label_smoothing)
         self._coefficient = router_coefficient(config)
 
     def make_batch(self, size: int) -> dict[str, Tensor]:
@@ -117,10 +122,9 @@ class RoutedWorkload(CausalWorkload):
         """Two terms, ``next_token`` and ``router_aux_loss``."""
         mask = batch.get("attention_mask")
         output = model(input_ids=batch["input_ids"], attention_mask=mask, use_cache=False, output_router_logits=True)
-        labels = batch["labels"][:, 1:]
         tokens = _tokens(batch)
         return {
-            "next_token": (summed_cross_entropy(output.logits[:, :-1], labels), count_labels(labels)),
+            "next_token": self.next_token_loss(output.logits, batch),
             ROUTER_TERM: (router_loss(output).float() * self._coefficient * tokens, tokens),
         }
 
@@ -143,6 +147,7 @@ class LabelledWorkload:
         inputs: makes ``n`` samples of the model's keyword arguments.
         labels: makes labels from the inputs, with ``IGNORED_LABEL`` for positions to ignore.
         config: the model's configuration.
+        label_smoothing: see ``summed_cross_entropy``.
     """
 
     def __init__(
@@ -151,8 +156,10 @@ class LabelledWorkload:
         inputs: Callable[[int], dict[str, Tensor]],
         labels: Callable[[dict[str, Tensor]], Tensor],
         config: TransformersConfig,
+        label_smoothing: float = 0.0,
     ) -> None:
         self.build_model = build
+        self._label_smoothing = label_smoothing
         self._inputs = inputs
         self._labels = labels
         self.config = config
@@ -171,7 +178,7 @@ class LabelledWorkload:
     def loss_terms(self, model: nn.Module, batch: Mapping[str, Tensor]) -> LossTerms:
         """One term, ``cross_entropy``."""
         inputs = {name: value for name, value in batch.items() if name != "labels"}
-        loss = summed_cross_entropy(model(**inputs).logits, batch["labels"])
+        loss = summed_cross_entropy(model(**inputs).logits, batch["labels"], self._label_smoothing)
         return {"cross_entropy": (loss, count_labels(batch["labels"]))}
 
     def loss_weights(self, batch: Mapping[str, Tensor]) -> Mapping[str, float]:
@@ -315,13 +322,14 @@ def _masked_labels(ids: Tensor) -> Tensor:
     return torch.where(chosen, ids, IGNORED_LABEL)
 
 
-def transformers_workload(
+def transformers_workload(  # noqa: PLR0913 - the parts of a spec that a workload is made from
     model: TransformersModel,
     batch: BatchSpec,
     *,
     recompute: bool,
     is_sharded: bool = False,
     load: StartingWeights | None = None,
+    label_smoothing: float = 0.0,
 ) -> Workload:
     """The workload of a ``transformers`` model.
 
@@ -331,6 +339,7 @@ def transformers_workload(
         recompute: whether activations are checkpointed.
         is_sharded: whether ranks hold shards of each layer, so that all must run it at the same time.
         load: builds the model with pretrained weights; None for random weights.
+        label_smoothing: see ``summed_cross_entropy``. Not of `ctc` and `contrastive`.
 
     Raises:
         SpecError: naming the field of the config that transformers refuses.
@@ -347,7 +356,8 @@ def transformers_workload(
     if model.task != "causal-lm" and wants_router_loss(config):
         raise router_loss_error(config, f"only causal-lm trains a router loss, not {model.task}")
     if model.task == "causal-lm":
-        return (RoutedWorkload if wants_router_loss(config) else CausalWorkload)(build, length, config)
+        kind = RoutedWorkload if wants_router_loss(config) else CausalWorkload
+        return kind(build, length, config, label_smoothing)
     if model.task == "ctc":
         return CtcWorkload(build, config, batch)
     if model.task == "contrastive":
@@ -360,7 +370,7 @@ def transformers_workload(
         inputs = _text_inputs(config, length, paired=model.task == "seq2seq-lm")
         if model.task == "sequence-classification" and config.is_encoder_decoder:
             inputs = _with_single_eos(inputs, config)
-    return LabelledWorkload(build, inputs, _labels(model.task, config.num_labels), config)
+    return LabelledWorkload(build, inputs, _labels(model.task, config.num_labels), config, label_smoothing)
 
 
 def _text_inputs(config: TransformersConfig, length: int, *, paired: bool) -> Callable[[int], dict[str, Tensor]]:

@@ -156,8 +156,11 @@ class GptNetwork(nn.Module):
 class ClassificationWorkload:
     """Cross-entropy of a classifier over ``{"inputs": (n, ...), "labels": (n,)}``; one unit of weight per sample."""
 
-    def __init__(self, build: Callable[[], nn.Module], shape: tuple[int, ...], classes: int) -> None:
+    def __init__(
+        self, build: Callable[[], nn.Module], shape: tuple[int, ...], classes: int, label_smoothing: float = 0.0
+    ) -> None:
         self.build_model = build
+        self._label_smoothing = label_smoothing
         self._shape = shape
         self._classes = classes
 
@@ -167,7 +170,7 @@ class ClassificationWorkload:
 
     def loss_terms(self, model: nn.Module, batch: Mapping[str, Tensor]) -> LossTerms:
         """One term, ``cross_entropy``."""
-        loss = summed_cross_entropy(model(batch["inputs"]), batch["labels"])
+        loss = summed_cross_entropy(model(batch["inputs"]), batch["labels"], self._label_smoothing)
         return {"cross_entropy": (loss, float(len(batch["labels"])))}
 
     def loss_weights(self, batch: Mapping[str, Tensor]) -> Mapping[str, float]:
@@ -178,8 +181,11 @@ class ClassificationWorkload:
 class NextTokenWorkload:
     """Next-token cross-entropy over ``{"input_ids": (n, s), "labels": (n, s)}``, weighted by target tokens."""
 
-    def __init__(self, build: Callable[[], nn.Module], length: int, vocabulary_size: int) -> None:
+    def __init__(
+        self, build: Callable[[], nn.Module], length: int, vocabulary_size: int, label_smoothing: float = 0.0
+    ) -> None:
         self.build_model = build
+        self._label_smoothing = label_smoothing
         self._length = length
         self.vocabulary_size = vocabulary_size
 
@@ -193,9 +199,12 @@ class NextTokenWorkload:
 
     def loss_terms(self, model: nn.Module, batch: Mapping[str, Tensor]) -> LossTerms:
         """One term, ``next_token``: position ``t`` predicts token ``t + 1``."""
+        return {"next_token": self.next_token_loss(self.logits(model, batch), batch)}
+
+    def next_token_loss(self, logits: Tensor, batch: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+        """Sum of the cross-entropy over the target tokens of ``(n, s, vocabulary_size)`` logits, and their number."""
         labels = batch["labels"][:, 1:]
-        logits = self.logits(model, batch)[:, :-1]
-        return {"next_token": (summed_cross_entropy(logits, labels), count_labels(labels))}
+        return summed_cross_entropy(logits[:, :-1], labels, self._label_smoothing), count_labels(labels)
 
     def loss_weights(self, batch: Mapping[str, Tensor]) -> Mapping[str, float]:
         """Number of target tokens: those after the shift that are not padding."""
@@ -207,23 +216,31 @@ class NextTokenWorkload:
         return logits
 
 
-def reference_workload(model: ReferenceModel, batch: BatchSpec, *, recompute: bool) -> Workload:
+def reference_workload(
+    model: ReferenceModel, batch: BatchSpec, *, recompute: bool, label_smoothing: float = 0.0
+) -> Workload:
     """Build the workload of a ``reference`` model. ``recompute`` turns activation checkpointing on, block by block."""
     sizes = model.architecture
     match sizes:
         case Mlp():
             return ClassificationWorkload(
-                lambda: MlpNetwork(sizes, recompute=recompute), (sizes.input_features,), sizes.classes
+                lambda: MlpNetwork(sizes, recompute=recompute),
+                (sizes.input_features,),
+                sizes.classes,
+                label_smoothing,
             )
         case ResNet():
             side = batch.image_size or 0
             return ClassificationWorkload(
-                lambda: ResNetNetwork(sizes, recompute=recompute), (sizes.channels, side, side), sizes.classes
+                lambda: ResNetNetwork(sizes, recompute=recompute),
+                (sizes.channels, side, side),
+                sizes.classes,
+                label_smoothing,
             )
         case Gpt():
             length = batch.sequence_length or 0
             return NextTokenWorkload(
-                lambda: GptNetwork(sizes, length, recompute=recompute), length, sizes.vocabulary_size
+                lambda: GptNetwork(sizes, length, recompute=recompute), length, sizes.vocabulary_size, label_smoothing
             )
         case _:
             assert_never(sizes)

@@ -48,9 +48,16 @@ def training_arguments(context: ExportContext) -> dict[str, JsonValue]:
         **_checkpointing(context),
         **_optimizer(context),
         **_schedule(spec.schedule),
+        **_smoothing(context),
         **({"torch_compile": True} if spec.compile else {}),
         **({"use_cpu": True} if on_cpu(context) else {}),
     }
+
+
+def _smoothing(context: ExportContext) -> dict[str, JsonValue]:
+    """Label smoothing, where the Trainer divides the smoothed loss by the labels of the whole update (since 5.23)."""
+    smoothing = spec_of(context).label_smoothing
+    return {"label_smoothing_factor": smoothing} if smoothing and context.version == NEWEST else {}
 
 
 def _checkpointing(context: ExportContext) -> dict[str, JsonValue]:
@@ -105,7 +112,7 @@ def _warnings(context: ExportContext) -> tuple[Advice, ...]:
         *_own_optimizer(context),
         *_loaded_type(context),
         *replicated(context),
-        *of_the_workload(context),
+        *of_the_workload(context, smooths_labels=bool(_smoothing(context))),
     )
 
 

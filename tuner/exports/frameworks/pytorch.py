@@ -117,9 +117,11 @@ def collate(samples):
 
 
 def _loss(context: ExportContext) -> str:
-    dtype = _AUTOCAST.get(spec_of(context).precision)
+    dtype, smoothing = _AUTOCAST.get(spec_of(context).precision), spec_of(context).label_smoothing
+    smoothed = f", label_smoothing={smoothing!r}" if smoothing else ""
+    reduction = f'reduction="sum"{smoothed}'
     count = (
-        '\n\n    Of tokens: `cross_entropy(..., ignore_index=-100, reduction="sum")` and `(labels != -100).sum()`.'
+        f"\n\n    Of tokens: `cross_entropy(..., ignore_index=-100, {reduction})` and `(labels != -100).sum()`."
         if counts_tokens(spec_of(context))
         else ""
     )
@@ -132,7 +134,7 @@ def _loss(context: ExportContext) -> str:
         f'    """The sum over what counts, and how much that is: never the mean.{count}{closing}"""\n'
         "    inputs, labels = batch\n"
         f"{autocast}"
-        f'{indent}return F.cross_entropy(model(inputs), labels, reduction="sum"), len(labels)'
+        f"{indent}return F.cross_entropy(model(inputs), labels, {reduction}), len(labels)"
     )
 
 

@@ -18,6 +18,7 @@ def family_of(spec: WorkloadSpec) -> str:
         "clipping": spec.gradient_clipping is not None,
         "ema": spec.ema_decay is not None,
         "compile": spec.compile,
+        "label smoothing": spec.label_smoothing > 0.0,
     }
     flags = sorted(name for name, value in optimizer.arguments.items() if value is True)
     parts = (
