@@ -9,6 +9,7 @@ From top to bottom, each layer imports only layers below it:
 - ``dashboard``: the pages for people, over the public API.
 - ``api``: the HTTP side. ``worker``: claims queued work and runs it. Neither imports the other.
 - ``application``: the use cases and their rules.
+- ``webhooks``: tells receivers over HTTP when work ends.
 - ``auth``: API keys and sessions. ``observability``: logs, metrics and spans.
 - ``store``: the database behind an interface.
 - ``problem_mapping``: turns any error into a problem document. ``folders``: creates private folders. ``fast_path``:

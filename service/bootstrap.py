@@ -34,6 +34,11 @@ from service.observability.instruments import Instruments
 from service.settings import Settings
 from service.store.database.engine import CONNECTIONS
 from service.store.models import Quota
+from service.store.store import Store
+from service.webhooks.deliverer import Deliverer, Schedule
+from service.webhooks.management import WebhookCases
+from service.webhooks.receivers import AllowedReceivers
+from service.webhooks.sending import Sender
 from service.worker.hosting.child_process import WorkerProcess
 from service.worker_bootstrap import (
     ExecutorFactory,
@@ -55,6 +60,8 @@ class System(WorkerSystem):
     estimator: EstimatePool
     hit_counter: HitCounter
     audit_retention: AuditRetention
+    deliverer: Deliverer | None
+    """None where the operator allows no host for webhooks."""
 
     def start_worker_process(self) -> None:
         """Start the process of the workers, if they have one, without waiting for it; ``start`` waits."""
@@ -65,6 +72,8 @@ class System(WorkerSystem):
         """Stop the workers, hand running work back, flush the counters, and close the store. Idempotent."""
         self.estimator.close()
         self.audit_retention.stop()
+        if self.deliverer is not None:
+            self.deliverer.stop()
         self.hit_counter.flush()
         super().stop()
 
@@ -72,6 +81,8 @@ class System(WorkerSystem):
     def start(self) -> None:
         super().start()
         self.audit_retention.start()
+        if self.deliverer is not None:
+            self.deliverer.start()
 
 
 def app_of(system: System, settings: Settings) -> FastAPI:
@@ -121,6 +132,8 @@ def build(
     store, coordinator, instruments = worker.store, worker.coordinator, worker.instruments
     instruments.metrics.collect_queue(store.queue.depths)
     instruments.metrics.collect_fleet(store.fleet.reports)
+    instruments.metrics.collect_webhooks(store.deliveries.backlog)
+    receivers = AllowedReceivers(settings.webhook_hosts, settings.webhook_networks)
     policy = Policy(settings.python_targets, settings.data_roots, _quota(settings))
     commands = registered_commands(settings.model_copy(update={"worker": False}))
     hit_counter = HitCounter(store.statistics.count_hits, observe=instruments.metrics.count_lookup)
@@ -137,10 +150,11 @@ def build(
     limits = EstimateLimits(slots=settings.estimate_slots)
     estimates = Estimates(estimator.estimate, policy, installed, limits, instruments.metrics)
     return System(
-        context=_context(settings, application, estimates, instruments),
+        context=_context(settings, application, estimates, instruments, receivers),
         estimator=estimator,
         hit_counter=hit_counter,
         audit_retention=AuditRetention(store.audit, settings.audit_retention_days),
+        deliverer=_deliverer(settings, receivers, store, instruments) if receivers.hosts else None,
         store=store,
         coordinator=coordinator,
         instruments=instruments,
@@ -148,8 +162,20 @@ def build(
     )
 
 
+def _deliverer(settings: Settings, receivers: AllowedReceivers, store: Store, instruments: Instruments) -> Deliverer:
+    schedule = Schedule(
+        settings.webhook_attempts, settings.webhook_first_pause_seconds, settings.webhook_timeout_seconds
+    )
+    sender = Sender(receivers, settings.webhook_timeout_seconds)
+    return Deliverer(store.deliveries, sender.send, schedule, instruments.metrics.observe_delivery)
+
+
 def _context(
-    settings: Settings, application: ApplicationContext, estimates: Estimates, instruments: Instruments
+    settings: Settings,
+    application: ApplicationContext,
+    estimates: Estimates,
+    instruments: Instruments,
+    receivers: AllowedReceivers,
 ) -> ApiContext:
     store = application.store
     queue = QueueCases(application)
@@ -164,6 +190,7 @@ def _context(
         exports=ExportCases(store.recommendations),
         keys=KeyCases(store.keys),
         audit=AuditTrail(store.audit),
+        webhooks=WebhookCases(store.webhooks, store.deliveries, receivers),
         summary=SummaryCases(store.statistics, application.hit_counter),
         estimates=estimates,
         commands=application.commands,

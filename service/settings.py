@@ -115,13 +115,26 @@ class Settings(BaseSettings):
     metrics_port: Annotated[int, Field(ge=0, le=65_535)] | None = None
     """Port on which this process serves its metrics without an API key, besides `/metrics` of the API; 0 selects a
     free one."""
+    webhook_hosts: _Names = ()
+    """Hosts to which webhooks may go; no webhook is delivered when empty. An entry is `host`, `host:port` or
+    `*.domain`, for https, or one of these after `http://`."""
+    webhook_networks: _Names = ()
+    """Networks with private addresses, such as `10.0.0.0/8`, to which webhooks may go too."""
+    webhook_attempts: Annotated[int, Field(ge=1, le=20)] = 10
+    """Attempts to deliver a message, after which it waits for an administrator."""
+    webhook_first_pause_seconds: Annotated[float, Field(gt=0.0, le=3600.0)] = 5.0
+    """Pause after the first failed attempt; each further one is four times as long, up to six hours."""
+    webhook_timeout_seconds: Annotated[float, Field(ge=0.1, le=60.0)] = 10.0
+    """Longest time of an attempt."""
     metrics_host: str = "127.0.0.1"
     """Address of the metrics port."""
     ready_queue_seconds: Annotated[float, Field(gt=0.0)] = 60.0
     """Time for which work may wait for an idle or unserved device before `/readyz` fails. Work that waits behind other
     work does not count."""
 
-    @field_validator("allowed_hosts", "devices", "python_targets", "data_roots", mode="before")
+    @field_validator(
+        "allowed_hosts", "devices", "python_targets", "data_roots", "webhook_hosts", "webhook_networks", mode="before"
+    )
     @classmethod
     def _split(cls, value: object) -> object:
         if not isinstance(value, str):

@@ -25,6 +25,7 @@ from service.api.routes import (
     operations,
     recommendations,
     tunings,
+    webhooks,
 )
 
 
@@ -74,6 +75,7 @@ def make_app(
         commands,
         api_keys,
         audit,
+        webhooks,
         operations,
         health,
     ):  # most frequently requested first

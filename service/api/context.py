@@ -22,6 +22,7 @@ from service.auth.audit_trail import AuditTrail
 from service.domain.states import WorkKind
 from service.observability.instruments import Instruments
 from service.registry.registered_commands import RegisteredCommands
+from service.webhooks.management import WebhookCases
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,6 +36,7 @@ class ApiContext:
     exports: ExportCases
     keys: KeyCases
     audit: AuditTrail
+    webhooks: WebhookCases
     summary: SummaryCases
     estimates: Estimates
     commands: RegisteredCommands

@@ -61,6 +61,16 @@ REQUESTS: dict[str, dict[str, Any]] = {
             "value": {"name": "scheduler", "scopes": ["tunings:read", "tunings:write"], "expires_in_days": 90}
         }
     },
+    "WebhookSubmission": {
+        "what failed in a project": {
+            "value": {
+                "url": "https://hooks.example.org/batchwright",
+                "name": "on call",
+                "events": ["tuning.failed", "job.failed"],
+                "project": "language-models",
+            }
+        }
+    },
     "EstimateRequest": {
         "GPT-2": {"value": {"spec": _GPT2, "gpus": ["H100-80GB", "A10G", "48GiB"], "effective_batch_size": 512}}
     },

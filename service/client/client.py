@@ -113,6 +113,7 @@ class Client(Blocking[AsyncCalls]):
         self.commands = sync.Commands(self.calls.commands)
         self.keys = sync.Keys(self.calls.keys)
         self.audit = sync.Audit(self.calls.audit)
+        self.webhooks = sync.Webhooks(self.calls.webhooks)
 
     def close(self) -> None:
         """Close the connections. Idempotent."""

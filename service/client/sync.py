@@ -23,6 +23,7 @@ from service.client.resources.api import (
 )
 from service.client.resources.jobs import AsyncJobs
 from service.client.resources.tunings import AsyncRecommendations, AsyncTunings
+from service.client.resources.webhooks import AsyncWebhooks
 from service.client.resources.work import AsyncWork
 from service.domain.work import JobSummary, RowT, TuningSummary
 
@@ -179,3 +180,15 @@ class Audit(Blocking[AsyncAudit]):
     """The audit log; for callers with the scope `admin`."""
 
     list = iterating(AsyncAudit.list)
+
+
+class Webhooks(Blocking[AsyncWebhooks]):
+    """Webhooks: receivers that are told when tunings and jobs end. For callers with the scope `admin`."""
+
+    create = blocking(AsyncWebhooks.create)
+    rotate = blocking(AsyncWebhooks.rotate)
+    delete = blocking(AsyncWebhooks.delete)
+    test = blocking(AsyncWebhooks.test)
+    deliveries = iterating(AsyncWebhooks.deliveries)
+    resend = blocking(AsyncWebhooks.resend)
+    list = blocking(AsyncWebhooks.list)

@@ -1,4 +1,4 @@
-"""The audit log: who submitted, cancelled or deleted work, made or revoked keys, or signed in. Pure data."""
+"""The audit log: who submitted, cancelled or deleted work, changed keys or webhooks, or signed in. Pure data."""
 
 from __future__ import annotations
 
@@ -41,6 +41,12 @@ class AuditAction(StrEnum):
     """An API key was created; `detail` has its name and scopes."""
     KEY_REVOKED = "key-revoked"
     """An API key was revoked; `detail` has its name."""
+    WEBHOOK_CREATED = "webhook-created"
+    """A webhook was registered; `detail` has its address."""
+    WEBHOOK_ROTATED = "webhook-rotated"
+    """A webhook got a new secret; `detail` has its address."""
+    WEBHOOK_DELETED = "webhook-deleted"
+    """A webhook was deleted; `detail` has its address."""
     SIGNED_IN = "signed-in"
     """A browser session was opened with an API key."""
     SIGNED_OUT = "signed-out"
@@ -61,7 +67,7 @@ class AuditEntry(Document):
     key_name: str | None = None
     """Name of that key."""
     object_id: str | None = None
-    """Identifier of the tuning, job or key; none where there is none."""
+    """Identifier of the tuning, job, key or webhook; none where there is none."""
     address: str | None = None
     """Address from which the request came: that of a proxy, where there is one. None for the command line."""
     detail: str | None = None

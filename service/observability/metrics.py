@@ -30,6 +30,7 @@ from typing_extensions import override
 from service.domain.states import State, WorkKind
 from service.errors import ConfigurationError, StoreUnavailableError
 from service.store.models import QueueDepth, ReportedFleet
+from service.store.outbox.interface import Backlog
 
 _log = logging.getLogger(__name__)
 
@@ -37,9 +38,11 @@ MEDIA_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 """The media type of Prometheus' text format, which `exposition` returns."""
 
 _REQUEST_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+_TELLING_SECONDS = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 1800.0, 7200.0, 43_200.0, 86_400.0)
 _WORK_SECONDS = (1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1800, 3600, 7200, 21_600, 86_400)
 
 QueueDepths = Callable[[], Sequence[QueueDepth]]
+Backlogs = Callable[[], Backlog]
 FleetReports = Callable[[], Sequence[ReportedFleet]]
 Families = Callable[[], Iterable[Metric]]
 Snapshot = list[tuple[str, str, str, list[tuple[str, dict[str, str], float]]]]
@@ -120,6 +123,15 @@ class Metrics:
             registry=self.registry,
         )
         self._request_series: dict[tuple[str, str, int], Histogram] = {}
+        self._deliveries = Histogram(
+            "batchwright_webhook_delivery_seconds",
+            "From an event to the end of an attempt to tell a webhook: delivered, retried or dead.",
+            ["result"],
+            buckets=_TELLING_SECONDS,
+            registry=self.registry,
+        )
+        for result in ("delivered", "retried", "dead"):
+            self._deliveries.labels(result)  # present from the start, at 0
 
     # --- metrics of workers ---
 
@@ -168,6 +180,14 @@ class Metrics:
             series = self._requests.labels(method, route, str(status))
             self._request_series[method, route, status] = series
         series.observe(seconds)
+
+    def observe_delivery(self, result: str, seconds: float) -> None:
+        """Observe an attempt to tell a webhook, by its result; ``seconds`` since the event."""
+        self._deliveries.labels(result).observe(seconds)
+
+    def collect_webhooks(self, backlog: Backlogs) -> None:
+        """Include the messages that are not delivered in each scrape."""
+        self.registry.register(_BacklogCollector(backlog))
 
     def collect_queue(self, depths: QueueDepths) -> None:
         """Include the depth of the queue in each scrape."""
@@ -349,6 +369,43 @@ class _QueueCollector(Collector):
             _log.warning("the metrics omit the queue: %s", error)
             return
         yield from _queue_families(found)
+
+
+class _BacklogCollector(Collector):
+    """Collect the backlog of webhooks from the store; nothing when the store is unavailable."""
+
+    def __init__(self, backlog: Backlogs) -> None:
+        self._backlog = backlog
+
+    def describe(self) -> Iterator[Metric]:
+        """Describe the families without a read of the store."""
+        yield from _backlog_families(Backlog(0, 0, 0.0))
+
+    @override
+    def collect(self) -> Iterator[Metric]:
+        """Collect both families."""
+        try:
+            found = self._backlog()
+        except StoreUnavailableError as error:
+            _log.warning("the metrics omit webhooks: %s", error)
+            return
+        yield from _backlog_families(found)
+
+
+def _backlog_families(found: Backlog) -> Iterator[Metric]:
+    deliveries = GaugeMetricFamily(
+        "batchwright_webhook_backlog",
+        "Messages to webhooks that are pending or dead; every API process reports the same value.",
+        labels=["state"],
+    )
+    deliveries.add_metric(["pending"], found.pending)
+    deliveries.add_metric(["dead"], found.dead)
+    yield deliveries
+    yield GaugeMetricFamily(
+        "batchwright_webhook_oldest_due_seconds",
+        "Time for which the oldest due message to a webhook waits.",
+        value=found.oldest_due_seconds,
+    )
 
 
 def _queue_families(found: Sequence[QueueDepth]) -> Iterator[Metric]:

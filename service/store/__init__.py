@@ -9,6 +9,7 @@ The pipeline of a call: the module of the subject opens a transaction (``databas
 - ``evidence`` records probes, progress and events, and by how much estimates were off; ``devices`` takes heartbeats
   and lists the served devices;
 - ``work_queries``, ``recommendation_queries`` and ``statistics`` read;
+- ``outbox`` keeps webhooks and the messages to them, which are written with the ends that they tell of;
 - ``api_keys``, ``sessions`` and ``retention`` store keys and browser sessions, and delete ended work.
 
 Every change of state is one conditional update that requires the old state and, of the owner of a lease, its fencing

@@ -67,6 +67,7 @@ from service.store.database.statements import (
 )
 from service.store.interface import LeaseStore
 from service.store.models import Claim, Ending, Lease
+from service.store.outbox.endings import record_endings
 from service.store.scheduling import record_turn
 from service.store.work_queries import read_item
 
@@ -194,6 +195,7 @@ class SqlLeaseStore(LeaseStore):
             if recommendation is not None:
                 stored = mapping.recommendation_values(recommendation, lease.work_id, row["model"], row["key_id"])
                 connection.execute(insert(recommendations).values(**stored))
+            record_endings(connection, [lease.work_id])
 
     @override
     def hand_back(self, lease: Lease) -> None:
@@ -206,6 +208,8 @@ class SqlLeaseStore(LeaseStore):
                     _release_beside(connection, row)
                     if after is State.QUEUED:
                         notify_waiting(connection, row["device"], row["hardware"])
+                    else:
+                        record_endings(connection, [lease.work_id])
                     return
             raise stale_lease_error(lease)
 
@@ -311,6 +315,8 @@ def _requeue_misplaced(connection: Connection, claimer: Claimer) -> None:
         changed = change(connection, still, values, [state_event(state)])
         if changed is not None:
             _release_beside(connection, changed)
+        if changed is not None and ended:
+            record_endings(connection, [row.id])
         if changed is not None and not ended:
             notify_waiting(connection, changed["device"], changed["hardware"])
 

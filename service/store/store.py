@@ -12,6 +12,8 @@ from service.store.database.notifications import Listener, Receiver
 from service.store.devices import SqlDeviceStore, SqlFleetStore
 from service.store.evidence import SqlEvidenceStore, SqlResidualStore
 from service.store.leases import SqlLeaseStore
+from service.store.outbox.deliveries import SqlDeliveryStore
+from service.store.outbox.registrations import SqlWebhookStore
 from service.store.recommendation_queries import SqlRecommendationStore
 from service.store.retention import SqlRetentionStore
 from service.store.scheduling import SqlQueueStore
@@ -40,6 +42,8 @@ class Store:
         self.keys = SqlKeyStore(engine)
         self.sessions = SqlSessionStore(engine)
         self.audit = SqlAuditStore(engine)
+        self.webhooks = SqlWebhookStore(engine)
+        self.deliveries = SqlDeliveryStore(engine)
 
     def new_listener(self, owner: str, receiver: Receiver) -> Listener | None:
         """Return a listener that is not started, or None where the database sends no notifications."""

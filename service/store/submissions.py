@@ -32,6 +32,7 @@ from service.store.models import (
     StoredResponse,
     WorkItem,
 )
+from service.store.outbox.endings import record_endings
 from service.store.work_queries import read_item
 from tuner.schemas.recommendation import Recommendation
 
@@ -114,6 +115,7 @@ def _cancel(connection: Connection, work_ids: Collection[str], actor: Actor) -> 
     running = change_each(
         connection, and_(named, _work.state == State.RUNNING), stopping, state_event(State.CANCELLING)
     )
+    record_endings(connection, [row["id"] for row in queued])
     for row in running:
         notify_owner(connection, row["owner"], row["id"])
     record_each(connection, AuditAction.CANCELLED, actor, [row["id"] for row in (*queued, *running)])
@@ -161,6 +163,8 @@ def _insert(
         _update_response(connection, pending.idempotency, pending.respond(item))
     if item.state is State.QUEUED:
         notify_waiting(connection, work.device, work.hardware)
+    else:
+        record_endings(connection, [work.id])
     return item
 
 

@@ -9,6 +9,7 @@ from service.client.core import PAGE_SIZE, Core, Resource
 from service.client.protocol import Call, DocumentT, path_of
 from service.client.resources.jobs import AsyncJobs
 from service.client.resources.tunings import AsyncRecommendations, AsyncTunings
+from service.client.resources.webhooks import AsyncWebhooks
 from service.domain.api_keys import ApiKey, CreatedKey, KeyList, KeySubmission, Scope
 from service.domain.audit import AuditAction, AuditEntry, AuditPage
 from service.domain.commands import CommandList, RegisteredCommand
@@ -146,6 +147,7 @@ class AsyncCalls(Resource):
         self.commands = AsyncCommands(core)
         self.keys = AsyncKeys(core)
         self.audit = AsyncAudit(core)
+        self.webhooks = AsyncWebhooks(core)
 
     async def summary(self, period: Period | str = Period.DAY) -> Summary:
         """Summarise the work of the last day, the last 7 days (`7d`) or all time (`all`), and what has not ended.

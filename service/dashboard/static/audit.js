@@ -5,7 +5,7 @@ import { byId, h } from "./dom.js";
 import { shortId, time, words } from "./format.js";
 
 const ACTIONS = [
-  "submitted", "resumed", "cancelled", "deleted", "pruned", "key-created", "key-revoked", "signed-in", "signed-out",
+  "submitted", "resumed", "cancelled", "deleted", "pruned", "key-created", "key-revoked", "webhook-created", "webhook-rotated", "webhook-deleted", "signed-in", "signed-out",
 ];
 const PAGES = { tun: "tunings", job: "jobs" };
 

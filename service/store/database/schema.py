@@ -24,6 +24,7 @@ from sqlalchemy.sql.compiler import SQLCompiler
 from sqlalchemy.sql.expression import FunctionElement
 
 from service.domain.states import HELD_STATES, State
+from service.domain.webhooks import DeliveryState
 
 metadata = MetaData()
 
@@ -331,6 +332,54 @@ audit_log = Table(
 
 for _columns in (["at"], ["action", "id"], ["key_id", "id"], ["object_id", "id"]):
     Index(f"audit_log_by_{_columns[0]}", *(audit_log.c[name] for name in _columns))
+
+webhooks = Table(
+    "webhooks",
+    metadata,
+    Column("id", String(64), primary_key=True),
+    Column("url", Text, nullable=False),
+    Column("name", String(100), nullable=False),
+    Column("events", String(400), nullable=False),
+    Column("project", String(63)),
+    Column("secret", String(100), nullable=False),
+    Column("previous_secret", String(100)),
+    Column("previous_until", BigInteger),
+    Column("created_at", BigInteger, nullable=False),
+)
+"""Webhooks. ``events`` are separated by spaces, all of them when empty. The secrets are stored as they are, since they
+sign."""
+
+webhook_deliveries = Table(
+    "webhook_deliveries",
+    metadata,
+    Column("id", String(64), primary_key=True),
+    Column("webhook_id", String(64), nullable=False),
+    Column("event", String(32), nullable=False),
+    Column("work_id", String(64)),
+    Column("body", Text, nullable=False),
+    Column("state", String(16), nullable=False),
+    Column("attempts", Integer, nullable=False, server_default="0"),
+    Column("created_at", BigInteger, nullable=False),
+    Column("next_attempt_at", BigInteger, nullable=False),
+    Column("ended_at", BigInteger),
+    Column("last_status", Integer),
+    Column("last_error", String(500)),
+)
+"""The outbox: messages to webhooks, written in the transaction of the change that they tell. ``next_attempt_at`` is
+also the end of the lease of an attempt, and ``attempts`` its fencing token. ``webhook_id`` is no foreign key: work ends
+also while its webhook is deleted."""
+
+is_pending = text(f"state = '{DeliveryState.PENDING}'")
+is_dead = text(f"state = '{DeliveryState.DEAD}'")
+Index(
+    "webhook_deliveries_due",
+    webhook_deliveries.c.next_attempt_at,
+    webhook_deliveries.c.webhook_id,
+    sqlite_where=is_pending,
+    postgresql_where=is_pending,
+)
+Index("webhook_deliveries_by_webhook", *(webhook_deliveries.c[name] for name in ("webhook_id", "state", "id")))
+Index("webhook_deliveries_by_end", webhook_deliveries.c.ended_at)
 
 health = Table(
     "health",

@@ -11,7 +11,7 @@ import pytest
 from pydantic import BaseModel, TypeAdapter
 
 from service.api.examples import REQUESTS, RESPONSES
-from service.domain import api_keys, bulk, commands, exports, work
+from service.domain import api_keys, bulk, commands, exports, webhooks, work
 from service.entrypoints.export_openapi import export_openapi
 from tests.support.paths import OPENAPI
 from tests.support.service.running import Running
@@ -99,6 +99,7 @@ def test_examples_of_requests_are_accepted(document: str, name: str) -> None:
         **vars(exports),
         **vars(work),
         **vars(api_keys),
+        **vars(webhooks),
         "EstimateRequest": EstimateRequest,
     }
     kinds[document].model_validate_json(json.dumps(REQUESTS[document][name]["value"]), strict=True)

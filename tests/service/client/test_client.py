@@ -287,6 +287,13 @@ async def _every_call(calls: AsyncCalls) -> list[Awaitable[object]]:
         calls.keys.list(),
         calls.keys.revoke(name),
         anext(calls.audit.list()),
+        calls.webhooks.create("https://hooks.example.org"),
+        calls.webhooks.list(),
+        calls.webhooks.rotate(name),
+        calls.webhooks.delete(name),
+        calls.webhooks.test(name),
+        anext(calls.webhooks.deliveries(name)),
+        calls.webhooks.resend(name, name),
         calls.summary(),
         calls.fleet(),
     ]
