@@ -2,7 +2,8 @@
 
 Lines on standard input change it: `kill node0`, `add node0`, `kill head`.
 
-Arguments: the port of the dashboard, the number of nodes, and the folder for their data.
+Arguments: the port of the dashboard, the number of nodes, the folder for their data, and a memory limit in bytes for
+each node, if their hardware is to differ: nodes then run in memory cgroups (version 1; takes root).
 """
 
 from __future__ import annotations
@@ -11,13 +12,14 @@ import os
 import shutil
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
 from ray.cluster_utils import Cluster
 
-from tests.support.service.processes import children_of
+from tests.support.service.processes import children_of, processes_with
 
 T = TypeVar("T")
 
@@ -39,15 +41,32 @@ def _persistently(start: Callable[[], T]) -> T:
     raise AssertionError
 
 
+@contextmanager
+def _within_memory(name: str, limit_bytes: int) -> Iterator[None]:
+    """Start processes in a cgroup, whose limit they take for the memory of their host."""
+    lines = Path("/proc/self/cgroup").read_text().splitlines()
+    own = next(path for _, kind, path in (line.split(":", 2) for line in lines) if "memory" in kind.split(","))
+    outer = Path("/sys/fs/cgroup/memory", own.lstrip("/"))
+    group = outer / f"batchwright-{os.getpid()}-{name}"
+    group.mkdir(exist_ok=True)
+    (group / "memory.limit_in_bytes").write_text(str(limit_bytes))
+    (group / "cgroup.procs").write_text(str(os.getpid()))
+    try:
+        yield
+    finally:
+        (outer / "cgroup.procs").write_text(str(os.getpid()))
+
+
 class Nodes:
     """A head, and nodes that are known by name.
 
     Args:
         port: the port of the dashboard.
         folder: the folder for the data of the nodes.
+        limits: memory limits of the nodes in bytes, by name; none of a node that may use the host's.
     """
 
-    def __init__(self, port: int, folder: Path) -> None:
+    def __init__(self, port: int, folder: Path, limits: dict[str, int]) -> None:
         head = {
             "num_cpus": 0,
             "include_dashboard": True,
@@ -57,6 +76,7 @@ class Nodes:
         }
         self._cluster = _persistently(lambda: Cluster(initialize_head=True, head_node_args=head))
         self._folder = folder
+        self._limits = limits
         self._by_name: dict[str, Any] = {}
 
     def add(self, name: str) -> None:
@@ -69,14 +89,16 @@ class Nodes:
             "BATCHWRIGHT_DATA_DIR": str(self._folder / name),
             "TMPDIR": str(temporary),
         }
-        self._by_name[name] = _persistently(
-            lambda: self._cluster.add_node(
-                num_cpus=1,
-                resources={"batchwright_cpu": 1},
-                object_store_memory=_NODE_MEMORY,
-                env_vars={**environment, "PATH": os.environ["PATH"]},
+        limit = self._limits.get(name)
+        with nullcontext() if limit is None else _within_memory(name, limit):
+            self._by_name[name] = _persistently(
+                lambda: self._cluster.add_node(
+                    num_cpus=1,
+                    resources={"batchwright_cpu": 1},
+                    object_store_memory=_NODE_MEMORY,
+                    env_vars={**environment, "PATH": os.environ["PATH"]},
+                )
             )
-        )
 
     def _temporary(self, name: str) -> Path:
         return self._folder / "temporary" / name
@@ -84,6 +106,9 @@ class Nodes:
     def kill(self, name: str) -> None:
         """Kill a node with all of its processes."""
         self._cluster.remove_node(self._by_name.pop(name), allow_graceful=False)
+        for process in processes_with(f"TMPDIR={self._temporary(name)}\0"):  # which outlive Ray's by a moment
+            with suppress(ProcessLookupError):
+                os.kill(process, signal.SIGKILL)
 
     def kill_all(self) -> None:
         """Kill the head first; its nodes, which would end for want of it within a minute, then."""
@@ -92,15 +117,16 @@ class Nodes:
             node.kill_all_processes(check_alive=False, allow_graceful=False, wait=True)
 
 
-def main(port: int, nodes: int, folder: Path) -> None:
+def main(port: int, nodes: int, folder: Path, limits: Sequence[int]) -> None:
     """Serve until the input ends."""
-    cluster = _started(port, nodes, folder)
+    by_name = {f"node{number}": limit for number, limit in enumerate(limits)}
+    cluster = _started(port, nodes, folder, by_name)
     print("up", flush=True)  # noqa: T201 - the reader waits for it
     for line in sys.stdin:
         match line.split():
             case ["kill", "head"]:
                 cluster.kill_all()
-                cluster = _started(port, nodes, folder)
+                cluster = _started(port, nodes, folder, by_name)
             case ["kill", name]:
                 cluster.kill(name)
             case ["add", name]:
@@ -111,12 +137,12 @@ def main(port: int, nodes: int, folder: Path) -> None:
     cluster.kill_all()
 
 
-def _started(port: int, nodes: int, folder: Path) -> Nodes:
-    cluster = Nodes(port, folder)
+def _started(port: int, nodes: int, folder: Path, limits: dict[str, int]) -> Nodes:
+    cluster = Nodes(port, folder, limits)
     for number in range(nodes):
         cluster.add(f"node{number}")
     return cluster
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]))
+    main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]), [int(text) for text in sys.argv[4:]])

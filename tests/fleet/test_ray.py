@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import os
 import signal
-import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from tests.exports.test_real_launchers import free_port
 from tests.fleet.conftest import StartService
+from tests.fleet.ray_process import Ray, started
 from tests.fleet.work import PATIENCE_SECONDS, Dispatching, watched, workers
-from tests.support.paths import ROOT
 from tests.support.service.processes import processes_with
 
 pytestmark = [pytest.mark.fleet, pytest.mark.timeout(1800)]
@@ -25,49 +20,6 @@ _NODES = 3
 _WIDTHS = (32, 48, 64)
 _UPDATES = 200
 """Updates of a job that is killed twice before it ends."""
-
-
-class Ray:
-    """A cluster in a process of its own, which is restarted with the head."""
-
-    def __init__(self, process: subprocess.Popen[str], address: str) -> None:
-        self._process = process
-        self.address = address
-        self.read("up")
-
-    def read(self, word: str) -> None:
-        """Wait for a word on a line of its own."""
-        assert self._process.stdout is not None
-        while (line := self._process.stdout.readline()).strip() != word:
-            assert line, "the cluster has ended"
-
-    def do(self, line: str) -> None:
-        """Kill a part."""
-        assert self._process.stdin is not None
-        self._process.stdin.write(f"{line}\n")
-        self._process.stdin.flush()
-        self.read("done")
-
-
-@contextmanager
-def started(folder: Path, database: str, nodes: int = _NODES) -> Iterator[Ray]:
-    """A cluster whose nodes have the database in their environment."""
-    port = free_port()
-    environment = {
-        **os.environ,
-        "BATCHWRIGHT_DATABASE_URL": database,
-        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
-        "PYTHONPATH": str(ROOT),
-        "RAY_USAGE_STATS_ENABLED": "0",
-    }
-    command = [sys.executable, "-m", "tests.fleet.ray_cluster", str(port), str(nodes), str(folder)]
-    with (
-        (folder / "ray.log").open("w") as log,
-        subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, env=environment, text=True
-        ) as process,
-    ):
-        yield Ray(process, f"http://127.0.0.1:{port}")
 
 
 def kill_worker(_ray: Ray, service: Dispatching) -> None:
@@ -95,7 +47,7 @@ _FAULTS: tuple[Callable[[Ray, Dispatching], None], ...] = (kill_worker, kill_nod
 
 def test_whatever_is_killed_every_answer_is_equal(serve: StartService, database: str, tmp_path: Path) -> None:
     """Six tunings and two jobs end as undisturbed ones do, none runs twice at once, and nothing is left."""
-    with started(tmp_path, database) as ray:
+    with started(tmp_path, database, _NODES) as ray:
         service = serve("--ray", ray.address)
         service.wait_for_devices(_NODES)
         calm = [service.submit_tuning(width) for width in _WIDTHS]
@@ -127,7 +79,7 @@ def test_what_waits_has_a_reason_and_cancelled_work_is_stopped(
     serve: StartService, database: str, tmp_path: Path
 ) -> None:
     """Work without a free node has Ray's reason; work that is cancelled leaves neither a job nor a process."""
-    with started(tmp_path, database) as ray:
+    with started(tmp_path, database, _NODES) as ray:
         service = serve("--ray", ray.address)
         service.wait_for_devices(_NODES)
         tuning = service.submit_tuning(_WIDTHS[0])

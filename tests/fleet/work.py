@@ -80,9 +80,13 @@ class Dispatching:
 
     def kill_dispatcher(self) -> None:
         """Kill the process of the dispatcher; the API starts another one."""
-        child = "service.entrypoints.hosted_dispatcher"
-        for process in children_of(self.process.process.pid) & processes_with(child):
-            os.kill(process, signal.SIGKILL)
+        kill_dispatcher_of(self.process.process.pid)
+
+
+def kill_dispatcher_of(api: int) -> None:
+    """Kill the dispatcher of an API process."""
+    for process in children_of(api) & processes_with("service.entrypoints.hosted_dispatcher"):
+        os.kill(process, signal.SIGKILL)
 
 
 def workers() -> dict[int, str]:

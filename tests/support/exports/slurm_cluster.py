@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import os
 import pwd
+import signal
 import socket
 import subprocess
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+
+from tests.support.service.processes import processes_with
 
 _CONFIGURATION = """\
 ClusterName=test
@@ -41,12 +44,16 @@ PartitionName=team-a Nodes=ALL Default=YES State=UP
 """
 
 
+CONTROLLER = "controller"
+
+
 class Slurm:
     """Slurm's commands, with their configuration."""
 
     def __init__(self, root: Path, folder: Path) -> None:
         self.root = root
         self._folder = folder
+        self._daemons: dict[str, subprocess.Popen[bytes]] = {}
         plugins = next(root.glob("usr/lib/*/slurm-wlm"))
         libraries = f"{plugins}:{plugins.parent}"
         self.environment = {
@@ -76,21 +83,41 @@ class Slurm:
     @contextmanager
     def started(self) -> Iterator[None]:
         """The controller and a daemon for each node, until the end of the block."""
-        programs = self.root / "usr" / "sbin"
-        daemon = [f"{programs}/slurmd-wlm", "-D", "-d", f"{programs}/slurmstepd-wlm", "-N"]
-        commands = [
-            [f"{programs}/slurmctld-wlm", "-D"],
-            *([*daemon, item] for item in (socket.gethostname(), "localhost")),
-        ]
         with ExitStack() as stack:
-            for command in commands:
-                process = subprocess.Popen(
-                    command, env=self.environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-                )
-                stack.callback(process.wait)
-                stack.callback(process.terminate)
+            for name in (CONTROLLER, *self.nodes):
+                self.start(name)
+                stack.callback(self._end, name)
             self._wait_for_nodes()
             yield
+
+    @property
+    def nodes(self) -> tuple[str, str]:
+        """The names of the nodes."""
+        return socket.gethostname(), "localhost"
+
+    def start(self, name: str) -> None:
+        """Start the controller, or the daemon of a node."""
+        programs = self.root / "usr" / "sbin"
+        command = [f"{programs}/slurmctld-wlm", "-D"]
+        if name != CONTROLLER:
+            command = [f"{programs}/slurmd-wlm", "-D", "-d", f"{programs}/slurmstepd-wlm", "-N", name]
+        self._daemons[name] = subprocess.Popen(
+            command, env=self.environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
+
+    def kill(self, name: str) -> None:
+        """Kill the controller, or a node with all that runs on it."""
+        self._daemons[name].kill()
+        self._daemons[name].wait()
+        if name != CONTROLLER:
+            ran = processes_with(f"SLURMD_NODENAME={name}\0") & processes_with(self.environment["SLURM_CONF"])
+            for process in ran | {parent for parent in map(_parent, ran) if _is_of_slurm(parent)}:
+                with suppress(ProcessLookupError):
+                    os.kill(process, signal.SIGKILL)
+
+    def _end(self, name: str) -> None:
+        self._daemons[name].terminate()
+        self._daemons[name].wait()
 
     def _wait_for_nodes(self) -> None:
         end = time.monotonic() + 60
@@ -98,6 +125,21 @@ class Slurm:
             if time.monotonic() > end:
                 raise TimeoutError("Slurm's nodes are not idle within 60 s")
             time.sleep(0.2)
+
+
+def _parent(process: int) -> int:
+    """The parent of a process; 1 when it has ended."""
+    try:
+        return int(Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[1])
+    except OSError:
+        return 1
+
+
+def _is_of_slurm(process: int) -> bool:
+    try:
+        return b"slurmstepd" in Path(f"/proc/{process}/cmdline").read_bytes()
+    except OSError:
+        return False
 
 
 def _free_port() -> int:

@@ -42,14 +42,14 @@ def own_server(**settings: str) -> Iterator[URL]:
         RuntimeError: when there is no PostgreSQL here, or it does not start.
     """
     user = pwd.getpwnam("nobody") if os.geteuid() == 0 else None
-    binaries = _binaries()
+    programs = binaries()
     home = Path(tempfile.mkdtemp(prefix="batchwright-postgres-", dir="/tmp"))  # the path of a socket is short
     if user is not None:
-        binaries = _reachable(binaries, home)
+        programs = reachable(programs, home)
         os.chown(home, user.pw_uid, user.pw_gid)
     given = " ".join(f"-c {name}={value}" for name, value in settings.items())
     keeper = subprocess.Popen(
-        ["/bin/sh", "-c", _KEEPER, "keeper", binaries, home, given],
+        ["/bin/sh", "-c", _KEEPER, "keeper", programs, home, given],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         start_new_session=True,
@@ -67,7 +67,7 @@ def own_server(**settings: str) -> Iterator[URL]:
             keeper.stdin.write(b"stop\n")
 
 
-def _binaries() -> Path:
+def binaries() -> Path:
     """The folder of `initdb`.
 
     Raises:
@@ -86,14 +86,14 @@ def _binaries() -> Path:
     )
 
 
-def _reachable(binaries: Path, home: Path) -> Path:
+def reachable(programs: Path, home: Path) -> Path:
     """The programs where any user may run them: a copy, when a folder above them is root's alone."""
-    if all(folder.stat().st_mode & 0o001 for folder in binaries.resolve().parents):
-        return binaries
-    package = binaries.parents[1]
-    for folder in (binaries.parent, *package.parent.glob(f"{package.name}.libs")):  # the programs look for it there
+    if all(folder.stat().st_mode & 0o001 for folder in programs.resolve().parents):
+        return programs
+    package = programs.parents[1]
+    for folder in (programs.parent, *package.parent.glob(f"{package.name}.libs")):  # the programs look for it there
         shutil.copytree(folder, home / folder.relative_to(package.parent))
-    return home / binaries.relative_to(package.parent)
+    return home / programs.relative_to(package.parent)
 
 
 class Databases:
