@@ -20,7 +20,7 @@ _LAYOUT = 4
 def installed_versions() -> dict[str, str]:
     """Versions of the packages that change how much memory a step takes, without importing them."""
     found = {"python": platform.python_version()}
-    for name in ("batchwright", "torch", "transformers"):
+    for name in ("batchwright", "torch", "transformers", "peft"):
         try:
             found[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
@@ -31,6 +31,7 @@ def installed_versions() -> dict[str, str]:
 def relevant_versions(spec: WorkloadSpec | CommandSpec, device: DeviceInfo, versions: dict[str, str]) -> dict[str, str]:
     """The versions that matter for ``spec``, and the device's driver. Of a command, all of them."""
     names = ["batchwright", "python", "torch", *(["transformers"] if spec.model.kind == "transformers" else [])]
+    names += ["peft"] if isinstance(spec, WorkloadSpec) and spec.adapter is not None else []
     chosen = {name: versions[name] for name in names if name in versions}
     if isinstance(spec, CommandSpec):
         chosen = dict(versions)
@@ -120,7 +121,9 @@ def memory_part(spec: WorkloadSpec | CommandSpec) -> dict[str, Any]:
     unset = {name for name in ("arguments", "groups") if not getattr(spec.optimizer, name)}
     groups = {"groups": {"__all__": {"learning_rate", "weight_decay"}}}
     optimizer = dict.fromkeys(rates | unset, True) | ({} if "groups" in unset else groups)
+    scales = {"alpha", "use_rslora", "init_lora_weights"}
     exclude: dict[str, Any] = {"data": True, "schedule": True, "optimizer": optimizer, "model": {"pretrained"}}
+    exclude["adapter"] = True if spec.adapter is None else scales
     part = spec.model_dump(mode="json", exclude=exclude)
     part["gradient_clipping"] = spec.gradient_clipping is not None
     part["ema_decay"] = spec.ema_decay is not None

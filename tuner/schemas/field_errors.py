@@ -259,7 +259,10 @@ def _message_with_known_names(item: ErrorDetails, kind: Any) -> str | None:  # n
     if kind is None or not item["loc"]:
         return None
     if item["type"] == "extra_forbidden":
-        names = _field_names(_type_at(kind, item["loc"][:-1]))
+        outer = _type_at(kind, item["loc"][:-1])
+        if absent := _absent_field(outer, item["loc"][-1]):
+            return f"is not a field here; {absent}"
+        names = _field_names(outer)
         near = suggestion(str(item["loc"][-1]), names)
         known = f" (known: {_listed(names)})" if names and not near else ""
         return f"is not a field here{near}{known}"
@@ -268,6 +271,12 @@ def _message_with_known_names(item: ErrorDetails, kind: Any) -> str | None:  # n
         tags = [str(tag) for model in _models(_type_at(kind, item["loc"])) for tag in _tags(model, name)]
         return f"is required: one of {_listed([repr(tag) for tag in tags])}" if tags else None
     return None
+
+
+def _absent_field(kind: Any, name: int | str) -> str | None:  # noqa: ANN401 - as above
+    """The remedy for a name that users know from elsewhere, if the model lists it in ``ABSENT_FIELDS``."""
+    found = (getattr(model, "ABSENT_FIELDS", {}).get(name) for model in _models(kind))
+    return next((text for text in found if text), None)
 
 
 def _discriminator(item: ErrorDetails) -> str:

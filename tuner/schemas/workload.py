@@ -6,11 +6,14 @@ A spec describes the *worst case* of a run (the longest sequence, the largest im
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from types import MappingProxyType
+from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, JsonValue, ValidationInfo, field_validator, model_validator
 
+from tuner.schemas.adapter import NO_QUANTIZATION, LoraAdapter
 from tuner.schemas.base import Document, PositiveInt, load_document, parse_document
 from tuner.schemas.dataset import DataSpec
 from tuner.schemas.optimizer import OptimizerSpec, ScheduleSpec
@@ -43,10 +46,15 @@ _HAS_MODEL_TYPE: dict[str, JsonValue] = {
 """JSON schema of a config, whose other fields are free."""
 _LONGEST_PATH = 4096
 """Characters of a path: Linux's PATH_MAX."""
+_QUANTIZED: Mapping[str, str] = MappingProxyType(
+    dict.fromkeys(("load_in_4bit", "load_in_8bit", "quantization", "quantization_config"), NO_QUANTIZATION)
+)
 
 
 class TransformersModel(Document):
     """A Hugging Face transformers architecture, from a config or from a pretrained model; nothing is downloaded."""
+
+    ABSENT_FIELDS: ClassVar[Mapping[str, str]] = _QUANTIZED
 
     kind: Literal["transformers"]
     """Selects this kind of model."""
@@ -210,8 +218,12 @@ class ParallelismSpec(RanksSpec):
 class WorkloadSpec(Document):
     """A workload: model, worst-case batch, optimizer, precision and memory options."""
 
+    ABSENT_FIELDS: ClassVar[Mapping[str, str]] = _QUANTIZED
+
     model: ModelSpec
     """The model."""
+    adapter: LoraAdapter | None = None
+    """Train an adapter of a frozen `transformers` model; the whole model is trained when absent."""
     batch: BatchSpec = BatchSpec()
     """The worst case of one sample."""
     optimizer: OptimizerSpec = OptimizerSpec()
@@ -219,7 +231,8 @@ class WorkloadSpec(Document):
     schedule: ScheduleSpec = ScheduleSpec()
     """The learning-rate schedule. Does not change memory."""
     precision: Precision = "fp32"
-    """`*-mixed`: fp32 parameters under autocast (fp16 with a loss scaler). `bf16`: parameters and gradients in bf16."""
+    """`*-mixed`: fp32 parameters under autocast (fp16 with a loss scaler). `bf16`: parameters and gradients in bf16,
+    except the matrices of an adapter, which stay in fp32."""
     activation_checkpointing: bool = False
     """Recompute activations in the backward pass: less memory, about a third more time."""
     gradient_clipping: Annotated[float, Field(gt=0.0, allow_inf_nan=False)] | None = None
@@ -248,6 +261,15 @@ class WorkloadSpec(Document):
             raise ValueError(f"`label_smoothing` is for a cross-entropy over labels, which {task} does not have")
         if self.label_smoothing and self.model.kind == "python":
             raise ValueError("`label_smoothing` is for the losses of Batchwright: a `python` target has its own loss")
+        return self
+
+    @model_validator(mode="after")
+    def _adapts_a_transformers_model(self) -> Self:
+        if self.adapter is not None and not isinstance(self.model, TransformersModel):
+            raise ValueError(
+                f"`adapter` is for `transformers` models, and this one is `{self.model.kind}`: in a `python` workload, "
+                "`build_model` can return the model that `peft.get_peft_model` makes"
+            )
         return self
 
     @model_validator(mode="after")

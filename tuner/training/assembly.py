@@ -17,6 +17,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+from torch import nn
 from torch.optim.lr_scheduler import LambdaLR
 
 from tuner.errors import TrainingError
@@ -36,6 +37,7 @@ from tuner.training.micro_batches.rng_state import seed_everything
 from tuner.training.optimizers import build_schedule
 from tuner.training.run_coupling import RunCoupling
 from tuner.training.update_engine import UpdateEngine
+from tuner.workloads.adapters.adapter_weights import base_digest
 from tuner.workloads.base import Workload
 from tuner.workloads.build import build_model, build_workload
 from tuner.workloads.pretrained.starting_weights import StartingWeights
@@ -68,6 +70,8 @@ class RunParts:
     lr_scheduler: LambdaLR
     """The schedule of the learning rate."""
     checkpoints: Checkpoints
+    base_sha256: str | None
+    """SHA-256 of the frozen weights below an adapter, which checkpoints do not hold; None without an adapter."""
     notes: list[str]
     """Facts that the user should know of the run, a sentence each; appended to during the run."""
 
@@ -75,6 +79,12 @@ class RunParts:
     def sharded(self) -> bool:
         """True if each rank holds a shard of the model, so that all ranks run every micro-batch together."""
         return is_sharded(self.recommendation.request.workload, self.ranks)
+
+    @property
+    def writes_base(self) -> bool:
+        """True if the frozen weights below an adapter are random ones, which no folder holds."""
+        model = self.recommendation.request.workload.model
+        return self.base_sha256 is not None and isinstance(model, TransformersModel) and model.pretrained is None
 
     @property
     def accumulates(self) -> bool:
@@ -111,7 +121,11 @@ def build_run(
         coupling.require_separate(accumulates=_accumulates(batch_schedule, micro_batch_size, ranks))
     _limit_memory(recommendation, device)
     seed_everything(request.seed)
-    engine = _build_engine(spec, _starting(spec, workload, ranks, notes) if is_new else workload, device, ranks)
+    if is_new or spec.adapter is not None:
+        workload = _starting(spec, workload, ranks, notes)
+    model = build_model(spec, workload)
+    base_sha256 = _base_digest(spec, model, ranks)
+    engine = _build_engine(spec, workload, model, device, ranks)
     engine.accumulation.largest_micro_batch = micro_batch_size
     lr_scheduler = build_schedule(spec.schedule, engine.optimizer, request.updates)
     seed_rank(request.seed, ranks, update=0)
@@ -131,6 +145,7 @@ def build_run(
         checkpoints=Checkpoints(
             paths, _checkpoint_identity(recommendation, request, len(data)), request.keep_checkpoints
         ),
+        base_sha256=base_sha256,
         notes=notes,
     )
 
@@ -179,7 +194,7 @@ def _limit_memory(recommendation: Recommendation, device: MemoryDevice) -> None:
 
 
 def _starting(spec: WorkloadSpec, workload: Workload, ranks: Ranks, notes: list[str]) -> Workload:
-    """The workload whose model has the weights that a new run starts from: pretrained ones, if the spec names any."""
+    """The workload whose model has the weights that a run starts from: pretrained ones, if the spec names any."""
     if not isinstance(spec.model, TransformersModel) or spec.model.pretrained is None:
         return workload
     load = StartingWeights(Path(spec.model.pretrained), notes.append, DataRoots.from_environment(os.environ))
@@ -188,8 +203,24 @@ def _starting(spec: WorkloadSpec, workload: Workload, ranks: Ranks, notes: list[
     return build_workload(spec, load)
 
 
-def _build_engine(spec: WorkloadSpec, workload: Workload, device: MemoryDevice, ranks: Ranks) -> UpdateEngine:
-    model, sharded = build_model(spec, workload), is_sharded(spec, ranks)
+def _base_digest(spec: WorkloadSpec, model: nn.Module, ranks: Ranks) -> str | None:
+    """SHA-256 of the frozen base of an adapter, which must be equal on all ranks; None without an adapter.
+
+    Raises:
+        TrainingError: when the ranks have read different weights.
+    """
+    if spec.adapter is None:
+        return None
+    digest = base_digest(model)
+    if len(set(ranks.gather(digest))) > 1:
+        raise TrainingError("the ranks have different weights below the adapter: give each host the same pretrained model")
+    return digest
+
+
+def _build_engine(
+    spec: WorkloadSpec, workload: Workload, model: nn.Module, device: MemoryDevice, ranks: Ranks
+) -> UpdateEngine:
+    sharded = is_sharded(spec, ranks)
     if sharded:
         shard(model, device.torch_device, ranks.size)
     model.to(device.torch_device)

@@ -1,4 +1,7 @@
-"""Write the trained model: its weights, and for a transformers model a folder that ``from_pretrained`` loads."""
+"""Write the trained model: its weights, and for a transformers model a folder that ``from_pretrained`` loads.
+
+Of an adapter that is what was trained, and a folder that ``PeftModel.from_pretrained`` loads.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +10,13 @@ import os
 from pathlib import Path
 
 import safetensors
+from torch import nn
 
 from tuner.schemas.workload import TransformersModel, WorkloadSpec
 from tuner.system.data_roots import DataRoots
 from tuner.system.files import atomic_folder, atomic_path
 from tuner.training.checkpoints import Weights, bytes_of_weights, save_weights, unique_names
+from tuner.workloads.adapters.adapter_output import save_adapter
 from tuner.workloads.build import build_workload
 from tuner.workloads.pretrained.pretrained_output import copy_tokenizer, save_pretrained
 
@@ -23,28 +28,51 @@ class ModelWriter:
 
     Args:
         spec: the spec of the run.
+        base: folder of the frozen model of an adapter, where the spec names none.
     """
 
-    def __init__(self, spec: WorkloadSpec) -> None:
+    def __init__(self, spec: WorkloadSpec, base: Path) -> None:
         self._spec = spec
+        self._base = base
 
     def __call__(self, weights: Weights, path: Path, folder: Path) -> str:
         """Write the weights to ``path``, and a transformers model to ``folder`` too. Return the SHA-256 of ``path``.
 
         The two files of weights are one, where transformers uses the names of the parameters.
 
+        Of an adapter, ``weights`` are what was trained, and ``folder`` is as ``peft`` writes it.
+
         Raises:
             StorageError: when the disk is full.
         """
-        if not isinstance(self._spec.model, TransformersModel):
+        model, adapter = self._spec.model, self._spec.adapter
+        if not isinstance(model, TransformersModel):
             return save_weights(weights, path)
         with atomic_folder(folder, bytes_of_weights(weights)) as partial:
-            self._save_pretrained(self._spec.model, weights, partial)
-        return _linked(folder / _WEIGHTS, weights, path) or save_weights(weights, path)
+            if adapter is None:
+                save_pretrained(self._build_model, weights, partial)
+            else:
+                base = Path(model.pretrained) if model.pretrained else self._base.absolute()
+                save_adapter(self._build_model, adapter, model.task, weights, base, partial)
+            self._copy_tokenizer(model, partial)
+        linked = _linked(folder / _WEIGHTS, weights, path) if adapter is None else None
+        return linked or save_weights(weights, path)
 
-    def _save_pretrained(self, model: TransformersModel, weights: Weights, folder: Path) -> None:
-        plain = self._spec.model_copy(update={"activation_checkpointing": False})
-        save_pretrained(build_workload(plain).build_model, weights, folder)
+    def write_base(self, weights: Weights) -> None:
+        """Write the frozen model of an adapter, which no other folder holds, for ``from_pretrained`` to load.
+
+        Raises:
+            StorageError: when the disk is full.
+        """
+        with atomic_folder(self._base, bytes_of_weights(weights)) as partial:
+            save_pretrained(self._build_model, weights, partial)
+
+    def _build_model(self) -> nn.Module:
+        """Build the model without its adapter and without activation checkpointing, which its files do not tell."""
+        plain = self._spec.model_copy(update={"activation_checkpointing": False, "adapter": None})
+        return build_workload(plain).build_model()
+
+    def _copy_tokenizer(self, model: TransformersModel, folder: Path) -> None:
         roots = DataRoots.from_environment(os.environ)
         if model.pretrained is not None:
             copy_tokenizer(Path(model.pretrained), folder, roots)

@@ -25,6 +25,7 @@ from tuner.training.micro_batches.rng_state import RandomState
 from tuner.training.micro_batches.splitting import MicroBatch
 from tuner.training.trained_model import ModelWriter
 from tuner.units import format_bytes
+from tuner.workloads.adapters.adapter_weights import base_state, trained_state
 from tuner.workloads.base import Batch
 
 ProgressSink = Callable[[TrainingProgress], None]
@@ -149,10 +150,13 @@ class Trainer:
         """
         weights, paths = self._weights(), self._parts.paths
         averages = full_tensors(self.engine.averages_by_name(), keep=not self.ranks.rank)
+        base = full_tensors(base_state(self.model), keep=not self.ranks.rank) if self._parts.writes_base else {}
         if self.ranks.rank:
             return ""
-        write = ModelWriter(self._parts.recommendation.request.workload)
+        write = ModelWriter(self._parts.recommendation.request.workload, paths.base)
         with self._device.without_limit():
+            if base:
+                write.write_base(base)
             if averages:
                 write({**weights, **averages}, paths.average_weights, paths.pretrained_average)
             return write(weights, paths.weights, paths.pretrained)
@@ -207,11 +211,14 @@ class Trainer:
             self._checkpoints.save(self.position.update, weights, state)
 
     def _weights(self) -> Weights:
-        weights: Weights = full_tensors(dict(self.model.state_dict()), keep=not self.ranks.rank)
+        """The weights that change: all of the model, or what is trained beside a frozen base."""
+        state = self.model.state_dict() if self._parts.base_sha256 is None else trained_state(self.model)
+        weights: Weights = full_tensors(dict(state), keep=not self.ranks.rank)
         return weights
 
     def _state(self) -> State:
         state: State = {
+            "base_sha256": self._parts.base_sha256,
             "optimizer": self.engine.optimizer.state_dict(),
             "schedule": self._parts.lr_scheduler.state_dict(),
             "scaler": self.engine.scaler.state_dict(),
@@ -225,6 +232,11 @@ class Trainer:
     def _restore(self, weights: Weights, state: State) -> None:
         if not set(weights) <= set(self.model.state_dict()):
             raise CheckpointError(f"{self._checkpoints.directory} holds weights of another model")
+        if state.get("base_sha256") != self._parts.base_sha256:
+            raise CheckpointError(
+                f"{self._checkpoints.directory} holds an adapter of another base: SHA-256 {state.get('base_sha256')}, and "
+                f"the frozen weights now have {self._parts.base_sha256}. Give the model that the run began with"
+            )
         load_weights(self.model, weights)
         load_optimizer(self.engine.optimizer, state["optimizer"])
         self._parts.lr_scheduler.load_state_dict(state["schedule"])

@@ -11,6 +11,7 @@ from tuner.errors import BatchwrightError, FieldProblem, SpecError, WorkloadErro
 from tuner.schemas.results import ModelSummary
 from tuner.schemas.workload import PythonModel, ReferenceModel, TransformersModel, WorkloadSpec
 from tuner.torch_internals import BatchNorm
+from tuner.workloads.adapters.lora import keep_adapter_in_fp32
 from tuner.workloads.base import Workload
 from tuner.workloads.casting import cast_floating
 from tuner.workloads.hugging_face import LAYER_DROPS, transformers_workload
@@ -37,7 +38,13 @@ def build_workload(spec: WorkloadSpec, load: StartingWeights | None = None) -> W
         case TransformersModel():
             is_sharded = spec.parallelism.strategy == "fsdp"
             return transformers_workload(
-                model, spec.batch, recompute=recompute, is_sharded=is_sharded, load=load, label_smoothing=smoothing
+                model,
+                spec.batch,
+                recompute=recompute,
+                is_sharded=is_sharded,
+                load=load,
+                label_smoothing=smoothing,
+                adapter=spec.adapter,
             )
         case PythonModel():
             return python_workload(model)
@@ -66,6 +73,8 @@ def build_model(spec: WorkloadSpec, workload: Workload, *, worst_case: bool = Fa
         _checkpoint_activations(model)
     if spec.precision == "bf16":
         cast_floating(model, torch.bfloat16)
+        if spec.adapter is not None:
+            keep_adapter_in_fp32(model)
     if worst_case:
         _keep_all_layers(model)
     return model.train()

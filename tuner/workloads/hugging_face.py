@@ -10,7 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from tuner.errors import FieldProblem, SpecError
+from tuner.schemas.adapter import LoraAdapter
 from tuner.schemas.workload import BatchSpec, TransformersModel, TransformersTask
+from tuner.workloads.adapters.lora import inject_lora
 from tuner.workloads.base import (
     IGNORED_LABEL,
     LossTerms,
@@ -265,7 +267,12 @@ def _check_classes(config: TransformersConfig, task: TransformersTask) -> None:
 
 
 def _build_model(
-    config: TransformersConfig, task: TransformersTask, load: StartingWeights | None, *, recompute: bool
+    config: TransformersConfig,
+    task: TransformersTask,
+    load: StartingWeights | None,
+    *,
+    recompute: bool,
+    adapter: LoraAdapter | None,
 ) -> nn.Module:
     import transformers  # noqa: PLC0415 - see build_config
 
@@ -284,7 +291,9 @@ def _build_model(
     check_model(model)
     if wants_router_loss(config):
         require_router_loss(model)
-    if recompute:
+    if adapter is not None:
+        model = inject_lora(model, adapter, task)
+    if recompute:  # not reentrant: gradients reach the adapter although no input of a block needs one
         _checkpoint_activations(model)
     return model.train()
 
@@ -330,6 +339,7 @@ def transformers_workload(  # noqa: PLR0913 - the parts of a spec that a workloa
     is_sharded: bool = False,
     load: StartingWeights | None = None,
     label_smoothing: float = 0.0,
+    adapter: LoraAdapter | None = None,
 ) -> Workload:
     """The workload of a ``transformers`` model.
 
@@ -340,6 +350,7 @@ def transformers_workload(  # noqa: PLR0913 - the parts of a spec that a workloa
         is_sharded: whether ranks hold shards of each layer, so that all must run it at the same time.
         load: builds the model with pretrained weights; None for random weights.
         label_smoothing: see ``summed_cross_entropy``. Not of `ctc` and `contrastive`.
+        adapter: what is trained instead of the model; None for the model itself.
 
     Raises:
         SpecError: naming the field of the config that transformers refuses.
@@ -351,7 +362,7 @@ def transformers_workload(  # noqa: PLR0913 - the parts of a spec that a workloa
         config.pad_token_id = 0  # decoders find the last token of a sample by this id, and need it for batches
 
     def build() -> nn.Module:
-        return _build_model(config, model.task, load, recompute=recompute)
+        return _build_model(config, model.task, load, recompute=recompute, adapter=adapter)
 
     if model.task != "causal-lm" and wants_router_loss(config):
         raise router_loss_error(config, f"only causal-lm trains a router loss, not {model.task}")

@@ -18,6 +18,7 @@ from tuner.workloads.transformers_import import import_transformers
 
 _TORCH = ("torch._dynamo", "torch.profiler")
 _TRANSFORMERS = ("transformers.modeling_utils", "transformers.models.auto.modeling_auto")
+_ADAPTERS = ("peft",)
 _MODELS = "transformers.models."
 _INTEGRATIONS = "batchwright.integrations."
 """Targets of our own, which import the library that they integrate."""
@@ -35,8 +36,10 @@ def late_imports(spec: WorkloadSpec | None = None, *, with_model: bool = True) -
         return (*_TORCH, spec.model.target.partition(":")[0])
     if spec is None or not isinstance(spec.model, TransformersModel):
         return _TORCH
-    module = _models_module(spec.model.model_type) if with_model else ()
-    return (*_TORCH, *_TRANSFORMERS, *module)
+    if not with_model:
+        return (*_TORCH, *_TRANSFORMERS)
+    adapters = _ADAPTERS if spec.adapter is not None else ()
+    return (*_TORCH, *_TRANSFORMERS, *_models_module(spec.model.model_type), *adapters)
 
 
 def _models_module(model_type: str) -> tuple[str, ...]:
@@ -53,7 +56,7 @@ def _models_module(model_type: str) -> tuple[str, ...]:
 
 
 def import_early(modules: tuple[str, ...]) -> None:
-    """Import modules. An error in the module of a model is ignored here: the workload that builds the model raises it.
+    """Import modules. An error in the module of a model or an adapter is ignored: building the model raises it.
 
     Raises:
         Exception: when another module is missing or broken.
@@ -63,7 +66,8 @@ def import_early(modules: tuple[str, ...]) -> None:
         for module in modules:
             if module.startswith("transformers.") and "transformers" not in sys.modules:
                 import_transformers()
-            with suppress(Exception) if module.startswith(_MODELS) else nullcontext():
+            is_for_model = module.startswith(_MODELS) or module in _ADAPTERS
+            with suppress(Exception) if is_for_model else nullcontext():
                 importlib.import_module(module)
     finally:
         gc.freeze()

@@ -32,6 +32,8 @@ def run_identity(recommendation: Recommendation, request: TrainingRequest) -> di
     excluded: dict[str, Any] = {"parallelism": True, "gradient_gathering": True}
     if isinstance(spec.model, TransformersModel) and spec.model.pretrained is None:
         excluded["model"] = {"pretrained"}  # a field that runs of earlier versions do not have
+    if spec.adapter is None:
+        excluded["adapter"] = True  # likewise
     return {
         "spec": spec.model_dump(mode="json", exclude=excluded),
         "effective batch size": recommendation.request.effective_batch_size,
@@ -100,6 +102,11 @@ class RunPaths:
     def pretrained_average(self) -> Path:
         """Folder of the model with the moving averages of the weights."""
         return self.directory / "pretrained-average"
+
+    @property
+    def base(self) -> Path:
+        """Folder of the frozen model, when an adapter of random weights was trained."""
+        return self.directory / "base"
 
     @property
     def tensorboard(self) -> Path:
