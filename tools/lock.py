@@ -15,10 +15,10 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 GROUPS = {
-    "runtime": ("torch", "transformers", "data", "service", "plots", "tensorboard"),
+    "runtime": ("torch", "transformers", "peft", "data", "service", "plots", "tensorboard"),
     "torch": ("torch",),
-    "image": ("torch", "transformers", "data", "service", "postgres", "otel"),
-    "image-ray": ("torch", "transformers", "data", "service", "postgres", "otel", "ray"),
+    "image": ("torch", "transformers", "peft", "data", "service", "postgres", "otel"),
+    "image-ray": ("torch", "transformers", "peft", "data", "service", "postgres", "otel", "ray"),
     "dev": ("dev",),
     "docs": ("docs",),
 }

@@ -44,6 +44,10 @@ def family(task: str, config: dict[str, Any], precision: Precision, **batch: int
     return transformers_spec(task, config, batch=batch or TEXT, precision=precision)
 
 
+LLAMA = {"model_type": "llama", "num_hidden_layers": 2, "num_attention_heads": 2, "vocab_size": 64, **WIDE}
+ATTENTION_LORA = {"kind": "lora", "target_modules": ["q_proj", "v_proj"], "dropout": 0.1}
+LORA = {"kind": "lora", "target_modules": "all-linear", "dropout": 0.1}
+
 FAMILIES = {
     "deberta-v3": family("masked-lm", DEBERTA_V3, "bf16-mixed"),
     "mixtral": family("causal-lm", {**MISTRAL, **WIDE}, "bf16-mixed"),
@@ -59,10 +63,25 @@ FAMILIES = {
     "clip": family("contrastive", CLIP, "bf16-mixed"),
     "llama in shards of bf16": transformers_spec(
         "causal-lm",
-        {"model_type": "llama", "num_hidden_layers": 2, "num_attention_heads": 2, "vocab_size": 64, **WIDE},
+        LLAMA,
         batch=TEXT,
         precision="bf16",
         parallelism={"world_size": 2, "strategy": "fsdp"},
+    ),
+    "adapter of llama in bf16, checkpointed": transformers_spec(
+        "causal-lm", LLAMA, batch=TEXT, precision="bf16", adapter=LORA, activation_checkpointing=True
+    ),
+    "adapter of llama in shards": transformers_spec(
+        "causal-lm", LLAMA, batch=TEXT, adapter=LORA, parallelism={"world_size": 2, "strategy": "fsdp"}
+    ),
+    "adapter of a mixture of experts": transformers_spec(
+        "causal-lm", {**QWEN3_MOE, **WIDE}, batch=TEXT, adapter=ATTENTION_LORA, precision="bf16-mixed"
+    ),
+    "adapter of vit": transformers_spec(
+        "image-classification",
+        {"model_type": "vit", "num_labels": 3, "image_size": 32, "patch_size": 16, "num_hidden_layers": 1, **WIDE}
+        | {"num_attention_heads": 2},
+        adapter={"kind": "lora", "target_modules": ["q_proj", "v_proj"], "modules_to_save": ["classifier"]},
     ),
 }
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.support.factories import CPU, gpt_spec, mlp_spec
+from tests.support.factories import CPU, gpt_spec, mlp_spec, transformers_spec
 from tuner.errors import EstimateCancelledError, EstimateError, EstimateTimedOutError, SpecError
 from tuner.estimation.client import expect
 from tuner.probing.supervisor import ProbeSupervisor
@@ -63,6 +63,10 @@ def test_a_probe_measures_the_expected_peak(
     instructions for bf16, oneDNN keeps the code that it generates for each shape: 20 MB here.
     """
     spec = WorkloadSpec.model_validate({**GPT.model_dump(), **changes})
+    _compare(runner, spec, size, kept_mib)
+
+
+def _compare(runner: ProbeSupervisor, spec: WorkloadSpec, size: int, kept_mib: int) -> None:
     expected = runner.expect(expectation_request(spec))
     assert expected is not None
     measured = runner.run(
@@ -76,6 +80,28 @@ def test_a_probe_measures_the_expected_peak(
     kept = kept_mib * MIB
     assert expected.used_bytes(size) == pytest.approx(measured.used_bytes, rel=0.05, abs=kept)
     assert expected.resident_bytes == pytest.approx(measured.resident_bytes, abs=kept)
+
+
+GPT2 = {"model_type": "gpt2", "n_layer": 4, "n_embd": 256, "n_head": 4, "vocab_size": 512, "n_positions": 128}
+SMALL_ADAPTER = {"kind": "lora", "rank": 8}
+LARGE_ADAPTER = {"kind": "lora", "rank": 64, "target_modules": "all-linear", "dropout": 0.1, "modules_to_save": ["wte"]}
+
+
+@pytest.mark.parametrize(
+    ("adapter", "changes"),
+    [
+        (SMALL_ADAPTER, {}),
+        (LARGE_ADAPTER, {}),
+        (LARGE_ADAPTER, {"activation_checkpointing": True, "ema_decay": 0.9}),
+    ],
+    ids=["attention", "all linear", "checkpointed"],
+)
+def test_a_probe_of_an_adapter_measures_the_expected_peak(
+    runner: ProbeSupervisor, adapter: dict[str, object], changes: dict[str, object]
+) -> None:
+    """Weights that are frozen have no gradients, optimizer state or averages, in the estimate as in the probe."""
+    spec = transformers_spec("causal-lm", GPT2, batch={"sequence_length": 128}, adapter=adapter, **changes)
+    _compare(runner, spec, 24, 12)
 
 
 def test_the_curve_rises_and_ends_far_above_the_limit(runner: ProbeSupervisor) -> None:

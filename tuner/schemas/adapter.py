@@ -18,8 +18,8 @@ ModuleName = Annotated[str, Field(min_length=1, max_length=_LONGEST_NAME)]
 ModuleNames = Annotated[tuple[ModuleName, ...], Field(min_length=1, max_length=_MOST_NAMES)]
 
 NO_QUANTIZATION = (
-    "a base in 8 or 4 bits cannot be trained yet: leave it out, and use `precision: bf16` for a frozen base of half the "
-    "bytes"
+    "a base in 8 or 4 bits cannot be trained yet: use `precision: bf16` with an `adapter`, whose frozen base "
+    "then takes half the bytes of fp32"
 )
 """The remedy for a spec that requests a quantised base."""
 

@@ -213,7 +213,9 @@ def _base_digest(spec: WorkloadSpec, model: nn.Module, ranks: Ranks) -> str | No
         return None
     digest = base_digest(model)
     if len(set(ranks.gather(digest))) > 1:
-        raise TrainingError("the ranks have different weights below the adapter: give each host the same pretrained model")
+        raise TrainingError(
+            "the ranks have different weights below the adapter: give all hosts the same pretrained model"
+        )
     return digest
 
 

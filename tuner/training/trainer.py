@@ -234,8 +234,8 @@ class Trainer:
             raise CheckpointError(f"{self._checkpoints.directory} holds weights of another model")
         if state.get("base_sha256") != self._parts.base_sha256:
             raise CheckpointError(
-                f"{self._checkpoints.directory} holds an adapter of another base: SHA-256 {state.get('base_sha256')}, and "
-                f"the frozen weights now have {self._parts.base_sha256}. Give the model that the run began with"
+                f"{self._checkpoints.directory} holds an adapter of another base: SHA-256 {state.get('base_sha256')}, "
+                f"and the frozen weights now have {self._parts.base_sha256}. Give the model that the run began with"
             )
         load_weights(self.model, weights)
         load_optimizer(self.engine.optimizer, state["optimizer"])

@@ -41,5 +41,5 @@ def base_digest(model: nn.Module) -> str:
         if not parameter.requires_grad:
             digest.update(f"{name} {parameter.dtype} {tuple(parameter.shape)}\n".encode())
             flat = parameter.detach().cpu().contiguous().flatten()
-            digest.update(memoryview(flat.view(torch.uint8).numpy()))
+            digest.update(flat.view(torch.uint8).numpy().data)
     return digest.hexdigest()

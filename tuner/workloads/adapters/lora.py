@@ -75,13 +75,13 @@ def inject_lora(model: nn.Module, adapter: LoraAdapter, task: TransformersTask) 
     Raises:
         SpecError: when ``peft`` is missing, a name fits no module of the model, or a module cannot be adapted.
     """
-    config = lora_config(adapter, task, model)
+    config, adaptable = lora_config(adapter, task, model), _adaptable(model)
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message=_FAN_MESSAGE)
             adapted: nn.Module = _import_peft().inject_adapter_in_model(config, model)
     except ValueError as error:
-        raise _problem("target_modules", _reason(error, adapter, model)) from None
+        raise _problem("target_modules", f"{_reason(error, adapter)}. {adaptable}") from None
     return adapted
 
 
@@ -106,11 +106,10 @@ def _whole(alpha: float) -> float:
     return int(alpha) if alpha.is_integer() else alpha
 
 
-def _reason(error: ValueError, adapter: LoraAdapter, model: nn.Module) -> str:
+def _reason(error: ValueError, adapter: LoraAdapter) -> str:
     if adapter.target_modules is None and "target_modules" in str(error):
-        return f"is required: peft knows no default for this type of model. {_adaptable(model)}"
-    reason = " ".join(str(error).split()).partition(". Currently")[0]
-    return f"cannot be adapted: {reason}. {_adaptable(model)}"
+        return "is required: peft knows no default for this type of model"
+    return f"cannot be adapted: {' '.join(str(error).split()).partition('. Currently')[0].rstrip('.')}"
 
 
 # --- names of modules ------------------------------------------------------------------------------------------------
