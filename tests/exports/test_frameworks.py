@@ -351,6 +351,18 @@ def test_composers_token_flag_is_left_to_who_can_count_them() -> None:
     assert "accumulate_train_batch_on_tokens" in warned(given)["token-weighting"]
 
 
+@pytest.mark.parametrize(
+    "name",
+    ["accelerate", "axolotl", "composer", "deepspeed", "hugging-face", "lightning", "llama-factory", "pytorch"],
+)
+def test_an_adapter_is_warned_of(name: str) -> None:
+    """No export makes the adapter, so each tells it in words that peft takes."""
+    adapter = {"kind": "lora", "rank": 4, "alpha": 8, "target_modules": ["c_attn"]}
+    spec = transformers_spec("causal-lm", {"model_type": "gpt2"}, batch={"sequence_length": 8}, adapter=adapter)
+    found = {advice.code: advice.message for advice in made(name, spec).warnings}
+    assert "LoraConfig(r=4, lora_alpha=8, lora_dropout=0.0, target_modules=['c_attn']" in found["adapter-in-code"]
+
+
 # --- our own script ---
 
 

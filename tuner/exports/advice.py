@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tuner.exports.base import ExportContext
-from tuner.exports.spec_advice import moving_average, smoothed_labels, spec_of
+from tuner.exports.spec_advice import adapter_in_code, moving_average, smoothed_labels, spec_of
 from tuner.schemas.recommendation import Advice
 
 OWN_OPTIMIZER = Advice(
@@ -35,7 +35,8 @@ def measured_elsewhere(context: ExportContext, title: str) -> tuple[Advice, ...]
         "its first updates."
     )
     measured = Advice(code="memory-measured-elsewhere", message=message)
-    return (measured, *_compiling(context, title), *moving_average(context), *smoothed_labels(context))
+    in_code = (*moving_average(context), *smoothed_labels(context), *adapter_in_code(context))
+    return (measured, *_compiling(context, title), *in_code)
 
 
 def _compiling(context: ExportContext, title: str) -> tuple[Advice, ...]:

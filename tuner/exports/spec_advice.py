@@ -78,7 +78,7 @@ def torch_call(optimizer: OptimizerSpec, parameters: str = "model.parameters()")
 
 
 def of_the_workload(context: ExportContext, *, smooths_labels: bool = False) -> tuple[Advice, ...]:
-    """Warn of parts of the spec that no framework can configure: longest sample, parameter groups, averages, loss.
+    """Warn of parts of the spec that no framework can configure: longest sample, groups, averages, adapter, loss.
 
     Args:
         context: the export.
@@ -88,6 +88,7 @@ def of_the_workload(context: ExportContext, *, smooths_labels: bool = False) -> 
         *longest_sample(context),
         *parameter_groups(context),
         *moving_average(context),
+        *adapter_in_code(context),
         *(() if smooths_labels else smoothed_labels(context)),
     )
 
@@ -142,6 +143,24 @@ def smoothed_labels(context: ExportContext) -> tuple[Advice, ...]:
         "was measured."
     )
     return (Advice(code="label-smoothing", message=message),)
+
+
+def adapter_in_code(context: ExportContext) -> tuple[Advice, ...]:
+    """Warn that the export does not make the adapter of the spec."""
+    adapter = spec_of(context).adapter
+    if adapter is None:
+        return ()
+    targets = list(adapter.target_modules) if isinstance(adapter.target_modules, tuple) else adapter.target_modules
+    call = (
+        f"LoraConfig(r={adapter.rank}, lora_alpha={adapter.alpha:g}, lora_dropout={adapter.dropout}, "
+        f"target_modules={targets!r}, modules_to_save={list(adapter.modules_to_save) or None!r}, "
+        f"bias={adapter.bias!r}, use_rslora={adapter.use_rslora})"
+    )
+    message = (
+        f"The adapter is not part of this export, and the whole model takes more memory than was measured: train it "
+        f"with `{call}` of peft, or these values in your framework's own LoRA settings."
+    )
+    return (Advice(code="adapter-in-code", message=message),)
 
 
 def optimizer_in_code(context: ExportContext) -> Advice:

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from tuner.errors import FieldProblem, SpecError
-from tuner.schemas.adapter import LoraAdapter
-from tuner.schemas.workload import BatchSpec, TransformersModel, TransformersTask
+from tuner.schemas.workload import BatchSpec, LoraAdapter, TransformersModel, TransformersTask
 from tuner.workloads.adapters.lora import inject_lora
 from tuner.workloads.base import (
     IGNORED_LABEL,

@@ -10,6 +10,7 @@ import { planInWords } from "./plan.js";
 /** The rows: a title, and the text of a recommendation. The proven size stands apart from the plan, which has its own sizes. */
 const ROWS = [
   ["Model", (found) => modelOf(found.request.spec.model)],
+  ["Adapter", (found) => fieldsInWords(found.request.spec.adapter ?? {}) || "–"],
   ["Worst case", (found) => fieldsInWords(found.request.spec.batch ?? {}) || "–"],
   ["Precision", (found) => found.request.spec.precision ?? "–"],
   ["Optimizer", (found) => optimizerOf(found.request.spec)],

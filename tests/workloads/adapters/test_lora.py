@@ -167,10 +167,10 @@ def test_a_fingerprint_holds_the_adapter() -> None:
     plain = transformers_spec("causal-lm", GPT2, batch={"sequence_length": 16})
     part = memory_part(adapted())
     assert "adapter" not in memory_part(plain)
-    for change in ({"rank": 4}, {"dropout": 0.1}, {"target_modules": ["c_fc"]}, {"bias": "all"}):
-        assert memory_part(adapted(**change)) != part
-    for change in ({"alpha": 4}, {"use_rslora": True}, {"init_lora_weights": "gaussian"}):
-        assert memory_part(adapted(**change)) == part
+    changing: list[dict[str, Any]] = [{"rank": 4}, {"dropout": 0.1}, {"target_modules": ["c_fc"]}, {"bias": "all"}]
+    assert all(memory_part(adapted(**change)) != part for change in changing)
+    scaling: list[dict[str, Any]] = [{"alpha": 4}, {"use_rslora": True}, {"init_lora_weights": "gaussian"}]
+    assert all(memory_part(adapted(**change)) == part for change in scaling)
     versions = {"torch": "2.13.0", "transformers": "5.23.0", "peft": "0.21.2"}
     assert relevant_versions(adapted(), CPU, versions) == versions
     assert "peft" not in relevant_versions(plain, CPU, versions)

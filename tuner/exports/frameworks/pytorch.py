@@ -5,6 +5,7 @@ from __future__ import annotations
 from tuner.exports.base import ExportContext, Target, TargetOutput
 from tuner.exports.rendering import checked_environment, origin, python_file, variables_to_unset
 from tuner.exports.spec_advice import (
+    adapter_in_code,
     checkpointing_in_code,
     counts_tokens,
     longest_sample,
@@ -212,7 +213,8 @@ def _warnings(context: ExportContext) -> tuple[Advice, ...]:
         "each other."
     )
     several = (Advice(code="several-machines", message=message),) if machines > 1 else ()
-    return (*several, *checkpointing_in_code(context), *replicated(context), *longest_sample(context))
+    in_code = (*checkpointing_in_code(context), *adapter_in_code(context))
+    return (*several, *in_code, *replicated(context), *longest_sample(context))
 
 
 TARGET = Target(

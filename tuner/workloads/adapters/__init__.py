@@ -1,8 +1,8 @@
-"""Adapters of frozen transformers models, by the package ``peft``: what is trained is small, and saved alone.
+"""Adapters of frozen transformers models, by the package peft: what is trained is small, and saved alone.
 
 - ``lora`` injects the matrices of a spec's adapter into a model, and checks the names of its modules.
 - ``adapter_weights`` tells what is trained from the frozen base, and computes the digest of the base.
-- ``adapter_output`` writes the trained adapter as ``peft`` does.
+- ``adapter_output`` writes the trained adapter as peft does.
 
 Importing the package imports neither torch nor peft.
 """

@@ -10,8 +10,7 @@ from typing import Any, TypeAlias
 from torch import nn
 
 from tuner.errors import FieldProblem, SpecError
-from tuner.schemas.adapter import LoraAdapter
-from tuner.schemas.workload import TransformersTask
+from tuner.schemas.workload import LoraAdapter, TransformersTask
 from tuner.suggestions import suggestion
 
 LoraConfig: TypeAlias = Any
