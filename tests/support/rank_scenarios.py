@@ -371,6 +371,53 @@ def narrow_shards(ranks: Ranks) -> Outcome:
     }
 
 
+def noise_of_both_ranks(ranks: Ranks) -> Outcome:
+    """Each rank measures its first micro-batch of two, of ragged samples; weights known beforehand and not."""
+    samples = ragged(8)
+    return {
+        "found": [_noise(ranks, of_this_rank(ranks, samples), gpt(), weigher) for weigher in (weigh, None)],
+        "truth": _noise_truth(samples, [samples[:2], samples[5:7]]),
+    }
+
+
+def noise_of_one_micro_batch_each(ranks: Ranks) -> Outcome:
+    """A single micro-batch on each rank: the ranks' own gradients are what is compared."""
+    samples = ragged(8)
+    return {
+        "found": [_noise(ranks, of_this_rank(ranks, samples, size=5), gpt(), weigh)],
+        "truth": _noise_truth(samples, [samples[:5], samples[5:]]),
+    }
+
+
+def noise_of_shards(ranks: Ranks) -> Outcome:
+    """FSDP: the first micro-batches of both ranks are one part of the window."""
+    samples, model = ragged(8), gpt()
+    shard(model, CPU, ranks.size)
+    own = of_this_rank(ranks, samples, first=4)
+    return {
+        "found": [_noise(ranks, own, model, weigh, lock_step=True)],
+        "truth": _noise_truth(samples, [[*samples[:2], *samples[4:6]]]),
+    }
+
+
+def _noise(
+    ranks: Ranks, own: list[MicroBatch], model: nn.Module, weigher: Any, *, lock_step: bool = False
+) -> tuple[float, float] | None:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    accumulation = GradientAccumulation(model, optimizer, ranks=ranks, lock_step=lock_step)
+    noise = accumulation.update(own, loss, weigher, measures_noise=True).noise
+    return None if noise is None else (noise.variance, noise.squared_norm)
+
+
+def _noise_truth(samples: list[Tensor], parts: list[list[Tensor]]) -> tuple[float, float]:
+    """Variance and squared norm from gradients of the parts in one process, in fp64."""
+    large, tokens = float(full_batch(samples).square().sum()), weigh(pad_tokens(samples))["next_token"]
+    shares = [weigh(pad_tokens(part))["next_token"] / tokens for part in parts]
+    squares = [float(full_batch(part).square().sum()) * share for part, share in zip(parts, shares, strict=True)]
+    variance = len(samples) * (sum(squares) - sum(shares) * large) / (len(parts) - sum(shares))
+    return variance, large - variance / len(samples)
+
+
 def _with_gradients(accumulation: GradientAccumulation) -> list[tuple[Tensor, Any]]:
     return list(zip(accumulation.gradients.tensors(), accumulation.parameters, strict=True))
 
@@ -459,6 +506,9 @@ SCENARIOS: dict[str, Callable[[Ranks], Outcome]] = {
         planned_shards,
         narrow_shards,
         shards_that_average,
+        noise_of_both_ranks,
+        noise_of_one_micro_batch_each,
+        noise_of_shards,
     )
 }
 

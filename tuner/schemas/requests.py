@@ -349,6 +349,9 @@ class TrainingRequest(Document):
     updates differ from full-batch ones. Not needed where the tuning's request allowed it."""
     tensorboard: bool = False
     """Also write the progress for TensorBoard."""
+    noise_scale_every: NonNegativeInt | None = None
+    """Updates between two that are measured for the gradient noise scale, which says which effective batch is worth
+    having; 0 for none. By default every update of a short run, and every tenth of 2,000 or more. No weight changes."""
 
     def ranks_per_node(self, world_size: int) -> int:
         """Return the number of processes on each host, of a recommendation for ``world_size`` ranks."""

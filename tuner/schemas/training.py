@@ -34,6 +34,33 @@ class MicroBatchSplit(Document):
     """Error message of the device."""
 
 
+class NoiseScale(Document):
+    """The gradient noise scale of a run: the effective batch that its gradients suggest, with the evidence.
+
+    See ``tuner.planning.noise_scale`` for definition, source and assumptions.
+    """
+
+    measured_updates: NonNegativeInt
+    """Updates that the estimate averages, the newest that were measured."""
+    effective_batch_size: PositiveInt
+    """Samples of the updates that were measured: the run's effective batch."""
+    gradient_variance: float | None = None
+    """Unbiased estimate of the trace of the covariance of one sample's gradient; none before the first measurement."""
+    squared_gradient_norm: float | None = None
+    """Unbiased estimate of the squared norm of the expected gradient, negative where noise hides it."""
+    samples: NonNegativeFloat | None = None
+    """The noise scale: samples of the batch whose gradient has as much noise as signal; none where only a lower end is
+    known, or nothing."""
+    lower_samples: NonNegativeFloat | None = None
+    """Lower end of the 95 % interval; none where nothing can be said."""
+    upper_samples: NonNegativeFloat | None = None
+    """Upper end of the 95 % interval; none where noise dominates, so that the interval has no upper end."""
+    suggested_effective_batch_size: PositiveInt | None = None
+    """The noise scale as an effective batch; none where it is not known."""
+    message: str
+    """The estimate in words, or the reason why there is none."""
+
+
 class TrainingProgress(Document):
     """One optimizer update, as a line of ``progress.jsonl``."""
 
@@ -68,6 +95,8 @@ class TrainingProgress(Document):
     peak_bytes: NonNegativeInt | None
     """Most memory a rank has held so far: on CUDA reserved by the allocator, without the context; on the CPU of the
     process."""
+    noise_scale: NoiseScale | None = None
+    """The gradient noise scale after this update, if the update was measured for it."""
 
     @property
     def samples_per_second(self) -> float:
@@ -127,6 +156,9 @@ class TrainingResult(Document):
     """Set when a disk, not the workload, ended the run."""
     weights_sha256: str | None = None
     """SHA-256 of the final weights file, when the run succeeded."""
+    noise_scale: NoiseScale | None = None
+    """The gradient noise scale at the end, and the effective batch that it suggests; none where it was not to be
+    measured, or training did not begin."""
     seconds: NonNegativeFloat = 0.0
     """Wall time of this process, including start-up."""
 

@@ -86,5 +86,6 @@ def scalars(progress: TrainingProgress) -> dict[str, float]:
         "memory/peak_bytes": progress.peak_bytes,
         "micro_batches/count": len(progress.micro_batch_sizes),
         "micro_batches/splits": len(progress.splits),
+        "optimizer/noise_scale_samples": None if progress.noise_scale is None else progress.noise_scale.samples,
     }
     return {name: float(value) for name, value in figures.items() if value is not None}

@@ -23,6 +23,7 @@ from tuner.training.data import (
 from tuner.training.fsdp import copy_into, full_tensors, load_optimizer, load_weights
 from tuner.training.micro_batches.rng_state import RandomState
 from tuner.training.micro_batches.splitting import MicroBatch
+from tuner.training.run_noise_scale import RunNoiseScale
 from tuner.training.trained_model import ModelWriter
 from tuner.units import format_bytes
 from tuner.workloads.adapters.adapter_weights import base_state, trained_state
@@ -40,6 +41,7 @@ class Trainer:
     Attributes:
         position: progress of the run.
         notes: facts that the user should know of the run, a sentence each.
+        noise_scale: measurements of the gradient noise.
     """
 
     def __init__(self, parts: RunParts) -> None:
@@ -54,6 +56,7 @@ class Trainer:
         self._device = parts.device
         self._checkpoints = parts.checkpoints
         self._schedule = parts.batch_schedule
+        self.noise_scale = RunNoiseScale(parts.request, self._schedule)
         self._saved: int | None = None
 
     def resume(self) -> int | None:
@@ -165,12 +168,12 @@ class Trainer:
 
     def _update(self, micro_batches: Sequence[MicroBatch], began: float) -> TrainingProgress:
         rate = float(self._parts.lr_scheduler.get_last_lr()[0])
-        outcome = self.engine.update(micro_batches)
+        samples, epoch, number = self._schedule.size(self.position), self.position.epoch, self.position.update + 1
+        outcome = self.engine.update(micro_batches, measures_noise=self._measures_noise(number, samples))
         if not outcome.skipped:
             self._parts.lr_scheduler.step()
         if outcome.splits:
             self._parts.coupling.note_splits()
-        samples, epoch = self._schedule.size(self.position), self.position.epoch
         self.position = replace(self._schedule.advanced(self.position), loss=_finite(outcome.loss))
         peak = max(self.ranks.gather(self._device.peak_bytes()))
         return TrainingProgress(
@@ -189,7 +192,15 @@ class Trainer:
             epoch=epoch,
             seconds=time.perf_counter() - began,
             peak_bytes=peak,
+            noise_scale=self.noise_scale.add(number, outcome.noise),
         )
+
+    def _measures_noise(self, update: int, samples: int) -> bool:
+        """Return whether to measure the gradient noise of an update: not of a loss that couples samples.
+
+        The gradient of such a loss's micro-batch is no sum over samples.
+        """
+        return self._parts.coupling.note is None and self.noise_scale.is_due(update, samples)
 
     # --- checkpoints ---
 
@@ -225,6 +236,7 @@ class Trainer:
             "averages": list(self.engine.averages),
             "position": dict(vars(self.position)),
             "coupling": self._parts.coupling.state(),
+            "noise scale": self.noise_scale.state(),
         }
         gathered: State = full_tensors(state, keep=not self.ranks.rank)
         return gathered
@@ -246,6 +258,7 @@ class Trainer:
             copy_into(average, saved)
         self.position = Position(**state["position"])
         self._parts.coupling.load_state(**state["coupling"])
+        self.noise_scale.load_state(**state["noise scale"])
         self._restore_this_rank(state["ranks"])
 
     def _restore_this_rank(self, each_rank: list[State]) -> None:

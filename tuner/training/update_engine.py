@@ -85,15 +85,17 @@ class UpdateEngine:
         """The trainable parameters."""
         return self.accumulation.parameters
 
-    def update(self, micro_batches: Sequence[MicroBatch]) -> UpdateReport:
+    def update(self, micro_batches: Sequence[MicroBatch], *, measures_noise: bool = False) -> UpdateReport:
         """Make one optimizer update over ``micro_batches``, which are this rank's part of the effective batch.
+
+        ``measures_noise`` also measures the gradient noise, as ``GradientAccumulation.update`` does.
 
         Raises:
             WorkloadError: when the loss terms break their contract.
             OutOfMemoryError: when a micro-batch of one sample does not fit.
             PeerError: when another rank failed.
         """
-        report = self.accumulation.update(micro_batches, self._loss, self._weigh)
+        report = self.accumulation.update(micro_batches, self._loss, self._weigh, measures_noise=measures_noise)
         if self.averages and not report.skipped:
             self._move_averages()
         return report

@@ -113,6 +113,7 @@ def train(paths: RunPaths, stop: StopRequest) -> TrainingResult:
         smaller_micro_batch=smaller,
         trouble=_disk_trouble(failure),
         weights_sha256=state.weights_sha256,
+        noise_scale=state.trainer.noise_scale.estimate() if state.trainer and state.position.update else None,
         seconds=time.monotonic() - began,
     )
 

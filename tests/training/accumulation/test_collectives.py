@@ -228,3 +228,11 @@ def test_shards_that_average_are_refused(both: Outcomes) -> None:
     for outcome in both:
         message = outcome["shards_that_average"]["message"]
         assert re.search(r"FSDP divides the gradients of .* by 2 .*set_gradient_divide_factor\(1\.0\)", message)
+
+
+@pytest.mark.parametrize("scenario", ["noise_of_both_ranks", "noise_of_one_micro_batch_each", "noise_of_shards"])
+def test_gradient_noise_over_ranks_is_that_of_one_process(both: Outcomes, scenario: str) -> None:
+    """Each rank's part is compared with the whole, as one process in fp64 does it, alike on both ranks."""
+    assert both[0][scenario]["found"] == both[1][scenario]["found"]
+    for found in both[0][scenario]["found"]:
+        assert found == pytest.approx(both[0][scenario]["truth"], rel=1e-4)

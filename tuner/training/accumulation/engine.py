@@ -30,8 +30,10 @@ from torch.nn.parallel import DistributedDataParallel
 from tuner.errors import WorkloadError
 from tuner.hardware.memory_devices.base import MemoryDevice
 from tuner.hardware.memory_devices.factory import open_device
+from tuner.planning.noise_scale import NoiseMeasurement, measure
 from tuner.schemas.plans import Plan
 from tuner.training.accumulation.collectives import ProcessGroup, Ranks
+from tuner.training.accumulation.gradient_noise import GradientNoise
 from tuner.training.accumulation.gradient_sums import (
     Gathering,
     GradientSums,
@@ -135,6 +137,7 @@ class GradientAccumulation:
         self._recovery = Recovery(self.memory, self.gradients, snapshot, action, self.ranks.rank)
         self.largest_micro_batch = None if self._planned is None else self._planned.bound
         self._seeds: dict[tuple[float, torch.dtype, torch.device], Tensor] = {}
+        self._noise = GradientNoise(self.gradients, self.ranks, self.scaler, lock_step=lock_step)
         self._reduction = Reduction(model, self.gradients, self.ranks, lock_step=lock_step)
         self._loss_check: LossCheck | None = None
         if checks_coupling and snapshot is not None:
@@ -164,7 +167,12 @@ class GradientAccumulation:
     # --- an update ---
 
     def update(
-        self, micro_batches: Iterable[Batch | MicroBatch], loss: Loss, weigh: Weigh | None = None
+        self,
+        micro_batches: Iterable[Batch | MicroBatch],
+        loss: Loss,
+        weigh: Weigh | None = None,
+        *,
+        measures_noise: bool = False,
     ) -> UpdateReport:
         """Make one optimizer update over ``micro_batches``, which are this rank's part of the effective batch.
 
@@ -174,6 +182,8 @@ class GradientAccumulation:
                 different numbers of micro-batches, or none.
             loss: the forward pass.
             weigh: the weights of the loss without a forward pass; needed with several terms.
+            measures_noise: whether to measure the gradient noise, see ``tuner.planning.noise_scale``, by one more pass
+                over the gradients, which changes nothing. All ranks must say the same.
 
         The optimizer's step is never retried: an error in the step is raised unchanged, and parameters may be partly
         updated. Resume from a checkpoint then.
@@ -183,6 +193,7 @@ class GradientAccumulation:
             OutOfMemoryError: when a micro-batch of one sample does not fit.
             PeerError: when another rank failed.
         """
+        self._noise.wanted = measures_noise
         report = self._run_window(micro_batches, loss, weigh)
         if not report.skipped:
             report = self._step(report)
@@ -196,6 +207,7 @@ class GradientAccumulation:
 
         The gradient is still multiplied by the scaler's scale. The report has no norm.
         """
+        self._noise.wanted = False  # the caller's step computes the norm that a measurement needs, if any
         report = self._run_window(micro_batches, loss, weigh)
         self._reduction.apply_outstanding()
         self.gradients.install()
@@ -245,6 +257,7 @@ class GradientAccumulation:
         if len(queue) > 1 or self.ranks.reduces:
             gradients.allocate_buffers()
         recovery.start(window)
+        self._noise.start(len(queue))
         while queue:
             micro_batch = queue.popleft()
             if not rerun_window:
@@ -252,6 +265,7 @@ class GradientAccumulation:
             failure = self._attempt(micro_batch, loss, losses)
             if failure is None:
                 gradients.commit()
+                self._noise.take(losses)
                 continue
             recovery.divide(failure, micro_batch)
             del failure  # its traceback keeps the tensors of the failed pass alive
@@ -260,8 +274,10 @@ class GradientAccumulation:
             recovery.roll_back()
             self._require_sum(window, loss, accumulates=True)
             queue = deque(recovery.requeued(window if rerun_window else [micro_batch, *queue]))
+            if rerun_window:
+                self._noise.start(len(queue))
         gradients.collect()
-        return self._reduction.share(losses, recovery.splits)
+        return self._reduction.share(losses, recovery.splits, self._noise.part(losses))
 
     def _require_sum(self, window: Sequence[MicroBatch], loss: Loss, *, accumulates: bool) -> None:
         if self._loss_check is not None:
@@ -323,7 +339,7 @@ class GradientAccumulation:
         self.scaler.step(self.optimizer)
         self.scaler.update()
         skipped = self.scaler.get_scale() < scale  # the scale falls if and only if the scaler has skipped the step
-        return replace(report, gradient_norm=_finite(float(norm)), skipped=skipped)
+        return replace(report, gradient_norm=_finite(float(norm)), skipped=skipped, noise=_noise(report, float(norm)))
 
 
 def _as_scalar(loss_sum: Tensor) -> Tensor:
@@ -332,6 +348,10 @@ def _as_scalar(loss_sum: Tensor) -> Tensor:
 
 def _without_graph(weight: Tensor | float) -> Tensor | float:
     return weight.detach() if isinstance(weight, Tensor) else weight
+
+
+def _noise(report: UpdateReport, norm: float) -> NoiseMeasurement | None:
+    return measure(report.gradient_parts, norm**2, report.samples) if report.gradient_parts else None
 
 
 def _finite(value: float) -> float | None:

@@ -48,6 +48,11 @@ def _own_part(tensor: Tensor) -> Tensor:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
+def own_parts(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """The parts of tensors that this rank holds: their shards, or all of them."""
+    return [_own_part(tensor) for tensor in tensors]
+
+
 class GradientSums(ABC):
     """The sums of one window at a time, one per parameter; None where a parameter had no gradient yet.
 
@@ -151,6 +156,10 @@ class GradientSums(ABC):
     def tensors(self) -> list[Tensor]:
         """The sums of the parameters that have one."""
         return [total for total in self.sums if total is not None]
+
+    def so_far(self) -> list[Tensor]:
+        """The sums of the micro-batches that were committed, between two micro-batches. They must not be written to."""
+        return self.tensors()
 
     def scale(self, factor: float | Tensor) -> None:
         """Multiply every sum by a number or a scalar tensor of the same device."""
@@ -259,6 +268,11 @@ class InPlaceSums(GradientSums):
 
     def commit(self) -> None:
         """Do nothing: the backward pass has added its gradients already."""
+
+    def so_far(self) -> list[Tensor]:
+        """The sums, which for wide parameters are still in ``.grad``."""
+        wide = (parameter.grad for index, parameter in enumerate(self.parameters) if index not in self._buffers)
+        return [*self.tensors(), *(gradient for gradient in wide if gradient is not None)]
 
     def collect(self) -> None:
         """Take the sums of wide parameters from their ``.grad``."""

@@ -10,9 +10,11 @@ from torch import Tensor, nn
 
 from tuner.schemas.training import MicroBatchSplit
 from tuner.training.accumulation.collectives import Ranks
+from tuner.training.accumulation.gradient_noise import gradient_parts
 from tuner.training.accumulation.gradient_sums import GradientSums
 from tuner.training.micro_batches.loss_window import (
     LossWindow,
+    MeasuredPart,
     Share,
     UpdateReport,
     agreed_weights,
@@ -68,7 +70,7 @@ class Reduction:
             )
         )
 
-    def share(self, losses: LossWindow, splits: list[MicroBatchSplit]) -> Share:
+    def share(self, losses: LossWindow, splits: list[MicroBatchSplit], measured: MeasuredPart | None) -> Share:
         """This rank's part of the window, for the other ranks."""
         names = list(losses.sums)
         values = torch.stack([losses.sums[name].double() for name in names]).tolist() if names else []
@@ -77,6 +79,8 @@ class Reduction:
             weights={name: float(weight) for name, weight in losses.weights.items()},
             present=self._gradients.present(),
             splits=splits,
+            samples=sum(losses.sizes),
+            measured=measured,
         )
 
     def reduce(self, losses: LossWindow, shares: list[Share]) -> UpdateReport:
@@ -101,6 +105,13 @@ class Reduction:
             skipped=not any(self._gradients.present()) or not any(weights.values()),
             micro_batch_sizes=tuple(losses.sizes),
             splits=tuple(split for share in shares for split in share.splits),
+            samples=sum(share.samples for share in shares),
+            gradient_parts=gradient_parts(
+                [share.measured for share in shares],
+                weights,
+                known=losses.totals is not None,
+                lock_step=self._lock_step,
+            ),
         )
 
     def _sum_over_ranks(self, shares: list[Share]) -> None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from tuner.errors import WorkloadError
+from tuner.planning.noise_scale import GradientPart, NoiseMeasurement
 from tuner.schemas.training import MicroBatchSplit
 from tuner.workloads.base import LossTerms
 
@@ -36,6 +37,12 @@ class UpdateReport:
     """Sizes of this rank's micro-batches, in the order that they ran in."""
     splits: tuple[MicroBatchSplit, ...] = ()
     """Micro-batches of any rank that did not fit and ran in smaller parts."""
+    samples: int = 0
+    """Samples of the window over all ranks."""
+    gradient_parts: tuple[GradientPart, ...] = ()
+    """Parts whose gradients were measured, if the gradient noise was to be measured."""
+    noise: NoiseMeasurement | None = None
+    """Gradient noise of this update; None where it was not measured, or the update has nothing to compare."""
 
     @property
     def loss(self) -> float:
@@ -78,6 +85,16 @@ class LossWindow:
 
 
 @dataclass(frozen=True)
+class MeasuredPart:
+    """The part of a window whose gradient this rank has measured, sent to the other ranks."""
+
+    squared_norm: float
+    """Squared norm of its gradient: of the mean where the window's weights are known beforehand, else of the sum."""
+    weights: dict[str, float]
+    """Weight of the part per loss term."""
+
+
+@dataclass(frozen=True)
 class Share:
     """A rank's part of a window, sent to the other ranks."""
 
@@ -86,6 +103,10 @@ class Share:
     present: list[bool]
     """Flags for the parameters: True where a parameter has a gradient."""
     splits: list[MicroBatchSplit]
+    samples: int
+    """Samples of this rank."""
+    measured: MeasuredPart | None
+    """The part whose gradient was measured, if it was to be."""
 
 
 def sum_by_name(figures: Iterable[Mapping[str, float]]) -> dict[str, float]:
