@@ -90,6 +90,7 @@ function show() {
     ...runFacts(job),
     ["Directory", job.directory && h("code", {}, job.directory)],
     ["Exit status", job.result?.exit_status?.toString()],
+    ["Suggested batch", noiseFigure(job.result?.noise_scale)],
     ["Weights (SHA-256)", job.result?.weights_sha256 && h("code", {}, job.result.weights_sha256)],
     keyFact(job),
   ]));
@@ -148,10 +149,22 @@ function newest(progress) {
     ["Samples per second", number(rate(progress), 3)],
     ["Learning rate", number(progress.learning_rate, 3)],
     ["Gradient norm", number(progress.gradient_norm, 3)],
+    ["Noise scale", noiseFigure(page.history.rows().findLast((row) => row.noise_scale)?.noise_scale)],
     ["Peak memory", h("span", { title: bytesExactly(progress.peak_bytes) }, bytes(progress.peak_bytes))],
     ["Samples seen", count(progress.samples_seen)],
     ["Time left", work.current.state === "RUNNING" ? seconds(left) : null],
   ]);
+}
+
+/** The gradient noise scale in samples with its interval, and a sentence on the effective batch that it suggests. */
+function noiseFigure(found) {
+  if (!found) {
+    return null;
+  }
+  const { samples, lower_samples: lower, upper_samples: upper, message } = found;
+  const whole = (value) => count(Math.round(value));
+  const figure = samples !== null && upper !== null ? `${whole(samples)} samples (95%: ${whole(lower)} to ${whole(upper)})` : lower !== null ? `at least ${whole(lower)} samples` : "not known";
+  return h("span", {}, figure, h("span", { class: "muted small" }, ` ${message}.`));
 }
 
 function newestOfCommand(progress) {

@@ -3,7 +3,8 @@
 ``engine`` runs forward and backward passes, clips, and steps once. ``recovery`` divides a micro-batch that ran out of
 memory. ``gradient_sums`` sums the gradients of a window, in place or from scratch gradients, and ``reduction`` sums
 them over ranks by the ``collectives``. ``trainable_parameters`` lists the parameters whose gradients are summed,
-and ``planned_window`` divides one's own batches into the micro-batches of a plan.
+``gradient_noise`` measures a part of the window for the noise scale, and ``planned_window`` divides one's own batches
+into the micro-batches of a plan.
 
 A new way of summing is a subclass in ``gradient_sums``. Code that can fail on one rank alone must run in
 ``Ranks.run_collectively``, or the other ranks hang.
