@@ -55,12 +55,12 @@ class TimedEngine(UpdateEngine):
 
     timed: TimedUpdate
 
-    def update(self, micro_batches: Sequence[MicroBatch]) -> UpdateReport:
+    def update(self, micro_batches: Sequence[MicroBatch], *, measures_noise: bool = False) -> UpdateReport:
         """Run and time one update; returns when the device is done."""
         self._timestamps = _Timestamps(self.device)
         _synchronize(self.device)
         started = time.perf_counter()
-        report = super().update(micro_batches)
+        report = super().update(micro_batches, measures_noise=measures_noise)
         _synchronize(self.device)
         seconds = time.perf_counter() - started
         sizes = tuple(micro_batch.size for micro_batch in micro_batches)
