@@ -258,7 +258,8 @@ class Trainer:
             copy_into(average, saved)
         self.position = Position(**state["position"])
         self._parts.coupling.load_state(**state["coupling"])
-        self.noise_scale.load_state(**state["noise scale"])
+        if "noise scale" in state:  # which checkpoints of earlier versions do not have
+            self.noise_scale.load_state(**state["noise scale"])
         self._restore_this_rank(state["ranks"])
 
     def _restore_this_rank(self, each_rank: list[State]) -> None:

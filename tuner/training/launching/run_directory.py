@@ -30,10 +30,10 @@ def run_identity(recommendation: Recommendation, request: TrainingRequest) -> di
     """
     spec = recommendation.request.workload
     excluded: dict[str, Any] = {"parallelism": True, "gradient_gathering": True}
+    # Fields that runs of earlier versions do not have are left out at their defaults.
     if isinstance(spec.model, TransformersModel) and spec.model.pretrained is None:
-        excluded["model"] = {"pretrained"}  # a field that runs of earlier versions do not have
-    if spec.adapter is None:
-        excluded["adapter"] = True  # likewise
+        excluded["model"] = {"pretrained"}
+    excluded |= {name: True for name in ("adapter", "label_smoothing") if not getattr(spec, name)}
     return {
         "spec": spec.model_dump(mode="json", exclude=excluded),
         "effective batch size": recommendation.request.effective_batch_size,
