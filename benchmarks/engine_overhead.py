@@ -206,12 +206,14 @@ def hand_written_scratch(setting: Setting, name: str) -> Update:
     return update
 
 
-def ours(setting: Setting, name: str, gathering: Gathering, *, beforehand: bool) -> Update:
+def ours(
+    setting: Setting, name: str, gathering: Gathering, *, beforehand: bool, measures_noise: bool = False
+) -> Update:
     """The engine; ``beforehand`` tells it the weights, else it finds them in the forward passes."""
     model, optimizer = setting.model_and_optimizer(name)
     accumulation = GradientAccumulation(model, optimizer, max_norm=MAX_NORM, gathering=gathering)
     weigh = setting.workload.loss_weights if beforehand else None
-    return lambda: accumulation.update(setting.window, setting.loss, weigh)
+    return lambda: accumulation.update(setting.window, setting.loss, weigh, measures_noise=measures_noise)
 
 
 def accelerate(setting: Setting) -> Update:
@@ -286,6 +288,9 @@ def measure(case: Case, rounds: int, *, peers: bool) -> dict[str, list[Spent]]:
     for gathering, beforehand in itertools.product(get_args(Gathering), (False, True)):
         name = f"ours, {gathering}{', weights beforehand' if beforehand else ''}"
         updates[name] = ours(setting, name, gathering, beforehand=beforehand)
+    for gathering in get_args(Gathering):
+        name = f"ours, {gathering}, noise measured"
+        updates[name] = ours(setting, name, gathering, beforehand=False, measures_noise=True)
     again, scratch = f"{YARDSTICK}, again", f"{YARDSTICK}, scratch"
     updates[again] = hand_written(setting, again)
     updates[scratch] = hand_written_scratch(setting, scratch)

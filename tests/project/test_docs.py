@@ -18,6 +18,7 @@ from service.client import Client
 from service.observability.metrics import Metrics
 from service.problem_mapping import _TUNER_ERRORS
 from service.settings import Settings
+from service.store.outbox.interface import Backlog
 from service.worker import runner
 from tests.support.documents import Block, Reader, blocks_of, commands_of, matches
 from tests.support.factories import mlp_spec, tuning_request
@@ -127,6 +128,7 @@ def test_every_metric_is_listed() -> None:
     metrics = Metrics("0")
     metrics.collect_queue(list)
     metrics.collect_fleet(list)
+    metrics.collect_webhooks(lambda: Backlog(0, 0, 0.0))
     families = [it for it in metrics.registry.collect() if it.name.startswith("batchwright_")]
     names = {f"{it.name}_total" if it.type == "counter" else it.name for it in families}
     assert {cells[0].strip("`") for cells in rows("operations", "Metrics")} == names

@@ -13,6 +13,7 @@ from sqlalchemy import Connection, Engine, create_engine, event, text
 from service.domain.api_keys import Scope, make_key
 from service.domain.fleet import FleetReport
 from service.domain.states import State, WorkKind
+from service.domain.webhooks import WebhookSubmission
 from service.errors import ConfigurationError, StaleLeaseError, StoreUnavailableError
 from service.store.database.engine import open_engine, read_transaction, write_transaction
 from service.store.models import (
@@ -26,6 +27,7 @@ from service.store.models import (
     RecommendationFilter,
     StoredResponse,
 )
+from service.store.outbox.interface import LeasedDelivery
 from service.store.scheduling import SqlQueueStore
 from service.store.store import Store, open_store
 from tests.support.factories import probe_result, recommendation, residual
@@ -92,6 +94,8 @@ def losing_its_connection(engine: Engine) -> Iterator[list[int]]:
     admin.dispose()
 
 
+HOOK = WebhookSubmission(url="https://hooks.example.org/told")
+LEASED = LeasedDelivery("msg_1", "whk_1", str(HOOK.url), (SECRET,), "{}", 1, 0.0, 0.0)
 ANSWER = StoredResponse("d" * 64, "tun", 202, "{}")
 READS_AND_WRITES: dict[str, Callable[[Store, Lease], Any]] = {
     "submissions.add": lambda store, _: store.submissions.add(new_work("tun_new")),
@@ -157,6 +161,18 @@ READS_AND_WRITES: dict[str, Callable[[Store, Lease], Any]] = {
     "sessions.open": lambda store, _: store.sessions.open("e" * 64, store.keys.list()[0].id, 60.0),
     "sessions.find": lambda store, _: store.sessions.find("e" * 64),
     "sessions.close": lambda store, _: store.sessions.close("e" * 64),
+    "webhooks.add": lambda store, _: store.webhooks.add("whk_new", HOOK, SECRET, 5),
+    "webhooks.list": lambda store, _: store.webhooks.list(),
+    "webhooks.rotate": lambda store, _: store.webhooks.rotate("whk_1", SECRET, 60.0),
+    "webhooks.delete": lambda store, _: store.webhooks.delete("whk_1"),
+    "deliveries.add_test": lambda store, _: store.deliveries.add_test("whk_1", "msg_new"),
+    "deliveries.lease": lambda store, _: store.deliveries.lease(1, LEASE_SECONDS),
+    "deliveries.delivered": lambda store, _: store.deliveries.delivered(LEASED, 200),
+    "deliveries.failed": lambda store, _: store.deliveries.failed(LEASED, "refused", 500, None),
+    "deliveries.newest": lambda store, _: store.deliveries.newest("whk_1", 5),
+    "deliveries.send_again": lambda store, _: store.deliveries.send_again("whk_1", "msg_1"),
+    "deliveries.backlog": lambda store, _: store.deliveries.backlog(),
+    "deliveries.prune": lambda store, _: store.deliveries.prune(60.0, 60.0),
 }
 """Every method that uses the database."""
 
@@ -179,6 +195,8 @@ def test_a_call_whose_connection_is_lost_fails_and_can_be_repeated(postgresql_st
     store.submissions.add(new_work("tun_1"))
     lease = claimed(store).lease
     store.submissions.add(new_work("tun_2"))
+    store.webhooks.add("whk_1", HOOK, SECRET, 5)
+    store.deliveries.add_test("whk_1", "msg_1")
     with losing_its_connection(store.engine) as ended:
         with pytest.raises(StoreUnavailableError, match="database"):
             call(store, lease)

@@ -122,7 +122,8 @@ def train_with(found: Recommendation, request: TrainingRequest, directory: Path,
 def _describe_result(result: TrainingResult, directory: Path) -> str:
     resumed = f", resumed from update {result.resumed_from}" if result.resumed_from else ""
     loss = "" if result.loss is None else f", loss {result.loss:.4f}"
-    noise = f"\n{result.noise_scale.message}." if result.noise_scale and result.noise_scale.measured_updates else ""
+    scale = result.noise_scale
+    noise = f"\n{scale.message}." if scale is not None and scale.lower_samples is not None else ""
     notes = "".join(f"\nNote: {note}" for note in result.notes)
     trace = f"\n{result.traceback}" if result.traceback else ""
     return f"{result.outcome.value}: {result.message}{resumed}{loss}. Files in {directory}.{noise}{notes}{trace}"
