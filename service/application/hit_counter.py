@@ -33,6 +33,7 @@ class HitCounter:
         self._observe = observe
         self._seconds = seconds
         self._lock = threading.Lock()
+        self._writing = threading.Lock()
         self._hits = 0
         self._misses = 0
         self._timer: threading.Timer | None = None
@@ -49,7 +50,14 @@ class HitCounter:
                 self._timer.start()
 
     def flush(self) -> None:
-        """Write the collected counts now. Counts that cannot be written are kept for the next flush."""
+        """Write the collected counts, and return when they are written, by another thread too.
+
+        Counts that cannot be written are kept for the next flush.
+        """
+        with self._writing:
+            self._flush()
+
+    def _flush(self) -> None:
         with self._lock:
             hits, self._hits = self._hits, 0
             misses, self._misses = self._misses, 0

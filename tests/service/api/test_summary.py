@@ -130,6 +130,30 @@ def test_counts_that_cannot_be_written_are_kept() -> None:
     assert written == [(1, 1)]
 
 
+def test_a_flush_returns_when_another_one_has_written() -> None:
+    """A summary reads the store right after its flush, while the background's may still be writing."""
+    begun, may_end, written = threading.Event(), threading.Event(), []
+
+    def write(hits: int, misses: int) -> None:
+        begun.set()
+        may_end.wait(60.0)
+        written.append((hits, misses))
+
+    counter = HitCounter(write, seconds=0.0)
+
+    def flush() -> None:
+        counter.flush()
+        written.append((0, 0))
+
+    counter.count(hit=True)
+    assert begun.wait(60.0)
+    later = threading.Thread(target=flush)
+    later.start()
+    may_end.set()
+    later.join(60.0)
+    assert written == [(1, 0), (0, 0)]
+
+
 def test_queued_work_is_in_every_period(start_service: StartService) -> None:
     """The age of queued work does not matter."""
     service = start_service(worker=False)
