@@ -144,7 +144,7 @@ def _summary(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _left(service: Service) -> dict[str, Any]:
-    """What is left of the work while the fleet still runs."""
+    """Return what is left of the work while the fleet still runs."""
 
     def left() -> dict[str, Any]:
         fleet = service.fleet()

@@ -99,7 +99,7 @@ class SlurmCluster(Cluster):
 
 
 def has_memory_cgroups() -> bool:
-    """Whether nodes can be limited in memory here: version 1 of cgroups, as root."""
+    """Return whether nodes can be limited in memory here: version 1 of cgroups, as root."""
     return os.geteuid() == 0 and Path("/sys/fs/cgroup/memory/memory.limit_in_bytes").exists()
 
 

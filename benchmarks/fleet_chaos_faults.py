@@ -1,4 +1,4 @@
-"""What happens to a fleet in ``fleet_chaos.py``, and how long it takes until work goes on."""
+"""The faults of ``fleet_chaos.py``, and the times until work goes on."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def _all_go_on(service: Service, before: dict[str, int]) -> bool:
 
 
 def _is_in_order(service: Service, age_seconds: float) -> bool:
-    """Whether the dispatcher has reported, since the fault, a cluster with all nodes."""
+    """Return whether the dispatcher has reported, since the fault, a cluster with all nodes."""
     try:
         fleet = service.fleet()
     except (ClientError, IndexError):

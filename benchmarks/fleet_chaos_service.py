@@ -62,7 +62,7 @@ class Service:
         self.client = Client(self.url, retry_seconds=_RETRY_SECONDS)
 
     def answers(self) -> bool:
-        """Whether the API answers."""
+        """Return whether the API answers."""
         try:
             return httpx.get(f"{self.url}/livez", timeout=2.0).is_success
         except httpx.HTTPError:
@@ -112,7 +112,7 @@ class Service:
 
 
 class Watch:
-    """What ran at once for each piece of work, looked at five times a second.
+    """The processes that ran at once for each piece of work, looked at five times a second.
 
     ``workers`` has the most worker processes of each at once; ``at_work`` the most of them that had a probe or a
     training process. A worker that was cut off from the database may outlive its lease, but not its work on the device.

@@ -40,7 +40,7 @@ class Kind:
 
     @property
     def answer(self) -> str:
-        """What the answer may depend on: for a tuning the model, for a job also the number of ranks."""
+        """The fields that the answer may depend on: for a tuning the model, for a job also the number of ranks."""
         ranks = "" if self.work == "tuning" else f", {_ranks(self.place)} ranks"
         return f"{self.work} {self.model}{ranks}"
 
@@ -144,7 +144,7 @@ def _ended(service: Service, kinds: list[Kind], found: References) -> Iterator[t
 
 
 def answer_of(ended: Tuning | Job) -> Any:  # noqa: ANN401 - what is compared and written
-    """What must not depend on how the work went: a decision without the hardware's fingerprint, or the weights.
+    """The part of an answer that must not change: a decision without the hardware's fingerprint, or the weights.
 
     Raises:
         RuntimeError: when the work has failed.

@@ -121,18 +121,14 @@ def build(
         StoreUnavailableError: when the database cannot be reached.
     """
     installed = installed_versions() if versions is None else versions
-    in_process = settings.worker and worker_module is None
-    worker = (
-        build_worker(settings, new_executor, devices, installed, CONNECTIONS)
-        if in_process
-        else assemble_worker(settings, [], {})
-    )
+    if settings.worker and worker_module is None:
+        worker = build_worker(settings, new_executor, devices, installed, CONNECTIONS)
+    else:
+        worker = assemble_worker(settings, [], {})
     if settings.worker and worker_module is not None:
         worker = _with_process(worker, WorkerProcess(settings, worker_module))
     store, coordinator, instruments = worker.store, worker.coordinator, worker.instruments
-    instruments.metrics.collect_queue(store.queue.depths)
-    instruments.metrics.collect_fleet(store.fleet.reports)
-    instruments.metrics.collect_webhooks(store.deliveries.backlog)
+    _collect_metrics(instruments, store)
     receivers = AllowedReceivers(settings.webhook_hosts, settings.webhook_networks)
     policy = Policy(settings.python_targets, settings.data_roots, _quota(settings))
     commands = registered_commands(settings.model_copy(update={"worker": False}))
@@ -160,6 +156,13 @@ def build(
         instruments=instruments,
         metrics_address=worker.metrics_address,
     )
+
+
+def _collect_metrics(instruments: Instruments, store: Store) -> None:
+    """Include what the store counts in each scrape."""
+    instruments.metrics.collect_queue(store.queue.depths)
+    instruments.metrics.collect_fleet(store.fleet.reports)
+    instruments.metrics.collect_webhooks(store.deliveries.backlog)
 
 
 def _deliverer(settings: Settings, receivers: AllowedReceivers, store: Store, instruments: Instruments) -> Deliverer:

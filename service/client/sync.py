@@ -183,7 +183,7 @@ class Audit(Blocking[AsyncAudit]):
 
 
 class Webhooks(Blocking[AsyncWebhooks]):
-    """Webhooks: receivers that are told when tunings and jobs end. For callers with the scope `admin`."""
+    """Webhooks: receivers that are notified when tunings and jobs end. For callers with the scope `admin`."""
 
     create = blocking(AsyncWebhooks.create)
     rotate = blocking(AsyncWebhooks.rotate)

@@ -1,4 +1,4 @@
-"""Webhooks: receivers that are told when tunings and jobs end, and the messages that they get. Pure data."""
+"""Webhooks: receivers that are notified when tunings and jobs end, and the messages that they get. Pure data."""
 
 from __future__ import annotations
 
@@ -86,9 +86,9 @@ class Webhook(Document):
     name: str
     """Name."""
     events: tuple[WebhookEvent, ...]
-    """Events that are told; all of tunings and jobs when empty."""
+    """Events that are sent; all of tunings and jobs when empty."""
     project: str | None
-    """Project whose work is told; all work when absent."""
+    """Project whose work is reported; all work when absent."""
     created_at: datetime
     """Time of registration (UTC)."""
     previous_secret_until: datetime | None = None
@@ -128,7 +128,7 @@ class Delivery(Document):
     id: str
     """Identifier of the message, which every attempt sends as `webhook-id`: receivers ignore what they have had."""
     event: WebhookEvent
-    """Event that is told."""
+    """Event that is reported."""
     work_id: str | None
     """Tuning or job; none of a test."""
     state: DeliveryState

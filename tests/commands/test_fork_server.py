@@ -84,7 +84,7 @@ class Probed:
         return (self.folder / LOG).read_text().splitlines()
 
     def has_recorded(self) -> bool:
-        """Whether a whole record was written. A log may exist before its first line does."""
+        """Return whether a whole record was written. A log may exist before its first line does."""
         log = self.folder / LOG
         return log.exists() and log.read_text().endswith("\n")
 

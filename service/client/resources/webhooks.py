@@ -23,7 +23,7 @@ _WEBHOOKS = "/v1/webhooks"
 
 
 class AsyncWebhooks(Resource):
-    """Webhooks: receivers that are told when tunings and jobs end. For callers with the scope `admin`."""
+    """Webhooks: receivers that are notified when tunings and jobs end. For callers with the scope `admin`."""
 
     async def create(
         self, url: str, *, name: str = "", events: Sequence[WebhookEvent | str] = (), project: str | None = None
