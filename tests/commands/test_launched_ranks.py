@@ -121,6 +121,21 @@ def test_the_rank_of_an_unknown_launcher_is_forked_from_the_second_probe_on(laun
     assert first != second == third
 
 
+def test_a_rank_ignores_the_signals_that_its_launcher_has_it_ignore(launched: Launched) -> None:
+    """The fork server of a command under `nohup` ignores SIGHUP, torchrun handles it, and its ranks do neither."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        launched.write(record="[__import__('signal').getsignal(1).name]")
+        results = [launched.probe(4), launched.fresh(6)]
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    assert [(it.outcome, it.forked, it.rank_not_forked) for it in results] == [
+        (Outcome.FIT, True, None),
+        (Outcome.FIT, False, None),
+    ]
+    assert launched.log() == ['["SIG_DFL"]'] * 2
+
+
 @pytest.mark.parametrize("record", ["[1 / 0]", "[os.kill(os.getpid(), 11)]", "[sys.exit(3)]"])
 def test_a_rank_that_ends_is_repeated_anew(launched: Launched, record: str) -> None:
     """The launcher learns how the process ended that stood in for it, and its result is that of a fresh start."""

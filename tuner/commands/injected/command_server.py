@@ -58,6 +58,7 @@ class CommandServer:
         self._environment = dict(os.environ)
         self._reads = EnvironmentReads()
         words, count = standing_in.command_line()
+        self._ignored = set(standing_in.ignored_signals())
         self._state = standing_in.state_of_process(words[1 : len(words) - count])
         self._descriptors = set(_descriptors())
         self._reads.install()
@@ -250,12 +251,19 @@ class CommandServer:
     def _become_rank(self, wanted: dict[str, Any], descriptors: list[int], handlers: dict[signal.Signals, Any]) -> None:
         """Take what a fresh process would have from its launcher."""
         _begin(handlers)
+        self._take_ignored_signals(set(wanted["ignored_signals"]))
         for number, descriptor in enumerate(descriptors):
             os.dup2(descriptor, number)
             os.close(descriptor)
         os.chdir(wanted["working_directory"])
         self._take_arguments(wanted["argv"][len(wanted["argv"]) - wanted["arguments"] :])
         self._take_environment(wanted["environment"])
+
+    def _take_ignored_signals(self, ignored: set[int]) -> None:
+        """Ignore what the launcher has the rank ignore, but for signals that the imports have handlers for."""
+        for number in ignored ^ self._ignored:
+            if signal.getsignal(number) is (signal.SIG_IGN if number in self._ignored else signal.SIG_DFL):
+                signal.signal(number, signal.SIG_IGN if number in ignored else signal.SIG_DFL)
 
     @staticmethod
     def _take_arguments(arguments: list[str]) -> None:

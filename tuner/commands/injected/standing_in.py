@@ -27,7 +27,6 @@ _STANDARD_DESCRIPTORS = (0, 1, 2)
 _LIMITS = ("AS", "CORE", "CPU", "FSIZE", "MEMLOCK", "NOFILE", "NPROC", "RSS", "STACK")
 """Limits that a process has of its parent, but for that of data: a launcher that is armed has one of its own."""
 _SIGNALS_PASSED_ON = ("SIGHUP", "SIGINT", "SIGQUIT", "SIGUSR1", "SIGUSR2", "SIGTERM", "SIGCONT")
-_MASKS = ("SigBlk", "SigIgn")
 
 
 def stand_in(address: str, folder: str) -> str | None:
@@ -99,6 +98,7 @@ def request(words: list[str], count: int) -> dict[str, Any]:
         "arguments": count,
         "working_directory": os.getcwd(),
         "environment": dict(os.environ),
+        "ignored_signals": ignored_signals(),
         "alike": state_of_process(words[1 : len(words) - count]),
     }
 
@@ -111,8 +111,6 @@ def state_of_process(words: list[str]) -> dict[str, Any]:
     """
     umask = os.umask(0)
     os.umask(umask)
-    with open("/proc/self/status", encoding="utf-8", errors="replace") as stream:
-        status = dict(line.rstrip("\n").split(":\t", 1) for line in stream if ":\t" in line)
     return {
         "program": words,
         "interpreter": [sys.executable, sys.version, sys.prefix],
@@ -121,9 +119,14 @@ def state_of_process(words: list[str]) -> dict[str, Any]:
         "limits": [list(resource.getrlimit(getattr(resource, "RLIMIT_" + name))) for name in _LIMITS],
         "processors": sorted(os.sched_getaffinity(0)),
         "nice value": os.getpriority(os.PRIO_PROCESS, 0),
-        "signals": [status.get(name, "") for name in _MASKS],
+        "signal mask": sorted(signal.pthread_sigmask(signal.SIG_BLOCK, ())),
         "user": [os.getuid(), os.geteuid(), os.getgid(), os.getegid()],
     }
+
+
+def ignored_signals() -> list[int]:
+    """Return the signals that this process ignores. `nohup` has its command ignore SIGHUP; torchrun's ranks do not."""
+    return sorted(int(number) for number in signal.valid_signals() if signal.getsignal(number) is signal.SIG_IGN)
 
 
 def _await(server: socket.socket) -> None:
