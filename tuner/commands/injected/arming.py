@@ -163,7 +163,7 @@ class ArmedProcess:
         if self._growth is None or counter.updates[-1].backward_passes <= _PASSES_OF_LAST_UPDATE:
             return False
         before, after = self._growth
-        if after > (1 + _LARGEST_GROWTH) * before:
+        if after - before - self._memory.held_step_bytes > _LARGEST_GROWTH * before:
             return False
         peaks = self._memory.peaks()
         used, limit = peaks.get("reserved_bytes", peaks.get("process_peak_bytes")), peaks.get("limit_bytes")

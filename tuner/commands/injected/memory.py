@@ -17,6 +17,9 @@ from .torch_internals import when_cuda_starts
 _LARGEST_CONTEXT = 2 * 1024**3
 """A larger difference between two readings of a card's memory is another process's (contexts take 0.25 to 0.6 GiB)."""
 
+_HEAP_STEP = 2 * 1024**2
+"""Bytes of a huge page, by which the C library's heap grows in a probe (`glibc.malloc.hugetlb=1`)."""
+
 
 class Baseline:
     """The private memory of this process at the end of torch's import, from which budget and peaks count."""
@@ -63,6 +66,9 @@ class CpuMemory:
         baseline: the memory from which the budget counts.
     """
 
+    held_step_bytes = _HEAP_STEP
+    """The step of ``held_bytes``: a difference of two readings is off by less."""
+
     def __init__(self, limit_bytes: int | None, baseline: Baseline) -> None:
         self._limit_bytes = limit_bytes
         self._baseline = baseline
@@ -99,6 +105,9 @@ class CudaMemory:
         torch: the module.
         settings: the settings of the probe.
     """
+
+    held_step_bytes = 0
+    """The allocator counts bytes exactly."""
 
     def __init__(self, torch: Any, settings: dict[str, Any]) -> None:
         self._torch = torch

@@ -94,13 +94,20 @@ class Shortages:
         return self._own[file]
 
     def _trace_own_code(self) -> None:
+        libraries = set()
+        """Files of libraries. Every call in the process asks for its own, hence the short way."""
+
         def in_frame(_frame: FrameType, event: str, argument: Any) -> Any:
             if event == "exception":
                 self.saw(argument[1], "raised")
             return in_frame
 
-        def on_call(frame: FrameType, event: str, _argument: object) -> Any:
-            if event != "call" or not self._is_own(frame.f_code.co_filename):
+        def on_call(frame: FrameType, _event: str, _argument: object) -> Any:
+            file = frame.f_code.co_filename
+            if file in libraries:
+                return None
+            if not self._is_own(file):
+                libraries.add(file)
                 return None
             frame.f_trace_lines = False
             return in_frame
