@@ -17,7 +17,15 @@ from tests.support.factories import gpt_spec, mlp_spec, python_spec, resnet_spec
 from tests.support.forked import real_starts
 from tests.support.paths import ROOT
 from tests.support.scarce import small_disk
-from tuner.errors import CheckLostError, EstimateError, ProbeCancelledError, ProbeError, SpecError, StorageError
+from tuner.errors import (
+    CheckLostError,
+    EstimateError,
+    HostFailureError,
+    ProbeCancelledError,
+    ProbeError,
+    SpecError,
+    StorageError,
+)
 from tuner.estimation.client import expect
 from tuner.hardware.inventory import cpu
 from tuner.probing.supervisor import ProbeSupervisor
@@ -455,6 +463,20 @@ def test_a_result_that_finds_no_space_is_not_the_workloads_fault(
         monkeypatch.setattr(tempfile, "tempdir", str(disk))
         with pytest.raises(StorageError, match=r"result\.json cannot be written: the disk is full .* set TMPDIR"):
             supervisor.run(request)
+
+
+def test_a_folder_that_is_removed_is_not_the_workloads_fault(
+    supervisor: ProbeSupervisor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Cleaning of temporary files takes the folder of a probe: the host's trouble, and the next probe runs."""
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    with monkeypatch.context() as patch:
+        patch.setattr(tempfile, "tempdir", str(temporary))
+        with pytest.raises(HostFailureError, match=rf"{temporary}/\S+ was removed while a probe ran") as raised:
+            supervisor.run(probe(misbehaving("removes-temporary-files", str(temporary))))
+    assert raised.value.cause == "missing"
+    assert supervisor.run(probe(mlp_spec())).outcome is Outcome.FIT
 
 
 @pytest.mark.parametrize(

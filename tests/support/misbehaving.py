@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -88,6 +89,11 @@ def _exit_hard(_argument: str, _size: int) -> None:
     os._exit(5)
 
 
+def _remove_temporary(argument: str, _size: int) -> None:
+    shutil.rmtree(argument)
+    os._exit(5)
+
+
 def _kill_itself(_argument: str, _size: int) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
@@ -128,6 +134,7 @@ WAYS: dict[str, Callable[[str, int], None]] = {
     "segfaults-under-a-limit": _segfault_under_a_limit,
     "exits": _exit,
     "exits-hard": _exit_hard,
+    "removes-temporary-files": _remove_temporary,
     "kills-itself": _kill_itself,
     "leaves-a-child": _leave_a_child,
     "leaves-a-child-and-hangs": _leave_a_child_and_hang,

@@ -9,7 +9,14 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 
-from tuner.errors import CheckLostError, EstimateError, EstimateTimedOutError, ProbeCancelledError, ProbeError
+from tuner.errors import (
+    CheckLostError,
+    EstimateError,
+    EstimateTimedOutError,
+    HostFailureError,
+    ProbeCancelledError,
+    ProbeError,
+)
 from tuner.estimation.client import MEMORY_BYTES
 from tuner.hardware.allocator_env import allocator_environment
 from tuner.hardware.crashes import run_explaining_crashes
@@ -36,7 +43,8 @@ from tuner.system.fork_server.client import (
 )
 from tuner.system.fork_server.messages import RunTask
 from tuner.system.fork_server.spawn import ChildProcess, StartChild
-from tuner.system.process_exit import ExitKind, classify_exit
+from tuner.system.host_failures import Cause
+from tuner.system.process_exit import ExitKind, ProcessExit, classify_exit
 from tuner.system.processes import propagated_environment
 from tuner.workloads.preload import late_imports
 
@@ -178,6 +186,7 @@ class ProbeSupervisor:
         Raises:
             ProbeCancelledError: when ``should_stop`` returned true; the probe's process is gone by then.
             ProbeError: when the fork server failed.
+            HostFailureError, StorageError: when it left no result because its folder is gone, or its disk is full.
         """
         if request.measures_time:
             self._stop_estimate()  # which would take a part of the processor
@@ -229,8 +238,8 @@ class ProbeSupervisor:
             except ImportFailedError as error:
                 raise ProbeError(f"a module that the workload needs cannot be imported: {error}") from None
             result = paths.result.read_bytes() if paths.result.exists() else None
-            if result is None and exit_ is not None and exit_.kind is ExitKind.EXITED:
-                require_space(paths.result, _RESULT_BYTES)
+            if result is None:
+                _check_disk(paths, exit_)
             output = lost or paths.output_tail()
             return EndedTask(exit_, timed_out, requested_at, time.monotonic(), output, result, paths.recorded_phases())
 
@@ -271,6 +280,20 @@ class ProbeSupervisor:
     def __exit__(self, *_: object) -> None:
         """Close the supervisor."""
         self.close()
+
+
+def _check_disk(paths: ProbePaths, exit_: ProcessExit | None) -> None:
+    """Check that a task without a result could have written one.
+
+    Raises:
+        HostFailureError: when its folder is gone.
+        StorageError: when it ended by itself, and its disk is full.
+    """
+    if not paths.directory.is_dir():
+        message = f"the temporary folder {paths.directory} was removed while a probe ran in it"
+        raise HostFailureError(Cause.MISSING, message)
+    if exit_ is not None and exit_.kind is ExitKind.EXITED:
+        require_space(paths.result, _RESULT_BYTES)
 
 
 def _workload(request: TaskRequest) -> WorkloadSpec:
