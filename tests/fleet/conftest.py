@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.fleet.work import Dispatching
+from tests.support.exports.slurm_cluster import Slurm
 from tests.support.service.postgres import own_server
 from tests.support.service.processes import LISTENS, spoken
 
@@ -32,6 +33,23 @@ def database() -> Iterator[str]:
     """An empty database, which processes of any user reach."""
     with own_server() as url:
         yield url.render_as_string(hide_password=False)
+
+
+@pytest.fixture
+def slurm(tmp_path: Path) -> Slurm:
+    """Slurm's commands; no cluster runs yet."""
+    root = Path(os.environ.get("BATCHWRIGHT_TEST_SLURM", "")).resolve()
+    if not (root / "usr" / "sbin").is_dir():
+        pytest.skip("BATCHWRIGHT_TEST_SLURM names no folder with Slurm: `make fleet-test` could not make it")
+    folder = tmp_path / "slurm"
+    folder.mkdir()
+    return Slurm(root, folder)
+
+
+def environment_of(slurm: Slurm) -> dict[str, str]:
+    """The variables of Slurm's commands alone; the path has Batchwright too."""
+    path = f"{Path(sys.executable).parent}:{slurm.environment['PATH']}"
+    return {name: slurm.environment[name] for name in ("LD_LIBRARY_PATH", "SLURM_CONF")} | {"PATH": path}
 
 
 @pytest.fixture

@@ -12,6 +12,7 @@ import os
 import shutil
 import signal
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
@@ -44,10 +45,7 @@ def _persistently(start: Callable[[], T]) -> T:
 @contextmanager
 def _within_memory(name: str, limit_bytes: int) -> Iterator[None]:
     """Start processes in a cgroup, whose limit they take for the memory of their host."""
-    lines = Path("/proc/self/cgroup").read_text().splitlines()
-    own = next(path for _, kind, path in (line.split(":", 2) for line in lines) if "memory" in kind.split(","))
-    outer = Path("/sys/fs/cgroup/memory", own.lstrip("/"))
-    group = outer / f"batchwright-{os.getpid()}-{name}"
+    outer, group = _outer_cgroup(), _cgroup(name)
     group.mkdir(exist_ok=True)
     (group / "memory.limit_in_bytes").write_text(str(limit_bytes))
     (group / "cgroup.procs").write_text(str(os.getpid()))
@@ -55,6 +53,16 @@ def _within_memory(name: str, limit_bytes: int) -> Iterator[None]:
         yield
     finally:
         (outer / "cgroup.procs").write_text(str(os.getpid()))
+
+
+def _outer_cgroup() -> Path:
+    lines = Path("/proc/self/cgroup").read_text().splitlines()
+    own = next(path for _, kind, path in (line.split(":", 2) for line in lines) if "memory" in kind.split(","))
+    return Path("/sys/fs/cgroup/memory", own.lstrip("/"))
+
+
+def _cgroup(name: str) -> Path:
+    return _outer_cgroup() / f"batchwright-{os.getpid()}-{name}"
 
 
 class Nodes:
@@ -116,6 +124,18 @@ class Nodes:
         for node in self._by_name.values():
             node.kill_all_processes(check_alive=False, allow_graceful=False, wait=True)
 
+    def remove_cgroups(self) -> None:
+        """Remove the cgroups of the nodes, once their processes have ended."""
+        for name in self._limits:
+            group = _cgroup(name)
+            while (group / "cgroup.procs").exists() and (processes := (group / "cgroup.procs").read_text().split()):
+                for process in processes:
+                    with suppress(ProcessLookupError):
+                        os.kill(int(process), signal.SIGKILL)
+                time.sleep(0.1)
+            with suppress(FileNotFoundError):
+                group.rmdir()
+
 
 def main(port: int, nodes: int, folder: Path, limits: Sequence[int]) -> None:
     """Serve until the input ends."""
@@ -135,6 +155,7 @@ def main(port: int, nodes: int, folder: Path, limits: Sequence[int]) -> None:
                 raise ValueError(other)
         print("done", flush=True)  # noqa: T201 - likewise
     cluster.kill_all()
+    cluster.remove_cgroups()
 
 
 def _started(port: int, nodes: int, folder: Path, limits: dict[str, int]) -> Nodes:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import signal
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +11,7 @@ from typing import Any
 import pytest
 
 from service.dispatch.engine import JobName, NewJob
-from tests.fleet.conftest import StartService
+from tests.fleet.conftest import StartService, environment_of
 from tests.fleet.work import PATIENCE_SECONDS, Dispatching, watched, workers
 from tests.support.exports.slurm_cluster import Slurm
 
@@ -22,21 +20,10 @@ pytestmark = [pytest.mark.fleet, pytest.mark.timeout(1800)]
 _NODES = 2
 
 
-@pytest.fixture
-def slurm(tmp_path: Path) -> Slurm:
-    """Slurm's commands; no cluster runs yet."""
-    root = Path(os.environ.get("BATCHWRIGHT_TEST_SLURM", "")).resolve()
-    if not (root / "usr" / "sbin").is_dir():
-        pytest.skip("BATCHWRIGHT_TEST_SLURM names no folder with Slurm: `make fleet-test` could not make it")
-    folder = tmp_path / "slurm"
-    folder.mkdir()
-    return Slurm(root, folder)
-
-
 def test_killed_workers_and_dispatchers_change_no_answer(slurm: Slurm, serve: StartService, tmp_path: Path) -> None:
     """Three tunings and a job end as undisturbed ones do, also when a worker and the dispatcher are killed."""
     with slurm.started():
-        service = serve("--slurm", str(tmp_path / "jobs"), environment=_environment(slurm))
+        service = serve("--slurm", str(tmp_path / "jobs"), environment=environment_of(slurm))
         service.wait_for_devices(_NODES)
         calm = service.submit_tuning(32)
         expected = service.answer(calm)
@@ -61,7 +48,7 @@ def test_a_job_says_to_which_nodes_it_was_restricted(
     """A job that excludes a node may run on the other one; a job that excludes none, on any."""
     from service.dispatch.slurm_engine import SlurmEngine  # noqa: PLC0415 - submitit is not installed everywhere
 
-    for name, value in _environment(slurm).items():
+    for name, value in environment_of(slurm).items():
         monkeypatch.setenv(name, value)
     with slurm.started():
         engine = SlurmEngine(tmp_path / "jobs", "sleep 60")
@@ -77,7 +64,7 @@ def test_a_job_says_to_which_nodes_it_was_restricted(
 def test_a_job_over_two_nodes_equals_one_of_one_node(slurm: Slurm, serve: StartService, tmp_path: Path) -> None:
     """The second node's agent is a step of the allocation; a cancelled job leaves nothing that runs."""
     with slurm.started():
-        service = serve("--slurm", str(tmp_path / "jobs"), environment=_environment(slurm))
+        service = serve("--slurm", str(tmp_path / "jobs"), environment=environment_of(slurm))
         service.wait_for_devices(_NODES)
         calm = service.submit_tuning(32)
         service.answer(calm)
@@ -91,12 +78,6 @@ def test_a_job_over_two_nodes_equals_one_of_one_node(slurm: Slurm, serve: StartS
         _when(service, "/v1/fleet", lambda found: found["items"][0]["running_jobs"] == 0)
         assert service.process.end(signal.SIGTERM) == 0
         assert not workers()
-
-
-def _environment(slurm: Slurm) -> dict[str, str]:
-    """The variables of Slurm's commands alone; the path has Batchwright too."""
-    path = f"{Path(sys.executable).parent}:{slurm.environment['PATH']}"
-    return {name: slurm.environment[name] for name in ("LD_LIBRARY_PATH", "SLURM_CONF")} | {"PATH": path}
 
 
 def _when(service: Dispatching, path: str, condition: Callable[[dict[str, Any]], bool]) -> None:
