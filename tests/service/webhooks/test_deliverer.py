@@ -23,8 +23,7 @@ from service.store.database.engine import write_transaction
 from service.store.database.schema import webhook_deliveries
 from service.store.store import Store
 from service.webhooks.deliverer import Deliverer, Schedule
-from service.webhooks.receivers import AllowedReceivers
-from service.webhooks.sending import Attempt, Sender
+from service.webhooks.sending import Attempt
 from service.webhooks.signatures import new_secret
 from tests.support.factories import tuning_request
 from tests.support.service.processes import Api, slow_service, wait_until
@@ -104,24 +103,24 @@ def test_a_message_is_tried_again_then_dead_then_sent_again(told: Running, recei
     assert len({request.body for request in receiver.received}) == 1
 
 
-def test_a_slow_receiver_delays_no_other(told: Running, receiver: Receiver) -> None:
+def test_a_slow_receiver_delays_no_other(start_service: StartService, receiver: Receiver) -> None:
     """While one says nothing, the messages to another arrive."""
     receiver.replies = [silent(receiver.released)]
-    with receiving() as quick, told.client as client:
-        allowed = AllowedReceivers([receiver.host, quick.host], ["127.0.0.0/8"])
-        store = told.system.store
-        slow_hook = client.webhooks.create(receiver.url)
-        quick_hook = store.webhooks.add("whk_quick", WebhookSubmission(url=quick.url), new_secret(), 50)
-        for _ in range(20):
-            client.webhooks.test(slow_hook.id)
-        for _ in range(5):
-            client.webhooks.test(quick_hook.id)
-        deliverer = Deliverer(store.deliveries, Sender(allowed, 120.0).send, QUICK, lambda _result, _seconds: None)
-        deliverer.start()
-        wait_until(lambda: len(quick.received) == 5)
+    with receiving() as quick:
+        hosts, networks = (receiver.host, quick.host), ("127.0.0.0/8",)
+        told = start_service(webhook_hosts=hosts, webhook_networks=networks, webhook_timeout_seconds=60.0)
+        with told.client as client:
+            slow_hook, quick_hook = client.webhooks.create(receiver.url), client.webhooks.create(quick.url)
+            for _ in range(20):
+                client.webhooks.test(slow_hook.id)
+            wait_until(lambda: bool(receiver.received))
+            for _ in range(5):
+                client.webhooks.test(quick_hook.id)
+            has_ended(client, quick_hook.id)
+            assert len(quick.received) == 5
+            assert [(row.pending, row.dead) for row in client.webhooks.list() if row.id == slow_hook.id] == [(20, 0)]
         receiver.replies = [status(200)]
         receiver.released.set()
-        deliverer.stop()
 
 
 def test_two_deliverers_share_the_messages(store: Store, new_id: NewId) -> None:
