@@ -160,8 +160,9 @@ def _left(service: Service) -> dict[str, Any]:
 
 
 def _files_left(folder: Path) -> list[str]:
-    """Temporary files of ours that no node has deleted."""
-    return sorted(str(path.relative_to(folder)) for path in folder.glob("temporary/*/batchwright-*"))
+    """Temporary files of ours that no node has deleted. The folder of a user's liveness files stays, empty."""
+    found = folder.glob("temporary/*/batchwright-*")
+    return sorted(str(path.relative_to(folder)) for path in found if not path.is_dir() or any(path.iterdir()))
 
 
 def _processes_left(mark: str) -> list[str]:

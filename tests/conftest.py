@@ -21,7 +21,9 @@ from tuner.probing.supervisor import ProbeSupervisor
 settings.register_profile("batchwright", deadline=None)  # no example fails for a busy machine
 settings.load_profile("batchwright")
 
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # before torch is imported: spinning threads starve two cores
+# Before torch is imported: several processes of tests share two cores, and their models are small.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 for _name in [
     name for name in os.environ if name.startswith("BATCHWRIGHT_") and not name.startswith("BATCHWRIGHT_TEST_")
 ]:
