@@ -221,7 +221,8 @@ NPM := npm install --silent --no-audit --no-fund --no-save
 $(TOOLS)/python/ready: Makefile $(VENV)/dev
 	$(PYTHON) -m venv $(TOOLS)/python
 	$(TOOLS)/python/bin/pip install --quiet --disable-pip-version-check -c constraints.txt \
-	  openapi-generator-cli==7.26.0 urllib3 python-dateutil pydantic typing-extensions
+	  openapi-generator-cli==7.26.0 urllib3 python-dateutil pydantic typing-extensions \
+	  'grafana-foundation-sdk==1769699998!10.1.0'
 	@touch $@
 
 $(TOOLS)/node/ready: Makefile
@@ -256,7 +257,7 @@ manifests: $(TOOLS)/manifests/ready  ## Write the plain manifests of docker/kube
 
 CONFORMANCE := $(patsubst %,$(TOOLS)/%/ready,python node prometheus manifests)
 
-conformance: $(VENV)/dev $(CONFORMANCE)  ## Have others' tools check the API, the image and the manifests
+conformance: $(VENV)/dev $(CONFORMANCE)  ## Have others' tools check the API, the alerts, the image and the manifests
 	$(BIN)/python tests/support/service/check_conformance.py $(TOOLS)
 
 openapi: $(VENV)/dev  ## Export openapi/openapi.json

@@ -128,7 +128,6 @@ def build(
     if settings.worker and worker_module is not None:
         worker = _with_process(worker, WorkerProcess(settings, worker_module))
     store, coordinator, instruments = worker.store, worker.coordinator, worker.instruments
-    _collect_metrics(instruments, store)
     receivers = AllowedReceivers(settings.webhook_hosts, settings.webhook_networks)
     policy = Policy(settings.python_targets, settings.data_roots, _quota(settings))
     commands = registered_commands(settings.model_copy(update={"worker": False}))
@@ -145,8 +144,10 @@ def build(
     estimator = EstimatePool()
     limits = EstimateLimits(slots=settings.estimate_slots)
     estimates = Estimates(estimator.estimate, policy, installed, limits, instruments.metrics)
+    context = _context(settings, application, estimates, instruments, receivers)
+    _collect_metrics(instruments, store, settings, context.readiness)
     return System(
-        context=_context(settings, application, estimates, instruments, receivers),
+        context=context,
         estimator=estimator,
         hit_counter=hit_counter,
         audit_retention=AuditRetention(store.audit, settings.audit_retention_days),
@@ -158,11 +159,14 @@ def build(
     )
 
 
-def _collect_metrics(instruments: Instruments, store: Store) -> None:
-    """Include what the store counts in each scrape."""
-    instruments.metrics.collect_queue(store.queue.depths)
-    instruments.metrics.collect_fleet(store.fleet.reports)
-    instruments.metrics.collect_webhooks(store.deliveries.backlog)
+def _collect_metrics(instruments: Instruments, store: Store, settings: Settings, readiness: Readiness) -> None:
+    """Include the readiness and the counts of the store in each scrape."""
+    metrics = instruments.metrics
+    metrics.collect_queue(store.queue.depths)
+    metrics.collect_devices(store.devices.list, settings.lease_seconds)
+    metrics.collect_fleet(store.fleet.reports)
+    metrics.collect_webhooks(store.deliveries.backlog)
+    metrics.collect_readiness(readiness.is_ready)
 
 
 def _deliverer(settings: Settings, receivers: AllowedReceivers, store: Store, instruments: Instruments) -> Deliverer:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from importlib import metadata
+from pathlib import Path
 
 from service.errors import ConfigurationError
 from service.folders import check_temporary_folder, make_private_folder
@@ -130,6 +132,8 @@ def assemble_worker(
         instruments=instruments,
         assignment=assignment,
     )
+    if executors:
+        instruments.metrics.collect_disks({"runs": settings.runs_dir, "temporary": Path(tempfile.gettempdir())})
     port = settings.metrics_port
     address = None if port is None else (settings.metrics_host, port)
     coordinator = Coordinator(store, executors, versions, worker_settings, store.new_listener)

@@ -101,6 +101,14 @@ class Readiness:
             StoreUnavailableError: when the database cannot be written.
         """
 
+    def is_ready(self) -> bool:
+        """Return whether ``check`` passes."""
+        try:
+            self.check()
+        except (NotReadyError, StoreUnavailableError):
+            return False
+        return True
+
     def _check_database(self) -> Health:
         self._work_queue.check()
         return Health(status="ok", checks={"store": "written"})

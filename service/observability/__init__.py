@@ -2,7 +2,7 @@
 
 - ``logging`` writes text lines, or one JSON object per line, with the ids of request, work and trace.
 - ``metrics`` defines every Prometheus metric of a process. The API serves them at `/metrics`, and workers on a separate
-  port.
+  port. ``collectors`` has those that are read from the store, or from a disk, at each scrape.
 - ``tracing`` holds the current trace (W3C Trace Context) and no-op spans. ``opentelemetry`` records spans, and is
   imported only if the `OTEL_` variables enable it.
 - ``instruments`` bundles the metrics and spans that are passed to other parts.
@@ -10,9 +10,9 @@
 The pipeline: ``service.bootstrap`` builds the instruments; ``service.api.middleware.observability`` and the workers
 call them; ``service.api.routes.health`` exposes them.
 
-Where a new thing goes: a metric, ``metrics`` (base units in the name, never an identifier as a label); a field of log
-lines, ``logging``; a span, where the work is done, through ``instruments``.
+Where a new thing goes: a metric, ``metrics``, or ``collectors`` if it is read (base units in the name, never an
+identifier as a label); a field of log lines, ``logging``; a span, where the work is done, through ``instruments``.
 
-The package may import ``service.store.models`` (for the depth of the queue), ``service.errors`` and
+The package may import ``service.store.models`` (for the queue and the devices), ``service.errors`` and
 ``service.domain``; not ``auth``, which is on the same level.
 """

@@ -10,8 +10,9 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 
 from prometheus_client import (
     CollectorRegistry,
@@ -27,9 +28,18 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 from typing_extensions import override
 
-from service.domain.states import State, WorkKind
-from service.errors import ConfigurationError, StoreUnavailableError
-from service.store.models import QueueDepth, ReportedFleet
+from service.domain.states import TERMINAL_STATES, State, WorkKind
+from service.errors import ConfigurationError
+from service.observability.collectors import (
+    ReadFamilies,
+    backlog_families,
+    device_families,
+    disk_families,
+    fleet_families,
+    queue_families,
+    readiness_families,
+)
+from service.store.models import AnnouncedDevice, QueueDepth, ReportedFleet
 from service.store.outbox.interface import Backlog
 
 _log = logging.getLogger(__name__)
@@ -41,9 +51,9 @@ _REQUEST_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0
 _TELLING_SECONDS = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 1800.0, 7200.0, 43_200.0, 86_400.0)
 _WORK_SECONDS = (1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1800, 3600, 7200, 21_600, 86_400)
 
-QueueDepths = Callable[[], Sequence[QueueDepth]]
-Backlogs = Callable[[], Backlog]
-FleetReports = Callable[[], Sequence[ReportedFleet]]
+OUT_OF_MEMORY_CODE = "training-out-of-memory"
+"""Code of jobs that ran out of memory: its series exists before the first of them, for alerts."""
+
 Families = Callable[[], Iterable[Metric]]
 Snapshot = list[tuple[str, str, str, list[tuple[str, dict[str, str], float]]]]
 """Metric families as JSON: name, help, type, and samples with their names, labels and values."""
@@ -82,6 +92,24 @@ class Metrics:
             "batchwright_host_troubles",
             "Occurrences of host problems, each failed check included, by cause.",
             ["device", "cause"],
+            registry=self._work_registry,
+        )
+        self._takeovers = Counter(
+            "batchwright_takeovers",
+            "Work claimed after its worker had vanished: died, or cut off for longer than a lease.",
+            ["device"],
+            registry=self._work_registry,
+        )
+        self._failures = Counter(
+            "batchwright_failures",
+            "Tunings and jobs that failed, by the code of their problem.",
+            ["kind", "code"],
+            registry=self._work_registry,
+        )
+        self._splits = Counter(
+            "batchwright_job_splits",
+            "Micro-batches of jobs that ran out of memory and were run in smaller parts.",
+            ["device"],
             registry=self._work_registry,
         )
         self._work = {
@@ -145,9 +173,17 @@ class Metrics:
             self._busy.end(device)
 
     def register_device(self, device: str) -> None:
-        """Report a device, with metrics of 0, before it runs anything."""
+        """Report a device, with metrics of 0, before it runs anything.
+
+        Prometheus sees no increase where a series begins at 1.
+        """
         self._busy.register(device)
-        self._unready.labels(device)  # present from the start, at 0
+        for family in (self._unready, self._takeovers, self._splits):
+            family.labels(device)
+        self._failures.labels(WorkKind.JOB.value, OUT_OF_MEMORY_CODE)
+        for durations in self._work.values():
+            for state in TERMINAL_STATES:
+                durations.labels(state.value)
 
     def set_device_trouble(self, device: str, cause: str | None) -> None:
         """Record the cause of the host problem that prevents a device from working; None when the problem is solved."""
@@ -162,6 +198,22 @@ class Metrics:
     def observe_work(self, kind: WorkKind, state: State, seconds: float) -> None:
         """Observe the duration of work that ended."""
         self._work[kind].labels(state.value).observe(seconds)
+
+    def count_takeover(self, device: str) -> None:
+        """Count work that a device took over from a worker that had vanished."""
+        self._takeovers.labels(device).inc()
+
+    def count_failure(self, kind: WorkKind, code: str) -> None:
+        """Count work that failed, by the code of its problem."""
+        self._failures.labels(kind.value, code).inc()
+
+    def count_splits(self, device: str, splits: int) -> None:
+        """Count micro-batches of a job that ran out of memory and were run in smaller parts."""
+        self._splits.labels(device).inc(splits)
+
+    def collect_disks(self, folders: Mapping[str, Path]) -> None:
+        """Include the disks of a worker's folders in each scrape, by the folders' names."""
+        self._work_registry.register(ReadFamilies[Mapping[str, Path]]("the disks", lambda: folders, disk_families, {}))
 
     # --- metrics of the API ---
 
@@ -185,17 +237,29 @@ class Metrics:
         """Observe an attempt to tell a webhook, by its result; ``seconds`` since the event."""
         self._deliveries.labels(result).observe(seconds)
 
-    def collect_webhooks(self, backlog: Backlogs) -> None:
+    def collect_webhooks(self, backlog: Callable[[], Backlog]) -> None:
         """Include the messages that are not delivered in each scrape."""
-        self.registry.register(_BacklogCollector(backlog))
+        self.registry.register(ReadFamilies("webhooks", backlog, backlog_families, Backlog(0, 0, 0.0)))
 
-    def collect_queue(self, depths: QueueDepths) -> None:
+    def collect_queue(self, depths: Callable[[], Sequence[QueueDepth]]) -> None:
         """Include the depth of the queue in each scrape."""
-        self.registry.register(_QueueCollector(depths))
+        self.registry.register(ReadFamilies[Sequence[QueueDepth]]("the queue", depths, queue_families, ()))
 
-    def collect_fleet(self, reports: FleetReports) -> None:
+    def collect_devices(self, devices: Callable[[], Sequence[AnnouncedDevice]], lease_seconds: float) -> None:
+        """Include the announced devices in each scrape; a device is silent ``lease_seconds`` after its heartbeat."""
+        self.registry.register(
+            ReadFamilies[Sequence[AnnouncedDevice]](
+                "the devices", devices, lambda found: device_families(found, lease_seconds), ()
+            )
+        )
+
+    def collect_readiness(self, is_ready: Callable[[], bool]) -> None:
+        """Include the readiness of the service in each scrape."""
+        self.registry.register(ReadFamilies("the readiness", is_ready, readiness_families, False))
+
+    def collect_fleet(self, reports: Callable[[], Sequence[ReportedFleet]]) -> None:
         """Include the last reports of the dispatchers in each scrape."""
-        self.registry.register(_FleetCollector(reports))
+        self.registry.register(ReadFamilies[Sequence[ReportedFleet]]("the fleet", reports, fleet_families, ()))
 
     def collect_workers(self, families: Families) -> None:
         """Include the metrics of workers in another process in each scrape."""
@@ -310,115 +374,3 @@ def families_from(sent: Snapshot) -> list[Metric]:
             family.add_sample(sample, labels, value)
         families.append(family)
     return families
-
-
-class _FleetCollector(Collector):
-    """Collect the reports of dispatchers from the store; nothing when the store is unavailable."""
-
-    def __init__(self, reports: FleetReports) -> None:
-        self._reports = reports
-
-    def describe(self) -> Iterator[Metric]:
-        """Describe the families without a read of the store."""
-        yield from _fleet_families(())
-
-    @override
-    def collect(self) -> Iterator[Metric]:
-        """Collect every family."""
-        try:
-            found = self._reports()
-        except StoreUnavailableError as error:
-            _log.warning("the metrics omit the fleet: %s", error)
-            return
-        yield from _fleet_families(found)
-
-
-def _fleet_families(found: Sequence[ReportedFleet]) -> Iterator[Metric]:
-    names = ["engine", "address"]
-    up = GaugeMetricFamily("batchwright_fleet_up", "1 while the dispatcher can use the cluster.", labels=names)
-    age = GaugeMetricFamily("batchwright_fleet_report_age_seconds", "Age of the dispatcher's report.", labels=names)
-    nodes = GaugeMetricFamily("batchwright_fleet_nodes", "Nodes on which jobs can run.", labels=names)
-    jobs = GaugeMetricFamily("batchwright_fleet_jobs", "Jobs in the cluster, by state.", labels=[*names, "state"])
-    for reported in found:
-        report = reported.report
-        cluster = [report.engine, report.address]
-        up.add_metric(cluster, 0.0 if report.error else 1.0)
-        age.add_metric(cluster, reported.age_seconds)
-        nodes.add_metric(cluster, sum(node.alive for node in report.nodes))
-        jobs.add_metric([*cluster, "pending"], report.pending_jobs)
-        jobs.add_metric([*cluster, "running"], report.running_jobs)
-    yield from (up, age, nodes, jobs)
-
-
-class _QueueCollector(Collector):
-    """Collect the depth of the queue from the store; nothing when the store is unavailable."""
-
-    def __init__(self, depths: QueueDepths) -> None:
-        self._depths = depths
-
-    def describe(self) -> Iterator[Metric]:
-        """Describe the families without a read of the store."""
-        yield from _queue_families(())
-
-    @override
-    def collect(self) -> Iterator[Metric]:
-        """Collect both families."""
-        try:
-            found = self._depths()
-        except StoreUnavailableError as error:
-            _log.warning("the metrics omit the queue: %s", error)
-            return
-        yield from _queue_families(found)
-
-
-class _BacklogCollector(Collector):
-    """Collect the backlog of webhooks from the store; nothing when the store is unavailable."""
-
-    def __init__(self, backlog: Backlogs) -> None:
-        self._backlog = backlog
-
-    def describe(self) -> Iterator[Metric]:
-        """Describe the families without a read of the store."""
-        yield from _backlog_families(Backlog(0, 0, 0.0))
-
-    @override
-    def collect(self) -> Iterator[Metric]:
-        """Collect both families."""
-        try:
-            found = self._backlog()
-        except StoreUnavailableError as error:
-            _log.warning("the metrics omit webhooks: %s", error)
-            return
-        yield from _backlog_families(found)
-
-
-def _backlog_families(found: Backlog) -> Iterator[Metric]:
-    deliveries = GaugeMetricFamily(
-        "batchwright_webhook_backlog",
-        "Messages to webhooks that are pending or dead; every API process reports the same value.",
-        labels=["state"],
-    )
-    deliveries.add_metric(["pending"], found.pending)
-    deliveries.add_metric(["dead"], found.dead)
-    yield deliveries
-    yield GaugeMetricFamily(
-        "batchwright_webhook_oldest_due_seconds",
-        "Time for which the oldest due message to a webhook waits.",
-        value=found.oldest_due_seconds,
-    )
-
-
-def _queue_families(found: Sequence[QueueDepth]) -> Iterator[Metric]:
-    waiting = GaugeMetricFamily(
-        "batchwright_queue_items",
-        "Queued tunings and jobs by device or hardware; every API process reports the same value.",
-        labels=["device"],
-    )
-    oldest = GaugeMetricFamily(
-        "batchwright_queue_oldest_age_seconds", "Waiting time of the oldest queued tuning or job.", labels=["device"]
-    )
-    for depth in found:
-        waiting.add_metric([depth.name], depth.waiting)
-        oldest.add_metric([depth.name], depth.oldest_age_seconds)
-    yield waiting
-    yield oldest

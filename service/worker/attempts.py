@@ -81,6 +81,8 @@ class AttemptRunner:
             log_context(**{f"{item.kind}_id": item.id}),
         ):
             _log.info("%s: %s, attempt %d", self._slot, item.id, claim.lease.token)
+            if claim.lost_leases:
+                self._instruments.metrics.count_takeover(device)
             try:
                 span.set("outcome", self._run(claim, holder))
             except StaleLeaseError as error:
@@ -138,6 +140,8 @@ class AttemptRunner:
         began = claim.item.started_at or datetime.now(UTC)
         seconds = max(0.0, (datetime.now(UTC) - began).total_seconds())
         self._instruments.metrics.observe_work(claim.item.kind, ending.state, seconds)
+        if ending.problem is not None:
+            self._instruments.metrics.count_failure(claim.item.kind, ending.problem.code)
         _log.info("%s: %s %s", self._slot, holder.lease.work_id, ending.state)
         return ending.state.value
 

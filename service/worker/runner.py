@@ -18,6 +18,7 @@ from service.domain.work import JobRequest
 from service.domain.workers import ServedDevice
 from service.errors import ServiceError
 from service.observability.instruments import Instruments
+from service.observability.metrics import OUT_OF_MEMORY_CODE
 from service.problem_mapping import stored_problem
 from service.store.interface import EvidenceStore, RecommendationStore, ResidualStore
 from service.store.models import Binding, Claim, Ending, WorkItem
@@ -30,7 +31,7 @@ from tuner.planning.session import Tuning
 from tuner.schemas.recommendation import Recommendation
 from tuner.schemas.requests import ProbeRequest, TuningRequest
 from tuner.schemas.results import ExpectedPeaks, Outcome, ProbeResult
-from tuner.schemas.training import RunOutcome, RunProgress, TrainingResult
+from tuner.schemas.training import RunOutcome, RunProgress, TrainingProgress, TrainingResult
 from tuner.system.host_failures import Cause, DiskUsage, HostFailure, disk_usage_of, host_failure_of, is_filled_by_run
 from tuner.units import format_bytes
 
@@ -65,6 +66,13 @@ class RunFailedError(ServiceError):
 
     code = "training-failed"
     title = "The training run failed"
+
+
+class RunOutOfMemoryError(RunFailedError):
+    """The training run cannot go on, since it ran out of memory."""
+
+    code = OUT_OF_MEMORY_CODE
+    title = "The training run ran out of memory"
 
 
 @dataclass(frozen=True)
@@ -235,6 +243,7 @@ class WorkRunner:
             unrecorded = [update for update in updates if update.update > newest]
             if unrecorded:
                 holder.retry(lambda: self._evidence.record_progress(holder.lease, unrecorded))
+                self._instruments.metrics.count_splits(self._served.device.id, _splits_of(unrecorded))
                 newest = unrecorded[-1].update
 
         mark_slot(run.directory, self._served.slot)
@@ -284,6 +293,11 @@ def _refuse_repeated_losses(claim: Claim) -> None:
         )
 
 
+def _splits_of(updates: Sequence[RunProgress]) -> int:
+    """Return the number of micro-batches that did not fit; of a command they are not known."""
+    return sum(len(update.splits) for update in updates if isinstance(update, TrainingProgress))
+
+
 def _job_ending(result: TrainingResult) -> Ending:
     """Return the ending of a job whose run has ended.
 
@@ -294,6 +308,7 @@ def _job_ending(result: TrainingResult) -> Ending:
         case RunOutcome.SUCCEEDED:
             return Ending(State.SUCCEEDED, result=result)
         case RunOutcome.FAILED:
-            return Ending(State.FAILED, result=result, problem=stored_problem(RunFailedError(result.message)))
+            kind = RunOutOfMemoryError if result.out_of_memory else RunFailedError
+            return Ending(State.FAILED, result=result, problem=stored_problem(kind(result.message)))
         case RunOutcome.STOPPED:
             raise StoppedError(result.message)

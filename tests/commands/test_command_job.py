@@ -299,3 +299,23 @@ def test_a_job_that_made_all_updates_before_it_was_stopped_succeeded(
         )
     )
     assert (result.outcome, result.updates) == (outcome, made)
+
+
+@pytest.mark.parametrize("kills", [0, 1])
+def test_a_kill_by_the_kernel_is_a_lack_of_memory(tmp_path: Path, kills: int) -> None:
+    """SIGKILL alone is no evidence of one."""
+    result = result_of_job(
+        EndedJob(
+            figures=Figures(8, 2, 1, 4),
+            recommendation=of_program(tmp_path, "", "{updates}", "{micro_batch_size}"),
+            reports=JobReports(tmp_path, total=4),
+            exit_status=-signal.SIGKILL,
+            start_error=None,
+            stopped_by=None,
+            is_killed=False,
+            kernel_oom_kills=kills,
+            output="",
+            seconds=1.0,
+        )
+    )
+    assert (result.outcome, result.out_of_memory) == (RunOutcome.FAILED, kills > 0)

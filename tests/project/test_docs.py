@@ -124,11 +124,14 @@ def test_every_route_is_listed() -> None:
 
 
 def test_every_metric_is_listed() -> None:
-    """As Prometheus names it; no other is, in the alerts neither."""
+    """As Prometheus names it; no other is."""
     metrics = Metrics("0")
     metrics.collect_queue(list)
     metrics.collect_fleet(list)
     metrics.collect_webhooks(lambda: Backlog(0, 0, 0.0))
+    metrics.collect_devices(list, 15.0)
+    metrics.collect_readiness(lambda: True)
+    metrics.collect_disks({})
     families = [it for it in metrics.registry.collect() if it.name.startswith("batchwright_")]
     names = {f"{it.name}_total" if it.type == "counter" else it.name for it in families}
     assert {cells[0].strip("`") for cells in rows("operations", "Metrics")} == names

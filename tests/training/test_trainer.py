@@ -20,7 +20,7 @@ from tuner.hardware.memory_devices.factory import open_device
 from tuner.schemas.optimizer import ScheduleSpec
 from tuner.schemas.recommendation import CouplingCheck, Recommendation
 from tuner.schemas.requests import TrainingRequest
-from tuner.schemas.training import RunOutcome, TrainingProgress
+from tuner.schemas.training import RunOutcome, TrainingProgress, TrainingResult
 from tuner.schemas.workload import WorkloadSpec
 from tuner.system.files import lock_directory
 from tuner.training import worker
@@ -288,23 +288,37 @@ def test_a_training_process_in_a_held_folder_writes_nothing(tmp_path: Path, monk
     assert (tmp_path / "result.json").read_text() == "of the other process"
 
 
-def test_a_failure_of_user_code_comes_with_its_traceback(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The log and the result point at the line."""
-    (tmp_path / "broken_workload.py").write_text(
+def failed(folder: Path, monkeypatch: pytest.MonkeyPatch, raised: str, largest_micro_batch_size: int) -> TrainingResult:
+    """The result of a run whose workload, of a module in this folder, raises in each pass."""
+    (folder / "broken_workload.py").write_text(
         "import torch\n"
         "class W:\n"
         "    def build_model(self): return torch.nn.Linear(2, 1)\n"
         "    def make_batch(self, size): return torch.randn(size, 2)\n"
-        "    def loss_terms(self, model, batch): raise KeyError('no such label')\n"
+        f"    def loss_terms(self, model, batch): raise {raised}\n"
         "    def dataset(self): return [torch.zeros(2)] * 8\n"
         "def build(): return W()\n"
     )
-    monkeypatch.chdir(tmp_path)
+    monkeypatch.chdir(folder)
     spec = mlp_spec(model={"kind": "python", "target": "broken_workload:build"}, data={"kind": "workload"})
-    result = run_to_end(tmp_path / "run", recommendation(spec, 4, 2), TrainingRequest(updates=1))
+    found = recommendation(spec, 4, largest_micro_batch_size)
+    return run_to_end(folder / "run", found, TrainingRequest(updates=1))
+
+
+def test_a_failure_of_user_code_comes_with_its_traceback(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The log and the result point at the line."""
+    result = failed(tmp_path, monkeypatch, "KeyError('no such label')", 2)
     assert result.outcome is RunOutcome.FAILED
     assert result.error_type == "builtins.KeyError"
     assert "broken_workload.py" in (result.traceback or "")
+    assert not result.out_of_memory
+
+
+def test_a_run_that_runs_out_of_memory_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A micro-batch of one sample does not fit: none is left to go on with."""
+    result = failed(tmp_path, monkeypatch, "torch.OutOfMemoryError('CUDA out of memory.')", 1)
+    assert (result.outcome, result.smaller_micro_batch) == (RunOutcome.FAILED, None)
+    assert result.out_of_memory
 
 
 def test_a_half_written_line_waits(tmp_path: Path) -> None:

@@ -61,6 +61,7 @@ def result_of_job(ended: EndedJob) -> TrainingResult:
         samples_seen=progress.samples_seen,
         peak_bytes=progress.peak_bytes,
         limit_bytes=ended.limit_bytes,
+        out_of_memory=error_type == _OUT_OF_MEMORY,
         notes=tuple(_notes(ended, outcome)),
         seconds=ended.seconds,
     )

@@ -152,6 +152,8 @@ class TrainingResult(Document):
     """Notes on the run, such as a loss that accumulation changes, or a peak above the limit."""
     smaller_micro_batch: PositiveInt | None = None
     """Set when memory ran out and the run can be resumed with micro-batches of at most this size."""
+    out_of_memory: bool = False
+    """True when the end of memory ended the process, with or without a smaller micro-batch to resume with."""
     trouble: SystemTrouble | None = None
     """Set when a disk, not the workload, ended the run."""
     weights_sha256: str | None = None

@@ -111,6 +111,7 @@ def train(paths: RunPaths, stop: StopRequest) -> TrainingResult:
         samples_seen=state.position.seen,
         notes=tuple(state.trainer.notes) if state.trainer else (),
         smaller_micro_batch=smaller,
+        out_of_memory=oom_error is not None,
         trouble=_disk_trouble(failure),
         weights_sha256=state.weights_sha256,
         noise_scale=state.trainer.noise_scale.estimate() if state.trainer and state.position.update else None,

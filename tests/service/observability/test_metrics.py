@@ -6,10 +6,12 @@ import re
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
+from typing_extensions import override
 
 from service.application.estimates import EstimateLimits, Estimates
 from service.application.readiness import Readiness
@@ -17,20 +19,24 @@ from service.application.rules.policy import Policy
 from service.domain.api_keys import Scope, make_key
 from service.domain.identifiers import IdentifierSource
 from service.errors import ConfigurationError, EstimatesBusyError, NotReadyError, StoreUnavailableError
-from service.observability.metrics import Metrics
+from service.observability.metrics import OUT_OF_MEMORY_CODE, Metrics
 from service.store.models import QueueDepth
 from service.store.store import Store
-from tests.support.factories import tuning_request
+from service.worker.executors.base import GraceSeconds, OnProgress, TrainingRun
+from tests.support.factories import recommendation, tuning_request
 from tests.support.service.running import Running, StartService
-from tests.support.service.scripted import SERVED, new_work
+from tests.support.service.scripted import SERVED, Trainer, new_work, progress
 from tuner.errors import EstimateError
 from tuner.schemas.estimates import Estimate, EstimateRequest
+from tuner.schemas.training import MicroBatchSplit, RunOutcome, TrainingResult
 
 UNITS = ("_seconds", "_bytes", "_total", "_info")
 COUNTS = {
     "batchwright_queue_items",
     "batchwright_device_busy",
     "batchwright_device_unready",
+    "batchwright_devices",
+    "batchwright_ready",
     "process_open_fds",
     "process_max_fds",
 }
@@ -90,7 +96,8 @@ def test_no_identifier_is_a_label(start_service: StartService) -> None:
     assert tuning["id"] not in text
     assert "nobody" not in text
     labels = {label for _, found in samples_of(text) for label, _ in found}
-    assert labels <= {"device", "outcome", "state", "result", "method", "route", "status", "le", "version"}
+    ours = {"device", "outcome", "state", "result", "kind", "code", "folder"}
+    assert labels <= ours | {"method", "route", "status", "le", "version"}
 
 
 # --- what is counted ---
@@ -186,6 +193,63 @@ def test_a_busy_device_is_seen_while_it_is_busy() -> None:
         samples = samples_of(metrics.exposition().decode())
         assert value(samples, "batchwright_device_busy", device="cpu") == 1
         assert value(samples, "batchwright_device_busy_seconds_total", device="cpu") > 0
+
+
+def test_devices_are_counted_by_state(store: Store) -> None:
+    """A live one that takes work, one that takes none, and those whose worker sends no heartbeat."""
+    store.devices.announce(SERVED)
+    store.devices.announce(SERVED.model_copy(update={"slot": "host/cuda:0", "unready": "disk-full: no space"}))
+    for lease_seconds, ready, unready, silent in ((15.0, 1, 1, 0), (-1.0, 0, 0, 2)):
+        metrics = Metrics()
+        metrics.collect_devices(store.devices.list, lease_seconds)
+        samples = samples_of(metrics.exposition().decode())
+        counted = [value(samples, "batchwright_devices", state=state) for state in ("ready", "unready", "silent")]
+        assert counted == [ready, unready, silent]
+
+
+def test_readiness_is_a_metric(store: Store) -> None:
+    """It is 0 without a worker, and 1 with one."""
+    for ready in (0, 1):
+        metrics = Metrics()
+        metrics.collect_readiness(readiness_of(store).is_ready)
+        assert value(samples_of(metrics.exposition().decode()), "batchwright_ready") == ready
+        store.devices.announce(SERVED)
+
+
+class ShortTrainer(Trainer):
+    """Runs out of memory twice in its first update, and for good after it."""
+
+    @override
+    def __call__(self, run: TrainingRun, on_progress: OnProgress, grace_seconds: GraceSeconds) -> TrainingResult:
+        split = MicroBatchSplit(rank=0, size=4, parts=(2, 2), message="out of memory")
+        on_progress([progress(1, run.request.updates).model_copy(update={"splits": (split, split)})])
+        return TrainingResult(outcome=RunOutcome.FAILED, message="out of memory", updates=1, out_of_memory=True)
+
+
+def test_a_failed_job_is_counted_by_its_code(start_service: StartService) -> None:
+    """With its split micro-batches; the series of jobs that run out of memory is there before the first one."""
+    service = start_service(trainer=ShortTrainer())
+    code = {"kind": "job", "code": OUT_OF_MEMORY_CODE}
+    before = samples_of(service.http.get("/metrics").text)
+    assert before["batchwright_failures_total", frozenset(code.items())] == 0
+    body = {"recommendation": recommendation().model_dump(mode="json"), "training": {"updates": 2}}
+    job = service.http.post("/v1/jobs", json=body).json()
+    ended = service.http.get(f"/v1/jobs/{job['id']}?wait=30").json()
+    assert ended["problem"]["code"] == OUT_OF_MEMORY_CODE
+    samples = samples_of(service.http.get("/metrics").text)
+    assert value(samples, "batchwright_failures_total", **code) == 1
+    assert value(samples, "batchwright_job_splits_total", device="cpu") == 2
+    assert value(samples, "batchwright_job_seconds_count", state="FAILED") == 1
+
+
+def test_disks_are_reported_by_folder(tmp_path: Path) -> None:
+    """Their free bytes and their size; a folder that is not there is left out."""
+    metrics = Metrics()
+    metrics.collect_disks({"runs": tmp_path, "temporary": tmp_path / "gone"})
+    samples = samples_of(metrics.exposition().decode())
+    free = value(samples, "batchwright_disk_free_bytes", folder="runs")
+    assert 0 < free < value(samples, "batchwright_disk_size_bytes", folder="runs")
+    assert ("batchwright_disk_size_bytes", frozenset({("folder", "temporary")})) not in samples
 
 
 def test_estimates_are_counted_by_result() -> None:

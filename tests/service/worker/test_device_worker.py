@@ -407,6 +407,22 @@ def test_a_dead_workers_tuning_goes_on_at_once(store: Store, start: StartWorker,
     assert runner.sizes == [probe.micro_batch_size for probe in whole[2:]]
 
 
+def test_a_takeover_is_counted(store: Store, tmp_path: Path) -> None:
+    """Work of a dead process counts once; work that was only queued does not."""
+    queue_tuning(store)
+    work_ids = [queue_tuning(store), queue_tuning(store, tuning_request(mlp_spec(), 64))]
+    dead = SERVED.model_copy(update={"owner": worker_settings(tmp_path).new_owner()})
+    assert store.leases.claim(dead, 3600.0) is not None
+    settings = worker_settings(tmp_path)
+    executor = InlineExecutor(CPU, ScriptedRunner(37), no_training)
+    coordinator = Coordinator(store, [executor], VERSIONS, settings, store.new_listener)
+    coordinator.start()
+    for work_id in work_ids:
+        ended(store, work_id)
+    coordinator.stop()
+    assert b'batchwright_takeovers_total{device="cpu"} 1.0' in settings.instruments.metrics.exposition()
+
+
 def test_a_worker_that_lost_its_lease_says_nothing(store: Store, start: StartWorker) -> None:
     """A running probe whose lease was taken over is ended, and its result is not recorded."""
     started = threading.Event()

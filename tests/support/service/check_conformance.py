@@ -4,7 +4,8 @@ Exit status 1 when one is not pleased.
 
 python tests/support/service/check_conformance.py TOOLS [--max-examples 20] [--only NAME]
 
-TOOLS is the folder into which the Makefile has put what is no package of ours: ``python`` (openapi-generator-cli),
+TOOLS is the folder into which the Makefile has put what is no package of ours: ``python`` (openapi-generator-cli, and
+Grafana's models of a dashboard),
 ``node`` (Spectral, Redocly, models of the Prometheus operator), ``prometheus`` (promtool), ``manifests``
 (docker-compose, kubernetes-validate, helm, hadolint and tally).
 """
@@ -74,6 +75,30 @@ _NO_RULE_OF_BUILDKIT = {"buildkit/InvalidDefinitionDescription"}
 """Rules that `docker build --check` leaves out unless they are asked for."""
 
 
+_LOST_BY_GRAFANA = """
+import json, pathlib, sys
+from grafana_foundation_sdk.cog.encoder import JSONEncoder
+from grafana_foundation_sdk.cog.plugins import register_default_plugins
+from grafana_foundation_sdk.models.dashboard import Dashboard
+
+def lost(given, read, path):
+    if isinstance(given, dict) and isinstance(read, dict):
+        for name, value in given.items():
+            yield from lost(value, read.get(name), f"{path}.{name}")
+    elif isinstance(given, list) and isinstance(read, list) and len(given) == len(read):
+        for number, (value, found) in enumerate(zip(given, read)):
+            yield from lost(value, found, f"{path}[{number}]")
+    elif given != read:
+        yield path
+
+register_default_plugins()
+document = json.loads(pathlib.Path(sys.argv[1]).read_text())
+read = json.loads(JSONEncoder().encode(Dashboard.from_json(document)))
+print(json.dumps(list(lost(document, read, ""))))
+"""
+"""A program that prints the fields of a dashboard that Grafana's own models do not have."""
+
+
 class Displeased(Exception):  # noqa: N818 - it is said of a tool
     """The findings of a tool."""
 
@@ -137,6 +162,21 @@ class Checks:
             complete_a_tuning(sys.executable, "openapi-python-client", folder, service)
             text = metrics(service)
         return self._checked(text)
+
+    def alerts(self) -> str:
+        """The alert rules, by promtool and their unit tests."""
+        tested = ROOT / "tests/service/observability/alerts_test.yml"
+        said = _said([self._promtool(), "check", "rules", str(ROOT / "docs/operations/alerts.yml")], {0})
+        _said([self._promtool(), "test", "rules", str(tested)], {0})
+        return said.splitlines()[1].strip()
+
+    def grafana(self) -> str:
+        """The dashboard, by Grafana's own models of it: a field that they do not have is lost on the way through."""
+        file = ROOT / "docs/operations/grafana.json"
+        python = str(self.tools / "python" / "bin" / "python")
+        lost = json.loads(_said([python, "-c", _LOST_BY_GRAFANA, str(file)], {0}))
+        _refuse(lost, [f"Grafana knows no {path}" for path in lost])
+        return f"{len(json.loads(file.read_text())['panels'])} panels, every field known"
 
     def compose(self) -> str:
         """docker/compose.yaml, with every profile, by Compose itself; the secrets that it names are made here."""
@@ -215,9 +255,12 @@ class Checks:
         helm = str(self.tools / "manifests/bin/helm")
         return _said([helm, "template", "batchwright", str(_CHART), "--namespace", "batchwright", *options], {0})
 
+    def _promtool(self) -> str:
+        return shutil.which("promtool") or str(self.tools / "prometheus" / "usr" / "bin" / "promtool")
+
     def _checked(self, text: str) -> str:
-        promtool = shutil.which("promtool") or str(self.tools / "prometheus" / "usr" / "bin" / "promtool")
-        done = subprocess.run([promtool, "check", "metrics"], input=text, capture_output=True, text=True, check=False)
+        command = [self._promtool(), "check", "metrics"]
+        done = subprocess.run(command, input=text, capture_output=True, text=True, check=False)
         _refuse(done.returncode or done.stdout + done.stderr, [done.stdout + done.stderr])
         return f"{sum(not line.startswith('#') for line in text.splitlines())} samples, clean"
 
@@ -260,6 +303,8 @@ def all_checks(checks: Checks) -> dict[str, Callable[[], str]]:
         "openapi-python-client": checks.python_client,
         "openapi-generator-cli": checks.generator_client,
         "promtool": checks.promtool,
+        "alerts": checks.alerts,
+        "grafana": checks.grafana,
         "compose": checks.compose,
         "dockerfile": checks.dockerfile,
         "helm": checks.helm,

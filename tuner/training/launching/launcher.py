@@ -261,6 +261,7 @@ class TrainingProcess:
             outcome=RunOutcome.FAILED,
             message=message + self._full_disk_hint(),
             error_type=ended.cause,
+            out_of_memory=ended.kind is ExitKind.KERNEL_OOM,
             trouble=_RESULT_NOT_WRITTEN if return_code == os.EX_IOERR else None,
             traceback=tail(self.paths.log, _LOG_TAIL_BYTES) or None,
             updates=progress,
