@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from importlib import metadata
 
@@ -129,21 +129,11 @@ def build(
         worker = _with_process(worker, WorkerProcess(settings, worker_module))
     store, coordinator, instruments = worker.store, worker.coordinator, worker.instruments
     receivers = AllowedReceivers(settings.webhook_hosts, settings.webhook_networks)
-    policy = Policy(settings.python_targets, settings.data_roots, _quota(settings))
-    commands = registered_commands(settings.model_copy(update={"worker": False}))
     hit_counter = HitCounter(store.statistics.count_hits, observe=instruments.metrics.count_lookup)
-    application = ApplicationContext(
-        store,
-        policy,
-        settings.runs_dir,
-        settings.lease_seconds,
-        coordinator.notify,
-        commands=commands,
-        hit_counter=hit_counter,
-    )
+    application = _application(settings, store, coordinator.notify, hit_counter)
     estimator = EstimatePool()
     limits = EstimateLimits(slots=settings.estimate_slots)
-    estimates = Estimates(estimator.estimate, policy, installed, limits, instruments.metrics)
+    estimates = Estimates(estimator.estimate, application.policy, installed, limits, instruments.metrics)
     context = _context(settings, application, estimates, instruments, receivers)
     _collect_metrics(instruments, store, settings, context.readiness)
     return System(
@@ -156,6 +146,30 @@ def build(
         coordinator=coordinator,
         instruments=instruments,
         metrics_address=worker.metrics_address,
+    )
+
+
+def tuning_cases(settings: Settings, store: Store) -> TuningCases:
+    """Create the use cases of tunings on a store, without a service around them; workers find queued work by polling.
+
+    Raises:
+        ConfigurationError: when the file of registered commands is invalid.
+    """
+    application = _application(settings, store, lambda: None, HitCounter(store.statistics.count_hits))
+    return TuningCases(application, QueuePositions(QueueCases(application).read))
+
+
+def _application(
+    settings: Settings, store: Store, notify: Callable[[], None], hit_counter: HitCounter
+) -> ApplicationContext:
+    return ApplicationContext(
+        store,
+        Policy(settings.python_targets, settings.data_roots, _quota(settings)),
+        settings.runs_dir,
+        settings.lease_seconds,
+        notify,
+        commands=registered_commands(settings.model_copy(update={"worker": False})),
+        hit_counter=hit_counter,
     )
 
 

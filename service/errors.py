@@ -138,6 +138,14 @@ class NotEndedError(RequestError):
         return cls(f"{work_id!r} is {state}: cancel it first, then delete it")
 
 
+class NotConfirmableError(RequestError):
+    """The recommendation cannot be confirmed, since no live worker has its kind of device."""
+
+    status = HTTPStatus.CONFLICT
+    code = "not-confirmable"
+    title = "The recommendation cannot be confirmed"
+
+
 class NotResumableError(RequestError):
     """The job cannot be resumed; the message gives the reason."""
 

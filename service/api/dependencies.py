@@ -205,6 +205,15 @@ ObjectiveFilter = Annotated[
     _text(enum=list(get_args(Objective))),
     Query(description="Return only items tuned for this objective."),
 ]
+StaleFilter = Annotated[
+    bool | None,
+    _text(enum=["true", "false"]),
+    Query(
+        description="`true`: return only stale recommendations, whose torch, driver or hardware has changed since, and "
+        "which no later tuning has confirmed. `false`: only those that still hold. Those on devices without a live "
+        "worker are in neither list."
+    ),
+]
 Format = Annotated[
     RowFormat,
     WithJsonSchema({"type": "string", "enum": [form.value for form in RowFormat]}),

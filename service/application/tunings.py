@@ -7,19 +7,23 @@ from contextlib import suppress
 from dataclasses import replace
 
 from service.application import views
+from service.application.context import ApplicationContext
 from service.application.rules.device_checks import check_cards_of_ranks, probe_environment
 from service.application.rules.hardware_matches import one_of_each_kind, workers_with
 from service.application.rules.idempotency import SubmissionResponse, pending_response
+from service.application.rules.stale_recommendations import StaleRecommendations, confirmation_of
 from service.application.rules.warm_start import find_warm_start
 from service.application.work import WorkCases, model_name, payload
 from service.domain.api_keys import Caller
 from service.domain.hardware import ANY_DEVICE, HardwareNeed
+from service.domain.staleness import Staleness
 from service.domain.states import WorkKind
-from service.domain.work import ProbeList, QueuePosition, RecommendationSummary, Tuning, TuningSubmission
+from service.domain.work import ProbeList, QueuePosition, Tuning, TuningSubmission
 from service.domain.workers import ServedDevice
 from service.errors import InvalidInputError, NotFoundError
+from service.fast_path.queue_positions import QueuePositions
 from service.observability.tracing import current_trace_parent
-from service.store.models import Idempotency, NewWork, RecommendationFilter, WorkItem
+from service.store.models import Idempotency, NewWork, RecommendationFilter, RecommendationRow, WorkItem
 from tuner.hardware.matching import with_catalogue_name
 from tuner.planning.comparison.gain import with_gain
 from tuner.planning.session import Tuning as TuningSession
@@ -36,6 +40,10 @@ class TuningCases(WorkCases[TuningSubmission, Tuning]):
 
     kind = WorkKind.TUNING
 
+    def __init__(self, context: ApplicationContext, positions: QueuePositions) -> None:
+        super().__init__(context, positions)
+        self._stale = StaleRecommendations(context.store.recommendations, context.live_workers)
+
     def probes(self, tuning_id: str) -> ProbeList:
         """Return the recorded probes of a tuning.
 
@@ -51,25 +59,59 @@ class TuningCases(WorkCases[TuningSubmission, Tuning]):
         """Return stored recommendations as JSON, by their ids; unknown ids are left out."""
         return self._store.recommendations.texts([name for name in recommendation_ids if views.is_identifier(name)])
 
-    def recommendations(self, wanted: RecommendationFilter, limit: int, cursor: str | None) -> bytes:
+    def recommendations(
+        self, wanted: RecommendationFilter, limit: int, cursor: str | None, *, stale: bool | None = None
+    ) -> bytes:
         """Return a page of recommendations, newest first: a ``RecommendationPage`` as JSON.
 
         Raises:
             InvalidCursorError: when the cursor does not belong to this list.
         """
-        return views.recommendation_page(*self.recommendation_rows(wanted, limit, cursor))
+        return views.recommendation_page(*self.recommendation_rows(wanted, limit, cursor, stale=stale))
 
     def recommendation_rows(
-        self, wanted: RecommendationFilter, limit: int, cursor: str | None
-    ) -> tuple[list[RecommendationSummary], str | None]:
+        self, wanted: RecommendationFilter, limit: int, cursor: str | None, *, stale: bool | None = None
+    ) -> tuple[list[RecommendationRow], str | None]:
         """Return the rows of a page of recommendations, and the cursor of the next one.
 
         Raises:
             InvalidCursorError: when the cursor does not belong to this list.
         """
         before, search = views.position_after(cursor, "rec", wanted.search)
-        rows = self._store.recommendations.newest(replace(wanted, search=search), limit + 1, before)
-        return rows[:limit], views.cursor_after(rows, limit, search)
+        wanted = self._stale.filter(replace(wanted, search=search), stale)
+        rows = self._store.recommendations.newest(wanted, limit + 1, before)
+        return self._stale.marked(rows[:limit]), views.cursor_after(rows, limit, search)
+
+    def staleness(self, recommendation_id: str) -> Staleness:
+        """Return what changed on the device of a recommendation since it was made.
+
+        Raises:
+            NotFoundError: when there is none with this id.
+        """
+        (row,) = self._stale.marked([self._store.recommendations.row(recommendation_id)])
+        return Staleness(**{name: getattr(row, name) for name in Staleness.model_fields})
+
+    def confirm(
+        self, recommendation_id: str, caller: Caller, idempotency: Idempotency | None = None
+    ) -> SubmissionResponse:
+        """Submit a tuning for the request of a recommendation under today's conditions, which one probe may confirm.
+
+        Raises:
+            NotFoundError: when there is none with this id.
+            NotConfirmableError: when no live worker has its kind of device.
+            RequestError: as ``submit``.
+            QuotaExceededError: when the caller's key has used its quota.
+        """
+        stored = self._store.recommendations.get(recommendation_id)
+        submission, served = confirmation_of(stored, self._context.live_workers())
+        if served is None:
+            return self.submit(submission, caller, idempotency)
+        request = self._admitted(submission)
+
+        def respond() -> SubmissionResponse:
+            return self._submit_to(served, request, submission, caller, idempotency)
+
+        return self._context.idempotent_requests.respond(idempotency, respond)
 
     # --- helpers ---
 
@@ -80,6 +122,17 @@ class TuningCases(WorkCases[TuningSubmission, Tuning]):
         if request.hardware is not None:
             return self._submit_for_hardware(request, request.hardware, submission, caller, idempotency)
         served = self._context.live_device(submission.device).served
+        return self._submit_to(served, request, submission, caller, idempotency)
+
+    def _submit_to(
+        self,
+        served: ServedDevice,
+        request: TuningRequest,
+        submission: TuningSubmission,
+        caller: Caller,
+        idempotency: Idempotency | None,
+    ) -> SubmissionResponse:
+        """Queue a tuning for a device, or serve a stored one."""
         if request.command is not None:
             check_cards_of_ranks(request.command, served, self._store.devices.list())
         request = request.model_copy(update={"device": served.device.id})

@@ -35,14 +35,14 @@ _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": _SECONDS_PER_DAY, "w": 7 * _SEC
 _SHOWN_LENGTH = 40
 _VALID = "good"
 
-_DatabaseUrl = Annotated[
+DatabaseUrl = Annotated[
     str | None,
     typer.Option(
         help="SQLAlchemy URL of the service's store. When left out: BATCHWRIGHT_DATABASE_URL, else the SQLite file in "
         "the data folder."
     ),
 ]
-_Json = Annotated[bool, typer.Option("--json", help="Print JSON on standard output.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON on standard output.")]
 
 keys = typer.Typer(
     help="Create, list and revoke the API keys of a service, directly in its database. The service need not run.",
@@ -58,8 +58,8 @@ def create(
     expires_in_days: Annotated[
         float | None, typer.Option(min=0.0, max=MAX_DAYS, help="Days until the key expires; never when left out.")
     ] = None,
-    database_url: _DatabaseUrl = None,
-    json: _Json = False,
+    database_url: DatabaseUrl = None,
+    json: Json = False,
 ) -> None:
     """Create a key and print it, which is the only time it is shown. From the first key on, every caller needs one.
 
@@ -82,7 +82,7 @@ def create(
 
 
 @keys.command("list")
-def list_keys(*, database_url: _DatabaseUrl = None, json: _Json = False) -> None:
+def list_keys(*, database_url: DatabaseUrl = None, json: Json = False) -> None:
     """List all keys, revoked and expired ones included, without their secrets."""
     with _keys_in(database_url) as cases:
         found = cases.list().items
@@ -96,8 +96,8 @@ def list_keys(*, database_url: _DatabaseUrl = None, json: _Json = False) -> None
 def revoke(
     key_id: Annotated[str, typer.Argument(metavar="ID", help="Id of the key, as `keys list` shows it.")],
     *,
-    database_url: _DatabaseUrl = None,
-    json: _Json = False,
+    database_url: DatabaseUrl = None,
+    json: Json = False,
 ) -> None:
     """Revoke a key. Services refuse it within five seconds; work that it submitted continues."""
     with _keys_in(database_url) as cases:
@@ -132,8 +132,8 @@ def prune(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print what would be deleted, and delete nothing.")
     ] = False,
-    database_url: _DatabaseUrl = None,
-    json: _Json = False,
+    database_url: DatabaseUrl = None,
+    json: Json = False,
 ) -> None:
     """Delete tunings and jobs that ended long ago, with the folders of these jobs on this host.
 
@@ -142,7 +142,7 @@ def prune(
 
     Example: batchwright prune --older-than 30d --dry-run
     """
-    with _opened(database_url) as (store, settings):
+    with opened(database_url) as (store, settings):
         from service.application import retention  # noqa: PLC0415 - see the module's docstring
         from service.application.job_files import JobFiles  # noqa: PLC0415 - see the module's docstring
 
@@ -160,7 +160,7 @@ def _report_text(report: PruneReport) -> str:
 
 
 @contextmanager
-def _opened(database_url: str | None) -> Iterator[tuple[Store, Settings]]:
+def opened(database_url: str | None) -> Iterator[tuple[Store, Settings]]:
     """Open the store of the settings, migrated to the newest schema, and yield it with the settings.
 
     Raises:
@@ -184,10 +184,10 @@ def _opened(database_url: str | None) -> Iterator[tuple[Store, Settings]]:
 
 @contextmanager
 def _keys_in(database_url: str | None) -> Iterator[KeyCases]:
-    """Open the use cases of keys of a database; raises as ``_opened``."""
+    """Open the use cases of keys of a database; raises as ``opened``."""
     from service.application.api_keys import KeyCases  # noqa: PLC0415 - see the module's docstring
 
-    with _opened(database_url) as (store, _):
+    with opened(database_url) as (store, _):
         yield KeyCases(store.keys)
 
 

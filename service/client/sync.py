@@ -121,6 +121,8 @@ class Recommendations(Blocking[AsyncRecommendations]):
     """Recommendations: the results of tunings."""
 
     get = blocking(AsyncRecommendations.get)
+    staleness = blocking(AsyncRecommendations.staleness)
+    confirm = blocking(AsyncRecommendations.confirm)
     export = blocking(AsyncRecommendations.export)
     exported_file = blocking(AsyncRecommendations.exported_file)
     formats = blocking(AsyncRecommendations.formats)

@@ -13,6 +13,7 @@ from pydantic import Field, model_validator
 
 from service.domain.exports import ExportRequest
 from service.domain.problems import Problem
+from service.domain.staleness import Staleness
 from service.domain.states import State
 from tuner.exports.base import Export
 from tuner.schemas.base import Document, NonNegativeFloat, NonNegativeInt, PositiveInt
@@ -316,7 +317,7 @@ class Event(Document):
     """The optimizer update; of a command, the updates since its last start."""
 
 
-class RecommendationSummary(Named, RecommendedFigures):
+class RecommendationSummary(Named, RecommendedFigures, Staleness):
     """A recommendation in a list."""
 
     id: str

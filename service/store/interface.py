@@ -14,7 +14,7 @@ from service.domain.api_keys import ApiKey, NewKey
 from service.domain.audit import COMMAND_LINE, Actor, AuditEntry
 from service.domain.fleet import FleetReport
 from service.domain.states import State, WorkKind
-from service.domain.work import Event, RecommendationSummary, RecordedProbe
+from service.domain.work import Event, RecordedProbe
 from service.domain.workers import ServedDevice
 from service.store.models import (
     EVERYTHING,
@@ -35,6 +35,7 @@ from service.store.models import (
     QueueDepth,
     Quota,
     RecommendationFilter,
+    RecommendationRow,
     ReportedFleet,
     SlotHolder,
     StoredKey,
@@ -266,10 +267,24 @@ class RecommendationStore(ABC):
         """
 
     @abstractmethod
-    def newest(
-        self, wanted: RecommendationFilter, limit: int, before: str | None = None
-    ) -> list[RecommendationSummary]:
+    def newest(self, wanted: RecommendationFilter, limit: int, before: str | None = None) -> list[RecommendationRow]:
         """Return at most ``limit`` recommendations, newest first, older than the id ``before``."""
+
+    @abstractmethod
+    def row(self, recommendation_id: str) -> RecommendationRow:
+        """Return a recommendation as a list has it.
+
+        Raises:
+            NotFoundError: when there is none.
+        """
+
+    @abstractmethod
+    def conditions(self) -> list[str]:
+        """Return the conditions of all recommendations, each once (``Conditions.text``)."""
+
+    @abstractmethod
+    def answers(self, questions: Collection[str], conditions: Collection[str]) -> dict[str, RecommendationRow]:
+        """Return the newest recommendation of each question that was made under one of these conditions."""
 
 
 class ResidualStore(ABC):

@@ -193,7 +193,9 @@ class SqlLeaseStore(LeaseStore):
                 add_events(connection, row, [state_event(ending.state)])
             _release_beside(connection, row)
             if recommendation is not None:
-                stored = mapping.recommendation_values(recommendation, lease.work_id, row["model"], row["key_id"])
+                stored = mapping.recommendation_values(
+                    recommendation, lease.work_id, row["model"], row["key_id"], row["slot"]
+                )
                 connection.execute(insert(recommendations).values(**stored))
             record_endings(connection, [lease.work_id])
 

@@ -8,6 +8,7 @@ from datetime import datetime
 from functools import cached_property
 from typing import Any
 
+from pydantic import Field
 from pydantic_core import to_json
 
 from service.domain.api_keys import ApiKey
@@ -16,7 +17,7 @@ from service.domain.fleet import FleetReport
 from service.domain.hardware import need_of_lane
 from service.domain.problems import Problem
 from service.domain.states import State, WorkKind
-from service.domain.work import JobSummary, TuningSummary
+from service.domain.work import JobSummary, RecommendationSummary, TuningSummary
 from service.domain.workers import ServedDevice
 from service.errors import ServiceError
 from tuner.schemas.recommendation import Recommendation
@@ -334,6 +335,18 @@ class Ending:
 
 
 @dataclass(frozen=True)
+class StalenessFilter:
+    """A filter of recommendations by their staleness."""
+
+    stale: bool
+    """True for those that are stale, False for those that hold, which later ones may have confirmed."""
+    stale_conditions: tuple[str, ...]
+    """The stored conditions that differ from what the workers report."""
+    current: tuple[str, ...]
+    """The stored conditions that do not differ."""
+
+
+@dataclass(frozen=True)
 class RecommendationFilter:
     """A filter of recommendations; a field that is None does not restrict. ``device`` is an id or a product name."""
 
@@ -343,6 +356,22 @@ class RecommendationFilter:
     precision: Precision | None = None
     objective: Objective | None = None
     search: Search = NO_SEARCH
+    staleness: StalenessFilter | None = None
+
+
+class RecommendationRow(RecommendationSummary):
+    """A recommendation in a list, with what its staleness is found by."""
+
+    conditions: str | None = Field(default=None, exclude=True)
+    """``Conditions.text``; none of a recommendation without them."""
+    question: str | None = Field(default=None, exclude=True)
+    """Digest of the request without versions, with the requested memory limit: equal for requests that one answer
+    serves. None of a recommendation that was stored before there were questions, and whose tuning is gone."""
+
+    @property
+    def answer(self) -> tuple[Any, ...]:
+        """The parts that are equal when two recommendations for the same request say the same."""
+        return self.feasible, self.largest_micro_batch_size, self.plan
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from functools import cache
 from itertools import product
 from typing import Any, get_args
@@ -15,21 +15,22 @@ from sqlalchemy import (
     Select,
     and_,
     bindparam,
+    exists,
     func,
+    not_,
     or_,
     select,
     union,
 )
 from typing_extensions import override
 
-from service.domain.work import RecommendationSummary
 from service.errors import NotFoundError
 from service.store.database import mapping
 from service.store.database.engine import read_transaction
 from service.store.database.list_search import searched_page
 from service.store.database.schema import recommendations, work_items
 from service.store.interface import RecommendationStore
-from service.store.models import NO_SEARCH, RecommendationFilter, Search
+from service.store.models import NO_SEARCH, RecommendationFilter, RecommendationRow, StalenessFilter
 from tuner.schemas.recommendation import Recommendation
 from tuner.schemas.requests import Objective
 from tuner.schemas.workload import Precision
@@ -41,6 +42,12 @@ _LIMIT: BindParameter[int] = bindparam("limit", type_=Integer)
 _TEXTS = select(_recommendation.id, _recommendation.document).where(
     _recommendation.id.in_(bindparam("ids", expanding=True))
 )
+
+
+_NO_COLUMNS = {"search", "staleness"}
+"""Fields of a filter that are no column."""
+_ANSWER = ("feasible", "largest_micro_batch_size", "micro_batch_size", "gradient_accumulation_steps")
+"""The columns of ``RecommendationRow.answer``."""
 
 
 class SqlRecommendationStore(RecommendationStore):
@@ -93,25 +100,73 @@ class SqlRecommendationStore(RecommendationStore):
             return [Recommendation.model_validate_json(document) for document in documents]
 
     @override
-    def newest(
-        self, wanted: RecommendationFilter, limit: int, before: str | None = None
-    ) -> list[RecommendationSummary]:
-        given = {name: value for name, value in vars(wanted).items() if value is not None and name != "search"}
-        if wanted.search != NO_SEARCH:
-            return self._searched(given, wanted.search, limit, before)
+    def newest(self, wanted: RecommendationFilter, limit: int, before: str | None = None) -> list[RecommendationRow]:
+        given = {name: value for name, value in vars(wanted).items() if value is not None and name not in _NO_COLUMNS}
+        if wanted.search != NO_SEARCH or wanted.staleness is not None:
+            return self._searched(given, wanted, limit, before)
         values = {**given, "before": before, "limit": limit}
         with read_transaction(self._engine) as connection:
             found = connection.execute(_listing(tuple(given), before is not None), values)
-            return [mapping.recommendation_summary(row) for row in found.mappings()]
+            return [mapping.recommendation_row(row) for row in found.mappings()]
+
+    @override
+    def row(self, recommendation_id: str) -> RecommendationRow:
+        statement = _listed().where(_recommendation.id == recommendation_id)
+        with read_transaction(self._engine) as connection:
+            row = connection.execute(statement).mappings().first()
+        if row is None:
+            raise NotFoundError.of("recommendation", recommendation_id)
+        return mapping.recommendation_row(row)
+
+    @override
+    def conditions(self) -> list[str]:
+        statement = select(_recommendation.conditions).where(_recommendation.conditions.is_not(None)).distinct()
+        with read_transaction(self._engine) as connection:
+            return list(connection.execute(statement).scalars())
+
+    @override
+    def answers(self, questions: Collection[str], conditions: Collection[str]) -> dict[str, RecommendationRow]:
+        newest = (
+            select(func.max(_recommendation.id))
+            .where(_recommendation.question.in_(questions), _recommendation.conditions.in_(conditions))
+            .group_by(_recommendation.question)
+        )
+        with read_transaction(self._engine) as connection:
+            found = connection.execute(_listed().where(_recommendation.id.in_(newest))).mappings()
+            rows = [mapping.recommendation_row(row) for row in found]
+        return {row.question: row for row in rows if row.question is not None}
 
     def _searched(
-        self, given: dict[str, Any], search: Search, limit: int, before: str | None
-    ) -> list[RecommendationSummary]:
+        self, given: dict[str, Any], wanted: RecommendationFilter, limit: int, before: str | None
+    ) -> list[RecommendationRow]:
         conditions = [_is(name) for name in given]
+        if wanted.staleness is not None:
+            conditions.append(_is_of(wanted.staleness))
+        search = wanted.search
         source, columns = mapping.OWNED_RECOMMENDATIONS, mapping.RECOMMENDATION_COLUMNS
         with read_transaction(self._engine) as connection:
             rows = searched_page(connection, recommendations, source, columns, conditions, search, before, limit, given)
-            return [mapping.recommendation_summary(row._mapping) for row in rows]  # noqa: SLF001 - public
+            return [mapping.recommendation_row(row._mapping) for row in rows]  # noqa: SLF001 - public
+
+
+def _listed() -> Select[Any]:
+    return select(*mapping.RECOMMENDATION_COLUMNS).select_from(mapping.OWNED_RECOMMENDATIONS)
+
+
+def _is_of(wanted: StalenessFilter) -> ColumnElement[bool]:
+    """Return the condition of the recommendations that are stale, or of those that hold."""
+    changed = _recommendation.conditions.in_(wanted.stale_conditions)
+    answers, newer = recommendations.alias(), recommendations.alias()
+    newest = (
+        select(func.max(newer.c.id))
+        .where(newer.c.question == _recommendation.question, newer.c.conditions.in_(wanted.current))
+        .scalar_subquery()
+    )
+    same = [answers.c[name].is_not_distinct_from(_recommendation[name]) for name in _ANSWER]
+    is_confirmed = exists().where(answers.c.id == newest, *same)
+    if wanted.stale:
+        return and_(changed, not_(is_confirmed))
+    return or_(_recommendation.conditions.in_(wanted.current), and_(changed, is_confirmed))
 
 
 # A list has few forms, and building a statement costs as much as executing it.
@@ -125,11 +180,7 @@ def _listing(given: tuple[str, ...], later: bool) -> Select[Any]:  # noqa: FBT00
     from lanes, each of which is a range of an index in the order of the list: the newest of all lanes include the
     newest of the list.
     """
-    listed = (
-        select(*mapping.RECOMMENDATION_COLUMNS)
-        .select_from(mapping.OWNED_RECOMMENDATIONS)
-        .order_by(_recommendation.id.desc())
-    )
+    listed = _listed().order_by(_recommendation.id.desc())
     if not given or "fingerprint" in given:
         return _newest(listed, [_is(name) for name in given], later)
     lanes = [

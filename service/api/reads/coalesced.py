@@ -29,6 +29,8 @@ class RecommendationListQuery:
     limit: int
     cursor: str | None
     filters: RecommendationFilter
+    stale: bool | None = None
+    """True for stale recommendations, False for those that hold; None for all."""
 
 
 TaggedWork = tuple[Tuning | Job, Tagged]
@@ -44,7 +46,7 @@ class Reads:
         self.pages = {cases.kind: _page_reads(cases) for cases in (tunings, jobs)}
         self.recommendation = BatchedReads[str, str](tunings.recommendation_texts)
         self.recommendations = CoalescedReads[RecommendationListQuery, bytes](
-            lambda page: tunings.recommendations(page.filters, page.limit, page.cursor)
+            lambda page: tunings.recommendations(page.filters, page.limit, page.cursor, stale=page.stale)
         )
 
 

@@ -8,13 +8,14 @@ from http import HTTPStatus
 from fastapi import APIRouter, Request, Response
 
 from service.api import examples
-from service.api.authentication import requires_scope
+from service.api.authentication import CurrentCaller, requires_scope
 from service.api.context import ApiContext, Context, context_of
 from service.api.dependencies import (
     MAX_ETAGS_LENGTH,
     DeviceOrNameFilter,
     FingerprintFilter,
     Format,
+    IdempotencyHeader,
     IfNoneMatch,
     Limit,
     ModelFilter,
@@ -23,15 +24,19 @@ from service.api.dependencies import (
     RecommendationCursor,
     RecommendationId,
     RecommendationSearch,
+    StaleFilter,
 )
 from service.api.etags import NOT_MODIFIED, TAG_HEADERS, conditional, tagged
 from service.api.problems import ALWAYS, declared
 from service.api.reads.coalesced import RecommendationListQuery
 from service.api.reads.fast_path import FastRoute, fast_path
 from service.api.reads.row_streams import ROW_CONTENT, RowFormat, stream_rows
-from service.api.responses import json_response, links, on_success
+from service.api.responses import json_response, links, on_success, submitted
+from service.api.routes.tunings import SUBMITTED
+from service.api.routes.work import SUBMISSION_STATUSES
 from service.domain.api_keys import Scope
-from service.domain.work import RecommendationPage
+from service.domain.staleness import Staleness
+from service.domain.work import RecommendationPage, Tuning
 from service.errors import NotFoundError
 from service.store.models import RecommendationFilter
 from tuner.schemas.recommendation import Recommendation
@@ -67,16 +72,21 @@ async def list_recommendations(  # noqa: PLR0913, PLR0917 - one parameter per fi
     model: ModelFilter = None,
     precision: PrecisionFilter = None,
     objective: ObjectiveFilter = None,
+    stale: StaleFilter = None,
     limit: Limit = 50,
     cursor: RecommendationCursor = None,
     form: Format = RowFormat.JSON,
 ) -> Response:
-    """List the recommendations that match every filter, newest first, in pages."""
+    """List the recommendations that match every filter, newest first, in pages.
+
+    Each is marked as stale when torch, the driver or the hardware of its device has changed since it was made.
+    """
     filters = RecommendationFilter(fingerprint, model, device, precision, objective, search)
     if form is not RowFormat.JSON:
-        rows = partial(context.tunings.recommendation_rows, filters)
+        rows = partial(context.tunings.recommendation_rows, filters, stale=stale)
         return await stream_rows(rows, cursor, form, "recommendations")
-    return json_response(await context.reads.recommendations.get(RecommendationListQuery(limit, cursor, filters)))
+    query = RecommendationListQuery(limit, cursor, filters, stale)
+    return json_response(await context.reads.recommendations.get(query))
 
 
 async def _respond(context: ApiContext, recommendation_id: str, if_none_match: str | None) -> Response:
@@ -118,3 +128,40 @@ async def get_recommendation(
 ) -> Response:
     """Read a recommendation: decision, plan and evidence. It never changes."""
     return await _respond(context, recommendation_id, if_none_match)
+
+
+@router.get(
+    "/{recommendation_id}/staleness",
+    operation_id="readStaleness",
+    summary="Read whether a recommendation still holds",
+    dependencies=[requires_scope(Scope.TUNINGS_READ)],
+    responses=declared(HTTPStatus.NOT_FOUND, HTTPStatus.UNPROCESSABLE_ENTITY),
+)
+def read_staleness(recommendation_id: RecommendationId, context: Context) -> Staleness:
+    """Read what has changed on the device of a recommendation since it was made, as its worker reports now.
+
+    The recommendation itself never changes.
+    """
+    return context.tunings.staleness(recommendation_id)
+
+
+@router.post(
+    "/{recommendation_id}/confirm",
+    operation_id="confirmRecommendation",
+    summary="Confirm a recommendation",
+    dependencies=[requires_scope(Scope.TUNINGS_WRITE)],
+    status_code=HTTPStatus.ACCEPTED,
+    response_model=Tuning,
+    responses=SUBMITTED | declared(*SUBMISSION_STATUSES, HTTPStatus.NOT_FOUND),
+)
+def confirm_recommendation(
+    recommendation_id: RecommendationId, caller: CurrentCaller, context: Context, idempotency: IdempotencyHeader
+) -> Response:
+    """Submit a tuning for the same request under the versions of today, which one probe may confirm.
+
+    When the recommended size fits and takes as much memory as before, the recommendation is no longer stale. A plan of
+    two sizes is run too. Otherwise the tuning searches, and its recommendation replaces the stale one. Responds 200
+    when such a tuning has ended before.
+    """
+    response = context.tunings.confirm(recommendation_id, caller, idempotency)
+    return submitted(response, f"/v1/tunings/{response.work_id}")

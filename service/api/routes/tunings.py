@@ -61,7 +61,7 @@ Delete a tuning that has ended, with its probes and events. Its recommendation s
 A later submission of the same request is probed again. A tuning that has not ended is refused with 409: cancel it
 first.""",
 )
-_SUBMITTED: Responses = {
+SUBMITTED: Responses = {
     200: {
         "model": Tuning,
         "description": "A tuning that was served a stored recommendation.",
@@ -87,7 +87,7 @@ router = _WORK.router()
     dependencies=[requires_scope(Scope.TUNINGS_WRITE)],
     status_code=HTTPStatus.ACCEPTED,
     response_model=Tuning,
-    responses=_SUBMITTED | declared(*SUBMISSION_STATUSES),
+    responses=SUBMITTED | declared(*SUBMISSION_STATUSES),
 )
 def submit_tuning(
     submission: Annotated[

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from datetime import datetime
 from urllib.parse import quote
@@ -12,6 +13,7 @@ from service.client.errors import TuningFailedError
 from service.client.protocol import Call, creation_call, path_of
 from service.client.resources.work import AsyncWork, search_query
 from service.domain.exports import ExportFormatList
+from service.domain.staleness import Staleness
 from service.domain.states import State
 from service.domain.work import (
     ProbeList,
@@ -158,6 +160,27 @@ class AsyncRecommendations(Resource):
         """
         return await self._core.read(Recommendation, path_of(_RECOMMENDATIONS, recommendation_id))
 
+    async def staleness(self, recommendation_id: str) -> Staleness:
+        """Return what has changed on the device of a recommendation since it was made.
+
+        Raises:
+            NotFoundError: when there is no recommendation with this id.
+        """
+        return await self._core.read(Staleness, path_of(_RECOMMENDATIONS, recommendation_id, "staleness"))
+
+    async def confirm(self, recommendation_id: str) -> Tuning:
+        """Submit the tuning that confirms a stale recommendation, by one probe where that is enough.
+
+        Returns the tuning, queued, or ended where such a tuning has ended before.
+
+        Raises:
+            NotFoundError: when there is no recommendation with this id.
+            ConflictError: when no live worker has its kind of device.
+            ApiError: when the service refuses.
+        """
+        path = path_of(_RECOMMENDATIONS, recommendation_id, "confirm")
+        return await self._core.call(Tuning, Call("POST", path, idempotency_key=str(uuid.uuid4())))
+
     async def export(
         self,
         recommendation_id: str,
@@ -217,6 +240,7 @@ class AsyncRecommendations(Resource):
         model: str | None = None,
         precision: Precision | None = None,
         objective: Objective | None = None,
+        stale: bool | None = None,
         search: str | None = None,
         labels: Mapping[str, str] | None = None,
         created_after: datetime | None = None,
@@ -225,11 +249,14 @@ class AsyncRecommendations(Resource):
     ) -> AsyncGenerator[RecommendationSummary, None]:
         """Iterate over the matching recommendations, fetched page by page; search and sort as in ``AsyncWork.list``.
 
+        With ``stale``, only those whose torch, driver or hardware has changed since (True), or that still hold (False).
+
         Raises:
             ApiError: when the service refuses.
         """
         filters = {"fingerprint": fingerprint, "device": device, "model": model, "limit": page_size}
         filters |= {"precision": precision, "objective": objective}
+        filters |= {"stale": None if stale is None else str(stale).lower()}
         filters |= search_query(search, labels, created_after, sort)
         return self._core.rows(RecommendationPage, Call("GET", _RECOMMENDATIONS, filters))
 

@@ -11,10 +11,12 @@ from sqlalchemy import Row, RowMapping, Table
 
 from service.domain.hardware import ANY_DEVICE, need_of_lane
 from service.domain.problems import Problem
+from service.domain.staleness import Conditions
 from service.domain.states import State, WorkKind
-from service.domain.work import Event, EventKind, RecommendationSummary, RecordedProbe
+from service.domain.work import Event, EventKind, RecordedProbe
 from service.store.database.schema import api_keys, recommendations, work_items
-from service.store.models import WorkItem, WorkRow
+from service.store.models import RecommendationRow, WorkItem, WorkRow
+from tuner.planning.fingerprint import request_fingerprint
 from tuner.schemas.base import Document
 from tuner.schemas.recommendation import Gain, Recommendation
 from tuner.schemas.requests import Named
@@ -166,12 +168,12 @@ def event(row: RowMapping) -> Event:
     return Event.model_validate({"id": row["id"], "at": at, "kind": kind, kind.value: document})
 
 
-def recommendation_summary(row: RowMapping) -> RecommendationSummary:
+def recommendation_row(row: RowMapping) -> RecommendationRow:
     """Return a recommendation as a list shows it."""
     listed = {name: value for name, value in row.items() if name not in {*_PLAN, "key_id", "key_name", "memory_gain"}}
     listed |= {"precision": row["precision"] or None, "labels": labels_of(row["labels"]), "owner": row["key_name"]}
     plan = None if row["micro_batch_size"] is None else _plan(row)
-    return RecommendationSummary.model_validate({**listed, "plan": plan, "created_at": moment(row["created_at"])})
+    return RecommendationRow.model_validate({**listed, "plan": plan, "created_at": moment(row["created_at"])})
 
 
 def _plan(row: RowMapping) -> dict[str, Any]:
@@ -181,8 +183,10 @@ def _plan(row: RowMapping) -> dict[str, Any]:
     return {name: row[name] for name in _PLAN} | given
 
 
-def recommendation_values(document: Recommendation, tuning_id: str, model: str, key_id: str | None) -> dict[str, Any]:
-    """Return the stored columns of a recommendation, of the tuning's model and API key."""
+def recommendation_values(
+    document: Recommendation, tuning_id: str, model: str, key_id: str | None, slot: str | None = None
+) -> dict[str, Any]:
+    """Return the stored columns of a recommendation, of the tuning's model, API key and slot."""
     spec = document.request.spec
     return {
         "id": document.id,
@@ -206,8 +210,18 @@ def recommendation_values(document: Recommendation, tuning_id: str, model: str, 
         "limit_bytes": document.headroom.limit_bytes if document.headroom else None,
         "samples_per_second": next((plan.samples_per_second for plan in document.alternatives if plan.chosen), None),
         **_gain_values(document.gain),
+        "conditions": Conditions.of_recommendation(document, slot).text,
+        "question": question_of(document),
         "document": as_json(document),
     }
+
+
+def question_of(document: Recommendation) -> str:
+    """Return the digest of a request without versions, with its memory limit: one answer serves equal ones."""
+    request = document.request
+    ranks = max((len(probe.ranks) for probe in document.evidence.probes), default=0)
+    digest = request_fingerprint(request, document.device, document.environment, ranks)
+    return f"{digest}:{request.memory_limit_bytes or ''}"
 
 
 def _gain_values(gain: Gain | None) -> dict[str, Any]:

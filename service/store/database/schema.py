@@ -218,8 +218,11 @@ recommendations = Table(
     Column("speedup", Double),
     Column("speed_source", String(16)),
     Column("memory_gain", Double),
+    Column("conditions", Text),
+    Column("question", String(100)),
 )
-"""Recommendations: the documents, and the columns of searches and lists. They may outlive their tuning."""
+"""Recommendations: the documents, and the columns of searches and lists. They may outlive their tuning. ``conditions``
+are those under which they hold (``Conditions.text``), ``question`` is a digest of the request without versions."""
 
 Index("recommendations_by_fingerprint", recommendations.c.fingerprint, recommendations.c.id)
 for _columns in ([], ["model"], ["device"], ["device_name"], ["device", "model"], ["device_name", "model"]):
@@ -227,6 +230,8 @@ for _columns in ([], ["model"], ["device"], ["device_name"], ["device", "model"]
     Index("recommendations_by_" + "_".join(_walked), *(recommendations.c[name] for name in [*_walked, "id"]))
 
 Index("recommendations_sorted", *(recommendations.c[name] for name in ("id", "samples_per_second", "peak_bytes")))
+for _column in ("conditions", "question"):
+    Index(f"recommendations_by_{_column}", recommendations.c[_column], recommendations.c.id)
 is_gained = text("memory_gain IS NOT NULL")
 Index(
     "recommendations_gained",

@@ -32,7 +32,8 @@ _RECHECK_SHARE = 3
 """A renewal moves the indexed time when less than this part of a lease is left of it. Processes renew four times."""
 
 _CHANGED = [
-    _work[name] for name in ("id", "model", "key_id", "device", "hardware", "owner", "updated_at", "event_count")
+    _work[name]
+    for name in ("id", "model", "key_id", "device", "hardware", "slot", "owner", "updated_at", "event_count")
 ]
 """The columns of a changed row that callers use; each costs time when a statement is built."""
 

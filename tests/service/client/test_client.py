@@ -261,6 +261,8 @@ async def _every_call(calls: AsyncCalls) -> list[Awaitable[object]]:
         tunings.delete_all([name]),
         anext(tunings.list()),
         calls.recommendations.get(name),
+        calls.recommendations.staleness(name),
+        calls.recommendations.confirm(name),
         calls.recommendations.export(name, name),
         calls.recommendations.exported_file(name, name, name),
         calls.recommendations.formats(),

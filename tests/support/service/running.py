@@ -90,14 +90,19 @@ def _app(system: System, settings: Settings) -> FastAPI:
 
 @contextmanager
 def running(
-    data_dir: Path, runner: ScriptedRunner, trainer: Trainer, device: DeviceInfo = CPU, **given: Any
+    data_dir: Path,
+    runner: ScriptedRunner,
+    trainer: Trainer,
+    device: DeviceInfo = CPU,
+    torch: str = "2.8",
+    **given: Any,
 ) -> Iterator[Running]:
     """A whole service: real store, coordinator and HTTP around a scripted runner; settings may be given."""
     settings = Settings(**{"data_dir": data_dir, "node_name": "host", "poll_seconds": 0.05, **given})
     if not settings.database_url and not (database := Path(settings.url.removeprefix("sqlite:///"))).exists():
         make_private_folder(settings.data_dir)
         database.write_bytes(migrated())
-    system = build(settings, lambda device: InlineExecutor(device, runner, trainer), [device], {"torch": "2.8"})
+    system = build(settings, lambda device: InlineExecutor(device, runner, trainer), [device], {"torch": torch})
     with (
         listening(_app(system, settings)) as url,
         httpx.Client(base_url=url, verify=False, timeout=PATIENCE_SECONDS) as http,  # noqa: S501

@@ -1,0 +1,110 @@
+"""Staleness of recommendations: what changed on their devices since they were made. Pure data and rules.
+
+The SDK imports this module, so it knows neither FastAPI nor SQLAlchemy nor torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Self
+
+from service.domain.workers import ServedDevice
+from tuner.planning.fingerprint import canonical_json, fingerprinted_versions
+from tuner.schemas.base import Document
+from tuner.schemas.recommendation import Recommendation
+from tuner.units import format_bytes
+
+
+class ChangedCondition(Document):
+    """A condition that memory depends on, and that is another one now."""
+
+    name: str
+    """What changed: `device`, `memory`, `driver`, or a package such as `torch`."""
+    before: str | None = None
+    """What the recommendation was made with; none for a package that was not there."""
+    now: str | None = None
+    """What the worker of the device reports now; none for a package that is gone."""
+
+
+class Staleness(Document):
+    """Whether a recommendation still holds: it was proven with the software and the hardware of its time."""
+
+    stale: bool | None = None
+    """True when something that memory depends on has changed on its kind of device, and no later tuning has confirmed
+    it. None while no live worker has the device."""
+    changes: tuple[ChangedCondition, ...] = ()
+    """What changed since, on the device of a live worker that is most like it; empty while nothing did."""
+    confirmed_by: str | None = None
+    """Identifier of the newest recommendation for the same request under today's conditions, when it gives the same
+    plan: the recommendation is not stale then."""
+    replaced_by: str | None = None
+    """Identifier of that recommendation when it gives another plan: use that one."""
+
+
+class Conditions(Document):
+    """The conditions of a recommendation, or those that a worker reports."""
+
+    device: str
+    """Product name of the device."""
+    memory_bytes: int
+    """Memory of the device."""
+    slot: str | None = None
+    """The slot (host and device), if known."""
+    versions: dict[str, str]
+    """Versions that memory depends on, that of the driver included."""
+
+    @classmethod
+    def of_recommendation(cls, document: Recommendation, slot: str | None) -> Self:
+        """Return the conditions under which a recommendation was made."""
+        device = document.device
+        versions = fingerprinted_versions(document.versions)
+        return cls(device=device.name, memory_bytes=device.total_bytes, slot=slot, versions=versions)
+
+    @classmethod
+    def of_served(cls, served: ServedDevice) -> Self:
+        """Return the conditions that a worker reports."""
+        device = served.device
+        driver = {} if device.driver_version is None else {"driver": device.driver_version}
+        versions = fingerprinted_versions(served.versions) | driver
+        return cls(device=device.name, memory_bytes=device.total_bytes, slot=served.slot, versions=versions)
+
+    @property
+    def text(self) -> str:
+        """The conditions as they are stored: equal texts for equal conditions."""
+        return canonical_json(self.model_dump())
+
+
+def judge(then: Conditions, reported: Sequence[Conditions]) -> Staleness:
+    """Compare the conditions of a recommendation with those that the live workers report.
+
+    Devices of the same product are compared, and the one most like it counts. Where there is none, the device that is
+    in its slot now counts, which was exchanged then. Confirmations are not looked for.
+    """
+    alike = [now for now in reported if now.device == then.device]
+    alike = alike or [now for now in reported if then.slot is not None and now.slot == then.slot]
+    if not alike:
+        return Staleness()
+    changes = min((tuple(_changes(then, now)) for now in alike), key=len)
+    return Staleness(stale=bool(changes), changes=changes)
+
+
+def _changes(then: Conditions, now: Conditions) -> Iterator[ChangedCondition]:
+    """Yield what differs. A worker may have more packages than the recommendation depends on."""
+    if then.device != now.device:
+        yield ChangedCondition(name="device", before=then.device, now=now.device)
+    if then.memory_bytes != now.memory_bytes:
+        before, after = _different_sizes(then.memory_bytes, now.memory_bytes)
+        yield ChangedCondition(name="memory", before=before, now=after)
+    yield from _changed_versions(then.versions, now.versions)
+
+
+def _changed_versions(before: Mapping[str, str], now: Mapping[str, str]) -> Iterator[ChangedCondition]:
+    for name, version in sorted(before.items()):
+        if now.get(name) != version:
+            yield ChangedCondition(name=name, before=version, now=now.get(name))
+
+
+def _different_sizes(one: int, other: int) -> tuple[str, str]:
+    """Return two sizes as texts that differ."""
+    texts = format_bytes(one), format_bytes(other)
+    return texts if texts[0] != texts[1] else (f"{one} bytes", f"{other} bytes")
