@@ -22,7 +22,7 @@ from tuner.schemas.plans import PlanSummary
 from tuner.schemas.recommendation import Recommendation
 from tuner.schemas.requests import DeviceId, Named, Objective, TrainingRequest, TuningRequest
 from tuner.schemas.results import ProbeResult
-from tuner.schemas.training import RunProgress, TrainingResult
+from tuner.schemas.training import RunCourse, RunProgress, TrainingResult
 from tuner.schemas.workload import Precision
 
 RowT = TypeVar("RowT", bound=Document)
@@ -200,6 +200,8 @@ class JobSummary(WorkSummary):
 
     recommendation_id: str
     """Identifier of the recommendation that the job follows."""
+    course: RunCourse | None = None
+    """Progress, pace, remaining time and losses of the training; none before its first update."""
 
 
 class Job(JobSummary):

@@ -19,7 +19,7 @@ from service.store.interface import EvidenceStore, ResidualStore
 from service.store.models import Binding, Lease
 from tuner.schemas.residuals import EstimateResidual
 from tuner.schemas.results import ProbeResult
-from tuner.schemas.training import RunProgress
+from tuner.schemas.training import RunCourse, RunProgress, course_after
 
 _work = work_items.c
 _residual = estimate_residuals.c
@@ -56,12 +56,15 @@ class SqlEvidenceStore(EvidenceStore):
         if not progress:
             return
         documents = [update.model_dump_json() for update in progress]
-        values = {"progress": documents[-1], "lost_leases": 0}
+        recorded = select(_work.progress, _work.course).where(held_by(lease)).with_for_update()
         with write_transaction(self._engine) as connection:
-            known = connection.execute(select(_work.progress).where(held_by(lease)).with_for_update()).first()
+            known = connection.execute(recorded).first()
             if known is None:
                 raise stale_lease_error(lease)
             if known.progress != documents[-1]:  # equal: repeated, since the connection broke before the reply
+                before = RunCourse.model_validate_json(known.course) if known.course else None
+                course = course_after(before, progress).model_dump_json()
+                values = {"progress": documents[-1], "course": course, "lost_leases": 0}
                 change_held(connection, lease, values, [(EventKind.PROGRESS, document) for document in documents])
 
     @override

@@ -240,6 +240,8 @@ class WorkRow:
     samples_per_second: float | None = None
     speedup: float | None = None
     speed_source: str | None = None
+    course: dict[str, Any] | None = None
+    """The fields of a ``RunCourse``."""
 
     @property
     def names(self) -> Named:

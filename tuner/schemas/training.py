@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import StrEnum
 from typing import TypeAlias
 
@@ -188,3 +189,79 @@ class CommandProgress(Document):
 RunProgress: TypeAlias = TrainingProgress | CommandProgress
 """Progress of a job: an update that Batchwright made, or the updates of a command so far. Their fields differ, so that
 JSON is either."""
+
+MOST_LOSSES = 32
+"""Losses of a course: as many as a line of a list can show."""
+_NEWEST_WEIGHT = 0.1
+"""Least weight of the newest update in the pace, which thus follows a change within some twenty updates."""
+
+
+class RunCourse(Document):
+    """The course of a run in few numbers, for lists: how far it is, how fast it goes, and how its loss goes."""
+
+    update: PositiveInt
+    """Updates that are done."""
+    updates: PositiveInt | None = None
+    """Updates that the run will make; none for a command that does not take their number."""
+    seconds_per_update: NonNegativeFloat | None = None
+    """Measured pace: the mean over all updates, in which newer ones weigh more from the tenth on. Of a command, that
+    since its first update."""
+    seconds_remaining: NonNegativeFloat | None = None
+    """Seconds that the remaining updates take at this pace, from the newest update on."""
+    losses: tuple[float | None, ...] = ()
+    """Losses over the whole run, at most 32: every `loss_interval` updates, and the newest. None where not finite."""
+    loss_interval: PositiveInt = 1
+    """Updates between two of these losses, but for the newest."""
+
+
+def course_after(course: RunCourse | None, progress: Sequence[RunProgress]) -> RunCourse:
+    """Return the course of a run after further updates, at least one.
+
+    A command that was started anew begins its course again.
+    """
+    if course is not None and progress[0].update <= course.update:
+        course = None
+    pace = None if course is None else course.seconds_per_update
+    for made in progress:
+        pace = _pace_after(pace, made)
+    newest = progress[-1]
+    remaining = None if pace is None or newest.updates is None else max(0, newest.updates - newest.update) * pace
+    losses, interval = _losses_after(course, [made for made in progress if isinstance(made, TrainingProgress)])
+    return RunCourse(
+        update=max(1, newest.update),
+        updates=newest.updates,
+        seconds_per_update=pace,
+        seconds_remaining=None if remaining is None else round(remaining, 3),
+        losses=losses,
+        loss_interval=interval,
+    )
+
+
+def _pace_after(pace: float | None, made: RunProgress) -> float | None:
+    if isinstance(made, CommandProgress):
+        rate = made.samples_per_second
+        return made.samples_seen / made.update / rate if rate and made.update else None
+    weight = max(1 / made.update, _NEWEST_WEIGHT)
+    return made.seconds if pace is None else pace + (made.seconds - pace) * weight
+
+
+def _losses_after(
+    course: RunCourse | None, progress: Sequence[TrainingProgress]
+) -> tuple[tuple[float | None, ...], int]:
+    """Return the losses with their interval, which doubles when there are too many."""
+    losses, interval = ([], 1) if course is None else (list(course.losses), course.loss_interval)
+    if course is not None and course.update % interval:
+        losses.pop()  # the newest, between two intervals
+    for made in progress:
+        if made.update % interval == 0:
+            losses.append(_short(made.loss))
+        if len(losses) == MOST_LOSSES:
+            losses, interval = losses[1::2], 2 * interval
+    if progress and progress[-1].update % interval:
+        losses.append(_short(progress[-1].loss))
+    return tuple(losses), interval
+
+
+def _short(loss: float | None) -> float | None:
+    """Return a loss with five digits, more than a line can show."""
+    return None if loss is None else float(f"{loss:.5g}")

@@ -109,6 +109,7 @@ def _fields(row: Row[Any]) -> dict[str, Any]:
         "started_at": moment_or_none(row.started_at),
         "ended_at": moment_or_none(row.ended_at),
         "updated_at": moment(row.updated_at),
+        "course": json.loads(row.course) if row.course else None,
     }
 
 

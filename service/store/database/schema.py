@@ -72,6 +72,7 @@ work_items = Table(
     Column("name", String(120)),
     Column("project", String(63)),
     Column("labels", Text),
+    Column("course", Text),
 )
 """Tunings and jobs. The fencing token rises with every claim, so it counts attempts too; ``device_ms`` is the time on
 devices of every claim but one that holds, and ``key_id`` the API key that submitted the work (not a foreign key, which

@@ -12,7 +12,7 @@ from service.domain.work import JobPage, JobSubmission, RecommendationPage, Tuni
 from tests.support.factories import gpt_spec, mlp_spec, recommendation
 from tests.support.service.asking import PATIENCE_SECONDS, body, ended, problem_in
 from tests.support.service.running import Running, StartService
-from tests.support.service.scripted import ScriptedRunner, until_stopped
+from tests.support.service.scripted import ScriptedRunner, Trainer, until_stopped
 from tuner.schemas.requests import TrainingRequest
 
 
@@ -45,6 +45,27 @@ def test_tunings_are_filtered(service: Running) -> None:
     assert ids(service, "/v1/tunings", model="mlp", fingerprint=gpt["fingerprint"]) == []
     assert ids(service, "/v1/tunings", device="cuda:0") == []
     assert ids(service, "/v1/tunings", state="FAILED") == []
+
+
+def test_jobs_show_their_course(start_service: StartService) -> None:
+    """Updates done of all, remaining time and losses, in the list and alone, while the job runs."""
+    trainer = Trainer(hold_at=6)
+    service = start_service(trainer=trainer)
+    submission = JobSubmission(recommendation=recommendation(), training=TrainingRequest(updates=20))
+    made = service.http.post("/v1/jobs", json=submission.model_dump(mode="json")).json()
+    assert made["course"] is None
+    assert trainer.holding.wait(PATIENCE_SECONDS)
+    (row,) = service.http.get("/v1/jobs").json()["items"]
+    course = row["course"]
+    assert (course["update"], course["updates"]) == (5, 20)
+    assert course["seconds_remaining"] == pytest.approx(15 * 0.01)
+    assert course["losses"] == [float(f"{1 / update:.5g}") for update in range(1, 6)]
+    assert service.http.get(f"/v1/jobs/{made['id']}").json()["course"] == course
+    with service.client as client:
+        (listed,) = client.jobs.list()
+        assert listed.course is not None
+        assert listed.course.updates == 20
+    trainer.hold_at = None
 
 
 def test_lists_carry_the_answers(service: Running) -> None:

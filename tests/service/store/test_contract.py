@@ -21,7 +21,7 @@ from service.store.store import Store, open_store
 from tests.support.factories import probe_result, recommendation
 from tests.support.service.scripted import SERVED, new_work, progress
 from tests.support.service.stores import LEASE_SECONDS, NewId, beaten, claimed, elsewhere
-from tuner.schemas.training import RunOutcome, TrainingResult
+from tuner.schemas.training import RunOutcome, TrainingResult, course_after
 
 
 def test_added_work_is_queued_and_read_back_whole(store: Store, new_id: NewId) -> None:
@@ -207,6 +207,9 @@ def test_progress_is_kept_with_one_event_each(store: Store, new_id: NewId) -> No
     store.evidence.record_progress(lease, [progress(1), progress(2)])
     store.evidence.record_progress(lease, [])
     assert store.work.get(work_id).progress == progress(2)
+    store.evidence.record_progress(lease, [progress(2)])  # repeated, as its reply was lost
+    (row,) = store.work.newest(WorkKind.JOB, 5)
+    assert row.course == course_after(None, [progress(1), progress(2)]).model_dump(mode="json")
     seen = [event.progress.update for event in store.evidence.events(work_id) if event.progress is not None]
     assert seen == [1, 2]
 

@@ -1,0 +1,69 @@
+"""The course of a run: progress, pace, remaining time and losses in few numbers."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.support.service.scripted import progress
+from tuner.schemas.training import MOST_LOSSES, CommandProgress, RunCourse, TrainingProgress, course_after
+
+
+def made(update: int, updates: int = 1000, seconds: float = 2.0, loss: float | None = None) -> TrainingProgress:
+    """An update whose loss is its own number."""
+    changes = {"seconds": seconds, "loss": float(update) if loss is None else loss}
+    return progress(update, updates).model_copy(update=changes)
+
+
+def course_of(count: int, at_once: int = 1) -> RunCourse:
+    """The course after so many updates, of which some are reported together."""
+    found = None
+    for first in range(1, count + 1, at_once):
+        found = course_after(found, [made(update) for update in range(first, min(first + at_once, count + 1))])
+    assert found is not None
+    return found
+
+
+def test_the_remaining_time_is_that_of_the_pace() -> None:
+    """Updates that are done of all, seconds of one, and seconds of those that are left."""
+    course = course_of(10)
+    assert (course.update, course.updates) == (10, 1000)
+    assert course.seconds_per_update == pytest.approx(2.0)
+    assert course.seconds_remaining == pytest.approx(990 * 2.0)
+    assert course_after(None, [made(1, updates=1)]).seconds_remaining == 0
+
+
+def test_the_pace_follows_a_change() -> None:
+    """The first update, which may compile, is soon forgotten; so is an earlier pace."""
+    course = course_after(None, [made(1, seconds=60.0)])
+    course = course_after(course, [made(update) for update in range(2, 60)])
+    assert course.seconds_per_update == pytest.approx(2.0, rel=0.05)
+    course = course_after(course, [made(update, seconds=6.0) for update in range(60, 90)])
+    assert course.seconds_per_update == pytest.approx(6.0, rel=0.05)
+
+
+@pytest.mark.parametrize("count", [1, 2, 31, 32, 33, 63, 64, 100, 1000])
+def test_the_losses_are_spread_over_the_run(count: int) -> None:
+    """At most 32, at equal intervals, and the newest is the last; how updates are grouped makes no difference."""
+    course = course_of(count)
+    interval = course.loss_interval
+    assert len(course.losses) <= MOST_LOSSES
+    assert len(course.losses) >= min(count, MOST_LOSSES // 2)
+    regular = [float(update) for update in range(interval, count + 1, interval)]
+    assert list(course.losses) == (regular if count % interval == 0 else [*regular, float(count)])
+    assert course_of(count, at_once=7).losses == course.losses
+
+
+def test_a_loss_that_is_not_finite_stays_unknown() -> None:
+    """Others are rounded to five digits."""
+    losses = [made(1, loss=1.2345678), made(2).model_copy(update={"loss": None})]
+    assert course_after(None, losses).losses == (1.2346, None)
+
+
+def test_a_command_has_the_pace_of_its_own_count() -> None:
+    """It has no losses; begun anew, it begins its course again; without a total there is no remaining time."""
+    counted = CommandProgress(update=20, updates=100, samples_seen=640, samples_per_second=64.0)
+    course = course_after(None, [counted])
+    assert course == RunCourse(update=20, updates=100, seconds_per_update=0.5, seconds_remaining=40.0)
+    again = course_after(course, [CommandProgress(update=1, updates=100, samples_seen=32)])
+    assert (again.update, again.seconds_per_update, again.seconds_remaining) == (1, None, None)
+    assert course_after(None, [counted.model_copy(update={"updates": None})]).seconds_remaining is None
