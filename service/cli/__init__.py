@@ -1,4 +1,4 @@
-"""Provide the commands of the service: `batchwright serve`, `work`, `health`, `keys`, `recommendations`, `prune`.
+"""Provide the commands of the service, such as `batchwright serve`, `work`, `keys`, `webhooks` and `prune`.
 
 ``tuner.cli.main`` finds them through the entry-point group `batchwright.commands` of `pyproject.toml`, so that
 ``tuner`` never imports ``service``.
@@ -6,7 +6,7 @@
 - ``serve`` parses the options of `serve` and `work` into ``service.settings``, and calls ``service.entrypoints``.
 - ``health_check`` checks the processes of `serve` and `work`, for a container's health check.
 - ``admin`` opens the database for `keys` and `prune`, and calls the use cases of ``service.application``.
-- ``stored_recommendations`` does so for `recommendations`.
+- ``webhooks`` does so for `webhooks`, ``stored_recommendations`` for `recommendations`.
 
 Where a new thing goes: an option of `serve`, a setting in ``service.settings`` and a parameter in ``serve``; a command
 on the database, ``admin``; a command of its own, also the entry point in `pyproject.toml`.

@@ -52,7 +52,7 @@ HOMONYMS = {
     "torch_internals": "the private names of torch: those of training, and those that only traces of fake tensors use",
     "tunings": "one concept through the layers: use case, route, call of the SDK",
     "warm_start": "the rule (tuner), and the choice among stored recommendations (service)",
-    "webhooks": "one concept through the layers: document, route, call of the SDK",
+    "webhooks": "one concept through the layers: document, route, call of the SDK, command",
     "work": "one concept through the layers (document, use case, route, call of the SDK), and the process that does it",
     "worker": "the main module of a child process: of a probe, a trace, a run",
 }
