@@ -12,7 +12,7 @@ from sqlalchemy import insert
 
 from service.domain.identifiers import IdentifierSource
 from service.store.database.engine import open_engine, write_transaction
-from service.store.database.mapping import recommendation_values
+from service.store.database.mapping import recommendation_values, sort_values
 from service.store.database.schema import recommendations, work_items
 from tests.support.factories import CPU, tuning_request
 from tests.support.service.scripted import ScriptedRunner
@@ -72,6 +72,7 @@ class Rows:
         answer = recommendation_values(self._answer, work["id"], work["model"], None)
         document = self._document.replace(self._answer.id, identifier)
         ended = {"recommendation_id": identifier, "started_at": work["created_at"], "ended_at": work["updated_at"]}
+        ended |= sort_values(answer)
         return work | ended, answer | {"id": identifier, "document": document}
 
     def _work(self, state: str, device: str) -> dict[str, Any]:

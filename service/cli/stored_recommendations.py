@@ -94,7 +94,8 @@ def _cases(database_url: str | None) -> Iterator[TuningCases]:
 
 
 def _table(found: Sequence[RecommendationSummary]) -> Table:
-    table = Table(Column("id", no_wrap=True), "name", "model", "plan", "device", "made (UTC)", "state", box=None)
+    id_, state = Column("id", no_wrap=True), Column("state", overflow="fold")
+    table = Table(id_, "name", "model", "plan", "device", "made (UTC)", state, box=None)
     for row in found:
         plan = "nothing fits"
         if row.plan is not None:

@@ -157,11 +157,16 @@ def _print(found: Sequence[Document], table: Table, *, json: bool) -> None:
 
 
 def _webhook_table(found: Sequence[Webhook]) -> Table:
-    table = Table(Column("id", no_wrap=True), "name", "address", "events", "project", "pending", "dead", box=None)
+    id_, address, events = (
+        Column("id", no_wrap=True),
+        Column("address", overflow="fold"),
+        Column("events", overflow="fold"),
+    )
+    table = Table(id_, "name", address, events, "project", "pending", "dead", box=None)
     for webhook in found:
-        events = ", ".join(webhook.events) or "all"
+        told = ", ".join(webhook.events) or "all"
         counts = str(webhook.pending), str(webhook.dead)
-        table.add_row(webhook.id, webhook.name or "-", webhook.url, events, webhook.project or "all", *counts)
+        table.add_row(webhook.id, webhook.name or "-", webhook.url, told, webhook.project or "all", *counts)
     return table
 
 

@@ -8,7 +8,9 @@ from functools import cache
 from typing import Any, NamedTuple
 
 from sqlalchemy import (
+    BigInteger,
     Connection,
+    Double,
     Engine,
     Executable,
     RowMapping,
@@ -175,6 +177,7 @@ class SqlLeaseStore(LeaseStore):
     @override
     def finish(self, lease: Lease, ending: Ending) -> None:
         recommendation, problem = ending.recommendation, ending.problem
+        figures = {} if recommendation is None else mapping.sort_values(mapping.figures_of(recommendation))
         values = {
             "lease_work_id": lease.work_id,
             "lease_owner": lease.owner,
@@ -183,6 +186,8 @@ class SqlLeaseStore(LeaseStore):
             "new_problem_code": None if problem is None else problem.code[:_MAX_CODE_LENGTH],
             "new_result": mapping.as_json(ending.result),
             "new_recommendation_id": None if recommendation is None else recommendation.id,
+            "new_rate": figures.get("sorted_rate"),
+            "new_peak": figures.get("sorted_peak"),
         }
         with write_transaction(self._engine) as connection:
             in_one = connection.dialect.name == "postgresql"
@@ -386,6 +391,8 @@ def _ending(state: State, *, in_one: bool) -> Executable:
         "problem_code": bindparam("new_problem_code"),
         "result": bindparam("new_result"),
         "recommendation_id": func.coalesce(bindparam("new_recommendation_id", type_=String), _work.recommendation_id),
+        "sorted_rate": func.coalesce(bindparam("new_rate", type_=Double), _work.sorted_rate),
+        "sorted_peak": func.coalesce(bindparam("new_peak", type_=BigInteger), _work.sorted_peak),
         "ended_at": now_ms(),
     }
     changed = changing(is_held_by_lease, values | _released(), events_added=1)

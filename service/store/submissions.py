@@ -16,7 +16,7 @@ from service.errors import ConflictError, NotResumableError
 from service.store.api_keys import check_quota
 from service.store.database.audit_log import record, record_each
 from service.store.database.engine import insert_or_skip, read_transaction, write_transaction
-from service.store.database.mapping import name_values, recommendation_values, work_item
+from service.store.database.mapping import name_values, recommendation_values, sort_values, work_item
 from service.store.database.notifications import notify_owner, notify_waiting
 from service.store.database.schema import idempotency_keys, now_ms, now_once, recommendations, submitters, work_items
 from service.store.database.statements import add_events, change, change_each, locking, state_event
@@ -52,15 +52,16 @@ class SqlSubmissionStore(SubmissionStore):
     @override
     def add(self, work: NewWork, quota: Quota = UNLIMITED, pending: PendingResponse | None = None) -> WorkItem:
         with _taken_id_refused(work.id), write_transaction(self._engine) as connection:
-            return _insert(connection, work, {"state": State.QUEUED}, quota, pending)
+            values = {"state": State.QUEUED, **_sorted_as_recommended(connection, work)}
+            return _insert(connection, work, values, quota, pending)
 
     @override
     def add_succeeded(
         self, work: NewWork, recommendation: Recommendation, pending: PendingResponse | None = None
     ) -> WorkItem:
         ended = {"state": State.SUCCEEDED, "started_at": now_ms(), "ended_at": now_ms()}
-        values = ended | {"recommendation_id": recommendation.id}
         stored = recommendation_values(recommendation, work.id, work.model, work.key_id)
+        values = ended | {"recommendation_id": recommendation.id} | sort_values(stored)
         with _taken_id_refused(work.id), write_transaction(self._engine) as connection:
             connection.execute(insert(recommendations).values(**stored))  # first: the response has its figures
             return _insert(connection, work, values, UNLIMITED, pending)
@@ -132,6 +133,15 @@ def _taken_id_refused(work_id: str) -> Iterator[None]:
         yield
     except IntegrityError:
         raise ConflictError(f"{work_id!r} exists already") from None
+
+
+def _sorted_as_recommended(connection: Connection, work: NewWork) -> dict[str, Any]:
+    """Return the columns by which a job is sorted: those of its recommendation, if that is stored."""
+    if work.recommendation_id is None:
+        return {}
+    figures = (recommendations.c.samples_per_second, recommendations.c.peak_bytes)
+    found = connection.execute(select(*figures).where(recommendations.c.id == work.recommendation_id)).mappings()
+    return sort_values(dict(row) if (row := found.first()) is not None else None)
 
 
 def _insert(

@@ -22,9 +22,6 @@ from sqlalchemy import (
     text,
     tuple_,
 )
-from sqlalchemy.ext.compiler import compiles
-from sqlalchemy.sql.compiler import SQLCompiler
-from sqlalchemy.sql.functions import GenericFunction
 
 from service.domain.work import RecommendationSummary
 from service.store.database.schema import recommendations, work_items
@@ -47,33 +44,8 @@ _COLUMNS: dict[str, ColumnElement[Any]] = {
     "peak": recommendations.c.peak_bytes,
 }
 """The columns of sorts that differ from a column of the table with the name of the sort."""
-_OF_RECOMMENDATIONS = {"samples_per_second": "samples_per_second", "peak": "peak_bytes"}
-"""Sorts of work by a column of its recommendation."""
-
-
-class recommended(GenericFunction[float]):  # noqa: N801 - used like an SQL function
-    """The named column of the recommendation of a row of ``work_items``, with which PostgreSQL joins it.
-
-    SQLite would find the recommendation by its unique id, and read the pages of its document for a column behind them:
-    it is told the index that has the sorted columns.
-    """
-
-    inherit_cache = True
-
-
-@compiles(recommended, "postgresql")
-def _joined(element: recommended, _compiler: SQLCompiler, **_options: object) -> str:
-    (name,) = element.clauses
-    return f"recommendations.{name}"
-
-
-@compiles(recommended, "sqlite")
-def _looked_up(element: recommended, _compiler: SQLCompiler, **_options: object) -> str:
-    (name,) = element.clauses
-    return (
-        f"(SELECT found.{name} FROM recommendations AS found INDEXED BY recommendations_sorted "  # noqa: S608 - a column
-        "WHERE found.id = work_items.recommendation_id)"
-    )
+_OF_RECOMMENDATIONS = {"samples_per_second": work_items.c.sorted_rate, "peak": work_items.c.sorted_peak}
+"""Sorts of work by a figure of its recommendation, which the row has too, so that an index has the order."""
 
 
 _FIELDS = {"created": "id", "ended": "ended_at", "peak": "peak_bytes"}
@@ -104,8 +76,7 @@ def searched_page(  # noqa: PLR0913, PLR0917 - the parts of a statement
         limit: most rows to return.
         values: the parameters of the conditions.
     """
-    is_joined = connection.dialect.name == "postgresql" and table is work_items and search.sort in _OF_RECOMMENDATIONS
-    ids = select(table.c.id).select_from(source if is_joined else table).where(*conditions)
+    ids = select(table.c.id).where(*conditions)
     page = page_statement(connection, table, ids, search, before, limit).subquery()
     statement = select(*columns).select_from(source).where(table.c.id.in_(select(page.c.id)))
     return connection.execute(statement.order_by(*_order(table, search)), values).all()
@@ -157,7 +128,7 @@ def _sorted_column(table: Table, sort: str) -> ColumnElement[Any]:
     if sort == "device" and table is recommendations:
         return recommendations.c.device_name
     if sort in _OF_RECOMMENDATIONS and table is work_items:
-        return func.coalesce(recommended(literal_column(_OF_RECOMMENDATIONS[sort])), _nothing(sort))
+        return _OF_RECOMMENDATIONS[sort]
     found = _COLUMNS[sort] if sort in _COLUMNS else table.c[sort]
     return func.coalesce(found, _nothing(sort))
 

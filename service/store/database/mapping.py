@@ -45,6 +45,8 @@ _UNLISTED = {
     "expiry_check_at",
     "lost_leases",
     "problem_code",
+    "sorted_rate",
+    "sorted_peak",
 }
 OWNER = api_keys.c.name.label("key_name")
 """Name of the API key that submitted a piece of work."""
@@ -207,14 +209,28 @@ def recommendation_values(
         "effective_batch_size": document.request.effective_batch_size,
         "precision": PRECISION_OF_COMMANDS if spec.model.kind == "command" else document.request.workload.precision,
         "objective": document.request.objective,
-        "peak_bytes": document.headroom.peak_bytes if document.headroom else None,
         "limit_bytes": document.headroom.limit_bytes if document.headroom else None,
-        "samples_per_second": next((plan.samples_per_second for plan in document.alternatives if plan.chosen), None),
+        **figures_of(document),
         **_gain_values(document.gain),
         "conditions": Conditions.of_recommendation(document, slot).text,
         "question": question_of(document),
         "document": as_json(document),
     }
+
+
+def figures_of(document: Recommendation) -> dict[str, Any]:
+    """Return the stored figures of a recommendation by which lists are sorted."""
+    return {
+        "peak_bytes": document.headroom.peak_bytes if document.headroom else None,
+        "samples_per_second": next((plan.samples_per_second for plan in document.alternatives if plan.chosen), None),
+    }
+
+
+def sort_values(stored: dict[str, Any] | None) -> dict[str, Any]:
+    """Return the columns of work by which lists are sorted, from those of its recommendation."""
+    given = stored or {}
+    rate, peak = given.get("samples_per_second"), given.get("peak_bytes")
+    return {"sorted_rate": -1.0 if rate is None else rate, "sorted_peak": -1 if peak is None else peak}
 
 
 def question_of(document: Recommendation) -> str:

@@ -73,12 +73,15 @@ work_items = Table(
     Column("project", String(63)),
     Column("labels", Text),
     Column("course", Text),
+    Column("sorted_rate", Double, nullable=False, server_default="-1"),
+    Column("sorted_peak", BigInteger, nullable=False, server_default="-1"),
 )
 """Tunings and jobs. The fencing token rises with every claim, so it counts attempts too; ``device_ms`` is the time on
 devices of every claim but one that holds, and ``key_id`` the API key that submitted the work (not a foreign key, which
 might prevent work from being stored). Work that needs hardware has an empty ``device``, and its lane in ``hardware``. A
 lease has not expired before ``expiry_check_at``, which is indexed and changes less often than ``lease_expires_at``:
-most renewals change no index."""
+most renewals change no index. ``sorted_rate`` and ``sorted_peak`` are the samples per second and the peak of the
+recommendation, by which lists are sorted, or -1."""
 
 is_queued = text(_queued)
 is_held = text(_held)
@@ -89,6 +92,8 @@ not for one with bound parameters."""
 Index("work_items_by_kind", work_items.c.kind, work_items.c.id)
 for _columns in (["state"], ["device"], ["model"], ["state", "device"], ["state", "model"], ["device", "model"]):
     Index("work_items_by_" + "_".join(_columns), *(work_items.c[name] for name in ["kind", *_columns, "id"]))
+for _column in ("sorted_rate", "sorted_peak"):
+    Index(f"work_items_by_{_column}", work_items.c.kind, work_items.c[_column], work_items.c.id)
 for _column in ("fingerprint", "request_fingerprint"):
     Index(f"work_items_by_{_column}", work_items.c[_column], work_items.c.id)
 for _column in ("recommendation_id", "warm_start_from", "ended_at"):

@@ -73,6 +73,7 @@ REVISIONS: dict[str, dict[str, Any]] = {
     "0018_audit": _LATER,
     "0019_webhooks": _LATER,
     "0020_staleness": _LATER,
+    "0021_course": _LATER,
 }
 """Every released revision, and what its tunings hold beyond the first one's, in the names up to revision 0007."""
 
