@@ -186,6 +186,16 @@ def test_where_noise_dominates_only_a_lower_end_is_said() -> None:
     assert "noise dominates" in found.message
 
 
+@pytest.mark.parametrize(
+    "measurements",
+    [updates(100.0, 1.0), [NoiseMeasurement(1e4, 5.0 if number % 2 else -4.9) for number in range(40)]],
+)
+def test_a_batch_that_exceeds_the_data_is_named_as_such(measurements: list[NoiseMeasurement]) -> None:
+    """The suggestion, or its lower end, is more than an update can have, and the message says how many that is."""
+    assert "The data has only 99 samples" in noise_scale(measurements, 8, 99).message
+    assert "The data has only" not in noise_scale(measurements, 8, 10**6).message
+
+
 def test_few_measurements_give_no_estimate() -> None:
     """The message names how many there are, and how many it takes."""
     found = noise_scale(updates(100.0, 1.0, FEWEST_UPDATES - 1), 8)

@@ -95,6 +95,18 @@ def test_the_result_says_which_batch_the_gradients_suggest(tmp_path: Path) -> No
     assert f"about {result.noise_scale.suggested_effective_batch_size:,} sample" in result.noise_scale.message
 
 
+def test_a_suggestion_above_the_data_is_said_to_be_so() -> None:
+    """The run knows the number of its samples."""
+    kept = RunNoiseScale(TrainingRequest(updates=30), SCHEDULE)
+    for update in range(1, 31):
+        kept.add(update, NoiseMeasurement(100.0 * (1.1 if update % 2 else 0.9), -0.9))
+    estimate = kept.estimate()
+    assert estimate is not None
+    assert estimate.samples is not None
+    assert estimate.samples > 50
+    assert "The data has only 50 samples" in estimate.message
+
+
 def test_a_run_that_is_not_to_be_measured_has_no_noise_scale(tmp_path: Path) -> None:
     """Neither its updates nor its result."""
     loop = loop_for(tmp_path, mlp_spec(), 4, updates=3, noise_scale_every=0)

@@ -177,12 +177,15 @@ def student_t(probability: float, degrees: int) -> float:
     return z + sum(term / float(degrees) ** power for power, term in enumerate(terms, start=1))
 
 
-def noise_scale(measurements: Sequence[NoiseMeasurement], effective_batch_size: int) -> NoiseScale:
+def noise_scale(
+    measurements: Sequence[NoiseMeasurement], effective_batch_size: int, data_samples: int | None = None
+) -> NoiseScale:
     """Average the measurements of several updates, and say which effective batch they suggest.
 
     Args:
         measurements: of updates of one size, the newest last; the newest ``MOST_UPDATES`` are averaged.
         effective_batch_size: samples of these updates.
+        data_samples: samples in the data, which no update can exceed; None where their number is not known.
     """
     newest = measurements[-MOST_UPDATES:]
     ratio = Ratio(None, None, None)
@@ -197,7 +200,7 @@ def noise_scale(measurements: Sequence[NoiseMeasurement], effective_batch_size: 
         lower_samples=ratio.lower,
         upper_samples=ratio.upper,
         suggested_effective_batch_size=None if ratio.estimate is None else max(1, round(ratio.estimate)),
-        message=_in_words(ratio, len(newest), effective_batch_size),
+        message=_in_words(ratio, len(newest), effective_batch_size) + _beyond_data(ratio, data_samples),
     )
 
 
@@ -239,3 +242,14 @@ def _advice(lower: float, upper: float, effective_batch_size: int) -> str:
     if effective_batch_size > upper:
         return f"{own} is above: a smaller one would save samples, for about as many updates"
     return f"{own} is within this interval"
+
+
+def _beyond_data(ratio: Ratio, data_samples: int | None) -> str:
+    """A sentence that no update can be as large as the noise scale, where that exceeds the data; else an empty text."""
+    least = ratio.lower if ratio.estimate is None else ratio.estimate
+    if data_samples is None or least is None or round(least) <= data_samples:
+        return ""
+    return (
+        f". The data has only {_samples(data_samples)}, and an update can have no more: the largest effective batch "
+        "is the whole data"
+    )

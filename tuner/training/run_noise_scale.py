@@ -48,7 +48,9 @@ class RunNoiseScale:
 
     def estimate(self) -> NoiseScale | None:
         """The noise scale by the measurements so far, or the reason why there is none; None if it was not requested."""
-        return noise_scale(list(self._measurements), self._window_samples) if self._interval else None
+        if not self._interval:
+            return None
+        return noise_scale(list(self._measurements), self._window_samples, self._data_samples)
 
     def state(self) -> dict[str, object]:
         """Plain state for a checkpoint."""
