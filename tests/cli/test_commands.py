@@ -282,6 +282,16 @@ def test_two_processes_share_the_effective_batch(tmp_path: Path) -> None:
     assert len(list(paths.tensorboard.iterdir())) == 1
 
 
+def test_the_option_says_how_often_the_noise_scale_is_measured(tmp_path: Path) -> None:
+    """Every update of a short run without the option, and none with 0."""
+    measured = train(gpt_spec(), tmp_path, "--json")
+    assert measured.returncode == 0, measured.stderr
+    assert TrainingResult.model_validate_json(measured.stdout).noise_scale is not None
+    (tmp_path / "none").mkdir()
+    without = train(gpt_spec(), tmp_path / "none", "--noise-scale-every", "0", "--json")
+    assert TrainingResult.model_validate_json(without.stdout).noise_scale is None
+
+
 def test_a_loss_that_couples_samples_is_refused_unless_allowed(tmp_path: Path) -> None:
     """BatchNorm: exit code 6 and the setting named; allowed, the run makes its updates and the result says so."""
     spec = resnet_spec(data={"kind": "synthetic", "samples": 20})

@@ -140,6 +140,15 @@ AllowBatchCoupling = Annotated[
 TensorBoard = Annotated[
     bool, typer.Option("--tensorboard", help="Also write the progress for TensorBoard, in the run's folder.")
 ]
+NoiseScaleEvery = Annotated[
+    int | None,
+    typer.Option(
+        min=0,
+        metavar="N",
+        help="Updates between two that are measured for the gradient noise scale, which suggests an effective batch; "
+        "0 for none. Default: each of a short run, every tenth of a long one.",
+    ),
+]
 OutputDirectory = Annotated[
     Path, typer.Option("--output-dir", help="Folder of the run: recommendation, progress, checkpoints, weights.")
 ]

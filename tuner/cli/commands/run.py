@@ -52,6 +52,7 @@ def run(  # noqa: PLR0913 - a command's options are its arguments
     workers: options.Workers = 0,
     allow_batch_coupling: options.AllowBatchCoupling = False,
     tensorboard: options.TensorBoard = False,
+    noise_scale_every: options.NoiseScaleEvery = None,
     env: trailing.Variables = None,
     template: trailing.Templates = None,
     working_directory: trailing.WorkingDirectory = None,
@@ -84,6 +85,7 @@ def run(  # noqa: PLR0913 - a command's options are its arguments
         workers=workers,
         allow_batch_coupling=allow_batch_coupling,
         tensorboard=tensorboard,
+        noise_scale_every=noise_scale_every,
     )
     model = trailing.command_model(
         context,
