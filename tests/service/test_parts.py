@@ -170,6 +170,9 @@ def test_every_path_of_every_kind_of_data_is_checked(tmp_path: Path, data: dict[
     with pytest.raises(DataPathNotAllowedError, match=rf"spec\.data\.{field}: '{outside}"):
         policy.check_data(gpt_spec(data=placed(data, root, outside)))
     policy.check_data(gpt_spec(data=placed(data, root, root / "inside")))
+    with pytest.raises(DataPathNotAllowedError, match=rf"spec\.evaluation\.data\.{field}: '{outside}"):
+        policy.check_data(gpt_spec(evaluation={"data": placed(data, root, outside)}))
+    policy.check_data(gpt_spec(evaluation={"data": placed(data, root, root / "inside")}))
 
 
 def placed(data: dict[str, Any], root: Path, outside: Path) -> dict[str, Any]:

@@ -122,7 +122,13 @@ def memory_part(spec: WorkloadSpec | CommandSpec) -> dict[str, Any]:
     groups = {"groups": {"__all__": {"learning_rate", "weight_decay"}}}
     optimizer = dict.fromkeys(rates | unset, True) | ({} if "groups" in unset else groups)
     scales = {"alpha", "use_rslora", "init_lora_weights"}
-    exclude: dict[str, Any] = {"data": True, "schedule": True, "optimizer": optimizer, "model": {"pretrained"}}
+    exclude: dict[str, Any] = {
+        "data": True,
+        "evaluation": True,
+        "schedule": True,
+        "optimizer": optimizer,
+        "model": {"pretrained"},
+    }
     exclude["adapter"] = True if spec.adapter is None else scales
     part = spec.model_dump(mode="json", exclude=exclude)
     part["gradient_clipping"] = spec.gradient_clipping is not None

@@ -1,13 +1,13 @@
-"""Training data: the data part of a workload spec. Pure data, no torch."""
+"""Training data, and the evaluation on data that does not train: parts of a workload spec. Pure data, no torch."""
 
 from __future__ import annotations
 
 import glob
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple, Self
 
-from pydantic import AfterValidator, Field, field_validator
+from pydantic import AfterValidator, Field, field_validator, model_validator
 
-from tuner.schemas.base import Document, PositiveInt
+from tuner.schemas.base import Document, NonNegativeInt, PositiveInt
 
 
 def _names_a_tokenizer(tokenizer: str) -> str:
@@ -155,3 +155,70 @@ def _file(field: str, path: str) -> PathRead:
 DataSpec = Annotated[
     TextData | RecordsData | ImagesData | ArraysData | SyntheticData | WorkloadData, Field(discriminator="kind")
 ]
+
+# --- evaluation ------------------------------------------------------------------------------------------------------
+
+HeldOutData = Annotated[TextData | RecordsData | ImagesData | ArraysData | WorkloadData, Field(discriminator="kind")]
+"""Data of an evaluation. Synthetic data has no kind of its own here: a split holds some of it out."""
+MetricName = Literal["accuracy", "perplexity"]
+"""Figures of an evaluation beside its loss: see ``EvaluationSpec.metrics``."""
+Monitored = Literal["loss", "accuracy", "perplexity"]
+"""Figures that choose the best weights."""
+_MOST_METRICS = 16
+
+
+class EarlyStopping(Document):
+    """The end of a run that no longer improves on held-out samples."""
+
+    patience: PositiveInt
+    """Evaluations in a row without an improvement, after which the run ends."""
+    min_delta: Annotated[float, Field(ge=0.0, allow_inf_nan=False)] = 0.0
+    """The change of the monitored figure above which it counts as improved."""
+
+
+class EvaluationSpec(Document):
+    """Evaluation of a run on held-out samples: a split of its data, or data of its own.
+
+    The weights before the first update are evaluated, and those of the end; in between every `every` updates. Held-out
+    samples never train.
+    """
+
+    fraction: Annotated[float, Field(gt=0.0, lt=1.0)] | None = None
+    """Share of the samples of `data` to hold out. Give this, `count` or `data`."""
+    count: PositiveInt | None = None
+    """Number of the samples of `data` to hold out."""
+    data: HeldOutData | None = None
+    """Data of its own, in files that `data` does not read. The kind `workload` is the workload's
+    `evaluation_dataset()`."""
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
+    """Seed of the choice of samples that `fraction` or `count` holds out."""
+    every: PositiveInt | None = None
+    """Updates between two evaluations; none but those of the start and the end when absent."""
+    micro_batch_size: PositiveInt | None = None
+    """Samples per forward pass: those of the plan's largest micro-batch when absent. Halved where they do not fit."""
+    metrics: Annotated[tuple[MetricName, ...], Field(max_length=_MOST_METRICS)] = ()
+    """`accuracy`: share of the labels that have the highest logit. `perplexity`: the exponential of the mean of the
+    first loss term, for a cross-entropy."""
+    monitor: Monitored = "loss"
+    """The figure that chooses the best weights and ends a run early: `loss`, or one of `metrics`."""
+    early_stopping: EarlyStopping | None = None
+    """When to end the run before its last update; never when absent."""
+
+    @model_validator(mode="after")
+    def _holds_out_one_way(self) -> Self:
+        if sum(given is not None for given in (self.fraction, self.count, self.data)) != 1:
+            raise ValueError("give exactly one of `fraction`, `count` and `data`: the samples to evaluate on")
+        if self.early_stopping is not None and self.every is None:
+            raise ValueError("`early_stopping` needs `every`: the updates between two evaluations")
+        if self.monitor != "loss" and self.monitor not in self.metrics:
+            raise ValueError(f"`monitor` is `{self.monitor}`, which has to be one of `metrics` too")
+        return self
+
+    @property
+    def is_split(self) -> bool:
+        """True if the held-out samples are some of the training data."""
+        return self.data is None
+
+    def held_out_of(self, samples: int) -> NonNegativeInt:
+        """Number of samples of a split to hold out, of the data's ``samples``; at least one."""
+        return self.count if self.count is not None else max(1, round((self.fraction or 0.0) * samples))

@@ -15,7 +15,7 @@ class RunOutcome(StrEnum):
     """Outcome of a training process."""
 
     SUCCEEDED = "SUCCEEDED"
-    """All updates were made, and the final checkpoint and weights are written."""
+    """All updates were made, or early stopping ended the run. The final checkpoint and weights are written."""
     STOPPED = "STOPPED"
     """The process was stopped (SIGTERM) and wrote a checkpoint if training had begun. The run can be resumed."""
     FAILED = "FAILED"
@@ -62,6 +62,55 @@ class NoiseScale(Document):
     """The estimate in words, or the reason why there is none."""
 
 
+class EvaluationReport(Document):
+    """An evaluation: the loss and metrics of the weights after an update, over all held-out samples."""
+
+    update: NonNegativeInt
+    """Updates made before it; 0 for the weights that training starts from."""
+    loss: float | None
+    """Mean over the tokens or samples of the held-out data, summed over the terms, without smoothed labels; none when
+    not finite, or where memory ran out with a single sample."""
+    terms: dict[str, float | None]
+    """Mean of each named loss term; none when not finite."""
+    weights: dict[str, NonNegativeFloat]
+    """Weight of each term: the number of tokens or samples of the mean."""
+    metrics: dict[str, float | None] = Field(default_factory=dict)
+    """Each requested metric; none when not finite."""
+    samples: NonNegativeInt
+    """Samples that were evaluated, over all ranks."""
+    micro_batch_size: PositiveInt
+    """Samples of the largest forward pass that may still be tried."""
+    splits: tuple[MicroBatchSplit, ...] = ()
+    """Batches of any rank that did not fit and were run in smaller parts."""
+    is_best: bool = False
+    """True if the monitored figure is better than after all earlier updates. The weights are kept."""
+    message: str | None = None
+    """Reason why there is no loss; none where there is one."""
+    seconds: NonNegativeFloat
+    """Wall time of the evaluation."""
+
+
+class EvaluationSummary(Document):
+    """The evaluations of a run so far."""
+
+    monitor: str
+    """The figure that chooses the best weights."""
+    held_out_samples: PositiveInt
+    """Samples in the held-out data."""
+    evaluations: NonNegativeInt
+    """Evaluations made, with that of the weights that training started from."""
+    first: EvaluationReport | None = None
+    """The first evaluation."""
+    best: EvaluationReport | None = None
+    """The best evaluation after an update."""
+    last: EvaluationReport | None = None
+    """The newest evaluation."""
+    stopped_early: bool = False
+    """True if the run ended early, because the monitored figure had not improved."""
+    message: str
+    """The evaluations in words."""
+
+
 class TrainingProgress(Document):
     """One optimizer update, as a line of ``progress.jsonl``."""
 
@@ -98,6 +147,9 @@ class TrainingProgress(Document):
     process."""
     noise_scale: NoiseScale | None = None
     """The gradient noise scale after this update, if the update was measured for it."""
+    evaluations: tuple[EvaluationReport, ...] = ()
+    """Evaluations since the update before: that of the weights after this update, if there was one. With the first
+    update also that of the weights before it, and after a stop that of the update at which the run was stopped."""
 
     @property
     def samples_per_second(self) -> float:
@@ -162,6 +214,8 @@ class TrainingResult(Document):
     noise_scale: NoiseScale | None = None
     """The gradient noise scale at the end, and the effective batch that it suggests; none where it was not to be
     measured, or training did not begin."""
+    evaluation: EvaluationSummary | None = None
+    """The evaluations on held-out samples; none where none were requested, or training did not begin."""
     seconds: NonNegativeFloat = 0.0
     """Wall time of this process, including start-up."""
 

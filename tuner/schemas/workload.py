@@ -14,7 +14,7 @@ from typing import Annotated, ClassVar, Literal, Self
 from pydantic import Field, JsonValue, ValidationInfo, field_validator, model_validator
 
 from tuner.schemas.base import Document, PositiveInt, load_document, parse_document
-from tuner.schemas.dataset import DataSpec
+from tuner.schemas.dataset import DataSpec, EvaluationSpec
 from tuner.schemas.optimizer import OptimizerSpec, ScheduleSpec
 
 Precision = Literal["fp32", "bf16-mixed", "fp16-mixed", "bf16"]
@@ -308,6 +308,8 @@ class WorkloadSpec(Document):
     """Data parallelism."""
     data: DataSpec | None = None
     """Data of a training job. Probes need none: they use random samples of the worst case."""
+    evaluation: EvaluationSpec | None = None
+    """Evaluation of a training job on held-out samples; none when absent. Does not change what fits."""
 
     @model_validator(mode="after")
     def _has_labels_to_smooth(self) -> Self:

@@ -30,7 +30,10 @@ from tuner.system.data_roots import DataRoots
 from tuner.training.accumulation.collectives import Ranks
 from tuner.training.batch_schedule import BatchSchedule, Position
 from tuner.training.checkpoints import Checkpoints
-from tuner.training.data import DataFolders, TrainingData, build_data, epoch_order
+from tuner.training.data import DataFolders, TrainingData, epoch_order
+from tuner.training.evaluation.evaluator import Evaluator, evaluated_workload
+from tuner.training.evaluation.held_out_data import build_run_data
+from tuner.training.evaluation.run_evaluation import RunEvaluation
 from tuner.training.fsdp import shard
 from tuner.training.launching.run_directory import RunPaths, run_identity
 from tuner.training.micro_batches.rng_state import seed_everything
@@ -61,6 +64,7 @@ class RunParts:
     ranks: Ranks
     """The ranks that share each window."""
     data: TrainingData
+    """Samples that train."""
     batch_schedule: BatchSchedule
     micro_batch_size: int
     """Samples in the largest micro-batch of the run."""
@@ -69,6 +73,8 @@ class RunParts:
     """The model with its optimizer."""
     lr_scheduler: LambdaLR
     """The schedule of the learning rate."""
+    evaluation: RunEvaluation | None
+    """Evaluations on held-out samples; None where none were requested."""
     checkpoints: Checkpoints
     base_sha256: str | None
     """SHA-256 of the frozen weights below an adapter, which checkpoints do not hold; None without an adapter."""
@@ -110,7 +116,8 @@ def build_run(
     ranks, notes, spec = ranks or Ranks(), list[str](), recommendation.request.workload
     micro_batch_size = _bounded(trainable_micro_batch_size(recommendation), paths.micro_batch_bound(), notes)
     workload = build_workload(spec)
-    data = build_data(spec, workload, DataFolders.of_run(paths.cache / "datasets"))
+    run_data = build_run_data(spec, workload, DataFolders.of_run(paths.cache / "datasets"), ranks.size)
+    data = run_data.training
     epoch_order(request.seed, 0, len(data))  # allocated before the limit; the order of any other epoch is as large
     batch_schedule = BatchSchedule(
         request.seed, len(data), recommendation.request.effective_batch_size, ranks.rank, ranks.size
@@ -142,6 +149,7 @@ def build_run(
         coupling=coupling,
         engine=engine,
         lr_scheduler=lr_scheduler,
+        evaluation=_build_evaluation(recommendation, request, workload, run_data.held_out, engine, device, ranks),
         checkpoints=Checkpoints(
             paths, _checkpoint_identity(recommendation, request, len(data)), request.keep_checkpoints
         ),
@@ -229,6 +237,32 @@ def _build_engine(
     if spec.compile:
         model.compile()
     return UpdateEngine(spec, workload, model, device, ranks=ranks, sharded=sharded)
+
+
+def _build_evaluation(  # noqa: PLR0913, PLR0917 - a run's parts
+    recommendation: Recommendation,
+    request: TrainingRequest,
+    workload: Workload,
+    held_out: TrainingData | None,
+    engine: UpdateEngine,
+    device: MemoryDevice,
+    ranks: Ranks,
+) -> RunEvaluation | None:
+    spec = recommendation.request.workload
+    if spec.evaluation is None or held_out is None or recommendation.plan is None:
+        return None
+    evaluator = Evaluator(
+        spec,
+        evaluated_workload(spec, workload),
+        held_out,
+        engine,
+        device,
+        ranks=ranks,
+        micro_batch_size=min(recommendation.plan.micro_batch_size, engine.accumulation.largest_micro_batch or 1),
+        sharded=is_sharded(spec, ranks),
+        seed=request.seed,
+    )
+    return RunEvaluation(spec.evaluation, evaluator, request.updates)
 
 
 def _checkpoint_identity(recommendation: Recommendation, request: TrainingRequest, samples: int) -> str:

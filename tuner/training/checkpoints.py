@@ -62,8 +62,14 @@ class Checkpoints:
         self.run = run
         self.keep = keep
 
-    def save(self, update: int, weights: Weights, state: State) -> Path:
+    def save(self, update: int, weights: Weights, state: State, best: int | None = None) -> Path:
         """Write the checkpoint after ``update`` updates, which becomes the newest once it is on the disk.
+
+        Args:
+            update: number of updates made.
+            weights: the weights that change.
+            state: all other state.
+            best: update of an earlier checkpoint to keep, however old.
 
         Raises:
             StorageError: when the disk is full. Earlier checkpoints are kept.
@@ -76,15 +82,15 @@ class Checkpoints:
                 torch.save(state, stream)
             write_manifest(folder, self.run, update)
         write_pointer(self._pointer, update)
-        self._remove_old(path)
+        self._remove_old(path, None if best is None else checkpoint_folder(self.directory, best))
         return path
 
-    def _remove_old(self, newest: Path) -> None:
+    def _remove_old(self, newest: Path, best: Path | None) -> None:
         """Remove the checkpoints that are too old to keep, those after ``newest``, and the leftovers of a kill."""
         folders = sorted(self.directory.glob("update-*"))
         kept = [path for path in folders if path <= newest][-self.keep :]
         for path in [*folders, *self.directory.glob(".update-*.part")]:
-            if path not in kept:
+            if path not in kept and path != best:
                 shutil.rmtree(path, ignore_errors=True)
 
     def newest(self) -> IntactCheckpoint | None:
@@ -146,6 +152,18 @@ class Checkpoints:
                 self._verified(update, checkpoint_folders(self.directory).get(update))
             state = torch.load(path / _STATE, map_location="cpu", weights_only=True)
             return safetensors.torch.load_file(path / _WEIGHTS), state
+        except Exception as error:
+            raise CheckpointError(f"checkpoint {path} cannot be read: {error}") from error
+
+    def load_weights(self, update: int) -> Weights:
+        """Load the weights of a checkpoint alone, on the CPU.
+
+        Raises:
+            CheckpointError: as ``load``.
+        """
+        path = checkpoint_folder(self.directory, update)
+        try:
+            return safetensors.torch.load_file(self._verified(update, path if path.is_dir() else None) / _WEIGHTS)
         except Exception as error:
             raise CheckpointError(f"checkpoint {path} cannot be read: {error}") from error
 

@@ -88,4 +88,8 @@ def scalars(progress: TrainingProgress) -> dict[str, float]:
         "micro_batches/splits": len(progress.splits),
         "optimizer/noise_scale_samples": None if progress.noise_scale is None else progress.noise_scale.samples,
     }
+    for evaluation in progress.evaluations:
+        if evaluation.update == progress.update:
+            figures["evaluation/loss"] = evaluation.loss
+            figures |= {f"evaluation/{name}": value for name, value in evaluation.metrics.items()}
     return {name: float(value) for name, value in figures.items() if value is not None}

@@ -42,6 +42,7 @@ class Trainer:
         position: progress of the run.
         notes: facts that the user should know of the run, a sentence each.
         noise_scale: measurements of the gradient noise.
+        evaluation: evaluations on held-out samples; None where none were requested.
     """
 
     def __init__(self, parts: RunParts) -> None:
@@ -57,6 +58,7 @@ class Trainer:
         self._checkpoints = parts.checkpoints
         self._schedule = parts.batch_schedule
         self.noise_scale = RunNoiseScale(parts.request, self._schedule)
+        self.evaluation = parts.evaluation
         self._saved: int | None = None
 
     def resume(self) -> int | None:
@@ -83,7 +85,7 @@ class Trainer:
         return found.update
 
     def run(self, report: ProgressSink, should_stop: Callable[[], bool] = lambda: False) -> RunOutcome:
-        """Train until all updates are made or ``should_stop`` returns true on a rank.
+        """Train until all updates are made, the run ends early, or ``should_stop`` returns true on a rank.
 
         A checkpoint is written in both cases. Errors of the device and the workload are raised unchanged, and the last
         checkpoint is kept.
@@ -104,7 +106,27 @@ class Trainer:
             with self._device.without_limit():  # ending the workers may start threads
                 loader.close()
         self._save()
-        return RunOutcome.SUCCEEDED if self.position.update >= updates else RunOutcome.STOPPED
+        return RunOutcome.SUCCEEDED if self._is_over() and not self._is_evaluation_due() else RunOutcome.STOPPED
+
+    def _is_over(self) -> bool:
+        """Return whether no further update is to be made."""
+        stops_early = self.evaluation is not None and self.evaluation.stops_early
+        return self.position.update >= self.request.updates or stops_early
+
+    def _is_evaluation_due(self) -> bool:
+        return self.evaluation is not None and self.evaluation.is_due(self.position.update)
+
+    def _evaluated(self, should_stop: Callable[[], bool]) -> bool:
+        """Evaluate the weights if that is due. Return whether no evaluation was left because the run must stop."""
+        if self.evaluation is None or not self._is_evaluation_due():
+            return True
+        return self.evaluation.evaluate(self.position.update, should_stop)
+
+    @property
+    def failed_micro_batch(self) -> int | None:
+        """Size of the last micro-batch that did not fit, in training or an evaluation; None when all did."""
+        failed = self.engine.accumulation.failed_micro_batch
+        return self.evaluation.evaluator.failed if failed is None and self.evaluation is not None else failed
 
     def _workers(self) -> int:
         """Number of worker processes: as many as requested, within half of the memory that the plan leaves free.
@@ -134,16 +156,20 @@ class Trainer:
         report: ProgressSink,
         should_stop: Callable[[], bool],
     ) -> None:
-        while self.position.update < self.request.updates:
+        while self._evaluated(should_stop) and not self._is_over():
             began = time.perf_counter()
             batches: list[Batch] = []
             if any(self.ranks.run_collectively(lambda: _load(loaded_batches, batches, should_stop))):  # noqa: B023 - called at once
                 return
             micro_batches = _micro_batches(self._parts.data, windows.pop(), batches, self.request.seed)
             progress = self._update(micro_batches, began)
+            del micro_batches, batches  # an evaluation needs their memory
+            self._evaluated(should_stop)
+            evaluations = () if self.evaluation is None else self.evaluation.take_reports()
             if not self.ranks.rank:
-                report(progress)
-            if self.position.update % self.request.checkpoint_every == 0:
+                report(progress.model_copy(update={"evaluations": evaluations}))
+            is_best = any(evaluation.is_best for evaluation in evaluations)
+            if is_best or self.position.update % self.request.checkpoint_every == 0:
                 self._save()
 
     def save_weights(self) -> str:
@@ -162,7 +188,20 @@ class Trainer:
                 write.write_base(base)
             if averages:
                 write({**weights, **averages}, paths.average_weights, paths.pretrained_average)
+            self._write_best(write)
             return write(weights, paths.weights, paths.pretrained)
+
+    def _write_best(self, write: ModelWriter) -> None:
+        """Write the weights of the best evaluation, from its checkpoint; a note says if that cannot be read."""
+        best = None if self.evaluation is None else self.evaluation.best_update
+        if best is None:
+            return
+        try:
+            weights = self._checkpoints.load_weights(best)
+        except CheckpointError as error:
+            self.notes.append(f"the weights of the best evaluation are not written: {error}")
+        else:
+            write(weights, self._parts.paths.best_weights, self._parts.paths.pretrained_best)
 
     # --- one update ---
 
@@ -212,6 +251,7 @@ class Trainer:
             own = {
                 "random": RandomState.capture(self._device.torch_device).state_dict(),
                 "largest": self.largest_micro_batch(),
+                "evaluated": None if self.evaluation is None else self.evaluation.evaluator.largest_proven,
             }
             weights, state = self._weights(), {**self._state(), "ranks": self.ranks.gather(own)}
             self.ranks.run_collectively(lambda: self._write(weights, state))
@@ -219,7 +259,8 @@ class Trainer:
 
     def _write(self, weights: Weights, state: State) -> None:
         if not self.ranks.rank:
-            self._checkpoints.save(self.position.update, weights, state)
+            best = None if self.evaluation is None else self.evaluation.best_update
+            self._checkpoints.save(self.position.update, weights, state, best)
 
     def _weights(self) -> Weights:
         """The weights that change: all of the model, or what is trained beside a frozen base."""
@@ -237,6 +278,7 @@ class Trainer:
             "position": dict(vars(self.position)),
             "coupling": self._parts.coupling.state(),
             "noise scale": self.noise_scale.state(),
+            "evaluation": None if self.evaluation is None else self.evaluation.state(),
         }
         gathered: State = full_tensors(state, keep=not self.ranks.rank)
         return gathered
@@ -260,6 +302,8 @@ class Trainer:
         self._parts.coupling.load_state(**state["coupling"])
         if "noise scale" in state:  # which checkpoints of earlier versions do not have
             self.noise_scale.load_state(**state["noise scale"])
+        if self.evaluation is not None and state.get("evaluation") is not None:
+            self.evaluation.load_state(state["evaluation"])
         self._restore_this_rank(state["ranks"])
 
     def _restore_this_rank(self, each_rank: list[State]) -> None:
@@ -269,6 +313,8 @@ class Trainer:
             own = each_rank[self.ranks.rank]
             largest = largest if self.sharded else int(own["largest"])
             RandomState.from_state_dict(own["random"]).restore(self._device.torch_device)
+            if self.evaluation is not None:
+                self.evaluation.evaluator.accept_proof(own.get("evaluated"))
         elif not self.ranks.rank:
             RandomState.from_state_dict(each_rank[0]["random"]).restore(self._device.torch_device)
         else:

@@ -97,7 +97,12 @@ def train(paths: RunPaths, stop: StopRequest) -> TrainingResult:
         failure = PeerError(f"lost contact with another rank: {failure}")
     oom_error = _as_out_of_memory(failure, state)
     smaller = _restart_micro_batch_size(state) if oom_error else None
+    evaluation = (
+        None if state.trainer is None or state.trainer.evaluation is None else state.trainer.evaluation.summary()
+    )
     message = f"{state.position.update} updates made" if failure is None else _explain(failure, oom_error, state)
+    if evaluation is not None and evaluation.stopped_early and failure is None:
+        message += ", ended early"
     if state.device is not None:
         state.device.lift_limit()
     return TrainingResult(
@@ -115,6 +120,7 @@ def train(paths: RunPaths, stop: StopRequest) -> TrainingResult:
         trouble=_disk_trouble(failure),
         weights_sha256=state.weights_sha256,
         noise_scale=state.trainer.noise_scale.estimate() if state.trainer and state.position.update else None,
+        evaluation=evaluation,
         seconds=time.monotonic() - began,
     )
 
@@ -173,7 +179,7 @@ def _as_out_of_memory(failure: BaseException | None, state: RunState) -> Batchwr
 def _restart_micro_batch_size(state: RunState) -> int | None:
     """The micro-batch size to restart with, by the decision table of ``recovery``; None if the run must not restart."""
     trainer = state.trainer
-    failed = trainer.engine.accumulation.failed_micro_batch if trainer else None
+    failed = trainer.failed_micro_batch if trainer else None
     if trainer is None or failed is None or failed == 1:
         return None
     in_place = trainer.engine.accumulation.gradients.in_place

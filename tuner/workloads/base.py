@@ -16,7 +16,7 @@ for any division of samples or tokens into micro-batches.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any, Protocol, TypeAlias, runtime_checkable
+from typing import Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -62,6 +62,25 @@ class BuildsOptimizer(Protocol):
         """Build the optimizer of the parameters that are trained. Its state is allocated by its first step."""
 
 
+class LabelScores(NamedTuple):
+    """A batch's loss terms, with the logits and labels that they compare."""
+
+    terms: LossTerms
+    """As ``loss_terms`` returns them."""
+    logits: Tensor
+    """``(..., classes)``."""
+    labels: Tensor
+    """``(...)``, class indices or ``IGNORED_LABEL``."""
+
+
+@runtime_checkable
+class ScoresLabels(Protocol):
+    """Optional: the loss with its logits and labels, for the metrics of an evaluation."""
+
+    def score(self, model: nn.Module, batch: Batch) -> LabelScores:
+        """Run the forward pass of ``loss_terms``. Return its terms, logits and labels."""
+
+
 class Samples(Protocol):
     """Samples with a length and random access: a list, an array, a map-style ``torch.utils.data.Dataset``."""
 
@@ -78,6 +97,14 @@ class HasDataset(Protocol):
 
     def dataset(self) -> Samples:
         """All samples of one epoch."""
+
+
+@runtime_checkable
+class HasEvaluationDataset(Protocol):
+    """Optional: the held-out data set of a training job."""
+
+    def evaluation_dataset(self) -> Samples:
+        """All samples to evaluate on, none of which trains."""
 
 
 @runtime_checkable

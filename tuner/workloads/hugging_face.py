@@ -8,12 +8,14 @@ from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import override
 
 from tuner.errors import FieldProblem, SpecError
 from tuner.schemas.workload import BatchSpec, LoraAdapter, TransformersModel, TransformersTask
 from tuner.workloads.adapters.lora import inject_lora
 from tuner.workloads.base import (
     IGNORED_LABEL,
+    LabelScores,
     LossTerms,
     Workload,
     count_labels,
@@ -121,13 +123,18 @@ class RoutedWorkload(CausalWorkload):
 
     def loss_terms(self, model: nn.Module, batch: Mapping[str, Tensor]) -> LossTerms:
         """Two terms, ``next_token`` and ``router_aux_loss``."""
+        return self.score(model, batch).terms
+
+    @override
+    def score(self, model: nn.Module, batch: Mapping[str, Tensor]) -> LabelScores:
         mask = batch.get("attention_mask")
         output = model(input_ids=batch["input_ids"], attention_mask=mask, use_cache=False, output_router_logits=True)
         tokens = _tokens(batch)
-        return {
+        terms = {
             "next_token": self.next_token_loss(output.logits, batch),
             ROUTER_TERM: (router_loss(output).float() * self._coefficient * tokens, tokens),
         }
+        return LabelScores(terms, output.logits[:, :-1], batch["labels"][:, 1:])
 
     def loss_weights(self, batch: Mapping[str, Tensor]) -> Mapping[str, float]:
         """Numbers of target tokens, and of all tokens without padding."""
@@ -181,6 +188,13 @@ class LabelledWorkload:
         inputs = {name: value for name, value in batch.items() if name != "labels"}
         loss = summed_cross_entropy(model(**inputs).logits, batch["labels"], self._label_smoothing)
         return {"cross_entropy": (loss, count_labels(batch["labels"]))}
+
+    def score(self, model: nn.Module, batch: Mapping[str, Tensor]) -> LabelScores:
+        """Score the classes of each sample or token."""
+        inputs, labels = {name: value for name, value in batch.items() if name != "labels"}, batch["labels"]
+        logits = model(**inputs).logits
+        loss = summed_cross_entropy(logits, labels, self._label_smoothing)
+        return LabelScores({"cross_entropy": (loss, count_labels(labels))}, logits, labels)
 
     def loss_weights(self, batch: Mapping[str, Tensor]) -> Mapping[str, float]:
         """Number of labels that are not ignored."""

@@ -13,6 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 from tuner.schemas.workload import BatchSpec, Gpt, Mlp, ReferenceModel, ResNet
 from tuner.workloads.base import (
+    LabelScores,
     LossTerms,
     Workload,
     count_labels,
@@ -173,6 +174,12 @@ class ClassificationWorkload:
         loss = summed_cross_entropy(model(batch["inputs"]), batch["labels"], self._label_smoothing)
         return {"cross_entropy": (loss, float(len(batch["labels"])))}
 
+    def score(self, model: nn.Module, batch: Mapping[str, Tensor]) -> LabelScores:
+        """Score the classes of each sample."""
+        logits, labels = model(batch["inputs"]), batch["labels"]
+        loss = summed_cross_entropy(logits, labels, self._label_smoothing)
+        return LabelScores({"cross_entropy": (loss, float(len(labels)))}, logits, labels)
+
     def loss_weights(self, batch: Mapping[str, Tensor]) -> Mapping[str, float]:
         """Number of samples."""
         return {"cross_entropy": float(len(batch["labels"]))}
@@ -200,6 +207,11 @@ class NextTokenWorkload:
     def loss_terms(self, model: nn.Module, batch: Mapping[str, Tensor]) -> LossTerms:
         """One term, ``next_token``: position ``t`` predicts token ``t + 1``."""
         return {"next_token": self.next_token_loss(self.logits(model, batch), batch)}
+
+    def score(self, model: nn.Module, batch: Mapping[str, Tensor]) -> LabelScores:
+        """Score the next token at every position but the last."""
+        logits = self.logits(model, batch)
+        return LabelScores({"next_token": self.next_token_loss(logits, batch)}, logits[:, :-1], batch["labels"][:, 1:])
 
     def next_token_loss(self, logits: Tensor, batch: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
         """Sum of the cross-entropy over the target tokens of ``(n, s, vocabulary_size)`` logits, and their number."""

@@ -70,6 +70,9 @@ class Policy:
         """
         for read in spec.data.paths_read() if spec.data is not None else []:
             self._check_path("spec.data", read)
+        held_out = spec.evaluation.data if spec.evaluation is not None else None
+        for read in held_out.paths_read() if held_out is not None else []:
+            self._check_path("spec.evaluation.data", read)
 
     @staticmethod
     def check_foreign(recommendation: Recommendation, probe_variables: Collection[str]) -> None:

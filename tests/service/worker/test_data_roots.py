@@ -17,6 +17,7 @@ from service.settings import Settings
 from tests.support.factories import CPU, gpt_spec, recommendation, resnet_spec
 from tests.support.service.running import StartService, listening
 from tuner.schemas.requests import TrainingRequest
+from tuner.schemas.training import TrainingProgress
 from tuner.schemas.workload import WorkloadSpec
 
 TEXT = "some text of the inside, which is long enough " * 40
@@ -80,6 +81,25 @@ def client(root: Path, tmp_path: Path) -> Iterator[Client]:
 def submitted(client: Client, spec: WorkloadSpec, **training: Any) -> str:
     """The id of a job that was taken."""
     return client.jobs.submit(recommendation(spec, 8, 4), training=TrainingRequest(**training)).id
+
+
+@pytest.mark.usefixtures("forked")
+def test_a_job_records_its_evaluations(client: Client, root: Path) -> None:
+    """In the events of its updates, in its newest progress, and in its result."""
+    spec = text(f"{root}/a.txt").model_copy(
+        update={"evaluation": gpt_spec(evaluation={"count": 20, "every": 2, "metrics": ["accuracy"]}).evaluation}
+    )
+    job = client.jobs.wait(submitted(client, spec, updates=4))
+    assert job.state is State.SUCCEEDED
+    reported = [event.progress for event in client.jobs.events(job.id) if event.progress is not None]
+    made = [report for update in reported if isinstance(update, TrainingProgress) for report in update.evaluations]
+    assert [report.update for report in made] == [0, 2, 4]
+    assert [report.samples for report in made] == [20, 20, 20]
+    assert isinstance(job.progress, TrainingProgress)
+    assert job.progress.evaluations == (made[-1],)
+    assert job.result is not None
+    assert job.result.evaluation is not None
+    assert (job.result.evaluation.first, job.result.evaluation.last) == (made[0], made[-1])
 
 
 @pytest.mark.usefixtures("forked")

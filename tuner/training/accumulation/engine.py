@@ -90,6 +90,9 @@ class GradientAccumulation:
             ``tuner.training.coupling.loss_check``. The loss is called three more times, and again if the two differ.
             Not with ``lock_step``.
 
+    Attributes:
+        snapshot: the last captured random numbers and buffers, overwritten by each window; None with ``lock_step``.
+
     Before each window, parameters that became trainable later, gradients that the window did not compute, and a sharded
     model that averages are refused.
 
@@ -131,7 +134,7 @@ class GradientAccumulation:
         self._recovers = recovers
         in_place = lock_step or (gathering or default_gathering(self.device.type)) == "in-place"
         self.gradients: GradientSums = (InPlaceSums if in_place else ScratchSums)(self.parameters)
-        snapshot = None if lock_step else Snapshot(model, self.device)
+        self.snapshot = snapshot = None if lock_step else Snapshot(model, self.device)
         self._prepare_scaler()
         action = decide(FailureOrigin.PASS, lock_step=lock_step, sums_in_place=in_place) if recovers else Action.RAISE
         self._recovery = Recovery(self.memory, self.gradients, snapshot, action, self.ranks.rank)

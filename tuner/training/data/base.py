@@ -20,6 +20,8 @@ class TrainingData:
     """Makes a batch of samples, on the CPU."""
     may_be_random: bool = False
     """True if samples or ``collate`` are user code, which may draw random numbers (augmentation)."""
+    classes: tuple[str, ...] = ()
+    """Names of the classes in the order of their numbers, where the data has names."""
 
     def __len__(self) -> int:
         """Number of samples in an epoch."""

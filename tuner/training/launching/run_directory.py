@@ -14,6 +14,7 @@ from typing import Any, BinaryIO
 
 from pydantic import ValidationError
 
+from tuner.schemas.dataset import EvaluationSpec
 from tuner.schemas.recommendation import Recommendation
 from tuner.schemas.requests import TrainingRequest
 from tuner.schemas.training import TrainingProgress
@@ -34,6 +35,9 @@ def run_identity(recommendation: Recommendation, request: TrainingRequest) -> di
     if isinstance(spec.model, TransformersModel) and spec.model.pretrained is None:
         excluded["model"] = {"pretrained"}
     excluded |= {name: True for name in ("adapter", "label_smoothing") if not getattr(spec, name)}
+    excluded["evaluation"] = True  # but for the samples that a split keeps from training
+    if spec.evaluation is not None and spec.evaluation.is_split:
+        excluded["evaluation"] = set(EvaluationSpec.model_fields) - {"fraction", "count", "seed"}
     return {
         "spec": spec.model_dump(mode="json", exclude=excluded),
         "effective batch size": recommendation.request.effective_batch_size,
@@ -102,6 +106,16 @@ class RunPaths:
     def pretrained_average(self) -> Path:
         """Folder of the model with the moving averages of the weights."""
         return self.directory / "pretrained-average"
+
+    @property
+    def best_weights(self) -> Path:
+        """The weights of the best evaluation, when the run succeeded."""
+        return self.directory / "model-best.safetensors"
+
+    @property
+    def pretrained_best(self) -> Path:
+        """Folder of the model with the weights of the best evaluation."""
+        return self.directory / "pretrained-best"
 
     @property
     def base(self) -> Path:

@@ -154,8 +154,12 @@ def check_terms(terms: LossTerms, totals: Mapping[str, float] | None) -> None:
         raise WorkloadError(f"loss_weights() names {sorted(totals)}, but the loss returned {sorted(terms)}")
 
 
-def check_pairs(terms: LossTerms) -> None:
+def check_pairs(terms: LossTerms, *, needs_gradient: bool = True) -> None:
     """Check that each term is a summed loss with its weight.
+
+    Args:
+        terms: the terms that a loss returned.
+        needs_gradient: whether the sums must have a gradient, as in training.
 
     Raises:
         WorkloadError: naming the first term that is not.
@@ -169,5 +173,6 @@ def check_pairs(terms: LossTerms) -> None:
     for name, pair in terms.items():
         if not isinstance(pair, tuple) or len(pair) != 2:  # noqa: PLR2004 - (loss_sum, weight)
             raise WorkloadError(f"loss term `{name}` must be (loss_sum, weight), got {type(pair).__name__}")
-        if not isinstance(pair[0], Tensor) or pair[0].numel() != 1 or not pair[0].requires_grad:
-            raise WorkloadError(f"the loss sum of `{name}` must be a scalar tensor with a gradient")
+        if not isinstance(pair[0], Tensor) or pair[0].numel() != 1 or (needs_gradient and not pair[0].requires_grad):
+            described = "a scalar tensor with a gradient" if needs_gradient else "a scalar tensor"
+            raise WorkloadError(f"the loss sum of `{name}` must be {described}")

@@ -83,7 +83,8 @@ def images_data(data: ImagesData, spec: WorkloadSpec, workload: Workload, folder
         raise data_problem("data.path", f"has {len(names)} folders, one per class, and the model {classes} classes")
     labels = torch.tensor([names[file.parent.name] for file in files])
     paths = np.array([os.fsencode(file.absolute()) for file in files])
-    return TrainingData(ImageSamples(paths, labels, key, (channels, height, width), folders), default_collate)
+    samples = ImageSamples(paths, labels, key, (channels, height, width), folders)
+    return TrainingData(samples, default_collate, classes=tuple(names))
 
 
 def _images_of(data: ImagesData, spec: WorkloadSpec, workload: Any) -> tuple[str, int]:  # noqa: ANN401 - one of ours

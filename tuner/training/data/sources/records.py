@@ -63,7 +63,9 @@ def records_data(data: RecordsData, spec: WorkloadSpec, workload: Workload, fold
     rows, encode = _PREPARATIONS[task](lambda: read_rows(data, folders), data, tokenizer, config)
     samples = RecordSamples(rows, _pad_empty(encode, padding))
     masked = isinstance(workload, (CausalWorkload, LabelledWorkload)) and workload.takes_mask
-    return TrainingData(samples, PaddedCollation(padding, length if spec.compile else None, masked=masked))
+    collation = PaddedCollation(padding, length if spec.compile else None, masked=masked)
+    names = encode.names if isinstance(encode, _ClassEncoder) else ()
+    return TrainingData(samples, collation, classes=names)
 
 
 def _task_of(data: RecordsData, spec: WorkloadSpec) -> str:
@@ -112,13 +114,27 @@ def _causal(read: Read, data: RecordsData, tokenizer: TextTokenizer, _config: An
 
 def _classification(read: Read, data: RecordsData, tokenizer: TextTokenizer, config: Any) -> tuple[Rows, Encoder]:  # noqa: ANN401 - likewise
     rows = _rows_with_text(read, data, [data.text_field], data.label_field)
-    classes = _classes(rows, data.label_field, config.num_labels)
+    return rows, _ClassEncoder(data, tokenizer, _classes(rows, data.label_field, config.num_labels))
 
-    def encode(_: int, row: dict[str, Any]) -> dict[str, Tensor]:
-        ids = torch.tensor(tokenizer.encode(row[data.text_field]).ids, dtype=torch.int64)
-        return {"input_ids": ids, "labels": torch.tensor(classes[row[data.label_field]])}
 
-    return rows, encode
+@dataclass(frozen=True)
+class _ClassEncoder:
+    """Encoder of rows with the class of a text."""
+
+    data: RecordsData
+    tokenizer: TextTokenizer
+    classes: dict[Any, int]
+    """Numbers of the classes by their labels."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the classes in the order of their numbers; empty where labels are numbers."""
+        return tuple(name for name in self.classes if isinstance(name, str))
+
+    def __call__(self, _: int, row: dict[str, Any]) -> dict[str, Tensor]:
+        """Encode a row."""
+        ids = torch.tensor(self.tokenizer.encode(row[self.data.text_field]).ids, dtype=torch.int64)
+        return {"input_ids": ids, "labels": torch.tensor(self.classes[row[self.data.label_field]])}
 
 
 def _sequence_to_sequence(read: Read, data: RecordsData, tokenizer: TextTokenizer, config: Any) -> tuple[Rows, Encoder]:  # noqa: ANN401 - likewise

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 from torch.utils.data import default_collate
 
 from tuner.training.data.base import TrainingData, data_problem
 from tuner.training.data.seeding import preserved_random_state, seed_from_key
-from tuner.workloads.base import Batch, Collates, HasDataset, Workload
+from tuner.workloads.base import Batch, Collates, HasDataset, HasEvaluationDataset, Samples, Workload
 
 
 class SyntheticSamples:
@@ -47,10 +49,24 @@ def workload_data(workload: Workload) -> TrainingData:
     Raises:
         SpecError: when the workload has no data set, or an empty one.
     """
-    if not isinstance(workload, HasDataset):
-        raise data_problem("data.kind", f"{type(workload).__name__} has no dataset()", "workload")
-    samples = workload.dataset()
+    return _data_of(workload, "dataset", workload.dataset if isinstance(workload, HasDataset) else None)
+
+
+def held_out_workload_data(workload: Workload) -> TrainingData:
+    """Use the workload's ``evaluation_dataset()``.
+
+    Raises:
+        SpecError: when the workload has no such data set, or an empty one.
+    """
+    make = workload.evaluation_dataset if isinstance(workload, HasEvaluationDataset) else None
+    return _data_of(workload, "evaluation_dataset", make)
+
+
+def _data_of(workload: Workload, method: str, make: Callable[[], Samples] | None) -> TrainingData:
+    if make is None:
+        raise data_problem("data.kind", f"{type(workload).__name__} has no {method}()", "workload")
+    samples = make()
     if not len(samples):
-        raise data_problem("data.kind", "dataset() is empty", "workload")
+        raise data_problem("data.kind", f"{method}() is empty", "workload")
     collate = workload.collate if isinstance(workload, Collates) else default_collate
     return TrainingData(samples, collate, may_be_random=True)

@@ -1,0 +1,132 @@
+"""Sums of an evaluation: losses, weights and metrics of batches, of a rank, and of all ranks.
+
+A figure is a sum divided by its weight over all held-out samples, so it does not depend on the size of batches or on
+the number of ranks. Sums are in fp64.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from tuner.schemas.dataset import MetricName
+from tuner.schemas.training import MicroBatchSplit
+from tuner.training.micro_batches.loss_window import check_pairs, sum_by_name
+from tuner.workloads.base import IGNORED_LABEL, LabelScores, LossTerms
+
+_LARGEST_EXPONENT = math.log(1e300)
+"""Mean loss above which a perplexity is infinite for a reader."""
+
+
+@dataclass(frozen=True)
+class EvaluationShare:
+    """A rank's part of an evaluation, sent to the other ranks."""
+
+    sums: dict[str, float]
+    """Summed loss of each term."""
+    weights: dict[str, float]
+    """Weight of each term."""
+    correct: float
+    """Labels that have the highest logit."""
+    labels: float
+    """Labels that are not ignored."""
+    samples: int
+    """Samples of this rank that were evaluated."""
+    largest: int
+    """Samples of the largest batch that may still be tried."""
+    splits: tuple[MicroBatchSplit, ...]
+    """Batches that did not fit."""
+    failure: str | None
+    """Message of the device, if a single sample did not fit."""
+    is_stopped: bool
+    """True if the run must stop, and the evaluation was left."""
+
+
+@dataclass
+class BatchSums:
+    """Sums over the batches of one rank so far, on the device."""
+
+    sums: dict[str, Tensor] = field(default_factory=dict)
+    weights: dict[str, Tensor] = field(default_factory=dict)
+    correct: Tensor | float = 0.0
+    labels: Tensor | float = 0.0
+    samples: int = 0
+
+    def add(self, terms: LossTerms, scores: LabelScores | None, samples: int) -> None:
+        """Add a batch. All figures are computed before any is added, since computing them may run out of memory.
+
+        Raises:
+            WorkloadError: naming the loss term that breaks the contract.
+        """
+        check_pairs(terms, needs_gradient=False)
+        sums = {name: loss_sum.double().reshape(()) for name, (loss_sum, _) in terms.items()}
+        weights = {
+            name: torch.as_tensor(weight, dtype=torch.float64, device=sums[name].device)
+            for name, (_, weight) in terms.items()
+        }
+        correct, labels = (0.0, 0.0) if scores is None else _correct(scores)
+        for name, loss_sum in sums.items():
+            self.sums[name] = self.sums.get(name, 0.0) + loss_sum
+            self.weights[name] = self.weights.get(name, 0.0) + weights[name]
+        self.correct, self.labels = self.correct + correct, self.labels + labels
+        self.samples += samples
+
+    def share(
+        self, *, largest: int, splits: Sequence[MicroBatchSplit], failure: str | None, is_stopped: bool
+    ) -> EvaluationShare:
+        """This rank's part, for the other ranks."""
+        return EvaluationShare(
+            sums={name: float(value) for name, value in self.sums.items()},
+            weights={name: float(value) for name, value in self.weights.items()},
+            correct=float(self.correct),
+            labels=float(self.labels),
+            samples=self.samples,
+            largest=largest,
+            splits=tuple(splits),
+            failure=failure,
+            is_stopped=is_stopped,
+        )
+
+
+def _correct(scores: LabelScores) -> tuple[Tensor, Tensor]:
+    """Numbers of the labels that have the highest logit, and of all labels that are not ignored."""
+    counted = scores.labels != IGNORED_LABEL
+    return ((scores.logits.argmax(-1) == scores.labels) & counted).sum(), counted.sum()
+
+
+@dataclass(frozen=True)
+class EvaluationFigures:
+    """Figures of an evaluation over all ranks; None where a figure is not finite."""
+
+    terms: dict[str, float | None]
+    weights: dict[str, float]
+    loss: float | None
+    metrics: dict[str, float | None]
+
+
+def figures(shares: Sequence[EvaluationShare], metrics: Sequence[MetricName]) -> EvaluationFigures:
+    """Divide the sums of all ranks by their weights."""
+    sums, weights = sum_by_name(share.sums for share in shares), sum_by_name(share.weights for share in shares)
+    means = {name: total / weights[name] if weights[name] else math.nan for name, total in sums.items()}
+    return EvaluationFigures(
+        terms={name: _finite(mean) for name, mean in means.items()},
+        weights=weights,
+        loss=_finite(sum(means.values())) if means else None,
+        metrics={name: _finite(_metric(name, means, shares)) for name in metrics},
+    )
+
+
+def _metric(name: MetricName, means: Mapping[str, float], shares: Sequence[EvaluationShare]) -> float:
+    if name == "accuracy":
+        labels = sum(share.labels for share in shares)
+        return sum(share.correct for share in shares) / labels if labels else math.nan
+    mean = next(iter(means.values()), math.nan)
+    return math.exp(mean) if mean < _LARGEST_EXPONENT else math.inf
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
