@@ -119,6 +119,13 @@ def test_the_average_of_weights_is_kept_or_warned_about(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", FRAMEWORKS)
+def test_an_evaluation_is_warned_about(name: str) -> None:
+    """No export holds samples out."""
+    assert "hold samples out" in warned(made(name, gpt_spec(evaluation={"count": 5})))["evaluation"]
+    assert "evaluation" not in warned(made(name))
+
+
+@pytest.mark.parametrize("name", FRAMEWORKS)
 def test_smoothed_labels_are_written_or_warned_about(name: str) -> None:
     """The Trainer has an argument for them, our script the call, and other programs their own loss."""
     given = made(name, gpt_spec(label_smoothing=0.1))

@@ -17,7 +17,7 @@ from tuner.planning.objectives import format_rate
 from tuner.schemas.plans import Plan, UniformPlan
 from tuner.schemas.recommendation import Alternative, Headroom, Recommendation, WhatIf
 from tuner.schemas.results import Outcome, ProbeResult
-from tuner.schemas.training import MicroBatchSplit, TrainingProgress
+from tuner.schemas.training import EvaluationReport, MicroBatchSplit, TrainingProgress
 from tuner.units import format_bytes
 
 _WIDE = 100
@@ -323,6 +323,7 @@ class TrainingBar:
     def show(self, update: TrainingProgress) -> None:
         """Show an update that has been made."""
         lines = [describe_split(split) for split in update.splits]
+        lines += [line for evaluation in update.evaluations for line in describe_evaluation(evaluation)]
         if update.skipped and not self._skipping:  # the first of several in a row is enough
             lines.append(f"update {update.update} skipped: {describe_skip(update)}")
         for line in lines:
@@ -352,6 +353,15 @@ def describe_split(split: MicroBatchSplit) -> str:
     """Describe the split of a micro-batch that did not fit."""
     parts = format_sizes(split.parts)
     return f"micro-batch of {split.size} did not fit on rank {split.rank}: {parts} from here on"
+
+
+def describe_evaluation(evaluation: EvaluationReport) -> list[str]:
+    """Describe an evaluation in a line, and each batch of it that did not fit in another."""
+    named = {"loss": evaluation.loss, **evaluation.metrics}
+    figures = "  ".join(f"{name} {'not finite' if value is None else f'{value:.4f}'}" for name, value in named.items())
+    best = "  (best so far)" if evaluation.is_best else ""
+    line = f"evaluation after update {evaluation.update}: {evaluation.message or figures}{best}"
+    return [f"evaluation: {describe_split(split)}" for split in evaluation.splits] + [line]
 
 
 def describe_skip(update: TrainingProgress) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tuner.exports.base import ExportContext
-from tuner.exports.spec_advice import adapter_in_code, moving_average, smoothed_labels, spec_of
+from tuner.exports.spec_advice import adapter_in_code, held_out_samples, moving_average, smoothed_labels, spec_of
 from tuner.schemas.recommendation import Advice
 
 OWN_OPTIMIZER = Advice(
@@ -35,7 +35,12 @@ def measured_elsewhere(context: ExportContext, title: str) -> tuple[Advice, ...]
         "its first updates."
     )
     measured = Advice(code="memory-measured-elsewhere", message=message)
-    in_code = (*moving_average(context), *smoothed_labels(context), *adapter_in_code(context))
+    in_code = (
+        *moving_average(context),
+        *smoothed_labels(context),
+        *adapter_in_code(context),
+        *held_out_samples(context),
+    )
     return (measured, *_compiling(context, title), *in_code)
 
 

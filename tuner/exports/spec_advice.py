@@ -78,7 +78,7 @@ def torch_call(optimizer: OptimizerSpec, parameters: str = "model.parameters()")
 
 
 def of_the_workload(context: ExportContext, *, smooths_labels: bool = False) -> tuple[Advice, ...]:
-    """Warn of parts of the spec that no framework can configure: longest sample, groups, averages, adapter, loss.
+    """Warn of parts of the spec that no framework can configure, from the longest sample to the loss.
 
     Args:
         context: the export.
@@ -89,6 +89,7 @@ def of_the_workload(context: ExportContext, *, smooths_labels: bool = False) -> 
         *parameter_groups(context),
         *moving_average(context),
         *adapter_in_code(context),
+        *held_out_samples(context),
         *(() if smooths_labels else smoothed_labels(context)),
     )
 
@@ -131,6 +132,18 @@ def moving_average(context: ExportContext) -> tuple[Advice, ...]:
         "`torch.optim.swa_utils.AveragedModel`. Its memory was measured."
     )
     return (Advice(code="moving-average", message=message),)
+
+
+def held_out_samples(context: ExportContext) -> tuple[Advice, ...]:
+    """Warn that the export does not evaluate as the spec does."""
+    evaluation = spec_of(context).evaluation
+    if evaluation is None:
+        return ()
+    message = (
+        "The evaluation of the spec is not part of this export: hold samples out in your own program. A batch without "
+        "gradients takes less memory than the micro-batch that was measured."
+    )
+    return (Advice(code="evaluation", message=message),)
 
 
 def smoothed_labels(context: ExportContext) -> tuple[Advice, ...]:

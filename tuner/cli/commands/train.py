@@ -126,6 +126,10 @@ def _describe_result(result: TrainingResult, directory: Path) -> str:
     loss = "" if result.loss is None else f", loss {result.loss:.4f}"
     scale = result.noise_scale
     noise = f"\n{scale.message}." if scale is not None and scale.lower_samples is not None else ""
+    evaluation = (
+        "" if result.evaluation is None or not result.evaluation.evaluations else f"\n{result.evaluation.message}."
+    )
     notes = "".join(f"\nNote: {note}" for note in result.notes)
     trace = f"\n{result.traceback}" if result.traceback else ""
-    return f"{result.outcome.value}: {result.message}{resumed}{loss}. Files in {directory}.{noise}{notes}{trace}"
+    ending = f"{result.outcome.value}: {result.message}{resumed}{loss}. Files in {directory}."
+    return f"{ending}{evaluation}{noise}{notes}{trace}"

@@ -8,6 +8,7 @@ from tuner.exports.spec_advice import (
     adapter_in_code,
     checkpointing_in_code,
     counts_tokens,
+    held_out_samples,
     longest_sample,
     nodes,
     on_cpu,
@@ -213,7 +214,7 @@ def _warnings(context: ExportContext) -> tuple[Advice, ...]:
         "each other."
     )
     several = (Advice(code="several-machines", message=message),) if machines > 1 else ()
-    in_code = (*checkpointing_in_code(context), *adapter_in_code(context))
+    in_code = (*checkpointing_in_code(context), *adapter_in_code(context), *held_out_samples(context))
     return (*several, *in_code, *replicated(context), *longest_sample(context))
 
 
