@@ -23,7 +23,7 @@ from tuner.cli.display import TrainingBar
 from tuner.errors import DeviceError, SpecError
 from tuner.schemas.recommendation import Recommendation
 from tuner.schemas.requests import TrainingRequest
-from tuner.schemas.training import MicroBatchSplit, RunOutcome, TrainingProgress, TrainingResult
+from tuner.schemas.training import EvaluationReport, MicroBatchSplit, RunOutcome, TrainingProgress, TrainingResult
 from tuner.schemas.workload import WorkloadSpec
 from tuner.training.launching.run_directory import ProgressLog, RunPaths
 
@@ -392,6 +392,19 @@ def test_a_micro_batch_that_did_not_fit_has_a_line() -> None:
     split = MicroBatchSplit(rank=1, size=32, parts=(16, 16), message="out of memory")
     assert shown(progress(2, splits=(split,))) == [
         "micro-batch of 32 did not fit on rank 1: 16 + 16 from here on",
+    ]
+
+
+def test_an_evaluation_has_a_line() -> None:
+    """With its figures, and whether it is the best; batches that did not fit, and a sample that does not, are named."""
+    split = MicroBatchSplit(rank=0, size=9, parts=(5, 4), message="out of memory")
+    fields: dict[str, Any] = {"terms": {}, "weights": {}, "samples": 9, "micro_batch_size": 5, "seconds": 0.1}
+    best = EvaluationReport(update=2, loss=0.5, metrics={"accuracy": None}, splits=(split,), is_best=True, **fields)
+    failed = EvaluationReport(update=2, loss=None, message="a single held-out sample did not fit", **fields)
+    assert shown(progress(2, evaluations=(best, failed))) == [
+        "evaluation: micro-batch of 9 did not fit on rank 0: 5 + 4 from here on",
+        "evaluation after update 2: loss 0.5000  accuracy not finite  (best so far)",
+        "evaluation after update 2: a single held-out sample did not fit",
     ]
 
 

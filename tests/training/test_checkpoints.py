@@ -171,6 +171,18 @@ def test_what_is_loaded_is_what_was_saved(tmp_path: Path) -> None:
     assert plain == state
 
 
+def test_the_best_checkpoint_is_kept_beside_the_newest(tmp_path: Path) -> None:
+    """However old it is, until another one is the best; its weights are loaded alone."""
+    checkpoints = Checkpoints(RunPaths(tmp_path), "run", keep=1)
+    for update in range(1, 7):
+        checkpoints.save(update, {"weight": torch.tensor(float(update))}, {}, best=2 if update < 6 else 5)
+        kept = sorted(int(path.name.rpartition("-")[2]) for path in checkpoints.directory.glob("update-*"))
+        assert kept == {1: [1], 2: [2], 6: [5, 6]}.get(update, [2, update])
+    assert checkpoints.load_weights(5) == {"weight": torch.tensor(5.0)}
+    with pytest.raises(CheckpointError, match="the folder is missing"):
+        checkpoints.load_weights(2)
+
+
 def test_a_process_reports_the_checkpoint_that_it_resumes_from(run: Path) -> None:
     """The note is in the result, and in the log at once; the progress has every update once."""
     flip_a_bit(run / "checkpoints" / NEWEST / "state.pt")

@@ -17,7 +17,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tests.support.factories import gpt_spec, mlp_spec, recommendation
 from tuner.errors import SpecError
 from tuner.schemas.requests import TrainingRequest
-from tuner.schemas.training import RunOutcome, TrainingProgress, TrainingResult
+from tuner.schemas.training import EvaluationReport, RunOutcome, TrainingProgress, TrainingResult
 from tuner.training.launching.launcher import TrainingProcess
 from tuner.training.launching.run_directory import ProgressLog, RunPaths
 from tuner.training.progress import ProgressWriter, scalars
@@ -124,6 +124,16 @@ def test_a_figure_that_is_not_there_is_left_out() -> None:
     missing = set(scalars(progress(1))) - set(without)
     assert missing == {"loss/total", "optimizer/gradient_norm", "speed/tokens_per_second"}
     assert without["speed/samples_per_second"] == 100.0
+
+
+def test_an_evaluation_has_curves() -> None:
+    """Its loss and its metrics, at the update that it evaluates."""
+    fields: dict[str, Any] = {"terms": {}, "weights": {}, "samples": 9, "micro_batch_size": 5, "seconds": 0.1}
+    start = EvaluationReport(update=0, loss=9.0, **fields)
+    after = EvaluationReport(update=1, loss=2.0, metrics={"accuracy": 0.5}, **fields)
+    found = scalars(progress(1, evaluations=(start, after)))
+    assert (found["evaluation/loss"], found["evaluation/accuracy"]) == (2.0, 0.5)
+    assert "evaluation/loss" not in scalars(progress(2))
 
 
 def test_each_of_several_terms_has_its_own_curve() -> None:

@@ -19,6 +19,7 @@ from tuner.schemas.requests import TrainingRequest, TuningRequest
 from tuner.schemas.training import TrainingResult
 from tuner.schemas.workload import WorkloadSpec
 from tuner.system.fork_server.spawn import StartChild
+from tuner.training.evaluation.library_metrics import require_library
 from tuner.training.launching.launcher import TrainingProcess
 from tuner.training.progress import require_tensorboard
 
@@ -93,6 +94,8 @@ def check_run(tuning: TuningRequest, training: TrainingRequest, device: str | No
     if find_device(device).kind == "cuda":
         _require_cards(processes)
     share_per_rank(tuning.effective_batch_size, processes)
+    if isinstance(tuning.spec, WorkloadSpec):
+        require_library(tuning.spec)
     if training.tensorboard:
         require_tensorboard()
 

@@ -160,9 +160,9 @@ DataSpec = Annotated[
 
 HeldOutData = Annotated[TextData | RecordsData | ImagesData | ArraysData | WorkloadData, Field(discriminator="kind")]
 """Data of an evaluation. Synthetic data has no kind of its own here: a split holds some of it out."""
-MetricName = Literal["accuracy", "perplexity"]
+MetricName = Literal["accuracy", "perplexity", "f1", "precision", "recall"]
 """Figures of an evaluation beside its loss: see ``EvaluationSpec.metrics``."""
-Monitored = Literal["loss", "accuracy", "perplexity"]
+Monitored = Literal["loss", "accuracy", "perplexity", "f1", "precision", "recall"]
 """Figures that choose the best weights."""
 _MOST_METRICS = 16
 
@@ -198,7 +198,8 @@ class EvaluationSpec(Document):
     """Samples per forward pass: those of the plan's largest micro-batch when absent. Halved where they do not fit."""
     metrics: Annotated[tuple[MetricName, ...], Field(max_length=_MOST_METRICS)] = ()
     """`accuracy`: share of the labels that have the highest logit. `perplexity`: the exponential of the mean of the
-    first loss term, for a cross-entropy."""
+    first loss term, for a cross-entropy. `f1`, `precision` and `recall` are means over the classes of a classifier, by
+    the package `torchmetrics`."""
     monitor: Monitored = "loss"
     """The figure that chooses the best weights and ends a run early: `loss`, or one of `metrics`."""
     early_stopping: EarlyStopping | None = None

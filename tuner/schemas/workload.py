@@ -321,6 +321,13 @@ class WorkloadSpec(Document):
         return self
 
     @model_validator(mode="after")
+    def _has_labels_to_evaluate(self) -> Self:
+        task = self.model.task if isinstance(self.model, TransformersModel) else ""
+        if self.evaluation is not None and "accuracy" in self.evaluation.metrics and task in _TASKS_WITHOUT_CLASSES:
+            raise ValueError(f"`accuracy` is for a cross-entropy over labels, which {task} does not have")
+        return self
+
+    @model_validator(mode="after")
     def _adapts_a_transformers_model(self) -> Self:
         if self.adapter is not None and not isinstance(self.model, TransformersModel):
             raise ValueError(

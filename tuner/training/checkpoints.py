@@ -11,7 +11,7 @@ from typing import Any
 
 import safetensors.torch
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from tuner.errors import CheckpointError, DamagedCheckpointError
 from tuner.system.files import atomic_folder, atomic_path
@@ -203,6 +203,14 @@ def unique_names(weights: Weights) -> list[str]:
         storage = (tensor.data_ptr(), tensor.shape, tensor.stride()) if tensor.numel() else (name,)
         first.setdefault(storage, name)
     return sorted(first.values())
+
+
+def with_tied_names(weights: Weights, model: nn.Module) -> Weights:
+    """``weights`` of a file, which has one name of each tensor, with the other names that ``model`` has for them."""
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+    written = {id(parameters[name]): name for name in weights if name in parameters}
+    others = {name: weights[written[id(tied)]] for name, tied in parameters.items() if id(tied) in written}
+    return {**others, **weights}
 
 
 def save_weights(weights: Weights, path: Path) -> str:

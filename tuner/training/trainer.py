@@ -12,7 +12,7 @@ from tuner.errors import CheckpointError
 from tuner.schemas.training import RunOutcome, TrainingProgress
 from tuner.training.assembly import RunParts, seed_rank
 from tuner.training.batch_schedule import Position, cut
-from tuner.training.checkpoints import State, Weights
+from tuner.training.checkpoints import State, Weights, with_tied_names
 from tuner.training.data import (
     WORKER_BYTES,
     AccumulationWindow,
@@ -163,7 +163,6 @@ class Trainer:
                 return
             micro_batches = _micro_batches(self._parts.data, windows.pop(), batches, self.request.seed)
             progress = self._update(micro_batches, began)
-            del micro_batches, batches  # an evaluation needs their memory
             self._evaluated(should_stop)
             evaluations = () if self.evaluation is None else self.evaluation.take_reports()
             if not self.ranks.rank:
@@ -197,7 +196,7 @@ class Trainer:
         if best is None:
             return
         try:
-            weights = self._checkpoints.load_weights(best)
+            weights = with_tied_names(self._checkpoints.load_weights(best), self.model)
         except CheckpointError as error:
             self.notes.append(f"the weights of the best evaluation are not written: {error}")
         else:

@@ -13,8 +13,9 @@ from torch.nn import functional as F  # noqa: N812 - torch's own idiom
 from tests.support.factories import gpt_spec, mlp_spec, recommendation, resnet_spec
 from tests.support.whole_runs import ENVIRONMENT, MIB, run_to_end
 from tuner.errors import SpecError
+from tuner.foreground import run_tuning
 from tuner.hardware.memory_devices.factory import open_device
-from tuner.schemas.requests import TrainingRequest
+from tuner.schemas.requests import TrainingRequest, TuningRequest
 from tuner.schemas.training import EvaluationReport, RunOutcome, TrainingProgress
 from tuner.schemas.workload import WorkloadSpec
 from tuner.training.assembly import build_run
@@ -225,6 +226,28 @@ def test_a_batch_beyond_the_real_limit_is_halved(tmp_path: Path) -> None:
     assert first.samples == last.samples == 1000
     assert last.splits == ()
     assert last.loss is not None
+
+
+@pytest.mark.slow
+def test_the_proven_micro_batch_is_evaluated_undivided(tmp_path: Path) -> None:
+    """Under the limit that a tuning has filled: where a training step fits, an evaluation with its metrics fits."""
+    architecture = {"name": "gpt", "layers": 2, "heads": 2, "width": 64, "vocabulary_size": 4096}
+    spec = gpt_spec(
+        model={"kind": "reference", "architecture": architecture},
+        batch={"sequence_length": 64},
+        data={"kind": "synthetic", "samples": 600},
+        evaluation={"count": 100, "metrics": ["accuracy", "perplexity"]},
+    )
+    found = run_tuning(TuningRequest(spec=spec, effective_batch_size=256, device="cpu", memory_limit_bytes=160 * MIB))
+    assert found.plan is not None
+    assert 1 < found.plan.micro_batch_size < 256
+    result = run_to_end(tmp_path, found, TrainingRequest(updates=2))
+    assert result.outcome is RunOutcome.SUCCEEDED, result.message
+    made = ProgressLog(RunPaths(tmp_path).progress).new_lines()
+    assert [progress.splits for progress in made] == [(), ()]
+    reports = [report for progress in made for report in progress.evaluations]
+    assert [(report.splits, report.samples) for report in reports] == [((), 100)] * 2
+    assert {report.micro_batch_size for report in reports} == {found.plan.micro_batch_size}
 
 
 def test_a_metric_without_labels_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -63,22 +63,21 @@ class Scripted:
     def __len__(self) -> int:
         return 10
 
-    def run(self, _: object) -> list[EvaluationShare]:
+    def run(self, _: object) -> tuple[list[EvaluationShare], dict[str, float]]:
         """The next loss."""
         loss = next(self._losses)
-        return [
-            EvaluationShare(
-                sums={"loss": loss * 10},
-                weights={"loss": 10.0},
-                correct=loss,
-                labels=10.0,
-                samples=10,
-                largest=4,
-                splits=(),
-                failure=None,
-                is_stopped=False,
-            )
-        ]
+        share = EvaluationShare(
+            sums={"loss": loss * 10},
+            weights={"loss": 10.0},
+            correct=loss,
+            labels=10.0,
+            samples=10,
+            largest=4,
+            splits=(),
+            failure=None,
+            is_stopped=False,
+        )
+        return [share], {}
 
 
 def judged(losses: list[float], **fields: Any) -> tuple[RunEvaluation, int]:
@@ -297,9 +296,9 @@ def spec_of_split(spec: WorkloadSpec) -> WorkloadSpec:
     return spec.model_copy(update={"evaluation": changed})
 
 
-def test_a_rank_that_runs_out_halves_its_own_batches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The other rank keeps its size, and the report names the rank."""
-    (tmp_path / "tight_evaluation.py").write_text(
+def tight_on_rank_1(directory: Path, strategy: str) -> WorkloadSpec:
+    """A workload of two ranks, of which rank 1 evaluates at most two samples at a time."""
+    (directory / "tight_evaluation.py").write_text(
         "import os, torch\n"
         "class W:\n"
         "    def build_model(self): return torch.nn.Linear(2, 1)\n"
@@ -310,13 +309,30 @@ def test_a_rank_that_runs_out_halves_its_own_batches(tmp_path: Path, monkeypatch
         "        return {'loss': (model(batch).square().sum(), len(batch))}\n"
         "    def dataset(self): return [torch.full((2,), float(n)) for n in range(40)]\n"
     )
-    monkeypatch.chdir(tmp_path)
-    spec = mlp_spec(
+    return mlp_spec(
         model={"kind": "python", "target": "tight_evaluation:W"},
         data={"kind": "workload"},
         evaluation={"count": 11},
-        parallelism={"world_size": 2},
+        parallelism={"world_size": 2, "strategy": strategy},
     )
+
+
+def test_ranks_that_share_a_model_restart_with_smaller_batches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An evaluation ends the processes there, and not the run: all resume with half the micro-batch."""
+    monkeypatch.chdir(tmp_path)
+    found = recommendation(tight_on_rank_1(tmp_path, "fsdp"), 16, 4, world_size=2, environment=ENVIRONMENT)
+    result = run_to_end(tmp_path / "run", found, TrainingRequest(updates=2))
+    assert result.outcome is RunOutcome.SUCCEEDED, result.message
+    assert result.evaluation is not None
+    assert result.evaluation.first is not None
+    assert (result.evaluation.first.samples, result.evaluation.first.micro_batch_size) == (11, 2)
+    assert "at most 2 samples instead of 4" in " ".join(result.notes)
+
+
+def test_a_rank_that_runs_out_halves_its_own_batches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other rank keeps its size, and the report names the rank."""
+    monkeypatch.chdir(tmp_path)
+    spec = tight_on_rank_1(tmp_path, "ddp")
     found = recommendation(spec, 16, 4, world_size=2, environment=ENVIRONMENT)
     result = run_to_end(tmp_path / "run", found, TrainingRequest(updates=2))
     assert result.outcome is RunOutcome.SUCCEEDED, result.message

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from tuner.schemas.dataset import MetricName
 from tuner.schemas.training import MicroBatchSplit
+from tuner.training.evaluation.library_metrics import LibraryMetrics
 from tuner.training.micro_batches.loss_window import check_pairs, sum_by_name
 from tuner.workloads.base import IGNORED_LABEL, LabelScores, LossTerms
 
@@ -50,6 +51,8 @@ class EvaluationShare:
 class BatchSums:
     """Sums over the batches of one rank so far, on the device."""
 
+    library: LibraryMetrics
+    """Counts of the metrics by ``torchmetrics``."""
     sums: dict[str, Tensor] = field(default_factory=dict)
     weights: dict[str, Tensor] = field(default_factory=dict)
     correct: Tensor | float = 0.0
@@ -69,6 +72,8 @@ class BatchSums:
             for name, (_, weight) in terms.items()
         }
         correct, labels = (0.0, 0.0) if scores is None else _correct(scores)
+        if scores is not None:
+            self.library.add(scores)
         for name, loss_sum in sums.items():
             self.sums[name] = self.sums.get(name, 0.0) + loss_sum
             self.weights[name] = self.weights.get(name, 0.0) + weights[name]
@@ -108,22 +113,34 @@ class EvaluationFigures:
     metrics: dict[str, float | None]
 
 
-def figures(shares: Sequence[EvaluationShare], metrics: Sequence[MetricName]) -> EvaluationFigures:
-    """Divide the sums of all ranks by their weights."""
+def figures(
+    shares: Sequence[EvaluationShare], metrics: Sequence[MetricName], of_library: Mapping[str, float]
+) -> EvaluationFigures:
+    """Divide the sums of all ranks by their weights.
+
+    Args:
+        shares: the parts of all ranks.
+        metrics: the requested metrics.
+        of_library: the figures of those that ``torchmetrics`` has computed.
+    """
     sums, weights = sum_by_name(share.sums for share in shares), sum_by_name(share.weights for share in shares)
     means = {name: total / weights[name] if weights[name] else math.nan for name, total in sums.items()}
     return EvaluationFigures(
         terms={name: _finite(mean) for name, mean in means.items()},
         weights=weights,
         loss=_finite(sum(means.values())) if means else None,
-        metrics={name: _finite(_metric(name, means, shares)) for name in metrics},
+        metrics={name: _finite(_metric(name, means, shares, of_library)) for name in metrics},
     )
 
 
-def _metric(name: MetricName, means: Mapping[str, float], shares: Sequence[EvaluationShare]) -> float:
+def _metric(
+    name: MetricName, means: Mapping[str, float], shares: Sequence[EvaluationShare], of_library: Mapping[str, float]
+) -> float:
     if name == "accuracy":
         labels = sum(share.labels for share in shares)
         return sum(share.correct for share in shares) / labels if labels else math.nan
+    if name != "perplexity":
+        return of_library.get(name, math.nan)
     mean = next(iter(means.values()), math.nan)
     return math.exp(mean) if mean < _LARGEST_EXPONENT else math.inf
 

@@ -29,6 +29,7 @@ from tuner.training.accumulation.collectives import Ranks
 from tuner.training.batch_schedule import cut
 from tuner.training.data.base import TrainingData
 from tuner.training.evaluation.evaluation_sums import BatchSums, EvaluationShare
+from tuner.training.evaluation.library_metrics import LibraryMetrics, needs_labels
 from tuner.training.micro_batches.rng_state import RandomState
 from tuner.training.micro_batches.splitting import to_device
 from tuner.training.precision import autocast
@@ -46,7 +47,8 @@ class Evaluator:
     Each rank evaluates a share, and all receive the shares of all.
 
     Args:
-        spec: the spec of the run, with its evaluation.
+        spec: the spec of the run.
+        evaluation: size of batches and metrics.
         workload: computes the loss; its labels must not be smoothed.
         data: the held-out samples.
         engine: the model on its device.
@@ -67,20 +69,21 @@ class Evaluator:
     def __init__(  # noqa: PLR0913 - a run's parts
         self,
         spec: WorkloadSpec,
+        evaluation: EvaluationSpec,
         workload: Workload,
         data: TrainingData,
+        *,
         engine: UpdateEngine,
         memory: MemoryDevice,
-        *,
         ranks: Ranks,
         micro_batch_size: int,
         sharded: bool,
         seed: int,
     ) -> None:
-        evaluation = spec.evaluation or EvaluationSpec(count=1)
         self._spec = spec
         self._workload = workload
         self._score = _scoring(workload, evaluation)
+        self._metrics = evaluation.metrics
         self._data = data
         self._engine = engine
         self._memory = memory
@@ -111,8 +114,8 @@ class Evaluator:
             self._is_proven = True
             self.largest = min(self.largest, largest)
 
-    def run(self, should_stop: Callable[[], bool]) -> list[EvaluationShare]:
-        """Evaluate all held-out samples. Return the shares of all ranks.
+    def run(self, should_stop: Callable[[], bool]) -> tuple[list[EvaluationShare], dict[str, float]]:
+        """Evaluate all held-out samples. Return the shares of all ranks, and the figures of ``torchmetrics``.
 
         The first time a batch of the worst case is run before, of the largest size that may be tried.
 
@@ -122,10 +125,17 @@ class Evaluator:
             PeerError: when another rank failed.
         """
         self._splits = []
+        totals = self._no_sums()
         with self._without_trace():
             if self._sharded:  # ranks waiting inside a pass cannot be notified of a failure, which ends the process
-                return self._ranks.gather(self._own_share(lambda: False))
-            return self._ranks.run_collectively(lambda: self._own_share(should_stop))
+                shares = self._ranks.gather(self._own_share(totals, lambda: False))
+            else:
+                shares = self._ranks.run_collectively(lambda: self._own_share(totals, should_stop))
+        ended = all(share.failure is None and not share.is_stopped for share in shares)
+        return shares, totals.library.compute() if ended else {}
+
+    def _no_sums(self) -> BatchSums:
+        return BatchSums(LibraryMetrics(self._metrics, self._ranks))
 
     @contextmanager
     def _without_trace(self) -> Iterator[None]:
@@ -149,8 +159,8 @@ class Evaluator:
 
     # --- this rank's share ---
 
-    def _own_share(self, should_stop: Callable[[], bool]) -> EvaluationShare:
-        totals, failure, is_stopped = BatchSums(), None, False
+    def _own_share(self, totals: BatchSums, should_stop: Callable[[], bool]) -> EvaluationShare:
+        failure, is_stopped = None, False
         if not self._is_proven:
             failure = self._prove()
             self._is_proven = True
@@ -174,7 +184,7 @@ class Evaluator:
         """Run a batch of the worst case, and halve its size until it fits. Return the message if nothing fits."""
         while True:
             size = self.largest
-            error = self._attempt(lambda: self._workload.make_batch(size), BatchSums(), size)  # noqa: B023 - called at once
+            error = self._attempt(lambda: self._workload.make_batch(size), self._no_sums(), size)  # noqa: B023 - called at once
             if error is None:
                 return None
             failure = self._divide(error, size)
@@ -190,7 +200,7 @@ class Evaluator:
     def _run_padding(self) -> None:
         """Run a batch of one sample, whose loss is ignored, if another rank has one more: passes need all ranks."""
         if -(-self._most // self.largest) > len(self._batches(self._indices)):
-            error = self._attempt(lambda: self._load(self._indices[:1]), BatchSums(), 1)
+            error = self._attempt(lambda: self._load(self._indices[:1]), self._no_sums(), 1)
             if error is not None:
                 raise error
 
@@ -251,10 +261,10 @@ def _scoring(workload: Workload, evaluation: EvaluationSpec) -> Callable[[nn.Mod
     Raises:
         SpecError: when a metric needs labels, and the workload has none.
     """
-    if "accuracy" not in evaluation.metrics:
+    if not needs_labels(evaluation):
         return None
     if not isinstance(workload, ScoresLabels):
-        message = f"`accuracy` needs labels and logits, from score(model, batch), which {type(workload).__name__} lacks"
+        message = f"need labels and logits, from score(model, batch), which {type(workload).__name__} lacks"
         raise SpecError([FieldProblem("evaluation.metrics", message)])
     return workload.score
 

@@ -11,7 +11,7 @@ from tuner.schemas.training import EvaluationReport, EvaluationSummary
 from tuner.training.evaluation.evaluation_sums import EvaluationShare, figures
 from tuner.training.evaluation.evaluator import Evaluator
 
-_LARGER_IS_BETTER = {"accuracy"}
+_SMALLER_IS_BETTER = {"loss", "perplexity"}
 
 
 class RunEvaluation:
@@ -48,10 +48,10 @@ class RunEvaluation:
     def evaluate(self, update: int, should_stop: Callable[[], bool]) -> bool:
         """Evaluate the weights after ``update`` updates. Return whether that ended, and was not stopped."""
         began = time.perf_counter()
-        shares = self.evaluator.run(should_stop)
+        shares, of_library = self.evaluator.run(should_stop)
         if any(share.is_stopped for share in shares):
             return False
-        report = self._report(update, shares, time.perf_counter() - began)
+        report = self._report(update, shares, of_library, time.perf_counter() - began)
         self._count += 1
         self._first = self._first or report
         self._last = report
@@ -61,8 +61,10 @@ class RunEvaluation:
         self._unreported.append(report)
         return True
 
-    def _report(self, update: int, shares: list[EvaluationShare], seconds: float) -> EvaluationReport:
-        found = figures(shares, self._evaluation.metrics)
+    def _report(
+        self, update: int, shares: list[EvaluationShare], of_library: dict[str, float], seconds: float
+    ) -> EvaluationReport:
+        found = figures(shares, self._evaluation.metrics, of_library)
         failure = next((share.failure for share in shares if share.failure is not None), None)
         report = EvaluationReport(
             update=update,
@@ -84,7 +86,7 @@ class RunEvaluation:
 
     def _gain(self, value: float, reference: float) -> float:
         gain = value - reference
-        return gain if self._evaluation.monitor in _LARGER_IS_BETTER else -gain
+        return -gain if self._evaluation.monitor in _SMALLER_IS_BETTER else gain
 
     def _is_better(self, value: float | None) -> bool:
         best = None if self._best is None else self._value(self._best)
