@@ -12,7 +12,10 @@ _NAME = re.compile(r"^([A-Za-z0-9][\w.-]*)==", re.MULTILINE)
 _HEADER = """# Licences of what is installed
 
 Made by `make licenses` from the packages' own metadata. Batchwright itself is under Apache-2.0. Packages that are only
-installed on other platforms than the one where this was made are not listed.
+installed on other platforms than the one where this was made are not listed. The pages carry
+`preact/standalone.module.js` of the npm package [htm](https://www.npmjs.com/package/htm) 3.1.1 (Apache-2.0), which
+contains [Preact](https://www.npmjs.com/package/preact) (MIT), as `service/dashboard/static/preact-htm.js`, with their
+licences beside it.
 """
 _LONGEST = 80
 """Characters of a licence's name; longer ones are its whole text, of which the first line is taken."""

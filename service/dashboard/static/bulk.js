@@ -1,13 +1,13 @@
 /**
- * Cancels or deletes several tunings or jobs: asks first, sends them in parts, and shows the result of each. Loaded when it is needed.
+ * Cancels or deletes several tunings or jobs: asks first, sends them in parts, and tells the result of each. Loaded when it is needed.
  *
- *   const change = await changeAll({ kind: "tuning", action: "delete", rows, others, place })
+ *   const { change, report } = await changeAll({ kind: "tuning", action: "delete", rows, others })
  */
 
 import { post } from "./api.js";
-import { h, replace } from "./dom.js";
+import { alertBox, confirmDialog, problemAlert } from "./components.js";
 import { count, plural, shortId, words } from "./format.js";
-import { alertBox, confirmDialog, problemAlert } from "./parts.js";
+import { html } from "./preact-htm.js";
 
 const MOST_IDS = 100; // of one request
 const MOST_NAMED = 8;
@@ -24,11 +24,11 @@ const CONSEQUENCES = {
 };
 
 /**
- * @param {{kind: "tuning"|"job", action: "cancel"|"delete", rows: Object[], others: Object[], place: HTMLElement}} act  `others` were
- *   chosen too, and are not sent. The results are shown in `place`.
- * @returns {Promise<?(row: Object) => ?Object>}  How the rows of a list change; null when nothing was sent.
+ * @param {{kind: "tuning"|"job", action: "cancel"|"delete", rows: Object[], others: Object[]}} act  `others` were chosen too, and are not sent.
+ * @returns {Promise<?{change: (row: Object) => ?Object, report: Object}>}  How the rows of a list change, and a node with the results; null
+ *   when nothing was sent.
  */
-export async function changeAll({ kind, action, rows, others, place }) {
+export async function changeAll({ kind, action, rows, others }) {
   const button = `${words(action)} ${plural(rows.length, kind)}`;
   if (!(await confirmDialog({ title: `${button}?`, text: question(kind, action, rows, others), action: button, keep: "Keep them" }))) {
     return null;
@@ -44,8 +44,8 @@ export async function changeAll({ kind, action, rows, others, place }) {
   } catch (caught) {
     problem = caught;
   }
-  replace(place, results.size > 0 && report(kind, action, rows, results), problem && problemAlert(problem));
-  return (row) => changed(row, results.get(row.id));
+  const told = [results.size > 0 && report(kind, action, rows, results), problem && problemAlert(problem)];
+  return { change: (row) => changed(row, results.get(row.id)), report: told };
 }
 
 /** The row after the act: dropped when it is gone. */
@@ -59,25 +59,30 @@ function changed(row, result) {
 function question(kind, action, rows, others) {
   const more = rows.length - MOST_NAMED;
   const left = others.length > 0 && `${count(others.length)} more selected ${others.length === 1 ? kind : `${kind}s`} cannot be ${DONE[action]}, and will not change.`;
-  return h("div", { class: "stack" },
-    h("ul", {}, rows.slice(0, MOST_NAMED).map((row) => h("li", {}, nameOf(row), h("span", { class: "muted" }, ` ${row.model}, ${words(row.state).toLowerCase()}`))), more > 0 && h("li", {}, `and ${count(more)} more`)),
-    h("p", {}, CONSEQUENCES[action][kind]),
-    left && h("p", {}, left));
+  return html`<div class="stack">
+    <ul>
+      ${rows.slice(0, MOST_NAMED).map((row) => html`<li>${nameOf(row)}<span class="muted"> ${row.model}, ${words(row.state).toLowerCase()}</span></li>`)}
+      ${more > 0 && html`<li>and ${count(more)} more</li>`}
+    </ul>
+    <p>${CONSEQUENCES[action][kind]}</p>
+    ${left && html`<p>${left}</p>`}
+  </div>`;
 }
 
 function report(kind, action, rows, results) {
-  const sent = rows.filter((row) => results.has(row.id));
-  const refused = sent.filter((row) => results.get(row.id).problem !== null);
-  const done = sent.filter((row) => results.get(row.id).problem === null);
-  const list = (found, text) => h("ul", {}, found.map((row) => h("li", {}, nameOf(row), ": ", text(results.get(row.id)))));
+  const sent = rows.map((row) => [row, results.get(row.id)]).filter(([, result]) => result !== undefined);
+  const refused = sent.filter(([, { problem }]) => problem !== null);
+  const done = sent.filter(([, { problem }]) => problem === null);
+  const list = (found, text) => html`<ul>${found.map(([row, result]) => html`<li>${nameOf(row)}: ${text(result)}</li>`)}</ul>`;
+  const after = ({ state }) => (state === null ? DONE[action] : words(state).toLowerCase());
   return alertBox(
     refused.length > 0 ? "warn" : "ok",
     `${plural(done.length, kind)} ${DONE[action]}${refused.length > 0 ? `, ${count(refused.length)} refused` : ""}`,
     refused.length > 0 && list(refused, ({ problem }) => problem.detail),
-    done.length > 0 && h("details", {}, h("summary", {}, "Show them"), list(done, ({ state }) => (state === null ? DONE[action] : words(state).toLowerCase()))),
+    done.length > 0 && html`<details><summary>Show them</summary>${list(done, after)}</details>`,
   );
 }
 
-function nameOf(row) {
-  return row.name === null ? h("span", { class: "mono", title: row.id }, shortId(row.id)) : h("span", { title: row.id }, row.name);
+function nameOf({ id, name }) {
+  return html`<span class=${name === null ? "mono" : null} title=${id}>${name ?? shortId(id)}</span>`;
 }

@@ -6,8 +6,8 @@
  *   largestWords(proof)                                             describes the largest micro-batch of a proof
  */
 
-import { h } from "./dom.js";
 import { bytes } from "./format.js";
+import { html } from "./preact-htm.js";
 
 const PHASES = { start: "at the start", build: "while the model was built", warmup: "in the warm-up", measure: "in the measured update" };
 const IN_PHASE = "(?:out of memory in phase (?<phase>\\w+): )?";
@@ -40,7 +40,7 @@ export function withDetails(message, details = null) {
 
 /** Returns text behind details. */
 export function rawText(title, text) {
-  return h("details", { class: "small" }, h("summary", {}, title), h("pre", { class: "small", tabindex: 0 }, text));
+  return html`<details class="small"><summary>${title}</summary><pre class="small" tabindex="0">${text}</pre></details>`;
 }
 
 const LARGER_FAIL = new Set(["oom", "invalid-size", "warm-start"]);

@@ -5,10 +5,13 @@
  *   svg("rect", {x: 0, y: 0, width: 10, height: 10})                 an element of a drawing
  *   replace(parent, ...children)                                     new content; see `h` for what children may be
  *   byId("probes")                                                   an element of the page, or an error that names it
+ *   await copy(text)                                                 puts text on the clipboard
  *   announce("Copied.")                                              announces it to screen readers
  *   colour("--accent")                                               a token's colour in the current theme, as rgb(...)
  *   onTheme((theme) => draw())                                       called when the theme changes
  */
+
+import { render } from "./preact-htm.js";
 
 const SVG = "http://www.w3.org/2000/svg";
 const ADDRESSES = new Set(["href", "src", "action", "formaction"]);
@@ -75,6 +78,16 @@ export function announce(text) {
   }
 }
 
+/** Puts text on the clipboard; false when the browser does not let us. */
+export async function copy(text) {
+  try {
+    await navigator.clipboard.writeText(text);
+    return true;
+  } catch {
+    return copyBySelection(text); // no clipboard API over plain http
+  }
+}
+
 /** The colour of a token of base.css in the current theme, as `rgb(...)`: for drawings that cannot use CSS. */
 export function colour(token) {
   const probe = h("span", { hidden: true });
@@ -133,5 +146,21 @@ function nodes(children) {
   return children
     .flat(Infinity)
     .filter((child) => child !== null && child !== undefined && child !== false && child !== "")
-    .map((child) => (child instanceof Node ? child : String(child)));
+    .flatMap((child) => (child instanceof Node ? child : typeof child === "object" ? rendered(child) : String(child)));
+}
+
+function copyBySelection(text) {
+  const area = h("textarea", { class: "visually-hidden", readonly: true }, text);
+  (document.querySelector("dialog[open]") ?? document.body).append(area);
+  area.select();
+  const done = document.execCommand("copy");
+  area.remove();
+  return done;
+}
+
+/** The nodes of a component of Preact, in a page that is made of nodes. */
+function rendered(component) {
+  const place = document.createElement("div");
+  render(component, place);
+  return [...place.childNodes];
 }

@@ -89,6 +89,11 @@ export function timeText(iso) {
   return known(iso) ? DATE.format(new Date(iso)) : NONE;
 }
 
+/** The date with the weekday, and the time with its zone. */
+export function fullTime(iso) {
+  return DATE_AND_ZONE.format(new Date(iso));
+}
+
 /** The time since then, or until then. */
 export function ago(iso, now = Date.now()) {
   if (!known(iso)) {

@@ -1,91 +1,196 @@
-/** The lists of tunings and of jobs. */
+/** The lists of tunings, recommendations and jobs, and the audit log. */
 
 import { keyId, may } from "./api.js";
-import { makeList, SEARCH } from "./api_list.js";
+import { bar, both, codeBlock, labelTags, linkTo, mark, scopeAlert, stateBadge, time, took } from "./components.js";
+import { byId } from "./dom.js";
+import { bytes, count, number, plural, words } from "./format.js";
+import { ApiList, SEARCH } from "./list.js";
 import { ENDED } from "./live.js";
-import { makeSelection } from "./selection.js";
-import { byId, h, replace } from "./dom.js";
-import { count, shortId, time, took, words } from "./format.js";
-import { codeBlock, labelTags, scopeAlert, stateBadge } from "./parts.js";
-import { both, compareAct, peakBar, planWords, rateWords } from "./rows.js";
+import { html, render } from "./preact-htm.js";
 
+const MOST_COMPARED = 8;
 const STATES = ["QUEUED", "RUNNING", "CANCELLING", "SUCCEEDED", "FAILED", "CANCELLED"];
-const STATE = { name: "state", label: "State", options: [["", "Any"], ...STATES.map((state) => [state, words(state)])] };
+const PRECISIONS = ["fp32", "bf16-mixed", "fp16-mixed", "bf16"];
+const OBJECTIVES = ["largest", "fewest_steps", "fastest"];
+const ACTIONS = [
+  "submitted", "resumed", "cancelled", "deleted", "pruned", "key-created", "key-revoked", "webhook-created", "webhook-rotated", "webhook-deleted", "signed-in", "signed-out",
+];
+const PAGES = { tun: "tunings", rec: "recommendations", job: "jobs" };
+
+// --- filters --------------------------------------------------------------------------------------------------------
+
+const STATE = choiceOf("state", "State", STATES, words);
 const MODEL = { name: "model", label: "Model", placeholder: "the full name", suggest: (row) => row.model };
 const DEVICE = { name: "device", label: "Device", placeholder: "for example cuda:0", suggest: (row) => row.device };
-const FINGERPRINT = {
-  name: "fingerprint", label: "Fingerprint", placeholder: "64 hexadecimal digits", pattern: "[0-9a-f]*", maxlength: 64,
-};
+const PRODUCT = { name: "device", label: "Device", placeholder: "cuda:0, or a product's name", suggest: (row) => row.device_name };
+const FINGERPRINT = { name: "fingerprint", label: "Fingerprint", placeholder: "64 hexadecimal digits", pattern: "[0-9a-f]*", maxlength: 64 };
 
-const BATCH = { title: "Effective batch", class: "number", cell: (row) => count(row.effective_batch_size) };
-const COMMON = [
-  { title: "State", cell: (row) => stateBadge(row) },
-  { title: "Model and device", class: "model", cell: (row) => both(row.model, row.device ?? row.hardware) },
-  BATCH,
+function choiceOf(name, label, values, text = (value) => value) {
+  return { name, label, options: [["", "Any"], ...values.map((value) => [value, text(value)])] };
+}
+
+// --- columns --------------------------------------------------------------------------------------------------------
+
+const FIGURES = [
+  { title: "Effective batch", class: "number", sort: "effective_batch_size", largestFirst: true, cell: (row) => count(row.effective_batch_size) },
   { title: "Plan", class: "nowrap", cell: planWords },
-  { title: "Peak", class: "peak", cell: peakBar },
-  { title: "Samples/s", class: "number", cell: rateWords },
+  { title: "Peak", class: "peak", sort: "peak", largestFirst: true, cell: peakBar },
+  { title: "Samples/s", class: "number", sort: "samples_per_second", largestFirst: true, cell: rateWords },
 ];
-const TIMES = [
-  { title: "Submitted", class: "nowrap", cell: submitted },
-  { title: "Owner", class: "nowrap", cell: (row) => (row.key_id === null ? "–" : h("span", { title: row.key_id }, row.owner ?? row.key_id)) },
+const WORK = [
+  { title: "State", sort: "state", cell: stateBadge },
+  { title: "Model and device", class: "model", sort: "model", cell: (row) => both(row.model, row.device ?? row.hardware) },
+  ...FIGURES,
 ];
+const OWNER = keyId() === "" ? [] : [{ title: "Owner", class: "nowrap", cell: (row) => html`<span title=${row.key_id}>${row.owner ?? row.key_id}</span>` }];
+const SUBMITTED = [{ title: "Submitted", class: "nowrap", sort: "created", largestFirst: true, cell: submitted }, ...OWNER];
 
-const TUNINGS = {
-  path: "/v1/tunings",
-  caption: "Tunings",
-  noun: "tuning",
-  files: true,
-  filters: [SEARCH, STATE, MODEL, DEVICE, FINGERPRINT],
-  columns: [
-    { title: "Tuning", class: "named", cell: (row) => both(linkTo("tunings", row.id, row.name), labelTags(row)) },
-    ...COMMON,
-    { title: "Probes", class: "number", cell: (row) => count(row.probes) },
-    { title: "Recommendation", class: "nowrap", cell: recommendation },
-    ...TIMES,
-  ],
-  empty: {
-    title: "No tunings yet",
-    text: "A tuning finds the largest micro-batch of a model that fits a device, and the plan for your effective batch.",
-    action: h("a", { class: "button button-primary", href: "/tunings/new" }, "New tuning"),
-  },
-};
+/** The column of the name, with the project and the labels. */
+function named(title, pages) {
+  return { title, class: "named", sort: "name", cell: (row) => both(linkTo(pages, row.id, row.name), labelTags(row)) };
+}
 
-const JOBS = {
-  path: "/v1/jobs",
-  caption: "Jobs",
-  noun: "job",
-  files: true,
-  filters: [SEARCH, STATE, MODEL, DEVICE],
-  columns: [
-    { title: "Job", class: "named", cell: (row) => both(linkTo("jobs", row.id, row.name), labelTags(row)) },
-    ...COMMON,
-    { title: "Recommendation", class: "nowrap", cell: (row) => linkTo("recommendations", row.recommendation_id) },
-    { title: "Attempts", class: "number", cell: (row) => count(row.attempts) },
-    ...TIMES,
-  ],
-  empty: {
-    title: "No jobs yet",
-    text: "A job trains with the plan of a recommendation. Start one from a recommendation's page, or send:",
-    action: codeBlock(jobCall(), { label: "With curl" }),
-  },
-};
+function planWords({ plan, feasible }) {
+  if (plan === null) {
+    return feasible === false && mark("warn", "⊘", "nothing fits");
+  }
+  const ranks = plan.world_size === 1 ? "" : `${plural(plan.world_size, "rank")} × `;
+  return `${ranks}${plural(plan.gradient_accumulation_steps, "step")} × ≤ ${count(plan.micro_batch_size)}`;
+}
+
+/** The samples per second, and how many times those of the baseline they are. */
+function rateWords({ samples_per_second: rate, speedup, speed_source: source }) {
+  return rate !== null && number(rate, 3) + (speedup === null ? "" : ` (${source === "measured" ? "" : "~"}${number(speedup, 3)}×)`);
+}
+
+function peakBar({ peak_bytes: peak, limit_bytes: limit }) {
+  return peak !== null && limit !== null && bar({ value: peak, max: limit, label: "Peak memory against the limit", text: `${bytes(peak)} of ${bytes(limit)}` });
+}
 
 /** The time of the submission, with the duration, and the priority where it is not the usual one. */
 function submitted(row) {
   const duration = took(row);
-  const priority = row.priority !== 0 && h("div", {}, `priority ${row.priority}`);
-  return both(time(row.created_at), [duration && h("div", {}, "took ", duration), priority]);
+  const more = [duration && html`<div>took ${duration}</div>`, row.priority !== 0 && html`<div>priority ${row.priority}</div>`].filter(Boolean);
+  return both(time(row.created_at), more.length > 0 && more);
 }
 
-function linkTo(pages, identifier, name = null) {
-  const text = name === null ? { class: "mono" } : {};
-  return h("a", { href: `/${pages}/${identifier}`, ...text, title: identifier }, name ?? shortId(identifier));
+// --- acts on chosen rows --------------------------------------------------------------------------------------------
+
+/** The act that compares the recommendations of rows; `idOf` is null for a row without one. */
+function compareAct(idOf) {
+  const href = (rows) => `/recommendations/compare?${new URLSearchParams(rows.map((row) => ["id", idOf(row)]))}`;
+  return { text: "Compare", noun: "recommendation", least: 2, most: MOST_COMPARED, applies: (row) => idOf(row) !== null, href };
 }
 
-function recommendation(row) {
-  return row.recommendation_id === null ? "–" : linkTo("recommendations", row.recommendation_id);
+/** Cancelling and deleting. The service decides; acts that it would refuse are not offered. */
+function changeActs(kind, scope) {
+  const own = (row) => keyId() === (row.key_id ?? "") || may("admin");
+  const act = (action, applies) => ({
+    text: words(action),
+    danger: true,
+    applies: (row) => own(row) && applies(row),
+    run: async (rows, others) => (await import("./bulk.js")).changeAll({ kind, action, rows, others }),
+  });
+  return may(scope) ? [act("cancel", (row) => !ENDED.has(row.state) && row.state !== "CANCELLING"), act("delete", (row) => ENDED.has(row.state))] : [];
 }
+
+// --- lists ----------------------------------------------------------------------------------------------------------
+
+const NEW_TUNING = html`<a class="button button-primary" href="/tunings/new">New tuning</a>`;
+
+const LISTS = {
+  tunings: {
+    scope: "tunings:read",
+    path: "/v1/tunings",
+    caption: "Tunings",
+    noun: "tuning",
+    files: true,
+    filters: [SEARCH, STATE, MODEL, DEVICE, FINGERPRINT],
+    columns: [
+      named("Tuning", "tunings"),
+      ...WORK,
+      { title: "Probes", class: "number", sort: "probes", largestFirst: true, cell: (row) => count(row.probes) },
+      { title: "Recommendation", class: "nowrap", cell: (row) => row.recommendation_id && linkTo("recommendations", row.recommendation_id) },
+      ...SUBMITTED,
+    ],
+    acts: [compareAct((row) => row.recommendation_id), ...changeActs("tuning", "tunings:write")],
+    empty: {
+      title: "No tunings yet",
+      text: "A tuning finds the largest micro-batch of a model that fits a device, and the plan for your effective batch.",
+      action: NEW_TUNING,
+    },
+  },
+  recommendations: {
+    scope: "tunings:read",
+    path: "/v1/recommendations",
+    caption: "Recommendations",
+    noun: "recommendation",
+    files: true,
+    ended: () => true,
+    refreshSeconds: 10,
+    filters: [SEARCH, MODEL, PRODUCT, choiceOf("precision", "Precision", PRECISIONS), choiceOf("objective", "Objective", OBJECTIVES, (name) => name.replaceAll("_", " ")), FINGERPRINT],
+    columns: [
+      named("Recommendation", "recommendations"),
+      { title: "Model and device", class: "model", sort: "model", cell: (row) => both(row.model, `${row.device} (${row.device_name})`) },
+      { title: "Precision", class: "nowrap", cell: (row) => row.precision },
+      { title: "Objective", class: "nowrap", cell: (row) => row.objective?.replaceAll("_", " ") },
+      ...FIGURES,
+      ...OWNER,
+      { title: "Created", class: "nowrap", sort: "created", largestFirst: true, cell: (row) => time(row.created_at) },
+    ],
+    acts: [compareAct((row) => row.id)],
+    keep: true,
+    empty: {
+      title: "No recommendations yet",
+      text: "A tuning that succeeds creates one, with its evidence and exports for frameworks and schedulers.",
+      action: NEW_TUNING,
+    },
+  },
+  jobs: {
+    scope: "jobs:read",
+    path: "/v1/jobs",
+    caption: "Jobs",
+    noun: "job",
+    files: true,
+    filters: [SEARCH, STATE, MODEL, DEVICE],
+    columns: [
+      named("Job", "jobs"),
+      ...WORK,
+      { title: "Recommendation", class: "nowrap", cell: (row) => linkTo("recommendations", row.recommendation_id) },
+      { title: "Attempts", class: "number", cell: (row) => count(row.attempts) },
+      ...SUBMITTED,
+    ],
+    acts: may("jobs:run") ? changeActs("job", "jobs:run") : undefined,
+    empty: {
+      title: "No jobs yet",
+      text: "A job trains with the plan of a recommendation. Start one from a recommendation's page, or send:",
+      action: codeBlock(jobCall(), { label: "With curl" }),
+    },
+  },
+  audit: {
+    scope: "admin",
+    path: "/v1/audit",
+    caption: "Audit log",
+    noun: "entry",
+    nouns: "entries",
+    ended: () => true,
+    refreshSeconds: 15,
+    filters: [
+      choiceOf("action", "Action", ACTIONS, actionWords),
+      { name: "key_id", label: "API key", placeholder: "its id", pattern: "[a-z0-9_]*", maxlength: 16 },
+      { name: "object_id", label: "Object", placeholder: "the id of a tuning, job or key", pattern: "[a-z0-9_]*", maxlength: 64 },
+    ],
+    columns: [
+      { title: "Time", class: "nowrap", cell: (row) => time(row.at) },
+      { title: "Action", class: "nowrap", cell: (row) => actionWords(row.action) },
+      { title: "Object", class: "nowrap", cell: object },
+      { title: "By", class: "nowrap", cell: caller },
+      { title: "From", class: "nowrap", cell: (row) => row.address },
+      { title: "Detail", class: "wide", cell: (row) => row.detail },
+    ],
+    empty: { title: "No entries", text: "Submissions, cancellations, deletions, changes of API keys and sign-ins appear here." },
+  },
+};
 
 function jobCall() {
   const body = JSON.stringify({ recommendation_id: "rec_…", training: { updates: 100 } });
@@ -93,27 +198,23 @@ function jobCall() {
   return `curl ${location.origin}/v1/jobs${key} -H 'Content-Type: application/json' \\\n  -d '${body}'`;
 }
 
-/** The acts on chosen rows. The service decides; those that it would refuse are not offered. */
-function selectionOf(noun, writeScope, ...more) {
-  const own = (row) => keyId() === (row.key_id ?? "") || may("admin");
-  const act = (action, applies) => ({
-    text: words(action),
-    danger: true,
-    applies: (row) => own(row) && applies(row),
-    run: async (rows, others, place) => (await import("./bulk.js")).changeAll({ kind: noun, action, rows, others, place }),
-  });
-  const changes = [act("cancel", (row) => !ENDED.has(row.state) && row.state !== "CANCELLING"), act("delete", (row) => ENDED.has(row.state))];
-  const acts = [...more, ...(may(writeScope) ? changes : [])];
-  return acts.length === 0 ? undefined : makeSelection({ noun, acts });
+function actionWords(action) {
+  return words(action.replaceAll("-", "_"));
+}
+
+/** The object of an entry as a link, also where it has been deleted since: its page says so. */
+function object({ object_id: id }) {
+  const pages = PAGES[id?.split("_")[0]];
+  return pages === undefined ? id && html`<code>${id}</code>` : linkTo(pages, id);
+}
+
+function caller({ key_id: id, key_name: name, address }) {
+  if (id === null) {
+    return address === null ? "the command line" : "no key";
+  }
+  return html`<span title=${id}>${name ?? id}</span>`;
 }
 
 const root = byId("list");
-const { kind } = root.dataset;
-if (!may(`${kind}:read`)) {
-  replace(root, scopeAlert(`${kind}:read`));
-} else if (kind === "jobs") {
-  makeList({ root, ...JOBS, selection: selectionOf("job", "jobs:run") });
-} else {
-  const compare = compareAct((row) => row.recommendation_id);
-  makeList({ root, ...TUNINGS, selection: selectionOf("tuning", "tunings:write", compare) });
-}
+const { scope, ...list } = LISTS[root.dataset.kind];
+render(may(scope) ? html`<${ApiList} ...${list} />` : scopeAlert(scope), root);

@@ -3,9 +3,10 @@
  * markup (`<button data-copy="id of the element to copy">`), and a message when the page itself fails.
  */
 
-import { announce, byId, currentTheme, setText } from "./dom.js";
+import { alertBox } from "./components.js";
+import { announce, byId, copy, currentTheme, setText } from "./dom.js";
 import { onConnection } from "./live.js";
-import { alertBox, copy } from "./parts.js";
+import { render } from "./preact-htm.js";
 
 const CONNECTIONS = { idle: "", live: "Live", reconnecting: "Reconnecting…" };
 const THEMES = { system: "◐ System", light: "☀ Light", dark: "☾ Dark" };
@@ -66,9 +67,9 @@ function startErrorReports() {
   const report = (event) => {
     const reason = event.reason ?? event.error;
     if (document.getElementById("page-failed") === null && reason?.name !== "AbortError") {
-      const box = alertBox("bad", "Something in this page failed", `${reason ?? event.message}. Reload the page.`);
-      box.id = "page-failed";
-      byId("content").prepend(box);
+      const place = Object.assign(document.createElement("div"), { id: "page-failed" });
+      byId("content").prepend(place);
+      render(alertBox("bad", "Something in this page failed", `${reason ?? event.message}. Reload the page.`), place);
     }
   };
   addEventListener("error", report);

@@ -20,19 +20,19 @@ async function start() {
   try {
     const reads = may("tunings:read");
     const nothing = { items: [] };
-    const [document, devices, gpus, commands] = await eventually(() =>
-      Promise.all([get("/tunings/new/schema"), ...["/v1/devices", "/v1/gpus", "/v1/commands"].map((path) => (reads ? get(path) : nothing))]),
+    const [document, devices, commands] = await eventually(() =>
+      Promise.all([get("/tunings/new/schema"), ...["/v1/devices", "/v1/commands"].map((path) => (reads ? get(path) : nothing))]),
     );
-    show(document, devices.items, gpus.items, commands.items);
+    show(document, devices.items, commands.items);
   } catch (problem) {
     replace(byId("notices"), problemAlert(problem, { retry: start }));
   }
 }
 
-function show(document, devices, gpus, commands) {
+function show(document, devices, commands) {
   const suggestions = { device: [...new Set(devices.map((row) => row.device.id))] };
   const page = { document: commandDocument(document, commands), suggestions, hasCommands: commands.length > 0 };
-  replace(byId("gpus"), (page.gpus = gpuChoice(gpus)).element);
+  replace(byId("gpus"), (page.gpus = gpuChoice()).element);
   offerKinds(page);
   choose(page, false);
   offerExamples(page, document.examples);
@@ -130,12 +130,20 @@ function offerExamples(page, examples) {
   replace(byId("examples"), h("span", { class: "label" }, "Start from"), buttons);
 }
 
-function gpuChoice(gpus) {
-  const input = h("select", { id: "gpu-choice", class: "input", multiple: true, size: 6 },
-    gpus.map((gpu) => h("option", { value: gpu.name, selected: USUAL_GPUS.includes(gpu.name) }, gpu.name)));
+/** Offers the usual GPUs, and all others once they are asked for: the table is large. */
+function gpuChoice() {
+  const option = (name) => h("option", { value: name, selected: USUAL_GPUS.includes(name) }, name);
+  const input = h("select", { id: "gpu-choice", class: "input", multiple: true, size: 6 }, USUAL_GPUS.map(option));
+  const others = h("button", { type: "button", class: "button button-small", hidden: !may("tunings:read") }, "Offer all GPUs");
+  others.addEventListener("click", () => busy(others, async () => {
+    const { items } = await get("/v1/gpus");
+    input.append(...items.map((gpu) => gpu.name).filter((name) => !USUAL_GPUS.includes(name)).map(option));
+    others.hidden = true;
+    input.focus();
+  }));
   return {
-    element: h("div", { class: "field" }, h("label", { for: "gpu-choice" }, "GPUs to estimate for"), input),
-    chosen: () => [...input.selectedOptions].map((option) => option.value),
+    element: h("div", { class: "field" }, h("label", { for: "gpu-choice" }, "GPUs to estimate for"), input, h("div", {}, others)),
+    chosen: () => [...input.selectedOptions].map(({ value }) => value),
   };
 }
 

@@ -1,29 +1,26 @@
 /**
- * The pages of a list of the API that have been read, newest first. Used by api_list.js.
+ * The pages of a list of the API that have been read. Used by list.js.
  *
  * Each page keeps its cursor, so that it can be read again by itself: rows that have not ended are kept up to date with
  * at most two calls a time, however many are loaded. Only some of the pages are shown at a time, so that a long list
- * stays quick: `load` moves it towards older rows, `back` towards newer ones.
+ * stays quick: `load` moves it towards later rows, `back` towards earlier ones.
  */
 
 /**
  * @param {(cursor: ?string, limit: number, signal?: AbortSignal) => Promise<{items: Object[], next_cursor: ?string}>} read
- * @param {number} size  Rows of a page.
+ * @param {{size: number, isNewestFirst: boolean}} list  The rows of a page, and whether they come in the order of their identifiers.
  * @param {number} most  Pages shown at a time.
  */
-export function makePages(read, size, most = 10) {
+export function makePages(read, { size, isNewestFirst }, most = 10) {
   let pages = [];
   let first = 0; // of the shown pages
   let turn = 0;
-  let reading = new AbortController(); // aborted when the filters change, because its response belongs to another list
 
   const end = () => Math.min(first + most, pages.length);
   const shown = () => pages.slice(first, end());
 
   async function fetched(cursor, limit, signal) {
-    const current = reading.signal;
-    const found = await read(cursor, limit, signal === undefined ? current : AbortSignal.any([current, signal]));
-    current.throwIfAborted();
+    const found = await read(cursor, limit, signal);
     return { cursor, rows: found.items, next: found.next_cursor };
   }
 
@@ -38,8 +35,7 @@ export function makePages(read, size, most = 10) {
 
   /** New work pushes rows off the first page: they move to the page after it. */
   function keepBetween(page, known) {
-    const oldest = page.rows.at(-1)?.id ?? "";
-    const left = known.rows.filter((row) => row.id < oldest);
+    const left = pushedOff(page.rows, known.rows);
     if (left.length === 0) {
       return;
     }
@@ -50,6 +46,16 @@ export function makePages(read, size, most = 10) {
       pages.splice(1, 0, { cursor: page.next, rows: left, next: known.next });
       first += first > 0 ? 1 : 0;
     }
+  }
+
+  /** The rows of a page that come after those that were read now: found by their identifiers, or after the last row of both. */
+  function pushedOff(now, before) {
+    const last = now.at(-1)?.id ?? "";
+    if (isNewestFirst) {
+      return before.filter((row) => row.id < last);
+    }
+    const index = before.findIndex((row) => row.id === last);
+    return index < 0 ? [] : before.slice(index + 1).filter((row) => !now.some(({ id }) => id === row.id));
   }
 
   /** Returns a shown page, other than the first, with work that has not ended; in rotation. */
@@ -71,14 +77,6 @@ export function makePages(read, size, most = 10) {
     rows: () => [...new Map(shown().flatMap((page) => page.rows).map((row) => [row.id, row])).values()],
     hasOlder: () => end() < pages.length || (pages.at(-1)?.next ?? null) !== null,
     hasNewer: () => first > 0,
-    isEmpty: () => pages.every((page) => page.rows.length === 0),
-    /** Drops all pages, for another list. */
-    clear() {
-      reading.abort();
-      reading = new AbortController();
-      pages = [];
-      first = 0;
-    },
     /** The next older page. */
     async load() {
       if (end() === pages.length) {

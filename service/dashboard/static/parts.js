@@ -16,7 +16,7 @@
  *   busy(button, async () => ...)                       disables the button meanwhile; throws the errors of the action
  */
 
-import { announce, h } from "./dom.js";
+import { announce, copy, h } from "./dom.js";
 import { words } from "./format.js";
 
 const MARKS = {
@@ -70,16 +70,6 @@ export function copyButton(text, label = "Copy") {
     setTimeout(() => (button.textContent = label), COPIED_MILLISECONDS);
   });
   return button;
-}
-
-/** Puts text on the clipboard; false when the browser does not let us. */
-export async function copy(text) {
-  try {
-    await navigator.clipboard.writeText(text);
-    return true;
-  } catch {
-    return copyBySelection(text); // no clipboard API over plain http
-  }
 }
 
 /** Code or a document with a copy button. */
@@ -205,13 +195,4 @@ export async function busy(button, act) {
       button.focus();
     }
   }
-}
-
-function copyBySelection(text) {
-  const area = h("textarea", { class: "visually-hidden", readonly: true }, text);
-  (document.querySelector("dialog[open]") ?? document.body).append(area);
-  area.select();
-  const done = document.execCommand("copy");
-  area.remove();
-  return done;
 }

@@ -1,0 +1,257 @@
+/**
+ * What several pages show, as nodes of Preact. Text becomes text: nothing in the dashboard is ever parsed as HTML.
+ *
+ *   badge("RUNNING")                                    a state (or a probe's outcome), with a mark and text
+ *   tag("estimated")                                    a small neutral label
+ *   codeBlock(text, {label: "Command"})                 code with a copy button (and `download: "name.yaml"`)
+ *   emptyState({title, text, action: node})             a text in place of missing content
+ *   alertBox("bad"|"warn"|"ok"|"info", title, ...text)  a message
+ *   problemAlert(problem, {retry: f})                   an ApiProblem, with a retry button
+ *   scopeAlert("jobs:read")                             for a key without the scope that a page needs
+ *   definitions([["Device", "cuda:0"], ...])            a definition list; entries without a value are left out
+ *   bar({value, max, label, text, kind})                a share of something (memory, progress), with its text
+ *   time(iso), elapsed(iso), took(work)                 times, kept up to date
+ *   html`<${Button} act=${async () => ...}>Save<//>`    disabled while the act runs
+ *   await confirmDialog({title, text, action: "Revoke"})    true or false
+ */
+
+import { announce, copy } from "./dom.js";
+import { ago, fullTime, seconds, shortId, timeText, words } from "./format.js";
+import { html, render, useEffect, useLayoutEffect, useRef, useState } from "./preact-htm.js";
+
+const MARKS = {
+  QUEUED: "◷", RUNNING: "▶", CANCELLING: "◼", SUCCEEDED: "✓", FAILED: "✕", CANCELLED: "⊘",
+  FIT: "✓", OOM: "✕", INVALID_SIZE: "⊘", ERROR: "!", TIMED_OUT: "◷", LOST: "?",
+};
+const KINDS = {
+  QUEUED: "neutral", RUNNING: "info", CANCELLING: "warn", SUCCEEDED: "ok", FAILED: "bad", CANCELLED: "neutral",
+  FIT: "ok", OOM: "bad", INVALID_SIZE: "warn", ERROR: "bad", TIMED_OUT: "warn", LOST: "warn",
+};
+const COPIED_MILLISECONDS = 2000;
+const TICK_MILLISECONDS = 10_000;
+
+// --- marks ----------------------------------------------------------------------------------------------------------
+
+/** A state of work or the outcome of a probe; `text` instead of the state's own word. */
+export function badge(state, text = state === "OOM" || state === "FIT" ? state : words(state)) {
+  return mark(KINDS[state] ?? "neutral", MARKS[state] ?? "•", text);
+}
+
+/** A badge of any kind ("ok", "bad", "warn", "info", "neutral") with its sign and text. */
+export function mark(kind, sign, text) {
+  return html`<span class="badge badge-${kind}"><span class="badge-sign" aria-hidden="true">${sign}</span>${text}</span>`;
+}
+
+export function tag(text) {
+  return html`<span class="tag">${text}</span>`;
+}
+
+/** The state of work; a tuning that found that nothing fits is no success. */
+export function stateBadge({ state, feasible }) {
+  return state === "SUCCEEDED" && feasible === false ? mark("warn", "⊘", "nothing fits") : badge(state);
+}
+
+/** The project and the labels of a row in a list; null without any. */
+export function labelTags({ project, labels }) {
+  const texts = [project, ...Object.entries(labels).map(([key, value]) => `${key}=${value}`)].filter(Boolean);
+  return texts.length === 0 ? null : html`<span class="tags">${texts.map(tag)}</span>`;
+}
+
+/** The project and the labels of named work, or of a recommendation, as facts. */
+export function nameFacts({ project, labels }) {
+  return [["Project", project], ["Labels", labelTags({ project: null, labels })]];
+}
+
+/** A link to a tuning, job or recommendation: its name, or the end of its identifier. */
+export function linkTo(pages, id, name = null) {
+  return html`<a href="/${pages}/${encodeURIComponent(id)}" class=${name === null ? "mono" : null} title=${id}>${name ?? shortId(id)}</a>`;
+}
+
+/** A text with a lesser one below it, in one cell. */
+export function both(first, second) {
+  return html`<div>${first}${second && html`<div class="muted small">${second}</div>`}</div>`;
+}
+
+// --- times ----------------------------------------------------------------------------------------------------------
+
+/** A <time>: relative by default, absolute with `{relative: false}`; the full date and zone are its tooltip. */
+export function time(iso, { relative = true } = {}) {
+  return iso ? html`<${Time} iso=${iso} text=${relative ? ago : timeText} />` : html`<span class="muted">–</span>`;
+}
+
+/** The duration since `iso`. */
+export function elapsed(iso) {
+  return html`<${Time} iso=${iso} text=${sinceText} />`;
+}
+
+/** The duration of work until its end or until now; null while the work waits. */
+export function took({ state, started_at: started, ended_at: ended }) {
+  if (started === null || state === "QUEUED") {
+    return null;
+  }
+  return ended === null ? elapsed(started) : seconds((Date.parse(ended) - Date.parse(started)) / 1000);
+}
+
+function sinceText(iso) {
+  return seconds(Math.max(0, Math.floor((Date.now() - Date.parse(iso)) / 1000)));
+}
+
+const shownTimes = new Set(); // one timer draws all of a page's times again
+
+function Time({ iso, text }) {
+  const [, draw] = useState(0);
+  useEffect(() => {
+    if (shownTimes.size === 0) {
+      setInterval(() => document.hidden || shownTimes.forEach((each) => each(Date.now())), TICK_MILLISECONDS);
+      shownTimes.add(() => {}); // the timer is started once
+    }
+    shownTimes.add(draw);
+    return () => shownTimes.delete(draw);
+  }, []);
+  return html`<time datetime=${iso} title=${fullTime(iso)}>${text(iso)}</time>`;
+}
+
+// --- actions --------------------------------------------------------------------------------------------------------
+
+/**
+ * A button whose `act(event)` is disabled while it runs, so that nothing is sent twice; it then has the focus again. Errors of the act go
+ * to `onProblem`.
+ */
+export function Button({ act, class: style = "", onProblem, disabled, children, ...attributes }) {
+  const [isBusy, setBusy] = useState(false);
+  const focused = useRef(null);
+  const own = useRef(null);
+  useLayoutEffect(() => {
+    if (!isBusy && focused.current && document.activeElement === document.body) {
+      focused.current.focus();
+    }
+    focused.current = isBusy ? focused.current : null;
+  }, [isBusy]);
+  const run = async (event) => {
+    focused.current = document.activeElement === own.current ? own.current : null;
+    setBusy(true);
+    try {
+      await act(event);
+    } catch (problem) {
+      onProblem?.(problem);
+    } finally {
+      setBusy(false);
+    }
+  };
+  return html`<button type="button" ref=${own} class="button ${style}" disabled=${disabled || isBusy} aria-busy=${isBusy ? "true" : null} onClick=${run} ...${attributes}>${children}</button>`;
+}
+
+/** A button that copies what `text()` gives, and confirms it. */
+function CopyButton({ text, label = "Copy" }) {
+  const [shown, setShown] = useState(label);
+  const act = async () => {
+    const result = (await copy(text)) ? "Copied" : "Select and copy by hand";
+    setShown(result);
+    announce(result);
+    setTimeout(() => setShown(label), COPIED_MILLISECONDS);
+  };
+  return html`<button type="button" class="button button-small" onClick=${act}>${shown}</button>`;
+}
+
+function save(text, name) {
+  const address = URL.createObjectURL(new Blob([text], { type: "application/octet-stream" }));
+  Object.assign(document.createElement("a"), { href: address, download: name }).click();
+  setTimeout(() => URL.revokeObjectURL(address), COPIED_MILLISECONDS);
+}
+
+/** Code or a document with a copy button. */
+export function codeBlock(text, { label = "Code", download = null } = {}) {
+  return html`<figure class="code">
+    <figcaption class="code-bar"><span class="code-label">${label}</span><${CopyButton} text=${text} />
+      ${download && html`<button type="button" class="button button-small" onClick=${() => save(text, download)}>Download</button>`}
+    </figcaption>
+    <pre tabindex="0" role="group" aria-label=${label}><code>${text}</code></pre>
+  </figure>`;
+}
+
+/** A modal dialog; `onClose` is called after it has closed, however that came about. */
+export function Dialog({ titleId, onClose, onCancel, children }) {
+  const own = useRef(null);
+  useLayoutEffect(() => own.current.showModal(), []);
+  return html`<dialog ref=${own} class="dialog" aria-labelledby=${titleId} onClose=${() => onClose(own.current.returnValue)} onCancel=${onCancel}>${children}</dialog>`;
+}
+
+/** Shows a dialog above the page: `make(close)` gives its node. */
+export function openDialog(make) {
+  const place = document.body.appendChild(document.createElement("div"));
+  const close = () => {
+    render(null, place);
+    place.remove();
+  };
+  render(make(close), place);
+}
+
+/** Asks for confirmation of an action that cannot be undone; Escape and "Keep" mean no. */
+export function confirmDialog({ title, text, action, keep = "Keep" }) {
+  return new Promise((resolve) => {
+    openDialog((close) => {
+      const onClose = (value) => {
+        close();
+        resolve(value === "yes");
+      };
+      return html`<${Dialog} titleId="dialog-title" onClose=${onClose}><form method="dialog">
+        <h2 id="dialog-title">${title}</h2>
+        <div class="dialog-text">${text}</div>
+        <div class="dialog-buttons"><button class="button" value="" autofocus>${keep}</button><button class="button button-danger" value="yes">${action}</button></div>
+      </form><//>`;
+    });
+  });
+}
+
+// --- messages -------------------------------------------------------------------------------------------------------
+
+/** A text, with an action, in place of missing content. */
+export function emptyState({ title, text = null, action = null }) {
+  return html`<div class="empty"><p class="empty-title">${title}</p>${text && html`<p>${text}</p>`}${action}</div>`;
+}
+
+/** A message. Screen readers announce "bad" at once. */
+export function alertBox(kind, title, ...text) {
+  const parts = text.flat().filter(Boolean).map((part) => (typeof part === "string" ? html`<p>${part}</p>` : part));
+  return html`<div class="alert alert-${kind}" role=${kind === "bad" ? "alert" : "status"}>${title && html`<p class="alert-title">${title}</p>`}${parts}</div>`;
+}
+
+/** An alert for a problem, with its invalid fields and a retry button. */
+export function problemAlert(problem, { retry = null } = {}) {
+  const faults = (problem.errors ?? []).map((fault) => html`<li><code>${fault.field}</code> ${fault.message}</li>`);
+  const again = retry && html`<p><button type="button" class="button" onClick=${retry}>Try again</button></p>`;
+  return alertBox("bad", problem.title || "The request failed", faults.length > 0 ? html`<ul>${faults}</ul>` : problem.detail, again);
+}
+
+/** An alert for a key without the scope that the page needs. */
+export function scopeAlert(scope) {
+  const how = "Ask the operator of this service for it, or sign in with another key.";
+  return alertBox("warn", "Your key may not see this", html`<p>It needs the scope <code>${scope}</code>. ${how}</p>`);
+}
+
+// --- figures --------------------------------------------------------------------------------------------------------
+
+/** A definition list of pairs; those whose value is null, undefined, false or "" are left out. */
+export function definitions(pairs) {
+  const shown = pairs.filter(([, value]) => value !== null && value !== undefined && value !== false && value !== "");
+  return html`<dl class="facts">${shown.map(([term, value]) => html`<div key=${term}><dt>${term}</dt><dd>${value}</dd></div>`)}</dl>`;
+}
+
+/** A large figure with what it counts. */
+export function figure(value, label) {
+  return html`<div><div class="figure-value">${value}</div><div class="figure-label">${label}</div></div>`;
+}
+
+/**
+ * A share of something, as a bar with its text above it.
+ *
+ * @param {{value: number, max: number, label: string, text: string, kind?: "info"|"ok"|"warn"|"bad"}} share
+ */
+export function bar({ value, max, label, text, kind = "info" }) {
+  const share = max > 0 ? Math.min(Math.max(value / max, 0), 1) : 0;
+  const range = { role: "meter", "aria-label": label, "aria-valuemin": 0, "aria-valuemax": max, "aria-valuenow": value, "aria-valuetext": text };
+  return html`<div class="bar bar-${kind}">
+    <div class="bar-text">${text}</div>
+    <div class="bar-track" ...${range}><div class="bar-fill" style=${{ inlineSize: `${(100 * share).toFixed(2)}%` }} /></div>
+  </div>`;
+}

@@ -1,0 +1,256 @@
+/**
+ * Lists of the API: filters, sorted columns, chosen rows with their acts, and pages.
+ *
+ *   render(html`<${ApiList} path="/v1/tunings" caption="Tunings" noun="tuning" columns=${columns} filters=${filters} empty=${empty} />`, place)
+ *
+ * Columns are those of a table (data_table.js). A filter is {name, label, options: [[value, text], ...]} or {name, label, suggest?(row) ->
+ * value, live?, placeholder?, pattern?, maxlength?}. The filters' values, the order and the hidden columns are kept in the page's address,
+ * so that a list is a link.
+ *
+ * An act on chosen rows is {text, applies(row), least: 1, most: Infinity, noun?, danger?} with either `href(rows)`, for a link, or
+ * `run(rows, others)`, for a button: `others` are the chosen rows to which it does not apply. `run` returns null, or {change, report}:
+ * a function that changes a row of the list or drops it by null, and a node that tells the results.
+ */
+
+import { addressOf, get } from "./api.js";
+import { alertBox, Button, emptyState, problemAlert } from "./components.js";
+import { Table } from "./data_table.js";
+import { count, plural } from "./format.js";
+import { ENDED, poll } from "./live.js";
+import { makePages } from "./pagination.js";
+import { html, useLayoutEffect, useMemo, useRef, useState } from "./preact-htm.js";
+
+const PAGE_ROWS = 50;
+const REFRESH_SECONDS = 3;
+const MOST_SUGGESTIONS = 200;
+const TYPING_MILLISECONDS = 250;
+const NEWEST_FIRST = "-created";
+const FILES = { csv: "CSV", jsonl: "JSON Lines" };
+
+/** The filter that finds parts of names, models, labels, devices and fingerprints while they are typed. */
+export const SEARCH = { name: "q", label: "Search", placeholder: "name, model, label, device", live: true, maxlength: 200 };
+
+/**
+ * @param {{path: string, caption: string, noun: string, nouns?: string, columns: Object[], filters?: Object[], empty: Object, acts?: Object[],
+ *   keep?: boolean, ended?: (row: Object) => boolean, refreshSeconds?: number, files?: boolean}} list  `empty` is what `emptyState` takes,
+ *   shown when there is nothing at all. Rows that have not `ended` are read again every `refreshSeconds` (pagination.js). `keep`: rows stay
+ *   chosen that are no longer shown. `files`: offers all rows that match as files.
+ */
+export function ApiList(list) {
+  const { path, noun, nouns = `${noun}s`, filters = [] } = list;
+  const view = useView(list);
+  const pages = usePages(list, view.query);
+  const choice = useChoice(list, pages);
+  const columns = useMemo(() => [...(list.acts ? [choice.column] : []), ...list.columns.filter(({ title }) => !view.hidden.includes(title))], [view.hidden]);
+  const rows = pages.rows ?? [];
+  const isWhole = !pages.hasNewer && !pages.hasOlder;
+  const nothing = Object.values(view.values).some(Boolean)
+    ? emptyState({ title: "No matches for these filters", action: html`<button type="button" class="button" onClick=${view.clear}>Clear the filters</button>` })
+    : emptyState(list.empty);
+  return html`
+    ${filters.length > 0 && html`<${Filters} filters=${filters} columns=${list.columns} view=${view} rows=${rows} />`}
+    ${pages.problem && problemAlert(pages.problem)}
+    ${list.acts && html`<${Selection} noun=${noun} acts=${list.acts} rows=${rows} choice=${choice} />`}
+    ${pages.hasNewer && html`<div><button type="button" class="button" onClick=${pages.back}>Show earlier rows</button></div>`}
+    <div class="list-body">
+      ${pages.rows === null && !pages.problem && html`<div class="skeleton" aria-hidden="true" />`}
+      ${rows.length > 0 ? html`<${Table} caption=${list.caption} columns=${columns} rows=${rows} chosen=${choice.chosen} order=${view.order} onOrder=${view.setOrder} />` : pages.rows !== null && nothing}
+    </div>
+    <div class="list-foot">
+      <span class="muted" role="status">${pages.rows === null ? (pages.problem ? "" : "Loading…") : rows.length > 0 && `${plural(rows.length, noun, nouns)}${isWhole ? "" : " shown"}`}</span>
+      ${pages.hasOlder && html`<${Button} act=${pages.load} onProblem=${pages.complain}>Load more<//>`}
+      ${list.files && html`<span class="small">All that match: ${Object.entries(FILES).map(([format, text]) => html`<a download="" href=${addressOf(path, { ...view.query, format })}>${text}</a> `)}</span>`}
+      ${rows.length > 0 && html`<${Chooser} columns=${list.columns} view=${view} />`}
+    </div>`;
+}
+
+// --- what is listed -------------------------------------------------------------------------------------------------
+
+/** The filters' values, the order and the hidden columns, as the page's address has them. */
+function useView({ filters = [], columns }) {
+  const [view, setView] = useState(() => {
+    const address = new URLSearchParams(location.search);
+    const order = address.get("sort") ?? "";
+    const isKnown = columns.some(({ sort }) => sort !== undefined && sort === order.replace(/^-/, ""));
+    return {
+      values: Object.fromEntries(filters.map((filter) => [filter.name, given(filter, address)])),
+      order: isKnown ? order : NEWEST_FIRST,
+      hidden: columns.map(({ title }) => title).filter((title) => (address.get("hide") ?? "").split(",").includes(title)),
+    };
+  });
+  const { values, order, hidden } = view;
+  const query = { ...values, sort: order === NEWEST_FIRST ? "" : order };
+  useLayoutEffect(() => history.replaceState(null, "", addressOf(location.pathname, { ...query, hide: hidden.join(",") })), [view]);
+  return {
+    ...view,
+    query,
+    apply: (changed) => JSON.stringify(changed) !== JSON.stringify(values) && setView({ ...view, values: changed }),
+    clear: () => setView({ ...view, values: Object.fromEntries(filters.map(({ name }) => [name, ""])) }),
+    setOrder: (changed) => setView({ ...view, order: changed }),
+    toggle: (title) => setView({ ...view, hidden: hidden.includes(title) ? hidden.filter((other) => other !== title) : [...hidden, title] }),
+  };
+}
+
+/** The value of a filter in an address; "" where it is none of the filter's options. */
+function given({ name, options }, address) {
+  const value = address.get(name) ?? "";
+  return options === undefined || options.some(([key]) => key === value) ? value : "";
+}
+
+/** The rows of the list that are loaded, kept up to date. Those of the list before are shown until the first page is there. */
+function usePages({ path, ended = ({ state }) => ENDED.has(state), refreshSeconds = REFRESH_SECONDS }, query) {
+  const [shown, setShown] = useState({ rows: null, hasNewer: false, hasOlder: false, problem: null });
+  const current = useRef(null);
+  useLayoutEffect(() => {
+    const list = { size: PAGE_ROWS, isNewestFirst: query.sort === "" };
+    const pages = makePages((cursor, limit, signal) => get(path, { query: { ...query, limit, cursor }, signal }), list);
+    const show = () => current.current.pages === pages && setShown({ rows: pages.rows(), hasNewer: pages.hasNewer(), hasOlder: pages.hasOlder(), problem: null });
+    const complain = (problem) => current.current.pages === pages && setShown((before) => ({ ...before, problem }));
+    const refresh = async (signal) => {
+      await pages.refresh(ended, signal);
+      show();
+    };
+    current.current = { pages, show, complain };
+    current.current.polling = poll(refresh, refreshSeconds, { onProblem: complain });
+    return current.current.polling.stop;
+  }, [JSON.stringify(query)]);
+  return {
+    ...shown,
+    complain: (problem) => current.current.complain(problem),
+    async load() {
+      const { pages, show } = current.current;
+      await pages.load();
+      show();
+    },
+    back() {
+      current.current.pages.back();
+      current.current.show();
+      document.querySelector(".list-body").scrollIntoView({ block: "start" });
+    },
+    /** Changes rows after an act on them, before they are read again. */
+    change(changed) {
+      current.current.pages.change(changed);
+      current.current.show();
+      current.current.polling.now();
+    },
+  };
+}
+
+// --- filters and columns --------------------------------------------------------------------------------------------
+
+/** Filters match whole values: a select applies at once, a text when it is a suggested value or when it is committed. */
+function Filters({ filters, columns, view, rows }) {
+  const form = useRef(null);
+  const [texts, setTexts] = useState(view.values);
+  const typing = useRef(null);
+  const latest = useRef(null);
+  latest.current = { texts, apply: view.apply };
+  useLayoutEffect(() => setTexts(view.values), [view.values]);
+  const apply = () => {
+    if (form.current.checkValidity()) {
+      latest.current.apply(Object.fromEntries(Object.entries(latest.current.texts).map(([name, text]) => [name, text.trim()])));
+    }
+  };
+  const onInput = (filter, text, isKnown) => {
+    clearTimeout(typing.current);
+    latest.current.texts = { ...texts, [filter.name]: text };
+    setTexts(latest.current.texts);
+    if (filter.options !== undefined || text === "" || isKnown) {
+      apply();
+    } else if (filter.live) {
+      typing.current = setTimeout(apply, TYPING_MILLISECONDS);
+    }
+  };
+  const onSubmit = (event) => {
+    event.preventDefault();
+    apply();
+  };
+  return html`<form class="filters" role="search" ref=${form} onSubmit=${onSubmit} onChange=${apply}>
+    ${filters.map((filter) => html`<${Field} key=${filter.name} filter=${filter} text=${texts[filter.name]} rows=${rows} onInput=${onInput} />`)}
+    <div class="field narrow-only"><label for="order">Order</label><select id="order" class="input" value=${view.order} onInput=${(event) => view.setOrder(event.target.value)}>${orders(columns)}</select></div>
+  </form>`;
+}
+
+function orders(columns) {
+  return columns.filter(({ sort }) => sort !== undefined).flatMap(({ title, sort }) => [
+    html`<option value=${sort}>${title}, ascending</option>`,
+    html`<option value="-${sort}">${title}, descending</option>`,
+  ]);
+}
+
+function Field({ filter, text, rows, onInput }) {
+  const { name, label, options, suggest, placeholder = "", pattern, maxlength = 300 } = filter;
+  const id = `filter-${name}`;
+  const known = useRef(new Set()).current;
+  if (suggest !== undefined) {
+    rows.map(suggest).filter((value) => value && known.size < MOST_SUGGESTIONS).forEach((value) => known.add(value));
+  }
+  const changed = ({ target }) => onInput(filter, target.value, known.has(target.value));
+  const input = options !== undefined
+    ? html`<select id=${id} name=${name} class="input" value=${text} onInput=${changed}>${options.map(([value, words]) => html`<option value=${value}>${words}</option>`)}</select>`
+    : html`<input id=${id} name=${name} value=${text} type="search" class="input" list=${suggest && `${id}-known`} placeholder=${placeholder} pattern=${pattern} maxlength=${maxlength}
+        autocomplete="off" autocapitalize="off" spellcheck=${false} enterkeyhint="search" onInput=${changed} />`;
+  return html`<div class="field"><label for=${id}>${label}</label>${input}${suggest && html`<datalist id="${id}-known">${[...known].map((value) => html`<option value=${value} />`)}</datalist>`}</div>`;
+}
+
+/** The columns that are shown; the first always is. */
+function Chooser({ columns, view }) {
+  return html`<details class="chooser small"><summary>Columns</summary><div class="tags">
+    ${columns.slice(1).map(({ title }) => html`<label class="choice"><input type="checkbox" checked=${!view.hidden.includes(title)} onChange=${() => view.toggle(title)} />${title}</label>`)}
+  </div></details>`;
+}
+
+// --- chosen rows ----------------------------------------------------------------------------------------------------
+
+/** The chosen rows by their ids, as they were read last; those that are gone are no longer chosen. */
+function useChoice({ keep = false }, pages) {
+  const [chosen, setChosen] = useState(new Map());
+  const choose = (rows, isOn) => setChosen((before) => {
+    const after = new Map(before);
+    rows.forEach((row) => (isOn ? after.set(row.id, row) : after.delete(row.id)));
+    return after;
+  });
+  useLayoutEffect(() => setChosen((before) => {
+    const known = new Map((pages.rows ?? []).map((row) => [row.id, row]));
+    return new Map([...before].filter(([id]) => keep || known.has(id)).map(([id, row]) => [id, known.get(id) ?? row]));
+  }), [pages.rows]);
+  const box = (row, isChosen) => html`<label class="tap"><input type="checkbox" value=${row.id} checked=${isChosen} aria-label="Select ${row.name ?? row.id}" onChange=${(event) => choose([row], event.target.checked)} /></label>`;
+  return { chosen, choose, change: pages.change, column: { title: "Select", class: "choose", isChoice: true, cell: box } };
+}
+
+/** A bar above the list: how many rows are chosen, and what can be done with them. */
+function Selection({ noun, acts, rows, choice }) {
+  const { chosen } = choice;
+  const [report, setReport] = useState(null);
+  const results = useRef(null);
+  useLayoutEffect(() => report && results.current.focus(), [report]);
+  if (rows.length === 0 && chosen.size === 0) {
+    return html`<div ref=${results} tabindex="-1">${report}</div>`;
+  }
+  const here = rows.filter(({ id }) => chosen.has(id)).length;
+  const run = async (act) => {
+    const all = [...chosen.values()];
+    setReport(null);
+    const result = await act.run(all.filter(act.applies), all.filter((row) => !act.applies(row)));
+    if (result !== null) {
+      setReport(result.report);
+      choice.change(result.change);
+    }
+  };
+  return html`<div class="selection" role="group" aria-label="Selection">
+      <label class="choice"><input type="checkbox" checked=${here > 0 && here === rows.length} indeterminate=${here > 0 && here < rows.length} onChange=${(event) => choice.choose(rows, event.target.checked)} />Select all ${count(rows.length)} shown</label>
+      <span role="status">${chosen.size > 0 && `${plural(chosen.size, noun)} selected`}</span>
+      ${acts.map((act) => html`<${Act} key=${act.text} act=${act} noun=${act.noun ?? noun} rows=${[...chosen.values()].filter(act.applies)} run=${() => run(act)} onProblem=${(problem) => setReport(problemAlert(problem))} />`)}
+    </div>
+    <div ref=${results} tabindex="-1">${report}</div>`;
+}
+
+function Act({ act, noun, rows, run, onProblem }) {
+  if (rows.length < (act.least ?? 1) || rows.length > (act.most ?? Infinity)) {
+    return null;
+  }
+  const text = `${act.text} ${plural(rows.length, noun)}`;
+  return act.href !== undefined
+    ? html`<a class="button button-small" href=${act.href(rows)}>${text}</a>`
+    : html`<${Button} class="button-small ${act.danger && "button-danger"}" act=${run} onProblem=${onProblem}>${text}<//>`;
+}
