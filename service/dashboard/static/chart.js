@@ -1,8 +1,7 @@
 /**
  * Charts in the colours of the theme, by plotly.js (the global `Plotly` of the page's classic script).
  *
- *   const chart = makeChart(element, () => ({data, layout}))   draws; again when the theme or the width changes
- *   chart.draw()                                                again, because the data changed
+ *   html`<${Chart} id="loss" figure=${() => ({data, layout})} />`   drawn with its page, and again when the theme or the width changes
  *
  *   line(name, x, y, token)      a trace of lines       points(name, x, y, {token, symbol, hover})   of marks
  *   level(y, text, token)        {shape, annotation}: a horizontal line with words at its end, above or below it
@@ -11,19 +10,21 @@
  */
 
 import { colour, onTheme } from "./dom.js";
+import { html, useEffect, useRef } from "./preact-htm.js";
 
 const OPTIONS = { displayModeBar: false, responsive: true, scrollZoom: false, doubleClick: "reset" };
 const NARROW = 480;
 
-/** Draws what `figure()` gives into `element`, now and whenever the theme changes. */
-export function makeChart(element, figure) {
-  element.setAttribute("aria-hidden", "true");
-  function draw() {
+export function Chart({ id, class: style = "", figure }) {
+  const place = useRef(null);
+  const draw = useRef(null);
+  draw.current = () => {
     const { data, layout } = figure();
-    globalThis.Plotly.react(element, data, { ...ground(element), ...layout }, OPTIONS);
-  }
-  onTheme(draw);
-  return { draw };
+    globalThis.Plotly.react(place.current, data, { ...ground(place.current), ...layout }, OPTIONS);
+  };
+  useEffect(() => draw.current());
+  useEffect(() => onTheme(() => draw.current()), []);
+  return html`<div id=${id} ref=${place} class="chart ${style}" aria-hidden="true" />`;
 }
 
 /** A line, with marks where there are few points. */

@@ -1,11 +1,12 @@
 /** Recommendations side by side. */
 
 import { get, may } from "./api.js";
-import { byId, h, replace } from "./dom.js";
-import { bytes, count, number, percent, plural, shortId, timeText } from "./format.js";
+import { emptyState, linkTo, mark, problemAlert, scopeAlert } from "./components.js";
+import { byId } from "./dom.js";
+import { bytes, count, number, percent, plural, timeText } from "./format.js";
 import { eventually } from "./live.js";
-import { emptyState, mark, problemAlert, scopeAlert } from "./parts.js";
 import { planInWords } from "./plan.js";
+import { html, render } from "./preact-htm.js";
 
 /** The rows: a title, and the text of a recommendation. The proven size stands apart from the plan, which has its own sizes. */
 const ROWS = [
@@ -39,40 +40,39 @@ const ROWS = [
   ["Created", (found) => timeText(found.created_at)],
 ];
 
-start();
+const place = byId("compared");
 
 async function start() {
-  const container = byId("compared");
-  const ids = container.dataset.ids.split(" ").filter(Boolean);
+  const ids = place.dataset.ids.split(" ").filter(Boolean);
   if (!may("tunings:read")) {
-    replace(container, scopeAlert("tunings:read"));
-    return;
+    return scopeAlert("tunings:read");
   }
   if (ids.length < 2) {
-    const action = h("a", { class: "button button-primary", href: "/recommendations" }, "Choose recommendations");
-    replace(container, emptyState({ title: "Nothing to compare", text: "Select two or more in the list.", action }));
-    return;
+    const action = html`<a class="button button-primary" href="/recommendations">Choose recommendations</a>`;
+    return emptyState({ title: "Nothing to compare", text: "Select two or more in the list.", action });
   }
   try {
-    const all = await eventually(() => Promise.all(ids.map((id) => get(`/v1/recommendations/${encodeURIComponent(id)}`))));
-    replace(container, table(all));
+    return table(await eventually(() => Promise.all(ids.map((id) => get(`/v1/recommendations/${encodeURIComponent(id)}`)))));
   } catch (problem) {
-    replace(container, problemAlert(problem, { retry: start }));
+    return problemAlert(problem, { retry: show });
   }
 }
 
+async function show() {
+  render(await start(), place);
+}
+
 function table(all) {
-  const heads = all.map((found) => h("th", { scope: "col" }, h("a", { href: `/recommendations/${encodeURIComponent(found.id)}`, class: "mono", title: found.id }, shortId(found.id))));
-  const rows = ROWS.map(([title, read]) => row(title, all.map(read)));
-  const caption = h("caption", { class: "visually-hidden" }, "Recommendations side by side");
-  const made = h("table", { class: "table compared" }, caption, h("thead", {}, h("tr", {}, h("th", { scope: "col" }, "Field"), heads)), h("tbody", {}, rows));
-  return h("div", { class: "table-scroll", tabindex: 0, role: "group", "aria-label": "Recommendations side by side" }, made);
+  return html`<div class="table-scroll" tabindex="0" role="group" aria-label="Recommendations side by side"><table class="table compared">
+    <caption class="visually-hidden">Recommendations side by side</caption>
+    <thead><tr><th scope="col">Field</th>${all.map((found) => html`<th scope="col">${linkTo("recommendations", found.id, found.name)}</th>`)}</tr></thead>
+    <tbody>${ROWS.map(([title, read]) => row(title, all.map(read)))}</tbody>
+  </table></div>`;
 }
 
 function row(title, values) {
   const differs = new Set(values).size > 1;
-  const head = h("th", { scope: "row" }, title, differs && [" ", mark("info", "≠", "differs")]);
-  return h("tr", {}, head, values.map((value) => h("td", { class: differs ? "differs" : "" }, value)));
+  return html`<tr><th scope="row">${title}${differs && html` ${mark("info", "≠", "differs")}`}</th>${values.map((value) => html`<td class=${differs ? "differs" : ""}>${value}</td>`)}</tr>`;
 }
 
 function isCommand(spec) {
@@ -96,3 +96,5 @@ function modelOf(model) {
 function fieldsInWords(fields) {
   return Object.entries(fields).filter(([, value]) => value !== null).map(([name, value]) => `${name.replaceAll("_", " ")} ${value}`).join(", ");
 }
+
+show();

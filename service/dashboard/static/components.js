@@ -170,10 +170,10 @@ export function codeBlock(text, { label = "Code", download = null } = {}) {
 }
 
 /** A modal dialog; `onClose` is called after it has closed, however that came about. */
-export function Dialog({ titleId, onClose, onCancel, children }) {
+export function Dialog({ titleId, closedBy, onClose, onCancel, children }) {
   const own = useRef(null);
   useLayoutEffect(() => own.current.showModal(), []);
-  return html`<dialog ref=${own} class="dialog" aria-labelledby=${titleId} onClose=${() => onClose(own.current.returnValue)} onCancel=${onCancel}>${children}</dialog>`;
+  return html`<dialog ref=${own} class="dialog" aria-labelledby=${titleId} closedby=${closedBy} onClose=${() => onClose(own.current.returnValue)} onCancel=${onCancel}>${children}</dialog>`;
 }
 
 /** Shows a dialog above the page: `make(close)` gives its node. */

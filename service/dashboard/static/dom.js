@@ -2,10 +2,10 @@
  * Nodes, made of text alone: nothing in the dashboard is ever parsed as HTML, so no name or message can be markup.
  *
  *   h("a", {href: `/jobs/${job.id}`, class: "button"}, "Open")      an element
- *   svg("rect", {x: 0, y: 0, width: 10, height: 10})                 an element of a drawing
  *   replace(parent, ...children)                                     new content; see `h` for what children may be
  *   byId("probes")                                                   an element of the page, or an error that names it
  *   await copy(text)                                                 puts text on the clipboard
+ *   await busy(button, async () => ...)                              disables the button meanwhile; throws the errors of the action
  *   announce("Copied.")                                              announces it to screen readers
  *   colour("--accent")                                               a token's colour in the current theme, as rgb(...)
  *   onTheme((theme) => draw())                                       called when the theme changes
@@ -13,7 +13,6 @@
 
 import { render } from "./preact-htm.js";
 
-const SVG = "http://www.w3.org/2000/svg";
 const ADDRESSES = new Set(["href", "src", "action", "formaction"]);
 
 /**
@@ -27,11 +26,6 @@ const ADDRESSES = new Set(["href", "src", "action", "formaction"]);
  */
 export function h(tag, attributes = {}, ...children) {
   return build(document.createElement(tag), attributes, children);
-}
-
-/** An element of an SVG drawing; the same arguments as `h`. */
-export function svg(tag, attributes = {}, ...children) {
-  return build(document.createElementNS(SVG, tag), attributes, children);
 }
 
 /** Gives `parent` these children, and only these; returns it. A focused element passes the focus on to its replacement. */
@@ -90,7 +84,7 @@ export async function copy(text) {
 
 /** The colour of a token of base.css in the current theme, as `rgb(...)`: for drawings that cannot use CSS. */
 export function colour(token) {
-  const probe = h("span", { hidden: true });
+  const probe = Object.assign(document.createElement("span"), { hidden: true });
   probe.style.color = `var(${token})`;
   document.body.append(probe);
   const found = getComputedStyle(probe).color;
@@ -149,8 +143,24 @@ function nodes(children) {
     .flatMap((child) => (child instanceof Node ? child : typeof child === "object" ? rendered(child) : String(child)));
 }
 
+/** Runs `act` with the button disabled, so that nothing is sent twice. The button then gets the focus back. */
+export async function busy(button, act) {
+  const focused = document.activeElement === button;
+  button.disabled = true;
+  button.setAttribute("aria-busy", "true");
+  try {
+    return await act();
+  } finally {
+    button.disabled = false;
+    button.removeAttribute("aria-busy");
+    if (focused && document.activeElement === document.body) {
+      button.focus();
+    }
+  }
+}
+
 function copyBySelection(text) {
-  const area = h("textarea", { class: "visually-hidden", readonly: true }, text);
+  const area = Object.assign(document.createElement("textarea"), { className: "visually-hidden", readOnly: true, value: text });
   (document.querySelector("dialog[open]") ?? document.body).append(area);
   area.select();
   const done = document.execCommand("copy");

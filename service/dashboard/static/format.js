@@ -4,17 +4,13 @@
  *   bytes(1610612736)     "1.50 GiB"          bytesExactly(n)  "1,610,612,736 bytes"
  *   seconds(93.2)         "1 min 33 s"        count(12345)     "12,345"
  *   number(2.30258, 3)    "2.303"             percent(0.9312)  "93.1 %"
- *   time(iso)             <time> in the reader's zone, with "3 min ago" kept up to date
  *   timeText(iso)         "21 Nov 2026, 21:14:03"              ago(iso)  "3 min ago"
  *   shortId("tun_0192f3a1b2c3700089abcdef01234567")  "tun_…01234567"
  *   plural(2, "probe")    "2 probes"          words("CANCELLING")  "Cancelling"
  */
 
-import { h, setText } from "./dom.js";
-
 const NONE = "–";
 const UNITS = ["bytes", "KiB", "MiB", "GiB", "TiB", "PiB"];
-const REFRESH_MILLISECONDS = 10_000;
 const DATE = new Intl.DateTimeFormat("en-GB", { dateStyle: "medium", timeStyle: "medium" });
 const DATE_AND_ZONE = new Intl.DateTimeFormat("en-GB", { dateStyle: "full", timeStyle: "long" });
 const COUNT = new Intl.NumberFormat("en-US", { maximumFractionDigits: 0 });
@@ -106,38 +102,6 @@ export function ago(iso, now = Date.now()) {
   return passed > 0 ? `${coarse(passed)} ago` : `in ${coarse(-passed)}`;
 }
 
-/**
- * A <time>: relative by default, absolute with `{relative: false}`; the full date and zone are its tooltip.
- * Relative times are kept up to date.
- */
-export function time(iso, { relative = true } = {}) {
-  if (!known(iso)) {
-    return h("span", { class: "muted" }, NONE);
-  }
-  const attributes = { datetime: iso, title: DATE_AND_ZONE.format(new Date(iso)) };
-  const element = h("time", attributes, relative ? ago(iso) : timeText(iso));
-  if (relative) {
-    element.dataset.relative = "";
-    keepCurrent();
-  }
-  return element;
-}
-
-/** The duration since `iso`, kept up to date. */
-export function elapsed(iso) {
-  const element = h("time", { datetime: iso, dataset: { elapsed: "" } }, sinceText(iso));
-  keepCurrent();
-  return element;
-}
-
-/** The duration of work until its end or until now; null while the work waits. */
-export function took({ state, started_at: started, ended_at: ended }) {
-  if (started === null || state === "QUEUED") {
-    return null;
-  }
-  return ended === null ? elapsed(started) : seconds((Date.parse(ended) - Date.parse(started)) / 1000);
-}
-
 function known(value) {
   return value !== null && value !== undefined && !Number.isNaN(value);
 }
@@ -154,31 +118,4 @@ function coarse(passed) {
   const units = [[86_400, "d"], [3600, "h"], [60, "min"], [1, "s"]];
   const [size, name] = units.find(([least]) => passed >= least) ?? [1, "s"];
   return `${Math.floor(passed / size)} ${name}`;
-}
-
-function sinceText(iso) {
-  return seconds(Math.max(0, Math.floor((Date.now() - Date.parse(iso)) / 1000)));
-}
-
-// One timer for all of a page's times; it starts with the first of them.
-let ticking = false;
-
-function keepCurrent() {
-  if (!ticking) {
-    ticking = true;
-    setInterval(refresh, REFRESH_MILLISECONDS);
-    document.addEventListener("visibilitychange", refresh);
-  }
-}
-
-function refresh() {
-  if (document.hidden) {
-    return;
-  }
-  for (const element of document.querySelectorAll("time[data-relative]")) {
-    setText(element, ago(element.dateTime));
-  }
-  for (const element of document.querySelectorAll("time[data-elapsed]")) {
-    setText(element, sinceText(element.dateTime));
-  }
 }

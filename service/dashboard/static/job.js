@@ -1,16 +1,17 @@
 /** The page of a job: state and curves live, splits after an OOM, the log followed, checkpoints. */
 
-import { addressOf, get, post, request, textOf } from "./api.js";
+import { addressOf, get, keyId, may, post, request, textOf } from "./api.js";
+import { Chart, level, line, points } from "./chart.js";
 import { commandOf, takesUpdates } from "./command.js";
-import { line, makeChart, points } from "./chart.js";
+import { alertBox, bar, definitions, emptyState, linkTo, nameFacts, time } from "./components.js";
+import { Table } from "./data_table.js";
 import { shortened, withDetails } from "./device_words.js";
-import { byId, colour, h, replace, setText } from "./dom.js";
-import { bytes, bytesExactly, count, number, plural, seconds, time } from "./format.js";
+import { byId, colour } from "./dom.js";
+import { bytes, bytesExactly, count, number, plural, seconds } from "./format.js";
 import { makeHistory } from "./history.js";
 import { ENDED, poll } from "./live.js";
-import { alertBox, bar, definitions, emptyState, nameFacts } from "./parts.js";
-import { makeTable } from "./table.js";
-import { failure, keyFact, makeWorkPage, positionInWords, runFacts } from "./work.js";
+import { html, render, useEffect, useLayoutEffect, useRef, useState } from "./preact-htm.js";
+import { Card, failure, positionInWords, runFacts, useWork, WorkPage } from "./work.js";
 
 const GIB = 1024 ** 3;
 const MIB = 1024 ** 2;
@@ -20,114 +21,100 @@ const DRAW_MILLISECONDS = 500;
 const LOG_SECONDS = 2;
 const LOG_BYTES = 64 * 1024;
 
-const page = { history: makeHistory(MOST_POINTS), drawing: false, checkpoints: null, logging: null };
-const work = makeWorkPage({
-  kind: "job",
-  writeScope: "jobs:run",
-  deletion: "Its events, log, checkpoints and weights are deleted too.",
-  show,
-  showWaiting: showBar,
-  begin: followAll,
-  action: ({ ended, own }) => own && ended && work.current.state !== "SUCCEEDED" && [command() ? "Start again" : "Resume", resume],
-  leave: () => page.logging?.stop(),
-});
-
-const charts = [
-  makeChart(byId("throughput"), () => curve("samples per second", rate, "--chart-3")),
-  makeChart(byId("memory"), memoryCurve),
-];
-const chartsOfWorkloads = [
-  makeChart(byId("loss"), () => curve("loss", (row) => row.loss, "--chart-1", { more: splitMarks(), fromZero: false })),
-  makeChart(byId("learning-rate"), () => curve("learning rate", (row) => row.learning_rate, "--chart-4")),
-];
-const splitTable = makeTable({ caption: "Micro-batches that ran out of memory and were split", columns: splitColumns(), keyOf: (row) => row.key });
-const checkpointTable = makeTable({ caption: "Checkpoints", columns: checkpointColumns(), keyOf: (row) => row.update });
-
-const splitNote = alertBox("warn", "Some micro-batches ran out of memory", "They were split and run again. The gradients are those of the whole micro-batch.");
-const splitCount = h("p", { class: "muted small" });
-
-work.start();
-
-function followAll() {
-  page.history.clear();
-  work.follow(onEvent);
-  followLog();
+function JobPage() {
+  const history = useRef(makeHistory(MOST_POINTS)).current;
+  const [progress, add, clear] = useProgress(history);
+  const [round, setRound] = useState(0);
+  const work = useWork("job", { after: () => 0, onEvent: (event) => add(event.progress) });
+  const resume = async () => {
+    work.change(await post(`${work.path}/resume`));
+    clear();
+    work.followAgain();
+    setRound(round + 1);
+  };
+  const job = work.current && { ...work.current, progress: progress ?? work.current.progress };
+  const own = job && (keyId() === (job.key_id ?? "") || may("admin"));
+  const action = own && ENDED.has(job.state) && job.state !== "SUCCEEDED" && [commandOf(job.recommendation.request) ? "Start again" : "Resume", resume];
+  return html`<${WorkPage} work=${work} writeScope="jobs:run" deletion="Its events, log, checkpoints and weights are deleted too." action=${action}>
+    ${job && sections(job, history)}
+    ${job && html`<${Log} key="log ${round}" path=${work.path} job=${job} />${ofWorkload(job) && html`<${Checkpoints} path=${work.path} job=${job} />`}`}
+  <//>`;
 }
 
-function onEvent({ progress }) {
-  page.history.add(progress);
-  work.current.progress = progress;
-  drawSoon();
-  if (!command() && progress.update % work.current.training.checkpoint_every === 0) {
-    clearTimeout(page.checkpoints); // once, even if many updates come at once
-    page.checkpoints = setTimeout(showCheckpoints, 1000 * LOG_SECONDS);
-  }
+/** The newest progress of the job, drawn at most twice a second, however many events there are. */
+function useProgress(history) {
+  const [progress, setProgress] = useState(null);
+  const drawing = useRef(null);
+  const add = (found) => {
+    history.add(found);
+    drawing.current ??= setTimeout(() => {
+      drawing.current = null;
+      setProgress(history.rows().at(-1) ?? null);
+    }, DRAW_MILLISECONDS);
+  };
+  return [progress, add, () => history.clear()];
 }
 
-/** The command of the job, or null where a workload is described. */
-function command() {
-  return commandOf(work.current.recommendation.request);
+/** True for a workload that is described; false for a command, which knows itself what it does. */
+function ofWorkload({ recommendation }) {
+  return commandOf(recommendation.request) === null;
 }
 
 /** The updates that the job will make, or null where only its command knows. */
-function total() {
-  const { progress, training } = work.current;
-  return command() && !takesUpdates(command()) ? null : progress?.updates ?? training.updates;
+function totalOf(job) {
+  const command = commandOf(job.recommendation.request);
+  return command && !takesUpdates(command) ? null : job.progress?.updates ?? job.training.updates;
 }
 
 // --- sections --------------------------------------------------------------------------------------------------
 
-function show() {
-  const job = work.current;
-  replace(byId("notices"), notices(job));
-  replace(byId("facts"), definitions([
-    ...nameFacts(job),
-    ["Recommendation", h("a", { href: `/recommendations/${encodeURIComponent(job.recommendation_id)}`, class: "mono" }, job.recommendation_id)],
-    ["Effective batch size", `${count(job.effective_batch_size)} samples`],
-    ["Device", job.device ?? job.hardware],
-    ["Updates", total() === null ? null : count(total())],
-    ["Checkpoint every", command() ? null : plural(job.training.checkpoint_every, "update")],
-    ...runFacts(job),
-    ["Directory", job.directory && h("code", {}, job.directory)],
-    ["Exit status", job.result?.exit_status?.toString()],
-    ["Suggested batch", noiseFigure(job.result?.noise_scale)],
-    ["Weights (SHA-256)", job.result?.weights_sha256 && h("code", {}, job.result.weights_sha256)],
-    keyFact(job),
-  ]));
-  showProgress();
-  byId("checkpoints").closest("section").hidden = command() !== null; // they are in its output folder
-  ["loss", "learning-rate"].forEach((name) => (byId(name).closest("figure").hidden = command() !== null));
-  if (!command()) {
-    showCheckpoints();
-  }
+function sections(job, history) {
+  const { progress, result } = job;
+  return html`
+    <div id="notices" class="stack">${notices(job)}</div>
+    <${Card} name="progress" title="Progress" aside=${html`<span id="curves-words" class="muted small">${history.rows().length === 0 ? "No update has ended yet." : inWords(job)}</span>`}>
+      <div id="progress">${progressBar(job)}</div>
+      <div id="newest">${progress && definitions(ofWorkload(job) ? newest(job, history) : newestOfCommand(job))}</div>
+      ${history.rows().length > 0 && curves(job, history)}
+      ${splits(history)}
+    <//>
+    <${Card} name="facts" title="Run"><div id="facts">${definitions([
+      ...nameFacts(job),
+      ["Recommendation", linkTo("recommendations", job.recommendation_id)],
+      ["Effective batch size", `${count(job.effective_batch_size)} samples`],
+      ["Device", job.device ?? job.hardware],
+      ["Updates", totalOf(job) && count(totalOf(job))],
+      ["Checkpoint every", ofWorkload(job) && plural(job.training.checkpoint_every, "update")],
+      ...runFacts(job),
+      ["Directory", job.directory && html`<code>${job.directory}</code>`],
+      ["Exit status", result?.exit_status?.toString()],
+      ["Suggested batch", noiseFigure(result?.noise_scale)],
+      ["Weights (SHA-256)", result?.weights_sha256 && html`<code>${result.weights_sha256}</code>`],
+    ])}</div><//>`;
 }
 
 function notices({ problem, result, state }) {
   return [
     failure({ problem }),
-    state === "FAILED" && problem === null && result !== null && alertBox("bad", "The run failed", h("div", { class: "preline" }, withDetails(result.message))),
+    state === "FAILED" && problem === null && result !== null && alertBox("bad", "The run failed", html`<div class="preline">${withDetails(result.message)}</div>`),
     (result?.notes ?? []).map((note) => alertBox("warn", null, shortened(note))),
   ];
 }
 
-function showProgress() {
-  const { progress } = work.current;
-  const rows = page.history.rows();
-  byId("curves").hidden = rows.length === 0;
-  setText(byId("curves-words"), rows.length === 0 ? "No update has ended yet." : inWords(progress));
-  showBar();
-  replace(byId("newest"), progress && newest(progress));
-  showSplits();
-  if (rows.length > 0) {
-    [...charts, ...(command() ? [] : chartsOfWorkloads)].forEach((chart) => chart.draw());
+function progressBar(job) {
+  if (job.state === "QUEUED") {
+    return html`<p>${positionInWords(job.queue)}</p>`;
   }
+  const made = job.progress?.update ?? 0;
+  const total = totalOf(job);
+  return total === null ? html`<p>${plural(made, "update")}</p>` : bar({ value: made, max: total, label: "Updates", text: `${count(made)} of ${count(total)} updates` });
 }
 
-function showBar() {
-  const { progress, queue, state } = work.current;
-  const made = progress?.update ?? 0;
-  const shown = total() === null ? h("p", {}, plural(made, "update")) : bar({ value: made, max: total(), label: "Updates", text: `${count(made)} of ${count(total())} updates` });
-  replace(byId("progress"), state === "QUEUED" ? h("p", {}, positionInWords(queue)) : shown);
+function inWords(job) {
+  const { progress } = job;
+  const total = totalOf(job);
+  const made = total === null ? plural(progress.update, "update") : `Update ${count(progress.update)} of ${count(total)}`;
+  return ofWorkload(job) ? `${made}: loss ${number(progress.loss)}.` : `${made}, ${count(progress.samples_seen)} samples.`;
 }
 
 /** Samples per second of an update; of a command, since its first. */
@@ -135,25 +122,29 @@ function rate(row) {
   return row.samples_per_second === undefined ? row.samples / row.seconds : row.samples_per_second;
 }
 
-function peakOfLimit(peak, limit) {
-  return h("span", { title: bytesExactly(peak) }, `${bytes(peak)} of ${bytes(limit)}`);
-}
-
-function newest(progress) {
-  if (command()) {
-    return newestOfCommand(progress);
-  }
+function newest({ progress, state }, history) {
   const left = (progress.updates - progress.update) * progress.seconds;
-  return definitions([
+  return [
     ["Loss", number(progress.loss)],
     ["Samples per second", number(rate(progress), 3)],
     ["Learning rate", number(progress.learning_rate, 3)],
     ["Gradient norm", number(progress.gradient_norm, 3)],
-    ["Noise scale", noiseFigure(page.history.rows().findLast((row) => row.noise_scale)?.noise_scale)],
-    ["Peak memory", h("span", { title: bytesExactly(progress.peak_bytes) }, bytes(progress.peak_bytes))],
+    ["Noise scale", noiseFigure(history.rows().findLast((row) => row.noise_scale)?.noise_scale)],
+    ["Peak memory", html`<span title=${bytesExactly(progress.peak_bytes)}>${bytes(progress.peak_bytes)}</span>`],
     ["Samples seen", count(progress.samples_seen)],
-    ["Time left", work.current.state === "RUNNING" ? seconds(left) : null],
-  ]);
+    ["Time left", state === "RUNNING" && seconds(left)],
+  ];
+}
+
+function newestOfCommand({ progress, recommendation: { headroom } }) {
+  const { peak_bytes: peak, samples_per_second: speed } = progress;
+  return [
+    ["Samples per second", speed && number(speed, 3)],
+    ["Peak memory", peak && html`<span title=${bytesExactly(peak)}>${bytes(peak)}${headroom && ` of ${bytes(headroom.limit_bytes)}`}</span>`],
+    ["Samples seen", count(progress.samples_seen)],
+    ["Ranks", progress.world_size > 1 && count(progress.world_size)],
+    ["Unlike the plan", progress.unlike_plan > 0 && plural(progress.unlike_plan, "update")],
+  ];
 }
 
 /** The gradient noise scale in samples with its interval, and a sentence on the effective batch that it suggests. */
@@ -164,129 +155,117 @@ function noiseFigure(found) {
   const { samples, lower_samples: lower, upper_samples: upper, message } = found;
   const whole = (value) => count(Math.round(value));
   const figure = samples !== null && upper !== null ? `${whole(samples)} samples (95%: ${whole(lower)} to ${whole(upper)})` : lower !== null ? `at least ${whole(lower)} samples` : "not known";
-  return h("span", {}, figure, h("span", { class: "muted small" }, ` ${message}.`));
+  return html`<span>${figure}<span class="muted small"> ${message}.</span></span>`;
 }
 
-function newestOfCommand(progress) {
-  const { headroom } = work.current.recommendation;
-  return definitions([
-    ["Samples per second", progress.samples_per_second && number(progress.samples_per_second, 3)],
-    ["Peak memory", progress.peak_bytes && (headroom ? peakOfLimit(progress.peak_bytes, headroom.limit_bytes) : bytes(progress.peak_bytes))],
-    ["Samples seen", count(progress.samples_seen)],
-    ["Ranks", progress.world_size > 1 ? count(progress.world_size) : null],
-    ["Unlike the plan", progress.unlike_plan > 0 ? plural(progress.unlike_plan, "update") : null],
-  ]);
+// --- curves ---------------------------------------------------------------------------------------------------------
+
+function curves(job, history) {
+  const rows = history.rows();
+  const limit = job.recommendation.headroom?.limit_bytes ?? null;
+  const [unit, unitName] = Math.max(...rows.map((row) => row.peak_bytes ?? 0)) >= GIB ? [GIB, "GiB"] : [MIB, "MiB"];
+  const drawn = (id, title, figure) => html`<figure key=${id}><figcaption>${title}</figcaption><${Chart} id=${id} class="chart-small" figure=${figure} /></figure>`;
+  return html`<div id="curves" class="curves">
+    ${ofWorkload(job) && drawn("loss", "Loss", () => curve("loss", rows, (row) => row.loss, "--chart-1", { more: splitMarks(history.splits()), fromZero: false }))}
+    ${drawn("throughput", "Samples per second", () => curve("samples per second", rows, rate, "--chart-3"))}
+    ${ofWorkload(job) && drawn("learning-rate", "Learning rate", () => curve("learning rate", rows, (row) => row.learning_rate, "--chart-4"))}
+    ${drawn("memory", `Peak memory so far (${unitName})`, () => curve("memory", rows, (row) => (row.peak_bytes === null ? null : row.peak_bytes / unit), "--chart-2", { limit: limit && level(limit / unit, `limit ${bytes(limit)}`, "--bad", { above: false }) }))}
+  </div>`;
 }
 
-function inWords(progress) {
-  if (progress === null) {
-    return "";
-  }
-  const made = total() === null ? plural(progress.update, "update") : `Update ${count(progress.update)} of ${count(total())}`;
-  return command() ? `${made}, ${count(progress.samples_seen)} samples.` : `${made}: loss ${number(progress.loss)}.`;
-}
-
-function drawSoon() {
-  if (!page.drawing) {
-    page.drawing = true;
-    setTimeout(() => {
-      page.drawing = false;
-      showProgress();
-    }, DRAW_MILLISECONDS);
-  }
-}
-
-function memoryCurve() {
-  const largest = Math.max(...page.history.rows().map((row) => row.peak_bytes ?? 0));
-  const [unit, name] = largest >= GIB ? [GIB, "GiB"] : [MIB, "MiB"];
-  setText(byId("memory-unit"), ` (${name})`);
-  return curve("memory", (row) => (row.peak_bytes === null ? null : row.peak_bytes / unit), "--chart-2");
-}
-
-function curve(name, read, token, { more = [], fromZero = true } = {}) {
-  const rows = page.history.rows();
+function curve(name, rows, read, token, { more = [], fromZero = true, limit = null } = {}) {
   const axis = { gridcolor: colour("--grid"), linecolor: colour("--edge"), automargin: true };
   const main = line(name, rows.map((row) => row.update), rows.map(read), token, { hover: "x+y", marks: rows.length <= FEW });
-  return { data: [main, ...more], layout: { showlegend: more.length > 0, hovermode: "x unified", xaxis: { ...axis, title: { text: "update" } }, yaxis: { ...axis, rangemode: fromZero ? "tozero" : "normal" }, margin: { l: 56, r: 12, t: 8, b: 40 } } };
+  return {
+    data: [main, ...more],
+    layout: {
+      showlegend: more.length > 0,
+      hovermode: "x unified",
+      xaxis: { ...axis, title: { text: "update" } },
+      yaxis: { ...axis, rangemode: fromZero ? "tozero" : "normal" },
+      margin: { l: 56, r: 12, t: 8, b: 40 },
+      shapes: limit ? [limit.shape] : [],
+      annotations: limit ? [limit.annotation] : [],
+    },
+  };
 }
 
-function splitMarks() {
-  const rows = page.history.splits();
-  if (rows.length === 0) {
-    return [];
-  }
+function splitMarks(rows) {
   const hover = rows.map((row) => `update ${row.update}: split after running out of memory`);
-  return [points("split after OOM", rows.map((row) => row.update), rows.map((row) => row.loss), { token: "--bad", symbol: "x", hover })];
+  return rows.length === 0 ? [] : [points("split after OOM", rows.map((row) => row.update), rows.map((row) => row.loss), { token: "--bad", symbol: "x", hover })];
 }
 
-function showSplits() {
-  const rows = page.history.splits().flatMap((row) => row.splits.map((split, index) => ({ ...split, update: row.update, key: `${row.update}-${index}` })));
-  if (rows.length === 0) {
-    replace(byId("splits"));
-    return;
-  }
-  splitTable.update(rows);
-  setText(splitCount, `${plural(page.history.splitUpdates(), "update")} of ${count(page.history.rows().at(-1).update)}; the newest are listed.`);
-  if (splitTable.element.parentNode !== byId("splits")) {
-    replace(byId("splits"), splitNote, splitCount, splitTable.element);
-  }
+const SPLITS = [
+  { title: "Update", class: "number", cell: (row) => count(row.update) },
+  { title: "Rank", class: "number", cell: (row) => row.rank },
+  { title: "Micro-batch", class: "number", cell: (row) => count(row.size) },
+  { title: "Split into", cell: (row) => row.parts.join(" + ") },
+];
+
+function splits(history) {
+  const rows = history.splits().flatMap((row) => row.splits.map((split, index) => ({ ...split, update: row.update, key: `${row.update}-${index}` })));
+  return rows.length > 0 && html`<div id="splits" class="stack">
+    ${alertBox("warn", "Some micro-batches ran out of memory", "They were split and run again. The gradients are those of the whole micro-batch.")}
+    <p class="muted small">${plural(history.splitUpdates(), "update")} of ${count(history.rows().at(-1).update)}; the newest are listed.</p>
+    <${Table} caption="Micro-batches that ran out of memory and were split" columns=${SPLITS} rows=${rows} keyOf=${(row) => row.key} />
+  </div>`;
 }
 
-function splitColumns() {
-  return [
-    { title: "Update", class: "number", cell: (row) => count(row.update) },
-    { title: "Rank", class: "number", cell: (row) => row.rank },
-    { title: "Micro-batch", class: "number", cell: (row) => count(row.size) },
-    { title: "Split into", cell: (row) => row.parts.join(" + ") },
-  ];
+// --- checkpoints and the log -----------------------------------------------------------------------------------------
+
+const CHECKPOINTS = [
+  { title: "After update", class: "number", cell: (row) => count(row.update) },
+  { title: "Size", class: "number", cell: (row) => html`<span title=${bytesExactly(row.size_bytes)}>${bytes(row.size_bytes)}</span>` },
+  { title: "Written", class: "nowrap", cell: (row) => time(row.modified_at) },
+];
+
+/** The checkpoints, read again when another is expected, and at the end. */
+function Checkpoints({ path, job: { training, progress, state } }) {
+  const [{ items, problem }, setFound] = useState({ items: null, problem: null });
+  const written = Math.floor((progress?.update ?? 0) / training.checkpoint_every);
+  useEffect(() => {
+    const read = () => get(`${path}/checkpoints`).then((found) => setFound({ items: found.items, problem: null }), (found) => setFound({ items: null, problem: found }));
+    const waiting = setTimeout(read, items === null && problem === null ? 0 : 1000 * LOG_SECONDS);
+    return () => clearTimeout(waiting);
+  }, [written, state]);
+  const none = emptyState({ title: "No checkpoint yet", text: `One is written every ${plural(training.checkpoint_every, "update")}, and at the end.` });
+  return html`<${Card} name="checkpoints" title="Checkpoints"><div id="checkpoints">
+    ${problem ? html`<p class="muted">${problem.detail}</p>` : items && (items.length > 0 ? html`<${Table} caption="Checkpoints" columns=${CHECKPOINTS} rows=${items} keyOf=${(row) => row.update} />` : none)}
+  </div><//>`;
 }
 
-function checkpointColumns() {
-  return [
-    { title: "After update", class: "number", cell: (row) => count(row.update) },
-    { title: "Size", class: "number", cell: (row) => h("span", { title: bytesExactly(row.size_bytes) }, bytes(row.size_bytes)) },
-    { title: "Written", class: "nowrap", cell: (row) => time(row.modified_at) },
-  ];
-}
-
-async function showCheckpoints() {
-  try {
-    const { items } = await get(`${work.path}/checkpoints`);
-    checkpointTable.update(items);
-    replace(byId("checkpoints"), items.length > 0 ? checkpointTable.element : emptyState({ title: "No checkpoint yet", text: `One is written every ${plural(work.current.training.checkpoint_every, "update")}, and at the end.` }));
-  } catch (problem) {
-    replace(byId("checkpoints"), h("p", { class: "muted" }, problem.detail));
-  }
-}
-
-// --- the log --------------------------------------------------------------------------------------------------------
-
-function followLog() {
-  page.logging?.stop();
-  page.logging = poll(async (signal) => {
-    const response = await request("GET", addressOf(`${work.path}/logs`, { tail: LOG_BYTES }), undefined, { signal, headers: { Accept: "text/plain, application/problem+json" } });
-    showLog(await textOf(response));
-    replace(byId("log-problem"));
-    if (ENDED.has(work.current.state)) {
-      page.logging.stop();
+/** The end of the log, followed until the job has ended. */
+function Log({ path, job }) {
+  const [text, setText] = useState("");
+  const [problem, setProblem] = useState(null);
+  const [follows, setFollows] = useState(true);
+  const place = useRef(null);
+  const state = useRef(null);
+  state.current = job.state;
+  useEffect(() => {
+    const polling = poll(async (signal) => {
+      const response = await request("GET", addressOf(`${path}/logs`, { tail: LOG_BYTES }), undefined, { signal, headers: { Accept: "text/plain, application/problem+json" } });
+      setText((await textOf(response)) || "The log is empty.");
+      setProblem(null);
+      if (ENDED.has(state.current)) {
+        polling.stop();
+      }
+    }, LOG_SECONDS, { onProblem: (found) => {
+      setProblem(found);
+      polling.stop();
+    } });
+    return polling.stop;
+  }, []);
+  useLayoutEffect(() => {
+    if (follows) {
+      place.current.scrollTop = place.current.scrollHeight;
     }
-  }, LOG_SECONDS, { onProblem: (problem) => {
-    replace(byId("log-problem"), h("p", { class: "muted" }, problem.detail));
-    page.logging.stop();
-  } });
+  }, [text, follows]);
+  const choice = html`<label class="choice"><input id="follow-log" type="checkbox" checked=${follows} onChange=${(event) => setFollows(event.target.checked)} /> follow the end</label>`;
+  return html`<${Card} name="log" title="Log" aside=${choice}>
+    ${problem && html`<p class="muted">${problem.detail}</p>`}
+    <pre id="log" class="log" tabindex="0" role="log" aria-live="off" aria-label="Log" ref=${place}>${text}</pre>
+  <//>`;
 }
 
-function showLog(text) {
-  const log = byId("log");
-  setText(log, text || "The log is empty.");
-  if (byId("follow-log").checked) {
-    log.scrollTop = log.scrollHeight;
-  }
-}
-
-// --- actions -----------------------------------------------------------------------------------------------
-
-async function resume() {
-  work.change(await post(`${work.path}/resume`));
-  followAll();
-}
+render(html`<${JobPage} />`, byId("page"));

@@ -1,11 +1,12 @@
 /** The page of API keys, for admins. */
 
 import { del, get, keyId, post } from "./api.js";
-import { announce, byId, h, replace } from "./dom.js";
-import { time, timeText } from "./format.js";
-import { poll } from "./live.js";
-import { alertBox, busy, codeBlock, confirmDialog, emptyState, mark, problemAlert, showProblem, tag } from "./parts.js";
-import { makeTable } from "./table.js";
+import { alertBox, Button, codeBlock, confirmDialog, Dialog, emptyState, mark, openDialog, problemAlert, tag, time } from "./components.js";
+import { Table } from "./data_table.js";
+import { announce, byId } from "./dom.js";
+import { timeText } from "./format.js";
+import { usePolled } from "./hooks.js";
+import { html, render, useEffect, useRef, useState } from "./preact-htm.js";
 
 const REFRESH_SECONDS = 15;
 const SCOPES = {
@@ -18,19 +19,49 @@ const SCOPES = {
 const EXPIRIES = [[30, "30 days"], [90, "90 days"], [365, "One year"], ["", "Never"]];
 const DEFAULT_DAYS = 90;
 
-const table = makeTable({
-  caption: "API keys",
-  columns: [
-    { title: "Name", cell: (key) => [key.name, key.id === keyId() && [" ", tag("yours")]] },
+function KeysPage() {
+  const { data, problem, now } = usePolled((signal) => get("/v1/keys", { signal }), REFRESH_SECONDS);
+  const [failed, setFailed] = useState(null);
+  const keys = data?.items ?? [];
+  const revoke = async (key) => {
+    const text = `Requests with “${key.name}” (${key.prefix}…) are refused within five seconds. Its submitted work continues. This cannot be undone.`;
+    if (await confirmDialog({ title: `Revoke “${key.name}”?`, text, action: "Revoke" })) {
+      await del(`/v1/keys/${key.id}`).then(() => setFailed(null), setFailed);
+      announce(`${key.name} is revoked`);
+      now();
+    }
+  };
+  const columns = useRef(columnsOf(revoke)).current;
+  const order = (key) => (isValid(key) ? 0 : 1);
+  const sorted = keys.toSorted((one, other) => order(one) - order(other) || other.created_at.localeCompare(one.created_at));
+  return html`
+    <div class="page-head">
+      <h1>API keys</h1>
+      ${keys.length > 0 && html`<div class="page-actions"><button class="button button-primary" type="button" onClick=${() => openForm(now)}>New key</button></div>`}
+      <p class="page-lead">A key identifies a caller and its scopes. The key is shown once, when it is created; the service stores only its digest.</p>
+    </div>
+    ${[problem, failed].filter(Boolean).map((each) => problemAlert(each))}
+    ${data === null && !problem && html`<p class="muted">Loading…</p>`}
+    ${keys.length > 0 ? html`<${Table} caption="API keys" columns=${columns} rows=${sorted} />` : data && emptyState({
+      title: "No keys yet: every caller on this machine has full access",
+      text: "After the first key is created, every caller needs one. Create it on the service's host with the scope admin, then sign in here with it to create others:",
+      action: codeBlock("batchwright keys create operator --scope admin", { label: "The first key" }),
+    })}`;
+}
+
+function columnsOf(revoke) {
+  const button = (key) => html`<${Button} class="button-small button-danger" aria-label="Revoke ${key.name}" act=${() => revoke(key)}>Revoke<//>`;
+  return [
+    { title: "Name", cell: (key) => html`${key.name}${key.id === keyId() && html` ${tag("yours")}`}` },
     { title: "State", class: "nowrap", cell: state },
-    { title: "Prefix", class: "nowrap", cell: (key) => h("code", {}, key.prefix) },
-    { title: "Scopes", class: "wide", cell: (key) => h("div", { class: "tags" }, key.scopes.map(tag)) },
+    { title: "Prefix", class: "nowrap", cell: (key) => html`<code>${key.prefix}</code>` },
+    { title: "Scopes", class: "wide", cell: (key) => html`<div class="tags">${key.scopes.map(tag)}</div>` },
     { title: "Created", class: "nowrap", cell: (key) => time(key.created_at) },
     { title: "Last used", class: "nowrap", cell: (key) => (key.last_used_at === null ? "never" : time(key.last_used_at)) },
     { title: "Expires", class: "nowrap", cell: (key) => (key.expires_at === null ? "never" : time(key.expires_at)) },
-    { title: "Action", cell: revokeButton },
-  ],
-});
+    { title: "Action", cell: (key) => isValid(key) && key.id !== keyId() && button(key) },
+  ];
+}
 
 function isExpired(key) {
   return key.expires_at !== null && Date.parse(key.expires_at) <= Date.now();
@@ -42,148 +73,80 @@ function isValid(key) {
 
 function state(key) {
   if (key.revoked_at !== null) {
-    return [mark("neutral", "⊘", "Revoked"), " ", time(key.revoked_at)];
+    return html`${mark("neutral", "⊘", "Revoked")} ${time(key.revoked_at)}`;
   }
   return isExpired(key) ? mark("warn", "◷", "Expired") : mark("ok", "✓", "Valid");
 }
 
-function revokeButton(key) {
-  const label = `Revoke ${key.name}`;
-  const act = (event) => revoke(key, event.currentTarget);
-  const attributes = { type: "button", class: "button button-small button-danger", "aria-label": label, on: { click: act } };
-  return isValid(key) && key.id !== keyId() && h("button", attributes, "Revoke");
-}
-
-// --- revoking -------------------------------------------------------------------------------------------------------
-
-async function revoke(key, button) {
-  const text = h("p", {}, `Requests with “${key.name}” (${key.prefix}…) are refused within five seconds. Its submitted work continues. This cannot be undone.`);
-  if (await confirmDialog({ title: `Revoke “${key.name}”?`, text, action: "Revoke" })) {
-    try {
-      await busy(button, () => del(`/v1/keys/${key.id}`));
-      announce(`${key.name} is revoked`);
-      replace(byId("key-problem"));
-    } catch (problem) {
-      replace(byId("key-problem"), problemAlert(problem));
-    }
-    polling.now();
-  }
-}
-
 // --- creating ---------------------------------------------------------------------------------------------------------
 
-function openForm() {
-  const place = h("div", { class: "stack" });
-  const dialog = h("dialog", { class: "dialog", "aria-labelledby": "new-key-title", on: { close: () => closed(dialog), cancel: (event) => isLocked(dialog) && event.preventDefault() } }, place);
-  replace(place, newKeyForm(dialog, place));
-  document.body.append(dialog);
-  dialog.showModal();
+function openForm(onEnd) {
+  openDialog((close) => html`<${NewKey} onClose=${() => {
+    close();
+    onEnd();
+  }} />`);
 }
 
-function closed(dialog) {
-  dialog.remove();
-  polling.now();
-}
-
-/** Locks the dialog while a key is created: Escape must not close it, because the key is shown only once. */
-function lock(dialog, locked) {
-  dialog.setAttribute("closedby", locked ? "none" : "closerequest");
-  dialog.querySelectorAll("button[type=button]").forEach((button) => (button.disabled = locked));
-}
-
-function isLocked(dialog) {
-  return dialog.getAttribute("closedby") === "none";
-}
-
-function newKeyForm(dialog, place) {
-  const problem = h("div");
-  const send = h("button", { class: "button button-primary" }, "Create the key");
-  const form = h(
-    "form",
-    { class: "form" },
-    h("h2", { id: "new-key-title" }, "New API key"),
-    problem,
-    nameField(),
-    scopeFields(),
-    expiryField(),
-    h("div", { class: "dialog-buttons" }, h("button", { class: "button", type: "button", on: { click: () => dialog.close() } }, "Cancel"), send),
-  );
-  form.addEventListener("submit", async (event) => {
+/** The dialog of a new key. While the key is created and shown, only its button closes it: the key is shown only once. */
+function NewKey({ onClose }) {
+  const [made, setMade] = useState(null);
+  const [isBusy, setBusy] = useState(false);
+  const [problem, setProblem] = useState(null);
+  const heading = useRef(null);
+  useEffect(() => made && heading.current.focus(), [made]); // the focused element is gone
+  const isLocked = isBusy || made !== null;
+  const create = async (event) => {
     event.preventDefault();
-    const scopes = new FormData(form).getAll("scope");
+    const fields = new FormData(event.target);
+    const scopes = fields.getAll("scope");
     if (scopes.length === 0) {
-      replace(problem, alertBox("bad", "Choose at least one scope"));
+      setProblem(alertBox("bad", "Choose at least one scope"));
       return;
     }
-    lock(dialog, true);
+    setBusy(true);
+    const days = fields.get("days");
     try {
-      const made = await busy(send, () => post("/v1/keys", submission(form, scopes)));
-      replace(place, newKey(made, dialog));
-      byId("new-key-title").focus(); // the focused element is gone
+      setMade(await post("/v1/keys", { name: fields.get("name").trim(), scopes, expires_in_days: days === "" ? null : Number(days) }));
+      announce("The key is created");
     } catch (error) {
-      lock(dialog, false);
-      replace(problem, problemAlert(error));
+      setProblem(problemAlert(error));
     }
-  });
-  return form;
+    setBusy(false);
+  };
+  const done = (event) => event.currentTarget.closest("dialog").close();
+  return html`<${Dialog} titleId="new-key-title" closedBy=${isLocked ? "none" : "closerequest"} onClose=${onClose} onCancel=${(event) => isLocked && event.preventDefault()}>
+    ${made ? html`<div class="stack"><h2 id="new-key-title" tabindex="-1" ref=${heading}>The key for “${made.name}”</h2>${newKey(made)}
+      <div class="dialog-buttons"><button type="button" class="button button-primary" onClick=${done}>Done</button></div></div>`
+    : html`<form class="form" onSubmit=${create}>
+      <h2 id="new-key-title">New API key</h2>
+      ${problem}
+      ${formFields()}
+      <div class="dialog-buttons">
+        <button class="button" type="button" disabled=${isBusy} onClick=${done}>Cancel</button>
+        <button class="button button-primary" disabled=${isBusy} aria-busy=${isBusy ? "true" : null}>Create the key</button>
+      </div>
+    </form>`}
+  <//>`;
 }
 
-function submission(form, scopes) {
-  const days = form.elements.days.value;
-  return { name: form.elements.name.value.trim(), scopes, expires_in_days: days === "" ? null : Number(days) };
-}
-
-function nameField() {
-  const hint = h("p", { id: "name-hint", class: "field-hint" }, "A name that says who or what uses the key.");
-  const input = h("input", { id: "key-name", name: "name", class: "input", required: true, maxlength: 100, autocomplete: "off", autofocus: true, "aria-describedby": "name-hint" });
-  return h("div", { class: "field" }, h("label", { for: "key-name" }, "Name"), input, hint);
-}
-
-function scopeFields() {
-  const choices = Object.entries(SCOPES).map(([scope, meaning]) => {
-    const checked = scope === "tunings:read";
-    return h("label", { class: "choice" }, h("input", { type: "checkbox", name: "scope", value: scope, checked }), h("span", {}, h("code", {}, scope), h("span", { class: "muted small" }, ` ${meaning}`)));
-  });
-  return h("fieldset", { class: "scopes" }, h("legend", {}, "Scopes"), choices);
-}
-
-function expiryField() {
-  const options = EXPIRIES.map(([days, text]) => h("option", { value: days, selected: days === DEFAULT_DAYS }, text));
-  return h("div", { class: "field" }, h("label", { for: "key-days" }, "Expires after"), h("select", { id: "key-days", name: "days", class: "input" }, options));
+function formFields() {
+  const scope = ([name, meaning]) => html`<label class="choice"><input type="checkbox" name="scope" value=${name} defaultChecked=${name === "tunings:read"} /><span><code>${name}</code><span class="muted small"> ${meaning}</span></span></label>`;
+  return html`
+    <div class="field"><label for="key-name">Name</label>
+      <input id="key-name" name="name" class="input" required maxlength="100" autocomplete="off" autofocus aria-describedby="name-hint" />
+      <p id="name-hint" class="field-hint">A name that says who or what uses the key.</p></div>
+    <fieldset class="scopes"><legend>Scopes</legend>${Object.entries(SCOPES).map(scope)}</fieldset>
+    <div class="field"><label for="key-days">Expires after</label>
+      <select id="key-days" name="days" class="input">${EXPIRIES.map(([days, text]) => html`<option value=${days} selected=${days === DEFAULT_DAYS}>${text}</option>`)}</select></div>`;
 }
 
 /** The text of the new key, which cannot be shown again. */
-function newKey(made, dialog) {
-  announce("The key is created");
-  const until = made.expires_at === null ? "It does not expire." : `It expires ${timeText(made.expires_at)}.`;
+function newKey(made) {
   return [
-    h("h2", { id: "new-key-title", tabindex: -1 }, `The key for “${made.name}”`),
     alertBox("warn", "Copy it now", "It is not shown again. The service stores only its digest."),
     codeBlock(made.key, { label: "API key" }),
-    h("p", { class: "muted" }, until),
-    h("div", { class: "dialog-buttons" }, h("button", { type: "button", class: "button button-primary", on: { click: () => dialog.close() } }, "Done")),
+    html`<p class="muted">${made.expires_at === null ? "It does not expire." : `It expires ${timeText(made.expires_at)}.`}</p>`,
   ];
 }
 
-// --- the page -------------------------------------------------------------------------------------------------------
-
-function show(keys) {
-  const order = (key) => (isValid(key) ? 0 : 1);
-  table.update(keys.toSorted((one, other) => order(one) - order(other) || other.created_at.localeCompare(one.created_at)));
-  const none = () => emptyState({
-    title: "No keys yet: every caller on this machine has full access",
-    text: "After the first key is created, every caller needs one. Create it on the service's host with the scope admin, then sign in here with it to create others:",
-    action: codeBlock("batchwright keys create operator --scope admin", { label: "The first key" }),
-  });
-  byId("new-key").hidden = keys.length === 0; // the first is created on the service's host
-  const wanted = keys.length > 0 ? table.element : none();
-  if (byId("key-list").firstChild !== table.element || keys.length === 0) {
-    replace(byId("key-list"), wanted);
-  }
-}
-
-replace(byId("keys"), h("div", { id: "key-problem" }), h("div", { id: "key-list" }, h("p", { class: "muted" }, "Loading…")));
-byId("new-key").addEventListener("click", openForm);
-const polling = poll(async (signal) => show((await get("/v1/keys", { signal })).items), REFRESH_SECONDS, {
-  onProblem: (problem) => showProblem(byId("key-list"), problemAlert(problem)),
-});
+render(html`<${KeysPage} />`, byId("page"));

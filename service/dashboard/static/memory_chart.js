@@ -1,7 +1,7 @@
 /**
  * Peak memory against micro-batch size: every probe, the line through the largest fits, the limit with and without the margin.
  *
- *   memoryFigure(probes, {limitBytes, probeLimitBytes, chosen})   {data, layout} for `makeChart`
+ *   memoryFigure(probes, {limitBytes, probeLimitBytes, chosen})   {data, layout} for a chart
  *   memoryInWords(probes, ...)                                    the same in a sentence, for screen readers
  *   sizeWords(probe)                                              its micro-batch size, or the sizes of its plan
  */
@@ -13,6 +13,7 @@ import { level, line, points } from "./chart.js";
 
 const GIB = 1024 ** 3;
 const MIB = 1024 ** 2;
+const FEW_SIZES = 10; // up to which every size has its tick
 
 /** The peak memory of a probe in bytes: reserved on CUDA, of the process on the CPU; null if not measured. */
 export function heldBytes(probe) {
@@ -23,7 +24,7 @@ export function heldBytes(probe) {
 }
 
 /** The memory in bytes that grows with the micro-batch: tensors on CUDA, the process on the CPU. */
-export function usedBytes(probe) {
+function usedBytes(probe) {
   return probe.peak_allocated_bytes ?? probe.process_peak_bytes;
 }
 
@@ -39,7 +40,7 @@ function hasContext(probes) {
 }
 
 /** The line through the two largest fits of different sizes: {intercept, slope} in bytes; null where there are not two. */
-export function fittedLine(probes) {
+function fittedLine(probes) {
   const fits = new Map(probes.filter((probe) => probe.outcome === "FIT" && usedBytes(probe)).map((probe) => [probe.micro_batch_size, usedBytes(probe)]));
   const [low, high] = [...fits].sort((one, other) => one[0] - other[0]).slice(-2);
   if (high === undefined) {
@@ -49,7 +50,12 @@ export function fittedLine(probes) {
   return { slope, intercept: low[1] - slope * low[0] };
 }
 
-/** The figure for `makeChart`. */
+/** Whether two fits say how memory grows. */
+export function hasLine(probes) {
+  return fittedLine(probes) !== null;
+}
+
+/** The figure of the chart. */
 export function memoryFigure(probes, { limitBytes, probeLimitBytes, chosen }) {
   const unit = (limitBytes ?? probeLimitBytes ?? GIB) >= GIB ? [GIB, "GiB"] : [MIB, "MiB"];
   const fitted = fittedLine(probes);
@@ -60,7 +66,7 @@ export function memoryFigure(probes, { limitBytes, probeLimitBytes, chosen }) {
   return {
     data: [...lineTrace(probes, fitted, unit), ...outcomeTraces(probes, fitted, unit, probeLimitBytes ?? limitBytes)],
     layout: {
-      xaxis: { ...axis(), title: { text: "micro-batch size (samples)" }, rangemode: "tozero" },
+      xaxis: { ...axis(), title: { text: "micro-batch size (samples)" }, rangemode: "tozero", tickformat: ",d", dtick: largestOf(probes) <= FEW_SIZES ? 1 : undefined },
       yaxis: { ...axis(), title: { text: `peak memory (${unit[1]})` }, rangemode: "tozero" },
       shapes: [...levels.map((drawn) => drawn.shape), ...chosenShape(chosen)],
       annotations: levels.map((drawn) => drawn.annotation),
@@ -78,6 +84,10 @@ export function memoryInWords(probes, { limitBytes, chosen }) {
   return `${fits} of ${probes.length} probes fit, ${rest} did not; the limit is ${bytes(limitBytes)}.${growth}${answer}`;
 }
 
+function largestOf(probes) {
+  return Math.max(...probes.map((probe) => probe.micro_batch_size));
+}
+
 function axis() {
   return { gridcolor: colour("--grid"), linecolor: colour("--edge"), automargin: true };
 }
@@ -93,7 +103,7 @@ function lineTrace(probes, fitted, [unit]) {
 
 const MARKS = {
   FIT: { token: "--ok", symbol: "circle" },
-  OOM: { token: "--bad", symbol: "x" },
+  OOM: { token: "--bad", symbol: "x-open" }, // open: nobody measured the height
   OTHER: { token: "--warn", symbol: "diamond-open" },
 };
 
@@ -103,7 +113,7 @@ function outcomeTraces(probes, fitted, [unit], limit) {
   return Object.entries(MARKS).filter(([kind]) => kinds[kind]).map(([kind, style]) => {
     const shown = kinds[kind];
     const heights = shown.map((probe) => heightOf(probe, fitted, limit) / unit);
-    const name = kind === "OTHER" ? "neither" : kind;
+    const name = kind === "FIT" ? "FIT, measured" : `${kind === "OTHER" ? "neither" : kind}, extrapolated`;
     return points(name, shown.map((probe) => probe.micro_batch_size), heights, { ...style, hover: shown.map(everyFigure) });
   });
 }

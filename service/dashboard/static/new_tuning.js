@@ -2,11 +2,11 @@
 
 import { get, LEAVING, may, post } from "./api.js";
 import { commandDocument } from "./command_form.js";
-import { announce, byId, h, replace } from "./dom.js";
+import { alertBox, codeBlock, problemAlert } from "./components.js";
+import { announce, busy, byId, h, replace } from "./dom.js";
 import { estimateTable } from "./estimate_table.js";
 import { seconds } from "./format.js";
 import { eventually } from "./live.js";
-import { alertBox, busy, codeBlock, problemAlert } from "./parts.js";
 import { makeForm } from "./schema_form.js";
 
 const USUAL_GPUS = ["H100-80GB", "A100-80GB", "L4"];

@@ -2,106 +2,96 @@
 
 import { get, may, post } from "./api.js";
 import { commandOf } from "./command.js";
-import { largestWords, shortened } from "./device_words.js";
-import { byId, h, replace, setText } from "./dom.js";
+import { Button, codeBlock, definitions, nameFacts, problemAlert, scopeAlert, time } from "./components.js";
+import { byId } from "./dom.js";
 import { estimateTable } from "./estimate_table.js";
-import { exportForm } from "./export_form.js";
-import { bytes, count, percent, plural, seconds, time, words } from "./format.js";
+import { Exports } from "./export_form.js";
+import { plural, seconds } from "./format.js";
 import { eventually } from "./live.js";
-import { alertBox, busy, codeBlock, definitions, nameFacts, problemAlert, scopeAlert } from "./parts.js";
-import { figure, gainBox, memoryParts, showPlan } from "./plan.js";
+import { infeasible, planAndProof, warnings } from "./plan.js";
+import { html, render, useEffect, useLayoutEffect, useState } from "./preact-htm.js";
 import { openTrainDialog } from "./train_dialog.js";
+import { Card } from "./work.js";
 
-const id = byId("recommendation").dataset.recommendationId;
+const { id } = byId("page").dataset;
 const path = `/v1/recommendations/${encodeURIComponent(id)}`;
 
-if (may("tunings:read")) {
-  start();
-} else {
-  replace(byId("notices"), scopeAlert("tunings:read"));
+function RecommendationPage() {
+  const [{ found, formats, problem }, setState] = useState({});
+  const start = () => eventually(() => Promise.all([get(path), get("/v1/exports")])).then(
+    ([read, { items }]) => setState({ found: read, formats: items }),
+    (caught) => setState({ problem: caught }),
+  );
+  useLayoutEffect(() => may("tunings:read") && start(), []);
+  const title = found?.name ?? (found && `for ${found.device.name}`) ?? id;
+  useEffect(() => {
+    document.title = `${title} · Recommendation · Batchwright`;
+  }, [title]);
+  return html`
+    <div class="page-head">
+      <nav class="crumbs small" aria-label="Breadcrumb"><a href="/recommendations">Recommendations</a></nav>
+      <h1>Recommendation ${found && html`<span id="model">${found.name === null ? "" : `${found.name}, `}for ${found.device.name}</span>`}</h1>
+      ${found && html`<${Actions} found=${found} />`}
+      <p class="page-lead"><code>${id}</code></p>
+    </div>
+    ${!may("tunings:read") && scopeAlert("tunings:read")}
+    ${problem && problemAlert(problem, { retry: start })}
+    ${found && sections(found, formats)}`;
 }
 
-async function start() {
-  try {
-    const [found, formats] = await eventually(() => Promise.all([get(path), get("/v1/exports")]));
-    show(found, formats.items);
-  } catch (problem) {
-    replace(byId("notices"), problemAlert(problem, { retry: start }));
-  }
+function Actions({ found }) {
+  const [problem, setProblem] = useState(null);
+  const train = () => openTrainDialog(found).catch(setProblem);
+  return html`<div class="page-actions">
+    ${problem && problemAlert(problem)}
+    ${found.feasible && may("jobs:run") && html`<button type="button" class="button button-primary" aria-haspopup="dialog" onClick=${train}>Train</button>`}
+    <a class="button" href="/recommendations?fingerprint=${found.fingerprint}">Same request</a>
+  </div>`;
 }
 
-function show(found, formats) {
-  byId("content-body").hidden = false;
-  setText(byId("model"), `${found.name === null ? "" : `${found.name}, `}for ${found.device.name}`);
-  replace(byId("notices"), found.warnings.map((warning) => alertBox("warn", words(warning.code.replaceAll("-", "_")), shortened(warning.message))));
-  replace(byId("answer"), found.feasible ? answer(found) : alertBox("warn", "No micro-batch fits", shortened(found.infeasible_reason)));
-  byId("exports").hidden = !found.feasible;
-  if (found.feasible) {
-    exportForm({ form: byId("export-form"), result: byId("exported"), path, formats, command: commandOf(found.request) });
-  }
-  replace(byId("actions"), actions(found));
-  replace(byId("gpus"), commandOf(found.request) ? h("p", { class: "text" }, "Nothing of a command is estimated: only a run shows its memory.") : gpuButton(found));
-  replace(byId("facts"), facts(found), codeBlock(JSON.stringify(found.request, null, 2), { label: "Request", download: `${id}.json` }));
-}
-
-function answer(found) {
-  const { headroom } = found;
-  return [
-    showPlan(found.plan),
-    gainBox(found),
-    h("h3", {}, "Proof"),
-    h("div", { class: "figures" },
-      figure(count(found.largest_micro_batch_size), `${largestWords(found.evidence.proof)} (samples)`),
-      headroom && figure(percent(headroom.free_fraction), `of ${bytes(headroom.limit_bytes)} stay free`)),
-    h("p", { class: "text" }, shortened(found.evidence.proof.statement), " ", found.choice),
-    found.evidence.plan_proof && h("p", { class: "text" }, shortened(found.evidence.plan_proof)),
-    memoryParts(headroom),
-    environment(found),
-  ];
-}
-
-function environment(found) {
-  const lines = Object.entries(found.environment).map(([name, value]) => `${name}=${value}`).join("\n");
-  return lines && codeBlock(lines, { label: "Environment variables of the job" });
+function sections(found, formats) {
+  const command = commandOf(found.request);
+  const environment = Object.entries(found.environment).map(([name, value]) => `${name}=${value}`).join("\n");
+  return html`
+    ${warnings(found)}
+    <${Card} name="answer" title="Plan"><div id="answer" class="stack">
+      ${found.feasible ? planAndProof(found) : infeasible(found)}
+      ${found.feasible && environment && codeBlock(environment, { label: "Environment variables of the job" })}
+    </div><//>
+    ${found.feasible && html`<div id="exports"><${Card} name="exports" title="Exports"><${Exports} path=${path} formats=${formats} command=${command} /><//></div>`}
+    <${Card} name="gpus" title="On other GPUs" aside=${html`<span class="muted small">estimated, not measured</span>`}><div id="gpus" class="stack">
+      ${command ? html`<p class="text">Nothing of a command is estimated: only a run shows its memory.</p>` : html`<${OtherGpus} request=${found.request} />`}
+    </div><//>
+    <${Card} name="facts" title="Evidence"><div id="facts" class="stack">
+      ${definitions(facts(found))}
+      ${codeBlock(JSON.stringify(found.request, null, 2), { label: "Request", download: `${id}.json` })}
+    </div><//>`;
 }
 
 function facts(found) {
-  return definitions([
+  return [
     ...nameFacts(found),
     ["Device", `${found.device.id}: ${found.device.name}`],
     ["Created", time(found.created_at)],
     ["Probes", `${plural(found.timings.probes, "probe")} in ${seconds(found.timings.probe_seconds)}, ${found.timings.out_of_memory_probes} out of memory`],
-    ["Fingerprint", h("code", {}, found.fingerprint)],
+    ["Fingerprint", html`<code>${found.fingerprint}</code>`],
     ["Versions", Object.entries(found.versions).map(([name, version]) => `${name} ${version}`).join(", ")],
-  ]);
+  ];
 }
 
-// --- actions -----------------------------------------------------------------------------------------------
-
-function actions(found) {
-  const train = h("button", { type: "button", class: "button button-primary" }, "Train");
-  train.setAttribute("aria-haspopup", "dialog");
-  train.addEventListener("click", () => openTrainDialog(found).catch((problem) => replace(byId("notices"), problemAlert(problem))));
-  const others = h("a", { class: "button", href: `/recommendations?fingerprint=${found.fingerprint}` }, "Same request");
-  return [found.feasible && may("jobs:run") && train, others];
-}
-
-function gpuButton(found) {
-  const place = h("div", { class: "stack" });
-  const button = h("button", { type: "button", class: "button", disabled: !may("tunings:write") }, "Estimate for every GPU of the catalogue");
-  button.addEventListener("click", () => busy(button, () => estimate(found, place)));
-  const text = "Estimate which GPUs can run this spec, and with which plan. This takes a few seconds and runs no probe.";
-  return [h("p", { class: "text" }, text), h("p", {}, button), place];
-}
-
-async function estimate(found, place) {
-  replace(place, h("p", { class: "muted", role: "status" }, "Estimating…"));
-  try {
+/** An estimate for every GPU of the table, once it is asked for. */
+function OtherGpus({ request: { spec, effective_batch_size, memory_margin } }) {
+  const [shown, setShown] = useState(null);
+  const estimate = async () => {
+    setShown(html`<p class="muted" role="status">Estimating…</p>`);
     const { items } = await get("/v1/gpus");
-    const { spec, effective_batch_size, memory_margin } = found.request;
     const body = { spec, effective_batch_size, memory_margin, gpus: items.map((gpu) => gpu.name) };
-    replace(place, estimateTable(await post("/v1/estimates", body)));
-  } catch (problem) {
-    replace(place, problemAlert(problem));
-  }
+    setShown(estimateTable(await post("/v1/estimates", body)));
+  };
+  return html`
+    <p class="text">Estimate which GPUs can run this spec, and with which plan. This takes a few seconds and runs no probe.</p>
+    <p><${Button} act=${estimate} onProblem=${(problem) => setShown(problemAlert(problem))} disabled=${!may("tunings:write")}>Estimate for every GPU of the catalogue<//></p>
+    <div class="stack">${shown}</div>`;
 }
+
+render(html`<${RecommendationPage} />`, byId("page"));

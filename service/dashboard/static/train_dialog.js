@@ -6,8 +6,9 @@
 
 import { get, post } from "./api.js";
 import { commandOf, takesUpdates } from "./command.js";
-import { announce, h, replace } from "./dom.js";
-import { busy, codeBlock, definitions, problemAlert } from "./parts.js";
+import { codeBlock, definitions, problemAlert } from "./components.js";
+import { announce, busy, h, replace } from "./dom.js";
+import { html } from "./preact-htm.js";
 import { quoted } from "./reproduce.js";
 import { makeForm } from "./schema_form.js";
 
@@ -104,7 +105,7 @@ async function showCommand(page) {
   const environment = Object.entries(made.environment).map(([name, value]) => `${name}=${quoted(value)}`);
   replace(
     page.shown,
-    definitions([["Working directory", h("code", {}, made.working_directory)], ["Device", made.device]]),
+    definitions([["Working directory", html`<code>${made.working_directory}</code>`], ["Device", made.device]]),
     codeBlock(made.command.map(quoted).join(" "), { label: "Command" }),
     environment.length > 0 && codeBlock(environment.join("\n"), { label: "Environment" }),
     made.files.map((file) => h("details", {}, h("summary", {}, `File ${file.path}`), codeBlock(file.content, { label: file.path, download: file.path }))),

@@ -1,142 +1,124 @@
 /**
  * The shared part of the pages of a tuning and of a job: read and follow the work, show its state, cancel and delete it.
  *
- *   const work = makeWorkPage({
- *     kind: "tuning",
- *     writeScope: "tunings:write",
- *     deletion: "Its probes go with it.",          the text of the dialog
- *     read: async (path) => ...,                   returns the document; by default the one at `path`
- *     show: () => ...,                             shows the rest of `work.current`, which has changed
- *     showWaiting: () => ...,                      the queue position has changed: `work.current.queue`
- *     begin: () => ...,                            once, when it was read for the first time
- *     action: ({ended, own}) => ["Repeat", f],     the first button, or false
- *     leave: () => ...,                            before it is deleted
- *   })
- *   work.start(); work.current; work.path; work.change(document); work.complain(problem)
- *   work.follow((event) => ..., {after: 3})        events other than of states, which are followed here
+ *   const work = useWork("job", {after: () => 0, onEvent: (event) => ...})
+ *   work.current                     the document, or null before it is read
+ *   work.change(document)            shows another; work.followAgain() follows its events from the first
+ *   html`<${WorkPage} work=${work} writeScope="jobs:run" deletion="..." action=${["Resume", resume]}>sections<//>`
  */
 
 import { del, get, keyId, may, post } from "./api.js";
+import { alertBox, Button, confirmDialog, problemAlert, scopeAlert, stateBadge, time, took } from "./components.js";
 import { withDetails } from "./device_words.js";
-import { announce, byId, h, replace, setText } from "./dom.js";
-import { count, seconds, time, took, words } from "./format.js";
+import { announce, byId } from "./dom.js";
+import { count, seconds, words } from "./format.js";
 import { ENDED, eventually, follow, poll } from "./live.js";
-import { alertBox, busy, confirmDialog, problemAlert, scopeAlert, stateBadge } from "./parts.js";
+import { html, useEffect, useLayoutEffect, useRef, useState } from "./preact-htm.js";
 
 const QUEUE_SECONDS = 3;
 
-export function makeWorkPage({ kind, writeScope, deletion, read = get, show, showWaiting, begin, action, leave }) {
-  const pages = `/${kind}s`;
-  const path = `/v1${pages}/${encodeURIComponent(byId("work").dataset.id)}`;
-  const work = { path, current: null, start, change, complain, follow: followEvents };
-  let shownState = null;
-  let following = null;
-  let waiting = null;
-
-  async function start() {
-    if (!may(`${kind}s:read`)) {
-      replace(byId("notices"), scopeAlert(`${kind}s:read`));
-      return;
+/**
+ * Reads the work of the page, and follows it.
+ *
+ * @param {"tuning"|"job"} kind
+ * @param {{read?: (path: string) => Promise<Object>, after: (work: Object) => ?number, onEvent: (event: Object) => void}} how  `read` gives
+ *   the document. Events after that with the id `after(work)` are followed; null follows none. Those of states are followed here.
+ */
+export function useWork(kind, { read = get, after, onEvent }) {
+  const path = `/v1/${kind}s/${encodeURIComponent(byId("page").dataset.id)}`;
+  const [current, change] = useState(null);
+  const [failed, setFailed] = useState(null);
+  const [round, setRound] = useState(0);
+  const latest = useRef(null);
+  latest.current = { current, onEvent };
+  const complain = (problem, retry = () => location.reload()) => setFailed({ problem, retry });
+  const refresh = () => read(path).then(change, complain);
+  const start = () => {
+    setFailed(null);
+    eventually(() => read(path)).then(change, (problem) => complain(problem, start));
+  };
+  useLayoutEffect(() => may(`${kind}s:read`) && start(), []);
+  const isThere = current !== null;
+  useEffect(() => {
+    const first = isThere ? after(current) : null;
+    if (first === null) {
+      return undefined;
     }
-    let first;
-    try {
-      first = await eventually(() => read(path));
-    } catch (problem) {
-      replace(byId("notices"), problemAlert(problem, { retry: start }));
-      return;
-    }
-    byId("content-body").hidden = false;
-    change(first);
-    begin();
-  }
-
-  async function refresh() {
-    try {
-      change(await read(path));
-    } catch (problem) {
-      complain(problem);
-    }
-  }
-
-  /** Shows the work as it is now. */
-  function change(current) {
-    work.current = current;
-    setText(byId("model"), current.name === null ? `of ${current.model}` : `${current.name}, of ${current.model}`);
-    replace(byId("state"), stateBadge(kind === "tuning" ? current : { state: current.state }));
-    replace(byId("actions"), actions());
-    followPosition();
-    show();
-    if (shownState !== null && shownState !== current.state && ENDED.has(current.state)) {
-      announce(`The ${kind} is ${words(current.state).toLowerCase()}.`);
-    }
-    shownState = current.state;
-  }
-
-  function complain(problem) {
-    replace(byId("notices"), problemAlert(problem, { retry: () => location.reload() }));
-  }
-
-  function followEvents(onEvent, { after = 0 } = {}) {
-    following?.stop();
-    following = follow(`${path}/events`, (event) => {
+    return follow(`${path}/events`, (event) => {
       if (event.kind !== "state") {
-        onEvent(event);
-      } else if (event.state !== work.current.state) {
+        latest.current.onEvent(event);
+      } else if (event.state !== latest.current.current.state) {
         refresh();
       }
-    }, { after, onEnd: refresh, onProblem: complain });
-  }
+    }, { after: first, onEnd: refresh, onProblem: complain }).stop;
+  }, [isThere, round]);
+  const isQueued = current?.state === "QUEUED";
+  useEffect(() => isQueued ? poll(async (signal) => {
+    const { queue } = await get(path, { signal }); // there are no events for the position in the queue
+    signal.throwIfAborted();
+    change((before) => ({ ...before, queue }));
+  }, QUEUE_SECONDS).stop : undefined, [isQueued]);
+  useAnnouncement(kind, current?.state);
+  return { kind, path, current, failed, change, complain, followAgain: () => setRound((before) => before + 1) };
+}
 
-  /** Polls the work while it waits: there are no events for the queue position. */
-  function followPosition() {
-    if (work.current.state !== "QUEUED") {
-      waiting?.stop();
-      waiting = null;
-    } else {
-      waiting ??= poll(async (signal) => {
-        const { queue } = await get(path, { signal });
-        if (!signal.aborted) {
-          work.current.queue = queue;
-          showWaiting();
-        }
-      }, QUEUE_SECONDS);
+/** Announces the end of work that was not yet at its end. */
+function useAnnouncement(kind, state) {
+  const before = useRef(undefined);
+  useEffect(() => {
+    if (before.current !== undefined && before.current !== state && ENDED.has(state)) {
+      announce(`The ${kind} is ${words(state).toLowerCase()}.`);
     }
-  }
+    before.current = state;
+  }, [state]);
+}
 
-  function actions() {
-    if (!may(writeScope)) {
-      return [];
-    }
-    const { key_id: key, state } = work.current;
-    const own = keyId() === (key ?? "") || may("admin");
-    const ended = ENDED.has(state);
-    const first = action({ ended, own });
-    return [
-      first && button(...first, "button-primary"),
-      !ended && own && button(state === "CANCELLING" ? "Cancelling…" : "Cancel", cancel, "button-danger", state === "CANCELLING"),
-      ended && own && button("Delete", remove, "button-danger"),
-    ];
-  }
+/** The page: its head with the state and the actions, the problem, and the sections of the kind. */
+export function WorkPage({ work, writeScope, deletion, action, children }) {
+  const { kind, current, failed } = work;
+  const id = byId("page").dataset.id;
+  const title = current === null ? id : current.name ?? current.model;
+  useEffect(() => {
+    document.title = `${title} · ${words(kind)} · Batchwright`;
+  }, [title]);
+  return html`
+    <div class="page-head">
+      <nav class="crumbs small" aria-label="Breadcrumb"><a href="/${kind}s">${words(kind)}s</a></nav>
+      <h1>${words(kind)} ${current && html`<span id="model">${current.name === null ? "" : `${current.name}, `}of ${current.model}</span>`}</h1>
+      ${current && html`<span id="state">${stateBadge({ state: current.state, feasible: current.feasible })}</span>`}
+      ${current && may(writeScope) && html`<${Actions} work=${work} deletion=${deletion} action=${action} />`}
+      <p class="page-lead"><code>${id}</code></p>
+    </div>
+    ${!may(`${kind}s:read`) && scopeAlert(`${kind}s:read`)}
+    ${failed && problemAlert(failed.problem, { retry: failed.retry })}
+    ${current && children}`;
+}
 
-  function button(text, act, style, disabled = false) {
-    const element = h("button", { type: "button", class: `button ${style}`, disabled }, text);
-    element.addEventListener("click", () => busy(element, act).catch(complain));
-    return element;
-  }
-
-  async function cancel() {
-    change(await post(`${path}/cancel`));
-  }
-
-  async function remove() {
+function Actions({ work: { kind, path, current, change, complain }, deletion, action }) {
+  const { key_id: key, state } = current;
+  const own = keyId() === (key ?? "") || may("admin");
+  const ended = ENDED.has(state);
+  const cancel = async () => change(await post(`${path}/cancel`));
+  const remove = async () => {
     if (await confirmDialog({ title: `Delete this ${kind}?`, text: deletion, action: "Delete" })) {
-      leave?.();
       await del(path);
-      location.assign(pages);
+      location.assign(`/${kind}s`);
     }
-  }
+  };
+  const button = (text, act, style, disabled = false) => html`<${Button} key=${text} class=${style} act=${act} onProblem=${complain} disabled=${disabled}>${text}<//>`;
+  return html`<div class="page-actions" id="actions">
+    ${action && button(...action, "button-primary")}
+    ${!ended && own && button(state === "CANCELLING" ? "Cancelling…" : "Cancel", cancel, "button-danger", state === "CANCELLING")}
+    ${ended && own && button("Delete", remove, "button-danger")}
+  </div>`;
+}
 
-  return work;
+/** A section of the page with its heading. */
+export function Card({ name, title, aside, children }) {
+  return html`<section class="card" aria-labelledby="${name}-title">
+    <div class="card-head"><h2 id="${name}-title">${title}</h2>${aside}</div>
+    ${children}
+  </section>`;
 }
 
 /** A position in the queue in words, with the expected wait where one is known. */
@@ -149,22 +131,18 @@ export function positionInWords(queue) {
   return `Position ${count(queue.position)} in its queue${expected}.`;
 }
 
-/** The times and the slot of the work, for `definitions`. */
+/** The times, the slot and the owner of the work, for `definitions`. */
 export function runFacts(work) {
   return [
     ["Submitted", time(work.created_at)],
     ["Duration", took(work)],
     ["Slot", work.slot],
     ["Attempts", work.attempts > 1 ? `${work.attempts}: taken over or restarted` : null],
+    ["Owner", work.key_id && html`<span title=${work.key_id}>${work.owner ?? work.key_id}</span>`],
   ];
-}
-
-/** The key that submitted it, for `definitions`. */
-export function keyFact(work) {
-  return ["Owner", work.key_id && h("span", { title: work.key_id }, work.owner ?? work.key_id)];
 }
 
 /** The problem of failed work, or null. */
 export function failure({ problem }) {
-  return problem && alertBox("bad", problem.title, h("div", { class: "preline" }, withDetails(problem.detail)), h("p", { class: "small" }, "Code: ", h("code", {}, problem.code)));
+  return problem && alertBox("bad", problem.title, html`<div class="preline">${withDetails(problem.detail)}</div>`, html`<p class="small">Code: <code>${problem.code}</code></p>`);
 }
