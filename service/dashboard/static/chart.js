@@ -46,7 +46,7 @@ export function level(y, text, token, { above = true } = {}) {
   return {
     shape: { type: "line", xref: "paper", x0: 0, x1: 1, y0: y, y1: y, line: { color: tint, width: 1.5, dash: "dash" } },
     annotation: {
-      xref: "paper", x: 1, y, text: plain(text), showarrow: false, xanchor: "right", yanchor: above ? "bottom" : "top",
+      xref: "paper", x: 0, y, text: plain(text), showarrow: false, xanchor: "left", yanchor: above ? "bottom" : "top",
       font: { color: tint, size: 12 },
     },
   };

@@ -51,15 +51,16 @@ export function stateBadge({ state, feasible }) {
   return state === "SUCCEEDED" && feasible === false ? mark("warn", "⊘", "nothing fits") : badge(state);
 }
 
-/** The project and the labels of a row in a list; null without any. */
-export function labelTags({ project, labels }) {
-  const texts = [project, ...Object.entries(labels).map(([key, value]) => `${key}=${value}`)].filter(Boolean);
-  return texts.length === 0 ? null : html`<span class="tags">${texts.map(tag)}</span>`;
+/** The project and the labels of a row in a list of `pages`, each a link to all of that label; null without any. */
+export function labelTags({ project, labels }, pages) {
+  const texts = Object.entries(labels).map(([key, value]) => `${key}=${value}`);
+  const links = texts.map((text) => html`<a class="tag" href="/${pages}?label=${encodeURIComponent(text)}">${text}</a>`);
+  return project || links.length > 0 ? html`<span class="tags">${project && tag(project)}${links}</span>` : null;
 }
 
 /** The project and the labels of named work, or of a recommendation, as facts. */
-export function nameFacts({ project, labels }) {
-  return [["Project", project], ["Labels", labelTags({ project: null, labels })]];
+export function nameFacts({ project, labels }, pages) {
+  return [["Project", project], ["Labels", labelTags({ project: null, labels }, pages)]];
 }
 
 /** A link to a tuning, job or recommendation: its name, or the end of its identifier. */
@@ -96,15 +97,13 @@ function sinceText(iso) {
   return seconds(Math.max(0, Math.floor((Date.now() - Date.parse(iso)) / 1000)));
 }
 
-const shownTimes = new Set(); // one timer draws all of a page's times again
+const shownTimes = new Set();
+let timer = null; // one draws all of a page's times again
 
 function Time({ iso, text }) {
   const [, draw] = useState(0);
   useEffect(() => {
-    if (shownTimes.size === 0) {
-      setInterval(() => document.hidden || shownTimes.forEach((each) => each(Date.now())), TICK_MILLISECONDS);
-      shownTimes.add(() => {}); // the timer is started once
-    }
+    timer ??= setInterval(() => document.hidden || shownTimes.forEach((each) => each(Date.now())), TICK_MILLISECONDS);
     shownTimes.add(draw);
     return () => shownTimes.delete(draw);
   }, []);

@@ -70,6 +70,11 @@ export function plural(value, one, many = `${one}s`) {
   return known(value) ? `${count(value)} ${value === 1 ? one : many}` : NONE;
 }
 
+/** A plan in a few words: "2 ranks × 3 steps × ≤ 34". */
+export function planText({ world_size: ranks, gradient_accumulation_steps: steps, micro_batch_size: size }) {
+  return `${ranks === 1 ? "" : `${plural(ranks, "rank")} × `}${plural(steps, "step")} × ≤ ${count(size)}`;
+}
+
 /** A constant of the API ("CANCELLING", "INVALID_SIZE") in words ("Cancelling", "Invalid size"). */
 export function words(constant) {
   return constant.charAt(0).toUpperCase() + constant.slice(1).toLowerCase().replaceAll("_", " ");

@@ -79,7 +79,7 @@ function sections(job, history) {
       ${splits(history)}
     <//>
     <${Card} name="facts" title="Run"><div id="facts">${definitions([
-      ...nameFacts(job),
+      ...nameFacts(job, "jobs"),
       ["Recommendation", linkTo("recommendations", job.recommendation_id)],
       ["Effective batch size", `${count(job.effective_batch_size)} samples`],
       ["Device", job.device ?? job.hardware],

@@ -211,6 +211,9 @@ function useChoice({ keep = false }, pages) {
     return after;
   });
   useLayoutEffect(() => setChosen((before) => {
+    if (before.size === 0) {
+      return before;
+    }
     const known = new Map((pages.rows ?? []).map((row) => [row.id, row]));
     return new Map([...before].filter(([id]) => keep || known.has(id)).map(([id, row]) => [id, known.get(id) ?? row]));
   }), [pages.rows]);

@@ -3,7 +3,7 @@
 import { keyId, may } from "./api.js";
 import { bar, both, codeBlock, labelTags, linkTo, mark, scopeAlert, stateBadge, time, took } from "./components.js";
 import { byId } from "./dom.js";
-import { bytes, count, number, plural, words } from "./format.js";
+import { bytes, count, number, planText, words } from "./format.js";
 import { ApiList, SEARCH } from "./list.js";
 import { ENDED } from "./live.js";
 import { html, render } from "./preact-htm.js";
@@ -23,6 +23,7 @@ const STATE = choiceOf("state", "State", STATES, words);
 const MODEL = { name: "model", label: "Model", placeholder: "the full name", suggest: (row) => row.model };
 const DEVICE = { name: "device", label: "Device", placeholder: "for example cuda:0", suggest: (row) => row.device };
 const PRODUCT = { name: "device", label: "Device", placeholder: "cuda:0, or a product's name", suggest: (row) => row.device_name };
+const LABEL = { name: "label", label: "Label", placeholder: "for example team=vision", pattern: "[^=]+=.*", maxlength: 400 };
 const FINGERPRINT = { name: "fingerprint", label: "Fingerprint", placeholder: "64 hexadecimal digits", pattern: "[0-9a-f]*", maxlength: 64 };
 
 function choiceOf(name, label, values, text = (value) => value) {
@@ -47,15 +48,11 @@ const SUBMITTED = [{ title: "Submitted", class: "nowrap", sort: "created", large
 
 /** The column of the name, with the project and the labels. */
 function named(title, pages) {
-  return { title, class: "named", sort: "name", cell: (row) => both(linkTo(pages, row.id, row.name), labelTags(row)) };
+  return { title, class: "named", sort: "name", cell: (row) => both(linkTo(pages, row.id, row.name), labelTags(row, pages)) };
 }
 
 function planWords({ plan, feasible }) {
-  if (plan === null) {
-    return feasible === false && mark("warn", "⊘", "nothing fits");
-  }
-  const ranks = plan.world_size === 1 ? "" : `${plural(plan.world_size, "rank")} × `;
-  return `${ranks}${plural(plan.gradient_accumulation_steps, "step")} × ≤ ${count(plan.micro_batch_size)}`;
+  return plan === null ? feasible === false && mark("warn", "⊘", "nothing fits") : planText(plan);
 }
 
 /** The samples per second, and how many times those of the baseline they are. */
@@ -105,7 +102,7 @@ const LISTS = {
     caption: "Tunings",
     noun: "tuning",
     files: true,
-    filters: [SEARCH, STATE, MODEL, DEVICE, FINGERPRINT],
+    filters: [SEARCH, STATE, MODEL, DEVICE, LABEL, FINGERPRINT],
     columns: [
       named("Tuning", "tunings"),
       ...WORK,
@@ -128,7 +125,7 @@ const LISTS = {
     files: true,
     ended: () => true,
     refreshSeconds: 10,
-    filters: [SEARCH, MODEL, PRODUCT, choiceOf("precision", "Precision", PRECISIONS), choiceOf("objective", "Objective", OBJECTIVES, (name) => name.replaceAll("_", " ")), FINGERPRINT],
+    filters: [SEARCH, MODEL, PRODUCT, choiceOf("precision", "Precision", PRECISIONS), choiceOf("objective", "Objective", OBJECTIVES, (name) => name.replaceAll("_", " ")), LABEL, FINGERPRINT],
     columns: [
       named("Recommendation", "recommendations"),
       { title: "Model and device", class: "model", sort: "model", cell: (row) => both(row.model, `${row.device} (${row.device_name})`) },
@@ -152,7 +149,7 @@ const LISTS = {
     caption: "Jobs",
     noun: "job",
     files: true,
-    filters: [SEARCH, STATE, MODEL, DEVICE],
+    filters: [SEARCH, STATE, MODEL, DEVICE, LABEL],
     columns: [
       named("Job", "jobs"),
       ...WORK,

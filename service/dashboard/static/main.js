@@ -4,7 +4,7 @@
  */
 
 import { alertBox } from "./components.js";
-import { announce, byId, copy, currentTheme, setText } from "./dom.js";
+import { announce, byId, copy, currentTheme } from "./dom.js";
 import { onConnection } from "./live.js";
 import { render } from "./preact-htm.js";
 
@@ -30,7 +30,7 @@ function chooseTheme(theme) {
 }
 
 function showTheme(button) {
-  setText(button, THEMES[chosenTheme()]);
+  button.textContent = THEMES[chosenTheme()];
   button.setAttribute("aria-label", `Theme: ${THEMES[chosenTheme()]}`);
 }
 
@@ -49,7 +49,7 @@ function startConnection() {
   const element = byId("connection");
   onConnection((state) => {
     element.dataset.state = state;
-    setText(element, CONNECTIONS[state]);
+    element.textContent = CONNECTIONS[state];
   });
 }
 

@@ -2,213 +2,186 @@
 
 import { get, LEAVING, may, post } from "./api.js";
 import { commandDocument } from "./command_form.js";
-import { alertBox, codeBlock, problemAlert } from "./components.js";
-import { announce, busy, byId, h, replace } from "./dom.js";
+import { alertBox, Button, codeBlock, problemAlert } from "./components.js";
+import { announce, byId } from "./dom.js";
 import { estimateTable } from "./estimate_table.js";
-import { seconds } from "./format.js";
+import { bytes, seconds } from "./format.js";
 import { eventually } from "./live.js";
-import { makeForm } from "./schema_form.js";
+import { html, render, useEffect, useLayoutEffect, useRef, useState } from "./preact-htm.js";
+import { Field, useForm } from "./schema_form.js";
 
 const USUAL_GPUS = ["H100-80GB", "A100-80GB", "L4"];
+const MODEL = { TuningSubmission: ["spec.model", "spec.batch", "spec.precision"], CommandSubmission: ["spec.model"] };
+const REQUEST = ["name", "project", "labels", "effective_batch_size", "device", "memory_limit_bytes", "objective", "baseline"];
 const LATER = ["spec.optimizer", "spec.schedule", "spec.parallelism", "spec.data"];
 const NOT_OF_COMMANDS = ["what_if", "allow_batch_coupling"];
 const DRAFT = "batchwright.new-tuning";
 
-start();
-
-async function start() {
-  try {
-    const reads = may("tunings:read");
+function NewTuning() {
+  const [{ found, problem }, setState] = useState({});
+  const start = () => {
     const nothing = { items: [] };
-    const [document, devices, commands] = await eventually(() =>
-      Promise.all([get("/tunings/new/schema"), ...["/v1/devices", "/v1/commands"].map((path) => (reads ? get(path) : nothing))]),
+    const paths = ["/v1/devices", "/v1/commands"];
+    eventually(() => Promise.all([get("/tunings/new/schema"), ...paths.map((path) => (may("tunings:read") ? get(path) : nothing))])).then(
+      ([document, devices, commands]) => setState({ found: { document, devices: devices.items, commands: commands.items } }),
+      (caught) => setState({ problem: caught }),
     );
-    show(document, devices.items, commands.items);
-  } catch (problem) {
-    replace(byId("notices"), problemAlert(problem, { retry: start }));
-  }
+  };
+  useLayoutEffect(start, []);
+  return html`${problem && problemAlert(problem, { retry: start })}${found && html`<${Form} ...${found} />`}`;
 }
 
-function show(document, devices, commands) {
-  const suggestions = { device: [...new Set(devices.map((row) => row.device.id))] };
-  const page = { document: commandDocument(document, commands), suggestions, hasCommands: commands.length > 0 };
-  replace(byId("gpus"), (page.gpus = gpuChoice()).element);
-  offerKinds(page);
-  choose(page, false);
-  offerExamples(page, document.examples);
-  byId("form").addEventListener("input", () => preview(page));
-  byId("form").addEventListener("change", () => preview(page));
-  byId("form").addEventListener("submit", (event) => {
-    event.preventDefault();
-    busy(byId("submit"), () => submit(page));
-  });
-  byId("estimate").addEventListener("click", () => busy(byId("estimate"), () => estimate(page)));
-  byId("paste").addEventListener("click", () => busy(byId("paste"), () => fillFromText(page)));
-  byId("submit").disabled = !may("tunings:write");
-  byId("form").hidden = false;
-  restoreDraft(page);
-  window.addEventListener(LEAVING, () => keepDraft(page));
-  preview(page);
+function Form({ document, devices, commands }) {
+  const known = new Map(devices.map(({ device }) => [device.id, `${device.name}, ${bytes(device.total_bytes)}`]));
+  const whole = useRef(commandDocument(document, commands)).current;
+  const form = useForm(whole, "TuningSubmission", { suggestions: { device: [...known] }, without: (name) => (name === "CommandSubmission" ? NOT_OF_COMMANDS : []) });
+  const isCommand = form.name === "CommandSubmission";
+  const schemaOf = ({ spec }) => (commands.length > 0 && spec?.model?.kind === "command" ? "CommandSubmission" : "TuningSubmission");
+  const fill = (value) => form.write(value, schemaOf(value));
+  const page = { form, fill, schemaOf, ...useChecks(form) };
+  useExample(document.examples, fill);
+  useDraft(page); // which goes before an example
+  const submit = async () => {
+    const value = page.checked();
+    if (value !== null) {
+      const tuning = await post("/v1/tunings", value, { idempotencyKey: crypto.randomUUID?.() });
+      location.assign(`/tunings/${encodeURIComponent(tuning.id)}`);
+    }
+  };
+  const preview = JSON.stringify(valueOf(form).value, null, 2);
+  return html`${page.notice}
+    <form id="form" class="columns" novalidate onSubmit=${(event) => event.preventDefault()}>
+      <div class="stack">
+        ${commands.length > 0 && html`<${Kinds} form=${form} />`}
+        <div class="form-buttons" role="group" aria-label="Examples"><span class="label">Start from</span>${Object.entries(document.examples).map(([name, { value }]) => html`<button type="button" class="button button-small" onClick=${() => {
+          fill(value);
+          announce(`Filled with: ${name}`);
+        }}>${name}</button>`)}</div>
+        <${Paste} page=${page} />
+        <section class="card" aria-labelledby="model-title"><h2 id="model-title">Model and batch</h2>${fields(form, MODEL[form.name])}</section>
+        <section class="card" aria-labelledby="batch-title"><h2 id="batch-title">Request</h2>${fields(form, REQUEST)}</section>
+        ${!isCommand && html`<details class="card"><summary>Optimizer, parallelism, data and other parts of the spec</summary>${fields(form, [...LATER, ...form.rest("spec", [...MODEL[form.name], ...LATER])])}</details>`}
+        <details class="card"><summary>Search</summary>${fields(form, form.rest("", ["spec", ...REQUEST]))}</details>
+      </div>
+      <div class="stack aside">
+        <${Acts} page=${page} submit=${submit} />
+        <div id="preview">${codeBlock(preview, { label: "Request body of POST /v1/tunings", download: "tuning.json" })}</div>
+      </div>
+    </form>`;
 }
 
-/** Offers registered commands, if there are any, beside workloads that are described. */
-function offerKinds(page) {
-  const kinds = [["described", "Described: its model, batch and optimizer"], ["command", "A command that the operator has registered"]];
-  const select = h("select", { id: "workload-kind", class: "input", on: { change: () => choose(page, select.value === "command", valueOf(page).value) } },
-    kinds.map(([value, text]) => h("option", { value }, text)));
-  page.kind = select;
-  replace(byId("kind"), page.hasCommands && h("div", { class: "field" }, h("label", { for: "workload-kind" }, "Workload"), select));
+function fields(form, paths) {
+  return html`<div class="stack">${paths.map((path) => html`<${Field} key=${path} form=${form} path=${path} />`)}</div>`;
 }
 
-/** Shows the form of workloads or of commands, filled with the fields that both have. */
-function choose(page, isCommand, value = {}) {
-  page.isCommand = isCommand;
-  page.kind.value = isCommand ? "command" : "described";
-  page.form = makeForm(page.document, isCommand ? "CommandSubmission" : "TuningSubmission", { suggestions: page.suggestions });
-  arrangeFields(page);
-  page.form.write({ ...value, spec: undefined });
-  byId("training-card").hidden = isCommand;
-  byId("estimate-parts").hidden = isCommand;
-  byId("estimate").hidden = isCommand;
-  byId("estimate").disabled = !may("tunings:write");
-}
-
-/** Fills the form of the value's kind. */
-function fillForm(page, value) {
-  choose(page, page.hasCommands && value.spec?.model?.kind === "command");
-  page.form.write(value);
-  preview(page);
-}
-
-/** Returns the form's value and the problems of its fields. */
-function valueOf(page) {
-  const { value, problems } = page.form.read();
-  if (page.isCommand) {
+/** The form's value and the problems of its fields. */
+function valueOf(form) {
+  const { value, problems } = form.read();
+  if (form.name === "CommandSubmission") {
     value.spec.model = { kind: "command", ...value.spec.model };
   }
   return { value, problems };
 }
 
-/** Keeps the form's value in this tab when the session has expired, until the next sign-in. */
-function keepDraft(page) {
-  try {
-    sessionStorage.setItem(DRAFT, JSON.stringify(valueOf(page).value));
-  } catch {
-    // no storage, no draft
-  }
+/** Registered commands beside workloads that are described; both keep the fields that they share. */
+function Kinds({ form }) {
+  const kinds = { described: "TuningSubmission", command: "CommandSubmission" };
+  const choose = (event) => form.write({ ...valueOf(form).value, spec: undefined }, kinds[event.target.value]);
+  return html`<div class="field"><label for="workload-kind">Workload</label>
+    <select id="workload-kind" class="input" value=${form.name === kinds.command ? "command" : "described"} onInput=${choose}>
+      <option value="described">Described: its model, batch and optimizer</option>
+      <option value="command">A command that the operator has registered</option>
+    </select></div>`;
 }
 
-function restoreDraft(page) {
-  try {
-    const kept = sessionStorage.getItem(DRAFT);
-    sessionStorage.removeItem(DRAFT);
-    if (kept !== null) {
-      fillForm(page, JSON.parse(kept));
-      announce("The form is restored.");
-    }
-  } catch {
-    // no storage, no draft
-  }
-}
-
-function arrangeFields({ form, isCommand }) {
-  const model = isCommand ? ["spec.model"] : ["spec.model", "spec.batch", "spec.precision"];
-  replace(byId("model-fields"), model.map(form.field));
-  replace(byId("batch-fields"), ["name", "project", "labels", "effective_batch_size", "device", "memory_limit_bytes", "objective", "baseline"].map(form.field));
-  replace(byId("training-fields"), !isCommand && [...LATER.map(form.field), ...form.rest("spec")]);
-  replace(byId("search-fields"), form.rest("", ["spec", ...(isCommand ? NOT_OF_COMMANDS : [])]));
-}
-
-function offerExamples(page, examples) {
-  const buttons = Object.entries(examples).map(([name, example]) => {
-    const fill = () => {
-      fillForm(page, example.value);
-      announce(`Filled with: ${name}`);
-    };
-    return h("button", { type: "button", class: "button button-small", on: { click: fill } }, name);
-  });
-  replace(byId("examples"), h("span", { class: "label" }, "Start from"), buttons);
-}
-
-/** Offers the usual GPUs, and all others once they are asked for: the table is large. */
-function gpuChoice() {
-  const option = (name) => h("option", { value: name, selected: USUAL_GPUS.includes(name) }, name);
-  const input = h("select", { id: "gpu-choice", class: "input", multiple: true, size: 6 }, USUAL_GPUS.map(option));
-  const others = h("button", { type: "button", class: "button button-small", hidden: !may("tunings:read") }, "Offer all GPUs");
-  others.addEventListener("click", () => busy(others, async () => {
-    const { items } = await get("/v1/gpus");
-    input.append(...items.map((gpu) => gpu.name).filter((name) => !USUAL_GPUS.includes(name)).map(option));
-    others.hidden = true;
-    input.focus();
-  }));
+/** Messages about fields: `checked` gives the form's value, or null after it has marked them; `complain` shows a problem. */
+function useChecks(form) {
+  const [notice, setNotice] = useState(null);
+  useLayoutEffect(() => {
+    document.querySelector('#form [aria-invalid="true"]')?.focus();
+  }, [form.errors]);
+  const summarize = (number, others = []) => {
+    const words = number === 1 ? "One field is invalid" : `${number} fields are invalid`;
+    setNotice(alertBox("bad", words, "See the messages below.", ...others));
+  };
   return {
-    element: h("div", { class: "field" }, h("label", { for: "gpu-choice" }, "GPUs to estimate for"), input, h("div", {}, others)),
-    chosen: () => [...input.selectedOptions].map(({ value }) => value),
+    notice,
+    checked() {
+      const { value, problems } = valueOf(form);
+      form.place(problems);
+      setNotice(null);
+      if (problems.length > 0) {
+        summarize(problems.length);
+      }
+      return problems.length > 0 ? null : value;
+    },
+    complain(problem) {
+      const errors = problem.errors ?? [];
+      const left = form.place(errors);
+      if (left.length < errors.length) {
+        summarize(errors.length - left.length, left.map((error) => `${error.field}: ${error.message}`));
+      } else {
+        setNotice(html`<div ref=${(place) => place?.scrollIntoView({ block: "nearest" })}>${problemAlert(problem)}</div>`);
+      }
+    },
   };
 }
 
-function preview(page) {
-  const { value } = valueOf(page);
-  replace(byId("preview"), codeBlock(JSON.stringify(value, null, 2), { label: "Request body of POST /v1/tunings", download: "tuning.json" }));
+/** Fills the form with the example that the page's address names. */
+function useExample(examples, fill) {
+  useEffect(() => {
+    const name = new URLSearchParams(location.search).get("example");
+    if (Object.hasOwn(examples, name)) {
+      fill(examples[name].value);
+    }
+  }, []);
 }
 
-/** Returns the form's value, or null if a field cannot be read; its message is then shown beside the field. */
-function checked(page) {
-  const { value, problems } = valueOf(page);
-  page.form.place(problems);
-  replace(byId("notices"));
-  if (problems.length > 0) {
-    focusFirstInvalid(problems.length);
+/** Keeps the form's value in this tab when the session has expired, until the next sign-in. */
+function useDraft({ form, fill }) {
+  const latest = useRef(form);
+  latest.current = form;
+  useEffect(() => {
+    const kept = stored((storage) => storage.getItem(DRAFT));
+    stored((storage) => storage.removeItem(DRAFT));
+    if (kept !== null) {
+      fill(JSON.parse(kept));
+      announce("The form is restored.");
+    }
+    window.addEventListener(LEAVING, () => stored((storage) => storage.setItem(DRAFT, JSON.stringify(valueOf(latest.current).value))));
+  }, []);
+}
+
+/** What an act on the storage of this tab gives; null where storage is forbidden. */
+function stored(act) {
+  try {
+    return act(sessionStorage);
+  } catch {
     return null;
   }
-  return value;
 }
 
-async function submit(page) {
-  const value = checked(page);
-  if (value === null) {
-    return;
-  }
-  try {
-    const tuning = await post("/v1/tunings", value, { idempotencyKey: crypto.randomUUID?.() });
-    location.assign(`/tunings/${encodeURIComponent(tuning.id)}`);
-  } catch (problem) {
-    complain(page, problem);
-  }
-}
+// --- pasting --------------------------------------------------------------------------------------------------------
 
-async function estimate(page) {
-  const value = checked(page);
-  if (value === null) {
-    return;
-  }
-  replace(byId("estimated"), h("p", { class: "muted", role: "status" }, "Estimating. This takes a few seconds…"));
-  try {
-    const { spec, effective_batch_size, memory_margin } = value;
-    const body = { spec, gpus: page.gpus.chosen(), effective_batch_size, memory_margin };
-    const found = await post("/v1/estimates", body);
-    replace(byId("estimated"),
-      h("p", { class: "muted small" }, `Estimated in ${seconds(found.seconds)}, not measured.`),
-      estimateTable(found), found.notes.map((note) => h("p", { class: "small" }, note)));
-    announce("The estimate is ready.");
-  } catch (problem) {
-    replace(byId("estimated"));
-    complain(page, problem);
-  }
-}
-
-async function fillFromText(page) {
-  replace(byId("paste-problem"));
-  try {
-    const parsed = await parse(byId("paste-text").value);
-    const whole = "spec" in parsed ? parsed : { ...valueOf(page).value, spec: parsed };
-    fillForm(page, whole);
-    const unknown = page.form.unknownFields(whole).map((problem) => `${problem.field}: ${problem.message}`);
-    replace(byId("paste-problem"), unknown.length > 0 && alertBox("warn", "Not everything could be filled in", ...unknown));
+function Paste({ page: { form, fill, schemaOf } }) {
+  const text = useRef(null);
+  const [notice, setNotice] = useState(null);
+  const act = async () => {
+    setNotice(null);
+    const found = await parse(text.current.value);
+    const value = "spec" in found ? found : { ...valueOf(form).value, spec: found };
+    fill(value);
+    const unknown = form.unknownFields(value, schemaOf(value)).map((problem) => `${problem.field}: ${problem.message}`);
+    setNotice(unknown.length > 0 && alertBox("warn", "Not everything could be filled in", ...unknown));
     announce("The form is filled in.");
-  } catch (problem) {
-    replace(byId("paste-problem"), problemAlert(problem));
-  }
+  };
+  return html`<details class="card">
+    <summary>Paste a spec as YAML or JSON</summary>
+    <div class="field"><label for="paste-text">A spec, or a whole request</label>
+      <textarea id="paste-text" class="input mono" rows="10" spellcheck=${false} ref=${text} placeholder=${"model: {kind: transformers, task: causal-lm, config: {model_type: gpt2}}\nbatch: {sequence_length: 1024}"} /></div>
+    <div id="paste-problem">${notice}</div>
+    <${Button} act=${act} onProblem=${(problem) => setNotice(problemAlert(problem))}>Fill the form<//>
+  </details>`;
 }
 
 /** Parses JSON here, and YAML with the service. */
@@ -224,20 +197,47 @@ async function parse(text) {
   return (await post("/tunings/new/yaml", { text })).value;
 }
 
-function complain(page, problem) {
-  const left = page.form.place(problem.errors ?? []);
-  const placed = (problem.errors ?? []).length - left.length;
-  if (placed > 0) {
-    focusFirstInvalid(placed, left.map((error) => `${error.field}: ${error.message}`));
-  } else {
-    replace(byId("notices"), problemAlert(problem));
-    byId("notices").scrollIntoView({ block: "nearest" });
-  }
+// --- submission and estimate ----------------------------------------------------------------------------------------
+
+/** The buttons, and an estimate: it takes seconds, and says for how long it has been under way. */
+function Acts({ page, submit }) {
+  const [shown, setShown] = useState(null);
+  const [gpus, setGpus] = useState(USUAL_GPUS);
+  const choice = useRef(null);
+  const mayWrite = may("tunings:write");
+  const isCommand = page.form.name === "CommandSubmission";
+  const estimate = async () => {
+    const value = page.checked();
+    if (value === null) {
+      return;
+    }
+    const { spec, effective_batch_size, memory_margin } = value;
+    setShown(html`<p class="muted" role="status">Estimating. This takes a few seconds…</p>`);
+    const chosen = [...choice.current.selectedOptions].map(({ value }) => value);
+    const found = await post("/v1/estimates", { spec, gpus: chosen, effective_batch_size, memory_margin });
+    setShown(html`<p class="muted small">Estimated in ${seconds(found.seconds)}, not measured.</p>${estimateTable(found)}${found.notes.map((note) => html`<p class="small">${note}</p>`)}`);
+    announce("The estimate is ready.");
+  };
+  const failed = (problem) => {
+    setShown(null);
+    page.complain(problem);
+  };
+  const offerAll = async () => {
+    const { items } = await get("/v1/gpus");
+    setGpus([...USUAL_GPUS, ...items.map((gpu) => gpu.name).filter((name) => !USUAL_GPUS.includes(name))]);
+    choice.current.focus();
+  };
+  return html`
+    <div class="form-buttons submit-bar">
+      <${Button} type="submit" class="button-primary" act=${submit} onProblem=${page.complain} disabled=${!mayWrite}>Submit the tuning<//>
+      ${!isCommand && html`<${Button} act=${estimate} onProblem=${failed} disabled=${!mayWrite}>Estimate first<//>`}
+    </div>
+    ${!isCommand && html`<div class="card stack">
+      <div class="field"><label for="gpu-choice">GPUs to estimate for</label>
+        <select id="gpu-choice" class="input" multiple size="6" ref=${choice}>${gpus.map((name) => html`<option key=${name} value=${name} defaultSelected=${USUAL_GPUS.includes(name)}>${name}</option>`)}</select>
+        ${gpus === USUAL_GPUS && may("tunings:read") && html`<div><${Button} class="button-small" act=${offerAll} onProblem=${failed}>Offer all GPUs<//></div>`}</div>
+      <div id="estimated" class="stack">${shown}</div>
+    </div>`}`;
 }
 
-/** Focuses the first invalid field. */
-function focusFirstInvalid(number, others = []) {
-  const words = number === 1 ? "One field is invalid" : `${number} fields are invalid`;
-  replace(byId("notices"), alertBox("bad", words, "See the messages below.", ...others));
-  document.querySelector('#form [aria-invalid="true"]')?.focus();
-}
+render(html`<${NewTuning} />`, byId("page"));

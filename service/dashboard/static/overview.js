@@ -30,6 +30,7 @@ function Fleet({ now: { data, problem } }) {
   const [period, setPeriod] = useState("24h");
   const { data: summary, problem: failure } = usePolled((signal) => get("/v1/summary", { query: { period }, signal }), SUMMARY_SECONDS, period);
   return html`
+    ${summary && !Object.values({ ...summary.tunings, ...summary.jobs }).some(Boolean) && html`<${Welcome} />`}
     ${[problem, failure].filter(Boolean).map((each) => problemAlert(each))}
     <section aria-label="Key figures" class="stack">
       <div class="segments" role="group" aria-label="Period">${Object.entries(PERIODS).map(([name, text]) => html`<button type="button" class="segment" aria-pressed=${String(name === period)} onClick=${() => setPeriod(name)}>${text}</button>`)}</div>
@@ -41,6 +42,16 @@ function Fleet({ now: { data, problem } }) {
     <${Section} name="activity" title="Activity">${summary && html`<div class="stack">
       <div class="happened">${failures(summary.failures)}${spent(summary.device_seconds)}</div>${gained(summary.gains.models)}
     </div>`}<//>`;
+}
+
+/** On the first start: what to do, with an example to try. */
+function Welcome() {
+  const { data } = usePolled((signal) => get("/v1/tunings", { query: { limit: 1 }, signal }), SUMMARY_SECONDS);
+  return data?.items.length === 0 && may("tunings:write") && emptyState({
+    title: "Welcome to Batchwright",
+    text: "Describe what you train, and a tuning finds the largest micro-batch that fits, with a plan of exactly your effective batch.",
+    action: html`<div class="form-buttons"><a class="button button-primary" href="/tunings/new?example=a+small+GPT">Try an example</a><a class="button" href="/tunings/new">New tuning</a></div>`,
+  });
 }
 
 /** A section with its heading; a placeholder until its content is there. */

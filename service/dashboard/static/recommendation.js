@@ -1,7 +1,7 @@
 /** The page of a recommendation: plan and proof, exports, estimates for other GPUs, and the evidence. */
 
 import { get, may, post } from "./api.js";
-import { commandOf } from "./command.js";
+import { commandOf, modelName } from "./command.js";
 import { Button, codeBlock, definitions, nameFacts, problemAlert, scopeAlert, time } from "./components.js";
 import { byId } from "./dom.js";
 import { estimateTable } from "./estimate_table.js";
@@ -11,7 +11,7 @@ import { eventually } from "./live.js";
 import { infeasible, planAndProof, warnings } from "./plan.js";
 import { html, render, useEffect, useLayoutEffect, useState } from "./preact-htm.js";
 import { openTrainDialog } from "./train_dialog.js";
-import { Card } from "./work.js";
+import { Card, headline } from "./work.js";
 
 const { id } = byId("page").dataset;
 const path = `/v1/recommendations/${encodeURIComponent(id)}`;
@@ -23,16 +23,16 @@ function RecommendationPage() {
     (caught) => setState({ problem: caught }),
   );
   useLayoutEffect(() => may("tunings:read") && start(), []);
-  const title = found?.name ?? (found && `for ${found.device.name}`) ?? id;
+  const title = found ? headline(found, modelName(found.request.spec.model)) : id;
   useEffect(() => {
     document.title = `${title} · Recommendation · Batchwright`;
   }, [title]);
   return html`
     <div class="page-head">
       <nav class="crumbs small" aria-label="Breadcrumb"><a href="/recommendations">Recommendations</a></nav>
-      <h1>Recommendation ${found && html`<span id="model">${found.name === null ? "" : `${found.name}, `}for ${found.device.name}</span>`}</h1>
+      <h1>Recommendation ${found && html`<span id="model">${title}</span>`}</h1>
       ${found && html`<${Actions} found=${found} />`}
-      <p class="page-lead"><code>${id}</code></p>
+      <p class="page-lead"><code>${id}</code>${found && ` for ${found.device.name}`}</p>
     </div>
     ${!may("tunings:read") && scopeAlert("tunings:read")}
     ${problem && problemAlert(problem, { retry: start })}
@@ -70,7 +70,7 @@ function sections(found, formats) {
 
 function facts(found) {
   return [
-    ...nameFacts(found),
+    ...nameFacts(found, "recommendations"),
     ["Device", `${found.device.id}: ${found.device.name}`],
     ["Created", time(found.created_at)],
     ["Probes", `${plural(found.timings.probes, "probe")} in ${seconds(found.timings.probe_seconds)}, ${found.timings.out_of_memory_probes} out of memory`],

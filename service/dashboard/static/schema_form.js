@@ -1,174 +1,291 @@
 /**
  * A form generated from a JSON schema of the API's document, with a field for every field of the schema.
  *
- *   const form = makeForm(document, "TuningSubmission", {suggestions: {device: ["cpu"]}})
- *   parent.append(form.field("effective_batch_size"), form.field("spec.model"))   nodes, by dotted path
- *   form.rest("spec")             the fields of an object that no call has taken yet
+ *   const form = useForm(document, "TuningSubmission", {suggestions: {device: [["cpu", "the processor"]]}})
+ *   html`<${Field} form=${form} path="spec.model" />`      a field, or a group of them, by its dotted path
+ *   form.rest("spec", ["spec.model"])   the paths of the fields of an object, without those that are shown elsewhere
  *   form.read()                   {value, problems}; fields left at their defaults are omitted
- *   form.write(value)             fills it in
- *   form.unknownFields(value)     problems: parts of a value without a field, which `write` leaves out
+ *   form.write(value, name)       fills it in; `name` changes the schema
+ *   form.unknownFields(value, name)   problems: parts of a value without a field, which `write` leaves out
  *   form.place(problems)          shows messages beside their fields; returns the problems without a field
  *
  * A problem is {field: dotted path, message}, as the service sends them.
  */
 
-import { h, replace } from "./dom.js";
+import { html, useLayoutEffect, useRef, useState } from "./preact-htm.js";
 
 const UNITS = { "": 1, b: 1, kib: 2 ** 10, mib: 2 ** 20, gib: 2 ** 30, tib: 2 ** 40, kb: 1e3, mb: 1e6, gb: 1e9, tb: 1e12 };
 const NUMBER = /^[+-]?(\d[\d_]*\.?\d*|\.\d+)(e[+-]?\d+)?$/i;
 const SIZE = /^([\d.]+)\s*([kmgt]?i?b?)$/i;
 
-/** A form over the schema `name` of an OpenAPI document. */
-export function makeForm(document, name, { suggestions = {} } = {}) {
-  const schemas = document.components.schemas;
-  const taken = new Map();
-  const context = { schemas, suggestions };
-
-  function take(path) {
-    const { schema, required } = schemaAt(schemas, schemas[name], path);
-    const field = makeField(context, schema, { path, required });
-    taken.set(path, field);
-    return field.element;
-  }
-
+/**
+ * A form over the schema `first` of an OpenAPI document.
+ *
+ * @param {Object} document
+ * @param {string} first  Name of the schema.
+ * @param {{suggestions?: Object<string, string[][]>, without?: (name: string) => string[]}} options  `suggestions`: values with their
+ *   meanings, by path. `without`: paths of a schema that have no field.
+ */
+export function useForm(document, first, { suggestions = {}, without = () => [] } = {}) {
+  const { schemas } = document.components;
+  const [{ name, texts }, setState] = useState({ name: first, texts: {} });
+  const [errors, setErrors] = useState({});
+  const rootOf = (schema) => ({ ...nodeOf(schemas, schemas[schema], "", true), without: without(schema) });
+  const root = rootOf(name);
   return {
-    field: take,
-    rest(path, except = []) {
-      const { schema } = path === "" ? { schema: schemas[name] } : schemaAt(schemas, schemas[name], path);
-      const paths = Object.keys(resolved(schemas, schema).properties).map((child) => (path === "" ? child : `${path}.${child}`));
-      return paths.filter((child) => !except.includes(child) && ![...taken.keys()].some((known) => known === child || known.startsWith(`${child}.`))).map(take);
+    name,
+    schemas,
+    texts,
+    errors,
+    suggestions,
+    nodeAt: (path) => nodeAt(schemas, root, path),
+    set: (path, text) => setState((before) => ({ ...before, texts: { ...before.texts, [path]: text } })),
+    /** Chooses another kind of an object, whose fields are empty. */
+    setKind(path, text) {
+      const kept = Object.entries(texts).filter(([other]) => !other.startsWith(path.slice(0, path.lastIndexOf(".") + 1)));
+      setState({ name, texts: { ...Object.fromEntries(kept), [path]: text } });
+    },
+    rest(path, shown) {
+      const isShown = (child) => shown.some((other) => other === child || other.startsWith(`${child}.`));
+      return childrenOf(schemas, nodeAt(schemas, root, path), texts).map((child) => child.path).filter((child) => !isShown(child));
     },
     read() {
       const problems = [];
-      const value = {};
-      for (const [path, field] of taken) {
-        put(value, path, field.read(problems));
-      }
-      return { value, problems };
+      return { value: readNode(schemas, root, texts, problems) ?? {}, problems };
     },
-    write(value) {
-      taken.forEach((field, path) => field.write(at(value, path)));
+    write(value, as = name) {
+      setState({ name: as, texts: textsOf(schemas, rootOf(as), value) });
+      setErrors({});
     },
-    unknownFields: (value) => unknownFieldsIn(schemas, schemas[name], value, ""),
+    unknownFields: (value, as = name) => unknownFieldsIn(schemas, schemas[as], value, ""),
     place(problems) {
-      const nodes = [...taken.values()].flatMap((field) => [field.element, ...field.element.querySelectorAll("[data-path]")]);
-      nodes.forEach((node) => setError(node, ""));
-      return problems.filter((problem) => !placed(nodes, problem));
+      const paths = pathsOf(schemas, root, texts);
+      const found = problems.map((problem) => [problem, nearest(paths, problem.field)]);
+      const placed = {};
+      for (const [{ field, message }, path] of found.filter(([, near]) => near !== undefined)) {
+        const inner = field.slice(path.length + 1);
+        placed[path] = [placed[path], `${inner && `${inner}: `}${message}`].filter(Boolean).join(" ");
+      }
+      setErrors(placed);
+      return found.filter(([, near]) => near === undefined).map(([problem]) => problem);
     },
   };
 }
 
-// --- kinds of fields ------------------------------------------------------------------------------------------------
+/** The path of the field of a problem, or of the nearest object around it. */
+function nearest(paths, field) {
+  return paths.filter((path) => field === path || field.startsWith(`${path}.`)).toSorted((one, other) => other.length - one.length)[0];
+}
 
-function makeField(context, given, { path, required }) {
-  const schema = resolved(context.schemas, given);
-  const options = { context, schema, path, required, label: labelOf(path), hint: given.description ?? schema.description ?? "" };
+// --- the tree of fields ---------------------------------------------------------------------------------------------
+
+/** The field of a schema: an object (`group`), one of several objects (`union`), or one value (`checkbox`, `choice`, `text`). */
+function nodeOf(schemas, given, path, required) {
+  const schema = resolved(schemas, given);
+  const hint = given.description ?? schema.description ?? "";
+  return { kind: kindOfField(schema), schema, path, required, hint, name: path.split(".").at(-1), writer: writerOf(schema, path) };
+}
+
+function kindOfField(schema) {
   if (schema.discriminator) {
-    return union(options);
+    return "union";
   }
   if (schema.type === "object" && schema.properties && !isFree(schema)) {
-    return group(options);
+    return "group";
   }
-  if (schema.type === "boolean") {
-    return checkbox(options);
-  }
-  if (schema.enum) {
-    return choice(options);
-  }
-  return textField(options, writerOf(schema, path));
+  return schema.type === "boolean" ? "checkbox" : schema.enum ? "choice" : "text";
 }
 
-/** An object: its fields below one another. */
-function group({ context, schema, path, label, hint }) {
-  const fields = childrenOf(context, schema, path);
-  const element = h("fieldset", { class: "group", dataset: { path } }, h("legend", {}, label), hintNode(hint), Object.values(fields).map((field) => field.element), errorNode(path));
-  return { element, read: (problems) => readAll(fields, problems), write: (value) => writeAll(fields, value) };
+function isObject({ kind }) {
+  return kind === "group" || kind === "union";
 }
 
-/** One of several kinds of object: a select, and the fields of the selected kind. */
-function union({ context, schema, path, required, label, hint }) {
-  const { propertyName, mapping } = schema.discriminator;
-  const kinds = kindsOf(schema);
-  const place = h("div", { class: "group-fields" });
-  let fields = {};
-  const id = idOf(path, propertyName);
-  const select = h("select", { id, class: "input", on: { change: () => open(select.value) } }, !required && h("option", { value: "" }, "none"), kinds.map((kind) => h("option", { value: kind }, kind)));
-
-  function open(kind) {
-    select.value = kind;
-    fields = kind === "" ? {} : childrenOf(context, resolved(context.schemas, { $ref: mapping[kind] }), path, propertyName);
-    replace(place, Object.values(fields).map((field) => field.element));
+function childrenOf(schemas, node, texts) {
+  const { path, without = [] } = node;
+  const kind = node.kind === "union" ? chosenKind(node, texts) : null;
+  if (kind === "") {
+    return [];
   }
-  open(required ? kinds[0] : "");
-  const element = h("fieldset", { class: "group", dataset: { path } },
-    h("legend", {}, label), hintNode(hint),
-    h("div", { class: "field" }, h("label", { for: id }, labelOf(propertyName)), select), place, errorNode(path));
-  return {
-    element,
-    read: (problems) => (select.value === "" ? undefined : { [propertyName]: select.value, ...readAll(fields, problems) }),
-    write(value) {
-      open(kinds.includes(value?.[propertyName]) ? value[propertyName] : required ? kinds[0] : "");
-      writeAll(fields, value);
-    },
-  };
+  const discriminator = node.schema.discriminator;
+  const schema = kind === null ? node.schema : resolved(schemas, { $ref: discriminator.mapping[kind] });
+  const names = Object.keys(schema.properties).filter((name) => name !== discriminator?.propertyName && schema.properties[name].const === undefined);
+  return names
+    .map((name) => nodeOf(schemas, schema.properties[name], path === "" ? name : `${path}.${name}`, (schema.required ?? []).includes(name)))
+    .filter((child) => !without.includes(child.path));
 }
 
-function checkbox({ schema, path, required, label, hint }) {
-  const id = idOf(path);
-  const defaultValue = schema.default ?? false;
-  const input = h("input", { id, type: "checkbox", checked: defaultValue, "aria-describedby": `${id}-hint ${id}-error` });
-  const element = h("div", { class: "field", dataset: { path } },
-    h("div", { class: "choice" }, input, h("label", { for: id }, label)), hintNode(hint, id), errorNode(path));
-  return {
-    element,
-    read: () => (input.checked === defaultValue && !required ? undefined : input.checked),
-    write: (value) => (input.checked = value ?? defaultValue),
-  };
+function nodeAt(schemas, root, path) {
+  let node = root;
+  for (const name of path === "" ? [] : path.split(".")) {
+    node = childrenOf(schemas, node, {}).find((child) => child.name === name);
+  }
+  return node;
 }
 
-function choice({ schema, path, required, label, hint }) {
-  const id = idOf(path);
-  const defaultValue = schema.default ?? (required ? schema.enum[0] : "");
+/** The path at which the chosen kind of a union is kept. */
+function kindPath({ path, schema }) {
+  return `${path}.${schema.discriminator.propertyName}`;
+}
+
+function chosenKind(node, texts) {
+  return texts[kindPath(node)] ?? (node.required ? kindsOf(node.schema)[0] : "");
+}
+
+/** What a field of one value holds before it is filled in. */
+function initial({ kind, schema, required }) {
+  if (kind === "checkbox") {
+    return schema.default ?? false;
+  }
+  return kind === "choice" ? schema.default ?? (required ? schema.enum[0] : "") : "";
+}
+
+function readNode(schemas, node, texts, problems) {
+  if (isObject(node)) {
+    if (node.kind === "union" && chosenKind(node, texts) === "") {
+      return undefined;
+    }
+    const values = childrenOf(schemas, node, texts).map((child) => [child.name, readNode(schemas, child, texts, problems)]);
+    const found = Object.fromEntries(values.filter(([, value]) => value !== undefined));
+    if (node.kind === "union") {
+      return { [node.schema.discriminator.propertyName]: chosenKind(node, texts), ...found };
+    }
+    return Object.keys(found).length === 0 ? undefined : found;
+  }
+  const text = texts[node.path] ?? initial(node);
+  if (node.kind === "text") {
+    return text.trim() === "" ? undefined : parsed(node, text.trim(), problems);
+  }
+  return text === initial(node) && !node.required ? undefined : text;
+}
+
+function parsed({ writer, path }, text, problems) {
+  try {
+    return writer.parse(text);
+  } catch (error) {
+    problems.push({ field: path, message: error.message });
+    return undefined;
+  }
+}
+
+/** What the fields hold for a value. */
+function textsOf(schemas, node, value, texts = {}) {
+  if (isObject(node)) {
+    if (node.kind === "union") {
+      const kind = value?.[node.schema.discriminator.propertyName];
+      texts[kindPath(node)] = kindsOf(node.schema).includes(kind) ? kind : chosenKind(node, {});
+    }
+    childrenOf(schemas, node, texts).forEach((child) => textsOf(schemas, child, value?.[child.name], texts));
+  } else if (value !== undefined && value !== null) {
+    texts[node.path] = node.kind === "text" ? node.writer.format(value) : value;
+  }
+  return texts;
+}
+
+function pathsOf(schemas, node, texts) {
+  const inner = isObject(node) ? childrenOf(schemas, node, texts).flatMap((child) => pathsOf(schemas, child, texts)) : [];
+  return node.path === "" ? inner : [node.path, ...inner];
+}
+
+// --- fields ---------------------------------------------------------------------------------------------------------
+
+export function Field({ form, path }) {
+  return fieldOf(form, form.nodeAt(path));
+}
+
+function fieldOf(form, node) {
+  return { group: objectField, union: objectField, checkbox, choice, text: textField }[node.kind](form, node);
+}
+
+/** An object: its fields below one another. One of several kinds of object: a select, and the fields of the selected kind. */
+function objectField(form, node) {
+  const { path, schema, required, kind } = node;
+  const children = childrenOf(form.schemas, node, form.texts).map((child) => fieldOf(form, child));
+  const at = kind === "union" && kindPath(node);
+  const options = kind === "union" && [...(required ? [] : [["", "none"]]), ...kindsOf(schema).map((name) => [name, name])];
+  return html`<fieldset key=${path} class="group" data-path=${path}>
+    <legend>${labelOf(path)}</legend>
+    ${hintNode(node.hint)}
+    ${at && html`<div class="field"><label for=${idOf(at)}>${labelOf(at)}</label>${select(idOf(at), options, chosenKind(node, form.texts), (text) => form.setKind(at, text))}</div>`}
+    ${kind === "union" ? html`<div class="group-fields">${children}</div>` : children}
+    <${FieldError} path=${path} text=${form.errors[path]} />
+  </fieldset>`;
+}
+
+function checkbox(form, node) {
+  const { path } = node;
+  const input = html`<input type="checkbox" checked=${form.texts[path] ?? initial(node)} onInput=${(event) => form.set(path, event.target.checked)} ...${described(form, path)} />`;
+  return field(form, node, html`<div class="choice">${input}<label for=${idOf(path)}>${labelOf(path)}</label></div>`);
+}
+
+function choice(form, node) {
+  const { path, schema, required } = node;
   const values = [...(required || schema.default !== undefined ? [] : [""]), ...schema.enum];
-  const input = h("select", { id, class: "input", "aria-describedby": `${id}-hint ${id}-error` }, values.map((value) => h("option", { value, selected: value === defaultValue }, value || "none")));
-  const element = h("div", { class: "field", dataset: { path } }, h("label", { for: id }, label), input, hintNode(hint, id), errorNode(path));
-  return {
-    element,
-    read: () => (input.value === defaultValue && !required ? undefined : input.value),
-    write: (value) => (input.value = value ?? defaultValue),
-  };
+  const input = select(idOf(path), values.map((value) => [value, value || "none"]), form.texts[path] ?? initial(node), (text) => form.set(path, text), described(form, path));
+  return field(form, node, html`<label for=${idOf(path)}>${labelOf(path)}</label>${input}`);
 }
 
-/** A text field; `writer` converts its text into a value and back. */
-function textField({ context, schema, path, required, label, hint }, writer) {
-  const id = idOf(path);
-  const known = context.suggestions[path] ?? [];
+function textField(form, node) {
+  const { path, schema, required, writer } = node;
+  const known = form.suggestions[path] ?? [];
   const attributes = {
-    id, class: `input ${writer.lines ? "mono" : ""}`, placeholder: placeholderOf(schema, writer), autocomplete: "off", spellcheck: "false",
-    inputmode: writer.inputMode, "aria-required": required ? "true" : null, "aria-describedby": `${id}-hint ${id}-error`,
-    list: known.length > 0 ? `${id}-known` : null,
+    class: `input ${writer.lines ? "mono" : ""}`, value: form.texts[path] ?? "", placeholder: placeholderOf(schema, writer), autocomplete: "off", spellcheck: false,
+    inputmode: writer.inputMode, "aria-required": required ? "true" : null, list: known.length > 0 ? `${idOf(path)}-known` : null,
+    onInput: (event) => form.set(path, event.target.value), ...described(form, path),
   };
-  const input = writer.lines ? h("textarea", { ...attributes, rows: writer.lines }) : h("input", { ...attributes, type: "text" });
-  const element = h("div", { class: "field", dataset: { path } },
-    h("label", { for: id }, label, required && h("span", { class: "muted" }, " (required)")), input,
-    known.length > 0 && h("datalist", { id: `${id}-known` }, known.map((value) => h("option", { value }))),
-    hintNode([hint, writer.hint].filter(Boolean).join(" "), id), errorNode(path));
-  return {
-    element,
-    read(problems) {
-      if (input.value.trim() === "") {
-        return undefined;
-      }
-      try {
-        return writer.parse(input.value.trim());
-      } catch (error) {
-        problems.push({ field: path, message: error.message });
-        return undefined;
-      }
-    },
-    write: (value) => (input.value = value === undefined || value === null ? "" : writer.format(value)),
-  };
+  return field(form, node, html`
+    <label for=${idOf(path)}>${labelOf(path)}${required && html`<span class="muted"> (required)</span>`}</label>
+    ${writer.lines ? html`<textarea rows=${writer.lines} ...${attributes} />` : html`<input type="text" ...${attributes} />`}
+    ${known.length > 0 && html`<datalist id="${idOf(path)}-known">${known.map(([value, text]) => html`<option value=${value}>${text}</option>`)}</datalist>`}`);
 }
+
+/** A field of one value: its label and input, its hint, and its message. */
+function field(form, { path, hint, writer, kind }, content) {
+  const sentences = kind === "text" ? [hint, writer.hint].filter(Boolean).join(" ") : hint;
+  return html`<div key=${path} class="field" data-path=${path}>${content}${hintNode(sentences, idOf(path))}<${FieldError} path=${path} text=${form.errors[path]} /></div>`;
+}
+
+function select(id, options, value, onChoice, attributes = {}) {
+  return html`<select id=${id} class="input" value=${value} onInput=${(event) => onChoice(event.target.value)} ...${attributes}>${options.map(([key, text]) => html`<option key=${key} value=${key}>${text}</option>`)}</select>`;
+}
+
+function described(form, path) {
+  const id = idOf(path);
+  const isWrong = form.errors[path] !== undefined;
+  return { id, "aria-describedby": `${id}-hint ${id}-error`, "aria-invalid": isWrong ? "true" : null, "aria-errormessage": isWrong ? `${id}-error` : null };
+}
+
+/** The message of a field; what hides it is opened. */
+function FieldError({ path, text = "" }) {
+  const place = useRef(null);
+  useLayoutEffect(() => {
+    if (text !== "") {
+      place.current.closest("details")?.setAttribute("open", "");
+    }
+  }, [text]);
+  return html`<p ref=${place} class="field-error" id="${idOf(path)}-error" hidden=${text === ""}>${text}</p>`;
+}
+
+function hintNode(text, id = null) {
+  return html`<p class="field-hint" id=${id && `${id}-hint`}>${text.split("`").map((part, index) => (index % 2 === 0 ? part : html`<code>${part}</code>`))}</p>`;
+}
+
+function labelOf(path) {
+  const name = path.split(".").at(-1).replaceAll("_", " ");
+  return name.charAt(0).toUpperCase() + name.slice(1).replace(/ bytes$/, "");
+}
+
+function placeholderOf(schema, writer) {
+  if (schema.default !== undefined && schema.default !== null) {
+    return writer.format(schema.default);
+  }
+  return schema.properties?.model_type ? '{"model_type": "gpt2"}' : "";
+}
+
+function idOf(path) {
+  return `field-${path.replaceAll(".", "-")}`;
+}
+
+// --- values ---------------------------------------------------------------------------------------------------------
 
 /** The conversion between text and the values of a schema. */
 function writerOf(schema, path) {
@@ -255,17 +372,6 @@ function kindsOf({ oneOf, discriminator: { mapping } }) {
   return Object.keys(mapping).toSorted((one, other) => place(one) - place(other));
 }
 
-function schemaAt(schemas, root, path) {
-  let schema = root;
-  let required = true;
-  for (const name of path.split(".")) {
-    const parent = resolved(schemas, schema);
-    schema = parent.properties[name];
-    required = (parent.required ?? []).includes(name);
-  }
-  return { schema, required };
-}
-
 /** Returns a problem for each name and kind in a value that the schema does not have. */
 function unknownFieldsIn(schemas, given, value, path) {
   const schema = resolved(schemas, given);
@@ -289,88 +395,4 @@ function unknownFieldsIn(schemas, given, value, path) {
 /** Returns whether the schema takes any JSON object, which is entered as JSON. */
 function isFree(schema) {
   return schema.type === "object" && Boolean(schema.additionalProperties);
-}
-
-function childrenOf(context, schema, path, without = null) {
-  const names = Object.keys(schema.properties).filter((name) => name !== without && schema.properties[name].const === undefined);
-  return Object.fromEntries(names.map((name) => [name, makeField(context, schema.properties[name], { path: `${path}.${name}`, required: (schema.required ?? []).includes(name) })]));
-}
-
-function readAll(fields, problems) {
-  const found = Object.entries(fields).map(([name, field]) => [name, field.read(problems)]).filter(([, value]) => value !== undefined);
-  return found.length === 0 ? undefined : Object.fromEntries(found);
-}
-
-function writeAll(fields, value) {
-  Object.entries(fields).forEach(([name, field]) => field.write(value?.[name]));
-}
-
-function put(target, path, value) {
-  if (value === undefined) {
-    return;
-  }
-  const names = path.split(".");
-  const last = names.pop();
-  const owner = names.reduce((inner, name) => (inner[name] ??= {}), target);
-  owner[last] = value;
-}
-
-function at(value, path) {
-  return path.split(".").reduce((inner, name) => inner?.[name], value);
-}
-
-// --- texts ----------------------------------------------------------------------------------------------------------
-
-function labelOf(path) {
-  const name = path.split(".").at(-1).replaceAll("_", " ");
-  return name.charAt(0).toUpperCase() + name.slice(1).replace(/ bytes$/, "");
-}
-
-function placeholderOf(schema, writer) {
-  if (schema.default !== undefined && schema.default !== null) {
-    return writer.format(schema.default);
-  }
-  return schema.properties?.model_type ? '{"model_type": "gpt2"}' : "";
-}
-
-function hintNode(text, id = null) {
-  const node = h("p", { class: "field-hint", id: id && `${id}-hint` });
-  text.split("`").forEach((part, index) => node.append(index % 2 === 0 ? part : h("code", {}, part)));
-  return node;
-}
-
-function errorNode(path) {
-  return h("p", { class: "field-error", id: `${idOf(path)}-error`, hidden: true });
-}
-
-function idOf(path, more = "") {
-  return `field-${path.replaceAll(".", "-")}${more && `-${more}`}`;
-}
-
-/** Shows a problem beside its field, or beside the nearest enclosing field. */
-function placed(nodes, problem) {
-  const fits = nodes.filter((node) => problem.field === node.dataset.path || problem.field.startsWith(`${node.dataset.path}.`));
-  const nearest = fits.toSorted((one, other) => other.dataset.path.length - one.dataset.path.length)[0];
-  if (nearest === undefined) {
-    return false;
-  }
-  const inner = problem.field.slice(nearest.dataset.path.length + 1);
-  setError(nearest, `${inner && `${inner}: `}${problem.message}`);
-  nearest.closest("details")?.setAttribute("open", "");
-  return true;
-}
-
-function setError(node, message) {
-  const error = [...node.children].find((child) => child.classList.contains("field-error"));
-  const input = node.querySelector(".input, input");
-  const text = message && error.textContent ? `${error.textContent} ${message}` : message;
-  error.textContent = text;
-  error.hidden = text === "";
-  if (node.tagName !== "FIELDSET" && input !== null) {
-    input.toggleAttribute("aria-invalid", false);
-    if (text !== "") {
-      input.setAttribute("aria-invalid", "true");
-      input.setAttribute("aria-errormessage", error.id);
-    }
-  }
 }

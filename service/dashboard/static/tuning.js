@@ -74,7 +74,7 @@ function progressText(tuning, probes) {
 function facts(tuning) {
   const { request } = tuning;
   return [
-    ...nameFacts(tuning),
+    ...nameFacts(tuning, "tunings"),
     ["Device", tuning.device ?? tuning.hardware],
     ["Effective batch size", `${count(request.effective_batch_size)} samples`],
     ...workloadFacts(request.spec),

@@ -11,7 +11,7 @@ import { del, get, keyId, may, post } from "./api.js";
 import { alertBox, Button, confirmDialog, problemAlert, scopeAlert, stateBadge, time, took } from "./components.js";
 import { withDetails } from "./device_words.js";
 import { announce, byId } from "./dom.js";
-import { count, seconds, words } from "./format.js";
+import { count, planText, seconds, words } from "./format.js";
 import { ENDED, eventually, follow, poll } from "./live.js";
 import { html, useEffect, useLayoutEffect, useRef, useState } from "./preact-htm.js";
 
@@ -77,14 +77,14 @@ function useAnnouncement(kind, state) {
 export function WorkPage({ work, writeScope, deletion, action, children }) {
   const { kind, current, failed } = work;
   const id = byId("page").dataset.id;
-  const title = current === null ? id : current.name ?? current.model;
+  const title = current === null ? id : headline(current, current.model);
   useEffect(() => {
     document.title = `${title} · ${words(kind)} · Batchwright`;
   }, [title]);
   return html`
     <div class="page-head">
       <nav class="crumbs small" aria-label="Breadcrumb"><a href="/${kind}s">${words(kind)}s</a></nav>
-      <h1>${words(kind)} ${current && html`<span id="model">${current.name === null ? "" : `${current.name}, `}of ${current.model}</span>`}</h1>
+      <h1>${words(kind)} ${current && html`<span id="model">${title}</span>`}</h1>
       ${current && html`<span id="state">${stateBadge({ state: current.state, feasible: current.feasible })}</span>`}
       ${current && may(writeScope) && html`<${Actions} work=${work} deletion=${deletion} action=${action} />`}
       <p class="page-lead"><code>${id}</code></p>
@@ -92,6 +92,11 @@ export function WorkPage({ work, writeScope, deletion, action, children }) {
     ${!may(`${kind}s:read`) && scopeAlert(`${kind}s:read`)}
     ${failed && problemAlert(failed.problem, { retry: failed.retry })}
     ${current && children}`;
+}
+
+/** The name, the model and the plan of work, or of a recommendation. */
+export function headline({ name, plan }, model) {
+  return `${name === null ? "" : `${name}: `}${model}${plan === null ? "" : `, ${planText(plan)}`}`;
 }
 
 function Actions({ work: { kind, path, current, change, complain }, deletion, action }) {

@@ -355,6 +355,18 @@ def test_yaml_fills_the_form(service: Running, visit: Open) -> None:
     assert (sent["batch"], sent["precision"]) == ({"image_size": 16}, "bf16")
 
 
+def test_the_first_start_offers_an_example(service: Running, visit: Open) -> None:
+    """The overview of an empty service leads to a form that is filled in, and no longer does after a tuning."""
+    page = visit(service).open("/")
+    page.get_by_role("link", name="Try an example").click()
+    expect(page.get_by_label("Effective batch size")).to_have_value("256")
+    page.get_by_role("button", name="Submit the tuning").click()
+    expect(state(page)).to_have_text("✓Succeeded")
+    page.goto(f"{service.url}/")
+    expect(page.locator("#figures")).to_contain_text("1 succeeded")
+    expect(page.get_by_role("link", name="Try an example")).to_have_count(0)
+
+
 # --- recommendations ---
 
 
