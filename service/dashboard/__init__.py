@@ -7,8 +7,8 @@ The pipeline of a page:
 3. ``assets`` serves `static/` (ES modules without a build step, styles) and plotly.js from its package.
 4. In the browser the ES module of the page calls the API (`static/api.js`) and renders components with Preact and htm
    (`static/preact-htm.js`, vendored): `static/components.js` has the shared ones, `static/data_table.js` tables,
-   `static/list.js` lists of the API, `static/work.js` the frame of a tuning or job, `static/schema_form.js` forms. Text is
-   never parsed as HTML.
+   `static/list.js` lists of the API, `static/work.js` the frame of a tuning or job, `static/schema_form.js` forms.
+   Text is never parsed as HTML.
 
 ``error_pages`` shows a problem document as a page where a browser requested one; ``new_tuning`` supplies the schemas of
 the forms.
