@@ -160,10 +160,11 @@ def _is_of(wanted: StalenessFilter) -> ColumnElement[bool]:
     newest = (
         select(func.max(newer.c.id))
         .where(newer.c.question == _recommendation.question, newer.c.conditions.in_(wanted.current))
+        .correlate(recommendations)
         .scalar_subquery()
     )
     same = [answers.c[name].is_not_distinct_from(_recommendation[name]) for name in _ANSWER]
-    is_confirmed = exists().where(answers.c.id == newest, *same)
+    is_confirmed = exists().where(answers.c.id == newest, *same).correlate(recommendations)
     if wanted.stale:
         return and_(changed, not_(is_confirmed))
     return or_(_recommendation.conditions.in_(wanted.current), and_(changed, is_confirmed))

@@ -10,13 +10,14 @@
  *   scopeAlert("jobs:read")                             for a key without the scope that a page needs
  *   definitions([["Device", "cuda:0"], ...])            a definition list; entries without a value are left out
  *   bar({value, max, label, text, kind})                a share of something (memory, progress), with its text
+ *   sparkline([2.3, 1.9, 1.2], "Loss")                 a small line without axes; null of less than two numbers
  *   time(iso), elapsed(iso), took(work)                 times, kept up to date
  *   html`<${Button} act=${async () => ...}>Save<//>`    disabled while the act runs
  *   await confirmDialog({title, text, action: "Revoke"})    true or false
  */
 
 import { announce, copy } from "./dom.js";
-import { ago, fullTime, seconds, shortId, timeText, words } from "./format.js";
+import { ago, fullTime, number, seconds, shortId, timeText, words } from "./format.js";
 import { html, render, useEffect, useLayoutEffect, useRef, useState } from "./preact-htm.js";
 
 const MARKS = {
@@ -239,6 +240,19 @@ export function definitions(pairs) {
 /** A large figure with what it counts. */
 export function figure(value, label) {
   return html`<div><div class="figure-value">${value}</div><div class="figure-label">${label}</div></div>`;
+}
+
+/** A line through numbers, its first and last in words for those who do not see it. Values that are not known are left out. */
+export function sparkline(values, label) {
+  const known = values.map((value, at) => [at, value]).filter(([, value]) => value !== null);
+  if (known.length < 2) {
+    return null;
+  }
+  const heights = known.map(([, value]) => value);
+  const [low, high] = [Math.min(...heights), Math.max(...heights)];
+  const points = known.map(([at, value]) => `${((100 * at) / (values.length - 1)).toFixed(1)},${(18 - (16 * (value - low)) / (high - low || 1)).toFixed(1)}`);
+  const text = `${label} from ${number(heights[0], 3)} to ${number(heights.at(-1), 3)}`;
+  return html`<svg class="spark" viewBox="0 0 100 20" preserveAspectRatio="none" role="img" aria-label=${text}><title>${text}</title><polyline points=${points.join(" ")} vector-effect="non-scaling-stroke" /></svg>`;
 }
 
 /**

@@ -1,12 +1,13 @@
 /** The lists of tunings, recommendations and jobs, and the audit log. */
 
 import { keyId, may } from "./api.js";
-import { bar, both, codeBlock, labelTags, linkTo, mark, scopeAlert, stateBadge, time, took } from "./components.js";
+import { bar, both, codeBlock, labelTags, linkTo, mark, scopeAlert, sparkline, stateBadge, time, took } from "./components.js";
 import { byId } from "./dom.js";
-import { bytes, count, number, planText, words } from "./format.js";
+import { bytes, count, number, planText, plural, seconds, words } from "./format.js";
 import { ApiList, SEARCH } from "./list.js";
 import { ENDED } from "./live.js";
 import { html, render } from "./preact-htm.js";
+import { CONFIRM, holdsMark } from "./staleness.js";
 
 const MOST_COMPARED = 8;
 const STATES = ["QUEUED", "RUNNING", "CANCELLING", "SUCCEEDED", "FAILED", "CANCELLED"];
@@ -23,6 +24,7 @@ const STATE = choiceOf("state", "State", STATES, words);
 const MODEL = { name: "model", label: "Model", placeholder: "the full name", suggest: (row) => row.model };
 const DEVICE = { name: "device", label: "Device", placeholder: "for example cuda:0", suggest: (row) => row.device };
 const PRODUCT = { name: "device", label: "Device", placeholder: "cuda:0, or a product's name", suggest: (row) => row.device_name };
+const HOLDS = choiceOf("stale", "Holds", ["false", "true"], (value) => (value === "true" ? "stale" : "holds"));
 const LABEL = { name: "label", label: "Label", placeholder: "for example team=vision", pattern: "[^=]+=.*", maxlength: 400 };
 const FINGERPRINT = { name: "fingerprint", label: "Fingerprint", placeholder: "64 hexadecimal digits", pattern: "[0-9a-f]*", maxlength: 64 };
 
@@ -64,10 +66,21 @@ function peakBar({ peak_bytes: peak, limit_bytes: limit }) {
   return peak !== null && limit !== null && bar({ value: peak, max: limit, label: "Peak memory against the limit", text: `${bytes(peak)} of ${bytes(limit)}` });
 }
 
-/** The time of the submission, with the duration, and the priority where it is not the usual one. */
+/** How far a job is, when it will end, and how its loss went. */
+function course({ course: found, state }) {
+  if (found === null) {
+    return null;
+  }
+  const { update, updates, seconds_remaining: left, losses } = found;
+  const rest = ENDED.has(state) || left === null ? "" : `, ${seconds(left)} left`;
+  const text = updates === null ? plural(update, "update") : `${count(update)} of ${count(updates)}${rest}`;
+  return html`<div>${updates === null ? text : bar({ value: update, max: updates, label: "Updates done", text })}${sparkline(losses, "Loss")}</div>`;
+}
+
+/** The time of the submission, with the duration, and the priority and the attempts where they are not the usual ones. */
 function submitted(row) {
   const duration = took(row);
-  const more = [duration && html`<div>took ${duration}</div>`, row.priority !== 0 && html`<div>priority ${row.priority}</div>`].filter(Boolean);
+  const more = [duration && html`<div>took ${duration}</div>`, row.priority !== 0 && html`<div>priority ${row.priority}</div>`, row.attempts > 1 && html`<div>${count(row.attempts)} attempts</div>`].filter(Boolean);
   return both(time(row.created_at), more.length > 0 && more);
 }
 
@@ -125,17 +138,18 @@ const LISTS = {
     files: true,
     ended: () => true,
     refreshSeconds: 10,
-    filters: [SEARCH, MODEL, PRODUCT, choiceOf("precision", "Precision", PRECISIONS), choiceOf("objective", "Objective", OBJECTIVES, (name) => name.replaceAll("_", " ")), LABEL, FINGERPRINT],
+    filters: [SEARCH, MODEL, PRODUCT, choiceOf("precision", "Precision", PRECISIONS), choiceOf("objective", "Objective", OBJECTIVES, (name) => name.replaceAll("_", " ")), HOLDS, LABEL, FINGERPRINT],
     columns: [
       named("Recommendation", "recommendations"),
       { title: "Model and device", class: "model", sort: "model", cell: (row) => both(row.model, `${row.device} (${row.device_name})`) },
       { title: "Precision", class: "nowrap", cell: (row) => row.precision },
       { title: "Objective", class: "nowrap", cell: (row) => row.objective?.replaceAll("_", " ") },
       ...FIGURES,
+      { title: "Holds", class: "nowrap", cell: holdsMark },
       ...OWNER,
       { title: "Created", class: "nowrap", sort: "created", largestFirst: true, cell: (row) => time(row.created_at) },
     ],
-    acts: [compareAct((row) => row.id)],
+    acts: [compareAct((row) => row.id), CONFIRM],
     keep: true,
     empty: {
       title: "No recommendations yet",
@@ -153,8 +167,8 @@ const LISTS = {
     columns: [
       named("Job", "jobs"),
       ...WORK,
+      { title: "Progress", class: "peak", cell: course },
       { title: "Recommendation", class: "nowrap", cell: (row) => linkTo("recommendations", row.recommendation_id) },
-      { title: "Attempts", class: "number", cell: (row) => count(row.attempts) },
       ...SUBMITTED,
     ],
     acts: may("jobs:run") ? changeActs("job", "jobs:run") : undefined,

@@ -10,6 +10,7 @@ import { plural, seconds } from "./format.js";
 import { eventually } from "./live.js";
 import { infeasible, planAndProof, warnings } from "./plan.js";
 import { html, render, useEffect, useLayoutEffect, useState } from "./preact-htm.js";
+import { StaleAlert } from "./staleness.js";
 import { openTrainDialog } from "./train_dialog.js";
 import { Card, headline } from "./work.js";
 
@@ -53,6 +54,7 @@ function sections(found, formats) {
   const command = commandOf(found.request);
   const environment = Object.entries(found.environment).map(([name, value]) => `${name}=${value}`).join("\n");
   return html`
+    <${StaleAlert} id=${id} />
     ${warnings(found)}
     <${Card} name="answer" title="Plan"><div id="answer" class="stack">
       ${found.feasible ? planAndProof(found) : infeasible(found)}

@@ -102,3 +102,16 @@ def test_narrow_pages_sort_by_a_choice(service: Running, browser: Browser) -> No
         page.get_by_label("Order").select_option("Effective batch, ascending")
         expect_order(page, 6, 37, 100)
         assert page.evaluate("document.documentElement.scrollWidth") <= 360
+
+
+def test_the_list_of_jobs_shows_how_far_they_are(service: Running, browser: Browser) -> None:
+    """The updates that are done, and the losses as a line with its ends in words."""
+    found = service.http.get("/v1/recommendations").json()["items"][0]["id"]
+    made = service.http.post("/v1/jobs", json={"recommendation_id": found, "training": {"updates": 5}}).json()
+    assert service.http.get(f"/v1/jobs/{made['id']}", params={"wait": 20}).json()["state"] == "SUCCEEDED"
+    with watched(browser, service.url) as opened:
+        page = opened.open("/jobs")
+        expect(page.get_by_role("meter", name="Updates done")).to_have_attribute("aria-valuetext", "5 of 5")
+        expect(page.get_by_role("img", name=re.compile(r"^Loss from \d\S* to \d\S*$"))).to_be_visible()
+        page.evaluate(AXE)
+        assert page.evaluate(VIOLATIONS, WCAG) == []

@@ -1,0 +1,71 @@
+"""What the pages say of recommendations that an upgrade put in doubt, and the click that confirms one."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Browser, expect
+
+from tests.service.dashboard.test_quality import AXE, VIOLATIONS, WCAG
+from tests.support.factories import tuning_request
+from tests.support.service.browser import chromium, watched
+from tests.support.service.processes import wait_until
+from tests.support.service.running import Running, running
+from tests.support.service.scripted import ScriptedRunner, Trainer
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    """One for the module."""
+    with chromium() as opened:
+        yield opened
+
+
+@pytest.fixture
+def upgraded(tmp_path: Path) -> Iterator[tuple[Running, list[str]]]:
+    """A service with another torch than its two recommendations were made with, and their ids."""
+    with running(tmp_path / "data", ScriptedRunner(37), Trainer(), torch="2.8") as before, before.client as client:
+        names = [client.tunings.tune(tuning_request(effective_batch_size=size)).id for size in (74, 148)]
+    with running(tmp_path / "data", ScriptedRunner(37), Trainer(), torch="2.9") as service:
+        yield service, names
+
+
+def test_stale_recommendations_are_marked_and_confirmed(upgraded: tuple[Running, list[str]], browser: Browser) -> None:
+    """The list says what changed, and confirms those that are chosen."""
+    service, names = upgraded
+    with watched(browser, service.url) as opened:
+        page = opened.open("/recommendations")
+        expect(page.get_by_role("cell", name="stale torch 2.8 → 2.9")).to_have_count(2)
+        page.evaluate(AXE)
+        assert page.evaluate(VIOLATIONS, WCAG) == []
+        page.get_by_label(re.compile("^Select all")).check()
+        page.get_by_role("button", name="Confirm 2 recommendations").click()
+        tunings = page.get_by_role("status").filter(has_text="2 recommendations being confirmed").get_by_role("link")
+        expect(tunings).to_have_count(2)
+        for link in tunings.all():
+            tuning = str(link.get_attribute("href")).rpartition("/")[2]
+            assert service.http.get(f"/v1/tunings/{tuning}", params={"wait": 20}).json()["state"] == "SUCCEEDED"
+        wait_until(lambda: not service.http.get("/v1/recommendations", params={"stale": True}).json()["items"])
+        page.get_by_role("combobox", name="Holds").select_option("stale")
+        expect(page.get_by_text("No matches for these filters")).to_be_visible()
+        page.get_by_role("combobox", name="Holds").select_option("holds")
+        expect(page.get_by_role("row").filter(has_text="holds")).to_have_count(4)
+    assert len(service.runner.sizes) == len(names)
+
+
+def test_the_page_of_a_stale_recommendation_confirms_it(upgraded: tuple[Running, list[str]], browser: Browser) -> None:
+    """One click leads to the tuning of one probe; the page then says nothing of other conditions."""
+    service, (name, _) = upgraded
+    with watched(browser, service.url) as opened:
+        page = opened.open(f"/recommendations/{name}")
+        expect(page.get_by_text("torch 2.8 → 2.9")).to_be_visible()
+        page.get_by_role("button", name="Confirm it").click()
+        expect(page).to_have_url(re.compile("/tunings/tun_"))
+        expect(page.locator(".page-head .badge")).to_contain_text("Succeeded")
+        page.goto(f"{service.url}/recommendations/{name}")
+        expect(page.get_by_role("heading", name="Plan")).to_be_visible()
+        expect(page.get_by_text("Made under other conditions")).to_have_count(0)
+    assert len(service.runner.sizes) == 1
