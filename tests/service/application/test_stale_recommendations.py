@@ -98,6 +98,19 @@ def test_one_probe_removes_the_mark(upgraded: Upgraded) -> None:
         assert len(service.runner.sizes) == 1
 
 
+def test_each_of_several_is_confirmed_by_its_own_request(upgraded: Upgraded) -> None:
+    """The filter looks at the newest recommendation for the same request, and not at the newest of all."""
+    service = upgraded("2.8")
+    with service.client as client:
+        names = [client.tunings.tune(tuning_request(effective_batch_size=size)).id for size in (74, 111, 148)]
+    service = upgraded("2.9")
+    with Client(service.url) as client:
+        for done, name in enumerate(names, 1):
+            client.tunings.wait(client.recommendations.confirm(name).id)
+            assert [row["id"] for row in listed(service, stale="true")] == names[: done - 1 : -1]
+            assert len(listed(service, stale="false")) == 2 * done
+
+
 def test_another_answer_replaces_the_stale_one(upgraded: Upgraded) -> None:
     """Where less fits than before, the mark stays and names the new recommendation."""
     name = tune(upgraded("2.8"))

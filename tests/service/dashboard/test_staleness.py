@@ -52,7 +52,7 @@ def test_stale_recommendations_are_marked_and_confirmed(upgraded: tuple[Running,
         page.get_by_role("combobox", name="Holds").select_option("stale")
         expect(page.get_by_text("No matches for these filters")).to_be_visible()
         page.get_by_role("combobox", name="Holds").select_option("holds")
-        expect(page.get_by_role("row").filter(has_text="holds")).to_have_count(4)
+        expect(page.locator("tbody tr").filter(has_text="holds")).to_have_count(4)
     assert len(service.runner.sizes) == len(names)
 
 
