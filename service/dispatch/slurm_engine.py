@@ -46,10 +46,14 @@ class SlurmEngine(Engine):
 
     @override
     def submit(self, job: NewJob) -> None:
-        """Submit; jobs of one name run one after another, so that a second one finds the work taken or ended."""
+        """Submit; jobs of one name run one after another, so that a second one finds the work taken or ended.
+
+        Slurm requeues none: it would hold a job whose launch failed until someone releases it, and the dispatcher
+        submits the work again in any case.
+        """
         executor = SlurmExecutor(folder=self._folder)
         excluded = ",".join(sorted(self._known - job.nodes))
-        options = {"dependency": "singleton"} | ({"exclude": excluded} if excluded else {})
+        options = {"dependency": "singleton", "no_requeue": True} | ({"exclude": excluded} if excluded else {})
         devices = {"exclusive": True} if job.kind == "cpu" else {"gres": f"gpu:{job.devices}"}
         executor.update_parameters(
             job_name=str(job.name),

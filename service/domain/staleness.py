@@ -19,21 +19,21 @@ class ChangedCondition(Document):
     """A condition that memory depends on, and that is another one now."""
 
     name: str
-    """What changed: `device`, `memory`, `driver`, or a package such as `torch`."""
+    """Name of the condition: `device`, `memory`, `driver`, or a package such as `torch`."""
     before: str | None = None
-    """What the recommendation was made with; none for a package that was not there."""
+    """Value with which the recommendation was made; none for a package that was not there."""
     now: str | None = None
-    """What the worker of the device reports now; none for a package that is gone."""
+    """Value that the worker of the device reports now; none for a package that is gone."""
 
 
 class Staleness(Document):
-    """Whether a recommendation still holds: it was proven with the software and the hardware of its time."""
+    """The judgement whether a recommendation, proven with the software and the hardware of its time, still holds."""
 
     stale: bool | None = None
     """True when something that memory depends on has changed on its kind of device, and no later tuning has confirmed
     it. None while no live worker has the device."""
     changes: tuple[ChangedCondition, ...] = ()
-    """What changed since, on the device of a live worker that is most like it; empty while nothing did."""
+    """Changes since then, on the device of a live worker that is most like it; empty while there are none."""
     confirmed_by: str | None = None
     """Identifier of the newest recommendation for the same request under today's conditions, when it gives the same
     plan: the recommendation is not stale then."""

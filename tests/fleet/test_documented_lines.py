@@ -58,8 +58,8 @@ def typed(lines: str, folder: Path, environment: Mapping[str, str]) -> Iterator[
                 os.kill(left, signal.SIGKILL)
 
 
-def tunes(service: Dispatching) -> None:
-    """Tune once."""
+def assert_tunes(service: Dispatching) -> None:
+    """Tune once, and find that something fits."""
     path = service.submit_tuning(32)
     service.answer(path)
     assert service.api.get(path)["recommendation"]["largest_micro_batch_size"] > 1
@@ -84,7 +84,7 @@ def test_the_lines_for_ray(database: str, tmp_path: Path) -> None:
         subprocess.run(command, env=os.environ | variables, check=True, timeout=300)
         with typed(lines, folder, variables) as service:
             service.wait_for_devices(1)
-            tunes(service)
+            assert_tunes(service)
     finally:
         for left in processes_with(f"TYPED_FOR={folder}\0"):
             with suppress(ProcessLookupError):
@@ -102,4 +102,4 @@ def test_the_lines_for_slurm(slurm: Slurm, database: str, tmp_path: Path) -> Non
     lines = documented("From one host to Slurm", replaced)
     with slurm.started(), typed(lines, tmp_path / "service", environment_of(slurm)) as service:
         service.wait_for_devices(len(slurm.nodes))
-        tunes(service)
+        assert_tunes(service)

@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 
-from service.dispatch.engine import JobName, NewJob
+from service.dispatch.engine import EngineJob, JobName, JobState, NewJob
 from tests.fleet.conftest import StartService, environment_of
 from tests.fleet.work import PATIENCE_SECONDS, Dispatching, watched, workers
 from tests.support.exports.slurm_cluster import Slurm
+from tests.support.service.processes import wait_until
 
 pytestmark = [pytest.mark.fleet, pytest.mark.timeout(1800)]
 
@@ -59,6 +60,26 @@ def test_a_job_says_to_which_nodes_it_was_restricted(
         assert {attempt: job.nodes for attempt, job in found.items()} == {0: None, 1: frozenset({"localhost"})}
         for job in found.values():
             engine.stop(job.id)
+
+
+def test_a_job_whose_launch_fails_ends(slurm: Slurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Slurm would hold a requeued one until someone releases it, and its work would wait with it."""
+    from service.dispatch.slurm_engine import SlurmEngine  # noqa: PLC0415 - as above
+
+    for name, value in environment_of(slurm).items():
+        monkeypatch.setenv(name, value)
+    with slurm.started():
+        engine = SlurmEngine(tmp_path / "jobs", "sleep 60")
+        nodes = frozenset(node.id for node in engine.nodes())
+        slurm.break_launches()
+        engine.submit(NewJob(JobName("tun_1", 0, 0), (), "cpu", 1, nodes))
+        seen: list[EngineJob] = []
+
+        def has_ended() -> bool:
+            seen[:] = engine.jobs()
+            return [job.state for job in seen] == [JobState.ENDED]
+
+        wait_until(has_ended, lambda: str(seen))
 
 
 def test_a_job_over_two_nodes_equals_one_of_one_node(slurm: Slurm, serve: StartService, tmp_path: Path) -> None:

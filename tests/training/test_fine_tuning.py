@@ -83,7 +83,7 @@ def english(tmp_path_factory: pytest.TempPathFactory) -> Trained:
 
 @pytest.fixture(scope="module", params=["whole", "lora"])
 def python(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, english: Trained) -> Trained:
-    """The same model, trained further on code: all of it, or an adapter."""
+    """Run that trains the same model further on code: all of it, or an adapter."""
     fields: dict[str, Any] = {}
     if request.param == "lora":  # which has few numbers to train, and takes longer steps
         fields = {"adapter": LORA, "optimizer": {"name": "adamw", "learning_rate": 0.02}}

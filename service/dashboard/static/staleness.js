@@ -27,14 +27,15 @@ export const CONFIRM = {
   applies: (row) => row.stale === true && may("tunings:write"),
   run: async (rows) => {
     const tunings = [];
+    let problem = null;
     try {
       for (const row of rows) {
         tunings.push([row, await confirmed(row.id)]);
       }
-    } catch (problem) {
-      return { change: (row) => row, report: [report(tunings), problemAlert(problem)] };
+    } catch (caught) {
+      problem = caught;
     }
-    return { change: (row) => row, report: report(tunings) };
+    return { change: (row) => row, report: [report(tunings), problem && problemAlert(problem)] };
   },
 };
 

@@ -1,4 +1,4 @@
-"""What the pages say of recommendations that an upgrade put in doubt, and the click that confirms one."""
+"""Recommendations that an upgrade put in doubt, on the pages, and the click that confirms one."""
 
 from __future__ import annotations
 

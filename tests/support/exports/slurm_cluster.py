@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import pwd
+import shutil
 import signal
 import socket
 import subprocess
@@ -30,6 +31,8 @@ StateSaveLocation={folder}/state
 SlurmdSpoolDir={folder}/spool-%n
 SlurmctldPidFile={folder}/slurmctld.pid
 SlurmdPidFile={folder}/slurmd-%n.pid
+SlurmctldLogFile={folder}/slurmctld.log
+SlurmdLogFile={folder}/slurmd-%n.log
 ProctrackType=proctrack/linuxproc
 TaskPlugin=task/none
 SelectType=select/cons_tres
@@ -94,6 +97,13 @@ class Slurm:
     def nodes(self) -> tuple[str, str]:
         """The names of the nodes."""
         return socket.gethostname(), "localhost"
+
+    def break_launches(self) -> None:
+        """Have every node fail to launch jobs: no folder for them can be made."""
+        for name in self.nodes:
+            spool = self._folder / f"spool-{name}"
+            shutil.rmtree(spool)
+            spool.touch()
 
     def start(self, name: str) -> None:
         """Start the controller, or the daemon of a node."""

@@ -290,7 +290,7 @@ def test_two_ranks_evaluate_what_one_does(tmp_path: Path, strategy: str) -> None
 
 
 def spec_of_split(spec: WorkloadSpec) -> WorkloadSpec:
-    """The same split, evaluated at the start and the end only, in batches of one."""
+    """Spec with the same split, evaluated at the start and the end only, in batches of one."""
     assert spec.evaluation is not None
     changed = spec.evaluation.model_copy(update={"every": None, "metrics": (), "micro_batch_size": 1})
     return spec.model_copy(update={"evaluation": changed})
@@ -344,7 +344,7 @@ def test_a_rank_that_runs_out_halves_its_own_batches(tmp_path: Path, monkeypatch
 
 
 def test_an_evaluation_changes_neither_fingerprint_nor_identity_but_for_its_split() -> None:
-    """What fits and what trains; a run may resume with another interval, and not with another split."""
+    """A run may resume with another interval, and not with another split; neither changes what fits."""
     plain = gpt_spec()
     own = gpt_spec(evaluation={"data": {"kind": "text", "paths": ["held-out.txt"]}})
     split, often, other = (
