@@ -19,9 +19,8 @@ from tuner.schemas.requests import TrainingRequest, TuningRequest
 from tuner.schemas.training import TrainingResult
 from tuner.schemas.workload import WorkloadSpec
 from tuner.system.fork_server.spawn import StartChild
-from tuner.training.evaluation.library_metrics import require_library
 from tuner.training.launching.launcher import TrainingProcess
-from tuner.training.progress import require_tensorboard
+from tuner.training.required_packages import require_metrics, require_tensorboard
 
 _POLL_SECONDS = 0.1
 _STOP_SECONDS = 60.0
@@ -95,7 +94,7 @@ def check_run(tuning: TuningRequest, training: TrainingRequest, device: str | No
         _require_cards(processes)
     share_per_rank(tuning.effective_batch_size, processes)
     if isinstance(tuning.spec, WorkloadSpec):
-        require_library(tuning.spec)
+        require_metrics(tuning.spec)
     if training.tensorboard:
         require_tensorboard()
 

@@ -33,7 +33,7 @@ from tuner.training.checkpoints import Checkpoints
 from tuner.training.data import DataFolders, TrainingData, epoch_order
 from tuner.training.evaluation.evaluator import Evaluator, evaluated_workload
 from tuner.training.evaluation.held_out_data import build_run_data
-from tuner.training.evaluation.library_metrics import import_library
+from tuner.training.evaluation.library_metrics import import_metrics
 from tuner.training.evaluation.run_evaluation import RunEvaluation
 from tuner.training.fsdp import shard
 from tuner.training.launching.run_directory import RunPaths, run_identity
@@ -117,7 +117,7 @@ def build_run(
     ranks, notes, spec = ranks or Ranks(), list[str](), recommendation.request.workload
     micro_batch_size = _bounded(trainable_micro_batch_size(recommendation), paths.micro_batch_bound(), notes)
     workload = build_workload(spec)
-    import_library(spec)
+    import_metrics(spec)
     run_data = build_run_data(spec, workload, DataFolders.of_run(paths.cache / "datasets"), ranks.size)
     data = run_data.training
     epoch_order(request.seed, 0, len(data))  # allocated before the limit; the order of any other epoch is as large

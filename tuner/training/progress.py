@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
-from tuner.errors import FieldProblem, SpecError
 from tuner.schemas.training import TrainingProgress
 from tuner.training.launching.run_directory import ProgressLog, RunPaths
+from tuner.training.required_packages import require_tensorboard
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
@@ -48,17 +47,6 @@ class ProgressWriter:
         """Close the TensorBoard events."""
         if self._events is not None:
             self._events.close()
-
-
-def require_tensorboard() -> None:
-    """Check that TensorBoard is installed, without importing it or torch.
-
-    Raises:
-        SpecError: when TensorBoard is not installed.
-    """
-    if find_spec("tensorboard") is None:
-        message = "needs the package `tensorboard`: pip install 'batchwright[tensorboard]'"
-        raise SpecError([FieldProblem("tensorboard", message, "True")], "request")
 
 
 def import_tensorboard() -> type[SummaryWriter]:

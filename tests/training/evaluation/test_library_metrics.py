@@ -18,7 +18,8 @@ from tuner.schemas.requests import TrainingRequest
 from tuner.schemas.training import RunOutcome
 from tuner.schemas.workload import WorkloadSpec
 from tuner.training.accumulation.collectives import Ranks
-from tuner.training.evaluation.library_metrics import LibraryMetrics, require_library
+from tuner.training.evaluation.library_metrics import LibraryMetrics
+from tuner.training.required_packages import require_metrics
 from tuner.workloads.base import IGNORED_LABEL, LabelScores
 
 pytestmark = pytest.mark.usefixtures("forked")
@@ -105,7 +106,7 @@ def test_two_ranks_count_what_one_does(tmp_path: Path) -> None:
 def test_a_vocabulary_is_no_set_of_classes(spec: WorkloadSpec) -> None:
     """A mean over tens of thousands of tokens says nothing, and takes memory."""
     with pytest.raises(SpecError, match="a vocabulary") as caught:
-        require_library(spec)
+        require_metrics(spec)
     assert caught.value.problems[0].field == "evaluation.metrics"
 
 

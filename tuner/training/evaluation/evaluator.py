@@ -29,10 +29,11 @@ from tuner.training.accumulation.collectives import Ranks
 from tuner.training.batch_schedule import cut
 from tuner.training.data.base import TrainingData
 from tuner.training.evaluation.evaluation_sums import BatchSums, EvaluationShare
-from tuner.training.evaluation.library_metrics import LibraryMetrics, needs_labels
+from tuner.training.evaluation.library_metrics import LibraryMetrics
 from tuner.training.micro_batches.rng_state import RandomState
 from tuner.training.micro_batches.splitting import to_device
 from tuner.training.precision import autocast
+from tuner.training.required_packages import needs_labels
 from tuner.training.update_engine import UpdateEngine
 from tuner.workloads.base import Batch, LabelScores, LossTerms, ScoresLabels, Workload
 from tuner.workloads.build import build_workload

@@ -7,22 +7,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from importlib import import_module
-from importlib.util import find_spec
 from typing import Any, TypeAlias
 
 from torch import Tensor
 
-from tuner.errors import FieldProblem, SpecError
-from tuner.schemas.dataset import EvaluationSpec
-from tuner.schemas.workload import Gpt, ReferenceModel, TransformersModel, WorkloadSpec
+from tuner.schemas.workload import WorkloadSpec
 from tuner.training.accumulation.collectives import Ranks
+from tuner.training.required_packages import METRIC_CLASSES, require_metrics
 from tuner.workloads.base import IGNORED_LABEL, LabelScores
 
 Metrics: TypeAlias = Any
 """A ``torchmetrics.MetricCollection``, imported where a metric is requested."""
 
-_CLASSES = {"f1": "MulticlassF1Score", "precision": "MulticlassPrecision", "recall": "MulticlassRecall"}
-"""Classes of ``torchmetrics.classification`` by the names of the spec."""
 _MODULE = "torchmetrics.classification"
 
 
@@ -35,7 +31,7 @@ class LibraryMetrics:
     """
 
     def __init__(self, names: Sequence[str], ranks: Ranks) -> None:
-        self._names = [name for name in names if name in _CLASSES]
+        self._names = [name for name in names if name in METRIC_CLASSES]
         self._ranks = ranks
         self._metrics: Metrics | None = None
 
@@ -55,7 +51,7 @@ class LibraryMetrics:
     def _made(self, logits: Tensor) -> Metrics:
         library = import_module(_MODULE)
         made = {
-            name: getattr(library, _CLASSES[name])(
+            name: getattr(library, METRIC_CLASSES[name])(
                 num_classes=logits.shape[-1],
                 average="macro",
                 ignore_index=IGNORED_LABEL,
@@ -75,41 +71,12 @@ class LibraryMetrics:
         return {} if self._metrics is None else {name: float(value) for name, value in self._metrics.compute().items()}
 
 
-def needs_labels(evaluation: EvaluationSpec) -> bool:
-    """Return whether a metric compares labels with logits."""
-    return any(name == "accuracy" or name in _CLASSES for name in evaluation.metrics)
-
-
-def require_library(spec: WorkloadSpec) -> None:
-    """Check that the requested metrics are of use for the model, and that their package is installed, without torch.
-
-    Raises:
-        SpecError: when the model has no classes in the sense of these metrics, or ``torchmetrics`` is missing.
-    """
-    names = [name for name in (spec.evaluation.metrics if spec.evaluation is not None else ()) if name in _CLASSES]
-    if not names:
-        return
-    if not _classifies(spec):
-        message = f"`{names[0]}` is an average over the classes of a classifier, and this model has a vocabulary"
-        raise SpecError([FieldProblem("evaluation.metrics", message, names[0])])
-    if find_spec("torchmetrics") is None:
-        message = f"`{names[0]}` needs the package `torchmetrics`: pip install 'batchwright[metrics]'"
-        raise SpecError([FieldProblem("evaluation.metrics", message, names[0])])
-
-
-def import_library(spec: WorkloadSpec) -> None:
+def import_metrics(spec: WorkloadSpec) -> None:
     """Import what the requested metrics need, before memory is limited.
 
     Raises:
-        SpecError: as ``require_library``.
+        SpecError: as ``require_metrics``.
     """
-    require_library(spec)
-    if spec.evaluation is not None and any(name in _CLASSES for name in spec.evaluation.metrics):
+    require_metrics(spec)
+    if spec.evaluation is not None and any(name in METRIC_CLASSES for name in spec.evaluation.metrics):
         import_module(_MODULE)
-
-
-def _classifies(spec: WorkloadSpec) -> bool:
-    model = spec.model
-    if isinstance(model, TransformersModel):
-        return model.task.endswith("-classification")
-    return not (isinstance(model, ReferenceModel) and isinstance(model.architecture, Gpt))

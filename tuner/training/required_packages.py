@@ -1,0 +1,54 @@
+"""The optional packages that a training requires, checked before a process with torch is started. No torch."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+
+from tuner.errors import FieldProblem, SpecError
+from tuner.schemas.dataset import EvaluationSpec
+from tuner.schemas.workload import Gpt, ReferenceModel, TransformersModel, WorkloadSpec
+
+METRIC_CLASSES = {"f1": "MulticlassF1Score", "precision": "MulticlassPrecision", "recall": "MulticlassRecall"}
+"""Classes of ``torchmetrics.classification`` by the names of the spec."""
+
+
+def needs_labels(evaluation: EvaluationSpec) -> bool:
+    """Return whether a metric compares labels with logits."""
+    return any(name == "accuracy" or name in METRIC_CLASSES for name in evaluation.metrics)
+
+
+def require_metrics(spec: WorkloadSpec) -> None:
+    """Check that the requested metrics are of use for the model, and that their package is installed.
+
+    Raises:
+        SpecError: when the model has no classes in the sense of these metrics, or ``torchmetrics`` is missing.
+    """
+    names = [
+        name for name in (spec.evaluation.metrics if spec.evaluation is not None else ()) if name in METRIC_CLASSES
+    ]
+    if not names:
+        return
+    if not _classifies(spec):
+        message = f"`{names[0]}` is an average over the classes of a classifier, and this model has a vocabulary"
+        raise SpecError([FieldProblem("evaluation.metrics", message, names[0])])
+    if find_spec("torchmetrics") is None:
+        message = f"`{names[0]}` needs the package `torchmetrics`: pip install 'batchwright[metrics]'"
+        raise SpecError([FieldProblem("evaluation.metrics", message, names[0])])
+
+
+def _classifies(spec: WorkloadSpec) -> bool:
+    model = spec.model
+    if isinstance(model, TransformersModel):
+        return model.task.endswith("-classification")
+    return not (isinstance(model, ReferenceModel) and isinstance(model.architecture, Gpt))
+
+
+def require_tensorboard() -> None:
+    """Check that TensorBoard is installed.
+
+    Raises:
+        SpecError: when TensorBoard is not installed.
+    """
+    if find_spec("tensorboard") is None:
+        message = "needs the package `tensorboard`: pip install 'batchwright[tensorboard]'"
+        raise SpecError([FieldProblem("tensorboard", message, "True")], "request")
