@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
-from pydantic import Field, StringConstraints
+from pydantic import ConfigDict, Field, StringConstraints
 
 from tuner.schemas.base import Document, PositiveInt
 from tuner.schemas.field_errors import described_pattern
@@ -59,6 +59,8 @@ class Export(Document):
 
 class ExportOptions(Document):
     """Properties of the job that a recommendation does not contain."""
+
+    model_config = ConfigDict(use_attribute_docstrings=True)  # options and parameters have the descriptions
 
     allow_inexact: bool = False
     """Allow a target that repeats one micro-batch size to change the effective batch."""

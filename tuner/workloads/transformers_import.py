@@ -6,7 +6,6 @@ import importlib
 import os
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 _HUB_KERNELS = "USE_HUB_KERNELS"
 
@@ -48,8 +47,11 @@ def import_transformers() -> None:
             else scan(path, prefix)
         )
 
-    with patch.object(utils, scan.__name__, cached_scan):
+    setattr(utils, scan.__name__, cached_scan)
+    try:
         importlib.import_module("transformers.models")
+    finally:
+        setattr(utils, scan.__name__, scan)
 
 
 def _strip_prefix(prefix: str, structure: dict[Any, dict[str, Any]]) -> dict[Any, dict[str, Any]]:

@@ -14,7 +14,7 @@ _Message = TypeVar("_Message")
 class Message(BaseModel):
     """Base class of messages: frozen, without unknown fields."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+    model_config = ConfigDict(frozen=True, extra="forbid")
 
 
 class ImportModules(Message):
