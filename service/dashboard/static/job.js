@@ -8,7 +8,7 @@ import { Table } from "./data_table.js";
 import { shortened, withDetails } from "./device_words.js";
 import { byId, colour } from "./dom.js";
 import { bytes, bytesExactly, count, number, plural, seconds } from "./format.js";
-import { makeHistory } from "./history.js";
+import { bestOf, makeHistory } from "./history.js";
 import { ENDED, poll } from "./live.js";
 import { html, render, useEffect, useLayoutEffect, useRef, useState } from "./preact-htm.js";
 import { Card, failure, positionInWords, runFacts, useWork, WorkPage } from "./work.js";
@@ -17,6 +17,7 @@ const GIB = 1024 ** 3;
 const MIB = 1024 ** 2;
 const MOST_POINTS = 2000;
 const FEW = 50; // points that are marked too
+const LISTED_EVALUATIONS = 20;
 const DRAW_MILLISECONDS = 500;
 const LOG_SECONDS = 2;
 const LOG_BYTES = 64 * 1024;
@@ -76,6 +77,7 @@ function sections(job, history) {
       <div id="progress">${progressBar(job)}</div>
       <div id="newest">${progress && definitions(ofWorkload(job) ? newest(job, history) : newestOfCommand(job))}</div>
       ${history.rows().length > 0 && curves(job, history)}
+      ${evaluations(history)}
       ${splits(history)}
     <//>
     <${Card} name="facts" title="Run"><div id="facts">${definitions([
@@ -88,6 +90,7 @@ function sections(job, history) {
       ...runFacts(job),
       ["Directory", job.directory && html`<code>${job.directory}</code>`],
       ["Exit status", result?.exit_status?.toString()],
+      ["Evaluation", result?.evaluation?.message],
       ["Suggested batch", noiseFigure(result?.noise_scale)],
       ["Weights (SHA-256)", result?.weights_sha256 && html`<code>${result.weights_sha256}</code>`],
     ])}</div><//>`;
@@ -126,6 +129,7 @@ function newest({ progress, state }, history) {
   const left = (progress.updates - progress.update) * progress.seconds;
   return [
     ["Loss", number(progress.loss)],
+    ["Held-out loss", heldOutLoss(history.evaluations())],
     ["Samples per second", number(rate(progress), 3)],
     ["Learning rate", number(progress.learning_rate, 3)],
     ["Gradient norm", number(progress.gradient_norm, 3)],
@@ -134,6 +138,12 @@ function newest({ progress, state }, history) {
     ["Samples seen", count(progress.samples_seen)],
     ["Time left", state === "RUNNING" && seconds(left)],
   ];
+}
+
+/** The newest loss on held-out samples, beside the best evaluation. */
+function heldOutLoss(rows) {
+  const best = bestOf(rows);
+  return rows.length > 0 && html`<span>${number(rows.at(-1).loss)}${best && html`<span class="muted small"> best weights after update ${count(best.update)}</span>`}</span>`;
 }
 
 function newestOfCommand({ progress, recommendation: { headroom } }) {
@@ -166,7 +176,7 @@ function curves(job, history) {
   const [unit, unitName] = Math.max(...rows.map((row) => row.peak_bytes ?? 0)) >= GIB ? [GIB, "GiB"] : [MIB, "MiB"];
   const drawn = (id, title, figure) => html`<figure key=${id}><figcaption>${title}</figcaption><${Chart} id=${id} class="chart-small" figure=${figure} /></figure>`;
   return html`<div id="curves" class="curves">
-    ${ofWorkload(job) && drawn("loss", "Loss", () => curve("loss", rows, (row) => row.loss, "--chart-1", { more: splitMarks(history.splits()), fromZero: false }))}
+    ${ofWorkload(job) && drawn("loss", "Loss", () => curve("loss", rows, (row) => row.loss, "--chart-1", { more: [...heldOutCurve(history.evaluations()), ...splitMarks(history.splits())], fromZero: false }))}
     ${drawn("throughput", "Samples per second", () => curve("samples per second", rows, rate, "--chart-3"))}
     ${ofWorkload(job) && drawn("learning-rate", "Learning rate", () => curve("learning rate", rows, (row) => row.learning_rate, "--chart-4"))}
     ${drawn("memory", `Peak memory so far (${unitName})`, () => curve("memory", rows, (row) => (row.peak_bytes === null ? null : row.peak_bytes / unit), "--chart-2", { limit: limit && level(limit / unit, `limit ${bytes(limit)}`, "--bad", { above: false }) }))}
@@ -190,9 +200,32 @@ function curve(name, rows, read, token, { more = [], fromZero = true, limit = nu
   };
 }
 
+function heldOutCurve(rows) {
+  return rows.length === 0 ? [] : [line("held-out loss", rows.map((row) => row.update), rows.map((row) => row.loss), "--chart-2", { hover: "x+y", marks: rows.length <= FEW })];
+}
+
 function splitMarks(rows) {
   const hover = rows.map((row) => `update ${row.update}: split after running out of memory`);
   return rows.length === 0 ? [] : [points("split after OOM", rows.map((row) => row.update), rows.map((row) => row.loss), { token: "--bad", symbol: "x", hover })];
+}
+
+/** The newest evaluations; all of them are in the chart. */
+function evaluations(history) {
+  const all = history.evaluations();
+  const best = bestOf(all);
+  const rows = all.slice(-LISTED_EVALUATIONS).reverse();
+  const columns = [
+    { title: "After update", class: "number", cell: (row) => html`${row === best && html`<span class="badge badge-ok">best</span> `}${count(row.update)}` },
+    { title: "Held-out loss", class: "number", cell: (row) => number(row.loss) },
+    ...Object.keys(rows[0]?.metrics ?? {}).map((name) => ({ title: name, class: "number", cell: (row) => number(row.metrics[name]) })),
+    { title: "Samples", class: "number", cell: (row) => count(row.samples) },
+    { title: "Seconds", class: "number", cell: (row) => number(row.seconds, 3) },
+  ];
+  return rows.length > 0 && html`<div id="evaluations" class="stack">
+    ${rows[0].message && alertBox("warn", "The newest evaluation has no figures", shortened(rows[0].message))}
+    ${rows.length < all.length && html`<p class="muted small">The newest ${count(rows.length)} of ${plural(all.length, "evaluation")} are listed.</p>`}
+    <${Table} caption="Evaluations on held-out samples" columns=${columns} rows=${rows} keyOf=${(row) => row.update} />
+  </div>`;
 }
 
 const SPLITS = [

@@ -440,6 +440,22 @@ def test_a_job_is_followed_and_cancelled(start_service: StartService, visit: Ope
     expect(state(page)).to_have_text("⊘Cancelled")
 
 
+def test_a_job_shows_its_evaluations(start_service: StartService, visit: Open) -> None:
+    """Held-out loss and metrics of each evaluation are listed, the newest first, and the best one is marked."""
+    service = start_service(None, Trainer(hold_at=7, evaluates=True))
+    body = {"recommendation": recommendation().model_dump(mode="json"), "training": {"updates": 10}}
+    made = service.http.post("/v1/jobs", json=body).json()
+    opened = visit(service)
+    opened.excused = ("409",)  # the scripted trainer leaves no folder to read a log from
+    page = opened.open(f"/jobs/{made['id']}")
+    expect(page.locator("#newest")).to_contain_text("0.7500 best weights after update 4")
+    rows = page.locator("#evaluations tbody tr")
+    expect(rows).to_have_text([re.compile(start) for start in ("^6", "^best 4", "^2", "^0")])
+    expect(page.locator("#evaluations th[scope=col]")).to_have_text(
+        ["After update", "Held-out loss", "accuracy", "Samples", "Seconds"]
+    )
+
+
 # --- who may ---
 
 

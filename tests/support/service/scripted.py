@@ -17,7 +17,7 @@ from tuner.schemas.command import CommandSpec
 from tuner.schemas.recommendation import CouplingCheck
 from tuner.schemas.requests import CouplingRequest, ExpectationRequest, ProbeRequest, TuningRequest
 from tuner.schemas.results import CountedRank, CountedUpdates, ExpectedPeaks, Outcome, Phase, ProbeResult
-from tuner.schemas.training import RunOutcome, TrainingProgress, TrainingResult
+from tuner.schemas.training import EvaluationReport, RunOutcome, TrainingProgress, TrainingResult
 
 SERVED = ServedDevice(slot="host/cpu", owner="host:scope:1", device=CPU, environment={}, versions={"torch": "2.8"})
 
@@ -162,10 +162,31 @@ def progress(update: int, updates: int = 10) -> TrainingProgress:
     )
 
 
-class Trainer:
-    """Trains in this process: resumes from the update it had reached, holds at ``hold_at`` until it is stopped."""
+def evaluation(update: int) -> EvaluationReport:
+    """An evaluation, of which each is better than the one before up to the fourth update."""
+    return EvaluationReport(
+        update=update,
+        loss=0.5 + abs(update - 4) / 8,
+        terms={},
+        weights={"loss": 30.0},
+        metrics={"accuracy": 0.75},
+        samples=30,
+        micro_batch_size=4,
+        is_best=0 < update <= 4,
+        seconds=0.02,
+    )
 
-    def __init__(self, hold_at: int | None = None, outcome: RunOutcome = RunOutcome.SUCCEEDED) -> None:
+
+class Trainer:
+    """Trains in this process: resumes from the update it had reached, holds at ``hold_at`` until it is stopped.
+
+    With ``evaluates``, every second update is followed by an evaluation, and the first one follows one too.
+    """
+
+    def __init__(
+        self, hold_at: int | None = None, outcome: RunOutcome = RunOutcome.SUCCEEDED, *, evaluates: bool = False
+    ) -> None:
+        self.evaluates = evaluates
         self.hold_at = hold_at
         self.outcome = outcome
         self.reached = 0
@@ -182,5 +203,7 @@ class Trainer:
                 self.graces.append(grace)
                 return TrainingResult(outcome=RunOutcome.STOPPED, message="asked to", updates=self.reached)
             self.reached = update
-            on_progress([progress(update, run.request.updates)])
+            of_update = [0] if update == 1 else [update] if update % 2 == 0 else []
+            evaluations = tuple(evaluation(made) for made in of_update if self.evaluates)
+            on_progress([progress(update, run.request.updates).model_copy(update={"evaluations": evaluations})])
         return TrainingResult(outcome=self.outcome, message="ended", updates=self.reached)
