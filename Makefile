@@ -180,6 +180,14 @@ $(EXPORTS)/configs/ready: Makefile $(VENV)/bench
 	  antlr4-python3-runtime==4.9.3
 	@touch $@
 
+# MLflow takes no protobuf of the version that is locked, so the trackers' packages are on the path of their tests alone.
+$(EXPORTS)/trackers/ready: Makefile $(VENV)/dev
+	$(APART) $(@D) wandb==0.31.0 mlflow-skinny==3.17.2 protobuf==6.33.1 databricks-sdk==0.162.0 gitpython==3.2.1 \
+	  gitdb==4.0.12 smmap==5.0.3 sentry-sdk==2.75.0 cachetools==8.0.2 python-dotenv==1.2.4 sqlparse==0.6.1 \
+	  importlib-metadata==10.2.0 zipp==4.1.2 requests==2.34.2 urllib3==2.8.0 charset-normalizer==3.5.2 \
+	  google-auth==2.63.0 cryptography==50.0.2 cffi==2.1.1 pycparser==3.12
+	@touch $@
+
 # Launchers depend on much that is not ours (Ray, SkyPilot's clouds), so they have an environment of their own.
 $(EXPORTS)/launchers/ready: Makefile
 	$(PYTHON) -m venv $(@D)
@@ -194,11 +202,13 @@ $(EXPORTS)/slurm/ready: Makefile
 	  && for package in *.deb; do dpkg -x "$$package" root || exit 1; done) && touch $@ \
 	  || (rm -r $(@D) && echo 'no Slurm here: its tests will be skipped (Debian, after apt-get update, has it)' >&2)
 
-EXPORTS_READY := $(patsubst %,$(EXPORTS)/%/ready,deepspeed composer configs launchers slurm)
+EXPORTS_READY := $(patsubst %,$(EXPORTS)/%/ready,deepspeed composer configs launchers slurm trackers)
 
 test-exports: $(EXPORTS_READY)  ## Have the frameworks and launchers themselves load exports, call our callbacks and run our examples
 	BATCHWRIGHT_TEST_LAUNCHERS=$(EXPORTS)/launchers BATCHWRIGHT_TEST_SLURM=$(EXPORTS)/slurm/root \
-	  $(BIN)/python -m pytest -m exports tests/exports tests/integrations tests/project/test_side_by_side.py
+	  BATCHWRIGHT_TEST_TRACKERS=$(EXPORTS)/trackers \
+	  $(BIN)/python -m pytest -m exports tests/exports tests/integrations tests/training/trackers \
+	  tests/project/test_side_by_side.py
 
 test-commands: $(EXPORTS)/deepspeed/ready $(EXPORTS)/composer/ready  ## Tune unmodified programs of the frameworks as commands
 	$(BIN)/python -m pytest -m exports tests/commands

@@ -79,7 +79,7 @@ def test_sigterm_is_passed_to_the_command(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "option", [("--seed", "1"), ("--workers", "2"), ("--tensorboard",), ("--checkpoint-every", "5")]
+    "option", [("--seed", "1"), ("--workers", "2"), ("--tracker", "tensorboard"), ("--checkpoint-every", "5")]
 )
 def test_options_of_the_engine_are_not_the_commands(tmp_path: Path, option: tuple[str, ...]) -> None:
     """They would have no effect."""

@@ -273,7 +273,7 @@ def train(spec: WorkloadSpec, directory: Path, *options: str) -> subprocess.Comp
 
 def test_two_processes_share_the_effective_batch(tmp_path: Path) -> None:
     """Each takes half of every window, with data loaded ahead, and TensorBoard's events are there."""
-    done = train(gpt_spec(), tmp_path, "--nproc-per-node", "2", "--workers", "1", "--tensorboard", "--json")
+    done = train(gpt_spec(), tmp_path, "--nproc-per-node", "2", "--workers", "1", "--tracker", "tensorboard", "--json")
     assert done.returncode == 0, done.stderr
     assert TrainingResult.model_validate_json(done.stdout).samples_seen == 20
     paths = RunPaths(tmp_path / "run")
@@ -360,7 +360,7 @@ def test_missing_tensorboard_is_found_before_any_work(monkeypatch: pytest.Monkey
     monkeypatch.setitem(sys.modules, "tensorboard", None)
     running.check_run(tuning_request(), TrainingRequest(), "cpu")
     with pytest.raises(SpecError, match=r"batchwright\[tensorboard\]"):
-        running.check_run(tuning_request(), TrainingRequest(tensorboard=True), "cpu")
+        running.check_run(tuning_request(), TrainingRequest(trackers=("tensorboard",)), "cpu")
 
 
 def shown(*updates: TrainingProgress) -> list[str]:

@@ -6,6 +6,8 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -16,11 +18,14 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from tests.support.factories import gpt_spec, mlp_spec, recommendation
 from tuner.errors import SpecError
-from tuner.schemas.requests import TrainingRequest
+from tuner.schemas.requests import TrackerName, TrainingRequest
 from tuner.schemas.training import EvaluationReport, RunOutcome, TrainingProgress, TrainingResult
 from tuner.training.launching.launcher import TrainingProcess
 from tuner.training.launching.run_directory import ProgressLog, RunPaths
-from tuner.training.progress import ProgressWriter, scalars
+from tuner.training.progress import ProgressWriter
+from tuner.training.trackers.base import TrackedRun
+from tuner.training.trackers.figures import figures_of
+from tuner.training.trackers.requested_trackers import Trackers
 
 pytestmark = pytest.mark.usefixtures("forked")
 
@@ -43,6 +48,23 @@ def progress(update: int, **changes: Any) -> TrainingProgress:
         "peak_bytes": None,
     }
     return TrainingProgress(update=update, **{**given, **changes})
+
+
+@contextmanager
+def writing(
+    paths: RunPaths, resumed_from: int = 0, tracker: TrackerName | None = "tensorboard"
+) -> Iterator[ProgressWriter]:
+    """A writer with a tracker, which is closed at the end."""
+    trackers = Trackers(() if tracker is None else (tracker,), TrackedRun(paths, "a run", {}), pytest.fail)
+    try:
+        yield ProgressWriter(paths, resumed_from, trackers, None)
+    finally:
+        trackers.close(RunOutcome.SUCCEEDED)
+
+
+def figures(update: TrainingProgress) -> dict[str, float]:
+    """The figures of an update without a limit."""
+    return figures_of(update, None)[update.update]
 
 
 def events(paths: RunPaths, tag: str) -> list[tuple[int, float]]:
@@ -68,7 +90,7 @@ def ended(process: TrainingProcess) -> TrainingResult:
 def test_a_run_writes_what_it_logs(tmp_path: Path) -> None:
     """The losses are those of `progress.jsonl`, one for each update, and the speed is reported in tokens too."""
     process = TrainingProcess(tmp_path)
-    process.start(recommendation(gpt_spec()), TrainingRequest(updates=4, tensorboard=True))
+    process.start(recommendation(gpt_spec()), TrainingRequest(updates=4, trackers=("tensorboard",)))
     assert ended(process).outcome is RunOutcome.SUCCEEDED
     paths = RunPaths(tmp_path)
     assert len(losses(paths)) == 4
@@ -80,7 +102,7 @@ def test_a_killed_run_has_each_update_once(tmp_path: Path) -> None:
     """Updates after the checkpoint are made again; none is lost, none is there twice, after SIGKILL."""
     found, paths = recommendation(mlp_spec()), RunPaths(tmp_path)
     process = TrainingProcess(tmp_path)
-    process.start(found, TrainingRequest(updates=100_000, checkpoint_every=5, tensorboard=True))
+    process.start(found, TrainingRequest(updates=100_000, checkpoint_every=5, trackers=("tensorboard",)))
     while (paths.checkpointed_update() or 0) < 10:
         assert process.poll() is None
         time.sleep(0.01)
@@ -88,7 +110,7 @@ def test_a_killed_run_has_each_update_once(tmp_path: Path) -> None:
     assert ended(process).outcome is RunOutcome.FAILED
     total = ProgressLog(paths.progress).last_update() + 3
     again = TrainingProcess(tmp_path)
-    again.start(found, TrainingRequest(updates=total, tensorboard=True))
+    again.start(found, TrainingRequest(updates=total, trackers=("tensorboard",)))
     assert ended(again).outcome is RunOutcome.SUCCEEDED
     assert [step for step, _ in events(paths, "loss/total")] == list(range(1, total + 1))
     assert events(paths, "loss/total") == losses(paths)
@@ -97,10 +119,10 @@ def test_a_killed_run_has_each_update_once(tmp_path: Path) -> None:
 def test_updates_made_again_replace_those_before(tmp_path: Path) -> None:
     """Resuming from update 2 drops the lines and events of updates 3 and 4."""
     paths = RunPaths(tmp_path)
-    with ProgressWriter(paths, 0, tensorboard=True) as writer:
+    with writing(paths) as writer:
         for update in (1, 2, 3, 4):
             writer.append(progress(update, loss=1.0))
-    with ProgressWriter(paths, 2, tensorboard=True) as writer:
+    with writing(paths, resumed_from=2) as writer:
         writer.append(progress(3, loss=2.0))
     assert events(paths, "loss/total") == [(1, 1.0), (2, 1.0), (3, 2.0)]
 
@@ -108,7 +130,7 @@ def test_updates_made_again_replace_those_before(tmp_path: Path) -> None:
 def test_an_update_is_on_the_disk_when_it_is_reported(tmp_path: Path) -> None:
     """Events are not queued: a kill directly afterwards loses none."""
     paths = RunPaths(tmp_path)
-    with ProgressWriter(paths, 0, tensorboard=True) as writer:
+    with writing(paths) as writer:
         (file,) = paths.tensorboard.iterdir()
         sizes = []
         for update in range(1, 51):
@@ -120,8 +142,8 @@ def test_an_update_is_on_the_disk_when_it_is_reported(tmp_path: Path) -> None:
 
 def test_a_figure_that_is_not_there_is_left_out() -> None:
     """A skipped update has no norm, a loss that is not finite no value, a loss over samples no tokens."""
-    without = scalars(progress(1, loss=None, gradient_norm=None, weights={"loss": 10.0}))
-    missing = set(scalars(progress(1))) - set(without)
+    without = figures(progress(1, loss=None, gradient_norm=None, weights={"loss": 10.0}))
+    missing = set(figures(progress(1))) - set(without)
     assert missing == {"loss/total", "optimizer/gradient_norm", "speed/tokens_per_second"}
     assert without["speed/samples_per_second"] == 100.0
 
@@ -131,23 +153,35 @@ def test_an_evaluation_has_curves() -> None:
     fields: dict[str, Any] = {"terms": {}, "weights": {}, "samples": 9, "micro_batch_size": 5, "seconds": 0.1}
     start = EvaluationReport(update=0, loss=9.0, **fields)
     after = EvaluationReport(update=1, loss=2.0, metrics={"accuracy": 0.5}, **fields)
-    found = scalars(progress(1, evaluations=(start, after)))
-    assert (found["evaluation/loss"], found["evaluation/accuracy"]) == (2.0, 0.5)
-    assert "evaluation/loss" not in scalars(progress(2))
+    found = figures_of(progress(1, evaluations=(start, after)), None)
+    assert list(found) == [0, 1]
+    assert found[0] == {"evaluation/loss": 9.0}
+    assert (found[1]["evaluation/loss"], found[1]["evaluation/accuracy"]) == (2.0, 0.5)
+    assert "evaluation/loss" not in figures(progress(2))
+
+
+def test_the_peak_is_beside_the_limit() -> None:
+    """Where there is a limit, and a peak was measured."""
+    found = figures_of(progress(3, peak_bytes=70), 100)[3]
+    assert (found["memory/peak_bytes"], found["memory/limit_bytes"]) == (70.0, 100.0)
+    assert not {"memory/peak_bytes", "memory/limit_bytes"} & set(figures(progress(3)))
 
 
 def test_each_of_several_terms_has_its_own_curve() -> None:
     """A single one is the total and needs none."""
-    several = scalars(progress(1, terms={"labels": 1.0, "auxiliary": 0.5}))
+    several = figures(progress(1, terms={"labels": 1.0, "auxiliary": 0.5}))
     assert (several["loss/labels"], several["loss/auxiliary"]) == (1.0, 0.5)
-    assert [tag for tag in scalars(progress(1)) if tag.startswith("loss/")] == ["loss/total"]
+    assert [tag for tag in figures(progress(1)) if tag.startswith("loss/")] == ["loss/total"]
 
 
 def test_without_tensorboard_the_remedy_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A run that requests TensorBoard is refused; other runs do not need the package."""
     monkeypatch.setitem(sys.modules, "tensorboard", None)
-    with ProgressWriter(RunPaths(tmp_path), 0, tensorboard=False) as writer:
+    with writing(RunPaths(tmp_path), tracker=None) as writer:
         writer.append(progress(1))
-    with pytest.raises(SpecError, match=r"pip install 'batchwright\[tensorboard\]'") as caught:
-        ProgressWriter(RunPaths(tmp_path), 0, tensorboard=True)
-    assert caught.value.problems[0].field == "tensorboard"
+    with (
+        pytest.raises(SpecError, match=r"pip install 'batchwright\[tensorboard\]'") as caught,
+        writing(RunPaths(tmp_path)),
+    ):
+        pass
+    assert caught.value.problems[0].field == "trackers.0"

@@ -137,8 +137,14 @@ AllowBatchCoupling = Annotated[
         "in-batch negatives): accumulated updates then differ from full-batch ones.",
     ),
 ]
-TensorBoard = Annotated[
-    bool, typer.Option("--tensorboard", help="Also write the progress for TensorBoard, in the run's folder.")
+Trackers = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--tracker",
+        metavar="NAME",
+        help="Also write the figures of each update for `tensorboard`, `mlflow` or `wandb`: into the run's folder, or "
+        "to the server that the library's own variables name. May be repeated.",
+    ),
 ]
 NoiseScaleEvery = Annotated[
     int | None,

@@ -20,7 +20,7 @@ from tuner.schemas.training import TrainingResult
 from tuner.schemas.workload import WorkloadSpec
 from tuner.system.fork_server.spawn import StartChild
 from tuner.training.launching.launcher import TrainingProcess
-from tuner.training.required_packages import require_metrics, require_tensorboard
+from tuner.training.required_packages import require_metrics, require_trackers
 
 _POLL_SECONDS = 0.1
 _STOP_SECONDS = 60.0
@@ -95,8 +95,7 @@ def check_run(tuning: TuningRequest, training: TrainingRequest, device: str | No
     share_per_rank(tuning.effective_batch_size, processes)
     if isinstance(tuning.spec, WorkloadSpec):
         require_metrics(tuning.spec)
-    if training.tensorboard:
-        require_tensorboard()
+    require_trackers(training.trackers)
 
 
 def _require_cards(processes: int) -> None:

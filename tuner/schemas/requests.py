@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal, Self, TypeAlias, get_args
 
 from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
 
@@ -325,6 +325,10 @@ MOST_NODES = 64
 """Hosts of a job: each has a process on the leading one."""
 
 
+TrackerName: TypeAlias = Literal["mlflow", "tensorboard", "wandb"]
+"""A tracker of experiments, by the name of its package."""
+
+
 class TrainingRequest(Document):
     """A training run made from a recommendation."""
 
@@ -347,8 +351,9 @@ class TrainingRequest(Document):
     allow_batch_coupling: bool = False
     """Train although the loss couples the samples of a batch (BatchNorm, in-batch negatives), so that accumulated
     updates differ from full-batch ones. Not needed where the tuning's request allowed it."""
-    tensorboard: bool = False
-    """Also write the progress for TensorBoard."""
+    trackers: Annotated[tuple[TrackerName, ...], Field(max_length=len(get_args(TrackerName)))] = ()
+    """Also write the figures of each update there: `tensorboard` and `mlflow` into the run's folder, `wandb` offline
+    too, or to the servers that the variables of these libraries name where the run is."""
     noise_scale_every: NonNegativeInt | None = None
     """Updates between two that are measured for the gradient noise scale, which says which effective batch is worth
     having; 0 for none. By default every update of a short run, and every tenth of 2,000 or more. No weight changes."""

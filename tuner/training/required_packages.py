@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from importlib.util import find_spec
 
 from tuner.errors import FieldProblem, SpecError
 from tuner.schemas.dataset import EvaluationSpec
+from tuner.schemas.requests import TrackerName
 from tuner.schemas.workload import Gpt, ReferenceModel, TransformersModel, WorkloadSpec
 
 METRIC_CLASSES = {"f1": "MulticlassF1Score", "precision": "MulticlassPrecision", "recall": "MulticlassRecall"}
@@ -43,12 +45,13 @@ def _classifies(spec: WorkloadSpec) -> bool:
     return not (isinstance(model, ReferenceModel) and isinstance(model.architecture, Gpt))
 
 
-def require_tensorboard() -> None:
-    """Check that TensorBoard is installed.
+def require_trackers(names: Iterable[TrackerName]) -> None:
+    """Check that the packages of trackers are installed.
 
     Raises:
-        SpecError: when TensorBoard is not installed.
+        SpecError: naming the first tracker whose package is missing.
     """
-    if find_spec("tensorboard") is None:
-        message = "needs the package `tensorboard`: pip install 'batchwright[tensorboard]'"
-        raise SpecError([FieldProblem("tensorboard", message, "True")], "request")
+    for index, name in enumerate(names):
+        if find_spec(name) is None:
+            message = f"`{name}` needs the package `{name}`: pip install 'batchwright[{name}]'"
+            raise SpecError([FieldProblem(f"trackers.{index}", message, name)], "request")

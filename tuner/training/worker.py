@@ -14,7 +14,7 @@ import signal
 import sys
 import time
 import traceback
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
@@ -24,7 +24,7 @@ from tuner.hardware.memory_devices.base import MemoryDevice
 from tuner.hardware.memory_devices.factory import open_device
 from tuner.schemas.recommendation import Recommendation
 from tuner.schemas.requests import TrainingRequest
-from tuner.schemas.training import RunOutcome, SystemTrouble, TrainingResult
+from tuner.schemas.training import RunOutcome, SystemTrouble, TrainingProgress, TrainingResult
 from tuner.system.files import lock_directory, write_atomically
 from tuner.system.host_failures import host_failure_of
 from tuner.system.processes import die_with_parent
@@ -40,7 +40,10 @@ from tuner.training.accumulation.recovery import Action, FailureOrigin, decide
 from tuner.training.assembly import build_run
 from tuner.training.batch_schedule import Position
 from tuner.training.launching.run_directory import RunPaths
-from tuner.training.progress import ProgressWriter, import_tensorboard
+from tuner.training.progress import ProgressWriter
+from tuner.training.trackers.base import TrackedRun
+from tuner.training.trackers.figures import settings_of
+from tuner.training.trackers.requested_trackers import Trackers
 from tuner.training.trainer import Trainer
 from tuner.workloads.preload import import_early, late_imports
 
@@ -77,6 +80,12 @@ class RunState:
     resumed_from: int | None = None
     outcome: RunOutcome = RunOutcome.FAILED
     weights_sha256: str | None = None
+    notes: list[str] = field(default_factory=list)
+
+    def note(self, text: str) -> None:
+        """Note trouble that does not end the run, and write it to the log at once."""
+        self.notes.append(text)
+        _log_notes([text])
 
     @property
     def position(self) -> Position:
@@ -114,7 +123,7 @@ def train(paths: RunPaths, stop: StopRequest) -> TrainingResult:
         resumed_from=state.resumed_from,
         loss=state.position.loss,
         samples_seen=state.position.seen,
-        notes=tuple(state.trainer.notes) if state.trainer else (),
+        notes=(*(state.trainer.notes if state.trainer else ()), *state.notes),
         smaller_micro_batch=smaller,
         out_of_memory=oom_error is not None,
         trouble=_disk_trouble(failure),
@@ -129,19 +138,27 @@ def _train(paths: RunPaths, stop: StopRequest, state: RunState) -> None:
     recommendation = Recommendation.model_validate_json(paths.recommendation.read_bytes())
     request = TrainingRequest.model_validate_json(paths.request.read_bytes())
     import_early(late_imports(recommendation.request.workload))
-    if request.tensorboard:
-        import_tensorboard()  # before memory is counted
-    state.device = open_device(_device_of_rank(recommendation.device.id))
-    state.ranks = join_ranks(state.device.torch_device)
-    trainer = state.trainer = Trainer(build_run(recommendation, request, paths, state.device, state.ranks))
-    state.resumed_from = trainer.resume()
-    if not state.ranks.rank:
-        _log_notes(trainer.notes)
-    outcome = _run(trainer, paths, stop, state.resumed_from or 0)
-    if outcome is RunOutcome.SUCCEEDED:
-        state.weights_sha256 = trainer.save_weights()
-    state.outcome = outcome
-    state.ranks.close()
+    run = TrackedRun(paths, recommendation.name or recommendation.id, settings_of(recommendation, request))
+    trackers = Trackers(() if own_rank() else request.trackers, run, state.note)  # before memory is counted
+    with ExitStack() as last:
+        last.callback(lambda: trackers.close(state.outcome))
+        state.device = open_device(_device_of_rank(recommendation.device.id))
+        state.ranks = join_ranks(state.device.torch_device)
+        trainer = state.trainer = Trainer(build_run(recommendation, request, paths, state.device, state.ranks))
+        state.resumed_from = trainer.resume()
+        if not state.ranks.rank:
+            _log_notes(trainer.notes)
+        limit = recommendation.headroom.limit_bytes if recommendation.headroom is not None else None
+        written = None if state.ranks.rank else ProgressWriter(paths, state.resumed_from or 0, trackers, limit)
+        outcome = trainer.run(_report_nothing if written is None else written.append, stop)
+        if outcome is RunOutcome.SUCCEEDED:
+            state.weights_sha256 = trainer.save_weights()
+        state.outcome = outcome
+        state.ranks.close()
+
+
+def _report_nothing(_: TrainingProgress) -> None:
+    """Rank 0 alone reports the progress."""
 
 
 def _log(text: str) -> None:
@@ -154,13 +171,6 @@ def _log_notes(notes: list[str]) -> None:
     """Write the notes on the run to its log at once: the result is written only at the end."""
     for note in notes:
         _log(f"note: {note}")
-
-
-def _run(trainer: Trainer, paths: RunPaths, stop: StopRequest, resumed_from: int) -> RunOutcome:
-    if trainer.ranks.rank:
-        return trainer.run(lambda _: None, stop)
-    with ProgressWriter(paths, resumed_from, tensorboard=trainer.request.tensorboard) as progress:
-        return trainer.run(progress.append, stop)
 
 
 def _device_of_rank(identifier: str) -> str:

@@ -104,7 +104,7 @@ def test_the_run_has_the_settings_of_the_form(service: Running, browser: Browser
             dialog.get_by_label(label, exact=True).fill(value)
         dialog.get_by_label("Workers", exact=True).fill("1")
         dialog.get_by_text("More settings").click()
-        dialog.get_by_label("Tensorboard").check()
+        dialog.get_by_label("Trackers").fill("tensorboard")
         dialog.get_by_role("button", name="Start training").focus()
         page.keyboard.press("Enter")
         page.wait_for_url(re.compile(r"/jobs/job_"))
@@ -112,7 +112,7 @@ def test_the_run_has_the_settings_of_the_form(service: Running, browser: Browser
         training = service.http.get(f"/v1/jobs/{job['id']}").json()["training"]
         wanted = {"updates": 7, "checkpoint_every": 2, "keep_checkpoints": 4, "seed": 3, "workers": 1}
         assert {name: training[name] for name in wanted} == wanted
-        assert training["tensorboard"] is True
+        assert training["trackers"] == ["tensorboard"]
 
 
 @pytest.mark.parametrize(("typed", "words"), [("many", "is not a number"), ("0", "must be at least 1")])

@@ -51,7 +51,7 @@ def run(  # noqa: PLR0913 - a command's options are its arguments
     nproc_per_node: options.Processes = None,
     workers: options.Workers = 0,
     allow_batch_coupling: options.AllowBatchCoupling = False,
-    tensorboard: options.TensorBoard = False,
+    tracker: options.Trackers = None,
     noise_scale_every: options.NoiseScaleEvery = None,
     env: trailing.Variables = None,
     template: trailing.Templates = None,
@@ -84,7 +84,7 @@ def run(  # noqa: PLR0913 - a command's options are its arguments
         processes_per_node=nproc_per_node,
         workers=workers,
         allow_batch_coupling=allow_batch_coupling,
-        tensorboard=tensorboard,
+        trackers=tuple(tracker or ()),
         noise_scale_every=noise_scale_every,
     )
     model = trailing.command_model(

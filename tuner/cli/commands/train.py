@@ -20,7 +20,7 @@ from tuner.schemas.recommendation import Recommendation
 from tuner.schemas.requests import TrainingRequest
 from tuner.schemas.training import RunOutcome, TrainingResult
 
-_OF_TRAINING = ("checkpoint_every", "seed", "nproc_per_node", "workers", "tensorboard", "noise_scale_every")
+_OF_TRAINING = ("checkpoint_every", "seed", "nproc_per_node", "workers", "tracker", "noise_scale_every")
 """Options of the engine's runs, which a command has none of."""
 
 
@@ -43,7 +43,7 @@ def train(  # noqa: PLR0913 - a command's options are its arguments
     nproc_per_node: options.Processes = None,
     workers: options.Workers = 0,
     allow_batch_coupling: options.AllowBatchCoupling = False,
-    tensorboard: options.TensorBoard = False,
+    tracker: options.Trackers = None,
     noise_scale_every: options.NoiseScaleEvery = None,
     output_dir: options.OutputDirectory = Path("runs/train"),
     json: options.Json = False,
@@ -65,7 +65,7 @@ def train(  # noqa: PLR0913 - a command's options are its arguments
         processes_per_node=nproc_per_node,
         workers=workers,
         allow_batch_coupling=allow_batch_coupling,
-        tensorboard=tensorboard,
+        trackers=tuple(tracker or ()),
         noise_scale_every=noise_scale_every,
     )
     tuned = found if recommendation is None else for_spec(found, read_spec(spec))

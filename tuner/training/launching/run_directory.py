@@ -128,6 +128,16 @@ class RunPaths:
         return self.directory / "tensorboard"
 
     @property
+    def mlflow(self) -> Path:
+        """The database of MLflow, where no server was named."""
+        return self.directory / "mlflow.db"
+
+    @property
+    def tracked_runs(self) -> Path:
+        """The ids of the run in trackers (JSON)."""
+        return self.directory / "tracked-runs.json"
+
+    @property
     def cache(self) -> Path:
         """Folder of the libraries' caches, removed with the run's folder."""
         return self.directory / "cache"

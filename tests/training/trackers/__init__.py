@@ -1,0 +1,1 @@
+"""Trackers: their failures, and the real ones."""
