@@ -11,7 +11,9 @@ import shutil
 import signal
 import socket
 import subprocess
+import tempfile
 import time
+import uuid
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -28,7 +30,7 @@ SlurmUser={user}
 SlurmdUser={user}
 PluginDir={plugins}
 StateSaveLocation={folder}/state
-SlurmdSpoolDir={folder}/spool-%n
+SlurmdSpoolDir={spool}/%n
 SlurmctldPidFile={folder}/slurmctld.pid
 SlurmdPidFile={folder}/slurmd-%n.pid
 SlurmctldLogFile={folder}/slurmctld.log
@@ -56,6 +58,8 @@ class Slurm:
     def __init__(self, root: Path, folder: Path) -> None:
         self.root = root
         self._folder = folder
+        self._spool = Path(tempfile.gettempdir(), f"slurm-{uuid.uuid4().hex[:8]}")
+        """Short: the daemons have sockets here, whose paths the kernel limits to 107 characters."""
         self._daemons: dict[str, subprocess.Popen[bytes]] = {}
         plugins = next(root.glob("usr/lib/*/slurm-wlm"))
         libraries = f"{plugins}:{plugins.parent}"
@@ -73,6 +77,7 @@ class Slurm:
                 user=pwd.getpwuid(os.getuid()).pw_name,
                 plugins=plugins,
                 folder=folder,
+                spool=self._spool,
                 **ports,
             )
         )
@@ -87,6 +92,8 @@ class Slurm:
     def started(self) -> Iterator[None]:
         """The controller and a daemon for each node, until the end of the block."""
         with ExitStack() as stack:
+            self._spool.mkdir()
+            stack.callback(shutil.rmtree, self._spool)
             for name in (CONTROLLER, *self.nodes):
                 self.start(name)
                 stack.callback(self._end, name)
@@ -101,7 +108,7 @@ class Slurm:
     def break_launches(self) -> None:
         """Have every node fail to launch jobs: no folder for them can be made."""
         for name in self.nodes:
-            spool = self._folder / f"spool-{name}"
+            spool = self._spool / name
             shutil.rmtree(spool)
             spool.touch()
 
