@@ -8,7 +8,7 @@ HASHED := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-
 SOURCES := pyproject.toml constraints.txt requirements/runtime.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test intel-mkl-test lint check format serve gpu-test virtual-gpu-test virtual-gpu-bench virtual-gpu-evidence gpu-demo gpu-evidence bench-install bench test-exports test-commands image-test cuda-image-test fleet-test manifests conformance openapi lock licenses docs release-check clean
+.PHONY: help install demo test thorough-test intel-mkl-test lint check format serve gpu-test virtual-gpu-test virtual-gpu-bench virtual-gpu-evidence gpu-demo gpu-evidence bench-install bench test-exports test-commands image-test cuda-image-test fleet-test manifests conformance openapi lock licenses docs release-check clean
 
 help:  ## Show these lines
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -50,6 +50,9 @@ TEST_PROCESSES ?= 4
 # Bytecode is kept, whatever the shell asks for: the tests start hundreds of interpreters.
 test: $(VENV)/dev $(VENV)/docs $(VENV)/browser  ## Install what the tests need, and run them
 	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist worksteal
+
+thorough-test: $(VENV)/dev $(VENV)/docs  ## The longer cases of tests: every page of docs/ is followed, fine-tuning learns
+	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -m thorough -n $(TEST_PROCESSES) --dist worksteal
 
 # MKL's packing buffers are those of its code for Intel's processors, which a preloaded library has it run on any make.
 $(VENV)/intel_mkl.so: tests/support/intel_mkl.c $(VENV)/torch

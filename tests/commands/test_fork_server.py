@@ -231,7 +231,13 @@ def test_words_of_the_interpreter_are_not_changed(probed: Probed) -> None:
     assert [probed.probe(size, model=model).forked for size in (4, 5)] == [True, False]
 
 
-@pytest.mark.parametrize("line", ["import threading; threading.Thread(target=event.wait, daemon=True).start()", "fds"])
+@pytest.mark.parametrize(
+    "line",
+    [
+        "import threading; threading.Thread(target=event.wait, daemon=True).start()",
+        pytest.param("fds", marks=pytest.mark.thorough),
+    ],
+)
 def test_an_import_that_cannot_be_forked_takes_fresh_starts(probed: Probed, line: str) -> None:
     """Threads and connections are not shared."""
     code = "import threading, socket\nevent = threading.Event()\n"
@@ -306,7 +312,13 @@ AWAITS_ANOTHER = TRAINS.replace(
 """Trains once the log has the records of two starts."""
 
 
-@pytest.mark.parametrize("is_training", [False, True], ids=["during its imports", "during a probe"])
+@pytest.mark.parametrize(
+    "is_training",
+    [
+        pytest.param(False, id="during its imports", marks=pytest.mark.thorough),
+        pytest.param(True, id="during a probe"),
+    ],
+)
 def test_a_server_that_is_killed_at_work_is_replaced(probed: Probed, *, is_training: bool) -> None:
     """The probe is repeated, and nothing of the first attempt is left."""
     if is_training:

@@ -136,7 +136,14 @@ def test_a_rank_ignores_the_signals_that_its_launcher_has_it_ignore(launched: La
     assert launched.log() == ['["SIG_DFL"]'] * 2
 
 
-@pytest.mark.parametrize("record", ["[1 / 0]", "[os.kill(os.getpid(), 11)]", "[sys.exit(3)]"])
+@pytest.mark.parametrize(
+    "record",
+    [
+        pytest.param("[1 / 0]", marks=pytest.mark.thorough),
+        "[os.kill(os.getpid(), 11)]",
+        pytest.param("[sys.exit(3)]", marks=pytest.mark.thorough),
+    ],
+)
 def test_a_rank_that_ends_is_repeated_anew(launched: Launched, record: str) -> None:
     """The launcher learns how the process ended that stood in for it, and its result is that of a fresh start."""
     launched.write(record=record)

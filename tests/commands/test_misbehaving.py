@@ -83,14 +83,14 @@ def test_the_oom_of_one_rank_ends_those_that_wait_for_it(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("way", "is_fresh"),
     [
-        ("forks-loader-workers", True),
+        pytest.param("forks-loader-workers", True, marks=pytest.mark.thorough),
         ("forks-loader-workers", False),
         ("executes-another-interpreter", True),
-        ("executes-another-interpreter", False),
+        pytest.param("executes-another-interpreter", False, marks=pytest.mark.thorough),
         ("starts-a-shell", True),  # forked, its child is as fresh as that of the program above
-        ("prints-megabytes", True),
+        pytest.param("prints-megabytes", True, marks=pytest.mark.thorough),
         ("prints-megabytes", False),
-        ("traps-sigterm", True),
+        pytest.param("traps-sigterm", True, marks=pytest.mark.thorough),
         ("traps-sigterm", False),
     ],
 )

@@ -19,6 +19,13 @@ READS_ELSEWHERE = {"YAML", "environment"}
 """Programs that differ from the plain loop in how they read their sizes, as those of test_tune_command do."""
 
 
+def marks_of(program: Program) -> tuple[pytest.MarkDecorator, ...]:
+    """The plain loop is tuned by every run of the tests; the ranks of a launcher are those of test_launched_ranks."""
+    if program.name in READS_ELSEWHERE:
+        return (pytest.mark.exports,)
+    return () if program.name == "plain loop" else (pytest.mark.thorough,)
+
+
 def check_exact(program: Program, scanned: range = range(LARGEST, LARGEST + 2)) -> None:
     """Tune, and compare the answer with a scan in fresh processes, and the count of the plan with what is known."""
     if reason := program.missing():
@@ -43,7 +50,7 @@ def check_exact(program: Program, scanned: range = range(LARGEST, LARGEST + 2)) 
 
 @pytest.mark.parametrize(
     "program",
-    [pytest.param(it, marks=pytest.mark.exports if it.name in READS_ELSEWHERE else (), id=it.name) for it in PLAIN],
+    [pytest.param(it, marks=marks_of(it), id=it.name) for it in PLAIN],
 )
 def test_the_answer_is_exact_for_a_loop_of_the_users_own(program: Program) -> None:
     """One more sample does not fit, and the plan is run as it will be trained."""

@@ -38,8 +38,15 @@ def every_step(_: Recorder) -> Iterator[None]:
     yield
 
 
-@pytest.mark.parametrize("length", [128, 145])
-@pytest.mark.parametrize(("kind", "precision"), [(kind, "fp32") for kind in KINDS] + [("mamba", "bf16-mixed")])
+@pytest.mark.parametrize("length", [128, pytest.param(145, marks=pytest.mark.thorough)])
+@pytest.mark.parametrize(
+    ("kind", "precision"),
+    [
+        ("mamba", "fp32"),
+        *(pytest.param(kind, "fp32", marks=pytest.mark.thorough) for kind in KINDS if kind != "mamba"),
+        pytest.param("mamba", "bf16-mixed", marks=pytest.mark.thorough),
+    ],
+)
 def test_groups_of_steps_take_the_memory_of_the_steps(
     kind: str, precision: Precision, length: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -29,7 +29,13 @@ from tuner.planning import coupled_loss, search
 
 DOCS = ROOT / "docs"
 PAGES = {path.stem: path.read_text() for path in sorted(DOCS.glob("*.md"))}
-RUN = [name for name, text in PAGES.items() if any(it.reason is None for it in blocks_of(text))]
+LONG = {"commands", "data", "estimate", "exports", "tune"}
+"""Pages whose commands take half a minute or more."""
+RUN = [
+    pytest.param(name, marks=pytest.mark.thorough if name in LONG else ())
+    for name, text in PAGES.items()
+    if any(it.reason is None for it in blocks_of(text))
+]
 MOST_NOT_RUN = 18
 """Blocks that no test runs, over all pages; four of them need a Docker engine or a cluster."""
 

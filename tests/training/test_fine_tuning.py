@@ -22,6 +22,7 @@ from tuner.training.launching.run_directory import ProgressLog, RunPaths
 
 pytestmark = [
     pytest.mark.slow,
+    pytest.mark.thorough,
     pytest.mark.usefixtures("forked"),
     pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning"),  # read by peft
     pytest.mark.filterwarnings("ignore:fan_in_fan_out is set to:UserWarning"),  # peft on GPT-2

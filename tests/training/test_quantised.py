@@ -61,7 +61,10 @@ def test_its_loss_is_checked_for_coupled_samples() -> None:
         assert report.gradient_error < 1e-5
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16", "bf16-mixed"])
+@pytest.mark.parametrize(
+    "precision",
+    [pytest.param(name, marks=pytest.mark.thorough) for name in ("fp32", "bf16")] + [pytest.param("bf16-mixed")],
+)
 def test_a_run_trains_its_adapters_and_resumes(tmp_path: Path, precision: str) -> None:
     """A run that was stopped and resumed ends like one that was not, with unchanged packed weights."""
     spec = quantised_spec(precision=precision, optimizer={"learning_rate": 0.01})

@@ -129,7 +129,7 @@ def test_api_and_worker_are_processes_of_their_own(api: Api, start_worker: Start
     assert api.http.post("/v1/tunings", json=tuning() | {"fresh": True}).status_code == 422
 
 
-@pytest.mark.parametrize("shared", ["sqlite", "postgresql"], indirect=True)
+@pytest.mark.parametrize("shared", [pytest.param("sqlite", marks=pytest.mark.thorough), "postgresql"], indirect=True)
 def test_a_dead_workers_tuning_is_taken_over(api: Api, start_worker: StartWorker, journals: Path) -> None:
     """Another host goes on with it, from its recorded probes: only the one that was cut off again."""
     expected = undisturbed()
