@@ -236,8 +236,8 @@ for _columns in ([], ["model"], ["device"], ["device_name"], ["device", "model"]
     Index("recommendations_by_" + "_".join(_walked), *(recommendations.c[name] for name in [*_walked, "id"]))
 
 Index("recommendations_sorted", *(recommendations.c[name] for name in ("id", "samples_per_second", "peak_bytes")))
-for _column in ("conditions", "question"):
-    Index(f"recommendations_by_{_column}", recommendations.c[_column], recommendations.c.id)
+for _columns in (["conditions"], ["question", "conditions"]):
+    Index(f"recommendations_by_{_columns[0]}", *(recommendations.c[name] for name in [*_columns, "id"]))
 is_gained = text("memory_gain IS NOT NULL")
 Index(
     "recommendations_gained",

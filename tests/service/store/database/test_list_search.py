@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+from collections.abc import Callable
 from contextlib import closing
 from datetime import UTC, datetime
 from itertools import pairwise
@@ -10,14 +11,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import Engine, event, select, text
+from sqlalchemy import Engine, event, insert, select, text
 
 from service.domain.states import WorkKind
+from service.store.database import mapping
 from service.store.database.engine import read_transaction, write_transaction
 from service.store.database.list_search import page_statement, sort_value
 from service.store.database.migrate import upgrade
-from service.store.database.schema import work_items
-from service.store.models import Binding, RecommendationFilter, Search, WorkFilter, WorkRow
+from service.store.database.schema import recommendations, work_items
+from service.store.models import Binding, RecommendationFilter, Search, StalenessFilter, WorkFilter, WorkRow
 from service.store.store import Store, open_store
 from tests.support.factories import CPU, probe_result, recommendation
 from tests.support.service.scripted import new_work
@@ -156,24 +158,61 @@ def test_a_sort_by_a_recommendation_reads_by_an_index(store: Store, new_id: NewI
     for _ in range(3):
         ended(store, new_work(new_id("tun")), recommendation(id=new_id("rec")))
     fill(store.engine, 2000)
+    pages: list[WorkRow] = []
+
+    def read() -> None:
+        first = store.work.newest(WorkKind.TUNING, 1, wanted=WorkFilter(search=Search(sort=sort)))
+        later = Search(sort=sort, after=sort_value(first[0], Search(sort=sort)))
+        pages.extend(store.work.newest(WorkKind.TUNING, 5, first[0].id, WorkFilter(search=later)))
+
+    plans = plans_of_lists(store.engine, read)
+    assert (len(plans), len(pages)) == (2, 5)
+    for plan in plans:
+        assert index in plan, plan
+
+
+def plans_of_lists(engine: Engine, read: Callable[[], object]) -> list[str]:
+    """The database's plans of the ordered statements that a function has it execute.
+
+    PostgreSQL learns the sizes of its tables by itself, after a while; SQLite does not.
+    """
     seen: list[tuple[str, Any]] = []
 
     def note(_connection: object, _cursor: object, statement: str, parameters: Any, *_more: object) -> None:
         if "ORDER BY" in statement:
             seen.append((statement, parameters))
 
-    event.listen(store.engine, "before_cursor_execute", note)
-    first = store.work.newest(WorkKind.TUNING, 1, wanted=WorkFilter(search=Search(sort=sort)))
-    later = Search(sort=sort, after=sort_value(first[0], Search(sort=sort)))
-    assert len(store.work.newest(WorkKind.TUNING, 5, first[0].id, WorkFilter(search=later))) == 5
-    event.remove(store.engine, "before_cursor_execute", note)
-    assert len(seen) == 2
-    explain = "EXPLAIN" if store.engine.dialect.name == "postgresql" else "EXPLAIN QUERY PLAN"
-    with store.engine.connect() as connection:
-        connection.execute(text("ANALYZE"))
-        for statement, parameters in seen:
-            plan = [str(row[-1]) for row in connection.exec_driver_sql(f"{explain} {statement}", parameters)]
-            assert [line for line in plan if index in line], plan
+    event.listen(engine, "before_cursor_execute", note)
+    read()
+    event.remove(engine, "before_cursor_execute", note)
+    explain = "EXPLAIN" if engine.dialect.name == "postgresql" else "EXPLAIN QUERY PLAN"
+    with engine.connect() as connection:
+        if engine.dialect.name == "postgresql":
+            connection.execute(text("ANALYZE"))
+        return [
+            "\n".join(str(row[-1]) for row in connection.exec_driver_sql(f"{explain} {statement}", parameters))
+            for statement, parameters in seen
+        ]
+
+
+@pytest.mark.parametrize("stale", [True, False])
+def test_a_filter_by_staleness_looks_up_each_request_by_an_index(store: Store, *, stale: bool) -> None:
+    """The newest of a request under today's conditions is found by both, not among all of today's."""
+    values = mapping.recommendation_values(recommendation(), "tun_1", "mlp", None)
+    rows = [
+        {**values, "id": f"rec_{number}", "conditions": f"c{number % 2}", "question": f"q{number // 2}"}
+        for number in range(4000)
+    ]
+    with write_transaction(store.engine) as connection:
+        connection.execute(insert(recommendations), rows)
+    staleness = StalenessFilter(stale, stale_conditions=("c0",), current=("c1",))
+    (plan,) = plans_of_lists(
+        store.engine, lambda: store.recommendations.newest(RecommendationFilter(staleness=staleness), 50)
+    )
+    if store.engine.dialect.name == "postgresql":
+        assert "recommendations_by_question" in plan, plan
+    else:
+        assert "recommendations_by_question (question=? AND conditions=?)" in plan, plan
 
 
 def _offers_trigrams(engine: Engine) -> bool:

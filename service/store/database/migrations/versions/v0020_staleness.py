@@ -14,6 +14,8 @@ branch_labels = None
 depends_on = None
 
 _COLUMNS: dict[str, sa.types.TypeEngine[Any]] = {"conditions": sa.Text(), "question": sa.String(100)}
+_INDEXED = {"conditions": ["conditions", "id"], "question": ["question", "conditions", "id"]}
+"""The columns of each index. The newest recommendation for a request is looked up among those of today's conditions."""
 _BATCH_SIZE = 100
 _NOT_OF_MEMORY = ("batchwright", "python")
 
@@ -38,14 +40,15 @@ def upgrade() -> None:
             values = _values(json.loads(row.document), row.slot, row.request_fingerprint)
             connection.execute(sa.update(table).where(table.c.id == row.id).values(**values))
         last = rows[-1].id
-    for name in _COLUMNS:
-        op.create_index(f"recommendations_by_{name}", "recommendations", [name, "id"])
+    for name, columns in _INDEXED.items():
+        op.create_index(f"recommendations_by_{name}", "recommendations", columns)
 
 
 def downgrade() -> None:
     """Drop the indexes and the columns."""
-    for name in _COLUMNS:
+    for name in _INDEXED:
         op.drop_index(f"recommendations_by_{name}", "recommendations")
+    for name in _COLUMNS:
         op.drop_column("recommendations", name)
 
 
