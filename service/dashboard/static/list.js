@@ -8,8 +8,8 @@
  * so that a list is a link.
  *
  * An act on chosen rows is {text, applies(row), least: 1, most: Infinity, noun?, danger?} with either `href(rows)`, for a link, or
- * `run(rows, others)`, for a button: `others` are the chosen rows to which it does not apply. `run` returns null, or {change, report}:
- * a function that changes a row of the list or drops it by null, and a node that tells the results.
+ * `run(rows, others)`, for a button: `others` are the chosen rows to which it does not apply. `run` returns null, or {change, report, done?}:
+ * a function that changes a row of the list or drops it by null, a node that tells the results, and the rows that are no longer chosen.
  */
 
 import { addressOf, get } from "./api.js";
@@ -108,29 +108,40 @@ function usePages({ path, ended = ({ state }) => ENDED.has(state), refreshSecond
     const complain = (problem) => current.current.pages === pages && setShown((before) => ({ ...before, problem }));
     const refresh = async (signal) => {
       await pages.refresh(ended, signal);
+      if (current.current.pages === pages) {
+        current.current.isRead = true;
+      }
       show();
     };
-    current.current = { pages, show, complain };
+    current.current = { pages, show, complain, isRead: false };
     current.current.polling = poll(refresh, refreshSeconds, { onProblem: complain });
     return current.current.polling.stop;
   }, [JSON.stringify(query)]);
   return {
     ...shown,
     complain: (problem) => current.current.complain(problem),
+    // until the first page of a changed list is there, its predecessor is shown, which nothing moves or changes any more
     async load() {
-      const { pages, show } = current.current;
-      await pages.load();
-      show();
+      const { pages, show, isRead } = current.current;
+      if (isRead) {
+        await pages.load();
+        show();
+      }
     },
     back() {
+      if (!current.current.isRead) {
+        return;
+      }
       current.current.pages.back();
       current.current.show();
       document.querySelector(".list-body").scrollIntoView({ block: "start" });
     },
     /** Changes rows after an act on them, before they are read again. */
     change(changed) {
-      current.current.pages.change(changed);
-      current.current.show();
+      if (current.current.isRead) {
+        current.current.pages.change(changed);
+        current.current.show();
+      }
       current.current.polling.now();
     },
   };
@@ -145,7 +156,8 @@ function Filters({ filters, columns, view, rows }) {
   const typing = useRef(null);
   const latest = useRef(null);
   latest.current = { texts, apply: view.apply };
-  useLayoutEffect(() => setTexts(view.values), [view.values]);
+  // a space between two words is no part of a value yet: the text stays as it is being typed
+  useLayoutEffect(() => setTexts((typed) => Object.fromEntries(Object.entries(view.values).map(([name, value]) => [name, typed[name].trim() === value ? typed[name] : value]))), [view.values]);
   const apply = () => {
     if (form.current.checkValidity()) {
       latest.current.apply(Object.fromEntries(Object.entries(latest.current.texts).map(([name, text]) => [name, text.trim()])));
@@ -165,9 +177,10 @@ function Filters({ filters, columns, view, rows }) {
     event.preventDefault();
     apply();
   };
+  const sorts = orders(columns);
   return html`<form class="filters" role="search" ref=${form} onSubmit=${onSubmit} onChange=${apply}>
     ${filters.map((filter) => html`<${Field} key=${filter.name} filter=${filter} text=${texts[filter.name]} rows=${rows} onInput=${onInput} />`)}
-    <div class="field narrow-only"><label for="order">Order</label><select id="order" class="input" value=${view.order} onInput=${(event) => view.setOrder(event.target.value)}>${orders(columns)}</select></div>
+    ${sorts.length > 0 && html`<div class="field narrow-only"><label for="order">Order</label><select id="order" class="input" value=${view.order} onInput=${(event) => view.setOrder(event.target.value)}>${sorts}</select></div>`}
   </form>`;
 }
 
@@ -237,6 +250,7 @@ function Selection({ noun, acts, rows, choice }) {
     const result = await act.run(all.filter(act.applies), all.filter((row) => !act.applies(row)));
     if (result !== null) {
       setReport(result.report);
+      choice.choose(result.done ?? [], false);
       choice.change(result.change);
     }
   };

@@ -35,8 +35,12 @@ export function makePages(read, { size, isNewestFirst }, most = 10) {
 
   /** New work pushes rows off the first page: they move to the page after it. */
   function keepBetween(page, known) {
-    const left = pushedOff(page.rows, known.rows);
-    if (left.length === 0) {
+    const left = pushedOff(page.rows, known.rows, pages[1].rows);
+    if (left === null) {
+      pages = [page];
+      first = 0;
+    }
+    if (left === null || left.length === 0) {
       return;
     }
     const after = pages[1];
@@ -48,14 +52,21 @@ export function makePages(read, { size, isNewestFirst }, most = 10) {
     }
   }
 
-  /** The rows of a page that come after those that were read now: found by their identifiers, or after the last row of both. */
-  function pushedOff(now, before) {
-    const last = now.at(-1)?.id ?? "";
+  /**
+   * The rows of the first page that come after those that were read now: by their identifiers, or after the last row that was known before,
+   * there or on the page after it. Null where none was: then nothing tells how many rows are between.
+   */
+  function pushedOff(now, before, after) {
     if (isNewestFirst) {
+      const last = now.at(-1)?.id ?? "";
       return before.filter((row) => row.id < last);
     }
-    const index = before.findIndex((row) => row.id === last);
-    return index < 0 ? [] : before.slice(index + 1).filter((row) => !now.some(({ id }) => id === row.id));
+    const known = [...before, ...after].map(({ id }) => id);
+    const last = now.findLast(({ id }) => known.includes(id));
+    if (last === undefined) {
+      return before.length === 0 ? [] : null;
+    }
+    return before.slice(known.indexOf(last.id) + 1).filter((row) => !now.some(({ id }) => id === row.id));
   }
 
   /** Returns a shown page, other than the first, with work that has not ended; in rotation. */
