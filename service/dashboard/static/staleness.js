@@ -3,6 +3,7 @@
 import { get, may, post } from "./api.js";
 import { alertBox, both, Button, linkTo, mark, problemAlert } from "./components.js";
 import { plural, shortId } from "./format.js";
+import { ENDED, eventually } from "./live.js";
 import { html, useEffect, useState } from "./preact-htm.js";
 
 /** Whether a recommendation of a list holds, with what has changed; null where no live device tells. */
@@ -21,10 +22,10 @@ function changesText(changes) {
   return changes.map(({ name, before, now }) => `${name} ${before ?? "none"} → ${now ?? "none"}`).join(", ");
 }
 
-/** The act that confirms chosen recommendations of a list, each by a tuning. */
+/** The act that confirms chosen recommendations of a list, each by a tuning; those with a newer plan have nothing to confirm. */
 export const CONFIRM = {
   text: "Confirm",
-  applies: (row) => row.stale === true && may("tunings:write"),
+  applies: (row) => row.stale === true && row.replaced_by === null && may("tunings:write"),
   run: async (rows) => {
     const tunings = [];
     let problem = null;
@@ -35,36 +36,50 @@ export const CONFIRM = {
     } catch (caught) {
       problem = caught;
     }
-    return { change: (row) => row, report: [report(tunings), problem && problemAlert(problem)] };
+    return { change: (row) => row, done: tunings.map(([row]) => row), report: [report(tunings), problem && problemAlert(problem)] };
   },
 };
 
+/** The submitted tunings, and apart from them those that had ended before. */
 function report(tunings) {
-  const lines = tunings.map(([row, { id }]) => html`<li>${row.name ?? shortId(row.id)}: ${linkTo("tunings", id)}</li>`);
-  return tunings.length > 0 && alertBox("ok", `${plural(tunings.length, "recommendation")} being confirmed`, html`<ul>${lines}</ul>`);
+  const ended = tunings.filter(([, { state }]) => ENDED.has(state));
+  const submitted = tunings.filter(([, { state }]) => !ENDED.has(state));
+  return [listed(submitted, "being confirmed"), listed(ended, "confirmed before")];
 }
 
+function listed(tunings, words) {
+  const lines = tunings.map(([row, { id }]) => html`<li>${row.name ?? shortId(row.id)}: ${linkTo("tunings", id)}</li>`);
+  return tunings.length > 0 && alertBox("ok", `${plural(tunings.length, "recommendation")} ${words}`, html`<ul>${lines}</ul>`);
+}
+
+const keys = new Map(); // of idempotency: a recommendation is confirmed by one tuning, however often a page requests it
+
 function confirmed(id) {
-  return post(`/v1/recommendations/${encodeURIComponent(id)}/confirm`);
+  if (!keys.has(id)) {
+    keys.set(id, crypto.randomUUID?.()); // undefined unless the page came over https or from this machine
+  }
+  return post(`/v1/recommendations/${encodeURIComponent(id)}/confirm`, undefined, { idempotencyKey: keys.get(id) });
 }
 
 /** Says that a recommendation is stale, and offers to confirm it; nothing of one that holds. */
 export function StaleAlert({ id }) {
   const [found, setFound] = useState(null);
   const [problem, setProblem] = useState(null);
-  useEffect(() => void get(`/v1/recommendations/${encodeURIComponent(id)}/staleness`).then(setFound, setProblem), [id]);
-  if (problem !== null) {
-    return problemAlert(problem);
-  }
-  if (!found?.stale) {
-    return null;
-  }
-  const confirm = async () => location.assign(`/tunings/${encodeURIComponent((await confirmed(id)).id)}`);
+  useEffect(() => void eventually((signal) => get(`/v1/recommendations/${encodeURIComponent(id)}/staleness`, { signal })).then(setFound, setProblem), [id]);
+  const confirm = async () => {
+    setProblem(null);
+    location.assign(`/tunings/${encodeURIComponent((await confirmed(id)).id)}`);
+    await new Promise((resolve) => window.addEventListener("pageshow", resolve, { once: true })); // the page is left, and may be returned to
+  };
+  return html`${found?.stale && warning(found, confirm, setProblem)}${problem !== null && problemAlert(problem)}`;
+}
+
+function warning({ changes, replaced_by: replaced }, confirm, onProblem) {
   return alertBox(
     "warn",
     "Made under other conditions than today's",
-    `${changesText(found.changes)}. The same request under today's conditions usually takes one probe.`,
-    found.replaced_by !== null && html`<p>It gave another plan: ${linkTo("recommendations", found.replaced_by)}.</p>`,
-    found.replaced_by === null && may("tunings:write") && html`<p><${Button} act=${confirm} onProblem=${setProblem}>Confirm it<//></p>`,
+    `${changesText(changes)}. The same request under today's conditions usually takes one probe.`,
+    replaced !== null && html`<p>It gave another plan: ${linkTo("recommendations", replaced)}.</p>`,
+    replaced === null && may("tunings:write") && html`<p><${Button} act=${confirm} onProblem=${onProblem}>Confirm it<//></p>`,
   );
 }

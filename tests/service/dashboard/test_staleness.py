@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser, expect
+from playwright.sync_api import Browser, Route, expect
 
 from tests.service.dashboard.test_quality import AXE, VIOLATIONS, WCAG
 from tests.support.factories import tuning_request
@@ -69,3 +69,70 @@ def test_the_page_of_a_stale_recommendation_confirms_it(upgraded: tuple[Running,
         expect(page.get_by_role("heading", name="Plan")).to_be_visible()
         expect(page.get_by_text("Made under other conditions")).to_have_count(0)
     assert len(service.runner.sizes) == 1
+
+
+def test_a_recommendation_is_confirmed_once(upgraded: tuple[Running, list[str]], browser: Browser) -> None:
+    """A second request has the first one's key, and says what came of that; confirmed rows are no longer chosen."""
+    service, names = upgraded
+    keys: list[tuple[str, str | None]] = []
+
+    def respond(route: Route) -> None:
+        keys.append((route.request.url.split("/")[-2], route.request.header_value("idempotency-key")))
+        state = "QUEUED" if len(keys) <= len(names) else "SUCCEEDED"
+        route.fulfill(json={"id": f"tun_{'0' * 32}", "state": state})
+
+    with watched(browser, service.url) as opened:
+        page = opened.open("/recommendations")
+        page.route(re.compile("/confirm$"), respond)
+        for words in ("being confirmed", "confirmed before"):
+            page.get_by_label(re.compile("^Select all")).check()
+            page.get_by_role("button", name="Confirm 2 recommendations").click()
+            expect(page.get_by_role("status").filter(has_text=f"2 recommendations {words}")).to_be_visible()
+            expect(page.get_by_label(re.compile("^Select all"))).not_to_be_checked()
+            expect(page.get_by_text("recommendations selected")).to_have_count(0)
+    assert keys[:2] == keys[2:]
+    assert len(set(keys)) == len(names)
+    assert {key for _, key in keys}.isdisjoint({None, ""})
+
+
+def test_a_replaced_recommendation_is_not_confirmed_again(
+    upgraded: tuple[Running, list[str]], browser: Browser
+) -> None:
+    """Its request has been tuned under today's conditions, and gave another plan."""
+    service, (name, _) = upgraded
+    service.runner.largest = 20
+    with service.client as client:
+        client.tunings.wait(client.recommendations.confirm(name).id)
+    with watched(browser, service.url) as opened:
+        page = opened.open("/recommendations")
+        expect(page.get_by_role("cell", name=re.compile("stale replaced by"))).to_have_count(1)
+        page.get_by_label(re.compile("^Select all")).check()
+        expect(page.get_by_role("button", name="Confirm 1 recommendation")).to_be_visible()
+
+
+def test_the_page_of_a_recommendation_survives_failures(upgraded: tuple[Running, list[str]], browser: Browser) -> None:
+    """It asks again after an outage, and shows why a confirmation is refused below what changed."""
+    service, (name, _) = upgraded
+    refusal = {"title": "Nothing confirms it", "detail": "no live worker has it", "status": 409, "code": "x"}
+    with watched(browser, service.url) as opened:
+        opened.excused = ("503", "409")
+        opened.page.route(re.compile("/staleness$"), lambda route: route.fulfill(status=503, json={}), times=1)
+        opened.page.route(re.compile("/confirm$"), lambda route: route.fulfill(status=409, json=refusal))
+        page = opened.open(f"/recommendations/{name}")
+        page.get_by_role("button", name="Confirm it").click()
+        expect(page.get_by_role("alert").filter(has_text="no live worker has it")).to_be_visible()
+        expect(page.get_by_text("torch 2.8 → 2.9")).to_be_visible()
+        expect(page.get_by_role("button", name="Confirm it")).to_be_enabled()
+
+
+def test_a_confirmation_is_not_sent_again_while_the_page_leaves(
+    upgraded: tuple[Running, list[str]], browser: Browser
+) -> None:
+    """The button stays disabled until the tuning's page is there."""
+    service, (name, _) = upgraded
+    with watched(browser, service.url) as opened:
+        page = opened.open(f"/recommendations/{name}")
+        page.route(re.compile("/tunings/tun_[0-9a-f]+$"), lambda route: route.fulfill(status=204))  # the page stays
+        with page.expect_response(lambda response: response.status == 204):
+            page.get_by_role("button", name="Confirm it").click()
+        expect(page.get_by_role("button", name="Confirm it")).to_be_disabled()
