@@ -53,6 +53,16 @@ def test_the_losses_are_spread_over_the_run(count: int) -> None:
     assert course_of(count, at_once=7).losses == course.losses
 
 
+@pytest.mark.parametrize(("count", "again"), [(100, 81), (100, 50), (64, 61), (33, 33), (33, 2), (33, 1), (100, 100)])
+def test_a_run_that_goes_on_from_a_checkpoint_keeps_its_course(count: int, again: int) -> None:
+    """The losses are those of a run without the interruption, and the pace begins where it was."""
+    course = course_after(course_of(count), [made(again, seconds=3.0)])
+    assert course.seconds_per_update == pytest.approx(2.0 + max(1 / again, 0.1))
+    for update in range(again + 1, 111):
+        course = course_after(course, [made(update)])
+    assert (course.update, course.losses) == (110, course_of(110).losses)
+
+
 def test_a_loss_that_is_not_finite_stays_unknown() -> None:
     """Others are rounded to five digits."""
     losses = [made(1, loss=1.2345678), made(2).model_copy(update={"loss": None})]

@@ -271,10 +271,9 @@ class RunCourse(Document):
 def course_after(course: RunCourse | None, progress: Sequence[RunProgress]) -> RunCourse:
     """Return the course of a run after further updates, at least one.
 
-    A command that was started anew begins its course again.
+    A run that goes on from a checkpoint makes the updates after it again: their losses are replaced. A command counts
+    anew, and its pace is that of its newest count alone.
     """
-    if course is not None and progress[0].update <= course.update:
-        course = None
     pace = None if course is None else course.seconds_per_update
     for made in progress:
         pace = _pace_after(pace, made)
@@ -304,8 +303,8 @@ def _losses_after(
 ) -> tuple[tuple[float | None, ...], int]:
     """Return the losses with their interval, which doubles when there are too many."""
     losses, interval = ([], 1) if course is None else (list(course.losses), course.loss_interval)
-    if course is not None and course.update % interval:
-        losses.pop()  # the newest, between two intervals
+    if course is not None and progress:  # those at whole intervals before these updates; the newest was between two
+        losses = losses[: min(course.update, progress[0].update - 1) // interval]
     for made in progress:
         if made.update % interval == 0:
             losses.append(_short(made.loss))
