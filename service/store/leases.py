@@ -240,7 +240,8 @@ def _claimers(connection: Connection, wanted: Sequence[Wanted]) -> dict[int, Cla
 
 def _claim_of(row: Any) -> Claim:  # noqa: ANN401 - a row of `CLAIM_AT_ONCE`
     lease = Lease(work_id=row.id, owner=row.owner, token=row.token)
-    return Claim(lease, mapping.work_item(row, related=False), row.lost_leases)
+    item = mapping.work_item(row, related=False)
+    return Claim(lease, item, row.lost_leases, taken_over=row.state_before != State.QUEUED)
 
 
 def _claim(connection: Connection, claimer: Claimer) -> Claim | None:
@@ -358,7 +359,7 @@ def _take(connection: Connection, claimer: Claimer, found: Candidate, beside: li
     if beside:
         connection.execute(insert(held_slots), [{"slot": slot, "work_id": found.id} for slot in beside])
     lease = Lease(work_id=found.id, owner=served.owner, token=found.token + 1)
-    return Claim(lease, read_item(connection, found.id), lost_leases, tuple(beside))
+    return Claim(lease, read_item(connection, found.id), lost_leases, not was_queued, tuple(beside))
 
 
 def _release_beside(connection: Connection, row: RowMapping) -> None:

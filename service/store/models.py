@@ -322,6 +322,8 @@ class Claim:
     lease: Lease
     item: WorkItem
     lost_leases: int
+    taken_over: bool = False
+    """The work was held by an owner whose lease had expired, and did not wait in the queue."""
     other_slots: tuple[str, ...] = ()
     """The slots of the same host that the work holds beside its own, in their order."""
 

@@ -81,7 +81,7 @@ class AttemptRunner:
             log_context(**{f"{item.kind}_id": item.id}),
         ):
             _log.info("%s: %s, attempt %d", self._slot, item.id, claim.lease.token)
-            if claim.lost_leases:
+            if claim.taken_over:
                 self._instruments.metrics.count_takeover(device)
             try:
                 span.set("outcome", self._run(claim, holder))

@@ -117,7 +117,16 @@ def test_an_expired_lease_is_taken_over_with_a_new_token(store: Store, new_id: N
     claimed(store, lease_seconds=0.0)
     store.submissions.add(new_work(new_id("tun"), priority=9))
     claim = claimed(store, elsewhere("other"))
-    assert (claim.item.id, claim.lease.token, claim.lost_leases) == (abandoned, 2, 1)
+    assert (claim.item.id, claim.lease.token, claim.lost_leases, claim.taken_over) == (abandoned, 2, 1, True)
+
+
+def test_work_that_was_handed_back_is_not_taken_over(store: Store, new_id: NewId) -> None:
+    """The lost lease of an earlier owner still counts, but nobody vanished since."""
+    store.submissions.add(new_work(new_id("tun")))
+    assert not claimed(store, lease_seconds=0.0).taken_over
+    store.leases.hand_back(claimed(store, elsewhere("other")).lease)
+    claim = claimed(store)
+    assert (claim.lost_leases, claim.taken_over) == (1, False)
 
 
 _REPORTS = ["probe", "progress", "finish"]

@@ -408,11 +408,16 @@ def test_a_dead_workers_tuning_goes_on_at_once(store: Store, start: StartWorker,
 
 
 def test_a_takeover_is_counted(store: Store, tmp_path: Path) -> None:
-    """Work of a dead process counts once; work that was only queued does not."""
+    """Work of a dead process counts once; work that was only queued, or handed back since, does not."""
     queue_tuning(store)
     work_ids = [queue_tuning(store), queue_tuning(store, tuning_request(mlp_spec(), 64))]
     dead = SERVED.model_copy(update={"owner": worker_settings(tmp_path).new_owner()})
     assert store.leases.claim(dead, 3600.0) is not None
+    vanished = store.leases.claim(SERVED.model_copy(update={"slot": "a/cpu", "owner": "a:scope:1"}), 0.0)
+    again = store.leases.claim(SERVED.model_copy(update={"slot": "b/cpu", "owner": "b:scope:1"}), 3600.0)
+    assert vanished is not None
+    assert again is not None
+    store.leases.hand_back(again.lease)
     settings = worker_settings(tmp_path)
     executor = InlineExecutor(CPU, ScriptedRunner(37), no_training)
     coordinator = Coordinator(store, [executor], VERSIONS, settings, store.new_listener)
