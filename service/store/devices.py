@@ -17,7 +17,7 @@ from service.domain.states import HELD_STATES, State
 from service.domain.workers import ServedDevice
 from service.store.database.claim_statements import prospects_of
 from service.store.database.engine import insert_or_replace, read_transaction, write_transaction
-from service.store.database.schema import fleets, held_slots, is_held, is_queued, now_ms, work_items, workers
+from service.store.database.schema import fleets, held_slots, is_held, is_queued, now_ms, now_once, work_items, workers
 from service.store.database.statements import renew_leases, valid_leases
 from service.store.interface import DeviceStore, FleetStore, QueueStore
 from service.store.models import AnnouncedDevice, Beat, BeatReply, FleetWork, ReportedFleet, SlotHolder
@@ -26,7 +26,7 @@ _work = work_items.c
 _FLEET_COLUMNS = ("id", "state", "device", "hardware", "token", "lease_expires_at", "updated_at")
 _FLEET_WORK = select(*(_work[name] for name in _FLEET_COLUMNS), now_ms().label("now"))
 _RETENTION_MS = 86_400_000
-"""Age of the last heartbeat from which a worker is deleted."""
+"""Age of the last heartbeat, or of a dispatcher's last report, from which it is no longer listed."""
 
 
 class SqlDeviceStore(DeviceStore):
@@ -74,8 +74,10 @@ class SqlDeviceStore(DeviceStore):
 
     @override
     def list(self) -> list[AnnouncedDevice]:
+        recent = workers.c.heartbeat_at > now_once() - _RETENTION_MS
+        announced = select(workers, now_ms().label("now")).where(recent).order_by(workers.c.slot)
         with read_transaction(self._engine) as connection:
-            found = connection.execute(select(workers, now_ms().label("now")).order_by(workers.c.slot)).all()
+            found = connection.execute(announced).all()
             holding = connection.execute(select(_work.slot, _work.id).where(is_held))
             holders: dict[str | None, str] = {row.slot: row.id for row in holding}
             holders |= {row.slot: row.work_id for row in connection.execute(select(held_slots))}

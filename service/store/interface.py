@@ -397,7 +397,7 @@ class DeviceStore(ABC):
 
     @abstractmethod
     def list(self) -> list[AnnouncedDevice]:
-        """Return all announced devices."""
+        """Return the announced devices whose last heartbeat is less than a day old."""
 
 
 class FleetStore(ABC):

@@ -76,6 +76,17 @@ def test_renewals_keep_the_indexed_time_below_the_end_of_the_lease(
     assert abs(seen[1].lease_expires_at - seen[1].expiry_check_at) < 1000
 
 
+def test_a_worker_that_is_gone_for_a_day_is_listed_no_more(store: Store) -> None:
+    """Also where no other worker is announced, which would delete its row."""
+    store.devices.announce(SERVED)
+    with write_transaction(store.engine) as connection:
+        connection.execute(workers.update().values(heartbeat_at=workers.c.heartbeat_at - 86_000_000))
+    assert [seen.served for seen in store.devices.list()] == [SERVED]
+    with write_transaction(store.engine) as connection:
+        connection.execute(workers.update().values(heartbeat_at=workers.c.heartbeat_at - 401_000))
+    assert store.devices.list() == []
+
+
 def test_a_locked_row_delays_no_other_lease(postgresql: Databases, new_id: NewId) -> None:
     """Its own lease is left as it is, neither renewed nor lost, until the lock is gone."""
     store = Store(open_engine(postgresql.migrated()))
