@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from importlib import metadata
 
@@ -149,14 +150,19 @@ def build(
     )
 
 
-def tuning_cases(settings: Settings, store: Store) -> TuningCases:
+@contextmanager
+def tuning_cases(settings: Settings, store: Store) -> Iterator[TuningCases]:
     """Create the use cases of tunings on a store, without a service around them; workers find queued work by polling.
 
     Raises:
         ConfigurationError: when the file of registered commands is invalid.
     """
-    application = _application(settings, store, lambda: None, HitCounter(store.statistics.count_hits))
-    return TuningCases(application, QueuePositions(QueueCases(application).read))
+    hit_counter = HitCounter(store.statistics.count_hits)
+    application = _application(settings, store, lambda: None, hit_counter)
+    try:
+        yield TuningCases(application, QueuePositions(QueueCases(application).read))
+    finally:
+        hit_counter.flush()
 
 
 def _application(

@@ -28,7 +28,7 @@ _ROWS_AT_ONCE = 200
 _Id = Annotated[str, typer.Argument(metavar="ID", help="Id of the recommendation, as `list` shows it.")]
 
 recommendations = typer.Typer(
-    help="List the recommendations of a service with what changed since they were made, and confirm stale ones, "
+    help="List the recommendations of a service with the changes since they were made, and confirm stale ones, "
     "directly in its database.",
     no_args_is_help=True,
 )
@@ -40,16 +40,18 @@ def list_recommendations(
     stale: Annotated[
         bool | None,
         typer.Option(
-            "--stale/--current", help="Only those that an upgrade or an exchanged device put in doubt, or the others."
+            "--stale/--current",
+            help="Only those that an upgrade or an exchanged device put in doubt, or those that still hold; those on "
+            "devices without a live worker are in neither.",
         ),
     ] = None,
     limit: Annotated[int, typer.Option(min=1, help="Most recommendations to list, the newest first.")] = 50,
     database_url: DatabaseUrl = None,
     json: Json = False,
 ) -> None:
-    """List recommendations, with what changed on their devices since.
+    """List recommendations, with the changes on their devices since.
 
-    Workers tell what their devices have now; without a live worker nothing is marked.
+    Workers report the software and the hardware of their devices; without a live worker nothing is marked.
 
     Example: batchwright recommendations list --stale
     """
@@ -64,6 +66,10 @@ def list_recommendations(
 @recommendations.command()
 def confirm(recommendation_id: _Id, *, database_url: DatabaseUrl = None, json: Json = False) -> None:
     """Queue the tuning that confirms a stale recommendation, by one probe where that is enough.
+
+    The submission is checked with the settings of this shell, not those of the service: set the service's
+    BATCHWRIGHT_PYTHON_TARGETS, BATCHWRIGHT_DATA_ROOTS, BATCHWRIGHT_COMMANDS and BATCHWRIGHT_LEASE_SECONDS here too. The
+    quotas of API keys do not count.
 
     Example: batchwright recommendations confirm rec_0192f3a1b2c3700089abcdef01234567
     """
@@ -89,8 +95,8 @@ def _cases(database_url: str | None) -> Iterator[TuningCases]:
     """Open the use cases of a database; raises as ``opened``."""
     from service.bootstrap import tuning_cases  # noqa: PLC0415 - see the module's docstring
 
-    with opened(database_url) as (store, settings):
-        yield tuning_cases(settings, store)
+    with opened(database_url) as (store, settings), tuning_cases(settings, store) as cases:
+        yield cases
 
 
 def _table(found: Sequence[RecommendationSummary]) -> Table:

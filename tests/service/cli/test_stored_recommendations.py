@@ -5,17 +5,21 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from sqlalchemy import text
+
 from service.client import Client
+from service.store.database.engine import read_transaction
 from tests.support.command import called
 from tests.support.factories import tuning_request
 from tests.support.service.running import running
 from tests.support.service.scripted import ScriptedRunner, Trainer
+from tests.support.service.stores import engine_at
 
 WIDE = 200
 
 
 def test_an_upgrade_is_looked_into(tmp_path: Path) -> None:
-    """The stale ones with what changed, and the tuning that confirms one, on the database of a running service."""
+    """The stale ones with their changes, and the counted tuning that confirms one, on the database of a service."""
     data = tmp_path / "data"
     with running(data, ScriptedRunner(37), Trainer()) as service, Client(service.url) as client:
         name = client.tunings.tune(tuning_request(effective_batch_size=74), name="Night run").id
@@ -37,6 +41,8 @@ def test_an_upgrade_is_looked_into(tmp_path: Path) -> None:
         )
         assert (row["stale"], row["confirmed_by"]) == (False, confirmed.id)
         assert f"Confirmed before by {tuning_id}." in called("recommendations", "confirm", name, *url).stdout
+        with engine_at(service.settings.url) as engine, read_transaction(engine) as connection:
+            assert connection.execute(text("SELECT sum(hits) FROM recommendation_hits")).scalar_one() == 1
     assert "unknown: no live worker" in called("recommendations", "list", *url, columns=WIDE).stdout
 
 
