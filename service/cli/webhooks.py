@@ -42,10 +42,10 @@ webhooks = typer.Typer(
 def add(  # noqa: PLR0913 - options of a command
     url: Annotated[str, typer.Argument(help="Address that gets the messages; BATCHWRIGHT_WEBHOOK_HOSTS has its host.")],
     *,
-    name: Annotated[str, typer.Option(help="Name that tells the webhook from others in lists.")] = "",
+    name: Annotated[str, typer.Option(help="Name by which lists distinguish the webhook.")] = "",
     event: Annotated[
         list[WebhookEvent] | None,
-        typer.Option("--event", help="An event to tell; all when left out. May be repeated."),
+        typer.Option("--event", help="An event to report; all when left out. May be repeated."),
     ] = None,
     project: Annotated[str | None, typer.Option(help="Tell only of the work of this project.")] = None,
     database_url: DatabaseUrl = None,
@@ -164,9 +164,9 @@ def _webhook_table(found: Sequence[Webhook]) -> Table:
     )
     table = Table(id_, "name", address, events, "project", "pending", "dead", box=None)
     for webhook in found:
-        told = ", ".join(webhook.events) or "all"
+        reported = ", ".join(webhook.events) or "all"
         counts = str(webhook.pending), str(webhook.dead)
-        table.add_row(webhook.id, webhook.name or "-", webhook.url, told, webhook.project or "all", *counts)
+        table.add_row(webhook.id, webhook.name or "-", webhook.url, reported, webhook.project or "all", *counts)
     return table
 
 

@@ -48,7 +48,7 @@ MEDIA_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 """The media type of Prometheus' text format, which `exposition` returns."""
 
 _REQUEST_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
-_TELLING_SECONDS = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 1800.0, 7200.0, 43_200.0, 86_400.0)
+_DELIVERY_SECONDS = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 1800.0, 7200.0, 43_200.0, 86_400.0)
 _WORK_SECONDS = (1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1800, 3600, 7200, 21_600, 86_400)
 
 OUT_OF_MEMORY_CODE = "training-out-of-memory"
@@ -153,9 +153,9 @@ class Metrics:
         self._request_series: dict[tuple[str, str, int], Histogram] = {}
         self._deliveries = Histogram(
             "batchwright_webhook_delivery_seconds",
-            "From an event to the end of an attempt to tell a webhook: delivered, retried or dead.",
+            "From an event to the end of an attempt to deliver its message to a webhook: delivered, retried or dead.",
             ["result"],
-            buckets=_TELLING_SECONDS,
+            buckets=_DELIVERY_SECONDS,
             registry=self.registry,
         )
         for result in ("delivered", "retried", "dead"):
@@ -234,7 +234,7 @@ class Metrics:
         series.observe(seconds)
 
     def observe_delivery(self, result: str, seconds: float) -> None:
-        """Observe an attempt to tell a webhook, by its result; ``seconds`` since the event."""
+        """Observe an attempt to deliver to a webhook, by its result; ``seconds`` since the event."""
         self._deliveries.labels(result).observe(seconds)
 
     def collect_webhooks(self, backlog: Callable[[], Backlog]) -> None:

@@ -145,7 +145,7 @@ class Deliverer:
         error = attempt.error or "there was no response"
         self._store.failed(leased, error, attempt.status, pause)
         self._observe("dead" if pause is None else "retried", leased.age_seconds)
-        _log.warning("attempt %d to tell %s failed: %s", leased.attempt, leased.webhook_id, error)
+        _log.warning("attempt %d to notify %s failed: %s", leased.attempt, leased.webhook_id, error)
 
     def _prune(self) -> None:
         if time.monotonic() < self._prune_at:

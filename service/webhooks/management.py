@@ -72,7 +72,7 @@ class WebhookCases:
         self._webhooks.delete(webhook_id, caller.actor)
 
     def test(self, webhook_id: str) -> Delivery:
-        """Send a message that tells of nothing.
+        """Send a test message, which reports no event.
 
         Raises:
             NotFoundError: when there is no such webhook.

@@ -1,7 +1,7 @@
 """Keep webhooks, and the messages to them that are still to be delivered (a transactional outbox).
 
-- ``endings`` writes a message for each webhook that is to be told, in the transaction that ends the work:
-  ``store.leases`` and ``store.submissions`` call it. So no message is lost, and none tells of an end that was rolled
+- ``endings`` writes a message for each webhook that is to be notified, in the transaction that ends the work:
+  ``store.leases`` and ``store.submissions`` call it. So no message is lost, and none reports an end that was rolled
   back.
 - ``deliveries`` leases messages to one deliverer at a time, records the result of each attempt, and lists them.
 - ``registrations`` stores webhooks with their secrets.

@@ -77,7 +77,7 @@ class DeliveryStore(ABC):
 
     @abstractmethod
     def add_test(self, webhook_id: str, message_id: str) -> Delivery:
-        """Add a message that tells of nothing.
+        """Add a test message, which reports no event.
 
         Raises:
             NotFoundError: when there is no such webhook.
