@@ -6,7 +6,7 @@ The SDK imports this module, so it knows neither FastAPI nor SQLAlchemy nor torc
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Self
+from typing import Literal, Self
 
 from service.domain.workers import ServedDevice
 from tuner.planning.fingerprint import canonical_json, fingerprinted_versions
@@ -14,9 +14,14 @@ from tuner.schemas.base import Document
 from tuner.schemas.recommendation import Recommendation
 from tuner.units import format_bytes
 
+_HOST_MEMORY_TOLERANCE = 0.01
+"""Share by which the memory of a host may differ and count as equal. Linux reports the physical memory without the
+parts that the kernel reserves at boot (`MemTotal` in Documentation/filesystems/proc.rst), which are some MiB more or
+less with each kernel. An exchanged memory module makes a difference of several percent: 1 of 24 is 4 %."""
+
 
 class ChangedCondition(Document):
-    """A condition that memory depends on, and that is another one now."""
+    """A condition that memory depends on, and that has changed."""
 
     name: str
     """Name of the condition: `device`, `memory`, `driver`, or a package such as `torch`."""
@@ -44,10 +49,12 @@ class Staleness(Document):
 class Conditions(Document):
     """The conditions of a recommendation, or those that a worker reports."""
 
+    kind: Literal["cpu", "cuda"]
+    """Kind of the device."""
     device: str
     """Product name of the device."""
-    memory_bytes: int
-    """Memory of the device."""
+    memory_bytes: int | None
+    """Memory of the device; none where the recommendation does not depend on it: on the CPU under a requested limit."""
     slot: str | None = None
     """The slot (host and device), if known."""
     versions: dict[str, str]
@@ -57,8 +64,14 @@ class Conditions(Document):
     def of_recommendation(cls, document: Recommendation, slot: str | None) -> Self:
         """Return the conditions under which a recommendation was made."""
         device = document.device
-        versions = fingerprinted_versions(document.versions)
-        return cls(device=device.name, memory_bytes=device.total_bytes, slot=slot, versions=versions)
+        has_own_limit = device.kind == "cpu" and document.request.memory_limit_bytes is not None
+        return cls(
+            kind=device.kind,
+            device=device.name,
+            memory_bytes=None if has_own_limit else device.total_bytes,
+            slot=slot,
+            versions=fingerprinted_versions(document.versions),
+        )
 
     @classmethod
     def of_served(cls, served: ServedDevice) -> Self:
@@ -66,7 +79,13 @@ class Conditions(Document):
         device = served.device
         driver = {} if device.driver_version is None else {"driver": device.driver_version}
         versions = fingerprinted_versions(served.versions) | driver
-        return cls(device=device.name, memory_bytes=device.total_bytes, slot=served.slot, versions=versions)
+        return cls(
+            kind=device.kind,
+            device=device.name,
+            memory_bytes=device.total_bytes,
+            slot=served.slot,
+            versions=versions,
+        )
 
     @property
     def text(self) -> str:
@@ -89,13 +108,19 @@ def judge(then: Conditions, reported: Sequence[Conditions]) -> Staleness:
 
 
 def _changes(then: Conditions, now: Conditions) -> Iterator[ChangedCondition]:
-    """Yield what differs. A worker may have more packages than the recommendation depends on."""
+    """Yield the differences. A worker may have more packages than the recommendation depends on."""
     if then.device != now.device:
         yield ChangedCondition(name="device", before=then.device, now=now.device)
-    if then.memory_bytes != now.memory_bytes:
-        before, after = _different_sizes(then.memory_bytes, now.memory_bytes)
-        yield ChangedCondition(name="memory", before=before, now=after)
+    if then.memory_bytes is not None and now.memory_bytes is not None:
+        yield from _changed_memory(then.kind, then.memory_bytes, now.memory_bytes)
     yield from _changed_versions(then.versions, now.versions)
+
+
+def _changed_memory(kind: str, before: int, now: int) -> Iterator[ChangedCondition]:
+    tolerance = _HOST_MEMORY_TOLERANCE * before if kind == "cpu" else 0
+    if abs(now - before) > tolerance:
+        text, other = _different_sizes(before, now)
+        yield ChangedCondition(name="memory", before=text, now=other)
 
 
 def _changed_versions(before: Mapping[str, str], now: Mapping[str, str]) -> Iterator[ChangedCondition]:

@@ -283,8 +283,10 @@ class RecommendationStore(ABC):
         """Return the conditions of all recommendations, each once (``Conditions.text``)."""
 
     @abstractmethod
-    def answers(self, questions: Collection[str], conditions: Collection[str]) -> dict[str, RecommendationRow]:
-        """Return the newest recommendation of each question that was made under one of these conditions."""
+    def newest_of_requests(
+        self, request_digests: Collection[str], conditions: Collection[str]
+    ) -> dict[str, RecommendationRow]:
+        """Return the newest recommendation for each request that was made under one of these conditions, by digest."""
 
 
 class ResidualStore(ABC):

@@ -345,7 +345,7 @@ class StalenessFilter:
     stale: bool
     """True for those that are stale, False for those that hold, which later ones may have confirmed."""
     stale_conditions: tuple[str, ...]
-    """The stored conditions that differ from what the workers report."""
+    """The stored conditions that differ from those that the workers report."""
     current: tuple[str, ...]
     """The stored conditions that do not differ."""
 
@@ -364,17 +364,18 @@ class RecommendationFilter:
 
 
 class RecommendationRow(RecommendationSummary):
-    """A recommendation in a list, with what its staleness is found by."""
+    """A recommendation in a list, with the columns by which its staleness is judged."""
 
     conditions: str | None = Field(default=None, exclude=True)
     """``Conditions.text``; none of a recommendation without them."""
-    question: str | None = Field(default=None, exclude=True)
-    """Digest of the request without versions, with the requested memory limit: equal for requests that one answer
-    serves. None of a recommendation that was stored before there were questions, and whose tuning is gone."""
+    request_digest: str | None = Field(default=None, exclude=True)
+    """Digest of the request without versions, with the requested memory limit: equal for requests that one
+    recommendation serves. None of a recommendation that was stored before there were digests, and whose tuning is
+    gone."""
 
     @property
-    def answer(self) -> tuple[Any, ...]:
-        """The parts that are equal when two recommendations for the same request say the same."""
+    def recommended(self) -> tuple[Any, ...]:
+        """The parts that are equal when two recommendations for the same request recommend the same."""
         return self.feasible, self.largest_micro_batch_size, self.plan
 
 

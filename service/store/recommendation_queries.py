@@ -44,10 +44,21 @@ _TEXTS = select(_recommendation.id, _recommendation.document).where(
 )
 
 
+def _distinct_conditions() -> Select[Any]:
+    """Select each of the conditions once, by an index look-up each. They are few; `DISTINCT` reads the whole index."""
+    first = select(func.min(_recommendation.conditions).label("text")).cte("first", recursive=True)
+    next_one = select(func.min(_recommendation.conditions)).where(_recommendation.conditions > first.c.text)
+    further = select(next_one.scalar_subquery()).select_from(first).where(first.c.text.is_not(None))
+    found = first.union_all(further)
+    return select(found.c.text).where(found.c.text.is_not(None))
+
+
+_CONDITIONS = _distinct_conditions()
+
 _NO_COLUMNS = {"search", "staleness"}
 """Fields of a filter that are no column."""
-_ANSWER = ("feasible", "largest_micro_batch_size", "micro_batch_size", "gradient_accumulation_steps")
-"""The columns of ``RecommendationRow.answer``."""
+_RECOMMENDED = ("feasible", "largest_micro_batch_size", "micro_batch_size", "gradient_accumulation_steps")
+"""The columns of ``RecommendationRow.recommended``."""
 
 
 class SqlRecommendationStore(RecommendationStore):
@@ -120,21 +131,22 @@ class SqlRecommendationStore(RecommendationStore):
 
     @override
     def conditions(self) -> list[str]:
-        statement = select(_recommendation.conditions).where(_recommendation.conditions.is_not(None)).distinct()
         with read_transaction(self._engine) as connection:
-            return list(connection.execute(statement).scalars())
+            return list(connection.execute(_CONDITIONS).scalars())
 
     @override
-    def answers(self, questions: Collection[str], conditions: Collection[str]) -> dict[str, RecommendationRow]:
+    def newest_of_requests(
+        self, request_digests: Collection[str], conditions: Collection[str]
+    ) -> dict[str, RecommendationRow]:
         newest = (
             select(func.max(_recommendation.id))
-            .where(_recommendation.question.in_(questions), _recommendation.conditions.in_(conditions))
-            .group_by(_recommendation.question)
+            .where(_recommendation.request_digest.in_(request_digests), _recommendation.conditions.in_(conditions))
+            .group_by(_recommendation.request_digest)
         )
         with read_transaction(self._engine) as connection:
             found = connection.execute(_listed().where(_recommendation.id.in_(newest))).mappings()
             rows = [mapping.recommendation_row(row) for row in found]
-        return {row.question: row for row in rows if row.question is not None}
+        return {row.request_digest: row for row in rows if row.request_digest is not None}
 
     def _searched(
         self, given: dict[str, Any], wanted: RecommendationFilter, limit: int, before: str | None
@@ -156,15 +168,15 @@ def _listed() -> Select[Any]:
 def _is_of(wanted: StalenessFilter) -> ColumnElement[bool]:
     """Return the condition of the recommendations that are stale, or of those that hold."""
     changed = _recommendation.conditions.in_(wanted.stale_conditions)
-    answers, newer = recommendations.alias(), recommendations.alias()
+    latest, newer = recommendations.alias(), recommendations.alias()
     newest = (
         select(func.max(newer.c.id))
-        .where(newer.c.question == _recommendation.question, newer.c.conditions.in_(wanted.current))
+        .where(newer.c.request_digest == _recommendation.request_digest, newer.c.conditions.in_(wanted.current))
         .correlate(recommendations)
         .scalar_subquery()
     )
-    same = [answers.c[name].is_not_distinct_from(_recommendation[name]) for name in _ANSWER]
-    is_confirmed = exists().where(answers.c.id == newest, *same).correlate(recommendations)
+    same = [latest.c[name].is_not_distinct_from(_recommendation[name]) for name in _RECOMMENDED]
+    is_confirmed = exists().where(latest.c.id == newest, *same).correlate(recommendations)
     if wanted.stale:
         return and_(changed, not_(is_confirmed))
     return or_(_recommendation.conditions.in_(wanted.current), and_(changed, is_confirmed))

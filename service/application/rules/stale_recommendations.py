@@ -1,4 +1,4 @@
-"""Mark recommendations whose conditions have changed, and say what a tuning that confirms one is asked."""
+"""Mark recommendations whose conditions have changed, and make the submissions that confirm them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tuner.schemas.recommendation import Recommendation
 from tuner.schemas.requests import HardwareRequest
 
 _CACHE_SECONDS = 1.0
-"""Lifetime of what the workers report: lists are read often, and devices change rarely."""
+"""Lifetime of the workers' reports: lists are read often, and devices change rarely."""
 
 
 class StaleRecommendations:
@@ -37,23 +37,23 @@ class StaleRecommendations:
         self._read_at = -_CACHE_SECONDS
 
     def marked(self, rows: Sequence[RecommendationRow]) -> list[RecommendationRow]:
-        """Return the rows with their marks; what the workers report is at most a second old."""
+        """Return the rows with their marks; the workers' reports are at most a second old."""
         judged = self._judge({row.conditions for row in rows if row.conditions is not None})
-        questions = {row.question for row in rows if row.question and _is_stale(row, judged)}
-        answers = self._answers(questions) if questions else {}
-        return [_marked(row, judged, answers) for row in rows]
+        digests = {row.request_digest for row in rows if row.request_digest and _is_stale(row, judged)}
+        newest = self._newest_of_requests(digests) if digests else {}
+        return [_marked(row, judged, newest) for row in rows]
 
     def filter(self, wanted: RecommendationFilter, stale: bool | None) -> RecommendationFilter:  # noqa: FBT001 - a field
         """Restrict a filter to the recommendations that are stale, or to those that hold; None does not restrict."""
         if stale is None:
             return wanted
         judged = self._judge(self._store.conditions())
-        found = {mark: tuple(text for text, it in judged.items() if it.stale is mark) for mark in (True, False)}
-        return replace(wanted, staleness=StalenessFilter(stale, stale_conditions=found[True], current=found[False]))
+        changed, current = _texts(judged, stale=True), _texts(judged, stale=False)
+        return replace(wanted, staleness=StalenessFilter(stale, stale_conditions=changed, current=current))
 
-    def _answers(self, questions: set[str]) -> dict[str, RecommendationRow]:
+    def _newest_of_requests(self, digests: set[str]) -> dict[str, RecommendationRow]:
         judged = self._judge(self._store.conditions())
-        return self._store.answers(questions, [text for text, it in judged.items() if it.stale is False])
+        return self._store.newest_of_requests(digests, _texts(judged, stale=False))
 
     def _judge(self, texts: set[str] | Sequence[str]) -> dict[str, Staleness]:
         """Return the judgements of stored conditions, of which there are few: each upgrade adds one per device."""
@@ -88,7 +88,7 @@ def confirmation_of(
     changes: dict[str, object] = {"baseline": None}
     wanted = stored.request.hardware
     if wanted is None:
-        device = next((it for it in served if it.device.id == stored.device.id), served[0])
+        device = next((one for one in served if one.device.id == stored.device.id), served[0])
         changes["device"] = device.device.id
     else:
         device = None
@@ -97,19 +97,24 @@ def confirmation_of(
     return TuningSubmission(**dict(request), **dict(stored.names)), device
 
 
+def _texts(judged: Mapping[str, Staleness], *, stale: bool) -> tuple[str, ...]:
+    """Return the conditions with this judgement."""
+    return tuple(text for text, judgement in judged.items() if judgement.stale is stale)
+
+
 def _is_stale(row: RecommendationRow, judged: Mapping[str, Staleness]) -> bool:
     return row.conditions is not None and judged[row.conditions].stale is True
 
 
 def _marked(
-    row: RecommendationRow, judged: Mapping[str, Staleness], answers: Mapping[str, RecommendationRow]
+    row: RecommendationRow, judged: Mapping[str, Staleness], newest: Mapping[str, RecommendationRow]
 ) -> RecommendationRow:
     if row.conditions is None:
         return row
     found = judged[row.conditions]
-    answer = answers.get(row.question or "") if found.stale else None
-    if answer is not None and answer.answer == row.answer:
-        found = found.model_copy(update={"stale": False, "confirmed_by": answer.id})
-    elif answer is not None:
-        found = found.model_copy(update={"replaced_by": answer.id})
+    later = newest.get(row.request_digest or "") if found.stale else None
+    if later is not None and later.recommended == row.recommended:
+        found = found.model_copy(update={"stale": False, "confirmed_by": later.id})
+    elif later is not None:
+        found = found.model_copy(update={"replaced_by": later.id})
     return row.model_copy(update=dict(found))

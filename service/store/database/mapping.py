@@ -213,7 +213,7 @@ def recommendation_values(
         **figures_of(document),
         **_gain_values(document.gain),
         "conditions": Conditions.of_recommendation(document, slot).text,
-        "question": question_of(document),
+        "request_digest": request_digest_of(document),
         "document": as_json(document),
     }
 
@@ -233,8 +233,8 @@ def sort_values(stored: dict[str, Any] | None) -> dict[str, Any]:
     return {"sorted_rate": -1.0 if rate is None else rate, "sorted_peak": -1 if peak is None else peak}
 
 
-def question_of(document: Recommendation) -> str:
-    """Return the digest of a request without versions, with its memory limit: one answer serves equal ones."""
+def request_digest_of(document: Recommendation) -> str:
+    """Return the digest of a request without versions, with its memory limit: one recommendation serves equal ones."""
     request = document.request
     ranks = max((len(probe.ranks) for probe in document.evidence.probes), default=0)
     digest = request_fingerprint(request, document.device, document.environment, ranks)

@@ -225,10 +225,10 @@ recommendations = Table(
     Column("speed_source", String(16)),
     Column("memory_gain", Double),
     Column("conditions", Text),
-    Column("question", String(100)),
+    Column("request_digest", String(100)),
 )
 """Recommendations: the documents, and the columns of searches and lists. They may outlive their tuning. ``conditions``
-are those under which they hold (``Conditions.text``), ``question`` is a digest of the request without versions."""
+are those under which they hold (``Conditions.text``), ``request_digest`` is of the request without versions."""
 
 Index("recommendations_by_fingerprint", recommendations.c.fingerprint, recommendations.c.id)
 for _columns in ([], ["model"], ["device"], ["device_name"], ["device", "model"], ["device_name", "model"]):
@@ -236,7 +236,7 @@ for _columns in ([], ["model"], ["device"], ["device_name"], ["device", "model"]
     Index("recommendations_by_" + "_".join(_walked), *(recommendations.c[name] for name in [*_walked, "id"]))
 
 Index("recommendations_sorted", *(recommendations.c[name] for name in ("id", "samples_per_second", "peak_bytes")))
-for _columns in (["conditions"], ["question", "conditions"]):
+for _columns in (["conditions"], ["request_digest", "conditions"]):
     Index(f"recommendations_by_{_columns[0]}", *(recommendations.c[name] for name in [*_columns, "id"]))
 is_gained = text("memory_gain IS NOT NULL")
 Index(
@@ -376,7 +376,7 @@ webhook_deliveries = Table(
     Column("last_status", Integer),
     Column("last_error", String(500)),
 )
-"""The outbox: messages to webhooks, written in the transaction of the change that they tell. ``next_attempt_at`` is
+"""The outbox: messages to webhooks, written in the transaction of the change that they report. ``next_attempt_at`` is
 also the end of the lease of an attempt, and ``attempts`` its fencing token. ``webhook_id`` is no foreign key: work ends
 also while its webhook is deleted."""
 

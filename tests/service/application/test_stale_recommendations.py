@@ -20,8 +20,13 @@ from tests.support.service.running import Running, running
 from tests.support.service.scripted import SERVED, ScriptedRunner, Trainer, new_work
 from tests.support.service.stores import NewId, claimed
 
+GIB = 1024**3
 CARD = Conditions(
-    device="NVIDIA H100", memory_bytes=80 * 1024**3, slot="a/cuda:0", versions={"torch": "2.8", "driver": "570"}
+    kind="cuda",
+    device="NVIDIA H100",
+    memory_bytes=80 * GIB,
+    slot="a/cuda:0",
+    versions={"torch": "2.8", "driver": "570"},
 )
 
 Upgraded = Callable[..., Running]
@@ -192,10 +197,10 @@ def test_recommendations_are_filtered_by_their_conditions(store: Store, new_id: 
     assert ids(StalenessFilter(stale=False, stale_conditions=(old,), current=(new,))) == [kept[2].id, kept[1].id]
     assert ids(StalenessFilter(stale=True, stale_conditions=(old, new), current=())) == [it.id for it in kept[::-1]]
     assert ids(StalenessFilter(stale=False, stale_conditions=(), current=())) == []
-    question = store.recommendations.row(kept[0].id).question
-    assert question is not None
-    assert store.recommendations.answers([question], [new])[question].id == kept[2].id
-    assert store.recommendations.answers([question], []) == {}
+    digest = store.recommendations.row(kept[0].id).request_digest
+    assert digest is not None
+    assert store.recommendations.newest_of_requests([digest], [new])[digest].id == kept[2].id
+    assert store.recommendations.newest_of_requests([digest], []) == {}
 
 
 # --- the rule ---
@@ -209,8 +214,8 @@ def test_recommendations_are_filtered_by_their_conditions(store: Store, new_id: 
         ({"versions": {"torch": "2.8", "driver": "570", "peft": "1"}}, ()),
         ({"versions": {"torch": "2.8", "driver": "580"}}, (("driver", "570", "580"),)),
         ({"versions": {"driver": "570"}}, (("torch", "2.8", None),)),
-        ({"memory_bytes": 96 * 1024**3}, (("memory", "80.00 GiB", "96.00 GiB"),)),
-        ({"memory_bytes": 80 * 1024**3 - 1}, (("memory", f"{80 * 1024**3} bytes", f"{80 * 1024**3 - 1} bytes"),)),
+        ({"memory_bytes": 96 * GIB}, (("memory", "80.00 GiB", "96.00 GiB"),)),
+        ({"memory_bytes": 80 * GIB - 1}, (("memory", f"{80 * GIB} bytes", f"{80 * GIB - 1} bytes"),)),
         ({"device": "NVIDIA A100"}, (("device", "NVIDIA H100", "NVIDIA A100"),)),
     ],
 )
@@ -218,6 +223,30 @@ def test_what_changed_is_named(changes: dict[str, Any], found: tuple[tuple[str, 
     """From what to what; packages that the recommendation does not depend on do not count, nor does the place."""
     expected = tuple(ChangedCondition(name=name, before=before, now=now) for name, before, now in found)
     assert judge(CARD, [CARD.model_copy(update=changes)]) == Staleness(stale=bool(found), changes=expected)
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "changes"),
+    [
+        (64 * GIB, 64 * GIB - 300 * 1024**2, ()),
+        (64 * GIB, 64 * GIB + 4096, ()),
+        (64 * GIB, 60 * GIB, ("memory",)),
+        (None, 60 * GIB, ()),
+    ],
+)
+def test_a_kernel_does_not_change_the_memory_of_a_host(before: int | None, now: int, changes: tuple[str, ...]) -> None:
+    """Its kernel reserves some MiB more or less; a requested limit on the CPU does not depend on the host at all."""
+    host = CARD.model_copy(update={"kind": "cpu", "device": "a processor"})
+    found = judge(host.model_copy(update={"memory_bytes": before}), [host.model_copy(update={"memory_bytes": now})])
+    assert tuple(change.name for change in found.changes) == changes
+    assert found.stale is bool(changes)
+
+
+@pytest.mark.parametrize(("limit", "memory"), [(None, CPU.total_bytes), (1 * GIB, None)])
+def test_conditions_on_the_cpu_leave_out_memory_under_a_limit(limit: int | None, memory: int | None) -> None:
+    """The limit is the request's own then, and part of its digest."""
+    found = recommendation(request=tuning_request(memory_limit_bytes=limit))
+    assert Conditions.of_recommendation(found, None).memory_bytes == memory
 
 
 def test_one_device_that_is_as_before_is_enough() -> None:

@@ -126,7 +126,7 @@ READS_AND_WRITES: dict[str, Callable[[Store, Lease], Any]] = {
     "recommendations.newest": lambda store, _: store.recommendations.newest(RecommendationFilter(), 5),
     "recommendations.row": lambda store, _: store.recommendations.row("rec_done"),
     "recommendations.conditions": lambda store, _: store.recommendations.conditions(),
-    "recommendations.answers": lambda store, _: store.recommendations.answers(["q"], ["c"]),
+    "recommendations.newest_of_requests": lambda store, _: store.recommendations.newest_of_requests(["q"], ["c"]),
     "residuals.add": lambda store, _: store.residuals.add("tun_1", residual()),
     "residuals.newest": lambda store, _: store.residuals.newest("card", "gpt", 5),
     "statistics.totals": lambda store, _: store.statistics.totals(3600.0),

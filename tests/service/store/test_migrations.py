@@ -14,6 +14,7 @@ from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, Engine, inspect, text
 
+from service.domain.staleness import Conditions
 from service.domain.states import State, WorkKind
 from service.domain.work import JobRequest
 from service.errors import ConfigurationError
@@ -219,6 +220,7 @@ def test_every_stored_recommendation_takes_the_names_of_today(
     assert listed.plan == plan_of(found).summary()
     assert (listed.plan.micro_batch_size, listed.plan.effective_batch_size, listed.plan.world_size) == (26, 101, 2)
     assert (listed.largest_micro_batch_size, found.largest_micro_batch_size) == (37, 37)
+    assert store.recommendations.conditions() == [Conditions.of_recommendation(found, slot=None).text]
     assert JobRequest.model_validate_json(store.work.get("job_1").payload).recommendation == found
     (first,) = _stored(database_url, "SELECT body FROM idempotency_keys")
     assert Recommendation.model_validate(first["recommendation"]) == found

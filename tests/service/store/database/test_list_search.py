@@ -171,15 +171,15 @@ def test_a_sort_by_a_recommendation_reads_by_an_index(store: Store, new_id: NewI
         assert index in plan, plan
 
 
-def plans_of_lists(engine: Engine, read: Callable[[], object]) -> list[str]:
-    """The database's plans of the ordered statements that a function has it execute.
+def plans_of_lists(engine: Engine, read: Callable[[], object], word: str = "ORDER BY") -> list[str]:
+    """The database's plans of the statements with a word that a function has it execute.
 
     PostgreSQL learns the sizes of its tables by itself, after a while; SQLite does not.
     """
     seen: list[tuple[str, Any]] = []
 
     def note(_connection: object, _cursor: object, statement: str, parameters: Any, *_more: object) -> None:
-        if "ORDER BY" in statement:
+        if word in statement:
             seen.append((statement, parameters))
 
     event.listen(engine, "before_cursor_execute", note)
@@ -195,24 +195,40 @@ def plans_of_lists(engine: Engine, read: Callable[[], object]) -> list[str]:
         ]
 
 
+def insert_recommendations(engine: Engine, count: int) -> None:
+    """Store recommendations for half as many requests, each under two conditions."""
+    values = mapping.recommendation_values(recommendation(), "tun_1", "mlp", None)
+    rows = [
+        {**values, "id": f"rec_{number}", "conditions": f"c{number % 2}", "request_digest": f"q{number // 2}"}
+        for number in range(count)
+    ]
+    with write_transaction(engine) as connection:
+        connection.execute(insert(recommendations), rows)
+
+
+def test_the_conditions_are_found_without_a_scan(store: Store) -> None:
+    """There are few in a list of any length, and each is one look-up in their index."""
+    assert store.recommendations.conditions() == []
+    insert_recommendations(store.engine, 4000)
+    assert store.recommendations.conditions() == ["c0", "c1"]
+    (plan,) = plans_of_lists(store.engine, store.recommendations.conditions, "conditions")
+    assert "recommendations_by_conditions" in plan
+    assert "SCAN recommendations" not in plan, plan
+    assert "Seq Scan on recommendations" not in plan, plan
+
+
 @pytest.mark.parametrize("stale", [True, False])
 def test_a_filter_by_staleness_looks_up_each_request_by_an_index(store: Store, *, stale: bool) -> None:
     """The newest of a request under today's conditions is found by both, not among all of today's."""
-    values = mapping.recommendation_values(recommendation(), "tun_1", "mlp", None)
-    rows = [
-        {**values, "id": f"rec_{number}", "conditions": f"c{number % 2}", "question": f"q{number // 2}"}
-        for number in range(4000)
-    ]
-    with write_transaction(store.engine) as connection:
-        connection.execute(insert(recommendations), rows)
+    insert_recommendations(store.engine, 4000)
     staleness = StalenessFilter(stale, stale_conditions=("c0",), current=("c1",))
     (plan,) = plans_of_lists(
         store.engine, lambda: store.recommendations.newest(RecommendationFilter(staleness=staleness), 50)
     )
     if store.engine.dialect.name == "postgresql":
-        assert "recommendations_by_question" in plan, plan
+        assert "recommendations_by_request_digest" in plan, plan
     else:
-        assert "recommendations_by_question (question=? AND conditions=?)" in plan, plan
+        assert "recommendations_by_request_digest (request_digest=? AND conditions=?)" in plan, plan
 
 
 def _offers_trigrams(engine: Engine) -> bool:

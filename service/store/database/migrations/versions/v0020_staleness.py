@@ -13,8 +13,8 @@ down_revision = "0019_webhooks"
 branch_labels = None
 depends_on = None
 
-_COLUMNS: dict[str, sa.types.TypeEngine[Any]] = {"conditions": sa.Text(), "question": sa.String(100)}
-_INDEXED = {"conditions": ["conditions", "id"], "question": ["question", "conditions", "id"]}
+_COLUMNS: dict[str, sa.types.TypeEngine[Any]] = {"conditions": sa.Text(), "request_digest": sa.String(100)}
+_INDEXED = {"conditions": ["conditions", "id"], "request_digest": ["request_digest", "conditions", "id"]}
 """The columns of each index. The newest recommendation for a request is looked up among those of today's conditions."""
 _BATCH_SIZE = 100
 _NOT_OF_MEMORY = ("batchwright", "python")
@@ -54,18 +54,19 @@ def downgrade() -> None:
 
 def _values(document: dict[str, Any], slot: str | None, request_fingerprint: str | None) -> dict[str, str | None]:
     """Return the values of the columns for a stored recommendation."""
-    limit = document.get("request", {}).get("memory_limit_bytes") or ""
+    limit = document.get("request", {}).get("memory_limit_bytes")
     return {
-        "conditions": _conditions(document, slot) if "device" in document else None,
-        "question": request_fingerprint and f"{request_fingerprint}:{limit}",
+        "conditions": _conditions(document, slot, limit) if "device" in document else None,
+        "request_digest": request_fingerprint and f"{request_fingerprint}:{limit or ''}",
     }
 
 
-def _conditions(document: dict[str, Any], slot: str | None) -> str:
+def _conditions(document: dict[str, Any], slot: str | None, limit: int | None) -> str:
     device, versions = document["device"], document.get("versions", {})
     conditions = {
+        "kind": device["kind"],
         "device": device["name"],
-        "memory_bytes": device["total_bytes"],
+        "memory_bytes": device["total_bytes"] if device["kind"] != "cpu" or limit is None else None,
         "slot": slot,
         "versions": {name: versions[name] for name in versions if name not in _NOT_OF_MEMORY},
     }
