@@ -125,7 +125,8 @@ function rate(row) {
   return row.samples_per_second === undefined ? row.samples / row.seconds : row.samples_per_second;
 }
 
-function newest({ progress, state }, history) {
+function newest(job, history) {
+  const { progress, state } = job;
   const left = (progress.updates - progress.update) * progress.seconds;
   return [
     ["Loss", number(progress.loss)],
@@ -133,7 +134,7 @@ function newest({ progress, state }, history) {
     ["Samples per second", number(rate(progress), 3)],
     ["Learning rate", number(progress.learning_rate, 3)],
     ["Gradient norm", number(progress.gradient_norm, 3)],
-    ["Noise scale", noiseFigure(history.rows().findLast((row) => row.noise_scale)?.noise_scale)],
+    ["Noise scale", noiseFigure(history.rows().findLast((row) => row.noise_scale)?.noise_scale, { inWords: job.result === null })],
     ["Peak memory", html`<span title=${bytesExactly(progress.peak_bytes)}>${bytes(progress.peak_bytes)}</span>`],
     ["Samples seen", count(progress.samples_seen)],
     ["Time left", state === "RUNNING" && seconds(left)],
@@ -157,15 +158,15 @@ function newestOfCommand({ progress, recommendation: { headroom } }) {
   ];
 }
 
-/** The gradient noise scale in samples with its interval, and a sentence on the effective batch that it suggests. */
-function noiseFigure(found) {
+/** The gradient noise scale in samples with its interval; in words too, which effective batch it suggests. */
+function noiseFigure(found, { inWords = true } = {}) {
   if (!found) {
     return null;
   }
   const { samples, lower_samples: lower, upper_samples: upper, message } = found;
   const whole = (value) => count(Math.round(value));
   const figure = samples !== null && upper !== null ? `${whole(samples)} samples (95%: ${whole(lower)} to ${whole(upper)})` : lower !== null ? `at least ${whole(lower)} samples` : "not known";
-  return html`<span>${figure}<span class="muted small"> ${message}.</span></span>`;
+  return html`<span>${figure}${inWords && html`<span class="muted small"> ${message}.</span>`}</span>`;
 }
 
 // --- curves ---------------------------------------------------------------------------------------------------------
@@ -224,7 +225,7 @@ function evaluations(history) {
   return rows.length > 0 && html`<div id="evaluations" class="stack">
     ${rows[0].message && alertBox("warn", "The newest evaluation has no figures", shortened(rows[0].message))}
     ${rows.length < all.length && html`<p class="muted small">The newest ${count(rows.length)} of ${plural(all.length, "evaluation")} are listed.</p>`}
-    <${Table} caption="Evaluations on held-out samples" columns=${columns} rows=${rows} keyOf=${(row) => row.update} />
+    <${Table} caption="Evaluations on held-out samples" showCaption=${true} columns=${columns} rows=${rows} keyOf=${(row) => row.update} />
   </div>`;
 }
 
