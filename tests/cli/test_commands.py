@@ -403,7 +403,7 @@ def test_an_evaluation_has_a_line() -> None:
     failed = EvaluationReport(update=2, loss=None, message="a single held-out sample did not fit", **fields)
     assert shown(progress(2, evaluations=(best, failed))) == [
         "evaluation: micro-batch of 9 did not fit on rank 0: 5 + 4 from here on",
-        "evaluation after update 2: loss 0.5000  accuracy not finite  (best so far)",
+        "evaluation after update 2: loss 0.5000  accuracy not known  (best so far)",
         "evaluation after update 2: a single held-out sample did not fit",
     ]
 

@@ -5,7 +5,14 @@ from __future__ import annotations
 import pytest
 
 from tests.support.service.scripted import progress
-from tuner.schemas.training import MOST_LOSSES, CommandProgress, RunCourse, TrainingProgress, course_after
+from tuner.schemas.training import (
+    MOST_LOSSES,
+    CommandProgress,
+    EvaluationReport,
+    RunCourse,
+    TrainingProgress,
+    course_after,
+)
 
 
 def made(update: int, updates: int = 1000, seconds: float = 2.0, loss: float | None = None) -> TrainingProgress:
@@ -67,6 +74,27 @@ def test_a_loss_that_is_not_finite_stays_unknown() -> None:
     """Others are rounded to five digits."""
     losses = [made(1, loss=1.2345678), made(2).model_copy(update={"loss": None})]
     assert course_after(None, losses).losses == (1.2346, None)
+
+
+def test_a_course_that_begins_late_keeps_its_interval() -> None:
+    """Where the first updates are not known, losses are still those of multiples of the interval, and the newest."""
+    course = course_after(None, [made(update) for update in range(50, 91)])
+    assert course.losses == tuple(float(update) for update in range(50, 91, 2))
+    assert course.loss_interval == 2
+
+
+def test_evaluations_take_their_part_of_the_remaining_time() -> None:
+    """A second after each second update is half a second of each."""
+    reports = [
+        made(update).model_copy(update={"evaluations": (evaluated(update),) if update % 2 == 0 else ()})
+        for update in range(1, 9)
+    ]
+    assert course_after(None, reports).seconds_remaining == pytest.approx(992 * 2.5)
+
+
+def evaluated(update: int) -> EvaluationReport:
+    """An evaluation that took a second."""
+    return EvaluationReport(update=update, loss=1.0, terms={}, weights={}, samples=1, micro_batch_size=1, seconds=1.0)
 
 
 def test_a_command_has_the_pace_of_its_own_count() -> None:

@@ -69,13 +69,13 @@ class EvaluationReport(Document):
     """Updates made before it; 0 for the weights that training starts from."""
     loss: float | None
     """Mean over the tokens or samples of the held-out data, summed over the terms, without smoothed labels; none when
-    not finite, or where memory ran out with a single sample."""
+    not finite, without a weight, or where memory ran out with a single sample."""
     terms: dict[str, float | None]
-    """Mean of each named loss term; none when not finite."""
+    """Mean of each named loss term; none when not finite, or without a weight."""
     weights: dict[str, NonNegativeFloat]
     """Weight of each term: the number of tokens or samples of the mean."""
     metrics: dict[str, float | None] = Field(default_factory=dict)
-    """Each requested metric; none when not finite."""
+    """Each requested metric; none when not finite, or without a label."""
     samples: NonNegativeInt
     """Samples that were evaluated, over all ranks."""
     micro_batch_size: PositiveInt
@@ -258,8 +258,8 @@ class RunCourse(Document):
     updates: PositiveInt | None = None
     """Updates that the run will make; none for a command that does not take their number."""
     seconds_per_update: NonNegativeFloat | None = None
-    """Measured pace: the mean over all updates, in which newer ones weigh more from the tenth on. Of a command, that
-    since its first update."""
+    """Measured pace: the mean over all updates, in which newer ones weigh more from the tenth on, with the evaluations
+    between them. Of a command, that since its first update."""
     seconds_remaining: NonNegativeFloat | None = None
     """Seconds that the remaining updates take at this pace, from the newest update on."""
     losses: tuple[float | None, ...] = ()
@@ -295,24 +295,36 @@ def _pace_after(pace: float | None, made: RunProgress) -> float | None:
         rate = made.samples_per_second
         return made.samples_seen / made.update / rate if rate and made.update else None
     weight = max(1 / made.update, _NEWEST_WEIGHT)
-    return made.seconds if pace is None else pace + (made.seconds - pace) * weight
+    seconds = made.seconds + sum(evaluation.seconds for evaluation in made.evaluations)
+    return seconds if pace is None else pace + (seconds - pace) * weight
 
 
 def _losses_after(
     course: RunCourse | None, progress: Sequence[TrainingProgress]
 ) -> tuple[tuple[float | None, ...], int]:
     """Return the losses with their interval, which doubles when there are too many."""
-    losses, interval = ([], 1) if course is None else (list(course.losses), course.loss_interval)
-    if course is not None and progress:  # those at whole intervals before these updates; the newest was between two
-        losses = losses[: min(course.update, progress[0].update - 1) // interval]
+    losses, interval = ([], 1) if course is None else (_losses_by_update(course), course.loss_interval)
+    if progress:  # the newest may be between two intervals, and a resumed run repeats updates
+        losses = [(at, loss) for at, loss in losses if at % interval == 0 and at < progress[0].update]
     for made in progress:
         if made.update % interval == 0:
-            losses.append(_short(made.loss))
+            losses.append((made.update, _short(made.loss)))
         if len(losses) == MOST_LOSSES:
-            losses, interval = losses[1::2], 2 * interval
+            interval *= 2
+            losses = [(at, loss) for at, loss in losses if at % interval == 0]
     if progress and progress[-1].update % interval:
-        losses.append(_short(progress[-1].loss))
-    return tuple(losses), interval
+        losses.append((progress[-1].update, _short(progress[-1].loss)))
+    return tuple(loss for _, loss in losses), interval
+
+
+def _losses_by_update(course: RunCourse) -> list[tuple[int, float | None]]:
+    """Return the losses of a course with their updates, which follow from the newest."""
+    beyond = course.update % course.loss_interval
+    newest = course.losses[-1:] if beyond else ()
+    regular = course.losses[: len(course.losses) - len(newest)]
+    last = course.update - beyond
+    numbered = [(last - index * course.loss_interval, loss) for index, loss in enumerate(reversed(regular))]
+    return [*reversed(numbered), *((course.update, loss) for loss in newest)]
 
 
 def _short(loss: float | None) -> float | None:
