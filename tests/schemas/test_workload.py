@@ -67,6 +67,21 @@ GPT2: dict[str, Any] = {
         ),
         ({"model": GPT, "evaluation": {"count": 5, "monitor": "accuracy"}}, "evaluation", "one of `metrics` too"),
         ({"model": GPT, "evaluation": {"count": 5, "metrics": ["bleu"]}}, "evaluation.metrics.0", "'perplexity'"),
+        (
+            {"model": GPT2, "batch": {"sequence_length": 8}, "evaluation": {"count": 5, "metrics": ["accuracy", "f1"]}},
+            "(document)",
+            "`f1` is an average over the classes of a classifier, and this model has a vocabulary",
+        ),
+        (
+            {"model": GPT, "batch": {"sequence_length": 8}, "evaluation": {"count": 5, "metrics": ["recall"]}},
+            "(document)",
+            "`recall` is an average over the classes",
+        ),
+        (
+            {"model": GPT2 | {"task": "contrastive"}, "evaluation": {"count": 5, "metrics": ["perplexity"]}},
+            "(document)",
+            "`perplexity` is for a cross-entropy over labels, which contrastive does not have",
+        ),
         ({"model": GPT, "evaluation": {"data": {"kind": "synthetic"}}}, "evaluation.data.kind", "'text'"),
         (
             {"model": GPT2 | {"task": "ctc"}, "evaluation": {"count": 5, "metrics": ["accuracy"]}},
@@ -97,6 +112,16 @@ def test_every_problem_is_reported_at_once() -> None:
     with pytest.raises(SpecError) as caught:
         parse_spec({"model": GPT, "precision": "fp8", "optimizer": {"name": "lion"}})
     assert {problem.field for problem in caught.value.problems} == {"precision", "optimizer.name"}
+
+
+@pytest.mark.parametrize("task", ["sequence-classification", "token-classification"])
+def test_a_classifier_of_texts_has_the_metrics_of_classes(task: str) -> None:
+    """Other than a model of texts whose classes are tokens."""
+    metrics = ["accuracy", "perplexity", "f1", "precision", "recall"]
+    evaluation = {"count": 5, "metrics": metrics}
+    spec = parse_spec({"model": GPT2 | {"task": task}, "batch": {"sequence_length": 8}, "evaluation": evaluation})
+    assert spec.evaluation is not None
+    assert list(spec.evaluation.metrics) == metrics
 
 
 @pytest.mark.parametrize("suffix", [".yaml", ".json"])

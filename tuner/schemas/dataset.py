@@ -215,6 +215,24 @@ class EvaluationSpec(Document):
             raise ValueError(f"`monitor` is `{self.monitor}`, which has to be one of `metrics` too")
         return self
 
+    def require_use(self, *, unlabelled: str, has_vocabulary: bool) -> None:
+        """Check that the metrics are of use for a model.
+
+        Args:
+            unlabelled: the task, if its loss is no cross-entropy over labels; empty otherwise.
+            has_vocabulary: whether the classes of the labels are the tokens of a vocabulary.
+
+        Raises:
+            ValueError: naming the first metric that is not.
+        """
+        for name in self.metrics:
+            if unlabelled:
+                raise ValueError(f"`{name}` is for a cross-entropy over labels, which {unlabelled} does not have")
+            if has_vocabulary and name not in {"accuracy", "perplexity"}:
+                raise ValueError(
+                    f"`{name}` is an average over the classes of a classifier, and this model has a vocabulary"
+                )
+
     @property
     def is_split(self) -> bool:
         """True if the held-out samples are some of the training data."""

@@ -323,8 +323,10 @@ class WorkloadSpec(Document):
     @model_validator(mode="after")
     def _has_labels_to_evaluate(self) -> Self:
         task = self.model.task if isinstance(self.model, TransformersModel) else ""
-        if self.evaluation is not None and "accuracy" in self.evaluation.metrics and task in _TASKS_WITHOUT_CLASSES:
-            raise ValueError(f"`accuracy` is for a cross-entropy over labels, which {task} does not have")
+        if self.evaluation is not None:
+            unlabelled = task if task in _TASKS_WITHOUT_CLASSES else ""
+            has_vocabulary = self._is_text(self.model) and not task.endswith("-classification")
+            self.evaluation.require_use(unlabelled=unlabelled, has_vocabulary=has_vocabulary)
         return self
 
     @model_validator(mode="after")

@@ -10,16 +10,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.support.factories import gpt_spec, mlp_spec, recommendation, transformers_spec
+from tests.support.factories import mlp_spec, recommendation
 from tests.support.whole_runs import ENVIRONMENT, run_to_end
 from tuner.cli.running import check_run
 from tuner.errors import SpecError
 from tuner.schemas.requests import TrainingRequest
 from tuner.schemas.training import RunOutcome
-from tuner.schemas.workload import WorkloadSpec
 from tuner.training.accumulation.collectives import Ranks
 from tuner.training.evaluation.library_metrics import LibraryMetrics
-from tuner.training.required_packages import require_metrics
 from tuner.workloads.base import IGNORED_LABEL, LabelScores
 
 pytestmark = pytest.mark.usefixtures("forked")
@@ -74,12 +72,13 @@ def test_without_such_a_metric_nothing_is_computed() -> None:
 
 
 def test_two_ranks_count_what_one_does(tmp_path: Path) -> None:
-    """The counts of each rank's share are summed."""
+    """The counts of each rank's share are summed, also where ranks share the model."""
     found = []
-    for ranks in (1, 2):
-        spec = mlp_spec(evaluation={"count": 21, "metrics": list(NAMES)}, parallelism={"world_size": ranks})
+    for ranks, strategy in ((1, "ddp"), (2, "ddp"), (2, "fsdp")):
+        parallelism = {"world_size": ranks, "strategy": strategy}
+        spec = mlp_spec(evaluation={"count": 21, "metrics": list(NAMES)}, parallelism=parallelism)
         result = run_to_end(
-            tmp_path / str(ranks),
+            tmp_path / f"{ranks}-{strategy}",
             recommendation(spec, 16, 3, world_size=ranks, environment=ENVIRONMENT),
             TrainingRequest(updates=1),
         )
@@ -88,26 +87,8 @@ def test_two_ranks_count_what_one_does(tmp_path: Path) -> None:
         assert result.evaluation.first is not None
         found.append(result.evaluation.first.metrics)
     assert found[0] == pytest.approx(found[1])
+    assert found[0] == pytest.approx(found[2])
     assert set(found[0]) == set(NAMES)
-
-
-@pytest.mark.parametrize(
-    "spec",
-    [
-        gpt_spec(evaluation={"count": 5, "metrics": ["f1"]}),
-        transformers_spec(
-            "masked-lm",
-            {"model_type": "bert"},
-            batch={"sequence_length": 8},
-            evaluation={"count": 5, "metrics": ["accuracy", "f1"]},
-        ),
-    ],
-)
-def test_a_vocabulary_is_no_set_of_classes(spec: WorkloadSpec) -> None:
-    """A mean over tens of thousands of tokens says nothing, and takes memory."""
-    with pytest.raises(SpecError, match="a vocabulary") as caught:
-        require_metrics(spec)
-    assert caught.value.problems[0].field == "evaluation.metrics"
 
 
 def test_the_missing_package_is_named_before_any_work(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,7 @@
 """Metrics of classes by the package ``torchmetrics``, over all batches and ranks.
 
-Each holds counts per class, whose sums over batches and ranks give the figure: it depends on neither.
+Each holds counts per class, whose sums over batches and ranks give the figure, which depends on neither their size nor
+their number.
 """
 
 from __future__ import annotations
@@ -72,7 +73,7 @@ class LibraryMetrics:
 
 
 def import_metrics(spec: WorkloadSpec) -> None:
-    """Import what the requested metrics need, before memory is limited.
+    """Import the package of the requested metrics, before memory is limited.
 
     Raises:
         SpecError: as ``require_metrics``.
