@@ -1,7 +1,8 @@
 """Sums of an evaluation: losses, weights and metrics of batches, of a rank, and of all ranks.
 
 A figure is a sum divided by its weight over all held-out samples, so it does not depend on the size of batches or on
-the number of ranks. Sums are in fp64.
+the number of ranks, if the loss is a sum over samples. Some are not: contrastive losses, the auxiliary loss of a
+mixture of experts, and those of a ``collate`` that draws random numbers. Sums are in fp64.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from tuner.errors import WorkloadError
 from tuner.schemas.dataset import MetricName
 from tuner.schemas.training import MicroBatchSplit
 from tuner.training.evaluation.library_metrics import LibraryMetrics
@@ -44,7 +46,7 @@ class EvaluationShare:
     failure: str | None
     """Message of the device, if a single sample did not fit."""
     is_stopped: bool
-    """True if the run must stop, and the evaluation was left."""
+    """True if the run must stop, and the evaluation was abandoned."""
 
 
 @dataclass
@@ -63,9 +65,11 @@ class BatchSums:
         """Add a batch. All figures are computed before any is added, since computing them may run out of memory.
 
         Raises:
-            WorkloadError: naming the loss term that breaks the contract.
+            WorkloadError: naming the loss term, or the shapes of ``scores``, that break the contract.
         """
         check_pairs(terms, needs_gradient=False)
+        if scores is not None:
+            _check_shapes(scores)
         sums = {name: loss_sum.double().reshape(()) for name, (loss_sum, _) in terms.items()}
         weights = {
             name: torch.as_tensor(weight, dtype=torch.float64, device=sums[name].device)
@@ -97,6 +101,20 @@ class BatchSums:
         )
 
 
+def _check_shapes(scores: LabelScores) -> None:
+    """Check that there is a label for each row of logits, and a logit for each of two classes or more.
+
+    Raises:
+        WorkloadError: giving the shapes.
+    """
+    logits, labels = tuple(scores.logits.shape), tuple(scores.labels.shape)
+    if not logits or logits[:-1] != labels or logits[-1] < 2:  # noqa: PLR2004 - classes
+        raise WorkloadError(
+            f"score() returned logits of shape {logits} and labels of shape {labels}: logits must have the shape of "
+            "the labels, and behind it a dimension of at least two classes"
+        )
+
+
 def _correct(scores: LabelScores) -> tuple[Tensor, Tensor]:
     """Numbers of the labels that have the highest logit, and of all labels that are not ignored."""
     counted = scores.labels != IGNORED_LABEL
@@ -105,7 +123,7 @@ def _correct(scores: LabelScores) -> tuple[Tensor, Tensor]:
 
 @dataclass(frozen=True)
 class EvaluationFigures:
-    """Figures of an evaluation over all ranks; None where a figure is not finite."""
+    """Figures of an evaluation over all ranks; None where a figure is not finite, or has no sample."""
 
     terms: dict[str, float | None]
     weights: dict[str, float]
@@ -125,10 +143,11 @@ def figures(
     """
     sums, weights = sum_by_name(share.sums for share in shares), sum_by_name(share.weights for share in shares)
     means = {name: total / weights[name] if weights[name] else math.nan for name, total in sums.items()}
+    weighed = [mean for name, mean in means.items() if weights[name]]  # the others are zero, as in training
     return EvaluationFigures(
         terms={name: _finite(mean) for name, mean in means.items()},
         weights=weights,
-        loss=_finite(sum(means.values())) if means else None,
+        loss=_finite(sum(weighed)) if weighed else None,
         metrics={name: _finite(_metric(name, means, shares, of_library)) for name in metrics},
     )
 

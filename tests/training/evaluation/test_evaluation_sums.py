@@ -1,0 +1,52 @@
+"""Sums of an evaluation: terms without a weight, and scores that break the contract."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from tuner.errors import WorkloadError
+from tuner.training.accumulation.collectives import Ranks
+from tuner.training.evaluation.evaluation_sums import BatchSums, EvaluationFigures, figures
+from tuner.training.evaluation.library_metrics import LibraryMetrics
+from tuner.workloads.base import LabelScores, LossTerms
+
+
+def sums_of(terms: LossTerms, scores: LabelScores | None = None) -> BatchSums:
+    """The sums of a batch of four samples."""
+    sums = BatchSums(LibraryMetrics((), Ranks()))
+    sums.add(terms, scores, 4)
+    return sums
+
+
+def figures_of(terms: LossTerms) -> EvaluationFigures:
+    """The figures of a batch."""
+    share = sums_of(terms).share(largest=4, splits=(), failure=None, is_stopped=False)
+    return figures([share], ("perplexity",), {})
+
+
+def test_a_term_without_a_weight_is_left_out_of_the_loss() -> None:
+    """As it is zero in training; where no term has one, there is no loss."""
+    empty = (torch.tensor(0.0), 0)
+    found = figures_of({"next_token": (torch.tensor(6.0), 4), "auxiliary": empty})
+    assert found.loss == 1.5
+    assert found.terms == {"next_token": 1.5, "auxiliary": None}
+    found = figures_of({"next_token": empty, "auxiliary": empty})
+    assert (found.loss, found.metrics) == (None, {"perplexity": None})
+
+
+@pytest.mark.parametrize(
+    ("logits", "labels"),
+    [
+        (torch.zeros(4, 3), torch.zeros(4, 1)),
+        (torch.zeros(4, 1), torch.zeros(4)),
+        (torch.zeros(4, 5, 3), torch.zeros(4, 4)),
+        (torch.zeros(()), torch.zeros(())),
+    ],
+)
+def test_scores_of_other_shapes_are_refused(logits: Tensor, labels: Tensor) -> None:
+    """Their shapes are named: broadcast against each other they would give a wrong accuracy."""
+    terms = {"loss": (torch.tensor(1.0), 4)}
+    with pytest.raises(WorkloadError, match="logits of shape"):
+        sums_of(terms, LabelScores(terms, logits, labels.long()))
