@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import Image
 
-from tests.support.factories import gpt_spec, mlp_spec, transformers_spec
+from tests.support.factories import gpt_spec, mlp_spec, resnet_spec, transformers_spec
 from tuner.errors import SpecError
 from tuner.schemas.workload import WorkloadSpec
 from tuner.training.data import DataFolders, TrainingData
@@ -107,6 +109,26 @@ def test_a_training_file_is_not_held_out(tmp_path: Path) -> None:
     assert "is training data too" in message
 
 
+def test_a_training_image_is_not_held_out(tmp_path: Path) -> None:
+    """Folders of links to training images, in folders of their own, are found by what they link to."""
+    for part, kind in itertools.product(("training", "held-out", "links"), ("cat", "dog")):
+        (tmp_path / part / kind).mkdir(parents=True)
+    for kind in ("cat", "dog"):
+        for number in range(3):
+            Image.new("RGB", (8, 8)).save(tmp_path / "training" / kind / f"{number}.png")
+        Image.new("RGB", (8, 8)).save(tmp_path / "held-out" / kind / "0.png")
+        (tmp_path / "links" / kind / "other.png").symlink_to(tmp_path / "training" / kind / "1.png")
+
+    def spec(held_out: str) -> WorkloadSpec:
+        training, own = ({"kind": "images", "path": str(tmp_path / part)} for part in ("training", held_out))
+        return resnet_spec(data=training, evaluation={"data": own})
+
+    assert len(divided(spec("held-out")).held_out or ()) == 2
+    field, message = refusal(spec("links"))
+    assert field == "evaluation.data"
+    assert "is training data too" in message
+
+
 def test_a_missing_held_out_file_is_named_as_such(tmp_path: Path) -> None:
     """The field is the evaluation's, and not that of the training data."""
     field, _ = refusal(stream(tmp_path, data={"kind": "text", "paths": [str(tmp_path / "none.txt")]}))
@@ -133,6 +155,14 @@ def test_names_of_classes_must_have_the_same_numbers(tmp_path: Path) -> None:
     found = divided(classified(tmp_path, ["bad", "good"], ["good", "bad"]))
     assert found.held_out is not None
     assert found.held_out.samples[0]["labels"] == 1
+
+
+@pytest.mark.parametrize(("training", "held_out"), [(["bad", "good"], [0, 1]), ([0, 1], ["bad", "good"])])
+def test_names_and_numbers_are_not_the_same_classes(tmp_path: Path, training: list[Any], held_out: list[Any]) -> None:
+    """The numbers of names may be others than those that the other part gives."""
+    field, message = refusal(classified(tmp_path, training, held_out))
+    assert field == "evaluation.data"
+    assert "bad, good in one of them alone" in message
 
 
 def test_numbers_are_classes_of_their_own(tmp_path: Path) -> None:

@@ -10,12 +10,13 @@ import torch
 from torch import Tensor
 
 from tuner.errors import SpecError
-from tuner.schemas.dataset import DataSpec, EvaluationSpec, HeldOutData, ImagesData, PathRead, WorkloadData
+from tuner.schemas.dataset import DataSpec, EvaluationSpec, HeldOutData, ImagesData, PathRead, RecordsData, WorkloadData
 from tuner.schemas.workload import WorkloadSpec
 from tuner.training.data.base import TrainingData, data_problem
 from tuner.training.data.build import build_data
 from tuner.training.data.files import DataFolders
 from tuner.training.data.seeding import generator_from_key
+from tuner.training.data.sources.images import image_files
 from tuner.training.data.sources.workload_samples import held_out_workload_data
 from tuner.workloads.base import Sample, Samples, Workload
 
@@ -98,7 +99,7 @@ def _own_data(
         _require_other_files(spec.data, data, folders)
     except SpecError as error:
         raise SpecError([replace(problem, field=_below(problem.field)) for problem in error.problems]) from None
-    if held_out.classes and training.classes and held_out.classes != training.classes:
+    if _may_differ(spec.data, data, training.classes, held_out.classes):
         others = sorted(set(held_out.classes) ^ set(training.classes))
         message = (
             f"has other classes than the training data ({', '.join(others[:5])} in one of them alone), so that their "
@@ -106,6 +107,15 @@ def _own_data(
         )
         raise data_problem("evaluation.data", message)
     return held_out
+
+
+def _may_differ(
+    training: DataSpec | None, held_out: HeldOutData, classes: tuple[str, ...], others: tuple[str, ...]
+) -> bool:
+    """Return whether equal numbers may be other classes: of other names, or of names and numbers in records."""
+    if classes and others:
+        return classes != others
+    return bool(classes or others) and any(isinstance(data, RecordsData) for data in (training, held_out))
 
 
 def _below(field: str) -> str:
@@ -128,7 +138,7 @@ def _files(data: DataSpec | None, folders: DataFolders) -> set[Path]:
     if data is None:
         return set()
     if isinstance(data, ImagesData):
-        return {Path(data.path).resolve()}
+        return {file.resolve() for file in image_files(data.path, folders)}
     return set(folders.matching([read.pattern for read in _samples_read(data.paths_read())]))
 
 

@@ -77,7 +77,7 @@ def images_data(data: ImagesData, spec: WorkloadSpec, workload: Workload, folder
     if channels not in _MODES:
         raise data_problem("data.kind", f"an image has {', '.join(map(str, _MODES))} channels, the model {channels}")
     import_optional("PIL.Image", "data.kind", data.kind)
-    files = _files_below(data.path, folders)
+    files = image_files(data.path, folders)
     names = {name: number for number, name in enumerate(sorted({file.parent.name for file in files}))}
     if len(names) > classes:
         raise data_problem("data.path", f"has {len(names)} folders, one per class, and the model {classes} classes")
@@ -98,7 +98,7 @@ def _images_of(data: ImagesData, spec: WorkloadSpec, workload: Any) -> tuple[str
     raise data_problem("data.kind", message, data.kind)
 
 
-def _files_below(folder: str, folders: DataFolders) -> list[Path]:
+def image_files(folder: str, folders: DataFolders) -> list[Path]:
     """List the images in the classes' folders. A link belongs to the class of its own folder."""
     files = folders.files_in_subfolders("data.path", folder, _SUFFIXES)
     if not files:
