@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 from tuner.errors import CheckpointError
-from tuner.schemas.training import RunOutcome, TrainingProgress
+from tuner.schemas.training import EvaluationReport, RunOutcome, TrainingProgress
 from tuner.training.assembly import RunParts, seed_rank
 from tuner.training.batch_schedule import Position, cut
 from tuner.training.checkpoints import State, Weights, with_tied_names
@@ -60,6 +60,8 @@ class Trainer:
         self.noise_scale = RunNoiseScale(parts.request, self._schedule)
         self.evaluation = parts.evaluation
         self._saved: int | None = None
+        self._newest: TrainingProgress | None = None
+        """The newest update, as it was reported."""
 
     def resume(self) -> int | None:
         """Resume from the newest intact checkpoint, if there is one. Return its update.
@@ -87,11 +89,11 @@ class Trainer:
     def run(self, report: ProgressSink, should_stop: Callable[[], bool] = lambda: False) -> RunOutcome:
         """Train until all updates are made, the run ends early, or ``should_stop`` returns true on a rank.
 
-        A checkpoint is written in both cases. Errors of the device and the workload are raised unchanged, and the last
+        A checkpoint is written in each case. Errors of the device and the workload are raised unchanged, and the last
         checkpoint is kept.
 
         Args:
-            report: called after every update, on rank 0.
+            report: called after every update, on rank 0; again with the last one, if only an evaluation was left.
             should_stop: called before every update.
         """
         updates = self.request.updates
@@ -105,6 +107,8 @@ class Trainer:
         finally:
             with self._device.without_limit():  # ending the workers may start threads
                 loader.close()
+        if self._is_over() and self._newest is not None:
+            self._report_evaluations(report)
         self._save()
         return RunOutcome.SUCCEEDED if self._is_over() and not self._is_evaluation_due() else RunOutcome.STOPPED
 
@@ -117,10 +121,13 @@ class Trainer:
         return self.evaluation is not None and self.evaluation.is_due(self.position.update)
 
     def _evaluated(self, should_stop: Callable[[], bool]) -> bool:
-        """Evaluate the weights if that is due. Return whether no evaluation was left because the run must stop."""
+        """Evaluate the weights if that is due. Return False if that was abandoned because the run must stop."""
         if self.evaluation is None or not self._is_evaluation_due():
             return True
-        return self.evaluation.evaluate(self.position.update, should_stop)
+        if not self.evaluation.evaluate(self.position.update, should_stop):
+            return False
+        self._saved = None  # a checkpoint of this update lacks the evaluation
+        return True
 
     @property
     def failed_micro_batch(self) -> int | None:
@@ -164,12 +171,19 @@ class Trainer:
             micro_batches = _micro_batches(self._parts.data, windows.pop(), batches, self.request.seed)
             progress = self._update(micro_batches, began)
             self._evaluated(should_stop)
-            evaluations = () if self.evaluation is None else self.evaluation.take_reports()
-            if not self.ranks.rank:
-                report(progress.model_copy(update={"evaluations": evaluations}))
-            is_best = any(evaluation.is_best for evaluation in evaluations)
+            self._newest = progress
+            is_best = any(evaluation.is_best for evaluation in self._report_evaluations(report, always=True))
             if is_best or self.position.update % self.request.checkpoint_every == 0:
                 self._save()
+
+    def _report_evaluations(self, report: ProgressSink, *, always: bool = False) -> tuple[EvaluationReport, ...]:
+        """Report the newest update with its evaluations, if there are further ones or ``always``. Return those."""
+        further = () if self.evaluation is None else self.evaluation.take_reports()
+        if self._newest is not None and (further or always):
+            self._newest = self._newest.model_copy(update={"evaluations": (*self._newest.evaluations, *further)})
+            if not self.ranks.rank:
+                report(self._newest)
+        return further
 
     def save_weights(self) -> str:
         """Write the weights, and their moving averages if the spec requests them. Return the SHA-256 of the weights.
@@ -185,10 +199,11 @@ class Trainer:
         with self._device.without_limit():
             if base:
                 write.write_base(base)
+            digest = write(weights, paths.weights, paths.pretrained)  # before the others, for a disk that fills
             if averages:
                 write({**weights, **averages}, paths.average_weights, paths.pretrained_average)
             self._write_best(write)
-            return write(weights, paths.weights, paths.pretrained)
+            return digest
 
     def _write_best(self, write: ModelWriter) -> None:
         """Write the weights of the best evaluation, from its checkpoint; a note says if that cannot be read."""
@@ -250,7 +265,7 @@ class Trainer:
             own = {
                 "random": RandomState.capture(self._device.torch_device).state_dict(),
                 "largest": self.largest_micro_batch(),
-                "evaluated": None if self.evaluation is None else self.evaluation.evaluator.largest_proven,
+                "evaluated": None if self.evaluation is None else self.evaluation.evaluator.proof(),
             }
             weights, state = self._weights(), {**self._state(), "ranks": self.ranks.gather(own)}
             self.ranks.run_collectively(lambda: self._write(weights, state))
@@ -278,6 +293,7 @@ class Trainer:
             "coupling": self._parts.coupling.state(),
             "noise scale": self.noise_scale.state(),
             "evaluation": None if self.evaluation is None else self.evaluation.state(),
+            "newest": None if self._newest is None else self._newest.model_dump(mode="json"),
         }
         gathered: State = full_tensors(state, keep=not self.ranks.rank)
         return gathered
@@ -302,7 +318,11 @@ class Trainer:
         if "noise scale" in state:  # which checkpoints of earlier versions do not have
             self.noise_scale.load_state(**state["noise scale"])
         if self.evaluation is not None and state.get("evaluation") is not None:
-            self.evaluation.load_state(state["evaluation"])
+            note = self.evaluation.load_state(state["evaluation"])
+            self.notes += [] if note is None else [note]
+        if state.get("newest") is not None:
+            newest = TrainingProgress.model_validate(state["newest"])
+            self._newest = newest.model_copy(update={"updates": self.request.updates})
         self._restore_this_rank(state["ranks"])
 
     def _restore_this_rank(self, each_rank: list[State]) -> None:

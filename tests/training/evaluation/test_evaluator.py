@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from torch.nn import functional as F  # noqa: N812 - torch's own idiom
 
 from tests.support.factories import gpt_spec, mlp_spec, recommendation, resnet_spec
 from tests.support.whole_runs import ENVIRONMENT, MIB, run_to_end
-from tuner.errors import SpecError
+from tuner.errors import SpecError, WorkloadError
 from tuner.foreground import run_tuning
 from tuner.hardware.memory_devices.factory import open_device
 from tuner.schemas.requests import TrainingRequest, TuningRequest
@@ -149,13 +150,28 @@ def test_modules_keep_their_modes_and_random_numbers(tmp_path: Path) -> None:
     loop = loop_for(tmp_path / "run", text(tmp_path))
     held = next(module for module in loop.model.modules() if isinstance(module, torch.nn.Dropout)).eval()
     modes = [module.training for module in loop.model.modules()]
-    before = RandomState.capture(torch.device("cpu")).state_dict()
+    before = RandomState.capture(torch.device("cpu"))
     assert loop.evaluation is not None
     assert loop.evaluation.evaluate(0, lambda: False)
-    after = RandomState.capture(torch.device("cpu")).state_dict()
+    after = RandomState.capture(torch.device("cpu"))
     assert [module.training for module in loop.model.modules()] == modes
     assert not held.training
-    assert str(before) == str(after)
+    assert before.equals(after)
+
+
+def test_the_training_step_is_compiled_as_without_evaluation(tmp_path: Path) -> None:
+    """For the one size of its micro-batches, though batches of two other sizes were evaluated before."""
+    loop = loop_for(tmp_path / "run", mlp_spec(evaluation={"count": 11, "micro_batch_size": 4}), 8, updates=1)
+    compiled: list[bool] = []
+
+    def backend(graph: torch.fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
+        compiled.append(any(isinstance(value, torch.SymInt) for value in inputs))
+        return graph.forward
+
+    torch._dynamo.reset()
+    loop.model.compile(backend=backend)
+    loop.run(lambda _: None)
+    assert compiled == [False]
 
 
 def test_smoothed_labels_train_and_do_not_evaluate(tmp_path: Path) -> None:
@@ -195,6 +211,22 @@ def test_a_batch_that_does_not_fit_is_halved(tmp_path: Path, monkeypatch: pytest
         assert ours.loss == pytest.approx(theirs.loss, rel=1e-6)
         assert (ours.metrics, ours.samples) == (theirs.metrics, theirs.samples)
     assert all(torch.equal(tensor, weights(roomy)[name]) for name, tensor in weights(tight).items())
+
+
+@pytest.mark.parametrize(
+    ("proof", "splits", "largest"), [(None, 2, 3), ((2, 2), 2, 3), ((3, 9), 0, 3), ((11, 11), 1, 3), ((2, 9), 0, 2)]
+)
+def test_a_larger_size_is_proven_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, proof: tuple[int, int] | None, splits: int, largest: int
+) -> None:
+    """After a resume with a larger `micro_batch_size`, unless one has failed before."""
+    loop = loop_for(tmp_path / "run", limited(tmp_path, monkeypatch, 3, micro_batch_size=9), allow_batch_coupling=True)
+    assert loop.evaluation is not None
+    loop.evaluation.evaluator.accept_proof(proof)
+    loop.evaluation.evaluate(0, lambda: False)
+    (report,) = loop.evaluation.take_reports()
+    assert (len(report.splits), report.micro_batch_size, report.samples) == (splits, largest, 11)
+    assert loop.evaluation.evaluator.proof() == (largest, 9)
 
 
 def test_a_sample_that_does_not_fit_leaves_the_run_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -259,6 +291,8 @@ def test_a_metric_without_labels_is_refused(tmp_path: Path, monkeypatch: pytest.
         "    def make_batch(self, size): return torch.randn(size, 2)\n"
         "    def loss_terms(self, model, batch): return {'loss': (model(batch).square().sum(), len(batch))}\n"
         "    def dataset(self): return [torch.ones(2)] * 20\n"
+        "class Pair(W):\n"
+        "    def score(self, model, batch): return self.loss_terms(model, batch), batch\n"
     )
     monkeypatch.syspath_prepend(str(tmp_path))
     spec = mlp_spec(
@@ -271,3 +305,11 @@ def test_a_metric_without_labels_is_refused(tmp_path: Path, monkeypatch: pytest.
     assert caught.value.problems[0].field == "evaluation.metrics"
     _, reports = run(tmp_path / "other", evaluating(spec, metrics=()))
     assert [report.samples for report in reports] == [4, 4]
+    assert spec.model.kind == "python"
+    loop = loop_for(
+        tmp_path / "pair",
+        spec.model_copy(update={"model": spec.model.model_copy(update={"target": "unlabelled:Pair"})}),
+    )
+    assert loop.evaluation is not None
+    with pytest.raises(WorkloadError, match=r"score\(\) returned a tuple"):
+        loop.evaluation.evaluate(0, lambda: False)

@@ -55,9 +55,9 @@ def evaluations(made: list[TrainingProgress]) -> list[EvaluationReport]:
 
 
 class Scripted:
-    """Held-out samples whose losses are given, one for each evaluation."""
+    """Held-out samples whose losses are given, one for each evaluation; None where a single sample does not fit."""
 
-    def __init__(self, *losses: float) -> None:
+    def __init__(self, *losses: float | None) -> None:
         self._losses = iter(losses)
 
     def __len__(self) -> int:
@@ -67,24 +67,24 @@ class Scripted:
         """The next loss."""
         loss = next(self._losses)
         share = EvaluationShare(
-            sums={"loss": loss * 10},
-            weights={"loss": 10.0},
-            correct=loss,
+            sums={} if loss is None else {"loss": loss * 10},
+            weights={} if loss is None else {"loss": 10.0},
+            correct=loss or 0.0,
             labels=10.0,
             samples=10,
             largest=4,
             splits=(),
-            failure=None,
+            failure="too large" if loss is None else None,
             is_stopped=False,
         )
         return [share], {}
 
 
-def judged(losses: list[float], **fields: Any) -> tuple[RunEvaluation, int]:
+def judged(losses: list[float | None], updates: int = 100, **fields: Any) -> tuple[RunEvaluation, int]:
     """Evaluations of the given losses, from update 0 on, and the number of those before the run ended early."""
     spec = mlp_spec(evaluation={"count": 10, "every": 1, **fields}).evaluation
     assert spec is not None
-    evaluation = RunEvaluation(spec, Scripted(*losses), 100)  # type: ignore[arg-type] # the judging is under test
+    evaluation = RunEvaluation(spec, Scripted(*losses), updates)  # type: ignore[arg-type] # the judging is under test
     for update in range(len(losses)):
         evaluation.evaluate(update, lambda: False)
         if evaluation.stops_early:
@@ -125,18 +125,59 @@ def test_the_largest_accuracy_is_the_best() -> None:
         ([9.0, 5.0, 4.95, 4.9, 4.0], {"patience": 2, "min_delta": 0.2}, 4),
         ([9.0, 5.0, 4.9, 4.7, 4.6], {"patience": 2, "min_delta": 0.2}, 5),
         ([9.0, float("nan"), float("nan"), 1.0], {"patience": 2}, 3),
+        ([9.0, 5.0, None, None, None], {"patience": 2}, 5),
+        ([9.0, 5.0, 6.0, None, 6.0, 1.0], {"patience": 2}, 5),
     ],
 )
-def test_a_run_ends_when_it_does_not_improve(losses: list[float], stopping: dict[str, Any], made: int) -> None:
-    """After `patience` evaluations in a row, of which none is better by more than `min_delta` than the best so far."""
+def test_a_run_ends_when_it_does_not_improve(losses: list[float | None], stopping: dict[str, Any], made: int) -> None:
+    """After `patience` evaluations with figures, of which none is better by more than `min_delta` than the best."""
     evaluation, count = judged(losses, early_stopping=stopping)
     assert count == made
     assert evaluation.summary().stopped_early is evaluation.stops_early
 
 
+def test_a_run_that_makes_its_last_update_has_not_ended_early() -> None:
+    """Though its last evaluation is the one that would end it."""
+    evaluation, count = judged([9.0, 5.0, 6.0, 6.0], 3, early_stopping={"patience": 2})
+    assert (count, evaluation.stops_early) == (4, True)
+    assert not evaluation.summary().stopped_early
+    assert "early" not in evaluation.summary().message
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ({"count": 10}, {"count": 10, "monitor": "accuracy"}),
+        (
+            {"data": {"kind": "text", "paths": ["one.txt"]}},
+            {"data": {"kind": "text", "paths": ["other.txt"]}},
+        ),
+    ],
+)
+def test_figures_of_another_kind_are_not_compared(before: dict[str, Any], after: dict[str, Any]) -> None:
+    """After another `monitor` or other held-out data the choice of the best begins anew, and a note says so."""
+    fields = {"every": 1, "metrics": ["accuracy"], "early_stopping": {"patience": 2}}
+    first, second, same = (
+        RunEvaluation(gpt_spec(evaluation={**fields, **own}).evaluation, Scripted(*losses), 100)  # type: ignore[arg-type] # as in `judged`
+        for own, losses in ((before, (9.0, 0.1, 0.2)), (after, (0.05, 0.06)), (before, ()))
+    )
+    for update in range(3):
+        first.evaluate(update, lambda: False)
+    note = second.load_state(first.state())
+    assert note is not None
+    assert f"`evaluation.{list(after)[-1]}` is another than before" in note
+    assert second.best_update is None
+    second.evaluate(2, lambda: False)
+    summary = second.summary()
+    assert summary.best is not None
+    assert (summary.best.update, second.stops_early, summary.evaluations) == (2, False, 4)
+    assert same.load_state(first.state()) is None
+    assert same.best_update == first.best_update
+
+
 def test_state_goes_on_where_it_was() -> None:
     """The judging after a resume is that of a run that was never stopped."""
-    losses = [9.0, 5.0, 4.0, 4.5, 4.2]
+    losses: list[float | None] = [9.0, 5.0, 4.0, 4.5, 4.2]
     whole, _ = judged(losses, early_stopping={"patience": 3})
     first, _ = judged(losses[:3], early_stopping={"patience": 3})
     second, _ = judged([], early_stopping={"patience": 3})
@@ -161,7 +202,7 @@ def test_an_ended_run_has_succeeded_and_stays_ended(tmp_path: Path) -> None:
     assert (result.outcome, result.updates, result.message) == (RunOutcome.SUCCEEDED, 3, "3 updates made, ended early")
     assert result.evaluation is not None
     assert result.evaluation.stopped_early
-    assert "2 evaluations in a row did not improve it" in result.evaluation.message
+    assert "2 evaluations in a row did not improve the loss" in result.evaluation.message
     again = run_to_end(tmp_path, found, request)
     assert (again.outcome, again.updates, again.resumed_from) == (RunOutcome.SUCCEEDED, 3, 3)
 
@@ -196,6 +237,17 @@ def test_a_best_checkpoint_that_is_gone_is_noted(tmp_path: Path) -> None:
     assert loop.save_weights()
     assert "the weights of the best evaluation are not written" in loop.notes[-1]
     assert not RunPaths(tmp_path).best_weights.exists()
+
+
+def test_the_last_weights_are_written_before_the_best(tmp_path: Path) -> None:
+    """Where the best ones cannot be written, the last ones are there."""
+    loop = loop_for(tmp_path, spec_with(every=1), updates=1)
+    loop.run(lambda _: None)
+    paths = RunPaths(tmp_path)
+    (paths.best_weights / "in the way").mkdir(parents=True)
+    with pytest.raises(OSError, match="directory"):
+        loop.save_weights()
+    assert set(load_file(paths.weights)) <= set(loop.model.state_dict())
 
 
 def test_a_run_that_was_stopped_goes_on_with_its_evaluations(tmp_path: Path) -> None:
@@ -237,8 +289,15 @@ def test_a_stop_leaves_an_evaluation_that_the_resumed_run_makes(tmp_path: Path, 
     ours, theirs = second.evaluation.summary(), whole.evaluation.summary()
     assert ours.message == theirs.message
     assert ours.evaluations == theirs.evaluations == 3
-    if update < 6:
-        assert evaluations(resumed) == evaluations(made)
+    log = ProgressLog(tmp_path / "progress.jsonl")
+    for progress in resumed:  # the last one may be there again, with its evaluation
+        log.append(progress)
+    assert evaluations(log.new_lines()) == evaluations(made)
+    third = loop_for(tmp_path / "cut", spec)
+    third.resume()
+    resumed.clear()
+    assert third.run(resumed.append) is RunOutcome.SUCCEEDED
+    assert resumed == []
     for tensor, other in zip(second.model.parameters(), whole.model.parameters(), strict=True):
         assert torch.equal(tensor, other)
 
@@ -283,6 +342,8 @@ def test_two_ranks_evaluate_what_one_does(tmp_path: Path, strategy: str) -> None
     for ours, theirs in zip(reports["two"], reports["one"], strict=True):
         assert ours.weights == theirs.weights
         assert ours.loss == pytest.approx(theirs.loss, rel=1e-4)
+        assert ours.metrics["perplexity"] == pytest.approx(theirs.metrics["perplexity"], rel=1e-3)
+        assert ours.metrics["accuracy"] == pytest.approx(theirs.metrics["accuracy"], abs=2 / ours.weights["next_token"])
     assert reports["two"][0].loss == pytest.approx(reports["one"][0].loss, rel=1e-6)
     without = recommendation(spec_of_split(shared), 16, 3, world_size=2, environment=ENVIRONMENT)
     seldom = run_to_end(tmp_path / "seldom", without, TrainingRequest(updates=4))
@@ -296,23 +357,25 @@ def spec_of_split(spec: WorkloadSpec) -> WorkloadSpec:
     return spec.model_copy(update={"evaluation": changed})
 
 
-def tight_on_rank_1(directory: Path, strategy: str) -> WorkloadSpec:
-    """A workload of two ranks, of which rank 1 evaluates at most two samples at a time."""
+def tight_on_rank_1(directory: Path, strategy: str, **evaluation: Any) -> WorkloadSpec:
+    """A workload of two ranks, of which rank 1 evaluates at most two samples at a time, or stops the run there."""
     (directory / "tight_evaluation.py").write_text(
-        "import os, torch\n"
+        "import os, signal, torch\n"
         "class W:\n"
+        "    def __init__(self, stops=False): self.stops = stops\n"
         "    def build_model(self): return torch.nn.Linear(2, 1)\n"
         "    def make_batch(self, size): return torch.randn(size, 2)\n"
         "    def loss_terms(self, model, batch):\n"
         "        evaluates = not model.training\n"
+        "        if evaluates and os.environ['RANK'] == '1' and self.stops: os.kill(os.getpid(), signal.SIGTERM)\n"
         "        if evaluates and os.environ['RANK'] == '1' and len(batch) > 2: raise MemoryError('injected')\n"
         "        return {'loss': (model(batch).square().sum(), len(batch))}\n"
         "    def dataset(self): return [torch.full((2,), float(n)) for n in range(40)]\n"
     )
     return mlp_spec(
-        model={"kind": "python", "target": "tight_evaluation:W"},
+        model={"kind": "python", "target": "tight_evaluation:W", "arguments": {"stops": bool(evaluation)}},
         data={"kind": "workload"},
-        evaluation={"count": 11},
+        evaluation={"count": 11, **evaluation},
         parallelism={"world_size": 2, "strategy": strategy},
     )
 
@@ -327,6 +390,20 @@ def test_ranks_that_share_a_model_restart_with_smaller_batches(tmp_path: Path, m
     assert result.evaluation.first is not None
     assert (result.evaluation.first.samples, result.evaluation.first.micro_batch_size) == (11, 2)
     assert "at most 2 samples instead of 4" in " ".join(result.notes)
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_ranks_that_share_a_model_stop_within_an_evaluation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int
+) -> None:
+    """All at the same batch, also where one of them has a batch less: the stop does not wait for the end."""
+    monkeypatch.chdir(tmp_path)
+    spec = tight_on_rank_1(tmp_path, "fsdp", micro_batch_size=size)
+    found = recommendation(spec, 16, 4, world_size=2, environment=ENVIRONMENT)
+    result = run_to_end(tmp_path / "run", found, TrainingRequest(updates=2))
+    assert (result.outcome, result.updates) == (RunOutcome.STOPPED, 0), result.message
+    assert result.evaluation is not None
+    assert result.evaluation.evaluations == 0
 
 
 def test_a_rank_that_runs_out_halves_its_own_batches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -360,7 +437,10 @@ def test_an_evaluation_changes_neither_fingerprint_nor_identity_but_for_its_spli
 
 
 def test_another_split_does_not_resume(tmp_path: Path) -> None:
-    """Samples that have trained would be held out."""
+    """Samples that have trained would be held out. Another `monitor` does, with a note."""
     loop_for(tmp_path, spec_with(), updates=2).run(lambda _: None)
     with pytest.raises(CheckpointError, match="belongs to another run"):
         loop_for(tmp_path, spec_with(seed=1), updates=2).resume()
+    other = loop_for(tmp_path, spec_with(monitor="perplexity"), updates=2)
+    assert other.resume() == 2
+    assert "`evaluation.monitor` is another than before" in other.notes[-1]

@@ -5,6 +5,7 @@ without gradients, under the memory limit of the run, and halves a batch that do
 the figures. ``run_evaluation`` decides after which updates to evaluate, which weights are the best, and whether the run
 ends early.
 
-An evaluation leaves no trace in the training: random numbers, buffers and the modes of modules are restored. A new
+An evaluation leaves no trace in the training: random numbers and the modes of modules are restored, and buffers, but
+for those of a model that ranks share, which evaluation mode leaves as they are in torch's own modules. A new
 metric is a name in ``tuner.schemas.dataset``, and its figures are computed in ``evaluation_sums``.
 """

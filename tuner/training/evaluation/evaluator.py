@@ -11,15 +11,16 @@ in training, and the run restarts from its checkpoint with half the size.
 
 from __future__ import annotations
 
+import sys
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
 
-from tuner.errors import FieldProblem, InvalidSizeError, OutOfMemoryError, SpecError
+from tuner.errors import FieldProblem, InvalidSizeError, OutOfMemoryError, SpecError, WorkloadError
 from tuner.hardware.memory_devices.base import MemoryDevice
 from tuner.planning.accumulation import balanced_split
 from tuner.schemas.dataset import EvaluationSpec
@@ -96,6 +97,7 @@ class Evaluator:
         self._most = shares[0]
         requested = evaluation.micro_batch_size or micro_batch_size
         self.largest = min(self._most, min(requested, micro_batch_size) if sharded else requested)
+        self._requested = self.largest
         self.failed: int | None = None
         self._is_proven = False
         self._splits: list[MicroBatchSplit] = []
@@ -104,16 +106,23 @@ class Evaluator:
         """Number of held-out samples of all ranks."""
         return len(self._data)
 
-    @property
-    def largest_proven(self) -> int | None:
-        """The size that a batch of the worst case was tried with; None before the first evaluation."""
-        return self.largest if self._is_proven else None
+    def proof(self) -> tuple[int, int] | None:
+        """The size that a batch of the worst case has proven, and the one requested; None before the first evaluation.
 
-    def accept_proof(self, largest: int | None) -> None:
-        """Continue with a size that an earlier process of the run has proven, unless a smaller one is requested."""
-        if largest is not None:
-            self._is_proven = True
-            self.largest = min(self.largest, largest)
+        The proven one is smaller where a batch did not fit.
+        """
+        return (self.largest, self._requested) if self._is_proven else None
+
+    def accept_proof(self, proof: tuple[int, int] | None) -> None:
+        """Continue with the size that an earlier process of the run has proven, unless a smaller one is requested.
+
+        A larger one is to be proven, if none has failed.
+        """
+        if proof is None:
+            return
+        proven, requested = proof
+        self._is_proven = proven < requested or self.largest <= proven
+        self.largest = min(self.largest, proven) if self._is_proven else self.largest
 
     def run(self, should_stop: Callable[[], bool]) -> tuple[list[EvaluationShare], dict[str, float]]:
         """Evaluate all held-out samples. Return the shares of all ranks, and the figures of ``torchmetrics``.
@@ -129,7 +138,7 @@ class Evaluator:
         totals = self._no_sums()
         with self._without_trace():
             if self._sharded:  # ranks waiting inside a pass cannot be notified of a failure, which ends the process
-                shares = self._ranks.gather(self._own_share(totals, lambda: False))
+                shares = self._ranks.gather(self._own_share(totals, lambda: any(self._ranks.gather(should_stop()))))
             else:
                 shares = self._ranks.run_collectively(lambda: self._own_share(totals, should_stop))
         ended = all(share.failure is None and not share.is_stopped for share in shares)
@@ -140,7 +149,10 @@ class Evaluator:
 
     @contextmanager
     def _without_trace(self) -> Iterator[None]:
-        """Switch the model to evaluation, and restore modes, buffers and random numbers at the end."""
+        """Switch the model to evaluation, uncompiled, and restore modes and random numbers at the end.
+
+        Buffers are restored too, but for those of a model that ranks share.
+        """
         model, snapshot = self._engine.model, self._engine.accumulation.snapshot
         modes = [(module, module.training) for module in model.modules()]
         random = None if snapshot is not None else RandomState.capture(self._engine.device)
@@ -148,7 +160,8 @@ class Evaluator:
             snapshot.capture()
         model.eval()
         try:
-            yield
+            with _uncompiled():
+                yield
         finally:
             for module, mode in modes:
                 module.training = mode
@@ -177,8 +190,8 @@ class Evaluator:
             del error  # its traceback keeps the tensors of the failed pass alive
             self._free()
             queue = deque(self._batches(tuple(index for batch in (indices, *queue) for index in batch)))
-        if self._sharded:
-            self._run_padding()
+        if self._sharded and not is_stopped:
+            is_stopped = self._run_padding(should_stop)
         return totals.share(largest=self.largest, splits=self._splits, failure=failure, is_stopped=is_stopped)
 
     def _prove(self) -> str | None:
@@ -198,12 +211,19 @@ class Evaluator:
         steps = -(-len(indices) // self.largest)
         return cut(indices, balanced_split(len(indices), steps)) if steps else []
 
-    def _run_padding(self) -> None:
-        """Run a batch of one sample, whose loss is ignored, if another rank has one more: passes need all ranks."""
-        if -(-self._most // self.largest) > len(self._batches(self._indices)):
-            error = self._attempt(lambda: self._load(self._indices[:1]), self._no_sums(), 1)
-            if error is not None:
-                raise error
+    def _run_padding(self, should_stop: Callable[[], bool]) -> bool:
+        """Run a batch of one sample, whose loss is ignored, if another rank has one more: passes need all ranks.
+
+        Return whether the run must stop.
+        """
+        if -(-self._most // self.largest) <= len(self._batches(self._indices)):
+            return False
+        if should_stop():
+            return True
+        error = self._attempt(lambda: self._load(self._indices[:1]), self._no_sums(), 1)
+        if error is not None:
+            raise error
+        return False
 
     def _load(self, indices: tuple[int, ...]) -> Batch:
         return self._data.load(_EPOCH, indices, self._seed)
@@ -225,7 +245,9 @@ class Evaluator:
             if self._score is None:
                 return None, self._workload.loss_terms(self._engine.model, moved)
             scores = self._score(self._engine.model, moved)
-            return scores, scores.terms
+        if not isinstance(scores, LabelScores):
+            raise WorkloadError(f"score() returned a {type(scores).__name__}: it must be a LabelScores")
+        return scores, scores.terms
 
     def _divide(self, error: Exception, size: int) -> str | None:
         """Lower the size after a batch did not fit. Return the device's message if it was a single sample.
@@ -268,6 +290,18 @@ def _scoring(workload: Workload, evaluation: EvaluationSpec) -> Callable[[nn.Mod
         message = f"need labels and logits, from score(model, batch), which {type(workload).__name__} lacks"
         raise SpecError([FieldProblem("evaluation.metrics", message)])
     return workload.score
+
+
+def _uncompiled() -> AbstractContextManager[object]:
+    """A context in which compiled code runs as it was written.
+
+    The sizes of batches that compiled code has seen decide how it compiles the next one: the training step would be
+    compiled for a batch of any size, and take other memory than a probe has measured.
+    """
+    if "torch._dynamo" not in sys.modules:  # nothing is compiled, and an import would take memory of the limit
+        return nullcontext()
+    stance: AbstractContextManager[object] = torch.compiler.set_stance("force_eager")
+    return stance
 
 
 def _reshard(model: nn.Module) -> None:

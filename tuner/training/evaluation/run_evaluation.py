@@ -94,6 +94,8 @@ class RunEvaluation:
 
     def _judge(self, report: EvaluationReport) -> None:
         """Count an evaluation for early stopping."""
+        if report.message is not None:  # without figures it says nothing about the weights
+            return
         value, stopping = self._value(report), self._evaluation.early_stopping
         least = 0.0 if stopping is None else stopping.min_delta
         if value is not None and (self._reference is None or self._gain(value, self._reference) > least):
@@ -112,6 +114,11 @@ class RunEvaluation:
         stopping = self._evaluation.early_stopping
         return stopping is not None and self._without_improvement >= stopping.patience
 
+    @property
+    def _has_stopped_early(self) -> bool:
+        """True if the run ends before its last update."""
+        return self.stops_early and self._last is not None and self._last.update < self._updates
+
     def take_reports(self) -> tuple[EvaluationReport, ...]:
         """The evaluations that were not taken yet, for the progress of the run."""
         taken, self._unreported = tuple(self._unreported), []
@@ -126,7 +133,7 @@ class RunEvaluation:
             first=self._first,
             best=self._best,
             last=self._last,
-            stopped_early=self.stops_early,
+            stopped_early=self._has_stopped_early,
             message=self._in_words(),
         )
 
@@ -140,8 +147,9 @@ class RunEvaluation:
             text += f", from {_figure(self._value(self._first))} after update {self._first.update}"
         if best is not None and best.update != last.update:
             text += f"; the best is {_figure(self._value(best))} after update {best.update}"
-        if self.stops_early:
-            text += f". The run ended early: {self._without_improvement} evaluations in a row did not improve it"
+        if self._has_stopped_early:
+            count = self._without_improvement
+            text += f". The run ended early: {count} evaluations in a row did not improve the {name}"
         return text
 
     # --- checkpoints ---
@@ -149,6 +157,7 @@ class RunEvaluation:
     def state(self) -> dict[str, Any]:
         """Plain state for a checkpoint."""
         return {
+            "compares": self._compared(),
             "count": self._count,
             "first": _plain(self._first),
             "best": _plain(self._best),
@@ -158,12 +167,26 @@ class RunEvaluation:
             "unreported": [_plain(report) for report in self._unreported],
         }
 
-    def load_state(self, state: dict[str, Any]) -> None:
-        """Continue from the state of a checkpoint."""
+    def load_state(self, state: dict[str, Any]) -> str | None:
+        """Continue from the state of a checkpoint. Return a note if its figures do not compare with those to come.
+
+        After another figure or other held-out data, the choice of the best weights begins anew.
+        """
         self._count = state["count"]
+        self._unreported = [EvaluationReport.model_validate(report) for report in state["unreported"]]
+        changed = [name for name, value in self._compared().items() if state["compares"][name] != value]
+        if changed:
+            return (
+                f"`evaluation.{changed[0]}` is another than before, so that earlier evaluations do not compare: the "
+                "best weights are chosen, and early stopping counts, from here on"
+            )
         self._first, self._best, self._last = (_report(state[name]) for name in ("first", "best", "last"))
         self._reference, self._without_improvement = state["reference"], state["without improvement"]
-        self._unreported = [EvaluationReport.model_validate(report) for report in state["unreported"]]
+        return None
+
+    def _compared(self) -> dict[str, Any]:
+        """The fields of the spec that must stay equal for evaluations to compare, other than those of a split."""
+        return self._evaluation.model_dump(mode="json", include={"monitor", "data"})
 
 
 def _plain(report: EvaluationReport | None) -> dict[str, Any] | None:

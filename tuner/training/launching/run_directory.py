@@ -203,13 +203,20 @@ class ProgressLog:
         """Bytes of the lines that were read."""
         self._inode: int | None = None
         """Inode of the file that the lines were read from."""
+        self._newest: int | None = None
+        """The newest update of the file, once a line was appended."""
 
     def append(self, progress: TrainingProgress) -> None:
-        """Append a line.
+        """Append a line, in place of those of this update and later ones.
 
         Raises:
             StorageError: when the disk is full.
         """
+        if self._newest is None:
+            self._newest = self.last_update()
+        if progress.update <= self._newest:
+            self.truncate_after(progress.update - 1)
+        self._newest = progress.update
         line = progress.model_dump_json() + "\n"
         with translate_full_disk(self.path, len(line)), self.path.open("a") as stream:
             stream.write(line)
