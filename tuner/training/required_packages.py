@@ -8,7 +8,7 @@ from importlib.util import find_spec
 from tuner.errors import FieldProblem, SpecError
 from tuner.schemas.dataset import EvaluationSpec
 from tuner.schemas.requests import TrackerName
-from tuner.schemas.workload import Gpt, ReferenceModel, TransformersModel, WorkloadSpec
+from tuner.schemas.workload import WorkloadSpec
 
 METRIC_CLASSES = {"f1": "MulticlassF1Score", "precision": "MulticlassPrecision", "recall": "MulticlassRecall"}
 """Classes of ``torchmetrics.classification`` by the names of the spec."""
@@ -20,29 +20,17 @@ def needs_labels(evaluation: EvaluationSpec) -> bool:
 
 
 def require_metrics(spec: WorkloadSpec) -> None:
-    """Check that the requested metrics are of use for the model, and that their package is installed.
+    """Check that the package of the requested metrics is installed.
 
     Raises:
-        SpecError: when the model has no classes in the sense of these metrics, or ``torchmetrics`` is missing.
+        SpecError: when ``torchmetrics`` is missing.
     """
     names = [
         name for name in (spec.evaluation.metrics if spec.evaluation is not None else ()) if name in METRIC_CLASSES
     ]
-    if not names:
-        return
-    if not _classifies(spec):
-        message = f"`{names[0]}` is an average over the classes of a classifier, and this model has a vocabulary"
-        raise SpecError([FieldProblem("evaluation.metrics", message, names[0])])
-    if find_spec("torchmetrics") is None:
+    if names and find_spec("torchmetrics") is None:
         message = f"`{names[0]}` needs the package `torchmetrics`: pip install 'batchwright[metrics]'"
         raise SpecError([FieldProblem("evaluation.metrics", message, names[0])])
-
-
-def _classifies(spec: WorkloadSpec) -> bool:
-    model = spec.model
-    if isinstance(model, TransformersModel):
-        return model.task.endswith("-classification")
-    return not (isinstance(model, ReferenceModel) and isinstance(model.architecture, Gpt))
 
 
 def require_trackers(names: Iterable[TrackerName]) -> None:
