@@ -86,12 +86,14 @@ def english(tmp_path_factory: pytest.TempPathFactory) -> Trained:
 def python(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, english: Trained) -> Trained:
     """Run that trains the same model further on code: all of it, or an adapter."""
     fields: dict[str, Any] = {}
+    updates = 60
     if request.param == "lora":  # which has few numbers to train, and takes longer steps
         fields = {"adapter": LORA, "optimizer": {"name": "adamw", "learning_rate": 0.02}}
+        updates = 150
     return train(
         tmp_path_factory.mktemp(request.param),
         {"pretrained": str(english.paths.pretrained_best)},
-        60,
+        updates,
         data=text(CODE),
         evaluation={"data": text(HELD_OUT_CODE), **FIGURES},
         **fields,
@@ -122,7 +124,7 @@ def improves(run: Trained, gain: float) -> None:
     assert best.loss < first.loss - gain
     figures = [(before, best.metrics[name]) for name, before in first.metrics.items()]
     assert None not in [value for pair in figures for value in pair]
-    assert (best.metrics["accuracy"] or 0.0) > (first.metrics["accuracy"] or 0.0) + 0.01
+    assert (best.metrics["accuracy"] or 0.0) > (first.metrics["accuracy"] or 0.0) + gain / 10
     assert (best.metrics["perplexity"] or 0.0) < (first.metrics["perplexity"] or 0.0)
 
 
