@@ -47,7 +47,7 @@ def add(  # noqa: PLR0913 - options of a command
         list[WebhookEvent] | None,
         typer.Option("--event", help="An event to report; all when left out. May be repeated."),
     ] = None,
-    project: Annotated[str | None, typer.Option(help="Tell only of the work of this project.")] = None,
+    project: Annotated[str | None, typer.Option(help="Report only the work of this project.")] = None,
     database_url: DatabaseUrl = None,
     json: Json = False,
 ) -> None:

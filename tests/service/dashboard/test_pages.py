@@ -425,15 +425,19 @@ def test_an_inexact_export_says_so(service: Running, visit: Open) -> None:
 # --- a job ---
 
 
-def test_a_job_is_followed_and_cancelled(start_service: StartService, visit: Open) -> None:
-    """The page shows the updates; the button cancels the job."""
-    trainer = Trainer(hold_at=7)
+def opened_job(start_service: StartService, visit: Open, trainer: Trainer) -> Page:
+    """The page of a job of ten updates, which the trainer holds."""
     service = start_service(None, trainer)
     body = {"recommendation": recommendation().model_dump(mode="json"), "training": {"updates": 10}}
     made = service.http.post("/v1/jobs", json=body).json()
     opened = visit(service)
     opened.excused = ("409",)  # the scripted trainer leaves no folder to read a log from
-    page = opened.open(f"/jobs/{made['id']}")
+    return opened.open(f"/jobs/{made['id']}")
+
+
+def test_a_job_is_followed_and_cancelled(start_service: StartService, visit: Open) -> None:
+    """The page shows the updates; the button cancels the job."""
+    page = opened_job(start_service, visit, Trainer(hold_at=7))
     expect(page.locator("#progress")).to_contain_text("6 of 10 updates")
     expect(page.locator("#loss .main-svg").first).to_be_attached()
     page.get_by_role("button", name="Cancel").click()
@@ -442,15 +446,11 @@ def test_a_job_is_followed_and_cancelled(start_service: StartService, visit: Ope
 
 def test_a_job_shows_its_evaluations(start_service: StartService, visit: Open) -> None:
     """Held-out loss and metrics of each evaluation are listed, the newest first, and the best one is marked."""
-    service = start_service(None, Trainer(hold_at=7, evaluates=True))
-    body = {"recommendation": recommendation().model_dump(mode="json"), "training": {"updates": 10}}
-    made = service.http.post("/v1/jobs", json=body).json()
-    opened = visit(service)
-    opened.excused = ("409",)  # the scripted trainer leaves no folder to read a log from
-    page = opened.open(f"/jobs/{made['id']}")
+    page = opened_job(start_service, visit, Trainer(hold_at=7, evaluates=True))
     expect(page.locator("#newest")).to_contain_text("0.7500 best weights after update 4")
     rows = page.locator("#evaluations tbody tr")
     expect(rows).to_have_text([re.compile(start) for start in ("^6", "^best 4", "^2", "^0")])
+    expect(rows.first).to_contain_text("0.7500")
     expect(page.locator("#evaluations th[scope=col]")).to_have_text(
         ["After update", "Held-out loss", "accuracy", "Samples", "Seconds"]
     )

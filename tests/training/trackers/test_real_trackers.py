@@ -95,7 +95,7 @@ def folder(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def read(program: str, path: Path) -> list[dict[str, Any]]:
-    """What a tracker's own reader prints, as JSON."""
+    """Return the JSON that a tracker's own reader prints."""
     done = subprocess.run([sys.executable, "-c", program, str(path)], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return list(json.loads(done.stdout.splitlines()[-1]))

@@ -57,7 +57,7 @@ def opened(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, notes: list[str], **
         monkeypatch.setattr(sys.modules[module], name, tracker, raising=False)
     monkeypatch.setattr(requested_trackers, "_CLASSES", {name: ("scripted", name) for name in trackers})
     monkeypatch.setattr(requested_trackers, "require_trackers", lambda _: None)
-    return Trackers(tuple(trackers), TrackedRun(RunPaths(tmp_path), "a run", {}), notes.append)  # type: ignore[arg-type]
+    return Trackers((*trackers, *trackers), TrackedRun(RunPaths(tmp_path), "a run", {}), notes.append)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

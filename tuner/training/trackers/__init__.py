@@ -1,7 +1,7 @@
 """Where a run's figures are written beside its own progress: TensorBoard, Weights & Biases, MLflow.
 
-- ``base``: the interface, and what a tracker is told of a run.
+- ``base``: the interface, and the run that trackers write of.
 - ``figures``: the figures of an update, by name.
 - ``tensorboard``, ``weights_and_biases``, ``mlflow``: one tracker each.
-- ``requested_trackers``: the trackers of a request, and what their failures lead to.
+- ``requested_trackers``: the trackers of a request, and the handling of their failures.
 """

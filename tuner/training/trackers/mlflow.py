@@ -47,7 +47,7 @@ class MLflow:
         return made
 
     def begin(self, resumed_from: int) -> None:
-        """Nothing: updates that are made again are shown again."""
+        """Do nothing: updates that are made again are shown again."""
 
     def log(self, update: int, figures: Mapping[str, float]) -> None:
         """Write figures. A server gets them while training goes on."""

@@ -1,4 +1,4 @@
-"""The trackers of a request, and what their failures lead to."""
+"""The trackers of a request, and the handling of their failures."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Trackers:
         require_trackers(names)
         self._note = note
         self._trackers: dict[str, Tracker] = {}
-        for name in names:
+        for name in dict.fromkeys(names):  # each once
             self._guard(name, partial(self._open, name, run))
 
     def _open(self, name: TrackerName, run: TrackedRun) -> None:

@@ -30,7 +30,6 @@ class WeightsAndBiases:
     def __init__(self, run: TrackedRun) -> None:
         wandb = import_module("wandb")
         mode = os.environ.get("WANDB_MODE") or ("online" if os.environ.get("WANDB_API_KEY") else "offline")
-        run.paths.directory.mkdir(parents=True, exist_ok=True)
         self._run = wandb.init(
             dir=str(run.paths.directory),
             project=os.environ.get("WANDB_PROJECT", _PROJECT),
@@ -44,7 +43,7 @@ class WeightsAndBiases:
         self._run.define_metric("*", step_metric="update")
 
     def begin(self, resumed_from: int) -> None:
-        """Nothing: updates that are made again are shown again."""
+        """Do nothing: updates that are made again are shown again."""
 
     def log(self, update: int, figures: Mapping[str, float]) -> None:
         """Write figures."""
