@@ -234,6 +234,10 @@ def test_a_bug_in_the_workload_ends_with_code_4(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
+        (
+            ("--tracker", "wandbb"),
+            "--tracker.0: must be one of 'mlflow', 'tensorboard', 'wandb'; did you mean 'wandb'?",
+        ),
         (("--output-dir", __file__), "is not a folder"),
         (("--seed", str(2**63)), "--seed: must be below"),
     ],

@@ -39,6 +39,7 @@ _OPTIONS = {
     "min_memory_bytes": "--min-memory",
     "processes_per_node": "--nproc-per-node",
     "timeout_seconds": "--timeout",
+    "trackers": "--tracker",
 }
 """Options whose names differ from those of their fields, by field."""
 
