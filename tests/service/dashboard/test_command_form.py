@@ -59,7 +59,9 @@ def test_a_command_is_tuned_from_its_form(service: Running, browser: Browser) ->
         page.wait_for_url(re.compile(r"/tunings/tun_"))
         expect(page.locator("#state .badge")).to_have_text("✓Succeeded")
         expect(page.locator("#facts")).to_contain_text("width: 12, rate: 0.1, note: hold, packing: true")
+        first = page.url
         page.get_by_role("button", name="Repeat").click()
+        page.wait_for_url(lambda url: url != first)
         expect(page.locator("#state .badge")).to_have_text("✓Succeeded")
         page.get_by_role("link", name="Recommendation and exports").click()
         expect(page.locator("#gpus")).to_contain_text("only a run shows its memory")
