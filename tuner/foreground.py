@@ -9,6 +9,7 @@ from typing import Protocol
 
 from tuner.commands.command_supervisor import CommandSupervisor
 from tuner.commands.templates import contents_of_files
+from tuner.early_processes import EarlyProcesses
 from tuner.errors import DeviceError
 from tuner.hardware.inventory import device_failure, device_of, devices
 from tuner.hardware.matching import is_alike
@@ -20,7 +21,6 @@ from tuner.schemas.command import CommandSpec
 from tuner.schemas.recommendation import Recommendation
 from tuner.schemas.requests import ProbeRequest, TuningRequest
 from tuner.schemas.results import DeviceInfo, Outcome, ProbeResult
-from tuner.system.fork_server.spawn import ChildProcess, StartChild
 
 
 class TuningObserver(Protocol):
@@ -63,7 +63,7 @@ def _activity_of_command(probe: ProbeRequest, updates: int) -> str:
 def run_tuning(
     request: TuningRequest,
     observer: TuningObserver = SILENT,
-    start: StartChild = ChildProcess,
+    early: EarlyProcesses | None = None,
     warm_start: Recommendation | None = None,
     *,
     accumulates: bool = True,
@@ -73,7 +73,7 @@ def run_tuning(
     Args:
         request: what to tune, on which device of this host.
         observer: shows each probe as it ends.
-        start: starts the process that forks the probes.
+        early: processes that were started in advance, which the caller closes.
         warm_start: a recommendation for the same request, which a single probe may confirm.
         accumulates: as for ``tuner.planning.session.Tuning``.
 
@@ -86,7 +86,7 @@ def run_tuning(
     """
     began = time.monotonic()
     device = device_of(request)
-    with _supervisor(request, device, start) as runner:
+    with _supervisor(request, device, early or EarlyProcesses()) as runner:
         tuning = Tuning(
             request,
             device,
@@ -115,9 +115,13 @@ def run_tuning(
     )
 
 
-def _supervisor(request: TuningRequest, device: DeviceInfo, start: StartChild) -> ProbeSupervisor | CommandSupervisor:
+def _supervisor(
+    request: TuningRequest, device: DeviceInfo, early: EarlyProcesses
+) -> ProbeSupervisor | CommandSupervisor:
     """The supervisor of probes of this request."""
-    return ProbeSupervisor(device, start) if request.command is None else CommandSupervisor(device)
+    if request.command is None:
+        return ProbeSupervisor(device, early.children.take)
+    return CommandSupervisor(device, early.command_server)
 
 
 def _require_device(device: DeviceInfo, result: ProbeResult) -> None:

@@ -8,7 +8,6 @@ import pytest
 
 from tests.support.factories import CPU, CUDA
 from tuner.commands.environment import cards_of_ranks, injected_environment
-from tuner.commands.templates import RenderedCommand
 from tuner.planning.search_space import rank_devices
 from tuner.schemas.requests import TuningRequest
 
@@ -33,10 +32,9 @@ def test_a_command_sees_a_card_for_each_rank(ranks: int, held: tuple[str, ...], 
 @pytest.mark.parametrize(("outside", "inside"), [({}, "3,1"), ({"CUDA_VISIBLE_DEVICES": "4,5,6,GPU-7"}, "GPU-7,5")])
 def test_the_other_cards_are_hidden(outside: dict[str, str], inside: str, tmp_path: Path) -> None:
     """Also where this process sees a part of the host's cards itself."""
-    command = RenderedCommand(("train",), {}, {}, tmp_path)
-    found = injected_environment(outside, command, CUDA, tmp_path, ("cuda:3", "cuda:1"))
+    found = injected_environment(outside, "cuda", tmp_path, ("cuda:3", "cuda:1"))
     assert found["CUDA_VISIBLE_DEVICES"] == inside
-    everything = injected_environment(outside, command, CUDA, tmp_path, ())
+    everything = injected_environment(outside, "cuda", tmp_path, ())
     assert everything.get("CUDA_VISIBLE_DEVICES") == outside.get("CUDA_VISIBLE_DEVICES")
 
 

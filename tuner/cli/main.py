@@ -22,8 +22,8 @@ from tuner.cli.commands.verify import verify
 from tuner.cli.errors import ExitCode, as_json, exit_code
 from tuner.cli.output import print_error
 from tuner.cli.trailing_command import TakesCommand, own_arguments
+from tuner.early_processes import EarlyProcesses
 from tuner.errors import BatchwrightError, SpecError
-from tuner.system.fork_server.spawn import ChildProcess, StartChild
 from tuner.system.own_variables import possible_settings
 
 _HELP = """Find the largest micro-batch that really fits, and the gradient accumulation that gives exactly the effective
@@ -149,15 +149,15 @@ def _add_commands() -> None:
 _add_commands()
 
 
-def main(start: StartChild = ChildProcess) -> None:
+def main(early: EarlyProcesses | None = None) -> None:
     """Run the command line, and end with a message and a documented exit code after an error of Batchwright.
 
     Args:
-        start: starts the child processes of the commands.
+        early: child processes that were started in advance.
     """
     wants_json = "--json" in own_arguments(sys.argv)
     try:
-        app(standalone_mode=True, obj=start)
+        app(standalone_mode=True, obj=early or EarlyProcesses())
     except BatchwrightError as error:
         if wants_json:
             sys.stdout.write(as_json(error) + "\n")

@@ -8,6 +8,7 @@ from pathlib import Path
 from rich.console import Console
 
 from tuner.cli.display import ProbeBoard, TrainingBar
+from tuner.early_processes import EarlyProcesses
 from tuner.errors import DeviceError, FieldProblem, SpecError
 from tuner.foreground import run_tuning
 from tuner.hardware.inventory import devices, find_device
@@ -18,7 +19,6 @@ from tuner.schemas.recommendation import Recommendation
 from tuner.schemas.requests import TrainingRequest, TuningRequest
 from tuner.schemas.training import TrainingResult
 from tuner.schemas.workload import WorkloadSpec
-from tuner.system.fork_server.spawn import StartChild
 from tuner.training.launching.launcher import TrainingProcess
 from tuner.training.required_packages import require_metrics, require_trackers
 
@@ -28,11 +28,11 @@ _STOP_SECONDS = 60.0
 
 
 def tune(
-    request: TuningRequest, console: Console, start: StartChild, warm_start: Recommendation | None = None
+    request: TuningRequest, console: Console, early: EarlyProcesses, warm_start: Recommendation | None = None
 ) -> Recommendation:
     """Run a tuning to its end and show each probe as it ends, with the errors of ``run_tuning``."""
     with ProbeBoard(console) as board:
-        return run_tuning(request, board, start, warm_start)
+        return run_tuning(request, board, early, warm_start)
 
 
 def for_spec(recommendation: Recommendation, spec: WorkloadSpec | CommandSpec) -> Recommendation:

@@ -151,7 +151,7 @@ class CommandJob:
         launch: Launch = {
             "argv": list(command.argv),
             "working_directory": str(command.working_directory.absolute()),
-            "environment": injected_environment(inherited, command, device, folder, own_cards),
+            "environment": injected_environment({**inherited, **command.environment}, device.kind, folder, own_cards),
             "fixes_addresses": False,
             "log": str(self.paths.log),
         }

@@ -9,17 +9,16 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from getpass import getuser
 from pathlib import Path
 
-from tuner.commands.environment import cards_of_ranks, injected_environment
+from tuner.commands.environment import cards_of_ranks, environment_of_commands, probe_environment
 from tuner.commands.fork_servers import ForkServer, NotForkedError
 from tuner.commands.injected import subreaper
 from tuner.commands.launching import FreshCommand, KeptCommand, Launch, Launcher, may_serve
 from tuner.commands.outcomes import EndedCommand, Ending, is_shortage, result_of
 from tuner.commands.reports import Reports
 from tuner.commands.stacks import STACKS_SIGNAL, stacks_of
-from tuner.commands.templates import Figures, RenderedCommand, check_command, find_program, render
+from tuner.commands.templates import Figures, check_command, find_program, render
 from tuner.errors import EstimateError, ProbeCancelledError, ProbeError
 from tuner.hardware.allocator_env import allocator_environment
 from tuner.hardware.crashes import run_explaining_crashes
@@ -33,7 +32,7 @@ from tuner.schemas.results import DeviceInfo, ExpectedPeaks, Outcome, ProbeResul
 from tuner.system.disk_space import translate_full_disk
 from tuner.system.files import tail
 from tuner.system.process_exit import ProcessExit, classify_exit
-from tuner.system.processes import kernel_oom_kills, propagated_environment
+from tuner.system.processes import kernel_oom_kills
 from tuner.system.temporary_folders import TemporaryFolder
 
 _POLL_SECONDS = 0.03
@@ -51,9 +50,6 @@ _OUTPUT_BYTES = 8000
 _FORKED_SHARE, _FORKED_BYTES = 0.01, 4 * 1024**2
 """Difference that the peaks of a forked and of a fresh process may have: this share of the limit, and at least these
 bytes, because the heap grows in steps of 2 MiB. Those of the programs of `benchmarks/commands.py` differ by less."""
-_CPU_LIBRARIES = {"ARROW_DEFAULT_MEMORY_POOL": "system"}
-"""Arrow, which transformers and datasets import, otherwise reserves 1 GiB of private addresses, all of which count: an
-HF Trainer took 1,288 MiB with that pool and 266 MiB without."""
 
 
 class CommandSupervisor:
@@ -62,10 +58,12 @@ class CommandSupervisor:
     Args:
         device: the device; its kind decides the limit and the allocator's environment. On the CPU addresses are not
             randomised, because the heap grows in steps of 2 MiB, which would fall elsewhere in every process.
+        early_server: a fork server that was started for the first command.
     """
 
-    def __init__(self, device: DeviceInfo) -> None:
+    def __init__(self, device: DeviceInfo, early_server: ForkServer | None = None) -> None:
         self.device = device
+        self._early_server = early_server
         self._lock = threading.Lock()
         self._server: ForkServer | None = None
         self._served: CommandModel | None = None
@@ -165,7 +163,7 @@ class CommandSupervisor:
     ) -> tuple[ProbeResult, bool]:
         with TemporaryFolder(parent) as folder:
             with translate_full_disk(folder):
-                probe = CommandProbe(request, spec, self.device, self.environment(), folder)
+                probe = CommandProbe(request, spec, self.device, folder)
             ended = probe.run(start, should_stop)
             return result_of(ended), ended.crashed
 
@@ -178,9 +176,15 @@ class CommandSupervisor:
             self._served = model
             program = find_program(model, os.environ)
             if program is not None and may_serve(program, model.argv):
-                with translate_full_disk(Path(tempfile.gettempdir())):
-                    self._server = ForkServer(program)
+                self._server = self._new_server(program)
         return self._server
+
+    def _new_server(self, program: str) -> ForkServer:
+        early, self._early_server = self._early_server, None
+        if early is not None and early.program == program:
+            return early
+        with translate_full_disk(Path(tempfile.gettempdir())):
+            return ForkServer(program)
 
     def _end_server(self) -> None:
         if self._server is not None:
@@ -221,11 +225,6 @@ def _without_plan(result: ProbeResult) -> ProbeResult:
     return result.model_copy(update={"counted": counted and counted.model_copy(update={"of_plan": False})})
 
 
-def environment_of_commands(device_kind: str, environment: dict[str, str]) -> dict[str, str]:
-    """Add to the environment of all probes on a kind of device the variables of commands."""
-    return {**environment, **_CPU_LIBRARIES} if device_kind == "cpu" else environment
-
-
 def figures_of(request: ProbeRequest, updates: int) -> Figures:
     """The figures of a probe: those of the plan where the probe is of one, else of a few micro-batches."""
     world_size = request.spec.parallelism.world_size
@@ -242,13 +241,10 @@ class CommandProbe:
         request: the request of the probe.
         spec: its command.
         device: the device.
-        environment: the variables of every probe on the device.
         folder: an empty folder, for everything that the probe writes.
     """
 
-    def __init__(
-        self, request: ProbeRequest, spec: CommandSpec, device: DeviceInfo, environment: dict[str, str], folder: Path
-    ) -> None:
+    def __init__(self, request: ProbeRequest, spec: CommandSpec, device: DeviceInfo, folder: Path) -> None:
         self._request, self._spec, self._device, self._folder = request, spec, device, folder
         updates = spec.model.probe_updates
         self._updates = max(updates, _TIMED_UPDATES) if request.measures_time else updates
@@ -266,7 +262,7 @@ class CommandProbe:
         self._launch: Launch = {
             "argv": list(self._command.argv),
             "working_directory": str(self._command.working_directory.absolute()),
-            "environment": self._environment(self._command, environment),
+            "environment": probe_environment(self._command.environment, device.kind, folder, self._own_cards),
             "fixes_addresses": device.kind == "cpu",
         }
 
@@ -285,17 +281,6 @@ class CommandProbe:
             "used_bytes": [self._cards[card].used_bytes for card in self._own_cards or self._cards],
             "least_context_bytes": self._device.least_context_bytes,
         }
-
-    def _environment(self, command: RenderedCommand, of_probes: dict[str, str]) -> dict[str, str]:
-        """The whole environment of the command."""
-        inherited = {
-            **os.environ,
-            **propagated_environment(),
-            **of_probes,
-            "TORCHINDUCTOR_CACHE_DIR": os.environ.get("TORCHINDUCTOR_CACHE_DIR", _compiled_code()),
-            "TMPDIR": str(self._folder / "tmp"),
-        }
-        return injected_environment(inherited, command, self._device, self._folder, self._own_cards)
 
     def run(self, start: Launcher, should_stop: Callable[[], bool]) -> EndedCommand:
         """Run the command until its updates are counted, or it fails or takes too long; then end it.
@@ -417,11 +402,6 @@ class CommandProbe:
         ended = json.loads(path.read_text())
         status = ended.get("status")
         return None if status is None else classify_exit(status, oom_kills), ended.get("error")
-
-
-def _compiled_code() -> str:
-    """The folder in which torch keeps compiled code, which is below the folder for temporary files by default."""
-    return str(Path(tempfile.gettempdir()) / f"torchinductor_{getuser()}")
 
 
 def _arguments(process: int) -> bytes:

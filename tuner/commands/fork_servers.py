@@ -41,14 +41,15 @@ class NotForkedError(Exception):
 class ForkServer:
     """The fork server of a command: one process of it that has executed the imports with which its program begins.
 
-    ``fork`` starts the server with the figures of the first probe, and beside it that of the ranks which a launcher is
-    expected to start. Where a rank that has trained was refused by that, the next probe has a server of ranks that
-    began as this one did.
+    ``start`` or the first ``fork`` starts the server, and beside it that of the ranks which a launcher is expected to
+    start. Where a rank that has trained was refused by that, the next probe has a server of ranks that began as this
+    one did.
 
     Args:
         program: the file of the command's program.
 
     Attributes:
+        program: that file.
         folder: holds the folders of the probes, which the server's subreaper removes too where this process dies.
         is_closed: true once the server has been ended.
     """
@@ -56,7 +57,7 @@ class ForkServer:
     def __init__(self, program: str) -> None:
         self._temporary = TemporaryFolder()
         self.folder = self._temporary.path
-        self._program = program
+        self.program = program
         self.is_closed = False
         self._server: FreshCommand | None = None
         self._socket: socket.socket | None = None
@@ -65,36 +66,45 @@ class ForkServer:
         """True until a server of ranks was started for one that an earlier server refused."""
         self._launch: Launch = {}
         self._arguments: int | None = None
+        self._has_forked = False
         self._started_at = 0.0
 
     def fork(self, launch: Launch, folder: Path) -> ForkedCommand:
         """Have the server fork a process for the command, as soon as its imports are done.
 
         Raises:
-            NotForkedError: when the server has ended, or the launch differs in more than the program's arguments and
-                environment.
+            NotForkedError: when the server has ended, or the launch differs from that of an earlier fork in more than
+                the program's arguments and environment.
             OSError: when the server cannot be started.
         """
         if self.is_closed:
             raise NotForkedError("the fork server is closed")
+        if self._socket is not None and not self._is_alike(launch):
+            if self._has_forked:
+                raise NotForkedError("other words than the program's arguments differ")
+            self._end()
         if self._socket is None:
-            self._start(launch)
-        elif not self._is_alike(launch):
-            raise NotForkedError("other words than the program's arguments differ")
+            self.start(launch)
+        self._has_forked = True
         address = self.folder / _NO_SERVER if self._ranks is None else self._ranks.await_address()
         environment = {**launch["environment"], RANKS_VARIABLE: str(address)}
         (folder / standing_in.REQUESTS).mkdir()
         (folder / "launch.json").write_text(json.dumps({**launch, "environment": environment}))
         return ForkedCommand(self, folder)
 
-    def _start(self, launch: Launch) -> None:
+    def start(self, launch: Launch) -> None:
+        """Start the server, for a command that begins as this one.
+
+        Raises:
+            OSError: when it cannot be started.
+        """
         own = self.folder / "server"
-        (own / "tmp").mkdir(parents=True)
+        (own / "tmp").mkdir(parents=True, exist_ok=True)
         kept = {name: text for name, text in launch["environment"].items() if name != "BATCHWRIGHT_PROBE_FOLDER"}
         self._launch = launch
         self._socket, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._started_at = time.monotonic()
-        rank = expected_rank(launch, self._program)
+        rank = expected_rank(launch, self.program)
         with other:
             own_launch = {**launch, "environment": {**kept, "TMPDIR": str(own / "tmp")}}
             serves = subreaper.PROGRAM if rank is None else subreaper.LAUNCHER
@@ -132,8 +142,15 @@ class ForkServer:
             self._start_ranks(rank)
 
     def _is_alike(self, launch: Launch) -> bool:
+        """Return whether the server, which was started, can fork the process of a launch.
+
+        Raises:
+            NotForkedError: when it has ended, or never reports.
+        """
+        while self._arguments is None:
+            self.receive(_HELLO_SECONDS)
         own, count = self._launch, self._arguments
-        if count is None or len(launch["argv"]) != len(own["argv"]):
+        if len(launch["argv"]) != len(own["argv"]):
             return False
         words = len(own["argv"]) - count
         places = ("working_directory", "fixes_addresses")
@@ -187,6 +204,12 @@ class ForkServer:
     def close(self) -> None:
         """End the server and all that it has forked, and remove the folder. Idempotent."""
         self.is_closed = True
+        self._end()
+        self._temporary.remove()
+
+    def _end(self) -> None:
+        """End the server, the server of ranks and all that they have forked. Idempotent."""
+        self._arguments = None
         if self._socket is not None:
             self._socket.close()
             self._socket = None
@@ -195,7 +218,7 @@ class ForkServer:
             self._ranks = None
         if self._server is not None:
             self._server.end()
-        self._temporary.remove()
+            self._server = None
 
 
 class ForkedCommand:

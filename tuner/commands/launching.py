@@ -129,6 +129,18 @@ def may_serve(program: str, argv: Sequence[str]) -> bool:
     return is_binary and not _is_isolated(argv[1:])
 
 
+def find_in(folder: Path, name: str, environment: Mapping[str, str]) -> str | None:
+    """The path of a program that is started in a folder; none where there is none.
+
+    Args:
+        folder: the folder, to which a name with a slash is relative.
+        name: the first word of the command.
+        environment: its variables.
+    """
+    found = str(folder.absolute() / name) if os.sep in name else name
+    return shutil.which(found, path=environment.get("PATH", os.defpath))
+
+
 def find_interpreter(program: str, environment: Mapping[str, str]) -> str | None:
     """Find the Python that runs a program, which is a script or that Python itself.
 

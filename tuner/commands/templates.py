@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import os
-import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from tuner.commands.launching import find_in
 from tuner.errors import FieldProblem, SpecError
 from tuner.schemas.command import (
     ACCUMULATION_STEPS,
@@ -146,6 +146,4 @@ def contents_of_files(model: CommandModel) -> dict[str, str]:
 
 def find_program(model: CommandModel, environment: Mapping[str, str]) -> str | None:
     """The path of the program of a command; none where there is none."""
-    name, folder = model.argv[0], Path(model.working_directory).absolute()
-    search = model.environment.get("PATH", environment.get("PATH", os.defpath))
-    return shutil.which(str(folder / name) if os.sep in name else name, path=search)
+    return find_in(Path(model.working_directory), model.argv[0], {**environment, **model.environment})

@@ -9,7 +9,7 @@ from service.domain.hardware import HardwareNeed
 from service.domain.workers import ServedDevice
 from service.errors import DeviceMismatchError, UnknownDeviceError, UnsupportedJobError
 from service.store.models import AnnouncedDevice
-from tuner.commands.command_supervisor import environment_of_commands
+from tuner.commands.environment import environment_of_commands
 from tuner.planning.accumulation import share_per_rank
 from tuner.schemas.command import CommandSpec
 from tuner.schemas.recommendation import Recommendation

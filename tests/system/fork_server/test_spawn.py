@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from tuner.cli import entry
+from tuner.early_processes import EarlyProcesses
 from tuner.estimation.client import tracing_server
 from tuner.estimation.worker_start import tracing_worker
 from tuner.hardware.inventory import cpu
@@ -110,8 +111,9 @@ def test_an_estimate_takes_the_process_that_the_command_started(
     made: list[ChildProcess], prestarted: Prestarted
 ) -> None:
     """The processes that the command prestarts are those that the estimate and the supervisor take."""
-    entry.prestart(["estimate", "spec.yaml"], prestarted)
-    entry.prestart(["tune", "spec.yaml", "--device", "cpu"], prestarted)
+    early = EarlyProcesses(prestarted)
+    entry.start_processes(["estimate", "spec.yaml"], early)
+    entry.start_processes(["tune", "spec.yaml", "--device", "cpu"], early)
     with closing(tracing_server(prestarted.take)) as tracer, ProbeSupervisor(cpu(), prestarted.take) as supervisor:
         supervisor.warm_up()
         assert [tracer.start(), supervisor._server.start()] == made
@@ -171,9 +173,10 @@ def test_the_command_prestarts_the_processes_it_needs(  # noqa: PLR0913, PLR0917
     begun: list[Start | None] = []
     monkeypatch.setattr(prestarted, "prestart", begun.append)
     monkeypatch.setattr(entry, "_CARDS", tmp_path / "gpus")
-    entry.prestart(arguments.split(), prestarted)
+    early = EarlyProcesses(prestarted)
+    entry.start_processes(arguments.split(), early)
     (tmp_path / "gpus" / "0000:01:00.0").mkdir(parents=True)
-    entry.prestart(arguments.split(), prestarted)
+    entry.start_processes(arguments.split(), early)
     assert begun == [module for module in (without_cards, with_cards) if module is not None]
 
 

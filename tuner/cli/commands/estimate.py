@@ -57,7 +57,7 @@ def estimate(  # noqa: PLR0913 - a command's options are its arguments
         allocator=allocator,
         timeout_seconds=timeout,
     )
-    found = _estimated(request, engine, context.obj)
+    found = _estimated(request, engine, context.obj.children.take)
     print_result(found, as_document=json, text=estimate_display(found, request))
     raise typer.Exit(ExitCode.INFEASIBLE if fits_nowhere(found, request) else ExitCode.OK)
 

@@ -22,11 +22,11 @@ from tuner.cli.display import progress_console, recommendation_panel
 from tuner.cli.errors import ExitCode
 from tuner.cli.output import print_error, print_result
 from tuner.cli.sigterm import SigtermAsInterrupt
+from tuner.early_processes import EarlyProcesses
 from tuner.schemas.base import load_document
 from tuner.schemas.recommendation import Recommendation
 from tuner.schemas.requests import TuningRequest
 from tuner.system.files import write_atomically
-from tuner.system.fork_server.spawn import StartChild
 
 
 def tune(  # noqa: PLR0913 - a command's options are its arguments
@@ -126,9 +126,9 @@ def _write(path: Path, found: Recommendation) -> None:
         raise typer.Exit(ExitCode.WRONG_INPUT) from None
 
 
-def tuned(request: TuningRequest, start: StartChild, warm_start: Recommendation | None = None) -> Recommendation:
+def tuned(request: TuningRequest, early: EarlyProcesses, warm_start: Recommendation | None = None) -> Recommendation:
     """Tune in the foreground, with the errors of ``tuner.cli.running.tune``."""
     from tuner.cli.running import tune as run_tuning  # noqa: PLC0415 - `plan` and `--help` need no NVML
 
     with SigtermAsInterrupt():
-        return run_tuning(request, progress_console(), start, warm_start)
+        return run_tuning(request, progress_console(), early, warm_start)

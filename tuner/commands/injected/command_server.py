@@ -28,7 +28,7 @@ from typing import Any, Callable
 
 from . import standing_in, subreaper
 from .environment_reads import EnvironmentReads
-from .leading_imports import construct_optimizer, execute_leading_imports
+from .leading_imports import construct_optimizer, execute_leading_imports, without_full_collections
 
 _LONGEST_MESSAGE = 8192
 _DEVICE_FILES = ("/dev/nvidia", "/dev/kfd", "/dev/dri", "socket:", "anon_inode:")
@@ -89,9 +89,10 @@ class CommandServer:
         if program is None:
             self._give_up("the command has no file or module of Python")
             return
-        execute_leading_imports(program or None)
-        if self._trains:
-            construct_optimizer()
+        with without_full_collections():
+            execute_leading_imports(program or None)
+            if self._trains:
+                construct_optimizer()
         self._reads.remove()
 
     def _serve_supervisor(self) -> str | None:

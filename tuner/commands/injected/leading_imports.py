@@ -8,12 +8,17 @@ own leading imports, which are what its import would execute next.
 from __future__ import annotations
 
 import ast
+import gc
 import os
 import site
 import sys
+from contextlib import contextmanager
 from importlib.machinery import PathFinder
 from importlib.util import find_spec
 from typing import Any, Iterator
+
+_NEVER = 2**31 - 1
+"""More collections of the younger objects than a process makes."""
 
 
 def execute_leading_imports(module: str | None) -> None:
@@ -37,6 +42,26 @@ def execute_leading_imports(module: str | None) -> None:
     finally:
         if not is_safe and folder in sys.path:
             sys.path.remove(folder)
+
+
+@contextmanager
+def without_full_collections() -> Iterator[None]:
+    """Leave out the garbage collections of the oldest objects, and collect once at the end.
+
+    Each of them visits all objects so far, and imports add hundreds of thousands that stay: six take 1 to 2 of 9
+    seconds of Lightning's imports. The young objects are collected as ever, so that the heap grows as in a fresh
+    process: by 0.1 MiB more or less, where imports without any collection leave 8 MiB more.
+    """
+    young, middle, old = gc.get_threshold()
+    within = (young, middle, _NEVER)
+    gc.set_threshold(*within)
+    try:
+        yield
+    finally:
+        if gc.get_threshold() == within:  # no import has set others
+            gc.set_threshold(young, middle, old)
+        if gc.isenabled():
+            gc.collect()
 
 
 def construct_optimizer() -> None:
