@@ -39,8 +39,9 @@ demo: install  ## Start a service, tune a GPT over real text, train it; leaves r
 	$(BIN)/python examples/demo.py
 
 $(VENV)/browser: $(VENV)/torch
-	@command -v chromium || command -v google-chrome \
-	  || (apt-get update -q && apt-get install -q -y --no-install-recommends chromium) \
+	@command -v chromium-headless-shell || command -v chromium || command -v google-chrome \
+	  || (apt-get update -q && apt-get install -q -y --no-install-recommends chromium-headless-shell) \
+	  || apt-get install -q -y --no-install-recommends chromium \
 	  || (echo 'no Chromium: install the package `chromium`' >&2; exit 1)
 	@touch $@
 

@@ -27,6 +27,7 @@ from tuner.units import parse_bytes
 
 SAMPLES = 30
 """Of an update. On the CPU the samples of the whole update are held in memory: 120 MiB."""
+pytestmark = pytest.mark.usefixtures("forked")
 SPEC = {"model": {"kind": "python", "target": "tests.support.heavy_samples:Workload"}}
 
 
@@ -38,8 +39,9 @@ def found(**changes: Any) -> Recommendation:
 
 
 @pytest.fixture(scope="module")
-def heavy() -> Recommendation:
+def heavy(forked: None) -> Recommendation:
     """The recommendation of one tuning of the heavy samples, for the tests that compare with it."""
+    del forked
     return found(effective_batch_size=SAMPLES)
 
 

