@@ -127,6 +127,34 @@ def test_updates_made_again_replace_those_before(tmp_path: Path) -> None:
     assert events(paths, "loss/total") == [(1, 1.0), (2, 1.0), (3, 2.0)]
 
 
+def test_an_update_that_is_reported_again_is_tracked_once(tmp_path: Path) -> None:
+    """Its line is replaced, and of its figures those of a later evaluation are added, also by another process."""
+    fields: dict[str, Any] = {"terms": {}, "weights": {}, "samples": 9, "micro_batch_size": 5, "seconds": 0.1}
+    evaluated = progress(2, evaluations=(EvaluationReport(update=2, loss=3.0, **fields),))
+    paths = RunPaths(tmp_path)
+    with writing(paths) as writer:
+        writer.append(progress(1))
+        writer.append(progress(2))
+    for _ in range(2):
+        with writing(paths, resumed_from=2) as writer:
+            writer.append(evaluated)
+    assert [made.update for made in ProgressLog(paths.progress).new_lines()] == [1, 2]
+    assert events(paths, "loss/total") == [(1, 1.0), (2, 0.5)]
+    assert events(paths, "evaluation/loss") == [(2, 3.0)]
+
+
+def test_an_update_that_only_a_tracker_has_is_tracked_once(tmp_path: Path) -> None:
+    """A kill between its figures and its line: the process that resumes from it reports it again."""
+    paths = RunPaths(tmp_path)
+    with writing(paths) as writer:
+        writer.append(progress(1))
+        writer.append(progress(2, loss=4.0))
+    ProgressLog(paths.progress).truncate_after(1)
+    with writing(paths, resumed_from=2) as writer:
+        writer.append(progress(2, loss=4.0))
+    assert events(paths, "loss/total") == losses(paths) == [(1, 1.0), (2, 4.0)]
+
+
 def test_an_update_is_on_the_disk_when_it_is_reported(tmp_path: Path) -> None:
     """Events are not queued: a kill directly afterwards loses none."""
     paths = RunPaths(tmp_path)

@@ -1,13 +1,20 @@
-"""Position of a run, and the samples of each update on each rank: pure arithmetic over the epochs' orders."""
+"""Position of a run, and the samples of each update on each rank, as ranges and as loaded micro-batches.
+
+The ranges are pure arithmetic over the epochs' orders.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from tuner.planning.accumulation import balanced_split
+from tuner.training.data.base import TrainingData
 from tuner.training.data.loading import AccumulationWindow, SampleRange
 from tuner.training.data.order import epoch_order
+from tuner.training.micro_batches.splitting import MicroBatch
+from tuner.workloads.base import Batch
 
 
 @dataclass(frozen=True)
@@ -101,3 +108,37 @@ def cut(indices: tuple[int, ...], sizes: tuple[int, ...]) -> list[tuple[int, ...
         parts.append(indices[start : start + size])
         start += size
     return parts
+
+
+class WindowQueue(Iterator[AccumulationWindow]):
+    """Accumulation windows that a loader draws ahead of use, queued for the training loop."""
+
+    def __init__(self, windows: Iterator[AccumulationWindow]) -> None:
+        self._windows = windows
+        self._pending: deque[AccumulationWindow] = deque()
+
+    def __next__(self) -> AccumulationWindow:
+        window = next(self._windows)
+        self._pending.append(window)
+        return window
+
+    def pop(self) -> AccumulationWindow:
+        """Remove and return the window whose batches the loader has just yielded."""
+        return self._pending.popleft()
+
+
+def micro_batches_of(
+    data: TrainingData, window: AccumulationWindow, batches: list[Batch], seed: int
+) -> list[MicroBatch]:
+    """The loaded batches of a window as micro-batches of this rank."""
+    return [_micro_batch(data, samples, batch, seed) for samples, batch in zip(window, batches, strict=True)]
+
+
+def _micro_batch(data: TrainingData, samples: SampleRange, batch: Batch, seed: int) -> MicroBatch:
+    """Loaded samples as a micro-batch whose parts are collated again, as padding depends on the samples in a part."""
+
+    def divide(sizes: Sequence[int]) -> list[MicroBatch]:
+        smaller = [SampleRange(samples.epoch, indices) for indices in cut(samples.indices, tuple(sizes))]
+        return [_micro_batch(data, part, data.load(part.epoch, part.indices, seed), seed) for part in smaller]
+
+    return MicroBatch(batch, len(samples.indices), divide, is_padding=samples.is_padding)

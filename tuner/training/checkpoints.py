@@ -22,7 +22,9 @@ from tuner.training.launching.checkpoint_files import (
     checkpoint_folders,
     committed_folders,
     pointed_update,
+    read_checked,
     read_manifest,
+    write_checked,
     write_manifest,
     write_pointer,
 )
@@ -35,6 +37,8 @@ Weights = dict[str, Tensor]
 
 _WEIGHTS = "model.safetensors"
 _STATE = "state.pt"
+_EVALUATION = "evaluation.json"
+"""State after an evaluation of the checkpoint's weights. Without it, they are evaluated again."""
 
 
 @dataclass(frozen=True)
@@ -84,6 +88,18 @@ class Checkpoints:
         write_pointer(self._pointer, update)
         self._remove_old(path, None if best is None else checkpoint_folder(self.directory, best))
         return path
+
+    def add_evaluation(self, update: int, state: State) -> None:
+        """Add the state that an evaluation has changed to the checkpoint after ``update`` updates.
+
+        Args:
+            update: selects the checkpoint.
+            state: plain values, which ``load`` returns in place of those that were saved.
+
+        Raises:
+            StorageError: when the disk is full. The checkpoint is kept as it was.
+        """
+        write_checked(checkpoint_folder(self.directory, update) / _EVALUATION, state)
 
     def _remove_old(self, newest: Path, best: Path | None) -> None:
         """Remove the checkpoints that are too old to keep, those after ``newest``, and the leftovers of a kill."""
@@ -151,6 +167,7 @@ class Checkpoints:
             if not checked:
                 self._verified(update, checkpoint_folders(self.directory).get(update))
             state = torch.load(path / _STATE, map_location="cpu", weights_only=True)
+            state |= read_checked(path / _EVALUATION) or {}
             return safetensors.torch.load_file(path / _WEIGHTS), state
         except Exception as error:
             raise CheckpointError(f"checkpoint {path} cannot be read: {error}") from error

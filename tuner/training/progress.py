@@ -23,10 +23,23 @@ class ProgressWriter:
         self._log.truncate_after(resumed_from)
         self._trackers = trackers
         self._limit_bytes = limit_bytes
-        trackers.begin(resumed_from)
+        newest = self._log.last()
+        is_logged = newest is not None and newest.update == resumed_from
+        self._tracked = self._names(newest) if newest is not None and is_logged else set()
+        trackers.begin(resumed_from if is_logged or not resumed_from else resumed_from - 1)
 
     def append(self, progress: TrainingProgress) -> None:
-        """Write an update to the disk before returning: a kill must not lose an update that a checkpoint has."""
-        self._log.append(progress)
+        """Write an update to the disk before returning: a kill must not lose an update that a checkpoint has.
+
+        An update that is there already is replaced, and trackers get the figures that are new.
+        """
         for update, figures in figures_of(progress, self._limit_bytes).items():
-            self._trackers.log(update, figures)
+            new = {name: value for name, value in figures.items() if (update, name) not in self._tracked}
+            if new:
+                self._trackers.log(update, new)
+        self._log.append(progress)
+        self._tracked = self._names(progress)
+
+    def _names(self, progress: TrainingProgress) -> set[tuple[int, str]]:
+        figures = figures_of(progress, self._limit_bytes)
+        return {(update, name) for update, of_update in figures.items() for name in of_update}

@@ -4,22 +4,15 @@ from __future__ import annotations
 
 import math
 import time
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 from tuner.errors import CheckpointError
-from tuner.schemas.training import EvaluationReport, RunOutcome, TrainingProgress
+from tuner.schemas.training import RunOutcome, TrainingProgress
 from tuner.training.assembly import RunParts, seed_rank
-from tuner.training.batch_schedule import Position, cut
+from tuner.training.batch_schedule import Position, WindowQueue, micro_batches_of
 from tuner.training.checkpoints import State, Weights, with_tied_names
-from tuner.training.data import (
-    WORKER_BYTES,
-    AccumulationWindow,
-    SampleRange,
-    TrainingData,
-    WindowLoader,
-)
+from tuner.training.data import WORKER_BYTES, WindowLoader
 from tuner.training.fsdp import copy_into, full_tensors, load_optimizer, load_weights
 from tuner.training.micro_batches.rng_state import RandomState
 from tuner.training.micro_batches.splitting import MicroBatch
@@ -60,8 +53,11 @@ class Trainer:
         self.noise_scale = RunNoiseScale(parts.request, self._schedule)
         self.evaluation = parts.evaluation
         self._saved: int | None = None
+        self._lacks_evaluation = False
+        """True while the newest checkpoint does not have the newest evaluation."""
         self._newest: TrainingProgress | None = None
-        """The newest update, as it was reported."""
+        self._is_reported = True
+        """False while the newest update was not reported: it waits for its evaluation."""
 
     def resume(self) -> int | None:
         """Resume from the newest intact checkpoint, if there is one. Return its update.
@@ -93,11 +89,11 @@ class Trainer:
         checkpoint is kept.
 
         Args:
-            report: called after every update, on rank 0; again with the last one, if only an evaluation was left.
+            report: called once for every update, on rank 0, when its evaluation is over.
             should_stop: called before every update.
         """
         updates = self.request.updates
-        windows = _WindowQueue(
+        windows = WindowQueue(
             self._schedule.windows(self.position, updates, self.largest_micro_batch, equal_counts=self.sharded)
         )
         loader = WindowLoader(self._parts.data, windows, workers=self._workers(), seed=self.request.seed)
@@ -107,8 +103,6 @@ class Trainer:
         finally:
             with self._device.without_limit():  # ending the workers may start threads
                 loader.close()
-        if self._is_over() and self._newest is not None:
-            self._report_evaluations(report)
         self._save()
         return RunOutcome.SUCCEEDED if self._is_over() and not self._is_evaluation_due() else RunOutcome.STOPPED
 
@@ -120,14 +114,46 @@ class Trainer:
     def _is_evaluation_due(self) -> bool:
         return self.evaluation is not None and self.evaluation.is_due(self.position.update)
 
+    def _is_checkpoint_due(self) -> bool:
+        update = self.position.update
+        return update > 0 and (update % self.request.checkpoint_every == 0 or update >= self.request.updates)
+
+    def _conclude_update(self, report: ProgressSink, should_stop: Callable[[], bool]) -> bool:
+        """Evaluate, report and save the newest update. Return False if the run must stop within the evaluation.
+
+        A checkpoint that is due is written before the evaluation, which may take long; the evaluation is added to it.
+        A process that resumes from the checkpoint without that evaluates the same weights again.
+        """
+        if self._is_checkpoint_due() and self._is_evaluation_due():
+            self._save()
+        if not self._evaluated(should_stop):
+            return False
+        is_best = self._report(report)
+        if is_best or self._is_checkpoint_due():
+            self._save()
+        return True
+
     def _evaluated(self, should_stop: Callable[[], bool]) -> bool:
         """Evaluate the weights if that is due. Return False if that was abandoned because the run must stop."""
         if self.evaluation is None or not self._is_evaluation_due():
             return True
-        if not self.evaluation.evaluate(self.position.update, should_stop):
+        self._lacks_evaluation = self.evaluation.evaluate(self.position.update, should_stop)
+        return self._lacks_evaluation
+
+    def _report(self, report: ProgressSink) -> bool:
+        """Report the newest update with its evaluations, once. Return whether one of them is the best so far.
+
+        Evaluations of an update that was reported without them are reported with the next one, if there is one.
+        """
+        if self._newest is None or (self._is_reported and not self._is_over()):
             return False
-        self._saved = None  # a checkpoint of this update lacks the evaluation
-        return True
+        found = () if self.evaluation is None else self.evaluation.take_reports()
+        if found or not self._is_reported:
+            self._newest = self._newest.model_copy(update={"evaluations": (*self._newest.evaluations, *found)})
+            self._is_reported = True
+            if not self.ranks.rank:
+                report(self._newest)
+        return any(evaluation.is_best for evaluation in found)
 
     @property
     def failed_micro_batch(self) -> int | None:
@@ -159,31 +185,17 @@ class Trainer:
     def _run(
         self,
         loaded_batches: Iterator[list[Batch]],
-        windows: _WindowQueue,
+        windows: WindowQueue,
         report: ProgressSink,
         should_stop: Callable[[], bool],
     ) -> None:
-        while self._evaluated(should_stop) and not self._is_over():
+        while self._conclude_update(report, should_stop) and not self._is_over():
             began = time.perf_counter()
             batches: list[Batch] = []
             if any(self.ranks.run_collectively(lambda: _load(loaded_batches, batches, should_stop))):  # noqa: B023 - called at once
                 return
-            micro_batches = _micro_batches(self._parts.data, windows.pop(), batches, self.request.seed)
-            progress = self._update(micro_batches, began)
-            self._evaluated(should_stop)
-            self._newest = progress
-            is_best = any(evaluation.is_best for evaluation in self._report_evaluations(report, always=True))
-            if is_best or self.position.update % self.request.checkpoint_every == 0:
-                self._save()
-
-    def _report_evaluations(self, report: ProgressSink, *, always: bool = False) -> tuple[EvaluationReport, ...]:
-        """Report the newest update with its evaluations, if there are further ones or ``always``. Return those."""
-        further = () if self.evaluation is None else self.evaluation.take_reports()
-        if self._newest is not None and (further or always):
-            self._newest = self._newest.model_copy(update={"evaluations": (*self._newest.evaluations, *further)})
-            if not self.ranks.rank:
-                report(self._newest)
-        return further
+            micro_batches = micro_batches_of(self._parts.data, windows.pop(), batches, self.request.seed)
+            self._newest, self._is_reported = self._update(micro_batches, began), False
 
     def save_weights(self) -> str:
         """Write the weights, and their moving averages if the spec requests them. Return the SHA-256 of the weights.
@@ -258,18 +270,28 @@ class Trainer:
     # --- checkpoints ---
 
     def _save(self) -> None:
-        """Write a checkpoint, unless this update has one. Rank 0 writes, with the random state of all ranks."""
-        if self._saved == self.position.update:
+        """Write a checkpoint, or add the newest evaluation to that of this update. Nothing if both are there.
+
+        Rank 0 writes, with the random state of all ranks.
+        """
+        if self._saved == self.position.update and not self._lacks_evaluation:
             return
         with self._device.without_limit():
-            own = {
-                "random": RandomState.capture(self._device.torch_device).state_dict(),
-                "largest": self.largest_micro_batch(),
-                "evaluated": None if self.evaluation is None else self.evaluation.evaluator.proof(),
-            }
-            weights, state = self._weights(), {**self._state(), "ranks": self.ranks.gather(own)}
-            self.ranks.run_collectively(lambda: self._write(weights, state))
-        self._saved = self.position.update
+            proofs = self.ranks.gather(None if self.evaluation is None else self.evaluation.evaluator.proof())
+            if self._saved == self.position.update:
+                self.ranks.run_collectively(lambda: self._add_evaluation(proofs))
+            else:
+                own = {
+                    "random": RandomState.capture(self._device.torch_device).state_dict(),
+                    "largest": self.largest_micro_batch(),
+                }
+                weights, state = self._weights(), {**self._state(), "ranks": self.ranks.gather(own), "proofs": proofs}
+                self.ranks.run_collectively(lambda: self._write(weights, state))
+        self._saved, self._lacks_evaluation = self.position.update, False
+
+    def _add_evaluation(self, proofs: list[tuple[int, int] | None]) -> None:
+        if not self.ranks.rank:
+            self._checkpoints.add_evaluation(self.position.update, {**self._evaluation_state(), "proofs": proofs})
 
     def _write(self, weights: Weights, state: State) -> None:
         if not self.ranks.rank:
@@ -292,11 +314,18 @@ class Trainer:
             "position": dict(vars(self.position)),
             "coupling": self._parts.coupling.state(),
             "noise scale": self.noise_scale.state(),
-            "evaluation": None if self.evaluation is None else self.evaluation.state(),
-            "newest": None if self._newest is None else self._newest.model_dump(mode="json"),
+            **self._evaluation_state(),
         }
         gathered: State = full_tensors(state, keep=not self.ranks.rank)
         return gathered
+
+    def _evaluation_state(self) -> State:
+        """The state that an evaluation changes."""
+        return {
+            "evaluation": None if self.evaluation is None else self.evaluation.state(),
+            "newest": None if self._newest is None else self._newest.model_dump(mode="json"),
+            "reported": self._is_reported,
+        }
 
     def _restore(self, weights: Weights, state: State) -> None:
         if not set(weights) <= set(self.model.state_dict()):
@@ -323,39 +352,23 @@ class Trainer:
         if state.get("newest") is not None:
             newest = TrainingProgress.model_validate(state["newest"])
             self._newest = newest.model_copy(update={"updates": self.request.updates})
-        self._restore_this_rank(state["ranks"])
+            self._is_reported = state.get("reported", True)
+        self._restore_this_rank(state["ranks"], state.get("proofs"))
 
-    def _restore_this_rank(self, each_rank: list[State]) -> None:
+    def _restore_this_rank(self, each_rank: list[State], proofs: list[tuple[int, int] | None] | None) -> None:
         """Restore a rank's own state; derive it if the number of ranks has changed."""
         largest = min(int(state["largest"]) for state in each_rank)
         if len(each_rank) == self.ranks.size:
             own = each_rank[self.ranks.rank]
             largest = largest if self.sharded else int(own["largest"])
             RandomState.from_state_dict(own["random"]).restore(self._device.torch_device)
-            if self.evaluation is not None:
-                self.evaluation.evaluator.accept_proof(own.get("evaluated"))
+            if self.evaluation is not None and proofs is not None:
+                self.evaluation.evaluator.accept_proof(proofs[self.ranks.rank])
         elif not self.ranks.rank:
             RandomState.from_state_dict(each_rank[0]["random"]).restore(self._device.torch_device)
         else:
             seed_rank(self.request.seed, self.ranks, self.position.update)
         self.engine.accumulation.largest_micro_batch = min(largest, self._parts.micro_batch_size)
-
-
-class _WindowQueue(Iterator[AccumulationWindow]):
-    """Accumulation windows that a loader draws ahead of use, queued for the training loop."""
-
-    def __init__(self, windows: Iterator[AccumulationWindow]) -> None:
-        self._windows = windows
-        self._pending: deque[AccumulationWindow] = deque()
-
-    def __next__(self) -> AccumulationWindow:
-        window = next(self._windows)
-        self._pending.append(window)
-        return window
-
-    def pop(self) -> AccumulationWindow:
-        """Remove and return the window whose batches the loader has just yielded."""
-        return self._pending.popleft()
 
 
 def _load(loaded_batches: Iterator[list[Batch]], into: list[Batch], should_stop: Callable[[], bool]) -> bool:
@@ -364,20 +377,6 @@ def _load(loaded_batches: Iterator[list[Batch]], into: list[Batch], should_stop:
         return True
     into += next(loaded_batches)
     return False
-
-
-def _micro_batches(data: TrainingData, window: AccumulationWindow, batches: list[Batch], seed: int) -> list[MicroBatch]:
-    return [_micro_batch(data, samples, batch, seed) for samples, batch in zip(window, batches, strict=True)]
-
-
-def _micro_batch(data: TrainingData, samples: SampleRange, batch: Batch, seed: int) -> MicroBatch:
-    """Loaded samples as a micro-batch whose parts are collated again, as padding depends on the samples in a part."""
-
-    def divide(sizes: Sequence[int]) -> list[MicroBatch]:
-        smaller = [SampleRange(samples.epoch, indices) for indices in cut(samples.indices, tuple(sizes))]
-        return [_micro_batch(data, part, data.load(part.epoch, part.indices, seed), seed) for part in smaller]
-
-    return MicroBatch(batch, len(samples.indices), divide, is_padding=samples.is_padding)
 
 
 def _finite(value: float) -> float | None:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from tests.support.factories import gpt_spec, mlp_spec, recommendation
 from tests.support.soak import has_made, result_of, started, wait_until
@@ -322,6 +323,105 @@ def test_a_killed_run_ends_as_one_that_was_not(tmp_path: Path) -> None:
     assert evaluations(logs[0]) == evaluations(logs[1])
     best = [load_file(RunPaths(tmp_path / name).best_weights) for name in ("killed", "whole")]
     assert all(torch.equal(tensor, best[1][name]) for name, tensor in best[0].items())
+
+
+def held_up(directory: Path, **evaluation: Any) -> WorkloadSpec:
+    """A workload with dropout, each of whose evaluations lasts for ever while there is a file `hold UPDATE`."""
+    (directory / "held_up.py").write_text(
+        "import pathlib, time, torch\n"
+        "here = pathlib.Path(__file__).parent\n"
+        "class W:\n"
+        "    def build_model(self): return torch.nn.Sequential(torch.nn.Dropout(0.5), torch.nn.Linear(2, 1))\n"
+        "    def make_batch(self, size): return torch.randn(size, 2)\n"
+        "    def loss_terms(self, model, batch):\n"
+        "        newest = here / 'run' / 'checkpoints' / 'newest.json'\n"
+        "        holds = not model.training and newest.exists() and (here / 'hold').exists()\n"
+        "        if holds and (here / 'hold').read_text() in newest.read_text():\n"
+        "            (here / 'evaluating').touch()\n"
+        "            time.sleep(600.0)\n"
+        "        return {'loss': ((model(batch) - 1.0).square().sum(), len(batch))}\n"
+        "    def dataset(self): return [torch.full((2,), n / 40.0) for n in range(40)]\n"
+    )
+    return mlp_spec(
+        model={"kind": "python", "target": "held_up:W"},
+        data={"kind": "workload"},
+        evaluation={"count": 10, **evaluation},
+    )
+
+
+@pytest.mark.parametrize("update", [4, 8])
+def test_a_kill_in_an_evaluation_loses_no_update(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, update: int) -> None:
+    """The checkpoint is there before the evaluation, between two updates and at the end; all is recorded once."""
+    monkeypatch.chdir(tmp_path)
+    found = recommendation(held_up(tmp_path, every=2), 16, 5, environment=ENVIRONMENT)
+    request = TrainingRequest(updates=8, checkpoint_every=4, trackers=("tensorboard",))
+    whole = run_to_end(tmp_path / "whole", found, request)
+    assert whole.outcome is RunOutcome.SUCCEEDED, whole.message
+    (tmp_path / "hold").write_text(f"update-{update:08d}")
+    with started(tmp_path / "run", found, request) as process:
+        wait_until(lambda: (tmp_path / "evaluating").exists() or process.poll() is not None, "the evaluation")
+        os.kill(process.pids[0], signal.SIGKILL)
+        assert result_of(process).outcome is RunOutcome.FAILED
+    (tmp_path / "hold").unlink()
+    paths = [RunPaths(tmp_path / name) for name in ("run", "whole")]
+    assert ProgressLog(paths[0].progress).last_update() == update - 1
+    result = run_to_end(tmp_path / "run", found, request)
+    assert (result.resumed_from, result.updates) == (update, 8), result.message
+    assert result.weights_sha256 == whole.weights_sha256
+    assert result.evaluation is not None
+    assert whole.evaluation is not None
+    assert (result.evaluation.evaluations, result.evaluation.message) == (5, whole.evaluation.message)
+    logs = [ProgressLog(of_run.progress).new_lines() for of_run in paths]
+    assert [progress.update for progress in logs[0]] == list(range(1, 9))
+    assert [[report.update for report in progress.evaluations] for progress in logs[0]] == [
+        [report.update for report in progress.evaluations] for progress in logs[1]
+    ]
+    assert evaluations(logs[0]) == evaluations(logs[1])
+    for tag in ("loss/total", "evaluation/loss"):
+        assert tracked(paths[0], tag) == tracked(paths[1], tag)
+
+
+def tracked(paths: RunPaths, tag: str) -> list[tuple[int, float]]:
+    """The points that TensorBoard shows for a tag."""
+    reader = EventAccumulator(str(paths.tensorboard), size_guidance={"scalars": 0})
+    reader.Reload()
+    return [(event.step, event.value) for event in reader.Scalars(tag)]
+
+
+@pytest.mark.parametrize("damage", ["missing", "changed"])
+def test_an_evaluation_that_a_checkpoint_lacks_is_made_again(tmp_path: Path, damage: str) -> None:
+    """Its file is lost or damaged: the weights are evaluated again, with the same figures, and counted once."""
+    spec, made, again = spec_with(every=3), list[TrainingProgress](), list[TrainingProgress]()
+    whole = loop_for(tmp_path, spec, checkpoint_every=3)
+    whole.run(made.append)
+    added = tmp_path / "checkpoints" / "update-00000006" / "evaluation.json"
+    if damage == "missing":
+        added.unlink()
+    else:
+        added.write_text(added.read_text().replace('"count": 3', '"count": 4'))
+    resumed = loop_for(tmp_path, spec, checkpoint_every=3)
+    assert resumed.resume() == 6
+    assert resumed.run(again.append) is RunOutcome.SUCCEEDED
+    assert [progress.update for progress in again] == [6]
+    assert evaluations(again) == evaluations(made[-1:])
+    assert whole.evaluation is not None
+    assert resumed.evaluation is not None
+    ours, theirs = resumed.evaluation.summary(), whole.evaluation.summary()
+    assert (ours.evaluations, ours.message) == (theirs.evaluations, theirs.message)
+    assert resumed.evaluation.best_update == whole.evaluation.best_update
+    third = loop_for(tmp_path, spec, checkpoint_every=3)
+    assert third.resume() == 6
+    third.run(lambda _: pytest.fail("the evaluation is recorded"))
+
+
+def test_a_proven_size_is_added_with_the_evaluation(tmp_path: Path) -> None:
+    """A run that resumes from the checkpoint does not prove the size of its batches again."""
+    spec = spec_with(every=3, micro_batch_size=2)
+    loop_for(tmp_path, spec, updates=3, checkpoint_every=3).run(lambda _: None)
+    resumed = loop_for(tmp_path, spec, checkpoint_every=3)
+    assert resumed.resume() == 3
+    assert resumed.evaluation is not None
+    assert resumed.evaluation.evaluator.proof() == (2, 2)
 
 
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])

@@ -10,6 +10,7 @@ import hashlib
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 from pydantic import ValidationError
 
@@ -119,6 +120,28 @@ def _sha256_of(content: object) -> str:
 
 def _single_line(error: Exception) -> str:
     return " ".join(str(error).split())
+
+
+# --- what is added to a checkpoint ------------------------------------------------------------------------------------
+
+
+def write_checked(path: Path, content: dict[str, Any]) -> None:
+    """Write plain values atomically, with their checksum.
+
+    Raises:
+        StorageError: when the disk is full.
+    """
+    write_atomically(path, json.dumps({"content": content, "sha256": _sha256_of(content)}))
+
+
+def read_checked(path: Path) -> dict[str, Any] | None:
+    """Read the values of ``write_checked``; None when the file is missing or damaged."""
+    try:
+        document = json.loads(path.read_bytes())
+        content: dict[str, Any] = document["content"]
+        return content if document["sha256"] == _sha256_of(content) else None
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
 
 
 # --- the pointer -----------------------------------------------------------------------------------------------------

@@ -279,6 +279,11 @@ class ProgressLog:
                 return
             self._consume(line)
 
+    def last(self) -> TrainingProgress | None:
+        """The newest line; None when there is none."""
+        lines = self.path.read_text().splitlines() if self.path.exists() else []
+        return TrainingProgress.model_validate_json(lines[-1]) if lines and _update_of(lines[-1]) else None
+
     def last_update(self) -> int:
         """The newest update logged; 0 when there is none."""
         lines = self.path.read_text().splitlines() if self.path.exists() else []
