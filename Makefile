@@ -188,7 +188,7 @@ $(EXPORTS)/configs/ready: Makefile $(VENV)/bench
 $(EXPORTS)/trackers/ready: Makefile $(VENV)/dev
 	$(APART) $(@D) wandb==0.31.0 mlflow-skinny==3.17.2 protobuf==6.33.1 databricks-sdk==0.162.0 gitpython==3.2.1 \
 	  gitdb==4.0.12 smmap==5.0.3 sentry-sdk==2.75.0 cachetools==8.0.2 python-dotenv==1.2.4 sqlparse==0.6.1 \
-	  importlib-metadata==10.2.0 zipp==4.1.2 requests==2.34.2 urllib3==2.8.0 charset-normalizer==3.5.2 \
+	  importlib-metadata==10.2.0 lazy-importer==0.1.0 zipp==4.1.2 requests==2.34.2 urllib3==2.8.0 charset-normalizer==3.5.2 \
 	  google-auth==2.63.0 cryptography==50.0.2 cffi==2.1.1 pycparser==3.12
 	@touch $@
 

@@ -134,6 +134,18 @@ def test_mlflow_has_every_update_of_a_resumed_run(tmp_path: Path) -> None:
     assert headroom is None or {value for _, value in run["memory/limit_bytes"]} == {headroom.limit_bytes}
 
 
+def test_mlflow_writes_nothing_into_the_current_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its own default is a database there, which no run of ours uses."""
+    here = tmp_path / "here"
+    here.mkdir()
+    monkeypatch.chdir(here)
+    result = run_to_end(tmp_path / "run", found(), TrainingRequest(updates=2, trackers=("mlflow",)))
+    assert (result.outcome, result.notes) == (RunOutcome.SUCCEEDED, ())
+    (run,) = read(_READ_MLFLOW, RunPaths(tmp_path / "run").mlflow)
+    assert run["loss/total"] == losses(tmp_path / "run")
+    assert list(here.iterdir()) == []
+
+
 def test_weights_and_biases_has_every_update_of_a_resumed_run(tmp_path: Path) -> None:
     """One id, offline, with the figures of both processes and the settings."""
     stopped_and_resumed(tmp_path, "wandb")

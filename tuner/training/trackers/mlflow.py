@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections import deque
 from collections.abc import Mapping
 from importlib import import_module
 from typing import Any
@@ -18,6 +19,8 @@ from tuner.training.trackers.base import TrackedRun
 from tuner.training.trackers.run_id import read_run_id, write_run_id
 
 _EXPERIMENT = "batchwright"
+_MOST_UNWRITTEN = 1000
+"""Updates whose figures may wait for a slow server; then training waits."""
 _STATUS = {RunOutcome.SUCCEEDED: "FINISHED", RunOutcome.STOPPED: "KILLED", RunOutcome.FAILED: "FAILED"}
 
 
@@ -35,6 +38,8 @@ class MLflow:
         self._client: Any = tracking.MlflowClient(tracking_uri=address)
         self._id = read_run_id(run.paths.tracked_runs, "mlflow") or self._new(run)
         self._client.update_run(self._id, status="RUNNING")
+        self._unwritten: deque[Any] = deque()
+        """Operations of the newest figures, which MLflow writes in a thread of its own."""
 
     def _new(self, run: TrackedRun) -> str:
         name = os.environ.get("MLFLOW_EXPERIMENT_NAME", _EXPERIMENT)
@@ -53,9 +58,12 @@ class MLflow:
         """Write figures. A server gets them while training goes on."""
         now = int(time.time() * 1000)
         metrics = [self._entities.Metric(name, value, now, update) for name, value in figures.items()]
-        self._client.log_batch(self._id, metrics=metrics, synchronous=False)
+        self._unwritten.append(self._client.log_batch(self._id, metrics=metrics, synchronous=False))
+        if len(self._unwritten) > _MOST_UNWRITTEN:
+            self._unwritten.popleft().wait()
 
     def close(self, outcome: RunOutcome) -> None:
         """Wait until all figures are written, and set the run's status."""
-        import_module("mlflow").flush_async_logging()
+        while self._unwritten:  # `mlflow.flush_async_logging` opens another store, in the current folder
+            self._unwritten.popleft().wait()
         self._client.set_terminated(self._id, _STATUS[outcome])
