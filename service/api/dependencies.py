@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-from datetime import datetime
 from typing import Annotated, Any, get_args
 
 from fastapi import Depends, Header, Path, Query, Request
@@ -130,6 +129,26 @@ _LabelFilter = Annotated[
         description="Return only items with this label, as `key=value`. Repeat the parameter for several labels.",
     ),
 ]
+_Project = Annotated[
+    str | None,
+    _NAME,
+    Query(max_length=300, pattern=_NO_CONTROL_CHARACTERS, description="Return only items of this project."),
+]
+_Owner = Annotated[
+    str | None,
+    _NAME,
+    Query(
+        max_length=300,
+        pattern=_NO_CONTROL_CHARACTERS,
+        description="Return only items that an API key with this name or id submitted.",
+    ),
+]
+_CODE = described_pattern("^[a-z0-9-]*$", "must be the code of a problem, for example `workload-error`")
+_ProblemCode = Annotated[
+    str | None,
+    _text(maxLength=64, pattern=_CODE),
+    Query(max_length=64, pattern=_CODE, description="Return only items that failed with a problem of this code."),
+]
 _CreatedAfter = Annotated[
     AwareDatetime | None,
     _text(format="date-time"),
@@ -152,33 +171,39 @@ _WorkSort = Annotated[str, _sort(_WORK_SORTS)]
 _RecommendationSort = Annotated[str, _sort(_RECOMMENDATION_SORTS)]
 
 
-def _search(q: str, label: list[str] | None, created_after: datetime | None, sort: str) -> Search:
+def _search(q: str, label: list[str] | None, sort: str, **given: Any) -> Search:  # noqa: ANN401 - fields of the search
     pairs = sorted({tuple(text.split("=", 1)) for text in label or ()})
     return Search(
-        tuple(sorted(set(q.split()))),
-        tuple((key, value) for key, value in pairs),
-        created_after,
-        sort.removeprefix("-"),
+        words=tuple(sorted(set(q.split()))),
+        labels=tuple((key, value) for key, value in pairs),
+        sort=sort.removeprefix("-"),
         descending=sort.startswith("-"),
+        **given,
     )
 
 
-async def _work_search(
+async def _work_search(  # noqa: PLR0913, PLR0917 - one parameter per filter
     q: _Words = "",
     label: _LabelFilter = None,
+    project: _Project = None,
+    owner: _Owner = None,
+    problem_code: _ProblemCode = None,
     created_after: _CreatedAfter = None,
     sort: _WorkSort = "-created",
 ) -> Search:
-    return _search(q, label, created_after, sort)
+    given = {"project": project, "owner": owner, "problem_code": problem_code, "created_after": created_after}
+    return _search(q, label, sort, **given)
 
 
-async def _recommendation_search(
+async def _recommendation_search(  # noqa: PLR0913, PLR0917 - as above
     q: _Words = "",
     label: _LabelFilter = None,
+    project: _Project = None,
+    owner: _Owner = None,
     created_after: _CreatedAfter = None,
     sort: _RecommendationSort = "-created",
 ) -> Search:
-    return _search(q, label, created_after, sort)
+    return _search(q, label, sort, project=project, owner=owner, created_after=created_after)
 
 
 WorkSearch = Annotated[Search, Depends(_work_search)]

@@ -127,6 +127,11 @@ class Search:
     """Texts of which each is a part of the name, project, labels, model, device, fingerprint or id, in any case."""
     labels: tuple[tuple[str, str], ...] = ()
     """Labels that must be there with these values."""
+    project: str | None = None
+    owner: str | None = None
+    """Name or id of the API key that submitted the work."""
+    problem_code: str | None = None
+    """Code of the problem with which work failed; no filter of recommendations."""
     created_after: datetime | None = None
     """Only what was created later."""
     sort: str = "created"

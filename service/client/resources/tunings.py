@@ -133,6 +133,9 @@ class AsyncTunings(AsyncWork[Tuning, TuningSummary]):
         fingerprint: str | None = None,
         search: str | None = None,
         labels: Mapping[str, str] | None = None,
+        project: str | None = None,
+        owner: str | None = None,
+        problem_code: str | None = None,
         created_after: datetime | None = None,
         sort: str | None = None,
         page_size: int = PAGE_SIZE,
@@ -143,7 +146,8 @@ class AsyncTunings(AsyncWork[Tuning, TuningSummary]):
             ApiError: when the service refuses.
         """
         filters = {"state": state, "device": device, "model": model, "fingerprint": fingerprint, "limit": page_size}
-        return self._rows(filters | search_query(search, labels, created_after, sort))
+        given = {"project": project, "owner": owner, "problem_code": problem_code, "sort": sort}
+        return self._rows(filters | search_query(search, labels, created_after, **given))
 
 
 _NO_OPTIONS = ExportOptions()
@@ -243,6 +247,8 @@ class AsyncRecommendations(Resource):
         stale: bool | None = None,
         search: str | None = None,
         labels: Mapping[str, str] | None = None,
+        project: str | None = None,
+        owner: str | None = None,
         created_after: datetime | None = None,
         sort: str | None = None,
         page_size: int = PAGE_SIZE,
@@ -257,7 +263,7 @@ class AsyncRecommendations(Resource):
         filters = {"fingerprint": fingerprint, "device": device, "model": model, "limit": page_size}
         filters |= {"precision": precision, "objective": objective}
         filters |= {"stale": None if stale is None else str(stale).lower()}
-        filters |= search_query(search, labels, created_after, sort)
+        filters |= search_query(search, labels, created_after, project=project, owner=owner, sort=sort)
         return self._core.rows(RecommendationPage, Call("GET", _RECOMMENDATIONS, filters))
 
 

@@ -14,14 +14,14 @@ from service.domain.work import Event, Page, RowT
 
 
 def search_query(
-    search: str | None, labels: Mapping[str, str] | None, created_after: datetime | None, sort: str | None
+    search: str | None, labels: Mapping[str, str] | None, created_after: datetime | None, **given: str | None
 ) -> dict[str, Any]:
-    """Return the query parameters of a search."""
+    """Return the query parameters of a search; ``given`` are sent as they are."""
     return {
         "q": search,
         "label": [f"{key}={value}" for key, value in (labels or {}).items()] or None,
         "created_after": None if created_after is None else created_after.isoformat(),
-        "sort": sort,
+        **given,
     }
 
 
@@ -111,6 +111,9 @@ class AsyncWork(Resource, Generic[FollowedT, RowT]):
         model: str | None = None,
         search: str | None = None,
         labels: Mapping[str, str] | None = None,
+        project: str | None = None,
+        owner: str | None = None,
+        problem_code: str | None = None,
         created_after: datetime | None = None,
         sort: str | None = None,
         page_size: int = PAGE_SIZE,
@@ -123,6 +126,9 @@ class AsyncWork(Resource, Generic[FollowedT, RowT]):
             model: the short name of the model.
             search: words that are parts of the name, project, labels, model, device, fingerprint or id.
             labels: labels that must be there with these values.
+            project: the project that it belongs to.
+            owner: the name or id of the API key that submitted it.
+            problem_code: the code of the problem with which it failed.
             created_after: only what was created later.
             sort: the field to sort by, such as ``"name"`` or ``"-samples_per_second"``; the newest come first without.
             page_size: rows of one request.
@@ -131,7 +137,8 @@ class AsyncWork(Resource, Generic[FollowedT, RowT]):
             ApiError: when the service refuses.
         """
         filters = {"state": state, "device": device, "model": model, "limit": page_size}
-        return self._rows(filters | search_query(search, labels, created_after, sort))
+        given = {"project": project, "owner": owner, "problem_code": problem_code, "sort": sort}
+        return self._rows(filters | search_query(search, labels, created_after, **given))
 
     async def _change_all(self, action: BulkAction, work_ids: Sequence[str]) -> tuple[BulkResult, ...]:
         results: tuple[BulkResult, ...] = ()

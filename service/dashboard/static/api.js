@@ -98,9 +98,9 @@ export function keyId() {
   return document.body.dataset.keyId ?? "";
 }
 
-/** `path` with the parts of `query` that have a value. */
+/** `path` with the parts of `query` that have a value; those of a list are repeated. */
 export function addressOf(path, query = {}) {
-  const given = Object.entries(query).filter(([, value]) => value !== null && value !== undefined && value !== "");
+  const given = Object.entries(query).flatMap(([name, value]) => (Array.isArray(value) ? value : [value]).map((each) => [name, each])).filter(([, value]) => value !== null && value !== undefined && value !== "");
   return given.length === 0 ? path : `${path}?${new URLSearchParams(given)}`;
 }
 

@@ -56,7 +56,8 @@ export function stateBadge({ state, feasible }) {
 export function labelTags({ project, labels }, pages) {
   const texts = Object.entries(labels).map(([key, value]) => `${key}=${value}`);
   const links = texts.map((text) => html`<a class="tag" href="/${pages}?label=${encodeURIComponent(text)}">${text}</a>`);
-  return project || links.length > 0 ? html`<span class="tags">${project && tag(project)}${links}</span>` : null;
+  const ofProject = project && html`<a class="tag" href="/${pages}?project=${encodeURIComponent(project)}">${project}</a>`;
+  return ofProject || links.length > 0 ? html`<span class="tags">${ofProject}${links}</span>` : null;
 }
 
 /** The project and the labels of named work, or of a recommendation, as facts. */

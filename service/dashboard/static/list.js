@@ -3,9 +3,8 @@
  *
  *   render(html`<${ApiList} path="/v1/tunings" caption="Tunings" noun="tuning" columns=${columns} filters=${filters} empty=${empty} />`, place)
  *
- * Columns are those of a table (data_table.js). A filter is {name, label, options: [[value, text], ...]} or {name, label, suggest?(row) ->
- * value, live?, placeholder?, pattern?, maxlength?}. The filters' values, the order and the hidden columns are kept in the page's address,
- * so that a list is a link.
+ * Columns are those of a table (data_table.js), filters those of filters.js. The filters' values, the order and the hidden columns are kept
+ * in the page's address, so that a list is a link.
  *
  * An act on chosen rows is {text, applies(row), least: 1, most: Infinity, noun?, danger?} with either `href(rows)`, for a link, or
  * `run(rows, others)`, for a button: `others` are the chosen rows to which it does not apply. `run` returns null, or {change, report, done?}:
@@ -15,6 +14,7 @@
 import { addressOf, get } from "./api.js";
 import { alertBox, Button, emptyState, problemAlert } from "./components.js";
 import { Table } from "./data_table.js";
+import { Filters, isFiltered, noValues, valuesIn } from "./filters.js";
 import { count, plural } from "./format.js";
 import { ENDED, poll } from "./live.js";
 import { makePages } from "./pagination.js";
@@ -22,13 +22,8 @@ import { html, useLayoutEffect, useMemo, useRef, useState } from "./preact-htm.j
 
 const PAGE_ROWS = 50;
 const REFRESH_SECONDS = 3;
-const MOST_SUGGESTIONS = 200;
-const TYPING_MILLISECONDS = 250;
 const NEWEST_FIRST = "-created";
 const FILES = { csv: "CSV", jsonl: "JSON Lines" };
-
-/** The filter that finds parts of names, models, labels, devices and fingerprints while they are typed. */
-export const SEARCH = { name: "q", label: "Search", placeholder: "name, model, label, device", live: true, maxlength: 200 };
 
 /**
  * @param {{path: string, caption: string, noun: string, nouns?: string, columns: Object[], filters?: Object[], empty: Object, acts?: Object[],
@@ -44,7 +39,7 @@ export function ApiList(list) {
   const columns = useMemo(() => [...(list.acts ? [choice.column] : []), ...list.columns.filter(({ title }) => !view.hidden.includes(title))], [view.hidden]);
   const rows = pages.rows ?? [];
   const isWhole = !pages.hasNewer && !pages.hasOlder;
-  const nothing = Object.values(view.values).some(Boolean)
+  const nothing = isFiltered(view.values)
     ? emptyState({ title: "No matches for these filters", action: html`<button type="button" class="button" onClick=${view.clear}>Clear the filters</button>` })
     : emptyState(list.empty);
   return html`
@@ -73,7 +68,7 @@ function useView({ filters = [], columns }) {
     const order = address.get("sort") ?? "";
     const isKnown = columns.some(({ sort }) => sort !== undefined && sort === order.replace(/^-/, ""));
     return {
-      values: Object.fromEntries(filters.map((filter) => [filter.name, given(filter, address)])),
+      values: valuesIn(filters, address),
       order: isKnown ? order : NEWEST_FIRST,
       hidden: columns.map(({ title }) => title).filter((title) => (address.get("hide") ?? "").split(",").includes(title)),
     };
@@ -85,16 +80,10 @@ function useView({ filters = [], columns }) {
     ...view,
     query,
     apply: (changed) => JSON.stringify(changed) !== JSON.stringify(values) && setView({ ...view, values: changed }),
-    clear: () => setView({ ...view, values: Object.fromEntries(filters.map(({ name }) => [name, ""])) }),
+    clear: () => setView({ ...view, values: noValues(filters) }),
     setOrder: (changed) => setView({ ...view, order: changed }),
     toggle: (title) => setView({ ...view, hidden: hidden.includes(title) ? hidden.filter((other) => other !== title) : [...hidden, title] }),
   };
-}
-
-/** The value of a filter in an address; "" where it is none of the filter's options. */
-function given({ name, options }, address) {
-  const value = address.get(name) ?? "";
-  return options === undefined || options.some(([key]) => key === value) ? value : "";
 }
 
 /** The rows of the list that are loaded, kept up to date. Those of the list before are shown until the first page is there. */
@@ -147,64 +136,7 @@ function usePages({ path, ended = ({ state }) => ENDED.has(state), refreshSecond
   };
 }
 
-// --- filters and columns --------------------------------------------------------------------------------------------
-
-/** Filters match whole values: a select applies at once, a text when it is a suggested value or when it is committed. */
-function Filters({ filters, columns, view, rows }) {
-  const form = useRef(null);
-  const [texts, setTexts] = useState(view.values);
-  const typing = useRef(null);
-  const latest = useRef(null);
-  latest.current = { texts, apply: view.apply };
-  // a space between two words is no part of a value yet: the text stays as it is being typed
-  useLayoutEffect(() => setTexts((typed) => Object.fromEntries(Object.entries(view.values).map(([name, value]) => [name, typed[name].trim() === value ? typed[name] : value]))), [view.values]);
-  const apply = () => {
-    if (form.current.checkValidity()) {
-      latest.current.apply(Object.fromEntries(Object.entries(latest.current.texts).map(([name, text]) => [name, text.trim()])));
-    }
-  };
-  const onInput = (filter, text, isKnown) => {
-    clearTimeout(typing.current);
-    latest.current.texts = { ...texts, [filter.name]: text };
-    setTexts(latest.current.texts);
-    if (filter.options !== undefined || text === "" || isKnown) {
-      apply();
-    } else if (filter.live) {
-      typing.current = setTimeout(apply, TYPING_MILLISECONDS);
-    }
-  };
-  const onSubmit = (event) => {
-    event.preventDefault();
-    apply();
-  };
-  const sorts = orders(columns);
-  return html`<form class="filters" role="search" ref=${form} onSubmit=${onSubmit} onChange=${apply}>
-    ${filters.map((filter) => html`<${Field} key=${filter.name} filter=${filter} text=${texts[filter.name]} rows=${rows} onInput=${onInput} />`)}
-    ${sorts.length > 0 && html`<div class="field narrow-only"><label for="order">Order</label><select id="order" class="input" value=${view.order} onInput=${(event) => view.setOrder(event.target.value)}>${sorts}</select></div>`}
-  </form>`;
-}
-
-function orders(columns) {
-  return columns.filter(({ sort }) => sort !== undefined).flatMap(({ title, sort }) => [
-    html`<option value=${sort}>${title}, ascending</option>`,
-    html`<option value="-${sort}">${title}, descending</option>`,
-  ]);
-}
-
-function Field({ filter, text, rows, onInput }) {
-  const { name, label, options, suggest, placeholder = "", pattern, maxlength = 300 } = filter;
-  const id = `filter-${name}`;
-  const known = useRef(new Set()).current;
-  if (suggest !== undefined) {
-    rows.map(suggest).filter((value) => value && known.size < MOST_SUGGESTIONS).forEach((value) => known.add(value));
-  }
-  const changed = ({ target }) => onInput(filter, target.value, known.has(target.value));
-  const input = options !== undefined
-    ? html`<select id=${id} name=${name} class="input" value=${text} onInput=${changed}>${options.map(([value, words]) => html`<option value=${value}>${words}</option>`)}</select>`
-    : html`<input id=${id} name=${name} value=${text} type="search" class="input" list=${suggest && `${id}-known`} placeholder=${placeholder} pattern=${pattern} maxlength=${maxlength}
-        autocomplete="off" autocapitalize="off" spellcheck=${false} enterkeyhint="search" onInput=${changed} />`;
-  return html`<div class="field"><label for=${id}>${label}</label>${input}${suggest && html`<datalist id="${id}-known">${[...known].map((value) => html`<option value=${value} />`)}</datalist>`}</div>`;
-}
+// --- columns --------------------------------------------------------------------------------------------------------
 
 /** The columns that are shown; the first always is. */
 function Chooser({ columns, view }) {

@@ -1,10 +1,11 @@
 /** The lists of tunings, recommendations and jobs, and the audit log. */
 
-import { keyId, may } from "./api.js";
+import { addressOf, keyId, may } from "./api.js";
 import { bar, both, codeBlock, labelTags, linkTo, mark, scopeAlert, sparkline, stateBadge, time, took } from "./components.js";
 import { byId } from "./dom.js";
+import { SEARCH } from "./filters.js";
 import { bytes, count, number, planText, plural, seconds, words } from "./format.js";
-import { ApiList, SEARCH } from "./list.js";
+import { ApiList } from "./list.js";
 import { ENDED } from "./live.js";
 import { html, render } from "./preact-htm.js";
 import { CONFIRM, holdsMark } from "./staleness.js";
@@ -20,16 +21,20 @@ const PAGES = { tun: "tunings", rec: "recommendations", job: "jobs" };
 
 // --- filters --------------------------------------------------------------------------------------------------------
 
-const STATE = choiceOf("state", "State", STATES, words);
+const STATE = { ...choiceOf("state", "State", STATES, words), multiple: true };
 const MODEL = { name: "model", label: "Model", placeholder: "the full name", suggest: (row) => row.model };
 const DEVICE = { name: "device", label: "Device", placeholder: "for example cuda:0", suggest: (row) => row.device };
 const PRODUCT = { name: "device", label: "Device", placeholder: "cuda:0, or a product's name", suggest: (row) => row.device_name };
 const HOLDS = choiceOf("stale", "Holds", ["false", "true"], (value) => (value === "true" ? "stale" : "holds"));
-const LABEL = { name: "label", label: "Label", placeholder: "for example team=vision", pattern: "[^=]+=.*", maxlength: 400 };
+const LABEL = { name: "label", label: "Label", placeholder: "for example team=vision", pattern: "[^=]+=.*", maxlength: 400, multiple: true };
+const PROJECT = { name: "project", label: "Project", placeholder: "the full name", suggest: (row) => row.project, maxlength: 63 };
+const OWNERS = keyId() === "" ? [] : [{ name: "owner", label: "Owner", placeholder: "name or id of an API key", suggest: (row) => row.owner, maxlength: 100 }];
+const CREATED = { name: "created_after", label: "Created after", type: "datetime-local" };
+const CAUSE = { name: "problem_code", label: "Cause of failure", placeholder: "for example workload-error", pattern: "[a-z0-9\\-]+", maxlength: 64 };
 const FINGERPRINT = { name: "fingerprint", label: "Fingerprint", placeholder: "64 hexadecimal digits", pattern: "[0-9a-f]*", maxlength: 64 };
 
 function choiceOf(name, label, values, text = (value) => value) {
-  return { name, label, options: [["", "Any"], ...values.map((value) => [value, text(value)])] };
+  return { name, label, options: values.map((value) => [value, text(value)]) };
 }
 
 // --- columns --------------------------------------------------------------------------------------------------------
@@ -45,12 +50,17 @@ const WORK = [
   { title: "Model and device", class: "model", sort: "model", cell: (row) => both(row.model, row.device ?? row.hardware) },
   ...FIGURES,
 ];
-const OWNER = keyId() === "" ? [] : [{ title: "Owner", class: "nowrap", cell: (row) => html`<span title=${row.key_id}>${row.owner ?? row.key_id}</span>` }];
+const OWNER = keyId() === "" ? [] : [{ title: "Owner", class: "nowrap", cell: ownerLink }];
 const SUBMITTED = [{ title: "Submitted", class: "nowrap", sort: "created", largestFirst: true, cell: submitted }, ...OWNER];
 
 /** The column of the name, with the project and the labels. */
 function named(title, pages) {
   return { title, class: "named", sort: "name", cell: (row) => both(linkTo(pages, row.id, row.name), labelTags(row, pages)) };
+}
+
+/** The owner of a row, as a link to all that this key submitted. */
+function ownerLink({ owner, key_id: id }) {
+  return id && html`<a href=${addressOf(location.pathname, { owner: owner ?? id })} title=${id}>${owner ?? id}</a>`;
 }
 
 function planWords({ plan, feasible }) {
@@ -115,7 +125,7 @@ const LISTS = {
     caption: "Tunings",
     noun: "tuning",
     files: true,
-    filters: [SEARCH, STATE, MODEL, DEVICE, LABEL, FINGERPRINT],
+    filters: [SEARCH, STATE, MODEL, DEVICE, LABEL, PROJECT, ...OWNERS, CREATED, CAUSE, FINGERPRINT],
     columns: [
       named("Tuning", "tunings"),
       ...WORK,
@@ -138,7 +148,7 @@ const LISTS = {
     files: true,
     ended: () => true,
     refreshSeconds: 10,
-    filters: [SEARCH, MODEL, PRODUCT, choiceOf("precision", "Precision", PRECISIONS), choiceOf("objective", "Objective", OBJECTIVES, (name) => name.replaceAll("_", " ")), HOLDS, LABEL, FINGERPRINT],
+    filters: [SEARCH, MODEL, PRODUCT, choiceOf("precision", "Precision", PRECISIONS), choiceOf("objective", "Objective", OBJECTIVES, (name) => name.replaceAll("_", " ")), HOLDS, LABEL, PROJECT, ...OWNERS, CREATED, FINGERPRINT],
     columns: [
       named("Recommendation", "recommendations"),
       { title: "Model and device", class: "model", sort: "model", cell: (row) => both(row.model, `${row.device} (${row.device_name})`) },
@@ -163,7 +173,7 @@ const LISTS = {
     caption: "Jobs",
     noun: "job",
     files: true,
-    filters: [SEARCH, STATE, MODEL, DEVICE, LABEL],
+    filters: [SEARCH, STATE, MODEL, DEVICE, LABEL, PROJECT, ...OWNERS, CREATED, CAUSE],
     columns: [
       named("Job", "jobs"),
       ...WORK,

@@ -109,7 +109,7 @@ function gainNote({ recommendations, speedups, measured, memory_gain: memory }) 
 
 const FAILURES = [
   { title: "Cause", class: "model", cell: (row) => html`<code>${row.code}</code> ${tag(row.kind)}` },
-  { title: "Count", class: "number", cell: (row) => html`<a href="/${PATHS[row.kind]}?state=FAILED">${count(row.count)}</a>` },
+  { title: "Count", class: "number", cell: (row) => html`<a href="/${PATHS[row.kind]}?state=FAILED${row.code && `&problem_code=${encodeURIComponent(row.code)}`}">${count(row.count)}</a>` },
   { title: "Newest", class: "nowrap", cell: (row) => both(workLink(row.newest_id), time(row.newest_at)) },
   { title: "Message", class: "wide message", cell: (row) => withDetails(row.message) },
 ];

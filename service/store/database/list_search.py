@@ -15,16 +15,18 @@ from sqlalchemy import (
     Select,
     String,
     Table,
+    and_,
     column,
     func,
     literal_column,
+    or_,
     select,
     text,
     tuple_,
 )
 
 from service.domain.work import RecommendationSummary
-from service.store.database.schema import recommendations, work_items
+from service.store.database.schema import api_keys, is_failed, recommendations, work_items
 from service.store.models import Search, WorkRow
 
 SHORTEST_INDEXED = 3
@@ -140,7 +142,14 @@ def _found(connection: Connection, table: Table, search: Search) -> list[ColumnE
         conditions.append(table.c.created_at > round(search.created_after.timestamp() * 1000))
     labels = [f"{key}={value}" for key, value in search.labels]
     conditions += [func.replace(table.c.labels, f"\n{label}\n", "") != table.c.labels for label in labels]
-    words = [word.lower() for word in (*search.words, *labels)]
+    projects = [] if search.project is None else [search.project]
+    conditions += [table.c.project == project for project in projects]
+    if search.owner is not None:
+        owners = select(api_keys.c.id).where(or_(api_keys.c.name == search.owner, api_keys.c.id == search.owner))
+        conditions.append(table.c.key_id.in_(owners))
+    if search.problem_code is not None:
+        conditions.append(and_(is_failed, work_items.c.problem_code == search.problem_code))
+    words = [word.lower() for word in (*search.words, *labels, *projects)]
     if connection.dialect.name == "postgresql":
         return conditions + [_text(table).contains(word, autoescape=True) for word in words]
     indexed = [word for word in words if len(word) >= SHORTEST_INDEXED]

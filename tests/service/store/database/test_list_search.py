@@ -13,13 +13,15 @@ from typing import Any
 import pytest
 from sqlalchemy import Engine, event, insert, select, text
 
-from service.domain.states import WorkKind
+from service.domain.api_keys import Scope, make_key
+from service.domain.problems import Problem
+from service.domain.states import State, WorkKind
 from service.store.database import mapping
 from service.store.database.engine import read_transaction, write_transaction
 from service.store.database.list_search import page_statement, sort_value
 from service.store.database.migrate import upgrade
 from service.store.database.schema import recommendations, work_items
-from service.store.models import Binding, RecommendationFilter, Search, StalenessFilter, WorkFilter, WorkRow
+from service.store.models import Binding, Ending, RecommendationFilter, Search, StalenessFilter, WorkFilter, WorkRow
 from service.store.store import Store, open_store
 from tests.support.factories import CPU, probe_result, recommendation
 from tests.support.service.scripted import new_work
@@ -56,6 +58,9 @@ SEARCHES: list[tuple[dict[str, Any], list[int]]] = [
     ({"labels": (("team", "NLP"),)}, []),
     ({"labels": (("te", "nlp"),)}, []),
     ({"labels": (("team", "nlp"),), "words": ("night",)}, [0]),
+    ({"project": "vision"}, [1]),
+    ({"project": "vis"}, []),
+    ({"project": "vision", "words": ("night",)}, []),
     ({"created_after": datetime(2100, 1, 1, tzinfo=UTC)}, []),
     ({"created_after": datetime(2000, 1, 1, tzinfo=UTC)}, [3, 2, 1, 0]),
     ({"sort": "created", "descending": False}, [0, 1, 2, 3]),
@@ -82,6 +87,40 @@ def test_a_search_narrows_with_the_other_filters(store: Store, new_id: NewId) ->
         wanted = RecommendationFilter(model=model, device=CPU.name, search=search)
         assert len(store.recommendations.newest(wanted, 5)) == count
     assert [row.name for row in store.recommendations.newest(RecommendationFilter(search=search), 5)] == ["Night run"]
+
+
+def test_a_search_finds_what_an_owner_submitted(store: Store, new_id: NewId) -> None:
+    """By the name of an API key, of which several keys may have the same, or by its id; also recommendations."""
+    keys = [make_key(name, (Scope.ADMIN,))[0] for name in ("night", "night", "day")]
+    for key in keys:
+        store.keys.add(key)
+        answer = recommendation(id=new_id("rec"))
+        ended(store, new_work(new_id("tun"), key_id=key.id), answer)
+    ended(store, new_work(new_id("tun")))
+    for owner, count in (("night", 2), ("day", 1), (keys[0].id, 1), ("nigh", 0)):
+        search = Search(owner=owner)
+        found = store.work.newest(WorkKind.TUNING, 5, wanted=WorkFilter(search=search))
+        expected = [key.id for key in reversed(keys) if owner in {key.name, key.id}]
+        assert [row.key_id for row in found] == expected
+        assert len(expected) == count
+        assert len(store.recommendations.newest(RecommendationFilter(search=search), 5)) == count
+
+
+def test_a_search_finds_what_failed_by_a_cause(store: Store, new_id: NewId) -> None:
+    """Newest first, of one kind, together with the states; work that goes on after the same problem is no failure."""
+    failures: dict[str, list[str]] = {"oom": [], "lost": []}
+    for code in ("oom", "lost", "oom"):
+        work = store.submissions.add(new_work(new_id("tun")))
+        problem = Problem(type="about:blank", title="It failed", detail="d", code=code)
+        store.leases.finish(claimed(store).lease, Ending(State.FAILED, problem=problem))
+        failures[code].append(work.id)
+    for code, ids in failures.items():
+        for states in ((), (State.FAILED,)):
+            wanted = WorkFilter(states=states, search=Search(problem_code=code))
+            assert [row.id for row in store.work.newest(WorkKind.TUNING, 5, wanted=wanted)] == ids[::-1]
+            assert store.work.newest(WorkKind.JOB, 5, wanted=wanted) == []
+    wanted = WorkFilter(states=(State.SUCCEEDED,), search=Search(problem_code="oom"))
+    assert store.work.newest(WorkKind.TUNING, 5, wanted=wanted) == []
 
 
 def test_a_search_finds_what_changed_and_not_what_was_deleted(store: Store, new_id: NewId) -> None:
