@@ -68,7 +68,8 @@ class AsyncTunings(AsyncWork[Tuning, TuningSummary]):
             ConnectionFailedError: when the service cannot be reached.
         """
         names = {"name": name, "project": project, "labels": dict(labels or {})}
-        submission = TuningSubmission.model_validate({**dict(request), "fresh": fresh, "priority": priority, **names})
+        known = TuningRequest.model_validate(request)  # names in a dictionary would be lost
+        submission = TuningSubmission.model_validate({**dict(known), "fresh": fresh, "priority": priority, **names})
         return await self._core.call(Tuning, creation_call(_TUNINGS, submission, idempotency_key))
 
     async def tune(  # noqa: PLR0913 - one per field

@@ -13,6 +13,7 @@ from typing import Any
 
 import httpx
 import pytest
+from pydantic import ValidationError
 from typing_extensions import override
 
 from service.client import (
@@ -344,6 +345,13 @@ def test_both_clients_have_the_same_calls() -> None:
         assert {call for call in dir(getattr(client, name)) if not call.startswith("_")} - {"calls"} == offered
     assert {"livez", "readyz", "call"} <= set(dir(client))
     client.close()
+
+
+def test_a_dictionary_with_a_name_is_refused(shared_service: Running) -> None:
+    """The name is an argument of the call. In a dictionary it would be lost."""
+    document: Any = {**tuning_request().model_dump(mode="json"), "name": "nightly"}
+    with Client(shared_service.url) as client, pytest.raises(ValidationError, match="name"):
+        client.tunings.submit(document)
 
 
 def test_unknown_fields_of_a_newer_service_are_ignored() -> None:
