@@ -43,6 +43,8 @@ _PAGES = (
     _Page("/jobs", "jobs.html"),
     _Page("/jobs/{job_id}", "job.html"),
     _Page("/keys", "keys.html"),
+    _Page("/webhooks", "webhooks.html"),
+    _Page("/webhooks/{webhook_id}", "webhook.html"),
     _Page("/audit", "audit.html"),
 )
 

@@ -96,8 +96,8 @@ function Adder({ filters, values, rows, set }) {
   const filter = filters.find((each) => each.name === name);
   const add = (value) => set(name, filter.multiple ? [...new Set([...values[name], value])] : [value]);
   return html`
-    <div class="field"><label for="filter-kind">Filter by</label>
-      <select id="filter-kind" class="input" value=${name} onInput=${(event) => setName(event.target.value)}>${filters.map((each) => html`<option value=${each.name}>${each.label}</option>`)}</select></div>
+    ${filters.length > 1 && html`<div class="field"><label for="filter-kind">Filter by</label>
+      <select id="filter-kind" class="input" value=${name} onInput=${(event) => setName(event.target.value)}>${filters.map((each) => html`<option value=${each.name}>${each.label}</option>`)}</select></div>`}
     ${filter.options === undefined
       ? html`<${TextValue} key=${name} filter=${filter} rows=${rows} add=${add} />`
       : html`<${OptionValue} key=${name} filter=${filter} chosen=${values[name]} add=${add} />`}`;
@@ -157,7 +157,7 @@ function Chips({ filters, view, set }) {
   useLayoutEffect(() => {
     if (next.current !== null) {
       const buttons = list.current?.querySelectorAll(".chip") ?? [];
-      (buttons[Math.min(next.current, buttons.length - 1)] ?? document.getElementById("filter-kind"))?.focus();
+      (buttons[Math.min(next.current, buttons.length - 1)] ?? document.getElementById("filter-kind") ?? document.querySelector(".filters :is(input, select)"))?.focus();
       next.current = null;
     }
   }, [view.values]);

@@ -1,12 +1,13 @@
 /** The page of API keys, for admins. */
 
 import { del, get, keyId, post } from "./api.js";
-import { alertBox, Button, codeBlock, confirmDialog, Dialog, emptyState, mark, openDialog, problemAlert, tag, time } from "./components.js";
+import { Button, codeBlock, confirmDialog, emptyState, mark, problemAlert, tag, time } from "./components.js";
 import { Table } from "./data_table.js";
 import { announce, byId } from "./dom.js";
 import { timeText } from "./format.js";
 import { usePolled } from "./hooks.js";
-import { html, render, useEffect, useRef, useState } from "./preact-htm.js";
+import { html, render, useRef, useState } from "./preact-htm.js";
+import { openSecretForm, Refusal } from "./secret_form.js";
 
 const REFRESH_SECONDS = 15;
 const SCOPES = {
@@ -81,52 +82,27 @@ function state(key) {
 // --- creating ---------------------------------------------------------------------------------------------------------
 
 function openForm(onEnd) {
-  openDialog((close) => html`<${NewKey} onClose=${() => {
-    close();
-    onEnd();
-  }} />`);
+  openSecretForm({ name: "new-key", title: "New API key", action: "Create the key", fields: formFields, send: create, shown: secretOf, onEnd });
 }
 
-/** The dialog of a new key. While the key is created and shown, only its button closes it: the key is shown only once. */
-function NewKey({ onClose }) {
-  const [made, setMade] = useState(null);
-  const [isBusy, setBusy] = useState(false);
-  const [problem, setProblem] = useState(null);
-  const heading = useRef(null);
-  useEffect(() => made && heading.current.focus(), [made]); // the focused element is gone
-  const isLocked = isBusy || made !== null;
-  const create = async (event) => {
-    event.preventDefault();
-    const fields = new FormData(event.target);
-    const scopes = fields.getAll("scope");
-    if (scopes.length === 0) {
-      setProblem(alertBox("bad", "Choose at least one scope"));
-      return;
-    }
-    setBusy(true);
-    const days = fields.get("days");
-    try {
-      setMade(await post("/v1/keys", { name: fields.get("name").trim(), scopes, expires_in_days: days === "" ? null : Number(days) }));
-      announce("The key is created");
-    } catch (error) {
-      setProblem(problemAlert(error));
-    }
-    setBusy(false);
+async function create(fields) {
+  const scopes = fields.getAll("scope");
+  if (scopes.length === 0) {
+    throw new Refusal("Choose at least one scope");
+  }
+  const days = fields.get("days");
+  return post("/v1/keys", { name: fields.get("name").trim(), scopes, expires_in_days: days === "" ? null : Number(days) });
+}
+
+/** How the dialog shows the new key. */
+function secretOf(made) {
+  return {
+    title: `The key for “${made.name}”`,
+    warning: "It is not shown again. The service stores only its digest.",
+    label: "API key",
+    secret: made.key,
+    note: made.expires_at === null ? "It does not expire." : `It expires ${timeText(made.expires_at)}.`,
   };
-  const done = (event) => event.currentTarget.closest("dialog").close();
-  return html`<${Dialog} titleId="new-key-title" closedBy=${isLocked ? "none" : "closerequest"} onClose=${onClose} onCancel=${(event) => isLocked && event.preventDefault()}>
-    ${made ? html`<div class="stack"><h2 id="new-key-title" tabindex="-1" ref=${heading}>The key for “${made.name}”</h2>${newKey(made)}
-      <div class="dialog-buttons"><button type="button" class="button button-primary" onClick=${done}>Done</button></div></div>`
-    : html`<form class="form" onSubmit=${create}>
-      <h2 id="new-key-title">New API key</h2>
-      ${problem}
-      ${formFields()}
-      <div class="dialog-buttons">
-        <button class="button" type="button" disabled=${isBusy} onClick=${done}>Cancel</button>
-        <button class="button button-primary" disabled=${isBusy} aria-busy=${isBusy ? "true" : null}>Create the key</button>
-      </div>
-    </form>`}
-  <//>`;
 }
 
 function formFields() {
@@ -138,15 +114,6 @@ function formFields() {
     <fieldset class="scopes"><legend>Scopes</legend>${Object.entries(SCOPES).map(scope)}</fieldset>
     <div class="field"><label for="key-days">Expires after</label>
       <select id="key-days" name="days" class="input">${EXPIRIES.map(([days, text]) => html`<option value=${days} selected=${days === DEFAULT_DAYS}>${text}</option>`)}</select></div>`;
-}
-
-/** The text of the new key, which cannot be shown again. */
-function newKey(made) {
-  return [
-    alertBox("warn", "Copy it now", "It is not shown again. The service stores only its digest."),
-    codeBlock(made.key, { label: "API key" }),
-    html`<p class="muted">${made.expires_at === null ? "It does not expire." : `It expires ${timeText(made.expires_at)}.`}</p>`,
-  ];
 }
 
 render(html`<${KeysPage} />`, byId("page"));

@@ -32,6 +32,8 @@ WITHOUT_CHARTS = (
     "/recommendations",
     "/jobs",
     "/keys",
+    "/webhooks",
+    "{webhook}",
     "/audit",
     "{recommendation}",
     "{compare}",
@@ -66,7 +68,11 @@ def ended(service: Running, path: str, body: dict[str, Any]) -> dict[str, Any]:
 def populated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PopulatedService]:
     """Tunings that fit and that fail, recommendations, a job; hostile text in every field that a caller controls."""
     runner = ScriptedRunner(37)
-    with running(tmp_path_factory.mktemp("pages"), runner, Trainer()) as service:
+    with running(
+        tmp_path_factory.mktemp("pages"), runner, Trainer(), webhook_hosts=("http://hooks.example",)
+    ) as service:
+        hook = {"url": "http://hooks.example/told", "name": HOSTILE[:100], "events": ["job.failed"]}
+        webhook = service.http.post("/v1/webhooks", json=hook).json()["id"]
         hostile = {"kind": "transformers", "task": "causal-lm", "config": {"model_type": HOSTILE[:90]}}
         spec = mlp_spec(model=hostile, batch={"sequence_length": 8})
         fits = ended(service, "/v1/tunings", tuning_request(spec).model_dump(mode="json"))
@@ -85,6 +91,7 @@ def populated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PopulatedSer
                 "{recommendation}": f"/recommendations/{one}",
                 "{compare}": f"/recommendations/compare?id={one}&id={two}",
                 "{job}": f"/jobs/{job['id']}",
+                "{webhook}": f"/webhooks/{webhook}",
             },
         )
 

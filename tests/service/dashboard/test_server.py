@@ -47,6 +47,8 @@ PAGES = [
     "/jobs",
     f"/jobs/job_{ID}",
     "/keys",
+    "/webhooks",
+    f"/webhooks/whk_{ID}",
     "/audit",
 ]
 
