@@ -30,7 +30,7 @@ TAGS: list[dict[str, Any]] = [
     {"name": "exports", "description": "Recommendations in the configuration formats of frameworks and launchers."},
     {"name": "estimates", "description": "Memory estimates for any GPU, without measurements."},
     {"name": "keys", "description": "API keys and their scopes."},
-    {"name": "webhooks", "description": "Receivers that are told when tunings and jobs end."},
+    {"name": "webhooks", "description": "Receivers that are notified when tunings and jobs end."},
     {"name": "operations", "description": "Devices, the queue, and the health of the service."},
 ]
 

@@ -4,7 +4,7 @@
 - ``states``: the states of a tuning or job, and the one table of the transitions between them.
 - ``workers``: devices, the workers that serve them, the queue, statistics, and health.
 - ``api_keys``: scopes, callers, and the parts of a key. ``identifiers``: ids that sort by their time.
-- ``webhooks``: receivers that are told when work ends, and their messages.
+- ``webhooks``: receivers that are notified when work ends, and their messages.
 - ``problems``: problem documents (RFC 9457). ``exports``: requests and lists of export formats.
 
 Where a new thing goes: a field of a response, the document here, then ``service.application.views`` fills it and `make

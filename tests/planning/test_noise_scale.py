@@ -214,7 +214,7 @@ def test_signal_and_noise_that_chance_explains_say_nothing() -> None:
     """Neither end of the interval is known."""
     found = noise_scale([NoiseMeasurement(1.0 if n % 2 else -1.0, 1.0 if n % 3 else -2.0) for n in range(20)], 8)
     assert (found.lower_samples, found.upper_samples) == (None, None)
-    assert "cannot be told" in found.message
+    assert "cannot be determined" in found.message
 
 
 def test_only_the_newest_updates_are_averaged() -> None:

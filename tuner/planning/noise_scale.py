@@ -214,7 +214,7 @@ def _in_words(ratio: Ratio, updates: int, effective_batch_size: int) -> str:
         return f"The gradient noise scale needs {FEWEST_UPDATES} measured updates; there are {updates}"
     if ratio.lower is None:
         return (
-            f"The gradient noise scale cannot be told from the {updates} measured updates: their gradients show "
+            f"The gradient noise scale cannot be determined from the {updates} measured updates: their gradients show "
             "neither signal nor noise beyond chance, or the samples of an update are not independent"
         )
     if ratio.estimate is None or ratio.upper is None:

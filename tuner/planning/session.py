@@ -215,7 +215,7 @@ class Tuning:
         """The next probe to run, or none when the tuning is over.
 
         First come the sizes of the search, then the baseline's, then the plans to time, and last the recommended plan,
-        unless a fit was at least as demanding (``tuner.planning.plan_proof``). A command that does not train as told
+        unless a fit was at least as demanding (``tuner.planning.plan_proof``). A command that does not train as planned
         ends the tuning.
         """
         if self._misled is not None:

@@ -22,7 +22,7 @@ _MASKLESS = {"siglip"}
 
 
 class ContrastiveWorkload:
-    """Pairs of an image and a text, each of which is told from the other pairs of its micro-batch.
+    """Pairs of an image and a text, each of which is distinguished from the other pairs of its micro-batch.
 
     The loss is that of transformers. It couples the samples of a micro-batch, so that an update is exact only with all
     pairs in one micro-batch.

@@ -44,8 +44,8 @@ export async function changeAll({ kind, action, rows, others }) {
   } catch (caught) {
     problem = caught;
   }
-  const told = [results.size > 0 && report(kind, action, rows, results), problem && problemAlert(problem)];
-  return { change: (row) => changed(row, results.get(row.id)), report: told };
+  const outcome = [results.size > 0 && report(kind, action, rows, results), problem && problemAlert(problem)];
+  return { change: (row) => changed(row, results.get(row.id)), report: outcome };
 }
 
 /** The row after the act: dropped when it is gone. */

@@ -5,7 +5,7 @@
  *
  * A column is {title, cell(row) -> node or text, class?: "number"|"wide"|..., value?(row) -> what to sort by, sort?: name}. Rows are sorted
  * here by the column with a `value` that was clicked, or by the service: `order` names the field ("peak", "-peak"), and `onOrder` is called
- * with another. A cell of a column of choices (`isChoice`) is told whether the row is in the map `chosen`. The first column's cell is the row's head, without counting a column of choices (`isChoice`).
+ * with another. A cell of a column of choices (`isChoice`) receives whether the row is in the map `chosen`. The first column's cell is the row's head, without counting a column of choices (`isChoice`).
  */
 
 import { Component, html, useState } from "./preact-htm.js";

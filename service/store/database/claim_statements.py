@@ -242,29 +242,31 @@ def _prospects() -> Select[Any]:
     """Select the slots with something to claim; the devices and their lanes are JSON arrays of arrays of texts."""
     given, paired = texts_of("asked_devices"), texts_of("asked_lanes")
     names = ("slot", "device", "hardware")
-    asked = select(*(json_text(given.c.value, index).label(name) for index, name in enumerate(names))).cte("asked")
+    requested = select(*(json_text(given.c.value, index).label(name) for index, name in enumerate(names))).cte(
+        "requested"
+    )
     lanes = select(json_text(paired.c.value, 0).label("slot"), json_text(paired.c.value, 1).label("lane")).cte("lanes")
     is_lane = and_(_work.device == ANY_DEVICE, _work.hardware == lanes.c.lane)
     expired = and_(is_held, _work.lease_expires_at <= now_ms())
     is_lost = and_(expired, _work.expiry_check_at <= now_once())
-    own_lane = and_(is_lane, lanes.c.slot == asked.c.slot)
-    has_lane = exists().where(own_lane).correlate(work_items, asked)
+    own_lane = and_(is_lane, lanes.c.slot == requested.c.slot)
+    has_lane = exists().where(own_lane).correlate(work_items, requested)
     is_placed = _work.device != ANY_DEVICE
-    is_unfit = or_(and_(is_placed, _work.hardware != asked.c.hardware), and_(~is_placed, ~has_lane))
-    is_blocked = _any_work(asked, where=(_work.slot == asked.c.slot, expired, is_unfit)).label("is_blocked")
-    of_device = _work.device == asked.c.device
-    fits_kind = or_(_work.hardware.is_(None), _work.hardware == asked.c.hardware)
+    is_unfit = or_(and_(is_placed, _work.hardware != requested.c.hardware), and_(~is_placed, ~has_lane))
+    is_blocked = _any_work(requested, where=(_work.slot == requested.c.slot, expired, is_unfit)).label("is_blocked")
+    of_device = _work.device == requested.c.device
+    fits_kind = or_(_work.hardware.is_(None), _work.hardware == requested.c.hardware)
     in_lane = or_(
         _any_work(lanes, where=(is_queued, is_lane), order=_QUEUE_ORDER),
         _any_work(lanes, where=(is_lane, is_lost), order=_EXPIRY_ORDER),
     )
     waiting = (
-        _any_work(asked, where=(of_device, fits_kind, is_lost), order=_EXPIRY_ORDER),
-        _any_work(asked, where=(is_queued, of_device, _work.hardware.is_(None)), order=_QUEUE_ORDER),
-        _any_work(asked, where=(is_queued, of_device, _work.hardware == asked.c.hardware), order=_QUEUE_ORDER),
-        exists().where(lanes.c.slot == asked.c.slot, in_lane).correlate(asked),
+        _any_work(requested, where=(of_device, fits_kind, is_lost), order=_EXPIRY_ORDER),
+        _any_work(requested, where=(is_queued, of_device, _work.hardware.is_(None)), order=_QUEUE_ORDER),
+        _any_work(requested, where=(is_queued, of_device, _work.hardware == requested.c.hardware), order=_QUEUE_ORDER),
+        exists().where(lanes.c.slot == requested.c.slot, in_lane).correlate(requested),
     )
-    found = select(asked.c.slot, is_blocked, or_(*waiting).label("has_work"), _is_busy(asked).label("is_busy"))
+    found = select(requested.c.slot, is_blocked, or_(*waiting).label("has_work"), _is_busy(requested).label("is_busy"))
     rows = found.subquery()
     return select(rows.c.slot, rows.c.is_blocked).where(or_(rows.c.is_blocked, and_(rows.c.has_work, ~rows.c.is_busy)))
 
@@ -294,11 +296,12 @@ def _any_work(
     return first.correlate(outer).scalar_subquery().is_not(None)
 
 
-def _is_busy(asked: CTE) -> ColumnElement[bool]:
+def _is_busy(requested: CTE) -> ColumnElement[bool]:
     """Return the condition that work holds the slot of a row with a valid lease."""
-    is_beside = and_(held_slots.c.slot == asked.c.slot, held_slots.c.work_id == _work.id)
+    is_beside = and_(held_slots.c.slot == requested.c.slot, held_slots.c.work_id == _work.id)
     return or_(
-        _any_work(asked, where=(_work.slot == asked.c.slot, _HOLDS)), _any_work(asked, where=(is_beside, _HOLDS))
+        _any_work(requested, where=(_work.slot == requested.c.slot, _HOLDS)),
+        _any_work(requested, where=(is_beside, _HOLDS)),
     )
 
 
