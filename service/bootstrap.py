@@ -24,7 +24,7 @@ from service.application.jobs import JobCases
 from service.application.queue import DeviceCases, QueueCases
 from service.application.readiness import Readiness
 from service.application.rules.policy import Policy
-from service.application.statistics import SummaryCases
+from service.application.statistics import OccupancyCases, SummaryCases
 from service.application.tunings import TuningCases
 from service.auth.api_keys import KeyAuthenticator
 from service.auth.audit_trail import AuditRetention, AuditTrail
@@ -219,6 +219,7 @@ def _context(
         audit=AuditTrail(store.audit),
         webhooks=WebhookCases(store.webhooks, store.deliveries, receivers),
         summary=SummaryCases(store.statistics, application.hit_counter),
+        occupancy=OccupancyCases(store.statistics),
         estimates=estimates,
         commands=application.commands,
         readiness=Readiness(

@@ -16,7 +16,7 @@ from service.application.exports import ExportCases
 from service.application.jobs import JobCases
 from service.application.queue import DeviceCases, QueueCases
 from service.application.readiness import Readiness
-from service.application.statistics import SummaryCases
+from service.application.statistics import OccupancyCases, SummaryCases
 from service.application.tunings import TuningCases
 from service.auth.audit_trail import AuditTrail
 from service.domain.states import WorkKind
@@ -38,6 +38,7 @@ class ApiContext:
     audit: AuditTrail
     webhooks: WebhookCases
     summary: SummaryCases
+    occupancy: OccupancyCases
     estimates: Estimates
     commands: RegisteredCommands
     readiness: Readiness

@@ -1,4 +1,4 @@
-"""The use case of the summary: statistics of a period in one document."""
+"""The use cases of statistics: the summary of a period, and the occupancy of devices."""
 
 from __future__ import annotations
 
@@ -12,14 +12,28 @@ from typing import Any
 from service.application.hit_counter import HitCounter
 from service.domain.api_keys import Caller, Scope
 from service.domain.states import State, WorkKind
-from service.domain.workers import Failures, Gains, ModelGain, Period, RecommendationHits, SpentSeconds, Summary
+from service.domain.workers import (
+    DeviceOccupancy,
+    Failures,
+    Gains,
+    ModelGain,
+    Occupancy,
+    Period,
+    RecommendationHits,
+    SpentSeconds,
+    Summary,
+)
 from service.store.interface import StatisticsStore
-from service.store.models import RecordedGain, Totals, WorkTotal
+from service.store.models import OccupancyBuckets, RecordedGain, Totals, WorkTotal
 
 _CACHE_SECONDS = 2.0
 """Lifetime of the counts of a period: open pages poll them, and counting 100,000 tunings takes some 50 ms."""
 
 _MOST_MODELS = 20
+_BUCKETS = 48
+_BUCKET_SECONDS = 1800
+"""A day in half hours: as many as a strip shows on a narrow page."""
+_OCCUPANCY_CACHE_SECONDS = 10.0
 
 
 class SummaryCases:
@@ -66,6 +80,54 @@ class SummaryCases:
             totals = self._statistics.totals(period.seconds)
             self._cache[period] = counted_at, totals
             return totals
+
+
+class OccupancyCases:
+    """The use case of the occupancy of devices. Safe to share between threads: one sums, all get its sums.
+
+    Args:
+        statistics: sums the time of recorded work in the store.
+        clock: monotonic seconds.
+    """
+
+    def __init__(self, statistics: StatisticsStore, clock: Callable[[], float] = time.monotonic) -> None:
+        self._statistics = statistics
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._cached: tuple[float, Occupancy] | None = None
+
+    def read(self) -> Occupancy:
+        """Return the occupancy of the last day; it is at most ten seconds old."""
+        with self._lock:
+            if self._cached is None or self._clock() - self._cached[0] > _OCCUPANCY_CACHE_SECONDS:
+                self._cached = self._clock(), _occupancy(self._statistics.occupancy(_BUCKETS, _BUCKET_SECONDS))
+            return self._cached[1]
+
+
+def _occupancy(found: OccupancyBuckets) -> Occupancy:
+    total = (found.end - found.start).total_seconds()
+    lengths = [max(min(_BUCKET_SECONDS, total - number * _BUCKET_SECONDS), 0.001) for number in range(_BUCKETS)]
+    by_slot: dict[str, dict[WorkKind, list[float]]] = defaultdict(lambda: {kind: [0.0] * _BUCKETS for kind in WorkKind})
+    for busy in found.busy:
+        by_slot[busy.slot][busy.kind][busy.bucket] += busy.seconds
+
+    def shares(seconds: list[float]) -> tuple[float, ...]:
+        return tuple(round(min(each / length, 1.0), 4) for each, length in zip(seconds, lengths, strict=True))
+
+    return Occupancy(
+        start=found.start,
+        end=found.end,
+        bucket_seconds=_BUCKET_SECONDS,
+        devices=tuple(
+            DeviceOccupancy(
+                slot=slot,
+                tunings=shares(seconds[WorkKind.TUNING]),
+                jobs=shares(seconds[WorkKind.JOB]),
+                busy=round(min(sum(map(sum, seconds.values())) / total, 1.0), 4),
+            )
+            for slot, seconds in sorted(by_slot.items())
+        ),
+    )
 
 
 def _by_state(work: Iterable[WorkTotal], kind: WorkKind) -> dict[State, int]:

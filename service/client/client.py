@@ -83,6 +83,7 @@ class Client(Blocking[AsyncCalls]):
         ClientError: when the key or the address is malformed.
     """
 
+    occupancy = sync.blocking(AsyncCalls.occupancy)
     summary = sync.blocking(AsyncCalls.summary)
     fleet = sync.blocking(AsyncCalls.fleet)
     livez = sync.blocking(AsyncCalls.livez)

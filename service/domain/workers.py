@@ -165,6 +165,35 @@ class SpentSeconds(Document):
     """Device-seconds of jobs."""
 
 
+Share = Annotated[float, Field(ge=0.0, le=1.0)]
+
+
+class DeviceOccupancy(Document):
+    """Shares of time for which work held one device, in each bucket; that of the last is of its part until now."""
+
+    slot: str
+    """The slot (host and device)."""
+    tunings: tuple[Share, ...]
+    """Shares of tunings, oldest bucket first."""
+    jobs: tuple[Share, ...]
+    """Shares of jobs, oldest bucket first."""
+    busy: Share
+    """Share of the whole time."""
+
+
+class Occupancy(Document):
+    """Occupancy of the devices in the last day, from recorded work."""
+
+    start: datetime
+    """Begin of the first bucket (UTC)."""
+    end: datetime
+    """End of the last bucket, which is now (UTC)."""
+    bucket_seconds: PositiveInt
+    """Length of a bucket; buckets begin at multiples of the length."""
+    devices: tuple[DeviceOccupancy, ...]
+    """Devices that held work, by slot. Devices that held none are left out."""
+
+
 class RecommendationHits(Document):
     """Submitted tunings by whether a stored recommendation served them. Submissions with `fresh` do not count."""
 

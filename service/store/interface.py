@@ -30,6 +30,7 @@ from service.store.models import (
     Idempotency,
     Lease,
     NewWork,
+    OccupancyBuckets,
     PendingResponse,
     Pruned,
     QueueDepth,
@@ -315,6 +316,14 @@ class StatisticsStore(ABC):
         """Count the work that ended within ``seconds`` (None: ever), to the millisecond, and all that has not ended.
 
         Hits and misses are stored by the hour: those of the hour in which the period began count too.
+        """
+
+    @abstractmethod
+    def occupancy(self, buckets: int, bucket_seconds: int) -> OccupancyBuckets:
+        """Sum the time for which recorded work held each slot, in ``buckets`` that begin at multiples of their length.
+
+        Work that has ended counts for its last slot, for the device time of all its claims before its end; work that
+        is held counts since its claim, in each of its slots. Slots and buckets without work are left out.
         """
 
     @abstractmethod

@@ -344,6 +344,28 @@ class Ending:
 
 
 @dataclass(frozen=True)
+class BusyTime:
+    """Time for which work of one kind held a slot within a bucket of ``OccupancyBuckets``."""
+
+    slot: str
+    kind: WorkKind
+    bucket: int
+    """Number of the bucket, from 0."""
+    seconds: float
+
+
+@dataclass(frozen=True)
+class OccupancyBuckets:
+    """Buckets of equal length up to now, the last of which is not over yet."""
+
+    start: datetime
+    """Begin of the first bucket."""
+    end: datetime
+    """Now, as the database has it."""
+    busy: tuple[BusyTime, ...]
+
+
+@dataclass(frozen=True)
 class StalenessFilter:
     """A filter of recommendations by their staleness."""
 

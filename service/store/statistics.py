@@ -5,7 +5,20 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
-from sqlalchemy import Connection, Engine, RowMapping, Select, case, func, literal, or_, select, union_all
+from sqlalchemy import (
+    BigInteger,
+    ColumnElement,
+    Connection,
+    Engine,
+    RowMapping,
+    Select,
+    case,
+    func,
+    literal,
+    or_,
+    select,
+    union_all,
+)
 from typing_extensions import override
 
 from service.domain.problems import Problem
@@ -13,6 +26,7 @@ from service.domain.states import State, WorkKind
 from service.store.database.engine import insert_or_skip, read_transaction, write_transaction
 from service.store.database.mapping import moment
 from service.store.database.schema import (
+    held_slots,
     is_failed,
     is_gained,
     is_held,
@@ -22,7 +36,7 @@ from service.store.database.schema import (
     work_items,
 )
 from service.store.interface import StatisticsStore
-from service.store.models import FailureGroup, RecordedGain, Totals, WorkTotal
+from service.store.models import BusyTime, FailureGroup, OccupancyBuckets, RecordedGain, Totals, WorkTotal
 
 _work = work_items.c
 _hits = recommendation_hits.c
@@ -60,6 +74,16 @@ class SqlStatisticsStore(StatisticsStore):
             )
 
     @override
+    def occupancy(self, buckets: int, bucket_seconds: int) -> OccupancyBuckets:
+        length = bucket_seconds * 1000
+        with read_transaction(self._engine) as connection:
+            now = _now(connection)
+            start = (now // length - buckets + 1) * length
+            rows = connection.execute(_busy(start, now, length)).all()
+        busy = tuple(BusyTime(slot, WorkKind(kind), bucket, float(ms) / 1000) for slot, kind, bucket, ms in rows)
+        return OccupancyBuckets(moment(start), moment(now), busy)
+
+    @override
     def count_hits(self, hits: int, misses: int) -> None:
         more = {"hits": _hits.hits + hits, "misses": _hits.misses + misses}
         with write_transaction(self._engine) as connection:
@@ -84,6 +108,46 @@ def _counted(since: int) -> Select[Any]:
     columns = (parts.c.kind, parts.c.state, parts.c.slot)
     sums = (func.sum(parts.c.count).label("count"), func.sum(parts.c.ms).label("ms"))
     return select(*columns, *sums).group_by(*columns)
+
+
+def _busy(start: int, now: int, length: int) -> Select[Any]:
+    """Select the milliseconds of work by slot, kind and bucket: a span of work is cut at the edges of buckets."""
+    earliest, latest, step = (literal(value, BigInteger) for value in (start, now, length))
+
+    def bucket(at: ColumnElement[int]) -> ColumnElement[int]:
+        return (at - earliest) // step
+
+    def edge(at: ColumnElement[int]) -> ColumnElement[int]:
+        return earliest + (bucket(at) + 1) * step
+
+    claimed = _greatest(_work.claimed_at, earliest)
+    held = (is_held, _work.claimed_at < latest)
+    began = _greatest(_work.ended_at - _work.device_ms, earliest)
+    ended = (_work.ended_at > earliest, _work.slot.is_not(None), _work.device_ms > 0)
+    beside = held_slots.join(work_items, _work.id == held_slots.c.work_id)
+    span = (
+        union_all(
+            select(_work.slot, _work.kind, began.label("began"), _work.ended_at.label("ended")).where(*ended),
+            select(_work.slot, _work.kind, claimed, latest).where(*held, _work.slot.is_not(None)),
+            select(held_slots.c.slot, _work.kind, claimed, latest).select_from(beside).where(*held),
+        )
+        .subquery("spans")
+        .c
+    )
+    whole = select(span.slot, span.kind, span.began, span.ended).cte("pieces", recursive=True)
+    rest = select(whole.c.slot, whole.c.kind, edge(whole.c.began), whole.c.ended)
+    piece = whole.union_all(rest.where(edge(whole.c.began) < whole.c.ended)).c
+    group = (piece.slot, piece.kind, bucket(piece.began).label("bucket"))
+    length_of = _least(piece.ended, edge(piece.began)) - piece.began
+    return select(*group, func.sum(length_of)).group_by(*group).order_by(*group)
+
+
+def _least(one: ColumnElement[int], other: ColumnElement[int]) -> ColumnElement[int]:
+    return case((one < other, one), else_=other)
+
+
+def _greatest(one: ColumnElement[int], other: ColumnElement[int]) -> ColumnElement[int]:
+    return case((one > other, one), else_=other)
 
 
 def _gained_since(since: int) -> Select[Any]:

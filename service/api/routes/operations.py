@@ -1,4 +1,4 @@
-"""The routes of `/v1/devices`, `/v1/queue`, `/v1/fleet`, `/v1/summary` and `/livez`."""
+"""The routes of `/v1/devices`, `/v1/queue`, `/v1/fleet`, `/v1/summary`, `/v1/occupancy` and `/livez`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from service.api.problems import COMMON_STATUSES, declared
 from service.api.strict_route import StrictRoute
 from service.domain.api_keys import Scope
 from service.domain.fleet import Fleet
-from service.domain.workers import DeviceList, Health, Period, Queue, Summary
+from service.domain.workers import DeviceList, Health, Occupancy, Period, Queue, Summary
 
 SummaryPeriod = Annotated[Period, Query(description="Period that the summary covers.")]
 
@@ -71,6 +71,22 @@ def read_summary(context: Context, caller: CurrentCaller, period: SummaryPeriod 
     seconds old. The causes of failed jobs require the scope `jobs:read`.
     """
     return context.summary.read(period, caller)
+
+
+@router.get(
+    "/v1/occupancy",
+    operation_id="readOccupancy",
+    summary="Read the occupancy of the devices",
+    dependencies=[requires_scope(Scope.TUNINGS_READ)],
+    responses=declared(HTTPStatus.UNAUTHORIZED),
+)
+def read_occupancy(context: Context) -> Occupancy:
+    """Read for which share of each half hour of the last day work held each device, from the records of the work.
+
+    Work that has ended counts for the device on which it ran last, also the time of earlier attempts, which is placed
+    before that of the last one. Deleted work does not count. The response is at most ten seconds old.
+    """
+    return context.occupancy.read()
 
 
 @router.get("/livez", operation_id="checkLiveness", summary="Check liveness")

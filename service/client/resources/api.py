@@ -15,7 +15,7 @@ from service.domain.audit import AuditAction, AuditEntry, AuditPage
 from service.domain.commands import CommandList, RegisteredCommand
 from service.domain.fleet import Fleet
 from service.domain.work import GpuList
-from service.domain.workers import DeviceList, DeviceStatus, Health, Period, Queue, QueueEntry, Summary
+from service.domain.workers import DeviceList, DeviceStatus, Health, Occupancy, Period, Queue, QueueEntry, Summary
 from tuner.schemas.estimates import Estimate, EstimateRequest
 from tuner.schemas.gpus import Gpu
 
@@ -148,6 +148,14 @@ class AsyncCalls(Resource):
         self.keys = AsyncKeys(core)
         self.audit = AsyncAudit(core)
         self.webhooks = AsyncWebhooks(core)
+
+    async def occupancy(self) -> Occupancy:
+        """Return the shares of the last day for which work held each device, by half hours.
+
+        Raises:
+            ApiError: when the service refuses.
+        """
+        return await self._core.call(Occupancy, Call("GET", "/v1/occupancy"))
 
     async def summary(self, period: Period | str = Period.DAY) -> Summary:
         """Summarise the work of the last day, the last 7 days (`7d`) or all time (`all`), and what has not ended.

@@ -7,10 +7,12 @@ import { withDetails } from "./device_words.js";
 import { byId } from "./dom.js";
 import { bytes, count, number, percent, plural, seconds } from "./format.js";
 import { usePolled } from "./hooks.js";
+import { occupancyOf, strip } from "./occupancy.js";
 import { html, render, useState } from "./preact-htm.js";
 
 const NOW_SECONDS = 3;
 const SUMMARY_SECONDS = 15;
+const OCCUPANCY_SECONDS = 30;
 const QUEUE_SHOWN = 20;
 const RUNNING_SHOWN = 100;
 const DETAILED = 6; // running work whose details are read each time
@@ -28,6 +30,7 @@ function Overview() {
 /** Everything, for a key that may read tunings. */
 function Fleet({ now: { data, problem } }) {
   const [period, setPeriod] = useState("24h");
+  const { data: occupancy } = usePolled((signal) => get("/v1/occupancy", { signal }), OCCUPANCY_SECONDS);
   const { data: summary, problem: failure } = usePolled((signal) => get("/v1/summary", { query: { period }, signal }), SUMMARY_SECONDS, period);
   return html`
     ${summary && !Object.values({ ...summary.tunings, ...summary.jobs }).some(Boolean) && html`<${Welcome} />`}
@@ -37,7 +40,7 @@ function Fleet({ now: { data, problem } }) {
       <div id="figures" class="card figures">${summary ? figures(summary, data?.devices) : html`<p class="muted">Loading…</p>`}</div>
     </section>
     <${Running} work=${data?.running} />
-    <${Section} name="devices" title="Devices">${data && devices(data.devices)}<//>
+    <${Section} name="devices" title="Devices">${data && devices(data.devices, occupancy)}<//>
     <${Section} name="queue" title="Queue" note=${data?.queue.length === QUEUE_SHOWN && `the first ${QUEUE_SHOWN}; positions count for each device`}>${data && queue(data.queue)}<//>
     <${Section} name="activity" title="Activity">${summary && html`<div class="stack">
       <div class="happened">${failures(summary.failures)}${spent(summary.device_seconds)}</div>${gained(summary.gains.models)}
@@ -212,13 +215,15 @@ const DEVICES = [
   { title: "Device", class: "nowrap", cell: (row) => both(row.device.id, row.slot.split("/")[0]) },
   { title: "Product", class: "model", cell: (row) => row.device.name },
   { title: "Memory", class: "memory", cell: memory },
+  { title: "Last 24 hours", class: "occupancy", cell: (row) => row.occupancy && strip(row.occupancy) },
   { title: "Running", class: "nowrap", cell: (row) => (row.running_id !== null ? workLink(row.running_id) : row.alive && row.unready === null ? mark("neutral", "○", "Free") : "–") },
   { title: "Waiting", class: "number", cell: (row) => count(row.queued) },
   { title: "Worker", class: "worker", cell: worker },
 ];
 
-function devices(rows) {
-  return rows.length > 0 ? html`<${Table} caption="Devices" columns=${DEVICES} rows=${rows} keyOf=${(row) => row.slot} />` : emptyState({
+function devices(rows, occupancy) {
+  const shown = rows.map((row) => ({ ...row, occupancy: occupancy && occupancyOf(row.slot, occupancy) }));
+  return rows.length > 0 ? html`<${Table} caption="Devices" columns=${DEVICES} rows=${shown} keyOf=${(row) => row.slot} />` : emptyState({
     title: "No worker serves a device",
     text: "Tunings and jobs wait until one does. On a host with GPUs, and with the same database, run:",
     action: html`<p><code>batchwright work</code></p>`,

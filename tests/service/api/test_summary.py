@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 
 from service.application.hit_counter import HitCounter
-from service.application.statistics import SummaryCases
+from service.application.statistics import OccupancyCases, SummaryCases
 from service.client import Client
 from service.domain.api_keys import KEYLESS, Caller, Scope, make_key
 from service.domain.states import State, WorkKind
@@ -14,9 +14,10 @@ from service.errors import StoreUnavailableError
 from service.store.models import Ending
 from service.store.store import Store
 from tests.support.factories import tuning_request
+from tests.support.service.asking import body, ended
 from tests.support.service.running import Running, StartService
 from tests.support.service.scripted import ScriptedRunner, Trainer, new_work
-from tests.support.service.stores import NewId, claimed
+from tests.support.service.stores import NewId, claimed, set_work
 from tuner.schemas.training import RunOutcome
 
 
@@ -160,3 +161,30 @@ def test_queued_work_is_in_every_period(start_service: StartService) -> None:
     service.system.store.submissions.add(new_work("tun_" + "1" * 32))
     with service.client as client:
         assert [client.summary(period).tunings[State.QUEUED] for period in Period] == [1, 1, 1]
+
+
+def test_the_occupancy_has_a_share_for_each_half_hour(start_service: StartService) -> None:
+    """What ended a moment ago is in the last buckets, over HTTP and in the SDK; the sums are kept for ten seconds."""
+    service = start_service()
+    document = ended(service.http, service.http.post("/v1/tunings", json=body()).headers["location"])
+    set_work(service.settings.url, document["id"], device_ms=7_200_000)
+    with service.client as client:
+        found = client.occupancy()
+    (device,) = found.devices
+    assert (device.slot, found.bucket_seconds, len(device.tunings), set(device.jobs)) == ("host/cpu", 1800, 48, {0.0})
+    assert 3 <= device.tunings.count(1.0) <= 5
+    assert set(device.tunings[:-6]) == {0.0}
+    assert 7200 / 86_400 - 0.001 < device.busy < 7200 / (86_400 - 1800) + 0.001
+    set_work(service.settings.url, document["id"], device_ms=0)
+    assert service.http.get("/v1/occupancy").json() == found.model_dump(mode="json")
+
+
+def test_the_occupancy_is_summed_anew_after_a_while(store: Store) -> None:
+    """Callers within ten seconds share the sums."""
+    now = [0.0]
+    cases = OccupancyCases(store.statistics, lambda: now[0])
+    first = cases.read()
+    now[0] = 10.0
+    assert cases.read() is first
+    now[0] = 10.1
+    assert cases.read() is not first

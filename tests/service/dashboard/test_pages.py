@@ -22,6 +22,7 @@ from tests.support.service.browser import Watched, chromium, watched
 from tests.support.service.processes import slow_service
 from tests.support.service.running import Running, StartService
 from tests.support.service.scripted import ScriptedRunner, Trainer, until_stopped
+from tests.support.service.stores import set_work
 from tuner.cli.arguments import option_of
 from tuner.errors import WorkloadError
 from tuner.schemas.requests import Baseline, ProbeRequest, TuningRequest
@@ -529,3 +530,17 @@ def test_a_page_recovers_when_the_service_comes_back(browser: Browser, tmp_path:
         stack.enter_context(start(int(first.url.rpartition(":")[2])))
         expect(state(page)).to_have_text("✓Succeeded", timeout=120_000)
         assert page.evaluate("window.same")
+
+
+def test_the_overview_shows_when_a_device_was_in_use(service: Running, visit: Open) -> None:
+    """A strip for each device, with its words; one that held no work says so."""
+    made = tune(service)
+    set_work(service.settings.url, made["id"], device_ms=7_200_000)
+    page = visit(service).open("/")
+    strip = page.get_by_role(
+        "img", name=re.compile(r"^Busy \d\.\d % of the last 24 hours, last in the half hour from ")
+    )
+    expect(strip).to_be_visible()
+    bars = strip.locator(".strip-tunings")
+    assert 4 <= bars.count() <= 6
+    expect(strip.locator(".strip-jobs")).to_have_count(0)

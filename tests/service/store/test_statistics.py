@@ -10,7 +10,7 @@ from service.domain.states import State, WorkKind
 from service.store import statistics
 from service.store.database.engine import read_transaction, write_transaction
 from service.store.database.migrate import upgrade
-from service.store.database.schema import now_ms, recommendation_hits
+from service.store.database.schema import held_slots, now_ms, recommendation_hits
 from service.store.models import Ending, WorkTotal
 from service.store.store import Store, open_store
 from tests.support.service.scripted import SERVED, new_work
@@ -146,3 +146,56 @@ def test_the_indexes_have_all_that_is_counted(store: Store, database_url: str) -
             plan = [row[3] for row in connection.execute(text(f"EXPLAIN QUERY PLAN {written}"))]
             assert any(f"INDEX {index}" in step for step in plan), plan
             assert all("INDEX" in step for step in plan if "work_items" in step), plan
+
+
+BUCKET_MS = 100_000
+
+
+def busy_in(store: Store) -> tuple[int, dict[tuple[WorkKind, int], float]]:
+    """The begin of ten buckets, and their occupied seconds by kind and bucket, all in one slot."""
+    found = store.statistics.occupancy(10, BUCKET_MS // 1000)
+    assert (found.start.timestamp() * 1000) % BUCKET_MS == 0
+    assert 0 <= (found.end - found.start).total_seconds() - 900 <= 100
+    assert {busy.slot for busy in found.busy} <= {SERVED.slot}
+    start = round(found.start.timestamp() * 1000)
+    return start, {(busy.kind, busy.bucket): busy.seconds for busy in found.busy}
+
+
+def test_work_occupies_the_buckets_that_it_overlaps(store: Store, database_url: str) -> None:
+    """A span is divided at the edges of buckets; what lies before the first, or was on no device, is left out."""
+    spans = {"tun_1": (3, -50, 70_000), "tun_2": (2, 0, 30_000), "tun_3": (0, 40_000, 99_000), "job_1": (7, 1, 250_001)}
+    start, nothing = busy_in(store)
+    assert nothing == {}
+    for work_id, (bucket, more, device_ms) in spans.items():
+        store.submissions.add(new_work(work_id, WorkKind.JOB if work_id == "job_1" else WorkKind.TUNING))
+        store.leases.finish(claimed(store).lease, Ending(State.SUCCEEDED))
+        set_work(database_url, work_id, ended_at=start + bucket * BUCKET_MS + more, device_ms=device_ms)
+    store.submissions.add(new_work("tun_4"))
+    expected = {
+        (WorkKind.TUNING, 0): 40.0,
+        (WorkKind.TUNING, 1): 30.0,
+        (WorkKind.TUNING, 2): 70.0,
+        (WorkKind.JOB, 4): 50.0,
+        (WorkKind.JOB, 5): 100.0,
+        (WorkKind.JOB, 6): 100.0,
+        (WorkKind.JOB, 7): 0.001,
+    }
+    start_now, found = busy_in(store)
+    moved = (start_now - start) // BUCKET_MS  # the clock may have entered another bucket meanwhile
+    assert found == {(kind, at - moved): seconds for (kind, at), seconds in expected.items() if at >= moved}
+
+
+def test_held_work_occupies_its_slots_until_now(store: Store, database_url: str) -> None:
+    """It counts since its claim, also in a slot that it holds beside its own."""
+    store.submissions.add(new_work("job_1", WorkKind.JOB))
+    claimed(store)
+    beside = f"{SERVED.slot}/beside"
+    with engine_at(database_url) as engine, write_transaction(engine) as connection:
+        connection.execute(text("UPDATE work_items SET claimed_at = claimed_at - 250000"))
+        connection.execute(held_slots.insert(), {"slot": beside, "work_id": "job_1"})
+    found = store.statistics.occupancy(10, BUCKET_MS // 1000)
+    for slot in (SERVED.slot, beside):
+        seconds = [busy.seconds for busy in found.busy if busy.slot == slot]
+        assert seconds[-2] == BUCKET_MS / 1000
+        assert sum(seconds) == pytest.approx(sum(busy.seconds for busy in found.busy) / 2)
+        assert 250 <= sum(seconds) < 700
