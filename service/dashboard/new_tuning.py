@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Awaitable, Callable
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 import yaml
@@ -21,6 +23,7 @@ JOB_SCHEMA = "/jobs/new/schema"
 YAML = "/tunings/new/yaml"
 _SUBMISSION = "TuningSubmission"
 _TRAINING = "TrainingRequest"
+_PRESETS = Path(__file__).with_name("presets.json")
 _REFERENCE = "#/components/schemas/"
 _MOST_CHARACTERS = 65_536
 """Longer than any spec, and read within a second."""
@@ -53,7 +56,7 @@ def _schema_endpoint(app: FastAPI, name: str) -> Callable[[Request], Awaitable[R
 
 
 def form_document(document: dict[str, Any], submission: str = _SUBMISSION) -> dict[str, Any]:
-    """Return the schemas of an OpenAPI document that a submission refers to, and its examples."""
+    """Return the schemas of an OpenAPI document that a submission refers to, its examples, and a tuning's presets."""
     schemas = document["components"]["schemas"]
     found: dict[str, Any] = {}
     wanted = [submission]
@@ -62,7 +65,15 @@ def form_document(document: dict[str, Any], submission: str = _SUBMISSION) -> di
         if name not in found:
             found[name] = schemas[name]
             wanted += _references(schemas[name])
-    return {"components": {"schemas": found}, "examples": examples.REQUESTS.get(submission, {})}
+    form: dict[str, Any] = {"components": {"schemas": found}, "examples": examples.REQUESTS.get(submission, {})}
+    return {**form, "presets": presets()} if submission == _SUBMISSION else form
+
+
+@cache
+def presets() -> dict[str, dict[str, Any]]:
+    """Return requests of common models by name, by families of models."""
+    found: dict[str, dict[str, Any]] = json.loads(_PRESETS.read_text(encoding="utf-8"))
+    return found
 
 
 def _references(part: object) -> list[str]:

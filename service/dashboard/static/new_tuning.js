@@ -2,7 +2,7 @@
 
 import { get, LEAVING, may, post } from "./api.js";
 import { commandDocument } from "./command_form.js";
-import { alertBox, Button, codeBlock, problemAlert } from "./components.js";
+import { alertBox, Button, codeBlock, elapsed, problemAlert } from "./components.js";
 import { announce, byId } from "./dom.js";
 import { estimateTable } from "./estimate_table.js";
 import { bytes, seconds } from "./format.js";
@@ -57,6 +57,7 @@ function Form({ document, devices, commands }) {
           fill(value);
           announce(`Filled with: ${name}`);
         }}>${name}</button>`)}</div>
+        <${Presets} presets=${document.presets} fill=${fill} />
         <${Paste} page=${page} />
         <section class="card" aria-labelledby="model-title"><h2 id="model-title">Model and batch</h2>${fields(form, MODEL[form.name])}</section>
         <section class="card" aria-labelledby="batch-title"><h2 id="batch-title">Request</h2>${fields(form, REQUEST)}</section>
@@ -81,6 +82,18 @@ function valueOf(form) {
     value.spec.model = { kind: "command", ...value.spec.model };
   }
   return { value, problems };
+}
+
+/** Requests of common models, by family; what they are filled with can be changed. */
+function Presets({ presets, fill }) {
+  const choose = ({ target }) => {
+    const [family, name] = JSON.parse(target.value);
+    fill(presets[family][name]);
+    announce(`Filled with: ${name}`);
+  };
+  return html`<div class="field"><label for="preset">Model from the presets</label>
+    <select id="preset" class="input" onInput=${choose}><option value="" hidden>Choose…</option>
+      ${Object.entries(presets).map(([family, requests]) => html`<optgroup label=${family}>${Object.keys(requests).map((name) => html`<option value=${JSON.stringify([family, name])}>${name}</option>`)}</optgroup>`)}</select></div>`;
 }
 
 /** Registered commands beside workloads that are described; both keep the fields that they share. */
@@ -212,15 +225,21 @@ function Acts({ page, submit }) {
       return;
     }
     const { spec, effective_batch_size, memory_margin } = value;
-    setShown(html`<p class="muted" role="status">Estimating. This takes a few seconds…</p>`);
+    const cancelling = new AbortController();
+    setShown(html`<div class="stack" role="status"><p class="muted">Estimating for ${elapsed(new Date().toISOString())}. This takes seconds, and minutes for large models.</p>
+      <progress class="progress" aria-label="Estimate in progress" />
+      <div><button type="button" class="button button-small" onClick=${() => cancelling.abort()}>Cancel the estimate</button></div></div>`);
     const chosen = [...choice.current.selectedOptions].map(({ value }) => value);
-    const found = await post("/v1/estimates", { spec, gpus: chosen, effective_batch_size, memory_margin });
+    const found = await post("/v1/estimates", { spec, gpus: chosen, effective_batch_size, memory_margin }, { signal: cancelling.signal });
     setShown(html`<p class="muted small">Estimated in ${seconds(found.seconds)}, not measured.</p>${estimateTable(found)}${found.notes.map((note) => html`<p class="small">${note}</p>`)}`);
     announce("The estimate is ready.");
   };
   const failed = (problem) => {
-    setShown(null);
-    page.complain(problem);
+    const isCancelled = problem.name === "AbortError";
+    setShown(isCancelled && html`<p class="muted" role="status">The estimate is cancelled.</p>`);
+    if (!isCancelled) {
+      page.complain(problem);
+    }
   };
   const offerAll = async () => {
     const { items } = await get("/v1/gpus");

@@ -363,7 +363,19 @@ function resolved(schemas, schema) {
     return { ...schema, oneOf: undefined, ...resolved(schemas, schema.oneOf[0]) };
   }
   const some = schema.anyOf?.filter((option) => option.type !== "null");
-  return some?.length === 1 ? { ...schema, anyOf: undefined, ...resolved(schemas, some[0]) } : schema;
+  return some?.length === 1 ? { ...schema, anyOf: undefined, ...optional(schemas, some[0]) } : schema;
+}
+
+/**
+ * Returns the schema of an optional value. An object that names its kind is a union of that one kind: else nothing would tell an object with
+ * only defaults, such as an adapter, from none.
+ */
+function optional(schemas, reference) {
+  const schema = resolved(schemas, reference);
+  const kind = (schema.required ?? []).find((name) => schema.properties?.[name]?.const !== undefined);
+  return kind === undefined || reference.$ref === undefined
+    ? schema
+    : { description: schema.description, oneOf: [reference], discriminator: { propertyName: kind, mapping: { [schema.properties[kind].const]: reference.$ref } } };
 }
 
 /** The kinds of a union, in the order of its alternatives. */
