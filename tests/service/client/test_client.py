@@ -298,6 +298,7 @@ async def _every_call(calls: AsyncCalls) -> list[Awaitable[object]]:
         anext(calls.webhooks.deliveries(name)),
         calls.webhooks.resend(name, name),
         calls.summary(),
+        calls.occupancy(),
         calls.fleet(),
     ]
 
