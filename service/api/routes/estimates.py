@@ -6,22 +6,29 @@ import asyncio
 import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from functools import cache
 from http import HTTPStatus
 from typing import Annotated
 
 from anyio import to_thread
-from fastapi import APIRouter, Body, Request
+from fastapi import APIRouter, Body, Request, Response
 
 from service.api import examples
 from service.api.authentication import requires_scope
 from service.api.context import Context
-from service.api.dependencies import strict_body
+from service.api.dependencies import IfNoneMatch, strict_body
+from service.api.etags import NOT_MODIFIED, TAG_HEADERS, Tagged, conditional, tagged
 from service.api.events.change_feed import ChangeFeed
+from service.api.middleware.compression import accepts_gzip, compressed
 from service.api.problems import ALWAYS, declared
+from service.api.responses import on_success
 from service.api.strict_route import StrictRoute
+from service.application.estimates import Estimates
 from service.domain.api_keys import Scope
 from service.domain.work import GpuList
 from tuner.schemas.estimates import Estimate, EstimateRequest
+
+_GPU_HEADERS = {"Cache-Control": "private, no-cache", "Vary": "Accept-Encoding, Authorization, Cookie"}
 
 router = APIRouter(prefix="/v1", tags=["estimates"], responses=ALWAYS, route_class=StrictRoute)
 
@@ -61,10 +68,24 @@ async def create_estimate(
     operation_id="listGpus",
     summary="List the known GPUs",
     dependencies=[requires_scope(Scope.TUNINGS_READ)],
+    response_model=GpuList,
+    responses=on_success(headers=TAG_HEADERS) | NOT_MODIFIED | declared(HTTPStatus.UNPROCESSABLE_ENTITY),
 )
-async def list_gpus(context: Context) -> GpuList:
-    """List the GPUs that an estimate can name, with their memory and the source of every figure."""
-    return context.estimates.gpus()
+async def list_gpus(request: Request, if_none_match: IfNoneMatch = None) -> Response:
+    """List the GPUs that an estimate can name, with their memory and the source of every figure.
+
+    The list changes with the version of the service alone. It is compressed for clients that accept gzip.
+    """
+    zipped = accepts_gzip(request.headers)
+    headers = _GPU_HEADERS | ({"Content-Encoding": "gzip"} if zipped else {})
+    return conditional(_gpus(zipped), if_none_match, headers)
+
+
+@cache
+def _gpus(zipped: bool) -> Tagged:  # noqa: FBT001 - the key of the cache
+    """Return the list of GPUs, made and compressed once."""
+    body = Estimates.gpus().model_dump_json().encode()
+    return tagged(compressed(body) if zipped else body)
 
 
 @asynccontextmanager

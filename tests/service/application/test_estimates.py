@@ -349,3 +349,21 @@ def test_odd_names_of_gpus_are_refused(name: str) -> None:
     """Whatever the text, it is the caller's mistake."""
     with pytest.raises((InvalidInputError, EstimateError)):
         bounded(Scripted()).estimate(estimate_request(None, name))
+
+
+def test_the_list_of_gpus_is_small_and_read_once(start_service: StartService) -> None:
+    """Compressed where the client accepts it; each representation has a tag of its own, with which 304 comes back."""
+    service = start_service()
+    found = {
+        coding: service.http.get("/v1/gpus", headers={"Accept-Encoding": coding}) for coding in ("gzip", "identity")
+    }
+    zipped, plain = found["gzip"], found["identity"]
+    assert zipped.json() == plain.json() == Estimates.gpus().model_dump(mode="json")
+    assert (zipped.headers["content-encoding"], plain.headers.get("content-encoding")) == ("gzip", None)
+    assert 4 * int(zipped.headers["content-length"]) < int(plain.headers["content-length"])
+    assert zipped.headers["etag"] != plain.headers["etag"]
+    for coding, response in found.items():
+        headers = {"Accept-Encoding": coding, "If-None-Match": response.headers["etag"]}
+        again = service.http.get("/v1/gpus", headers=headers)
+        assert (again.status_code, again.content, again.headers["etag"]) == (304, b"", response.headers["etag"])
+        assert "Accept-Encoding" in again.headers["vary"]
