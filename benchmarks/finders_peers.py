@@ -60,7 +60,7 @@ class Training:
     def build(self) -> Work:
         """A new model on the device, and its optimizer."""
         model = build_model(self.spec, self._workload).to(self.device.torch_device)
-        return model, build_optimizer(self.spec.optimizer, model.named_parameters())
+        return model, build_optimizer(self.spec.optimizer, model)
 
     def samples(self, size: int) -> Batch:
         """The first ``size`` samples: views, but where there are not as many."""

@@ -277,7 +277,12 @@ def test_in_place_gradients_by_hand() -> None:
 
 @pytest.mark.parametrize(
     ("optimizer", "state"),
-    [({"name": "sgd"}, 0), ({"name": "sgd", "momentum": 0.9}, MLP_PARAMETERS), ({}, 2 * MLP_PARAMETERS + 6 * FLOAT)],
+    [
+        ({"name": "sgd"}, 0),
+        ({"name": "sgd", "momentum": 0.9}, MLP_PARAMETERS),
+        ({}, 2 * MLP_PARAMETERS + 6 * FLOAT),
+        ({"name": "muon", "momentum": 0.9}, MLP_PARAMETERS + (32 + 32 + 32 * 4 + 4 + 4) * FLOAT),
+    ],
 )
 def test_lasting_bytes_by_hand(optimizer: dict[str, Any], state: int) -> None:
     """Between updates only parameters, the optimizer's state (AdamW with step counts) and batches are held."""

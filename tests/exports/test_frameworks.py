@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 import shlex
 from pathlib import Path
 from typing import Any
@@ -387,6 +388,33 @@ def test_our_script_is_python_for_any_spec() -> None:
         script = made("pytorch", spec).files[0].content
         compile(script, "train.py", "exec")
         assert "service" not in script.replace("no service", "")
+
+
+MUON = {"name": "muon", "momentum": 0.95, "learning_rate": 0.02, "arguments": {"nesterov": True}}
+
+
+@pytest.mark.parametrize("scheduled", [False, True])
+def test_our_script_makes_muon_with_adamw(scheduled: bool) -> None:  # noqa: FBT001 - a case
+    """By the function that the probes used, imported beside that of the schedule: the program runs to there."""
+    spec = gpt_spec(optimizer=MUON, **({"schedule": {"name": "cosine"}} if scheduled else {}))
+    script = made("pytorch", spec).files[0].content
+    compile(script, "train.py", "exec")
+    (line,) = [line.strip() for line in script.splitlines() if line.strip().startswith("optimizer = ")]
+    assert line == (
+        "optimizer = build_optimizer(OptimizerSpec.model_validate({'name': 'muon', 'learning_rate': 0.02, "
+        "'momentum': 0.95, 'arguments': {'nesterov': True}}), model)"
+    )
+    for name in ("OptimizerSpec", "build_optimizer", *["ScheduleSpec", "build_schedule"] * scheduled):
+        assert re.search(rf"^from tuner\..* import .*\b{name}\b", script, flags=re.MULTILINE)
+
+
+@pytest.mark.parametrize("name", ["accelerate", "composer", "deepspeed", "hugging-face", "lightning"])
+def test_muon_with_adamw_is_the_users(name: str) -> None:
+    """No framework makes both, so that none is named in a file."""
+    found = made(name, gpt_spec(optimizer=MUON))
+    assert "build_optimizer(OptimizerSpec.model_validate(" in warned(found)["optimizer-in-code"]
+    if name == "deepspeed":
+        assert "optimizer" not in read(found)
 
 
 def test_our_script_has_the_environment_of_the_probes() -> None:

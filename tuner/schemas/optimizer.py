@@ -20,6 +20,7 @@ Share = Annotated[float, Field(ge=0.0, lt=1.0)]
 _MOST_GROUPS = 32
 _MOST_PATTERNS = 64
 _LONGEST_PATTERN = 200
+Pattern = Annotated[str, Field(min_length=1, max_length=_LONGEST_PATTERN)]
 _SHOWN_NAMES = 8
 """Names of parameters in an error."""
 
@@ -34,7 +35,7 @@ class OptimizerArguments(TypedDict, total=False):
     amsgrad: bool
     """Keep the largest second moment, a third value per parameter: `adam` and `adamw`."""
     nesterov: bool
-    """Nesterov's momentum: `sgd`."""
+    """Nesterov's momentum: `muon` and `sgd`."""
     centered: bool
     """Subtract the mean gradient, one more value per parameter: `rmsprop`."""
     decoupled_weight_decay: bool
@@ -59,6 +60,14 @@ class OptimizerArguments(TypedDict, total=False):
     """Factors of a decrease and an increase of the step: `rprop`."""
     step_sizes: tuple[Rate, Rate]
     """Smallest and largest step: `rprop`."""
+    ns_steps: Annotated[int, Field(ge=1, le=99)]
+    """Steps of the Newton-Schulz iteration: `muon`."""
+    adjust_lr_fn: Literal["original", "match_rms_adamw"]
+    """Learning rate by the shape of a matrix: `muon`. With `match_rms_adamw` the rates of `adamw` serve."""
+    adamw_learning_rate: Rate
+    """Peak learning rate of what `muon` leaves to AdamW; `learning_rate` when absent."""
+    adamw_parameters: Annotated[tuple[Pattern, ...], Field(max_length=_MOST_PATTERNS)]
+    """Patterns of names of matrices that `muon` leaves to AdamW, besides embeddings and output layers."""
 
 
 @dataclass(frozen=True)
@@ -78,6 +87,8 @@ def _optimizer(torch_class: str, fields: str, arguments: str, **properties: bool
     return _Optimizer(torch_class, frozenset(fields.split()), frozenset(arguments.split()), **properties)
 
 
+_OF_ADAMW = ("adamw_learning_rate", "adamw_parameters")
+"""Arguments of `muon` for the parameters that AdamW trains."""
 OptimizerName = Literal[
     "adamw",
     "adam",
@@ -87,6 +98,7 @@ OptimizerName = Literal[
     "adagrad",
     "adamax",
     "asgd",
+    "muon",
     "nadam",
     "radam",
     "rmsprop",
@@ -103,13 +115,21 @@ OPTIMIZERS: Mapping[OptimizerName, _Optimizer] = MappingProxyType(
         "adagrad": _optimizer("Adagrad", "weight_decay", "eps lr_decay initial_accumulator_value"),
         "adamax": _optimizer("Adamax", "weight_decay betas", "eps"),
         "asgd": _optimizer("ASGD", "weight_decay", "lambd alpha t0"),
+        "muon": _optimizer(
+            "Muon",
+            "weight_decay betas momentum",
+            f"eps nesterov ns_steps adjust_lr_fn {' '.join(_OF_ADAMW)}",
+            has_fused=True,
+        ),
         "nadam": _optimizer("NAdam", "weight_decay betas", "eps momentum_decay decoupled_weight_decay"),
         "radam": _optimizer("RAdam", "weight_decay betas", "eps decoupled_weight_decay"),
         "rmsprop": _optimizer("RMSprop", "weight_decay momentum", "eps alpha centered"),
         "rprop": _optimizer("Rprop", "", "etas step_sizes"),
     }
 )
-"""The optimizers of `torch.optim` for dense gradients whose step takes no closure, and which train any parameter.
+"""The optimizers of `torch.optim` for dense gradients whose step takes no closure.
+
+Muon trains matrices alone, so that `muon` is Muon and AdamW, whose implementation is chosen.
 
 `dampening` of SGD is left out, as torch's first step ignores it, and so are `eps` and `d` of Adafactor. `foreach` and
 `fused` are in `implementation`.
@@ -123,7 +143,7 @@ class ParameterGroup(Document):
     """Parameters, by their names, with a learning rate or a weight decay of their own."""
 
     parameters: Annotated[
-        tuple[Annotated[str, Field(min_length=1, max_length=_LONGEST_PATTERN)], ...],
+        tuple[Pattern, ...],
         Field(min_length=1, max_length=_MOST_PATTERNS),
     ]
     """Patterns of names, as of a shell: `*.bias`, `*ln_*`, `*norm*`. A parameter is in the first group that matches."""
@@ -148,22 +168,24 @@ class OptimizerSpec(Document):
 
     name: OptimizerName = "adamw"
     """A class of `torch.optim`. `adamw` and `adam` keep two values per parameter, `sgd` one with momentum and none
-    without, `adafactor` one per row and column of a matrix."""
+    without, `adafactor` one per row and column of a matrix. `muon` keeps one per weight of a hidden layer's matrix, and
+    trains all other parameters by AdamW; it needs torch 2.9."""
     learning_rate: Rate = 1e-3
     """Peak learning rate."""
     weight_decay: Decay = 0.0
-    """Decoupled for `adamw` and `adafactor`, an L2 term for the others. `rprop` has none."""
+    """Decoupled for `adamw`, `adafactor` and `muon`, an L2 term for the others. `rprop` has none."""
     betas: tuple[Share, Share] = (0.9, 0.999)
-    """Decay rates of the two moments of `adam`, `adamax`, `adamw`, `nadam` and `radam`. Unused by the others."""
+    """Decay rates of the two moments of `adam`, `adamax`, `adamw`, the AdamW of `muon`, `nadam` and `radam`. Unused by
+    the others."""
     momentum: Share = 0.0
-    """Momentum of `rmsprop` and `sgd`. Unused by the others."""
+    """Momentum of `muon`, `rmsprop` and `sgd`. Unused by the others."""
     arguments: OptimizerArguments = Field(default_factory=OptimizerArguments)
     """Further arguments of torch's class."""
     groups: Annotated[tuple[ParameterGroup, ...], Field(max_length=_MOST_GROUPS)] = ()
     """Groups of parameters with rates of their own, such as norms and biases without weight decay."""
     implementation: Literal["default", "foreach", "fused", "for-loop"] = "default"
     """torch's implementation: `foreach` is fast and takes temporaries of the parameters' size, `fused` takes none and
-    is there for `adam`, `adamw` and `sgd`."""
+    is there for `adam`, `adamw`, `sgd` and the AdamW of `muon`."""
 
     @model_validator(mode="after")
     def _takes_its_arguments(self) -> Self:
@@ -180,6 +202,8 @@ class OptimizerSpec(Document):
             raise ValueError(f"`weight_decay` is not an argument of `{self.name}`")
         if self.arguments.get("nesterov") and not self.momentum:
             raise ValueError("`arguments.nesterov` needs a `momentum` above 0")
+        if self.name == "muon" and not self.momentum:
+            raise ValueError("`muon` needs a `momentum` above 0; its authors use 0.95")
         return self
 
     def group_numbers(self, names: Sequence[str]) -> list[int]:
@@ -210,6 +234,9 @@ class OptimizerSpec(Document):
 
     def torch_arguments(self) -> dict[str, Any]:
         """Return the arguments of that class, without the parameters."""
+        if self.name == "muon":
+            own = {name: value for name, value in self.arguments.items() if name not in _OF_ADAMW}
+            return {"lr": self.learning_rate, "weight_decay": self.weight_decay, "momentum": self.momentum, **own}
         fields = OPTIMIZERS[self.name].fields
         return {
             "lr": self.learning_rate,
@@ -217,6 +244,25 @@ class OptimizerSpec(Document):
             **self.arguments,
             **_SWITCHES[self.implementation],
         }
+
+    def adamw_arguments(self) -> dict[str, Any]:
+        """Return the arguments of the AdamW of `muon`, without the parameters."""
+        rate = self.arguments.get("adamw_learning_rate", self.learning_rate)
+        return {"lr": rate, "weight_decay": self.weight_decay, "betas": self.betas, **_SWITCHES[self.implementation]}
+
+    def names_for_adamw(self, name: str) -> bool:
+        """Return whether `arguments.adamw_parameters` has the name of a parameter."""
+        return any(fnmatchcase(name, pattern) for pattern in self.arguments.get("adamw_parameters", ()))
+
+    def require_strategy(self, strategy: str) -> None:
+        """Check that the optimizer trains a model that is distributed by ``strategy``.
+
+        Raises:
+            ValueError: when it needs whole matrices, and ranks have shards of them.
+        """
+        if self.name == "muon" and strategy == "fsdp":
+            message = "`optimizer.name` is `muon`, which needs whole matrices: `parallelism.strategy` must be `ddp`"
+            raise ValueError(message)
 
     def implementation_on(self, device_kind: str) -> str:
         """Return the implementation on a kind of device, where `default` is torch's choice."""

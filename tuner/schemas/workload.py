@@ -339,8 +339,9 @@ class WorkloadSpec(Document):
         return self
 
     @model_validator(mode="after")
-    def _has_the_shape_its_model_needs(self) -> Self:
+    def _has_what_its_model_and_optimizer_need(self) -> Self:
         model = self.model
+        self.optimizer.require_strategy(self.parallelism.strategy)
         if self._is_text(model) and self.batch.sequence_length is None:
             raise ValueError("`batch.sequence_length` is required by a text model: tokens of the longest sample")
         if isinstance(model, ReferenceModel) and isinstance(model.architecture, ResNet) and not self.batch.image_size:

@@ -3,23 +3,35 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, assert_never
 
 import torch
 from torch import nn
 from torch.optim.lr_scheduler import LambdaLR
 
+from tuner.errors import FieldProblem, SpecError
 from tuner.schemas.optimizer import OptimizerSpec, ScheduleSpec
+from tuner.workloads.build import require_optimizer
+
+_MATRIX = 2
+"""Dimensions of a matrix."""
 
 
-def build_optimizer(spec: OptimizerSpec, named_parameters: Iterable[tuple[str, nn.Parameter]]) -> torch.optim.Optimizer:
-    """Build the torch optimizer of the trainable parameters, in the groups of the spec.
+_OUTPUT_LAYERS = frozenset({"classifier", "embed_out", "fc", "head", "lm_head", "qa_outputs", "score"})
+"""Last parts of the names of output layers, whose matrices `muon` leaves to AdamW."""
+
+
+def build_optimizer(spec: OptimizerSpec, model: nn.Module) -> torch.optim.Optimizer:
+    """Build the torch optimizer of the trainable parameters of a model, in the groups of the spec.
 
     Raises:
-        SpecError: when a group has no parameter.
+        SpecError: when a group has no parameter, or torch has no such optimizer, or it has nothing to train.
     """
-    trained = [(name, parameter) for name, parameter in named_parameters if parameter.requires_grad]
+    require_optimizer(spec)
+    trained = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
+    if spec.name == "muon":
+        return MuonWithAdamW(spec, _groups(spec, trained), _hidden_matrices(spec, model))
     optimizer_class = getattr(torch.optim, spec.torch_class)
     optimizer: torch.optim.Optimizer = optimizer_class(_groups(spec, trained), **spec.torch_arguments())
     return optimizer
@@ -33,6 +45,70 @@ def _groups(spec: OptimizerSpec, trained: list[tuple[str, nn.Parameter]]) -> lis
     for (_, parameter), number in zip(trained, spec.group_numbers([name for name, _ in trained]), strict=True):
         groups[number]["params"].append(parameter)
     return [group for group in groups if group["params"]]
+
+
+def _hidden_matrices(spec: OptimizerSpec, model: nn.Module) -> set[int]:
+    """The ``id`` of each matrix that is of no embedding and no output layer, tied ones included."""
+    modules = dict(model.named_modules())
+    others: list[nn.Module] = [module for module in modules.values() if isinstance(module, nn.Embedding)]
+    others += [module for name, module in modules.items() if name.rpartition(".")[2] in _OUTPUT_LAYERS]
+    find_output = getattr(model, "get_output_embeddings", None)
+    found = find_output() if callable(find_output) else None
+    others += [found] if isinstance(found, nn.Module) else []
+    left = {id(parameter) for module in others for parameter in module.parameters(recurse=False)}
+    return {
+        id(parameter)
+        for name, parameter in model.named_parameters()
+        if parameter.ndim == _MATRIX and id(parameter) not in left and not spec.names_for_adamw(name)
+    }
+
+
+class MuonWithAdamW(torch.optim.Optimizer):
+    """Muon for the matrices of the hidden layers and AdamW for all other parameters, as one optimizer.
+
+    So do Muon's authors (https://kellerjordan.github.io/posts/muon/). The groups and the state are those of
+    ``torch.optim.Muon`` and ``torch.optim.AdamW``, which make the steps; ``method`` of a group says which of them.
+
+    Args:
+        spec: the arguments of both.
+        groups: the trainable parameters: a list, or groups of torch.
+        matrices: the ``id`` of each parameter that Muon trains.
+
+    Raises:
+        SpecError: when there is no such matrix.
+    """
+
+    def __init__(self, spec: OptimizerSpec, groups: list[Any], matrices: set[int]) -> None:
+        whole = groups if groups and isinstance(groups[0], dict) else [{"params": groups}]
+        of_muon, of_adamw = (
+            [
+                {**group, "params": found}
+                for group in whole
+                if (found := [p for p in group["params"] if (id(p) in matrices) is is_matrix])
+            ]
+            for is_matrix in (True, False)
+        )
+        if not of_muon:
+            message = "`muon` trains the matrices of hidden layers, of which this model has none: use `adamw`"
+            raise SpecError([FieldProblem("optimizer.name", message)])
+        self._parts: dict[str, torch.optim.Optimizer] = {
+            "muon": getattr(torch.optim, spec.torch_class)(of_muon, **spec.torch_arguments())
+        }
+        if of_adamw:
+            self._parts["adamw"] = torch.optim.AdamW(of_adamw, **spec.adamw_arguments())
+        parts = self._parts.items()
+        super().__init__([{**group, "method": name} for name, part in parts for group in part.param_groups], {})
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+        """Make a step of both. ``closure`` is for torch's interface, and must be None."""
+        if closure is not None:
+            raise NotImplementedError("`muon` takes no closure")
+        for name, part in self._parts.items():
+            part.state = self.state
+            part.param_groups = [group for group in self.param_groups if group["method"] == name]
+            part.step()
+        return None
 
 
 def build_schedule(spec: ScheduleSpec, optimizer: torch.optim.Optimizer, updates: int) -> LambdaLR:

@@ -53,7 +53,7 @@ class UpdateEngine:
         self.device = memory.torch_device
         own = workload.build_optimizer if isinstance(workload, BuildsOptimizer) else None
         trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        self.optimizer = build_optimizer(spec.optimizer, model.named_parameters()) if own is None else own(trained)
+        self.optimizer = build_optimizer(spec.optimizer, model) if own is None else own(trained)
         self.scaler = loss_scaler(spec, self.device)
         self.accumulation = GradientAccumulation(
             model,

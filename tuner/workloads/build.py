@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from tuner.errors import BatchwrightError, FieldProblem, SpecError, WorkloadError
+from tuner.schemas.optimizer import OptimizerSpec
 from tuner.schemas.results import ModelSummary
 from tuner.schemas.workload import PythonModel, ReferenceModel, TransformersModel, WorkloadSpec
 from tuner.torch_internals import BatchNorm
@@ -108,6 +109,7 @@ def check_workload(spec: WorkloadSpec) -> None:
         WorkloadError: when a ``python`` target breaks the contract.
     """
     workload = build_workload(spec)
+    require_optimizer(spec.optimizer)
     if isinstance(spec.model, PythonModel):
         return  # user code may read files or use its tensors while it builds, which only the first probe can do
     try:
@@ -120,6 +122,17 @@ def check_workload(spec: WorkloadSpec) -> None:
         field = "model.config" if isinstance(spec.model, TransformersModel) else "model.architecture"
         message = f"describes a model that cannot be built: {type(error).__name__}: {' '.join(str(error).split())}"
         raise SpecError([FieldProblem(field, message)]) from None
+
+
+def require_optimizer(spec: OptimizerSpec) -> None:
+    """Check that this version of torch has the optimizer.
+
+    Raises:
+        SpecError: when it does not.
+    """
+    if not hasattr(torch.optim, spec.torch_class):
+        message = f"torch {torch.__version__} has no `torch.optim.{spec.torch_class}`: install torch 2.9 or newer"
+        raise SpecError([FieldProblem("optimizer.name", message)])
 
 
 def summarize(model: nn.Module) -> ModelSummary:

@@ -49,7 +49,9 @@ def _script(context: ExportContext) -> str:
 
 def _head(context: ExportContext) -> str:
     spec = spec_of(context)
-    scheduled = spec.schedule != ScheduleSpec()
+    scheduled, both = spec.schedule != ScheduleSpec(), spec.optimizer.name == "muon"
+    schemas = [*["OptimizerSpec"] * both, *["ScheduleSpec"] * scheduled]
+    built = [*["build_optimizer"] * both, *["build_schedule"] * scheduled]
     lines = [
         f"{origin(context)}#",
         "# Needs `pip install 'batchwright[torch]'`, and no service. Yours to change are `build_model`, `build_data`,",
@@ -65,9 +67,9 @@ def _head(context: ExportContext) -> str:
         "from torch.nn import functional as F",
         "from torch.utils.data import TensorDataset, default_collate",
         "",
-        *(["from tuner.schemas.optimizer import ScheduleSpec"] if scheduled else []),
+        *([f"from tuner.schemas.optimizer import {', '.join(schemas)}"] if schemas else []),
         "from tuner.training.accumulation.engine import GradientAccumulation",
-        *(["from tuner.training.optimizers import build_schedule"] if scheduled else []),
+        *([f"from tuner.training.optimizers import {', '.join(built)}"] if built else []),
         f"from tuner.training.accumulation.collectives import join_ranks{'' if on_cpu(context) else ', local_rank'}",
         "from tuner.training.batch_schedule import BatchSchedule, Position",
         "",
