@@ -361,14 +361,75 @@ def test_composers_token_flag_is_left_to_who_can_count_them() -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["accelerate", "axolotl", "composer", "deepspeed", "hugging-face", "lightning", "llama-factory", "pytorch"],
+    ["accelerate", "composer", "deepspeed", "hugging-face", "lightning", "pytorch"],
 )
 def test_an_adapter_is_warned_of(name: str) -> None:
-    """No export makes the adapter, so each tells it in words that peft takes."""
+    """An export that does not make the adapter tells it in words that peft takes."""
     adapter = {"kind": "lora", "rank": 4, "alpha": 8, "target_modules": ["c_attn"]}
     spec = transformers_spec("causal-lm", {"model_type": "gpt2"}, batch={"sequence_length": 8}, adapter=adapter)
     found = {advice.code: advice.message for advice in made(name, spec).warnings}
     assert "LoraConfig(r=4, lora_alpha=8, lora_dropout=0.0, target_modules=['c_attn']" in found["adapter-in-code"]
+
+
+def adapted(**fields: Any) -> WorkloadSpec:
+    """A language model with an adapter."""
+    adapter = {"kind": "lora", "rank": 4, "alpha": 8, "dropout": 0.1, **fields}
+    return transformers_spec("causal-lm", {"model_type": "gpt2"}, batch={"sequence_length": 8}, adapter=adapter)
+
+
+def test_axolotl_gets_the_keys_of_the_adapter() -> None:
+    """All fields of it, so that no word says that the whole model would be trained."""
+    given = made("axolotl", adapted(target_modules=["c_attn", "c_fc"], modules_to_save=["lm_head"], use_rslora=True))
+    wanted = {
+        "adapter": "lora",
+        "lora_r": 4,
+        "lora_alpha": 8,
+        "lora_dropout": 0.1,
+        "lora_target_modules": ["c_attn", "c_fc"],
+        "lora_modules_to_save": ["lm_head"],
+        "peft_use_rslora": True,
+    }
+    assert read(given).items() >= wanted.items()
+    assert "adapter-in-code" not in warned(given)
+    linear = read(made("axolotl", adapted(target_modules="all-linear")))
+    assert linear["lora_target_linear"] is True
+    assert not {"lora_target_modules", "lora_modules_to_save", "peft_use_rslora"} & set(linear)
+
+
+def test_llama_factory_gets_the_keys_of_the_adapter() -> None:
+    """Of its trainer; for the new one the adapter stays in words."""
+    spec = adapted(target_modules=["c_attn", "c_fc"], modules_to_save=["lm_head"], use_rslora=True)
+    given = made("llama-factory", spec)
+    wanted = {
+        "finetuning_type": "lora",
+        "lora_rank": 4,
+        "lora_alpha": 8,
+        "lora_dropout": 0.1,
+        "lora_target": "c_attn,c_fc",
+        "additional_target": "lm_head",
+        "use_rslora": True,
+    }
+    assert read(given).items() >= wanted.items()
+    assert "adapter-in-code" not in warned(given)
+    assert read(made("llama-factory", adapted(target_modules="all-linear")))["lora_target"] == "all"
+    assert "adapter-in-code" in warned(made("llama-factory", spec, version="v1"))
+
+
+@pytest.mark.parametrize("name", ["axolotl", "llama-factory"])
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"target_modules": ["c_attn"], "alpha": 8.5},
+        {"target_modules": ["c_attn"], "bias": "all"},
+        {"target_modules": ["c_attn"], "init_lora_weights": "gaussian"},
+    ],
+)
+def test_an_adapter_without_a_key_for_each_field_stays_in_words(name: str, fields: dict[str, Any]) -> None:
+    """Half of it in the file would be another adapter."""
+    given = made(name, adapted(**fields))
+    assert "LoraConfig(r=4" in warned(given)["adapter-in-code"]
+    assert not [key for key in read(given) if "lora" in key or key in {"adapter", "finetuning_type"}]
 
 
 # --- our own script ---

@@ -20,7 +20,7 @@ import pytest
 import yaml
 
 from tests.support.exports.plans import plan
-from tests.support.factories import gpt_spec
+from tests.support.factories import gpt_spec, transformers_spec
 from tuner.exports.base import Export, ExportContext, ExportOptions
 from tuner.exports.registry import TARGETS, export
 from tuner.schemas.recommendation import Recommendation
@@ -187,6 +187,27 @@ def test_llama_factory_parses_the_file(load: Load, tmp_path: Path) -> None:
     assert (training.per_device_train_batch_size, training.gradient_accumulation_steps) == (8, 4)
     assert (data.cutoff_len, training.max_grad_norm, finetuning.pure_bf16) == (16, 0.5, True)
     assert model.disable_gradient_checkpointing is True
+
+
+def test_the_adapter_is_read_by_both(load: Load, tmp_path: Path) -> None:
+    """As their own classes have it, after their own splitting of names."""
+    adapter = {"kind": "lora", "rank": 4, "alpha": 8, "target_modules": ["c_attn", "c_fc"]}
+    spec = transformers_spec("causal-lm", {"model_type": "gpt2"}, batch={"sequence_length": 8}, adapter=adapter)
+    written = [
+        yaml.safe_load(export(plan(64, spec=spec), name).files[0].content) for name in ("axolotl", "llama-factory")
+    ]
+    schema = load("axolotl.utils.schemas.peft").LoraConfig
+    read = schema.model_validate({name: value for name, value in written[0].items() if name in schema.model_fields})
+    assert (read.adapter, read.lora_r, read.lora_alpha) == ("lora", 4, 8)
+    assert read.lora_target_modules == ["c_attn", "c_fc"]
+
+    parts = {"model": "Model", "data": "Data", "training": "Training", "finetuning": "Finetuning"}
+    kinds = [getattr(load(f"llamafactory.hparams.{module}_args"), f"{name}Arguments") for module, name in parts.items()]
+    parser = importlib.import_module("transformers").HfArgumentParser(kinds)
+    place = {"model_name_or_path": "unused", "output_dir": str(tmp_path), "use_cpu": True}
+    finetuning = parser.parse_dict(written[1] | place)[-1]
+    assert (finetuning.finetuning_type, finetuning.lora_rank, finetuning.lora_alpha) == ("lora", 4, 8)
+    assert finetuning.lora_target == ["c_attn", "c_fc"]
 
 
 def test_torchtunes_own_merge_reads_file_and_arguments(load: Load) -> None:

@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from tests.support.exports.plans import plan
-from tests.support.factories import gpt_spec
+from tests.support.factories import gpt_spec, transformers_spec
 from tuner.exports.base import Export
 from tuner.exports.registry import TARGETS, export
 from tuner.schemas.workload import WorkloadSpec
@@ -62,6 +62,12 @@ def _specs() -> list[WorkloadSpec]:
         gpt_spec(precision=precision, activation_checkpointing=recompute, gradient_clipping=limit)
         for precision in _PRECISIONS
         for recompute, limit in ((False, None), (True, 0.5))
+    ] + [
+        transformers_spec("causal-lm", {"model_type": "gpt2"}, batch={"sequence_length": 8}, adapter=adapter)
+        for adapter in (
+            {"kind": "lora", "alpha": 16, "target_modules": ["c_attn"], "modules_to_save": ["lm_head"]},
+            {"kind": "lora", "dropout": 0.1, "target_modules": "all-linear", "use_rslora": True},
+        )
     ]
 
 

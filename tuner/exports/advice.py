@@ -27,8 +27,14 @@ def how_to_verify(context: ExportContext) -> str:
     return f"Verify the run (COMMAND starts it): batchwright verify recommendation.json{named} -- COMMAND"
 
 
-def measured_elsewhere(context: ExportContext, title: str) -> tuple[Advice, ...]:
-    """Warn that the probes ran Batchwright's own loop, and list settings of the spec that are not written."""
+def measured_elsewhere(context: ExportContext, title: str, *, writes_adapter: bool = False) -> tuple[Advice, ...]:
+    """Warn that the probes ran Batchwright's own loop, and list settings of the spec that are not written.
+
+    Args:
+        context: what is exported.
+        title: the framework.
+        writes_adapter: whether the export makes the adapter of the spec.
+    """
     message = (
         f"A micro-batch of {context.plan.micro_batch_size} was proven with the model of the spec in Batchwright's own "
         f"loop. {title} builds model, optimizer and sharding by itself, which takes other memory: watch the peak of "
@@ -38,7 +44,7 @@ def measured_elsewhere(context: ExportContext, title: str) -> tuple[Advice, ...]
     in_code = (
         *moving_average(context),
         *smoothed_labels(context),
-        *adapter_in_code(context),
+        *(() if writes_adapter else adapter_in_code(context)),
         *held_out_samples(context),
     )
     return (measured, *_compiling(context, title), *in_code)

@@ -9,6 +9,7 @@ from tuner.exports.base import ExportContext
 from tuner.schemas.optimizer import OptimizerSpec, ScheduleSpec
 from tuner.schemas.recommendation import Advice
 from tuner.schemas.workload import (
+    LoraAdapter,
     Mlp,
     PythonModel,
     ReferenceModel,
@@ -162,6 +163,14 @@ def smoothed_labels(context: ExportContext) -> tuple[Advice, ...]:
         "was measured."
     )
     return (Advice(code="label-smoothing", message=message),)
+
+
+def writable_adapter(context: ExportContext) -> LoraAdapter | None:
+    """The adapter, where frameworks have keys for all of it: whole `alpha`, named modules, no biases, `kaiming`."""
+    adapter = spec_of(context).adapter
+    if adapter is None or adapter.target_modules is None or not adapter.alpha.is_integer():
+        return None
+    return adapter if adapter.bias == "none" and adapter.init_lora_weights == "kaiming" else None
 
 
 def adapter_in_code(context: ExportContext) -> tuple[Advice, ...]:

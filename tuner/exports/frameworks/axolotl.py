@@ -7,6 +7,7 @@ from pydantic import JsonValue
 from tuner.exports import advice
 from tuner.exports.base import ExportContext, Target, TargetOutput
 from tuner.exports.rendering import yaml_file
+from tuner.exports.spec_advice import writable_adapter
 from tuner.schemas.recommendation import Advice
 
 
@@ -29,7 +30,24 @@ def _settings(context: ExportContext) -> dict[str, JsonValue]:
         settings |= {"bf16": False, "fp16": False}
     if spec.precision == "bf16":
         settings["bf16"] = True
-    return settings
+    return settings | _adapter(context)
+
+
+def _adapter(context: ExportContext) -> dict[str, JsonValue]:
+    """The keys of the adapter, where axolotl has one for each of its fields."""
+    adapter = writable_adapter(context)
+    if adapter is None:
+        return {}
+    targets = adapter.target_modules
+    return {
+        "adapter": "lora",
+        "lora_r": adapter.rank,
+        "lora_alpha": int(adapter.alpha),
+        "lora_dropout": adapter.dropout,
+        **({"lora_target_modules": list(targets)} if isinstance(targets, tuple) else {"lora_target_linear": True}),
+        **({"lora_modules_to_save": list(adapter.modules_to_save)} if adapter.modules_to_save else {}),
+        **({"peft_use_rslora": True} if adapter.use_rslora else {}),
+    }
 
 
 def _write(context: ExportContext) -> TargetOutput:
@@ -43,7 +61,7 @@ def _arguments(context: ExportContext) -> tuple[str, ...]:
 def _warnings(context: ExportContext) -> tuple[Advice, ...]:
     spec = context.recommendation.request.workload
     found = [
-        *advice.measured_elsewhere(context, "axolotl"),
+        *advice.measured_elsewhere(context, "axolotl", writes_adapter=writable_adapter(context) is not None),
         advice.packing("`sample_packing: true`"),
         advice.data_parallel_ranks(context, "`tensor_parallel_size` x `context_parallel_size`"),
         Advice(

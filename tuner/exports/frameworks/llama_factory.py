@@ -7,6 +7,7 @@ from pydantic import JsonValue
 from tuner.exports import advice
 from tuner.exports.base import ExportContext, Target, TargetOutput
 from tuner.exports.rendering import yaml_file
+from tuner.exports.spec_advice import writable_adapter
 from tuner.schemas.recommendation import Advice
 
 _V1 = "v1"
@@ -36,12 +37,29 @@ def _settings(context: ExportContext) -> dict[str, JsonValue]:
     if context.version != _V1:
         settings["max_grad_norm"] = spec.gradient_clipping or 0.0
         settings["disable_gradient_checkpointing"] = not spec.activation_checkpointing
-        return settings | _PRECISIONS[spec.precision]
+        return settings | _PRECISIONS[spec.precision] | _adapter(context)
     settings["max_grad_norm"] = float("inf") if spec.gradient_clipping is None else spec.gradient_clipping
     settings["enable_activation_checkpointing"] = spec.activation_checkpointing
     if spec.precision in {"fp32", "bf16-mixed"}:
         settings["bf16"] = spec.precision != "fp32"
     return settings
+
+
+def _adapter(context: ExportContext) -> dict[str, JsonValue]:
+    """The keys of the adapter for the trainer of 0.9, where it has one for each of the adapter's fields."""
+    adapter = writable_adapter(context)
+    if adapter is None or context.version == _V1:
+        return {}
+    targets = adapter.target_modules
+    return {
+        "finetuning_type": "lora",
+        "lora_rank": adapter.rank,
+        "lora_alpha": int(adapter.alpha),
+        "lora_dropout": adapter.dropout,
+        "lora_target": ",".join(targets) if isinstance(targets, tuple) else "all",
+        **({"additional_target": ",".join(adapter.modules_to_save)} if adapter.modules_to_save else {}),
+        **({"use_rslora": True} if adapter.use_rslora else {}),
+    }
 
 
 def _write(context: ExportContext) -> TargetOutput:
@@ -55,7 +73,7 @@ def _arguments(context: ExportContext) -> tuple[str, ...]:
 
 def _warnings(context: ExportContext) -> tuple[Advice, ...]:
     spec = context.recommendation.request.workload
-    found = [*advice.measured_elsewhere(context, "LLaMA-Factory")]
+    found = [*advice.measured_elsewhere(context, "LLaMA-Factory", writes_adapter=bool(_adapter(context)))]
     if spec.batch.sequence_length is not None:
         found.append(
             Advice(
