@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 from torch.nn.functional import grouped_mm
+from transformers import BertConfig, BertForSequenceClassification
 
 from tests.support.factories import gpt_spec, mlp_spec, python_spec, resnet_spec, transformers_spec
 from tests.support.traced import held_bytes, most_bytes, traced_on_cuda
@@ -75,6 +76,12 @@ KINDS: dict[str, WorkloadSpec] = {
     "resnet": resnet_spec(optimizer={"name": "sgd", "momentum": 0.9}),
     "gpt2": transformers_spec("causal-lm", {"model_type": "gpt2", "n_layer": 1, "n_embd": 32, "n_head": 2}, batch=TEXT),
     "bert": transformers_spec("masked-lm", {"model_type": "bert", **SMALL}, batch=TEXT, precision="bf16-mixed"),
+    "bert, with an adapter": transformers_spec(
+        "sequence-classification",
+        {"model_type": "bert", **SMALL},
+        batch=TEXT,
+        adapter={"kind": "lora", "rank": 8, "target_modules": ["query", "value"]},
+    ),
     "llama": transformers_spec("causal-lm", {"model_type": "llama", **SMALL}, batch=TEXT, precision="bf16"),
     "vit": transformers_spec("image-classification", {"model_type": "vit", "image_size": 32, "patch_size": 8, **SMALL}),
     "t5": transformers_spec(
@@ -162,6 +169,17 @@ def test_blocks_are_allocated_once_and_freed_once(name: str, on_cuda: dict[str, 
     state = (Category.PARAMETERS, Category.OPTIMIZER_STATE)
     for category in state:
         assert held_bytes(taken, "end", category) == held_bytes(taken, "first-update", category) > 0
+
+
+def test_an_adapter_trains_a_copy_of_the_head(on_cuda: dict[str, list[Trace]]) -> None:
+    """Two matrices of rank 8 beside those of queries and values, and a head of two labels, of which peft keeps both."""
+    matrices, head = 2 * 2 * 8 * 32, 2 * 32 + 2
+    taken = on_cuda["bert, with an adapter"][0]
+    assert held_bytes(taken, "first-update", Category.OPTIMIZER_STATE) == 2 * (matrices + head) * FLOAT
+    config = BertConfig(**SMALL)
+    base = sum(map(torch.numel, BertForSequenceClassification(config).parameters()))
+    buffers = 2 * config.max_position_embeddings * INDEX  # positions, and types of tokens
+    assert held_bytes(taken, "first-update", Category.PARAMETERS) == (base + matrices + head) * FLOAT + buffers
 
 
 def test_parallel_traces_equal_sequential_ones(on_cuda: dict[str, list[Trace]]) -> None:

@@ -25,7 +25,7 @@ _INITIALISERS = frozenset({"constant_", "fill_", "kaiming_uniform_", "normal_", 
 
 def build_fake_model(spec: WorkloadSpec, workload: Workload, device: torch.device, tracer: Tracer) -> nn.Module:
     """Build the model on ``device``. As in a run, only its final tensors are recorded on a GPU."""
-    with _WithoutInitialisation(), patch.object(nn.Module, "_apply", _apply_to_fakes):
+    with _WithoutValues(), patch.object(nn.Module, "_apply", _apply_to_fakes):
         if device.type == "cpu":
             return build_model(spec, workload, worst_case=True)
         with tracer.without_recording(), device:
@@ -84,8 +84,8 @@ def _flatten_weights(layers: nn.RNNBase, tracer: Tracer) -> None:
             offset += weight.numel()
 
 
-class _WithoutInitialisation(TorchFunctionMode):
-    """Skip the initialisation of parameters.
+class _WithoutValues(TorchFunctionMode):
+    """Skip the initialisation of parameters, and copy fake tensors, whose storage has no address.
 
     A mode, and no patch of ``torch.nn.init``: a library that is imported meanwhile, as transformers is, would keep the
     patched functions and never initialise a model again.
@@ -100,7 +100,20 @@ class _WithoutInitialisation(TorchFunctionMode):
             tensor = args[0] if args else keywords.get("tensor")
             if isinstance(tensor, nn.Parameter):
                 return tensor
+        if func is Tensor.__deepcopy__ and isinstance(args[0], FakeTensor):
+            return _copied(*args)
         return func(*args, **keywords)
+
+
+def _copied(tensor: Tensor, memo: dict[int, Any]) -> Tensor:
+    """A leaf of its own, as ``copy.deepcopy`` makes it: peft trains a copy of each module in ``modules_to_save``."""
+    copied: Tensor | None = memo.get(id(tensor))
+    if copied is None:
+        copied = tensor.detach().clone(memory_format=torch.preserve_format)
+        if isinstance(tensor, nn.Parameter):
+            copied = nn.Parameter(copied, requires_grad=tensor.requires_grad)
+        memo[id(tensor)] = copied
+    return copied
 
 
 def _apply_to_fakes(module: nn.Module, change: Callable[[Tensor], Tensor], recurse: bool = True) -> nn.Module:  # noqa: FBT001, FBT002 - as torch calls it
