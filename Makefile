@@ -267,6 +267,7 @@ RENDER := $(TOOLS)/manifests/bin/helm template batchwright docker/chart --namesp
 manifests: $(TOOLS)/manifests/ready  ## Write the plain manifests of docker/kubernetes/ from the chart
 	$(RENDER) --show-only templates/batchwright.yaml > docker/kubernetes/batchwright.yaml
 	$(RENDER) --show-only templates/servicemonitor.yaml --set serviceMonitor.enabled=true > docker/kubernetes/servicemonitor.yaml
+	$(RENDER) --show-only templates/prometheusrule.yaml --set prometheusRule.enabled=true > docker/kubernetes/prometheusrule.yaml
 	$(RENDER) --show-only templates/raycluster.yaml --set ray.enabled=true > docker/kubernetes/raycluster.yaml
 
 CONFORMANCE := $(patsubst %,$(TOOLS)/%/ready,python node prometheus manifests)

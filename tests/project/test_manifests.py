@@ -200,3 +200,11 @@ def test_selectors_find_the_pods() -> None:
         wanted = selector.get("matchLabels", selector)
         if wanted:
             assert any(wanted.items() <= it.items() for it in labels), manifest["metadata"]["name"]
+
+
+def test_the_alerts_of_the_cluster_are_those_of_the_documents() -> None:
+    """The chart takes the file that docs/alerts.md explains, and evaluates nothing in its templates of alerts."""
+    rule = yaml.safe_load((ROOT / "docker/kubernetes/prometheusrule.yaml").read_text())
+    assert rule["kind"] == "PrometheusRule"
+    assert rule["spec"] == yaml.safe_load((ROOT / "docs/operations/alerts.yml").read_text())
+    assert (ROOT / "docker/chart/alerts.yml").samefile(ROOT / "docs/operations/alerts.yml")

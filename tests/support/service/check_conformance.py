@@ -47,6 +47,7 @@ _CHART = ROOT / "docker/chart"
 _PLAIN = {
     ROOT / "docker/kubernetes/batchwright.yaml": (),
     ROOT / "docker/kubernetes/servicemonitor.yaml": ("--set=serviceMonitor.enabled=true",),
+    ROOT / "docker/kubernetes/prometheusrule.yaml": ("--set=prometheusRule.enabled=true",),
     ROOT / "docker/kubernetes/raycluster.yaml": ("--set=ray.enabled=true",),
 }
 """The plain manifests, with the options by which the chart renders them."""
@@ -66,11 +67,13 @@ _ON_RAY = (
     f"--set-json=ray.groups={json.dumps([_RAY_GROUP])}",
 )
 _RAY_CLUSTER = json.loads((ROOT / "tests/project/schemas/raycluster-1.5.json").read_text())
-_MONITOR = """
-import { ServiceMonitor } from "@kubernetes-models/prometheus-operator/monitoring.coreos.com/v1/ServiceMonitor";
-new ServiceMonitor(JSON.parse(process.argv[2])).validate();
+_PROMETHEUS_OPERATOR = "monitoring.coreos.com/v1"
+_VALIDATED = f"""
+const document = JSON.parse(process.argv[2]);
+const resources = await import("@kubernetes-models/prometheus-operator/{_PROMETHEUS_OPERATOR}/" + document.kind);
+new resources[document.kind](document).validate();
 """
-"""A module that raises when a ServiceMonitor breaks the schema of the Prometheus operator's resource."""
+"""A module that raises when a resource breaks its schema of the Prometheus operator."""
 _NO_RULE_OF_BUILDKIT = {"buildkit/InvalidDefinitionDescription"}
 """Rules that `docker build --check` leaves out unless they are asked for."""
 
@@ -213,8 +216,8 @@ class Checks:
 
     def _known_to_kubernetes(self, document: dict[str, Any]) -> list[dict[str, Any]]:
         """Check a resource of an operator by the operator's schema, and return what Kubernetes has a schema of."""
-        if document["kind"] == "ServiceMonitor":
-            (module := self.tools / "node" / "monitor.mjs").write_text(_MONITOR)
+        if document["apiVersion"] == _PROMETHEUS_OPERATOR:
+            (module := self.tools / "node" / "validated.mjs").write_text(_VALIDATED)
             _said(["node", str(module), json.dumps(document)], {0})
             return []
         if document["kind"] == "RayCluster":
