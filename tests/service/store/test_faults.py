@@ -130,6 +130,7 @@ READS_AND_WRITES: dict[str, Callable[[Store, Lease], Any]] = {
     "residuals.add": lambda store, _: store.residuals.add("tun_1", residual()),
     "residuals.newest": lambda store, _: store.residuals.newest("card", "gpt", 5),
     "statistics.totals": lambda store, _: store.statistics.totals(3600.0),
+    "statistics.occupancy": lambda store, _: store.statistics.occupancy(48, 1800),
     "statistics.count_hits": lambda store, _: store.statistics.count_hits(1, 2),
     "leases.claim": lambda store, _: store.leases.claim(SERVED.model_copy(update={"slot": "other"}), LEASE_SECONDS),
     "leases.claim_together": lambda store, _: store.leases.claim_together(
