@@ -16,8 +16,6 @@ from tuner.workloads.build import require_optimizer
 
 _MATRIX = 2
 """Dimensions of a matrix."""
-
-
 _OUTPUT_LAYERS = frozenset({"classifier", "embed_out", "fc", "head", "lm_head", "qa_outputs", "score"})
 """Last parts of the names of output layers, whose matrices `muon` leaves to AdamW."""
 
@@ -101,9 +99,13 @@ class MuonWithAdamW(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        """Make a step of both. ``closure`` is for torch's interface, and must be None."""
+        """Make a step of both.
+
+        Raises:
+            ValueError: when a ``closure`` is given, which torch's interface has.
+        """
         if closure is not None:
-            raise NotImplementedError("`muon` takes no closure")
+            raise ValueError("`muon` takes no closure")
         for name, part in self._parts.items():
             part.state = self.state
             part.param_groups = [group for group in self.param_groups if group["method"] == name]

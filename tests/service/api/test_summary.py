@@ -164,7 +164,7 @@ def test_queued_work_is_in_every_period(start_service: StartService) -> None:
 
 
 def test_the_occupancy_has_a_share_for_each_half_hour(start_service: StartService) -> None:
-    """What ended a moment ago is in the last buckets, over HTTP and in the SDK; the sums are kept for ten seconds."""
+    """Work that has just ended is in the last buckets, over HTTP and in the SDK; the sums are kept for ten seconds."""
     service = start_service()
     document = ended(service.http, service.http.post("/v1/tunings", json=body()).headers["location"])
     set_work(service.settings.url, document["id"], device_ms=7_200_000)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
-import pytest
 from playwright.sync_api import Browser, Locator, Page, expect
 
 from service.domain.api_keys import Scope, make_key
@@ -13,19 +11,12 @@ from service.domain.bulk import MOST_IDS
 from service.domain.states import State
 from tests.service.dashboard.test_quality import AXE, VIOLATIONS, WCAG
 from tests.support.factories import recommendation, tuning_request
-from tests.support.service.browser import chromium, watched
+from tests.support.service.browser import watched
 from tests.support.service.running import Running
 from tests.support.service.stores import engine_at, fill
 
 UNSERVED = "cuda:7"
 """A device that no worker of the tests serves, so that its work stays in the queue."""
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    """One for the module."""
-    with chromium() as opened:
-        yield opened
 
 
 def ended(service: Running, size: int, **named: Any) -> str:

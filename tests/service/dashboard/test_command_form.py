@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,18 +10,11 @@ from playwright.sync_api import Browser, Page, expect
 
 from service.worker.executors.base import GraceSeconds, OnProgress, TrainingRun
 from tests.service.dashboard.test_quality import AXE, VIOLATIONS, WCAG
-from tests.support.service.browser import chromium, watched
+from tests.support.service.browser import watched
 from tests.support.service.registered import DEFINITION, commands_file, submission
 from tests.support.service.running import Running, StartService
 from tuner.schemas.training import CommandProgress, RunOutcome, TrainingResult
 from tuner.training.launching.run_directory import RunPaths
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    """One for the module."""
-    with chromium() as opened:
-        yield opened
 
 
 @pytest.fixture

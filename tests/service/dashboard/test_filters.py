@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -13,18 +12,11 @@ from service.domain.api_keys import Scope, make_key
 from service.domain.problems import Problem
 from service.domain.states import State
 from tests.service.dashboard.test_quality import AXE, VIOLATIONS, WCAG
-from tests.support.service.browser import chromium, watched
+from tests.support.service.browser import watched
 from tests.support.service.running import Running
 from tests.support.service.stores import engine_at, fill
 
 PROBLEM = Problem(type="about:blank", title="It failed", detail="The workload failed.", code="workload-error")
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    """One for the module."""
-    with chromium() as opened:
-        yield opened
 
 
 @pytest.fixture

@@ -11,18 +11,11 @@ from playwright.sync_api import Browser, Page, Route, expect
 
 from tests.service.dashboard.test_quality import AXE, VIOLATIONS, WCAG
 from tests.support.factories import tuning_request
-from tests.support.service.browser import chromium, watched
+from tests.support.service.browser import watched
 from tests.support.service.running import Running
 from tests.support.service.stores import engine_at, fill
 
 SIZES = [6, 100, 37]
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    """One for the module."""
-    with chromium() as opened:
-        yield opened
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -13,17 +12,10 @@ from playwright.sync_api import Browser, Page, Route, expect
 from service.dashboard.new_tuning import presets
 from service.domain.work import TuningSubmission
 from tests.service.dashboard.test_quality import AXE, VIOLATIONS, WCAG
-from tests.support.service.browser import chromium, watched
+from tests.support.service.browser import watched
 from tests.support.service.running import Running
 
 PRESETS = {name: request for family in presets().values() for name, request in family.items()}
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    """One for the module."""
-    with chromium() as opened:
-        yield opened
 
 
 def preview(page: Page) -> Any:
@@ -42,7 +34,7 @@ def test_a_preset_is_a_request_of_a_known_model(name: str) -> None:
 
 
 def test_a_preset_fills_the_form_with_all_of_it(service: Running, browser: Browser) -> None:
-    """What the form would send is the preset, for each of them; the page stays accessible."""
+    """The form's request equals the preset, for each of them; the page stays accessible."""
     with watched(browser, service.url) as opened:
         page = opened.open("/tunings/new")
         for name, request in PRESETS.items():

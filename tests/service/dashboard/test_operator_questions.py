@@ -16,7 +16,7 @@ from service.domain.api_keys import Scope, make_key
 from service.domain.problems import Problem
 from service.domain.states import State
 from tests.support.factories import mlp_spec, tuning_request
-from tests.support.service.browser import chromium, watched
+from tests.support.service.browser import watched
 from tests.support.service.running import Running, running
 from tests.support.service.scripted import ScriptedRunner, Trainer
 from tests.support.service.stores import engine_at, fill
@@ -26,13 +26,6 @@ FAILURES = 3
 PROBLEM = Problem(type="about:blank", title="It failed", detail="The loss is no tensor.", code="workload-error")
 MOST_CLICKS = 3
 PLAN = "4 steps \N{MULTIPLICATION SIGN} ≤ 32"
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    """One for the module."""
-    with chromium() as opened:
-        yield opened
 
 
 @pytest.fixture(scope="module")

@@ -18,7 +18,7 @@ from playwright.sync_api import Browser, Page, expect
 
 from service.domain.api_keys import Scope, make_key
 from tests.support.factories import mlp_spec, recommendation, tuning_request
-from tests.support.service.browser import Watched, chromium, watched
+from tests.support.service.browser import Watched, watched
 from tests.support.service.processes import slow_service
 from tests.support.service.running import Running, StartService
 from tests.support.service.scripted import ScriptedRunner, Trainer, until_stopped
@@ -29,13 +29,6 @@ from tuner.schemas.requests import Baseline, ProbeRequest, TuningRequest
 from tuner.schemas.results import Outcome, ProbeResult
 
 Open = Callable[..., Watched]
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    """One for the module: Playwright keeps its thread's event loop, which other modules' tests need."""
-    with chromium() as opened:
-        yield opened
 
 
 @pytest.fixture

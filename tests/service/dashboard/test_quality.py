@@ -15,7 +15,7 @@ from service.domain.api_keys import Scope, make_key
 from service.store.database.engine import open_engine, write_transaction
 from service.store.database.schema import work_items
 from tests.support.factories import mlp_spec, recommendation, tuning_request
-from tests.support.service.browser import Watched, chromium, watched
+from tests.support.service.browser import Watched, watched
 from tests.support.service.running import Running, running
 from tests.support.service.scripted import ScriptedRunner, Trainer
 from tuner.errors import WorkloadError
@@ -47,13 +47,6 @@ class PopulatedService:
 
     service: Running
     paths: dict[str, str]
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    """One for the module."""
-    with chromium() as opened:
-        yield opened
 
 
 def ended(service: Running, path: str, body: dict[str, Any]) -> dict[str, Any]:

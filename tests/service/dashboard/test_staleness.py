@@ -11,17 +11,10 @@ from playwright.sync_api import Browser, Route, expect
 
 from tests.service.dashboard.test_quality import AXE, VIOLATIONS, WCAG
 from tests.support.factories import tuning_request
-from tests.support.service.browser import chromium, watched
+from tests.support.service.browser import watched
 from tests.support.service.processes import wait_until
 from tests.support.service.running import Running, running
 from tests.support.service.scripted import ScriptedRunner, Trainer
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    """One for the module."""
-    with chromium() as opened:
-        yield opened
 
 
 @pytest.fixture

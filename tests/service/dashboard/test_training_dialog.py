@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from typing import Any, Literal
 
 import pytest
@@ -11,16 +10,9 @@ from playwright.sync_api import Browser, Locator, Page, expect
 
 from tests.service.dashboard.test_quality import AXE, VIOLATIONS, WCAG
 from tests.support.factories import mlp_spec, tuning_request
-from tests.support.service.browser import Watched, chromium, watched
+from tests.support.service.browser import Watched, watched
 from tests.support.service.running import Running, StartService
 from tests.support.service.scripted import ScriptedRunner
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    """One for the module."""
-    with chromium() as opened:
-        yield opened
 
 
 class WithEnvironment(ScriptedRunner):

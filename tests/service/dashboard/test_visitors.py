@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 
-import pytest
 from playwright.sync_api import Browser, Page, expect
 
 from service.domain.api_keys import Scope, make_key
-from tests.support.service.browser import chromium, watched
+from tests.support.service.browser import watched
 from tests.support.service.running import Running
 
 ID = "0" * 32
@@ -20,13 +18,6 @@ READING = [
     f"/recommendations/compare?id=rec_{ID}&id=rec_{'1' * 32}",
     f"/recommendations/rec_{ID}",
 ]
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    """One for the module: Playwright keeps its thread's event loop, which other modules' tests need."""
-    with chromium() as opened:
-        yield opened
 
 
 def sign_in(page: Page, service: Running, *scopes: Scope) -> None:

@@ -11,16 +11,9 @@ from standardwebhooks.webhooks import Webhook
 
 from service.domain.api_keys import Scope, make_key
 from tests.service.dashboard.test_quality import AXE, VIOLATIONS, WCAG
-from tests.support.service.browser import chromium, watched
+from tests.support.service.browser import watched
 from tests.support.service.receiver import Receiver, receiving, status
 from tests.support.service.running import Running, StartService
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    """One for the module."""
-    with chromium() as opened:
-        yield opened
 
 
 @pytest.fixture
