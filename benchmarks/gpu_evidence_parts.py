@@ -362,7 +362,7 @@ class _Recorder:
             return
         self._counts[report.outcome] += 1
         if report.outcome != "passed":
-            self._others[report.nodeid] = f"{report.outcome}: {report.longreprtext[-600:]}"
+            self._others[report.nodeid] = f"{report.outcome}: {report.longreprtext[-2500:]}"
         self._report.put("counts", self._counts)
         self._report.put("not_passed", self._others)
 
