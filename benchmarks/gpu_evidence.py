@@ -6,11 +6,10 @@ The parts (gpu_evidence_parts.py), each in a process of its own with a time limi
 
 - versions: of the packages, the driver, CUDA, cuDNN and NCCL, and the settings that decide which kernels run
 - context: the memory of a process outside torch's allocator, and how it grows with the libraries that are used
-- tunings: three tunings, their estimates, and the measured peaks of tensors, of the allocator and of the process
+- tunings: five tunings, their estimates, and the measured peaks of tensors, of the allocator and of the process
 - workspaces: the memory of operators beside their results, by operator and shape, against what estimates assume
 - nccl: the memory of a communicator of two cards outside the allocator, where there are two
 - finders: our search and the peers' on one workload, and whether each answer fits
-- tests: the tests marked `gpu`, in what time is left
 
 A part that fails, or is ended at its limit, leaves what it had found and its failure in the file, and the next one
 begins. The file is written as soon as a part finds something, so that a run that is cut off leaves what it had found,
@@ -51,14 +50,12 @@ TOTAL_SECONDS = 530.0
 PARTS = {
     "versions": 20.0,
     "context": 30.0,
-    "tunings": 130.0,
-    "workspaces": 50.0,
-    "nccl": 40.0,
-    "finders": 110.0,
-    "tests": TOTAL_SECONDS,
+    "tunings": 280.0,
+    "workspaces": 40.0,
+    "nccl": 20.0,
+    "finders": 130.0,
 }
-"""Time limits in seconds, the most valuable part first: a card may be taken away at any time. The tests come last and
-get what is left, at least 150 s."""
+"""Time limits in seconds, the most valuable part first: a card may be taken away at any time."""
 _WRITE_SECONDS = 1.0
 """Time between two looks at what the running part has found so far."""
 VIRTUAL_TIME_FACTOR = 4.0

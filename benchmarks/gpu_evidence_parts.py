@@ -11,13 +11,14 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+import gpu_evidence_recurrent
 import gpu_evidence_workspaces
 import pynvml
-import pytest
 import torch
 from torch import Tensor, distributed, nn
 from torch.multiprocessing.spawn import spawn
@@ -118,9 +119,14 @@ def context(device: DeviceInfo, report: Report) -> None:
     before = _nvml_used_bytes(device)
     report.put("assumed", context_bytes_of(device.name).model_dump())
     report.put("used_before_bytes", before)
+    half = partial(_ones, dtype=torch.bfloat16)
     steps: dict[str, Callable[[torch.device], object]] = {
         "context": lambda card: torch.empty(1, device=card),
-        "matrix product": lambda card: _backward(_ones(card, 512, 512) @ _ones(card, 512, 512)),
+        "first kernel": lambda card: torch.ones(1, device=card) + 1,
+        "cublas handle": lambda _: torch.cuda.current_blas_handle(),
+        "matrix product": lambda card: _ones(card, 512, 512) @ _ones(card, 512, 512),
+        "backward pass": lambda card: _backward(_ones(card, 512, 512) @ _ones(card, 512, 512)),
+        "half types": lambda card: _backward(half(card, 4096, 4096) @ half(card, 4096, 4096)),
         "convolution": lambda card: _backward(functional.conv2d(_ones(card, 4, 64, 32, 32), _ones(card, 64, 64, 3, 3))),
         "attention": lambda card: _backward(_attention(card)),
         "sort and index": lambda card: _backward(
@@ -128,6 +134,8 @@ def context(device: DeviceInfo, report: Report) -> None:
         ),
         "adamw update": _adamw_update,
         "lstm": lambda card: _backward(nn.LSTM(64, 64).to(card)(_ones(card, 16, 8, 64))[0]),
+        "fourier transform": lambda card: torch.fft.fft(_ones(card, 1024)),
+        "singular values": lambda card: torch.linalg.svdvals(torch.eye(64, device=card)),
     }
     after: Row = {}
     for name, step in steps.items():
@@ -142,8 +150,8 @@ def context(device: DeviceInfo, report: Report) -> None:
         report.put("outside_allocator_bytes_after", after)
 
 
-def _ones(card: torch.device, *shape: int) -> Tensor:
-    return torch.ones(*shape, device=card, requires_grad=True)
+def _ones(card: torch.device, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.ones(*shape, device=card, dtype=dtype, requires_grad=True)
 
 
 def _attention(card: torch.device) -> Tensor:
@@ -182,6 +190,7 @@ def workspaces(device: DeviceInfo, report: Report) -> None:
     for row in gpu_evidence_workspaces.measure(torch.device(device.id)):
         rows.append(row)
         report.put("operators", rows)
+    report.put("recurrent", list(gpu_evidence_recurrent.measure(torch.device(device.id))))
 
 
 # --- NCCL ---
@@ -231,8 +240,9 @@ def _communicate(rank: int, folder: str) -> None:
 def tuned_specs(device: DeviceInfo) -> dict[str, tuple[Row, int, int | None]]:
     """Return the specs of the tunings, with their effective batch and their limit (None: the whole card).
 
-    A transformer on the whole card; a conv net, whose workspaces are the least certain, on 16 GiB at most, because
-    its batches are made on the host; an LSTM in 3 GiB, of which the context is a large part.
+    An LSTM in 3 GiB, of which the context is a large part; a transformer on the whole card; an adapter on a frozen one,
+    and an optimizer whose state is not that of AdamW; a conv net, whose workspaces are the least certain, on 16 GiB at
+    most, because its batches are made on the host.
     """
     gpt2 = {
         "model": {"kind": "transformers", "task": "causal-lm", "config": {"model_type": "gpt2"}},
@@ -255,10 +265,31 @@ def tuned_specs(device: DeviceInfo) -> dict[str, tuple[Row, int, int | None]]:
             "arguments": {"width": 512, "layers": 2, "length": 256},
         }
     }
+    llama = {
+        "model": {
+            "kind": "transformers",
+            "task": "causal-lm",
+            "config": {
+                "model_type": "llama",
+                "hidden_size": 1024,
+                "intermediate_size": 2816,
+                "num_hidden_layers": 16,
+                "num_attention_heads": 16,
+                "num_key_value_heads": 4,
+                "vocab_size": 32000,
+            },
+        },
+        "batch": {"sequence_length": 1024},
+        "precision": "bf16-mixed",
+    }
+    middle = 16 * GIB if device.total_bytes > 17 * GIB else None
+    adapter = {"kind": "lora", "rank": 16, "target_modules": "all-linear"}
     return {
-        "gpt2": (gpt2, 512, None),
-        "resnet50": (resnet, 1024, 16 * GIB if device.total_bytes > 17 * GIB else None),
         "lstm in 3 GiB": (lstm, 4096, 3 * GIB),
+        "gpt2": (gpt2, 512, None),
+        "llama with lora": ({**llama, "adapter": adapter}, 512, None),
+        "llama with adafactor": ({**llama, "optimizer": {"name": "adafactor"}}, 512, middle),
+        "resnet50": (resnet, 1024, middle),
     }
 
 
@@ -345,37 +376,6 @@ def _gpu_name(device: DeviceInfo) -> str:
         return f"{device.total_bytes // MIB}MiB"
 
 
-# --- tests ---
-
-
-class _Recorder:
-    """A plugin of pytest that reports each test as it ends."""
-
-    def __init__(self, report: Report) -> None:
-        self._report = report
-        self._counts = {"passed": 0, "failed": 0, "skipped": 0}
-        self._others: Row = {}
-
-    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Count the call of a test, or what kept it from being called."""
-        if report.when != "call" and report.outcome == "passed":
-            return
-        self._counts[report.outcome] += 1
-        if report.outcome != "passed":
-            self._others[report.nodeid] = f"{report.outcome}: {report.longreprtext[-2500:]}"
-        self._report.put("counts", self._counts)
-        self._report.put("not_passed", self._others)
-
-
-def tests(device: DeviceInfo, report: Report) -> None:
-    """Report the tests marked `gpu`."""
-    del device
-    arguments = ["-m", "gpu", "-q", "-p", "no:cacheprovider", "tests/gpu", "tests/hardware/test_memory_devices.py"]
-    code = pytest.main(arguments, plugins=[_Recorder(report)])
-    if code not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
-        raise SystemExit(f"pytest ended with {code!r}")
-
-
 # --- finders ---
 
 
@@ -405,7 +405,6 @@ PARTS: dict[str, Callable[[DeviceInfo, Report], None]] = {
     "workspaces": workspaces,
     "nccl": nccl,
     "tunings": tunings,
-    "tests": tests,
     "finders": finders,
 }
 

@@ -13,7 +13,7 @@ from tuner.early_processes import EarlyProcesses
 from tuner.errors import DeviceError
 from tuner.hardware.inventory import device_failure, device_of, devices
 from tuner.hardware.matching import is_alike
-from tuner.planning.driver import check_coupling, estimate_what_ifs, prepare_search, remaining_probes
+from tuner.planning.driver import begin_estimate, check_coupling, estimate_what_ifs, prepare_search, remaining_probes
 from tuner.planning.fingerprint import installed_versions
 from tuner.planning.session import Tuning
 from tuner.probing.supervisor import ProbeSupervisor
@@ -98,6 +98,7 @@ def run_tuning(
         if warm_start is not None:
             tuning.warm_start_from(warm_start)
         observer.set_activity("checking that the loss is a sum over samples")
+        begin_estimate(tuning, runner.begin_estimate)
         check_coupling(tuning, runner.check_coupling)
         observer.set_activity("checking the spec and estimating its memory")
         prepare_search(tuning, runner.check, runner.expect)

@@ -31,6 +31,7 @@ __all__ = [
     "TorchFunctionOff",
     "apply_to_all",
     "apply_to_own",
+    "clear_blas_workspaces",
     "fake_store",
     "foreach_add_",
     "foreach_copy_",
@@ -58,6 +59,9 @@ foreach_add_ = torch._foreach_add_
 foreach_copy_ = torch._foreach_copy_
 foreach_mul_ = torch._foreach_mul_
 foreach_norm = torch._foreach_norm  # noqa: SLF001
+
+# cuBLAS's workspaces lie in the caching allocator, and nothing public frees them.
+clear_blas_workspaces: Callable[[], None] = getattr(torch._C, "_cuda_clearCublasWorkspaces", lambda: None)  # noqa: SLF001
 """Operations on lists of tensors, which torch's optimizers use: a public operation takes a call per parameter."""
 
 own_parameters: Callable[[nn.Module], dict[str, nn.Parameter | None]] = attrgetter("_parameters")

@@ -26,7 +26,13 @@ from service.worker.executors.base import Executor, TrainingRun
 from service.worker.host_health import Health
 from service.worker.lease import LeaseHolder
 from tuner.errors import BatchwrightError, HostFailureError, ProbeCancelledError
-from tuner.planning.driver import check_coupling, estimate_what_ifs, prepare_search, remaining_probes
+from tuner.planning.driver import (
+    begin_estimate,
+    check_coupling,
+    estimate_what_ifs,
+    prepare_search,
+    remaining_probes,
+)
 from tuner.planning.session import Tuning
 from tuner.schemas.recommendation import Recommendation
 from tuner.schemas.requests import ProbeRequest, TuningRequest
@@ -142,16 +148,8 @@ class WorkRunner:
         item = claim.item
         request = TuningRequest.model_validate_json(item.payload)
         tuning = self._rebuild(claim, request, holder)
-        check_coupling(tuning, lambda check: self._executor.check_coupling(check, holder.grace_seconds))
-        if request.command is None:
-            holder.retry(lambda: expect_context(self._residuals, self._served, tuning))
-        if not tuning.probes:
-            prepare_search(
-                tuning,
-                lambda request: self._executor.check(request, holder.grace_seconds),
-                lambda request: self._corrected(self._executor.expect(request, holder.grace_seconds), tuning, holder),
-            )
         try:
+            self._prepare(request, tuning, holder)
             for probe in remaining_probes(
                 tuning, lambda: self._corrected(self._executor.late_estimate(), tuning, holder)
             ):
@@ -164,6 +162,20 @@ class WorkRunner:
         recommendation = self._recommendation(item, tuning)
         holder.retry(lambda: keep_residual(self._residuals, self._served, item.id, recommendation))
         return Ending(State.SUCCEEDED, recommendation=recommendation)
+
+    def _prepare(self, request: TuningRequest, tuning: Tuning, holder: LeaseHolder) -> None:
+        """Check the workload and estimate its memory, before the first probe."""
+        if request.command is None:
+            holder.retry(lambda: expect_context(self._residuals, self._served, tuning))
+        if not tuning.probes:
+            begin_estimate(tuning, self._executor.begin_estimate)
+        check_coupling(tuning, lambda check: self._executor.check_coupling(check, holder.grace_seconds))
+        if not tuning.probes:
+            prepare_search(
+                tuning,
+                lambda request: self._executor.check(request, holder.grace_seconds),
+                lambda request: self._corrected(self._executor.expect(request, holder.grace_seconds), tuning, holder),
+            )
 
     def _corrected(self, peaks: ExpectedPeaks | None, tuning: Tuning, holder: LeaseHolder) -> ExpectedPeaks | None:
         """The estimate with what earlier tunings on this device have shown of its error."""

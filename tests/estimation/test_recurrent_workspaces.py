@@ -21,6 +21,7 @@ aten = torch.ops.aten
 A100 = CudaKernels(KernelProfile(compute_capability=(8, 0), kind="cuda", resident_threads=108 * 2048))
 MI300X = CudaKernels(KernelProfile(compute_capability=(9, 4), kind="rocm"))
 FLOAT = 4
+MIB = 1024**2
 
 
 def call(layer: nn.RNNBase, samples: int, steps: int, **changes: Any) -> list[Any]:
@@ -50,17 +51,57 @@ def call(layer: nn.RNNBase, samples: int, steps: int, **changes: Any) -> list[An
 
 
 @pytest.mark.parametrize(
-    ("kind", "parameters", "reserve_bytes", "workspace_bytes"),
-    [(nn.LSTM, 3_034_880, 736_000_000, 17_730_560), (nn.GRU, 2_276_160, 864_000_000, 13_169_920)],
+    ("kind", "dtype", "steps", "samples", "width", "units", "layers", "directions", "reserve_bytes", "workspace_bytes"),
+    [
+        (nn.LSTM, torch.float32, 256, 379, 512, 512, 2, 1, 2_185_756_928, 1_241_513_984),
+        (nn.LSTM, torch.float16, 256, 379, 512, 512, 2, 1, 1_092_878_592, 629_145_600),
+        (nn.LSTM, torch.float32, 128, 512, 1024, 1024, 1, 1, 1_342_177_536, 1_675_629_056),
+        (nn.LSTM, torch.float32, 250, 100, 123, 320, 4, 1, 736_000_256, 223_074_304),
+        (nn.LSTM, torch.bfloat16, 128, 32, 256, 256, 2, 2, 46_137_600, 71_303_168),
+        (nn.GRU, torch.float32, 256, 379, 512, 512, 2, 1, 2_583_167_232, 1_049_280_000),
+        (nn.GRU, torch.float16, 256, 100, 512, 512, 2, 1, 340_787_456, 157_623_808),
+        (nn.GRU, torch.bfloat16, 128, 512, 1024, 1024, 1, 1, 805_306_624, 832_569_344),
+        (nn.GRU, torch.float32, 128, 32, 256, 256, 1, 2, 50_331_904, 75_497_472),
+        (nn.RNN, torch.float32, 256, 379, 512, 512, 2, 1, 596_115_712, 1_040_891_392),
+    ],
 )
-def test_the_report_of_a_p100(
-    kind: Callable[..., nn.RNNBase], parameters: int, reserve_bytes: int, workspace_bytes: int
+def test_the_memory_is_that_of_an_h100(  # noqa: PLR0913, PLR0917 - the columns of a table
+    kind: Callable[..., nn.RNNBase],
+    dtype: torch.dtype,
+    steps: int,
+    samples: int,
+    width: int,
+    units: int,
+    layers: int,
+    directions: int,
+    reserve_bytes: int,
+    workspace_bytes: int,
 ) -> None:
+    """Measured with torch 2.11 and cuDNN 9.19; the caching allocator's rounding, up to 2 MiB, is in the workspace."""
+    layer = kind(width, units, layers, bidirectional=directions == 2, device="meta", dtype=dtype)
+    found = RecurrentCall.of(
+        call(layer, samples, steps, input=torch.empty(steps, samples, width, dtype=dtype, device="meta"))
+    )
+    assert found.reserve_bytes == reserve_bytes
+    assert found.workspace_bytes == pytest.approx(workspace_bytes, rel=0.06, abs=2 * MIB)
+
+
+@pytest.mark.parametrize(
+    ("kind", "parameters", "reserve_bytes"), [(nn.LSTM, 3_034_880, 736_000_000), (nn.GRU, 2_276_160, 864_000_000)]
+)
+def test_the_report_of_a_p100(kind: Callable[..., nn.RNNBase], parameters: int, reserve_bytes: int) -> None:
     """https://github.com/pytorch/pytorch/issues/2895, whose parameters include a head of 320 x 10 and its bias."""
     layer = kind(123, 320, 4, device="meta")
     assert sum(parameter.numel() for parameter in layer.parameters()) == parameters
-    found = RecurrentCall.of(call(layer, 100, 250))
-    assert (found.reserve_bytes, found.workspace_bytes) == (reserve_bytes, workspace_bytes)
+    assert RecurrentCall.of(call(layer, 100, 250)).reserve_bytes == pytest.approx(reserve_bytes, abs=256)
+
+
+def test_a_bit_is_kept_of_each_value_that_may_be_dropped() -> None:
+    """Between layers; an H100 keeps an eighth of a byte for each."""
+    kept, dropped = (
+        RecurrentCall.of(call(nn.LSTM(8, 16, 3, dropout=share, device="meta"), 4, 6)) for share in (0, 0.1)
+    )
+    assert dropped.reserve_bytes - kept.reserve_bytes == 4 * 6 * 16 * 2 // 8
 
 
 @pytest.mark.parametrize(("kind", "values"), [(nn.LSTM, 6), (nn.GRU, 4), (nn.RNN, 1)])
@@ -98,13 +139,13 @@ def test_nothing_is_kept_without_a_backward_pass() -> None:
     """A model in eval mode."""
     layer = nn.LSTM(8, 16, device="meta")
     assert RecurrentCall.of(call(layer, 4, 6, train=False)).reserve_bytes == 0
-    assert A100.error(aten._cudnn_rnn.default, call(layer, 4, 6, train=False), ()) == (0, 0)
 
 
 def test_both_directions_keep_values() -> None:
     """Twice those of one direction, and twice those between layers."""
     one, two = (nn.GRU(8, 16, 2, bidirectional=both, device="meta") for both in (False, True))
-    assert RecurrentCall.of(call(two, 4, 6)).reserve_bytes == 2 * RecurrentCall.of(call(one, 4, 6)).reserve_bytes
+    kept = [RecurrentCall.of(call(layer, 4, 6)).reserve_bytes for layer in (one, two)]
+    assert kept[1] - 256 == 2 * (kept[0] - 256)
 
 
 def test_an_input_with_samples_first_is_copied() -> None:

@@ -20,6 +20,7 @@ from transformers import BertConfig, BertForSequenceClassification
 from tests.support.factories import gpt_spec, mlp_spec, python_spec, resnet_spec, transformers_spec
 from tests.support.traced import held_bytes, most_bytes, traced_on_cuda
 from tuner.errors import EstimateCancelledError, EstimateError, EstimateTimedOutError, SpecError
+from tuner.estimation import attention_kernels
 from tuner.estimation.attention_kernels import Attention, Kernel, choose_kernel
 from tuner.estimation.client import estimate
 from tuner.estimation.cuda_shim import NoCompilerError, _digest, _torch_folder, compile_cached
@@ -37,6 +38,8 @@ from tuner.schemas.workload import WorkloadSpec
 
 MIB = 1024**2
 FLOAT = 4
+RESERVE_HEADER = 256
+"""Bytes of cuDNN's reserve space beside the values."""
 INDEX = 8
 MLP_PARAMETERS = (32 * 32 + 32 + 32 * 32 + 32 + 32 * 4 + 4) * FLOAT
 """Parameters of ``mlp_spec``: two hidden layers of 32, four classes."""
@@ -261,10 +264,11 @@ def test_a_recurrent_layer_keeps_one_reserve_space(
 ) -> None:
     """Values of each of 32 units and 6 steps in 2 layers, and one between them, in each of 2 x 2 micro-batches."""
     taken = on_cuda[name][0]
-    reserve_bytes = SIZES[0] * 6 * 32 * (2 * kept_values + 1) * FLOAT
+    reserve_bytes = SIZES[0] * 6 * 32 * (2 * kept_values + 1) * FLOAT + RESERVE_HEADER
     kept = [size for size, category in zip(taken.sizes, taken.categories, strict=True) if category == "activations"]
     assert kept.count(reserve_bytes) == 2 * 2
-    assert taken.workspace_error == (reserve_bytes // 2, reserve_bytes)
+    fewer, more = taken.workspace_error
+    assert fewer == more > 2 * 8 * 1024**2 // 8  # of the workspace, which has 8 MiB for each layer
     assert any("cuDNN does not document" in note for note in taken.notes)
 
 
@@ -273,7 +277,7 @@ def test_packed_sequences_keep_values_of_their_own_steps(on_cuda: dict[str, list
     taken = on_cuda["lstm, packed"][0]
     sizes = list(taken.sizes)
     steps, micro_batches = 6 + 5 + 4 + 6, 2 * 2
-    assert sizes.count(steps * 32 * (2 * 5 + 1) * FLOAT) == micro_batches
+    assert sizes.count(steps * 32 * (2 * 5 + 1) * FLOAT + RESERVE_HEADER) == micro_batches
     assert list(pairwise(sizes)).count((steps * 16 * FLOAT,) * 2) == micro_batches
     assert SIZES[0] * 6 * 32 * FLOAT in sizes
 
@@ -678,7 +682,6 @@ def _wide(width: int, value_width: int | None = None) -> dict[str, Any]:
         ({"dtype": 5}, (7, 5), Kernel.EFFICIENT),
         ({"dtype": 6}, (9, 0), Kernel.EFFICIENT),
         ({"masked": 1}, (8, 0), Kernel.EFFICIENT),
-        ({"dropout": 0.1}, (9, 0), Kernel.FLASH),
         ({"query_width": 200, "key_width": 200, "value_width": 200}, (8, 6), Kernel.EFFICIENT),
         ({"dtype": 7}, (8, 0), Kernel.MATH),
         (_wide(256), (9, 0), Kernel.CUDNN),
@@ -696,3 +699,17 @@ def _wide(width: int, value_width: int | None = None) -> dict[str, Any]:
 def test_attention_is_chosen_as_in_torch(changes: dict[str, Any], capability: tuple[int, int], kernel: Kernel) -> None:
     """The kernel depends on type, mask, width and GPU."""
     assert choose_kernel(_attention(**changes), KernelProfile(compute_capability=capability, kind="cuda")) is kernel
+
+
+@pytest.mark.parametrize(("torch_version", "kernel"), [("2.11.0", Kernel.CUDNN), ("2.13.0+cpu", Kernel.FLASH)])
+def test_a_dropout_of_a_tenth_is_left_to_cudnn_by_older_torch(
+    torch_version: str, kernel: Kernel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As torch 2.11 chose on an H100; since then cuDNN gets only sixteenths."""
+    attention_kernels._limits_dropout.cache_clear()
+    monkeypatch.setattr(attention_kernels, "version", lambda _name: torch_version)
+    profile = KernelProfile(compute_capability=(9, 0), kind="cuda")
+    try:
+        assert choose_kernel(_attention(dropout=0.1), profile) is kernel
+    finally:
+        attention_kernels._limits_dropout.cache_clear()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -55,3 +57,29 @@ def test_a_limit_that_the_context_turns_out_to_take_is_a_device_error() -> None:
     taken = re.search(r"\((\d+) bytes\) of it\. Raise the limit", result.message)
     assert taken is not None, result.message
     assert int(taken.group(1)) == result.context_bytes
+
+
+def test_the_context_is_measured_with_what_a_step_loads() -> None:
+    """CUDA loads kernels when they are first used; after the measurement a step adds no more than cuDNN's."""
+    program = """
+import pynvml, torch
+from torch.nn import functional
+from tuner.hardware.inventory import used_and_total_bytes, visible_handles
+from tuner.hardware.memory_devices.cuda import CudaDevice
+device = CudaDevice(torch.device("cuda:0"))
+assert torch.cuda.memory_reserved() == 0
+weight = torch.ones(64, 64, 3, 3, device="cuda", requires_grad=True)
+image = functional.conv2d(torch.ones(4, 64, 32, 32, device="cuda"), weight)
+with torch.autocast("cuda", torch.bfloat16):
+    heads = image.flatten(2).transpose(1, 2).unsqueeze(1).bfloat16()
+    functional.scaled_dot_product_attention(heads, heads, heads).float().sum().backward()
+torch.optim.AdamW([weight]).step()
+torch.cuda.synchronize()
+torch.cuda.empty_cache()
+pynvml.nvmlInit()
+used, _ = used_and_total_bytes(visible_handles()[0])
+print(used - device.other_processes_bytes() - torch.cuda.memory_reserved() - device.context_bytes())
+"""
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stderr
+    assert int(ended.stdout) <= 64 * MIB

@@ -97,6 +97,9 @@ class CommandSupervisor:
         del request, should_stop
         return CouplingCheck(verdict="not-compared", message="the loss of a command is not known.")
 
+    def begin_estimate(self, request: ExpectationRequest) -> None:
+        """Do nothing: a command cannot be traced."""
+
     def expect(self, request: ExpectationRequest, should_stop: Callable[[], bool] = lambda: False) -> ExpectedPeaks:
         """Refuse: a command cannot be traced.
 

@@ -1,6 +1,7 @@
 """Choose the attention kernel that CUDA runs, by the rules of torch 2.13. No torch.
 
-From ``aten/src/ATen/native/transformers/cuda/sdp_utils.cpp``, for dense inputs.
+From ``aten/src/ATen/native/transformers/cuda/sdp_utils.cpp``, for dense inputs. Torch 2.11 chose alike on an H100 in
+120 cases, but for a rule that it did not have yet (``_limits_dropout``).
 """
 
 from __future__ import annotations
@@ -8,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from enum import IntEnum
+from functools import cache
+from importlib.metadata import version
 
 from tuner.schemas.gpus import KernelProfile
 
@@ -111,13 +114,23 @@ def _cudnn_supports(attention: Attention, profile: KernelProfile) -> bool:
     return (
         _is_half(attention, profile)
         and not attention.mask_requires_grad
-        and (attention.dropout * 16.0).is_integer()
+        and ((attention.dropout * 16.0).is_integer() or not _limits_dropout())
         and max(attention.batch, attention.query_heads) <= _MAX_CUDNN_HEADS
         and all(width <= _max_cudnn_width(widths, profile) and width % 8 == 0 for width in widths)
         and attention.key_length > 1
         and (attention.dropout == 0.0 or attention.query_length > 1)
         and (attention.same_heads or bool(attention.grouped))
     )
+
+
+@cache
+def _limits_dropout() -> bool:
+    """Return whether the installed torch leaves dropouts to cuDNN only in sixteenths (``check_cudnn_dropout``).
+
+    Torch 2.11 does not, 2.13 does; 2.12 is assumed to.
+    """
+    major, minor = version("torch").split(".")[:2]
+    return (int(major), int(minor)) >= (2, 12)
 
 
 def _max_cudnn_width(widths: tuple[int, int], profile: KernelProfile) -> int:

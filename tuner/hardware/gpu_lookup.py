@@ -66,6 +66,12 @@ def context_bytes_of(name: str) -> ByteInterval:
         return unknown_gpu(name, _SMALLEST_CARD_BYTES).context_bytes
 
 
+def allocatable_bytes_of(name: str, total_bytes: int) -> int | None:
+    """Return torch's total memory of the card of this name, at most NVML's; None where the card is not listed."""
+    listed = _BY_KEY.get(_key(name)) or _BY_KEY.get(_key(_without_form_factor(name)))
+    return min(listed.total_bytes, total_bytes) if listed else None
+
+
 def _card_of_memory_size(name: str, other_cards: str) -> Gpu:
     """Return a generic card with the memory size that ``name`` states.
 

@@ -58,7 +58,9 @@ def _context_kind(entry: GpuEntry) -> ContextKind:
         if entry.compute_capability < (8, 0)
         else "8"
         if entry.compute_capability < (9, 0)
-        else "9 and later"
+        else "9"
+        if entry.compute_capability < (10, 0)
+        else "10 and later"
     )
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pynvml
 
 from tuner.errors import DeviceError
-from tuner.hardware.gpu_lookup import context_bytes_of
+from tuner.hardware.gpu_lookup import allocatable_bytes_of, context_bytes_of
 from tuner.hardware.matching import has_hardware, is_alike, with_catalogue_name
 from tuner.schemas.requests import HardwareRequest, TuningRequest
 from tuner.schemas.results import DeviceInfo
@@ -180,4 +180,5 @@ def _device_info(handle: object, index: int) -> DeviceInfo:
         driver_version=str(pynvml.nvmlSystemGetDriverVersion()),
         least_context_bytes=context.low,
         expected_context_bytes=context.expected,
+        allocatable_bytes=allocatable_bytes_of(name, total),
     )

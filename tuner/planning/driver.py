@@ -2,6 +2,7 @@
 
 The driver (``tuner.foreground``, ``service.worker.runner``, a test) keeps this order::
 
+    begin_estimate(tuning, runner.begin_estimate)
     check_coupling(tuning, runner.check_coupling)
     prepare_search(tuning, runner.check, runner.expect)
     for probe in remaining_probes(tuning, runner.late_estimate):
@@ -44,6 +45,12 @@ class ProbeRunner(Protocol):
             ProbeError: when the probing machinery failed.
         """
 
+    def begin_estimate(self, request: ExpectationRequest) -> None:
+        """Begin the estimate that ``expect`` will be asked for, where it can be made beside other tasks.
+
+        ``end_search`` ends it.
+        """
+
     def expect(
         self, request: ExpectationRequest, should_stop: Callable[[], bool] = lambda: False
     ) -> ExpectedPeaks | None:
@@ -75,6 +82,13 @@ class ProbeRunner(Protocol):
 
     def close(self) -> None:
         """End every process. Idempotent."""
+
+
+def begin_estimate(tuning: Tuning, begin: Callable[[ExpectationRequest], None]) -> None:
+    """Begin the estimate that seeds the search, so that it is made while the coupling check runs."""
+    request = tuning.expectation_request()
+    if request is not None:
+        begin(request)
 
 
 def check_coupling(tuning: Tuning, check: Callable[[CouplingRequest], CouplingCheck]) -> None:

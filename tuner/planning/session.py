@@ -142,10 +142,17 @@ class Tuning:
             spec=spec,
             samples_per_window=self._share if self._accumulates else 1,
             largest_micro_batch=self._space.bound,
-            limit_bytes=self.probe_limit_bytes,
+            limit_bytes=self._expected_limit_bytes(),
             context_bytes=self.expected_context_bytes,
             compute_capability=_capability(self.device),
         )
+
+    def _expected_limit_bytes(self) -> int:
+        """The limit of a probe, or less where a whole card has no more: the margin is a share of what is free then."""
+        context = self.expected_context_bytes
+        allocatable = self.device.allocatable_bytes or self.device.total_bytes
+        free = int((allocatable - context) * (1.0 - self.request.memory_margin))
+        return min(self.probe_limit_bytes, max(1, context + free))
 
     def start_from_estimate(self, peaks: ExpectedPeaks | None) -> None:
         """Seed the search, or the rest of it, with an estimate: it changes the order of probes but never the result."""

@@ -19,12 +19,12 @@ _TIMEOUT_SECONDS = 600.0
 class BackgroundEstimate:
     """An estimate that is being made, in a process that touches no GPU. A thread waits for that process.
 
-    Args:
+    Attributes:
         request: the workload and the device.
     """
 
     def __init__(self, request: ExpectationRequest) -> None:
-        self._request = request
+        self.request = request
         self._stopped = threading.Event()
         self._ended = threading.Event()
         self._peaks: ExpectedPeaks | None = None
@@ -34,7 +34,7 @@ class BackgroundEstimate:
 
     def _make(self) -> None:
         try:
-            self._peaks = expect(self._request, self._stopped.is_set, timeout_seconds=_TIMEOUT_SECONDS)
+            self._peaks = expect(self.request, self._stopped.is_set, timeout_seconds=_TIMEOUT_SECONDS)
         except BatchwrightError as error:
             self._error = error
         finally:

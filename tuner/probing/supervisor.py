@@ -128,6 +128,12 @@ class ProbeSupervisor:
             ended = self._run_unless_lost("couple", request, request.timeout_seconds, should_stop)
         return ended.document(CouplingCheck) or coupling_check_of_dead_process(request, ended)
 
+    def begin_estimate(self, request: ExpectationRequest) -> None:
+        """Begin the estimate of a GPU's peaks in its own process; that of the CPU needs the fork server."""
+        if request.compute_capability is not None:
+            self._stop_estimate()
+            self._estimate = BackgroundEstimate(request)
+
     def expect(self, request: ExpectationRequest, should_stop: Callable[[], bool] = lambda: False) -> ExpectedPeaks:
         """Estimate the peaks that probes are expected to measure.
 
@@ -140,12 +146,15 @@ class ProbeSupervisor:
             ProbeCancelledError: when ``should_stop`` returned true; the estimate's process is gone by then.
             ProbeError: when the fork server failed.
         """
-        self._stop_estimate()
+        begun, self._estimate = self._estimate, None
+        if begun is not None and begun.request != request:
+            begun.stop()
+            begun = None
         with self._lock:
             if request.compute_capability is None:
                 return self._expect_on_fork_server(request, should_stop)
             self._server.import_modules(self._late_imports(request.spec))
-        estimate = BackgroundEstimate(request)
+        estimate = begun or BackgroundEstimate(request)
         if not estimate.wait(self._estimate_wait_seconds, should_stop):
             raise self._timed_out(estimate)
         return estimate.result()

@@ -75,7 +75,7 @@ class Gpu(Document):
         )
 
 
-ContextKind: TypeAlias = Literal["before 8.0", "8", "9 and later", "rocm", "unknown"]
+ContextKind: TypeAlias = Literal["before 8.0", "8", "9", "10 and later", "rocm", "unknown"]
 """Groups of cards whose processes take the same memory outside of torch's allocator."""
 
 

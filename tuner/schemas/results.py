@@ -294,3 +294,6 @@ class DeviceInfo(Document):
     must be above it; none on the CPU."""
     expected_context_bytes: NonNegativeInt | None = None
     """CUDA: bytes that the context of a process is expected to take on this kind of card (`gpus.toml`)."""
+    allocatable_bytes: PositiveInt | None = None
+    """CUDA: memory of this kind of card as torch counts it (`gpus.toml`), which is `total_bytes` less what the driver
+    reserves; none for a card that is not listed."""

@@ -76,6 +76,11 @@ class Executor(ABC):
         with self._one_at_a_time():
             return self._runner.check_coupling(request, lambda: grace_seconds() is not None)
 
+    def begin_estimate(self, request: ExpectationRequest) -> None:
+        """Begin the estimate that ``expect`` will be asked for, where it can be made beside a check."""
+        with self._one_at_a_time():
+            self._runner.begin_estimate(request)
+
     def expect(self, request: ExpectationRequest, grace_seconds: GraceSeconds) -> ExpectedPeaks | None:
         """Estimate the peaks that probes would measure; none from a runner that makes no estimates.
 

@@ -41,6 +41,10 @@ class ProbeRunners:
         """Compare the loss of a batch with that of its parts; commands have no such check."""
         return self._workloads.check_coupling(request, should_stop)
 
+    def begin_estimate(self, request: ExpectationRequest) -> None:
+        """Begin the estimate of a workload."""
+        self._workloads.begin_estimate(request)
+
     def expect(self, request: ExpectationRequest, should_stop: _Stop = lambda: False) -> ExpectedPeaks | None:
         """Estimate the peaks of a workload; commands have no estimate."""
         return self._workloads.expect(request, should_stop)

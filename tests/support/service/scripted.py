@@ -56,6 +56,10 @@ class ScriptedRunner:
         self.compared += 1
         return self.coupling
 
+    def begin_estimate(self, request: ExpectationRequest) -> None:
+        """Do nothing."""
+        del request
+
     def expect(
         self, request: ExpectationRequest, should_stop: Callable[[], bool] = lambda: False
     ) -> ExpectedPeaks | None:

@@ -15,7 +15,7 @@ from typing import Any
 from .torch_internals import when_cuda_starts
 
 _LARGEST_CONTEXT = 2 * 1024**3
-"""A larger difference between two readings of a card's memory is another process's (contexts take 0.25 to 0.6 GiB)."""
+"""A larger difference between two readings of a card's memory is another process's (contexts take 0.25 to 0.9 GiB)."""
 
 _HEAP_STEP = 2 * 1024**2
 """Bytes of a huge page, by which the C library's heap grows in a probe (`glibc.malloc.hugetlb=1`)."""
@@ -84,7 +84,7 @@ class CpuMemory:
             _set_data_limit(resource.RLIM_INFINITY)
 
     def check_devices(self) -> None:
-        """Do nothing: there is one device."""
+        """Do nothing: there is one device, and the baseline has what is outside the budget."""
 
     def synchronize(self) -> None:
         """Do nothing: the CPU has no queue."""
@@ -135,9 +135,21 @@ class CudaMemory:
         if self._limit_bytes is None:
             return
         available = int((free + reserved) * (1.0 - self._margin))
-        self._limits[index] = limit = max(0, min(self._limit_bytes - context, available, total))
-        total_of_allocator = cuda.get_device_properties(index).total_memory
-        cuda.set_per_process_memory_fraction(min(1.0, limit / total_of_allocator), index)
+        self._set_limit(index, min(self._limit_bytes - context, available, total))
+
+    def _set_limit(self, index: int, limit: int) -> None:
+        cuda = self._torch.cuda
+        self._limits[index] = limit = max(0, limit)
+        cuda.set_per_process_memory_fraction(min(1.0, limit / cuda.get_device_properties(index).total_memory), index)
+
+    def _follow_context(self, index: int) -> None:
+        """Take off the limit what the context has grown by: CUDA loads kernels when they are first used."""
+        free, total = self._torch.cuda.mem_get_info(index)
+        context = self._context_bytes(index, total - free - int(self._torch.cuda.memory_reserved(index)))
+        if context > self._contexts[index]:
+            self._contexts[index] = context
+            if self._limit_bytes is not None:
+                self._set_limit(index, min(self._limits[index], self._limit_bytes - context))
 
     def _context_bytes(self, index: int, outside: int) -> int:
         """Bytes of the context: used on the card outside the allocator, less what others used before the command."""
@@ -149,11 +161,13 @@ class CudaMemory:
         """Do nothing: a report takes no memory of a card."""
 
     def check_devices(self) -> None:
-        """Limit every card that this process has begun to use."""
+        """Limit every card that this process has begun to use, and those whose context has grown further."""
         if not self._torch.cuda.is_initialized():
             return
         for index in range(self._torch.cuda.device_count()):
-            if index not in self._contexts and self._torch.cuda.memory_reserved(index):
+            if index in self._contexts:
+                self._follow_context(index)
+            elif self._torch.cuda.memory_reserved(index):
                 self._limit_card(index)
 
     def synchronize(self) -> None:

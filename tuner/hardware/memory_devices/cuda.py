@@ -10,18 +10,21 @@ import torch
 from tuner.errors import DeviceError
 from tuner.hardware.inventory import used_and_total_bytes, visible_handles
 from tuner.hardware.memory_devices.base import MemoryDevice, Peaks
+from tuner.torch_internals import clear_blas_workspaces
 from tuner.units import format_bytes
 
 _LEAST_BYTES = 2 * 1024**2
 """The smallest segment of torch's caching allocator (`kSmallBuffer`, `c10/core/AllocatorConfig.h`): under a limit below
 it no tensor can be allocated."""
+_MATRIX_SIZE = 64
+"""Rows and columns of the matrices that load kernels: any size does."""
 
 
 class CudaDevice(MemoryDevice):
     """A CUDA device. The limit is set through the caching allocator, so that a large GPU can simulate a small one.
 
     The limit covers all memory of the process. The allocator may therefore reserve the limit less the context (0.25 to
-    0.45 GiB, ``context_bytes``), which is outside the allocator.
+    0.8 GiB, ``context_bytes``), which is outside the allocator.
     """
 
     def __init__(self, torch_device: torch.device) -> None:
@@ -30,8 +33,7 @@ class CudaDevice(MemoryDevice):
         super().__init__(torch_device)
         self._other_processes_bytes = _nvml_used_bytes(torch_device.index or 0)
         torch.cuda.set_device(torch_device)
-        torch.empty(1, device=torch_device)  # creates the context, so that its size is known
-        torch.cuda.synchronize(torch_device)
+        _load_kernels(torch_device)  # creates the context, so that its size is known
         self._context_bytes = self._bytes_outside_allocator()
         self._retries_at_reset = 0
 
@@ -99,6 +101,22 @@ class CudaDevice(MemoryDevice):
     def context_bytes(self) -> int | None:
         """Memory that the context takes."""
         return self._context_bytes
+
+
+def _load_kernels(torch_device: torch.device) -> None:
+    """Create the context with what every training step adds to it; nothing stays in the allocator.
+
+    CUDA loads kernels when they are first used, and each thread has a cuBLAS handle, that of the backward pass too. On
+    an H100 with torch 2.11 and CUDA 13 a bare context takes 527 MiB, torch's kernels 92 MiB more, a handle 66 MiB and
+    that of the backward pass 64 MiB; cuDNN adds 16 MiB, and attention, sorting and optimizers nothing
+    (``benchmarks/gpu_evidence.py``).
+    """
+    weight = torch.ones(_MATRIX_SIZE, _MATRIX_SIZE, device=torch_device, requires_grad=True)
+    torch.autograd.backward((weight @ weight).sum())
+    del weight
+    torch.cuda.synchronize(torch_device)
+    clear_blas_workspaces()
+    torch.cuda.empty_cache()
 
 
 def limit_less_context(limit_bytes: int, context_bytes: int, device: str) -> int:

@@ -1,6 +1,7 @@
 // cuDNN: recurrent networks. Their weights lie in one buffer, of which torch makes its parameters views.
 #include <cudnn.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <numeric>
 
@@ -121,19 +122,24 @@ EXPORT cudnnStatus_t cudnnSetRNNDataDescriptor(cudnnRNNDataDescriptor_t data, cu
   return CUDNN_STATUS_SUCCESS;
 }
 
-// Only the real cuDNN knows them. These are assumed as by the trace, whose `recurrent_workspaces.py` names the source.
-// The caller may leave out either.
+// Only the real cuDNN knows them. These are those of the trace, whose `recurrent_workspaces.py` names the source: there
+// a mask of dropped values is part of the reserve space, here it is left out. The caller may leave out either.
 EXPORT cudnnStatus_t cudnnGetRNNTempSpaceSizes(cudnnHandle_t, cudnnRNNDescriptor_t rnn, cudnnForwardMode_t mode,
                                                cudnnRNNDataDescriptor_t data, size_t *workspace_bytes,
                                                size_t *reserve_bytes) {
   const int64_t kept = rnn->mode == CUDNN_LSTM ? 5 : rnn->mode == CUDNN_GRU ? 6 : 1;
   const int64_t values = rnn->layers * kept + rnn->layers - 1;
-  const int64_t states = data->samples * rnn->hidden * rnn->directions * rnn->layers * (3 * gates(*rnn) - 1);
+  const int64_t units = rnn->hidden * rnn->directions;
+  const int64_t states = data->samples * units * rnn->layers * (3 * gates(*rnn) - 1);
   const int64_t matrices = matrix_offset(*rnn, rnn->layers * rnn->directions, 0);
+  const int64_t gates_held = std::max<int64_t>(3, gates(*rnn)) + 2 * (rnn->directions - 1);
+  const int64_t inputs_held = rnn->layers == 1 && rnn->mode != CUDNN_LSTM ? 2 : 1;
+  const int64_t steps =
+      data->tokens * (gates_held * units + inputs_held * rnn->inputs + std::max(rnn->inputs, units));
   const size_t element = element_bytes(rnn->type);
-  if (workspace_bytes != nullptr) *workspace_bytes = (matrices + states) * element;
+  if (workspace_bytes != nullptr)
+    *workspace_bytes = (matrices + states + steps) * element + (size_t{8} << 20) * rnn->layers * rnn->directions;
   if (reserve_bytes != nullptr)
-    *reserve_bytes =
-        mode == CUDNN_FWD_MODE_TRAINING ? data->tokens * rnn->hidden * rnn->directions * values * element : 0;
+    *reserve_bytes = mode == CUDNN_FWD_MODE_TRAINING ? data->tokens * units * values * element + 256 : 0;
   return CUDNN_STATUS_SUCCESS;
 }

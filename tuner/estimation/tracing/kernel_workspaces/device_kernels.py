@@ -32,7 +32,7 @@ from tuner.estimation.tracing.kernel_workspaces.recurrent_workspaces import (
     dropout_state_bytes,
     onednn_scratchpad,
     packed_steps,
-    reserve_error,
+    recurrent_error,
 )
 from tuner.estimation.tracing.kernel_workspaces.reduction_workspaces import (
     ctc_backward,
@@ -158,7 +158,7 @@ class CudaKernels:
     def error(self, func: OpOverload, args: Sequence[Any], outputs: Sequence[Tensor]) -> tuple[int, int]:
         """Return by how many bytes the workspace of ``func`` may be smaller, and larger, than ``temporary`` has it."""
         if func is CUDNN_RNN:
-            return reserve_error(args, is_miopen=self.has_miopen)
+            return recurrent_error(args, is_miopen=self.has_miopen)
         call = library_call(func, args, outputs)
         if call is None:
             return 0, 0

@@ -1,13 +1,12 @@
 """Memory that libraries keep for the backward pass of recurrent layers, and hold while they run.
 
 cuDNN reports the sizes of its "reserve space" and of its workspace at run time alone (``cudnnGetRNNTempSpaceSizes``),
-and documents neither. The formulas are those of one published report of both: LSTM and GRU with four layers of 320
-units on a P100, in fp32 (https://github.com/pytorch/pytorch/issues/2895). 736,000,000 and 864,000,000 bytes of reserve
-space are 5 and 6 values for each of 25,000 tokens, units and layers, and one between layers. 17,730,560 and 13,169,920
-bytes of workspace are the matrices, and 11 and 8 values for each of 100 samples, units and layers. The report names
-parameters and bytes; units and layers follow from the former, tokens and samples were found as the round numbers that
-give all four figures. ``cudnn_rnn.cpp`` of the virtual card has the same formulas. Other versions and algorithms of
-cuDNN may keep more or less: see ``reserve_error``. MIOpen's are of its source (``GetWorkspaceSize`` and
+and documents neither. The formulas were fitted to measurements of cuDNN 9.19 on an H100, in fp32, fp16 and bf16
+(``benchmarks/gpu_evidence_workspaces.py``). The reserve space is exact at all of them. So is the workspace of an LSTM
+in one direction to 1 % from 64 samples on, that of a GRU to 6 %; plain layers of few units take up to four times as
+much, by an algorithm of their own. An older report, of LSTM and GRU with four layers of 320 units on a P100
+(https://github.com/pytorch/pytorch/issues/2895), has the same reserve space, and a workspace of matrices and states
+alone. ``cudnn_rnn.cpp`` of the virtual card has the same formulas. MIOpen's are of its source (``GetWorkspaceSize`` and
 ``GetReserveSize`` in ``rnn.cpp``): a workspace of so many values, and a reserve space of twice as many.
 """
 
@@ -30,7 +29,17 @@ _ONEDNN_TOKEN_BYTES = 64
 _ONEDNN_FORWARD_ARGUMENTS = 16
 _GATES = {0: 1, 1: 1, 2: 4, 3: 3}
 _KEPT_VALUES = {0: 1, 1: 1, 2: 5, 3: 6}
-"""Values of each unit, step and sample that a layer keeps, by mode; of the modes without gates an assumption."""
+"""Values of each unit, step and sample that a layer keeps, by mode."""
+_RESERVE_HEADER_BYTES = 256
+"""Bytes of cuDNN's reserve space beside the values."""
+_STREAM_BYTES = 8 * 1024**2
+"""Bytes of cuDNN's workspace for each layer and direction."""
+_LEAST_GATES = 3
+"""Gates of a layer's workspace at least: plain layers take as much as a GRU."""
+_PLAIN_ERROR = 3
+"""A plain layer's workspace may be so many times larger."""
+_GATED_ERROR = 8
+"""That of an LSTM or GRU may differ by the share of one in so many."""
 _MIOPEN_VALUES = {0: 1, 1: 1, 2: 6, 3: 4}
 """Values of each unit, step, sample and layer in MIOpen's workspace, by mode (``workspaceScale`` in ``rnn.cpp``)."""
 _DROPOUT_STATE_BYTES = 48
@@ -96,20 +105,32 @@ class RecurrentCall:
     @property
     def reserve_bytes(self) -> int:
         """Bytes that the library keeps until the backward pass."""
+        if not self.trains:
+            return 0
         if self.is_miopen:
-            return 2 * self._miopen_bytes if self.trains else 0
-        values = self.layers * _KEPT_VALUES[self.mode] + self.layers - 1
-        kept = self.tokens * self.units * self.directions * values * self.data.element_size()
-        return kept if self.trains else 0
+            return 2 * self._miopen_bytes
+        units = self.tokens * self.units * self.directions
+        between = self.layers - 1
+        mask = units * between // 8 if self.drops else 0  # a bit for each value between layers
+        values = units * (self.layers * _KEPT_VALUES[self.mode] + between)
+        return values * self.data.element_size() + mask + _RESERVE_HEADER_BYTES
 
     @property
     def workspace_bytes(self) -> int:
-        """Bytes that the library holds while it runs, forward or backward."""
+        """Bytes that the library holds while it runs, forward or backward.
+
+        Copies of the matrices and of states, and for the steps of one layer at a time its gates, an input and an output
+        (the wider of the two); a stream's share for each layer and direction.
+        """
         if self.is_miopen:
             return self._miopen_bytes
         matrices = sum(weight.numel() for weight in self.weights if weight.dim() == _MATRIX_DIMENSIONS)
-        states = self.samples * self.units * self.directions * self.layers * (3 * _GATES[self.mode] - 1)
-        return (matrices + states) * self.data.element_size()
+        units, width = self.units * self.directions, self.data.shape[-1]
+        states = self.samples * units * self.layers * (3 * _GATES[self.mode] - 1)
+        gates = max(_LEAST_GATES, _GATES[self.mode]) + 2 * (self.directions - 1)
+        inputs = 2 if self.layers == 1 and self.mode != RNN_MODES["lstm"] else 1
+        steps = self.tokens * (gates * units + inputs * width + max(width, units))
+        return (matrices + states + steps) * self.data.element_size() + _STREAM_BYTES * self.layers * self.directions
 
     @property
     def _miopen_bytes(self) -> int:
@@ -117,10 +138,18 @@ class RecurrentCall:
         return values * self.data.element_size()
 
 
-def reserve_error(args: Sequence[Any], *, is_miopen: bool) -> tuple[int, int]:
-    """Return by how many bytes the reserve space may be smaller, and larger: assumptions, half and as much again."""
-    reserve_bytes = RecurrentCall.of(args, is_miopen=is_miopen).reserve_bytes
-    return reserve_bytes // 2, reserve_bytes
+def recurrent_error(args: Sequence[Any], *, is_miopen: bool) -> tuple[int, int]:
+    """Return by how many bytes a recurrent layer's memory may be smaller, and larger.
+
+    Of cuDNN the workspace is uncertain; of MIOpen, which was measured on no card, the reserve space: assumptions, half
+    and as much again.
+    """
+    call = RecurrentCall.of(args, is_miopen=is_miopen)
+    if is_miopen:
+        return call.reserve_bytes // 2, call.reserve_bytes
+    if call.mode in {RNN_MODES["lstm"], RNN_MODES["gru"]}:
+        return call.workspace_bytes // _GATED_ERROR, call.workspace_bytes // _GATED_ERROR
+    return 0, call.workspace_bytes * _PLAIN_ERROR
 
 
 def dropout_state_bytes(args: Sequence[Any], threads: int) -> int:
