@@ -154,6 +154,24 @@ _CreatedAfter = Annotated[
     _text(format="date-time"),
     Query(description="Return only items that were created after this time, with a time zone."),
 ]
+_Slot = Annotated[
+    str | None,
+    _NAME,
+    Query(
+        max_length=300,
+        pattern=_NO_CONTROL_CHARACTERS,
+        description="Return only items that run on this slot (host and device), or ran there last.",
+    ),
+]
+QueueSlot = Annotated[
+    str | None,
+    _NAME,
+    Query(
+        max_length=300,
+        pattern=_NO_CONTROL_CHARACTERS,
+        description="Return only items that the worker of this slot (host and device) can take.",
+    ),
+]
 _SORT = "Field to sort by, with `-` before it for the largest first; the newest come first without it."
 _WORK_SORTS = (
     *("created", "name", "model", "state", "device", "priority", "probes", "ended"),
@@ -189,10 +207,11 @@ async def _work_search(  # noqa: PLR0913, PLR0917 - one parameter per filter
     owner: _Owner = None,
     problem_code: _ProblemCode = None,
     created_after: _CreatedAfter = None,
+    slot: _Slot = None,
     sort: _WorkSort = "-created",
 ) -> Search:
     given = {"project": project, "owner": owner, "problem_code": problem_code, "created_after": created_after}
-    return _search(q, label, sort, **given)
+    return _search(q, label, sort, slot=slot, **given)
 
 
 async def _recommendation_search(  # noqa: PLR0913, PLR0917 - as above

@@ -9,11 +9,14 @@ from service.application.context import ApplicationContext
 from service.application.rules.hardware_matches import group_by_hardware, workers_with
 from service.application.rules.wait_time import RECENT, Running, expected_waits
 from service.domain.fleet import Fleet, FleetStatus
-from service.domain.hardware import ANY_DEVICE, need_of_lane
+from service.domain.hardware import ANY_DEVICE, fits, need_of_lane
 from service.domain.states import State, WorkKind
-from service.domain.workers import DeviceList, DeviceStatus, Queue, QueueEntry
+from service.domain.workers import DeviceList, DeviceStatus, Queue, QueueEntry, ServedDevice
 from service.errors import NotFoundError
 from service.store.models import AnnouncedDevice, ReportedFleet, Waiting, WorkFilter, WorkRow
+
+_SEARCHED = 2000
+"""Most pieces of waiting work that are searched for those of one slot."""
 
 
 class DeviceCases:
@@ -57,9 +60,12 @@ class QueueCases:
         self._queue = context.store.queue
         self._work = context.store.work
 
-    def read(self, limit: int) -> Queue:
-        """Return the waiting work in the order in which it is taken, with the expected waits."""
-        waiting = self._queue.waiting(limit)
+    def read(self, limit: int, slot: str | None = None) -> Queue:
+        """Return the waiting work in the order in which it is taken, with the expected waits.
+
+        With a ``slot``, only what its worker can take.
+        """
+        waiting = self._queue.waiting(limit) if slot is None else self._waiting_for(slot)[:limit]
         alive = self._context.live_workers()
         items: dict[str, QueueEntry] = {}
         lanes = {(entry.device, entry.hardware if entry.device == ANY_DEVICE else None) for entry in waiting}
@@ -74,6 +80,13 @@ class QueueCases:
         return Queue(items=tuple(items[entry.id] for entry in waiting))
 
     # --- helpers ---
+
+    def _waiting_for(self, slot: str) -> list[Waiting]:
+        """Return the waiting work that the worker of a slot can take; none where no worker has served it for a day."""
+        served = next((device.served for device in self._devices.list() if device.served.slot == slot), None)
+        if served is None:
+            return []
+        return [entry for entry in self._queue.waiting(_SEARCHED) if _can_take(served, entry)]
 
     def _waits(
         self, entries: Sequence[Waiting], serving: Sequence[AnnouncedDevice], recent: Sequence[WorkRow]
@@ -108,6 +121,13 @@ class QueueCases:
                 item = self._work.get(announced.running_id)
                 return Running(item.kind, item.started_at)
         return None
+
+
+def _can_take(served: ServedDevice, entry: Waiting) -> bool:
+    """Return whether waiting work needs this device, or hardware that it is."""
+    if entry.device == ANY_DEVICE:
+        return fits(served.device, need_of_lane(str(entry.hardware)))
+    return entry.device == served.device.id and entry.hardware in {None, served.hardware}
 
 
 def _serving(alive: Sequence[AnnouncedDevice], device: str, lane: str | None) -> list[AnnouncedDevice]:

@@ -18,6 +18,7 @@ from service.domain.workers import (
     Gains,
     ModelGain,
     Occupancy,
+    OccupancyPeriod,
     Period,
     RecommendationHits,
     SpentSeconds,
@@ -30,9 +31,6 @@ _CACHE_SECONDS = 2.0
 """Lifetime of the counts of a period: open pages poll them, and counting 100,000 tunings takes some 50 ms."""
 
 _MOST_MODELS = 20
-_BUCKETS = 48
-_BUCKET_SECONDS = 1800
-"""A day in half hours: as many as a strip shows on a narrow page."""
 _OCCUPANCY_CACHE_SECONDS = 10.0
 
 
@@ -93,21 +91,25 @@ class OccupancyCases:
     def __init__(self, statistics: StatisticsStore, clock: Callable[[], float] = time.monotonic) -> None:
         self._statistics = statistics
         self._clock = clock
-        self._lock = threading.Lock()
-        self._cached: tuple[float, Occupancy] | None = None
+        self._locks = {period: threading.Lock() for period in OccupancyPeriod}
+        self._cache: dict[OccupancyPeriod, tuple[float, Occupancy]] = {}
 
-    def read(self) -> Occupancy:
-        """Return the occupancy of the last day; it is at most ten seconds old."""
-        with self._lock:
-            if self._cached is None or self._clock() - self._cached[0] > _OCCUPANCY_CACHE_SECONDS:
-                self._cached = self._clock(), _occupancy(self._statistics.occupancy(_BUCKETS, _BUCKET_SECONDS))
-            return self._cached[1]
+    def read(self, period: OccupancyPeriod = OccupancyPeriod.DAY) -> Occupancy:
+        """Return the occupancy of a period; it is at most ten seconds old."""
+        with self._locks[period]:
+            if period not in self._cache or self._clock() - self._cache[period][0] > _OCCUPANCY_CACHE_SECONDS:
+                found = self._statistics.occupancy(period.buckets, period.bucket_seconds)
+                self._cache[period] = self._clock(), _occupancy(found, period)
+            return self._cache[period][1]
 
 
-def _occupancy(found: OccupancyBuckets) -> Occupancy:
+def _occupancy(found: OccupancyBuckets, period: OccupancyPeriod) -> Occupancy:
     total = (found.end - found.start).total_seconds()
-    lengths = [max(min(_BUCKET_SECONDS, total - number * _BUCKET_SECONDS), 0.001) for number in range(_BUCKETS)]
-    by_slot: dict[str, dict[WorkKind, list[float]]] = defaultdict(lambda: {kind: [0.0] * _BUCKETS for kind in WorkKind})
+    length, buckets = period.bucket_seconds, range(period.buckets)
+    lengths = [max(min(length, total - number * length), 0.001) for number in buckets]
+    by_slot: dict[str, dict[WorkKind, list[float]]] = defaultdict(
+        lambda: {kind: [0.0 for _ in buckets] for kind in WorkKind}
+    )
     for busy in found.busy:
         by_slot[busy.slot][busy.kind][busy.bucket] += busy.seconds
 
@@ -117,7 +119,7 @@ def _occupancy(found: OccupancyBuckets) -> Occupancy:
     return Occupancy(
         start=found.start,
         end=found.end,
-        bucket_seconds=_BUCKET_SECONDS,
+        bucket_seconds=length,
         devices=tuple(
             DeviceOccupancy(
                 slot=slot,

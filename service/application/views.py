@@ -49,7 +49,6 @@ def tuning(item: WorkItem, recommendation: Recommendation | None, queue: QueuePo
     """Return a tuning in full."""
     return Tuning(
         **item.summary(),
-        slot=item.slot,
         queue=queue,
         problem=item.problem,
         request=TuningRequest.model_validate_json(item.payload),
@@ -62,7 +61,6 @@ def job(item: WorkItem, directory: Path | None, queue: QueuePosition | None = No
     request = JobRequest.model_validate_json(item.payload)
     return Job(
         **item.summary(),
-        slot=item.slot,
         queue=queue,
         problem=item.problem,
         progress=item.progress,

@@ -129,6 +129,8 @@ class WorkSummary(Named, RecommendedFigures):
     hardware: str | None = None
     """The hardware that it needs, in words: as requested, and the kind of device that it is bound to from its first
     probe on. None where it needs a device."""
+    slot: str | None = None
+    """The slot (host and device) that runs it, or ran it last."""
     model: str
     """Short name of the model: the architecture, `model_type`, target or registered command."""
     effective_batch_size: PositiveInt
@@ -183,8 +185,6 @@ class TuningSummary(WorkSummary):
 class Tuning(TuningSummary):
     """The search for the largest micro-batch for one request."""
 
-    slot: str | None = None
-    """The slot (host and device) that runs it, or ran it last."""
     queue: QueuePosition | None = None
     """Its position in the queue while it waits; none in the response to its submission, and while not yet computed."""
     request: TuningRequest
@@ -207,8 +207,6 @@ class JobSummary(WorkSummary):
 class Job(JobSummary):
     """A training run that follows a recommendation."""
 
-    slot: str | None = None
-    """The slot (host and device) that runs it, or ran it last."""
     queue: QueuePosition | None = None
     """Its position in the queue while it waits; none in the response to its submission, and while not yet computed."""
     training: TrainingRequest

@@ -137,6 +137,25 @@ class Period(StrEnum):
         return {Period.DAY: 86_400.0, Period.WEEK: 7 * 86_400.0, Period.ALL: None}[self]
 
 
+class OccupancyPeriod(StrEnum):
+    """The time that an occupancy covers."""
+
+    DAY = "24h"
+    """The last day, in half hours."""
+    WEEK = "7d"
+    """The last seven days, in buckets of two hours."""
+
+    @property
+    def bucket_seconds(self) -> int:
+        """Return the length of a bucket in seconds."""
+        return {OccupancyPeriod.DAY: 1800, OccupancyPeriod.WEEK: 7200}[self]
+
+    @property
+    def buckets(self) -> int:
+        """Return the number of buckets, of which the last is not over yet."""
+        return {OccupancyPeriod.DAY: 48, OccupancyPeriod.WEEK: 84}[self]
+
+
 class Failures(Document):
     """Tunings or jobs that failed with the same problem code."""
 
@@ -182,7 +201,7 @@ class DeviceOccupancy(Document):
 
 
 class Occupancy(Document):
-    """Occupancy of the devices in the last day, from recorded work."""
+    """Occupancy of the devices in the last day or week, from recorded work."""
 
     start: datetime
     """Begin of the first bucket (UTC)."""

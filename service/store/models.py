@@ -134,6 +134,8 @@ class Search:
     """Code of the problem with which work failed; no filter of recommendations."""
     created_after: datetime | None = None
     """Only what was created later."""
+    slot: str | None = None
+    """The slot that runs work, or ran it last; no filter of recommendations."""
     sort: str = "created"
     """The field to sort by; see ``service.api.dependencies``."""
     descending: bool = True

@@ -9,14 +9,15 @@ from fastapi import APIRouter, Query
 
 from service.api.authentication import CurrentCaller, requires_scope
 from service.api.context import Context
-from service.api.dependencies import Limit
+from service.api.dependencies import Limit, QueueSlot
 from service.api.problems import COMMON_STATUSES, declared
 from service.api.strict_route import StrictRoute
 from service.domain.api_keys import Scope
 from service.domain.fleet import Fleet
-from service.domain.workers import DeviceList, Health, Occupancy, Period, Queue, Summary
+from service.domain.workers import DeviceList, Health, Occupancy, OccupancyPeriod, Period, Queue, Summary
 
 SummaryPeriod = Annotated[Period, Query(description="Period that the summary covers.")]
+CoveredTime = Annotated[OccupancyPeriod, Query(description="Time that the occupancy covers.")]
 
 router = APIRouter(tags=["operations"], responses=declared(*COMMON_STATUSES), route_class=StrictRoute)
 
@@ -40,9 +41,13 @@ def list_devices(context: Context) -> DeviceList:
     dependencies=[requires_scope(Scope.TUNINGS_READ)],
     responses=declared(HTTPStatus.UNAUTHORIZED, HTTPStatus.UNPROCESSABLE_ENTITY),
 )
-def read_queue(context: Context, limit: Limit = 50) -> Queue:
-    """List the queued work in the order in which workers take it, with the expected waits where they are known."""
-    return context.queue.read(limit)
+def read_queue(context: Context, limit: Limit = 50, slot: QueueSlot = None) -> Queue:
+    """List the queued work in the order in which workers take it, with the expected waits where they are known.
+
+    With `slot`, the first 2,000 waiting tunings and jobs are searched. A slot that no worker has served within a day
+    has none.
+    """
+    return context.queue.read(limit, slot)
 
 
 @router.get(
@@ -78,15 +83,17 @@ def read_summary(context: Context, caller: CurrentCaller, period: SummaryPeriod 
     operation_id="readOccupancy",
     summary="Read the occupancy of the devices",
     dependencies=[requires_scope(Scope.TUNINGS_READ)],
-    responses=declared(HTTPStatus.UNAUTHORIZED),
+    responses=declared(HTTPStatus.UNAUTHORIZED, HTTPStatus.UNPROCESSABLE_ENTITY),
 )
-def read_occupancy(context: Context) -> Occupancy:
+def read_occupancy(context: Context, period: CoveredTime = OccupancyPeriod.DAY) -> Occupancy:
     """Read for which share of each half hour of the last day work held each device, from the records of the work.
+
+    With `period=7d`: of each two hours of the last seven days.
 
     Work that has ended counts for the device on which it ran last, also the time of earlier attempts, which is placed
     before that of the last one. Deleted work does not count. The response is at most ten seconds old.
     """
-    return context.occupancy.read()
+    return context.occupancy.read(period)
 
 
 @router.get("/livez", operation_id="checkLiveness", summary="Check liveness")

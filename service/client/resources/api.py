@@ -15,7 +15,17 @@ from service.domain.audit import AuditAction, AuditEntry, AuditPage
 from service.domain.commands import CommandList, RegisteredCommand
 from service.domain.fleet import Fleet
 from service.domain.work import GpuList
-from service.domain.workers import DeviceList, DeviceStatus, Health, Occupancy, Period, Queue, QueueEntry, Summary
+from service.domain.workers import (
+    DeviceList,
+    DeviceStatus,
+    Health,
+    Occupancy,
+    OccupancyPeriod,
+    Period,
+    Queue,
+    QueueEntry,
+    Summary,
+)
 from tuner.schemas.estimates import Estimate, EstimateRequest
 from tuner.schemas.gpus import Gpu
 
@@ -35,9 +45,14 @@ class AsyncDevices(Resource):
 class AsyncQueue(Resource):
     """The queue of waiting work."""
 
-    async def list(self, limit: int | None = None) -> tuple[QueueEntry, ...]:
-        """List the waiting tunings and jobs in their order, with their expected waits."""
-        return (await self._core.call(Queue, Call("GET", "/v1/queue", {"limit": limit}))).items
+    async def list(self, limit: int | None = None, slot: str | None = None) -> tuple[QueueEntry, ...]:
+        """List the waiting tunings and jobs in their order, with their expected waits.
+
+        Args:
+            limit: most entries to return; 50 without.
+            slot: only what the worker of this slot (host and device) can take.
+        """
+        return (await self._core.call(Queue, Call("GET", "/v1/queue", {"limit": limit, "slot": slot}))).items
 
 
 class AsyncEstimates(Resource):
@@ -149,13 +164,14 @@ class AsyncCalls(Resource):
         self.audit = AsyncAudit(core)
         self.webhooks = AsyncWebhooks(core)
 
-    async def occupancy(self) -> Occupancy:
-        """Return the shares of the last day for which work held each device, by half hours.
+    async def occupancy(self, period: OccupancyPeriod | str = OccupancyPeriod.DAY) -> Occupancy:
+        """Return the shares of time for which work held each device: of the last day, or of the last 7 days (`7d`).
 
         Raises:
             ApiError: when the service refuses.
         """
-        return await self._core.call(Occupancy, Call("GET", "/v1/occupancy"))
+        given = {"period": OccupancyPeriod(period).value}
+        return await self._core.call(Occupancy, Call("GET", "/v1/occupancy", given))
 
     async def summary(self, period: Period | str = Period.DAY) -> Summary:
         """Summarise the work of the last day, the last 7 days (`7d`) or all time (`all`), and what has not ended.

@@ -138,6 +138,7 @@ class AsyncTunings(AsyncWork[Tuning, TuningSummary]):
         owner: str | None = None,
         problem_code: str | None = None,
         created_after: datetime | None = None,
+        slot: str | None = None,
         sort: str | None = None,
         page_size: int = PAGE_SIZE,
     ) -> AsyncGenerator[TuningSummary, None]:
@@ -147,7 +148,7 @@ class AsyncTunings(AsyncWork[Tuning, TuningSummary]):
             ApiError: when the service refuses.
         """
         filters = {"state": state, "device": device, "model": model, "fingerprint": fingerprint, "limit": page_size}
-        given = {"project": project, "owner": owner, "problem_code": problem_code, "sort": sort}
+        given = {"project": project, "owner": owner, "problem_code": problem_code, "slot": slot, "sort": sort}
         return self._rows(filters | search_query(search, labels, created_after, **given))
 
 

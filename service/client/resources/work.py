@@ -115,6 +115,7 @@ class AsyncWork(Resource, Generic[FollowedT, RowT]):
         owner: str | None = None,
         problem_code: str | None = None,
         created_after: datetime | None = None,
+        slot: str | None = None,
         sort: str | None = None,
         page_size: int = PAGE_SIZE,
     ) -> AsyncGenerator[RowT, None]:
@@ -130,6 +131,7 @@ class AsyncWork(Resource, Generic[FollowedT, RowT]):
             owner: the name or id of the API key that submitted it.
             problem_code: the code of the problem with which it failed.
             created_after: only what was created later.
+            slot: the slot (host and device) that runs it, or ran it last.
             sort: the field to sort by, such as ``"name"`` or ``"-samples_per_second"``; the newest come first without.
             page_size: rows of one request.
 
@@ -137,7 +139,7 @@ class AsyncWork(Resource, Generic[FollowedT, RowT]):
             ApiError: when the service refuses.
         """
         filters = {"state": state, "device": device, "model": model, "limit": page_size}
-        given = {"project": project, "owner": owner, "problem_code": problem_code, "sort": sort}
+        given = {"project": project, "owner": owner, "problem_code": problem_code, "slot": slot, "sort": sort}
         return self._rows(filters | search_query(search, labels, created_after, **given))
 
     async def _change_all(self, action: BulkAction, work_ids: Sequence[str]) -> tuple[BulkResult, ...]:

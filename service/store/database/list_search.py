@@ -149,6 +149,8 @@ def _found(connection: Connection, table: Table, search: Search) -> list[ColumnE
         conditions.append(table.c.key_id.in_(owners))
     if search.problem_code is not None:
         conditions.append(and_(is_failed, work_items.c.problem_code == search.problem_code))
+    if search.slot is not None:
+        conditions.append(work_items.c.slot == search.slot)
     words = [word.lower() for word in (*search.words, *labels, *projects)]
     if connection.dialect.name == "postgresql":
         return conditions + [_text(table).contains(word, autoescape=True) for word in words]

@@ -37,7 +37,7 @@ def test_every_route_refuses_unknown_parameters(shared_service: Running) -> None
             "zzz",
             (
                 "zzz: is not a query parameter of this route (known: format, state, device, model, fingerprint, limit, "
-                "cursor, q, label, project, owner, problem_code, created_after, sort)"
+                "cursor, q, label, project, owner, problem_code, created_after, slot, sort)"
             ),
         ),
         ("limit=1&limit=2", "limit: can be given once, and was given 2 times"),

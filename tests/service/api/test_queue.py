@@ -12,6 +12,7 @@ import pytest
 from service.application.rules.wait_time import Running as AtWork
 from service.application.rules.wait_time import expected_waits
 from service.domain.api_keys import Scope, make_key
+from service.domain.hardware import ANY_DEVICE, HardwareNeed
 from service.domain.states import State, WorkKind
 from service.domain.work import JobSubmission
 from service.store.models import AnnouncedDevice, Waiting, WorkRow
@@ -52,6 +53,21 @@ def test_the_queue_lists_the_order_of_work(busy: Running) -> None:
     assert {(item["kind"], item["device"], item["model"]) for item in items} == {("tuning", "cpu", "mlp")}
     assert all(item["age_seconds"] >= 0 and item["expected_wait_seconds"] is None for item in items)
     assert len(busy.http.get("/v1/queue", params={"limit": 2}).json()["items"]) == 2
+
+
+def test_the_queue_of_a_slot(busy: Running) -> None:
+    """Work for its device or hardware that it is, with the positions of the whole queue; over HTTP and in the SDK."""
+    (here,) = (seen.served for seen in busy.system.store.devices.list())
+    lane = HardwareNeed.of_kind(here.device, 1).lane
+    busy.system.store.submissions.add(new_work(f"tun_{1:032x}", device=ANY_DEVICE, hardware=lane))
+    busy.system.store.submissions.add(new_work(f"tun_{2:032x}", device="cuda:7"))
+    busy.system.store.submissions.add(new_work(f"tun_{3:032x}", hardware="none|1"))
+    own = {submitted(busy, effective_batch_size=5), f"tun_{1:032x}"}
+    assert {item["id"] for item in busy.http.get("/v1/queue", params={"slot": here.slot}).json()["items"]} == own
+    with busy.client as client:
+        assert {entry.id for entry in client.queue.list(slot=here.slot)} == own
+        assert len(client.queue.list(limit=1, slot=here.slot)) == 1
+        assert client.queue.list(slot="elsewhere/cpu") == ()
 
 
 def test_an_unready_device_has_no_expected_wait(start_service: StartService, tmp_path: Path) -> None:

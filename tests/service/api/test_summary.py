@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import threading
+import time
+
+import pytest
 
 from service.application.hit_counter import HitCounter
 from service.application.statistics import OccupancyCases, SummaryCases
@@ -177,6 +180,22 @@ def test_the_occupancy_has_a_share_for_each_half_hour(start_service: StartServic
     assert 7200 / 86_400 - 0.001 < device.busy < 7200 / (86_400 - 1800) + 0.001
     set_work(service.settings.url, document["id"], device_ms=0)
     assert service.http.get("/v1/occupancy").json() == found.model_dump(mode="json")
+
+
+def test_the_occupancy_of_a_week_has_buckets_of_two_hours(start_service: StartService) -> None:
+    """Work of some days ago is in the week alone; another period is refused."""
+    service = start_service()
+    document = ended(service.http, service.http.post("/v1/tunings", json=body()).headers["location"])
+    days_ago = int(1000 * time.time()) - 3 * 86_400_000
+    set_work(service.settings.url, document["id"], ended_at=days_ago, device_ms=7_200_000)
+    with service.client as client:
+        week, day = client.occupancy("7d"), client.occupancy()
+    (device,) = week.devices
+    assert (week.bucket_seconds, len(device.tunings), day.devices) == (7200, 84, ())
+    assert (week.end - week.start).total_seconds() > 6.9 * 86_400
+    assert sum(device.tunings) == pytest.approx(1.0, abs=0.01)
+    assert sum(device.tunings[46:50]) == sum(device.tunings)
+    assert service.http.get("/v1/occupancy", params={"period": "all"}).status_code == 422
 
 
 def test_the_occupancy_is_summed_anew_after_a_while(store: Store) -> None:

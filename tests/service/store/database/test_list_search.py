@@ -24,7 +24,7 @@ from service.store.database.schema import recommendations, work_items
 from service.store.models import Binding, Ending, RecommendationFilter, Search, StalenessFilter, WorkFilter, WorkRow
 from service.store.store import Store, open_store
 from tests.support.factories import CPU, probe_result, recommendation
-from tests.support.service.scripted import new_work
+from tests.support.service.scripted import SERVED, new_work
 from tests.support.service.stores import NewId, claimed, ended, engine_at, fill
 from tuner.schemas.requests import Named
 
@@ -121,6 +121,21 @@ def test_a_search_finds_what_failed_by_a_cause(store: Store, new_id: NewId) -> N
             assert store.work.newest(WorkKind.JOB, 5, wanted=wanted) == []
     wanted = WorkFilter(states=(State.SUCCEEDED,), search=Search(problem_code="oom"))
     assert store.work.newest(WorkKind.TUNING, 5, wanted=wanted) == []
+
+
+def test_a_search_finds_what_ran_on_a_slot(store: Store, new_id: NewId) -> None:
+    """Ended and held work of the slot is found; queued work ran nowhere."""
+    ran = []
+    for _ in range(2):
+        store.submissions.add(new_work(new_id("tun")))
+        lease = claimed(store).lease
+        ran.append(lease.work_id)
+        if len(ran) == 1:
+            store.leases.finish(lease, Ending(State.SUCCEEDED))
+    store.submissions.add(new_work(new_id("tun")))
+    for slot, expected in ((SERVED.slot, ran[::-1]), (f"{SERVED.slot}0", [])):
+        found = store.work.newest(WorkKind.TUNING, 5, wanted=WorkFilter(search=Search(slot=slot)))
+        assert [(row.id, row.slot) for row in found] == [(work_id, slot) for work_id in expected]
 
 
 def test_a_search_finds_what_changed_and_not_what_was_deleted(store: Store, new_id: NewId) -> None:
