@@ -17,6 +17,16 @@ from tuner.schemas.base import Document, NonNegativeFloat, NonNegativeInt, Posit
 from tuner.schemas.results import DeviceInfo
 
 
+class DeviceMemory(Document):
+    """Memory of a device in use when its worker read it, some seconds before a heartbeat."""
+
+    used_bytes: NonNegativeInt
+    """Memory in use by all processes. What is left of the device's memory is free."""
+    own_bytes: NonNegativeInt | None = None
+    """The part of the worker's processes: probes, jobs, and of the CPU the worker itself. None where it cannot be told,
+    as in a container in which the driver names processes by the ids of the host."""
+
+
 class ServedDevice(Document):
     """A device that a worker serves, with the environment of its probes."""
 
@@ -30,6 +40,9 @@ class ServedDevice(Document):
     """Environment variables of probes and jobs on the device."""
     versions: dict[str, str]
     """Installed versions of the packages that affect memory."""
+    memory: DeviceMemory | None = None
+    """Memory in use now; `used_bytes` of `device` is from the worker's start. None where a cluster's engine hands out
+    the device, and where it cannot be read. A change by less than a five-hundredth of the memory is left out."""
     unready: str | None = None
     """Reason why the device takes no work now, such as a full disk of its host, beginning with a stable code; none when
     it takes work. Interrupted work is back in the queue, and goes on when the cause is gone, or on another device."""

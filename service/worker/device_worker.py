@@ -11,6 +11,7 @@ from service.store.store import Store
 from service.worker.attempts import AttemptRunner
 from service.worker.claiming import WorkClaimer
 from service.worker.executors.base import Executor
+from service.worker.executors.memory_watch import MemoryWatch
 from service.worker.host_health import Health
 from service.worker.idle_pause import IdlePause
 from service.worker.lease import LeaseHolder, LeaseTerms, StopReason
@@ -65,6 +66,7 @@ class DeviceWorker:
         self._executor = executor
         self._settings = settings
         self._slot = Slot(self.served, store.leases, store.devices, settings)
+        self._memory = MemoryWatch(executor.memory_in_use, device.total_bytes)
         self._health = Health(self.served.slot, self._check, self._report_health)
         context = DeviceContext(self.served, settings.runs_dir, self._health)
         stores = RunStores(store.evidence, store.recommendations, store.residuals)
@@ -90,8 +92,10 @@ class DeviceWorker:
         try:
             self._health.is_ready()
             if self._is_announced:
+                self._memory.start()
                 self._devices.announce(self._with_health())
         except BaseException:
+            self._memory.stop()
             self._slot.release()
             raise
         self._loop.start()
@@ -112,6 +116,7 @@ class DeviceWorker:
 
     def close(self) -> None:
         """Withdraw the device, and release the slot. The heartbeat, which would announce it again, has ended."""
+        self._memory.stop()
         if self._loop.was_started and self._is_announced:
             self._slot.withdraw()
         self._executor.close()
@@ -132,11 +137,11 @@ class DeviceWorker:
         return self._loop.is_idle
 
     def served_now(self) -> ServedDevice | None:
-        """Return the device with its health, or None when it is not announced."""
+        """Return the device with its memory and health, or None when it is not announced."""
         return self._with_health() if self._is_announced and self.is_alive() else None
 
     def _with_health(self) -> ServedDevice:
-        return self.served.model_copy(update={"unready": self._health.unready})
+        return self.served.model_copy(update={"memory": self._memory.latest, "unready": self._health.unready})
 
     def _check(self, needed_bytes: int) -> HostFailure | None:
         """Check the host and the device."""

@@ -17,6 +17,7 @@ from tuner.errors import DeviceError, OutOfMemoryError
 from tuner.hardware.inventory import find_device
 from tuner.hardware.memory_devices.cuda import CudaDevice
 from tuner.hardware.memory_devices.factory import open_device
+from tuner.hardware.memory_in_use import memory_in_use
 from tuner.planning.fingerprint import installed_versions
 from tuner.planning.session import Tuning
 from tuner.probing.supervisor import ProbeSupervisor
@@ -115,6 +116,17 @@ def test_a_probe_reports_the_allocators_figures(supervisor: ProbeSupervisor) -> 
     assert result.context_bytes is not None
     assert 50 * MIB < result.context_bytes < 2 * GIB
     assert result.other_processes_bytes is not None
+
+
+def test_memory_of_a_card_is_divided_into_own_and_others() -> None:
+    """A tensor of this process is own; none of a process that is not a descendant. None where ids cannot be told."""
+    held = torch.ones(256 * MIB, dtype=torch.uint8, device="cuda:0")
+    torch.cuda.synchronize()
+    found = memory_in_use(find_device("cuda:0"))
+    assert found is not None
+    assert held.numel() <= found.used_bytes
+    if found.own_bytes is not None:
+        assert held.numel() <= found.own_bytes <= found.used_bytes
 
 
 def test_the_fork_server_has_no_cuda_context(supervisor: ProbeSupervisor) -> None:

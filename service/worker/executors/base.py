@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from service.errors import ServiceError
+from tuner.hardware.memory_in_use import MemoryInUse
 from tuner.planning.driver import ProbeRunner
 from tuner.schemas.recommendation import CouplingCheck, Recommendation
 from tuner.schemas.requests import CouplingRequest, ExpectationRequest, ProbeRequest, TrainingRequest, TuningRequest
@@ -137,6 +138,10 @@ class Executor(ABC):
 
     def lost_device(self) -> str | None:
         """Return a message when the device is lost, or None."""
+        return None
+
+    def memory_in_use(self) -> MemoryInUse | None:
+        """Return the memory in use on the device, or None where it cannot be read."""
         return None
 
     def environment(self) -> dict[str, str]:

@@ -15,6 +15,7 @@ from service.worker.executors.base import Executor, GraceSeconds, OnProgress, Tr
 from service.worker.executors.command_run import CommandRun
 from tuner.commands.command_job import CommandJob
 from tuner.hardware import inventory
+from tuner.hardware.memory_in_use import MemoryInUse, memory_in_use
 from tuner.planning.driver import ProbeRunner
 from tuner.schemas.command import CommandSpec
 from tuner.schemas.results import DeviceInfo
@@ -75,6 +76,10 @@ class LocalExecutor(Executor):
     @override
     def lost_device(self) -> str | None:
         return inventory.device_failure(self.device)
+
+    @override
+    def memory_in_use(self) -> MemoryInUse | None:
+        return memory_in_use(self.device)
 
     @override
     def _train(self, run: TrainingRun, on_progress: OnProgress, grace_seconds: GraceSeconds) -> TrainingResult:

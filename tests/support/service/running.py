@@ -15,6 +15,7 @@ from typing import Any
 import httpx
 import uvicorn
 from fastapi import FastAPI
+from typing_extensions import override
 
 from service.bootstrap import System, app_of, build
 from service.client import Client
@@ -25,6 +26,7 @@ from service.worker.executors.inline import InlineExecutor
 from tests.support.factories import CPU
 from tests.support.service.processes import PATIENCE_SECONDS
 from tests.support.service.scripted import ScriptedRunner, Trainer
+from tuner.hardware.memory_in_use import MemoryInUse
 from tuner.schemas.results import DeviceInfo
 
 
@@ -88,6 +90,18 @@ def _app(system: System, settings: Settings) -> FastAPI:
     return app
 
 
+class _Executor(InlineExecutor):
+    """An executor on a device whose memory in use the runner has."""
+
+    def __init__(self, device: DeviceInfo, runner: ScriptedRunner, trainer: Trainer) -> None:
+        super().__init__(device, runner, trainer)
+        self._scripted = runner
+
+    @override
+    def memory_in_use(self) -> MemoryInUse | None:
+        return self._scripted.memory
+
+
 @contextmanager
 def running(
     data_dir: Path,
@@ -102,7 +116,7 @@ def running(
     if not settings.database_url and not (database := Path(settings.url.removeprefix("sqlite:///"))).exists():
         make_private_folder(settings.data_dir)
         database.write_bytes(migrated())
-    system = build(settings, lambda device: InlineExecutor(device, runner, trainer), [device], {"torch": torch})
+    system = build(settings, lambda device: _Executor(device, runner, trainer), [device], {"torch": torch})
     with (
         listening(_app(system, settings)) as url,
         httpx.Client(base_url=url, verify=False, timeout=PATIENCE_SECONDS) as http,  # noqa: S501

@@ -12,6 +12,7 @@ from service.store.models import NewWork
 from service.worker.executors.base import GraceSeconds, OnProgress, TrainingRun
 from tests.support.factories import CPU, tuning_request
 from tuner.errors import ProbeCancelledError
+from tuner.hardware.memory_in_use import MemoryInUse
 from tuner.planning.accumulation import probe_window
 from tuner.schemas.command import CommandSpec
 from tuner.schemas.recommendation import CouplingCheck
@@ -37,6 +38,7 @@ class ScriptedRunner:
         self.coupling = CouplingCheck(verdict="separate", message="scripted")
         self.closed = False
         self.late: ExpectedPeaks | None = None
+        self.memory: MemoryInUse | None = None
         self.spec_error: Exception | None = None
         self.gate = gate or (lambda _size, _stop: None)
 

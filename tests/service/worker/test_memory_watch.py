@@ -1,0 +1,43 @@
+"""The watch over a device's memory, and its way to the list of devices."""
+
+from __future__ import annotations
+
+import pytest
+
+from service.domain.workers import DeviceMemory
+from service.worker.executors.memory_watch import MemoryWatch
+from tests.support.service.running import StartService
+from tests.support.service.scripted import ScriptedRunner
+from tuner.hardware.memory_in_use import MemoryInUse
+
+TOTAL_BYTES = 512_000
+
+
+@pytest.mark.parametrize(
+    ("after", "is_announced"),
+    [
+        (MemoryInUse(5999, 2000), False),
+        (MemoryInUse(6000, 2000), True),
+        (MemoryInUse(5000, 3000), True),
+        (MemoryInUse(5000, None), True),
+        (None, True),
+    ],
+)
+def test_a_small_change_is_not_announced(after: MemoryInUse | None, *, is_announced: bool) -> None:
+    """One by less than a five-hundredth of the memory leaves the reading, and the row of the store, as they are."""
+    readings = [MemoryInUse(5000, 2000), after]
+    watch = MemoryWatch(lambda: readings.pop(0), TOTAL_BYTES)
+    watch.update()
+    assert watch.latest == (before := DeviceMemory(used_bytes=5000, own_bytes=2000))
+    watch.update()
+    assert (watch.latest is not before and watch.latest != before) == is_announced
+
+
+def test_devices_have_their_memory_in_use(start_service: StartService) -> None:
+    """What the executor reads is in the list of devices from the first announcement on."""
+    runner = ScriptedRunner(37)
+    runner.memory = MemoryInUse(2**30, 2**20)
+    service = start_service(runner)
+    with service.client as client:
+        (device,) = client.devices.list()
+    assert device.memory == DeviceMemory(used_bytes=2**30, own_bytes=2**20)
