@@ -42,6 +42,7 @@ _PAGES = (
     _Page("/recommendations/{recommendation_id}", "recommendation.html"),
     _Page("/jobs", "jobs.html"),
     _Page("/jobs/{job_id}", "job.html"),
+    _Page("/devices/{slot:path}", "device.html"),
     _Page("/keys", "keys.html"),
     _Page("/webhooks", "webhooks.html"),
     _Page("/webhooks/{webhook_id}", "webhook.html"),

@@ -230,6 +230,21 @@ export function scopeAlert(scope) {
   return alertBox("warn", "Your key may not see this", html`<p>It needs the scope <code>${scope}</code>. ${how}</p>`);
 }
 
+// --- sections -------------------------------------------------------------------------------------------------------
+
+/** A section with its heading, a note or links beside it; a placeholder until its content is there. */
+export function Section({ name, title, note, aside, children }) {
+  return html`<section aria-labelledby="${name}-title">
+    <div class="section-head"><h2 id="${name}-title">${title}</h2>${note && html`<span class="muted small">${note}</span>`}${aside && html`<span class="aside small">${aside}</span>`}</div>
+    <div id=${name}>${children || html`<p class="muted">Loading…</p>`}</div>
+  </section>`;
+}
+
+/** Buttons of which one is pressed: `options` has their texts by value. */
+export function Segments({ label, options, value, onChange }) {
+  return html`<div class="segments" role="group" aria-label=${label}>${Object.entries(options).map(([name, text]) => html`<button type="button" class="segment" aria-pressed=${String(name === value)} onClick=${() => onChange(name)}>${text}</button>`)}</div>`;
+}
+
 // --- figures --------------------------------------------------------------------------------------------------------
 
 /** A definition list of pairs; those whose value is null, undefined, false or "" are left out. */

@@ -2,6 +2,7 @@
 
 import { addressOf, keyId, may } from "./api.js";
 import { bar, both, codeBlock, labelTags, linkTo, mark, scopeAlert, sparkline, stateBadge, time, took } from "./components.js";
+import { deviceLink } from "./devices.js";
 import { byId } from "./dom.js";
 import { SEARCH } from "./filters.js";
 import { bytes, count, number, planText, plural, seconds, words } from "./format.js";
@@ -24,6 +25,7 @@ const PAGES = { tun: "tunings", rec: "recommendations", job: "jobs" };
 const STATE = { ...choiceOf("state", "State", STATES, words), multiple: true };
 const MODEL = { name: "model", label: "Model", placeholder: "the full name", suggest: (row) => row.model };
 const DEVICE = { name: "device", label: "Device", placeholder: "for example cuda:0", suggest: (row) => row.device };
+const SLOT = { name: "slot", label: "Slot", placeholder: "for example host/cuda:0", suggest: (row) => row.slot };
 const PRODUCT = { name: "device", label: "Device", placeholder: "cuda:0, or a product's name", suggest: (row) => row.device_name };
 const HOLDS = choiceOf("stale", "Holds", ["false", "true"], (value) => (value === "true" ? "stale" : "holds"));
 const LABEL = { name: "label", label: "Label", placeholder: "for example team=vision", pattern: "[^=]+=.*", maxlength: 400, multiple: true };
@@ -47,7 +49,7 @@ const FIGURES = [
 ];
 const WORK = [
   { title: "State", sort: "state", cell: stateBadge },
-  { title: "Model and device", class: "model", sort: "model", cell: (row) => both(row.model, row.device ?? row.hardware) },
+  { title: "Model and device", class: "model", sort: "model", cell: (row) => both(row.model, row.slot === null ? row.device ?? row.hardware : deviceLink(row.slot, row.device ?? row.hardware)) },
   ...FIGURES,
 ];
 const OWNER = keyId() === "" ? [] : [{ title: "Owner", class: "nowrap", cell: ownerLink }];
@@ -125,7 +127,7 @@ const LISTS = {
     caption: "Tunings",
     noun: "tuning",
     files: true,
-    filters: [SEARCH, STATE, MODEL, DEVICE, LABEL, PROJECT, ...OWNERS, CREATED, CAUSE, FINGERPRINT],
+    filters: [SEARCH, STATE, MODEL, DEVICE, SLOT, LABEL, PROJECT, ...OWNERS, CREATED, CAUSE, FINGERPRINT],
     columns: [
       named("Tuning", "tunings"),
       ...WORK,
@@ -173,7 +175,7 @@ const LISTS = {
     caption: "Jobs",
     noun: "job",
     files: true,
-    filters: [SEARCH, STATE, MODEL, DEVICE, LABEL, PROJECT, ...OWNERS, CREATED, CAUSE],
+    filters: [SEARCH, STATE, MODEL, DEVICE, SLOT, LABEL, PROJECT, ...OWNERS, CREATED, CAUSE],
     columns: [
       named("Job", "jobs"),
       ...WORK,

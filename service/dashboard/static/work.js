@@ -10,6 +10,7 @@
 import { del, get, keyId, may, post } from "./api.js";
 import { alertBox, Button, confirmDialog, problemAlert, scopeAlert, stateBadge, time, took } from "./components.js";
 import { withDetails } from "./device_words.js";
+import { deviceLink } from "./devices.js";
 import { announce, byId } from "./dom.js";
 import { count, planText, seconds, words } from "./format.js";
 import { ENDED, eventually, follow, poll } from "./live.js";
@@ -141,7 +142,7 @@ export function runFacts(work) {
   return [
     ["Submitted", time(work.created_at)],
     ["Duration", took(work)],
-    ["Slot", work.slot],
+    ["Slot", work.slot && deviceLink(work.slot)],
     ["Attempts", work.attempts > 1 ? `${work.attempts}: taken over or restarted` : null],
     ["Owner", work.key_id && html`<span title=${work.key_id}>${work.owner ?? work.key_id}</span>`],
   ];

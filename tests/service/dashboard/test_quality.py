@@ -19,6 +19,7 @@ from tests.support.service.browser import Watched, watched
 from tests.support.service.running import Running, running
 from tests.support.service.scripted import ScriptedRunner, Trainer
 from tuner.errors import WorkloadError
+from tuner.hardware.memory_in_use import MemoryInUse
 
 AXE = resources.files("axe_playwright_python").joinpath("axe.min.js").read_text(encoding="utf-8")
 WCAG = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa"]
@@ -31,6 +32,7 @@ WITHOUT_CHARTS = (
     "/tunings/new",
     "/recommendations",
     "/jobs",
+    "/devices/host/cpu",
     "/keys",
     "/webhooks",
     "{webhook}",
@@ -61,6 +63,7 @@ def ended(service: Running, path: str, body: dict[str, Any]) -> dict[str, Any]:
 def populated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PopulatedService]:
     """Tunings that fit and that fail, recommendations, a job; hostile text in every field that a caller controls."""
     runner = ScriptedRunner(37)
+    runner.memory = MemoryInUse(used_bytes=5 * 2**30, own_bytes=2**30)
     with running(
         tmp_path_factory.mktemp("pages"), runner, Trainer(), webhook_hosts=("http://hooks.example",)
     ) as service:
@@ -165,7 +168,7 @@ def test_hostile_text_is_escaped(browser: Browser, populated: PopulatedService) 
     """Names, messages and addresses of callers run nothing and show as they are (a dialog or an error would fail)."""
     with watched(browser, populated.service.url) as opened:
         excused(opened)
-        for path in ("/", "/tunings", "/recommendations", *populated.paths.values()):
+        for path in ("/", "/tunings", "/recommendations", "/devices/host/cpu", *populated.paths.values()):
             page = settled(opened, path)
             assert page.locator("img, main script, main iframe").count() == 0, path
         page = settled(opened, populated.paths["{failed}"])

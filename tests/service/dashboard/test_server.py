@@ -46,6 +46,7 @@ PAGES = [
     f"/recommendations/rec_{ID}",
     "/jobs",
     f"/jobs/job_{ID}",
+    "/devices/host/cpu",
     "/keys",
     "/webhooks",
     f"/webhooks/whk_{ID}",

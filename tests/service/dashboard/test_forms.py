@@ -1,13 +1,18 @@
-"""The form of a registered command, made from the schema of its arguments, in a real browser."""
+"""The forms of a tuning (presets, adapters, estimates) and of a registered command (its arguments' schema)."""
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, Page, expect
+import transformers
+from playwright.sync_api import Browser, Page, Route, expect
 
+from service.dashboard.new_tuning import presets
+from service.domain.work import TuningSubmission
 from service.worker.executors.base import GraceSeconds, OnProgress, TrainingRun
 from tests.service.dashboard.test_quality import AXE, VIOLATIONS, WCAG
 from tests.support.service.browser import watched
@@ -15,6 +20,77 @@ from tests.support.service.registered import DEFINITION, commands_file, submissi
 from tests.support.service.running import Running, StartService
 from tuner.schemas.training import CommandProgress, RunOutcome, TrainingResult
 from tuner.training.launching.run_directory import RunPaths
+
+PRESETS = {name: request for family in presets().values() for name, request in family.items()}
+
+
+def preview(page: Page) -> Any:
+    """The body that the form would send."""
+    return json.loads(page.locator("#preview code").inner_text())
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_a_preset_is_a_request_of_a_known_model(name: str) -> None:
+    """It is valid, and transformers has the architecture, with every field of the config."""
+    request = TuningSubmission.model_validate_json(json.dumps(PRESETS[name]), strict=True)
+    config = dict(PRESETS[name]["spec"]["model"]["config"])
+    known = transformers.AutoConfig.for_model(config.pop("model_type"))
+    assert [field for field in config if not hasattr(known, field)] == []
+    assert request.effective_batch_size > 1
+
+
+def test_a_preset_fills_the_form_with_all_of_it(service: Running, browser: Browser) -> None:
+    """The form's request equals the preset, for each of them; the page stays accessible."""
+    with watched(browser, service.url) as opened:
+        page = opened.open("/tunings/new")
+        for name, request in PRESETS.items():
+            page.get_by_label("Model from the presets").select_option(name)
+            expect(page.get_by_label("Effective batch size")).to_have_value(str(request["effective_batch_size"]))
+            assert TuningSubmission.model_validate(preview(page)) == TuningSubmission.model_validate(request), name
+        page.evaluate(AXE)
+        assert page.evaluate(VIOLATIONS, WCAG) == []
+
+
+def test_an_adapter_of_defaults_is_kept(service: Running, browser: Browser) -> None:
+    """Choosing the kind is enough, and choosing none takes the adapter out again."""
+    with watched(browser, service.url) as opened:
+        page = opened.open("/tunings/new")
+        page.get_by_label("Model from the presets").select_option("Llama 3, 8 billion")
+        page.get_by_text("Optimizer, parallelism, data and other parts of the spec").click()
+        kind = page.locator("#field-spec-adapter-kind")
+        expect(kind).to_have_value("")
+        assert "adapter" not in preview(page)["spec"]
+        kind.select_option("lora")
+        expect(page.locator("#preview code")).to_contain_text('"adapter"')
+        assert preview(page)["spec"]["adapter"] == {"kind": "lora"}
+        page.locator("#field-spec-adapter-rank").fill("16")
+        expect(page.locator("#preview code")).to_contain_text("16")
+        assert preview(page)["spec"]["adapter"] == {"kind": "lora", "rank": 16}
+        kind.select_option("")
+        expect(page.locator("#preview code")).not_to_contain_text('"adapter"')
+
+
+def test_an_estimate_is_cancelled(service: Running, browser: Browser) -> None:
+    """It says for how long it has been under way; a cancelled one leaves the form as it is."""
+    held: list[Route] = []
+
+    def hold(route: Route) -> None:
+        held.append(route)
+
+    with watched(browser, service.url) as opened:
+        page = opened.open("/tunings/new")
+        page.get_by_label("Model from the presets").select_option("GPT-2, 124 million")
+        page.route("**/v1/estimates", hold)
+        page.get_by_role("button", name="Estimate first").click()
+        expect(page.get_by_role("progressbar", name="Estimate in progress")).to_be_visible()
+        page.get_by_role("button", name="Cancel the estimate").press("Enter")
+        expect(page.get_by_text("The estimate is cancelled.")).to_be_visible()
+        expect(page.get_by_role("button", name="Estimate first")).to_be_enabled()
+        expect(page.get_by_role("alert")).to_have_count(0)
+        assert len(held) == 1
+
+
+# --- registered commands ---
 
 
 @pytest.fixture
@@ -24,7 +100,7 @@ def file(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def service(start_service: StartService, file: Path) -> Running:
+def registered(start_service: StartService, file: Path) -> Running:
     """A service with one registered command."""
     return start_service(commands=file)
 
@@ -35,9 +111,9 @@ def opened_form(page: Page) -> None:
     page.get_by_label("Workload", exact=True).select_option("command")
 
 
-def test_a_command_is_tuned_from_its_form(service: Running, browser: Browser) -> None:
+def test_a_command_is_tuned_from_its_form(registered: Running, browser: Browser) -> None:
     """Fields, defaults and bounds are those that the operator registered; the pages after it show the command."""
-    with watched(browser, service.url) as opened:
+    with watched(browser, registered.url) as opened:
         page = opened.open("/tunings/new")
         opened_form(page)
         expect(page.get_by_label("Effective batch size")).to_have_value("60")
@@ -64,7 +140,7 @@ def test_a_command_is_tuned_from_its_form(service: Running, browser: Browser) ->
         expect(page.locator("#exported")).to_contain_text("--updates=7")
         for absent in ("Script", "Devices per node", "Arguments of"):
             expect(page.get_by_label(absent)).not_to_be_visible()
-        one, other = (row["id"] for row in service.http.get("/v1/recommendations").json()["items"])
+        one, other = (row["id"] for row in registered.http.get("/v1/recommendations").json()["items"])
         opened.open(f"/recommendations/compare?id={one}&id={other}")
         expect(page.get_by_text("wide: width 12, rate 0.1").first).to_be_visible()
         opened.open("/recommendations")
@@ -118,9 +194,9 @@ def test_a_command_is_run_from_its_recommendation(start_service: StartService, b
         assert page.evaluate(VIOLATIONS, WCAG) == []
 
 
-def test_a_wrong_argument_is_shown_beside_its_field(service: Running, browser: Browser) -> None:
+def test_a_wrong_argument_is_shown_beside_its_field(registered: Running, browser: Browser) -> None:
     """With the bounds of the operator."""
-    with watched(browser, service.url) as opened:
+    with watched(browser, registered.url) as opened:
         opened.excused = ("422",)
         page = opened.open("/tunings/new")
         opened_form(page)
@@ -133,9 +209,9 @@ def test_a_wrong_argument_is_shown_beside_its_field(service: Running, browser: B
         expect(page.get_by_label("Width")).to_be_focused()
 
 
-def test_a_pasted_spec_chooses_the_form_of_its_kind(service: Running, browser: Browser) -> None:
+def test_a_pasted_spec_chooses_the_form_of_its_kind(registered: Running, browser: Browser) -> None:
     """And an example goes back to a workload that is described."""
-    with watched(browser, service.url) as opened:
+    with watched(browser, registered.url) as opened:
         page = opened.open("/tunings/new")
         page.get_by_text("Paste a spec as YAML or JSON").click()
         page.get_by_label("A spec, or a whole request").fill(
@@ -158,9 +234,9 @@ def test_without_commands_the_form_has_no_choice(start_service: StartService, br
         expect(page.get_by_label("Workload", exact=True)).to_have_count(0)
 
 
-def test_the_form_of_a_command_is_accessible(service: Running, browser: Browser) -> None:
+def test_the_form_of_a_command_is_accessible(registered: Running, browser: Browser) -> None:
     """By the rules of axe."""
-    with watched(browser, service.url) as opened:
+    with watched(browser, registered.url) as opened:
         page = opened.open("/tunings/new")
         opened_form(page)
         page.evaluate(AXE)

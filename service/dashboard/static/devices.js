@@ -1,0 +1,75 @@
+/**
+ * Devices and the queue, as the overview and the page of a device show them.
+ *
+ *   deviceLink(row.slot, row.device.id)      a link to a device's page
+ *   worker(row), memory(row), holder(row)    cells of a device of `GET /v1/devices`
+ *   queue(rows, "Nothing waits")             the waiting work of `GET /v1/queue`
+ */
+
+import { bar, emptyState, linkTo, mark, tag } from "./components.js";
+import { Table } from "./data_table.js";
+import { bytes, count, seconds } from "./format.js";
+import { html } from "./preact-htm.js";
+import { PATHS } from "./running.js";
+
+const NEARLY_FULL = 0.9;
+
+/** A link to the page of the device in a slot. */
+export function deviceLink(slot, text = slot) {
+  return html`<a href="/devices/${slot.split("/").map(encodeURIComponent).join("/")}" title=${slot}>${text}</a>`;
+}
+
+/** The name of a slot's host. */
+export function hostOf(slot) {
+  return slot.slice(0, slot.lastIndexOf("/"));
+}
+
+export function workLink(id, name = null) {
+  return linkTo(PATHS[id.startsWith("job_") ? "job" : "tuning"], id, name);
+}
+
+/** What a device runs, or that it is free. */
+export function holder(row) {
+  if (row.running_id !== null) {
+    return workLink(row.running_id);
+  }
+  return row.alive && row.unready === null ? mark("neutral", "○", "Free") : "–";
+}
+
+/** The memory in use of the whole; the whole where no worker reads it. */
+export function memory({ memory: now, device: { total_bytes: total } }) {
+  const used = now?.used_bytes ?? null;
+  return used === null
+    ? html`<span>${bytes(total)}<span class="muted"> total</span></span>`
+    : bar({ value: used, max: total, label: "Memory used", text: `${bytes(used)} of ${bytes(total)} used`, kind: used > NEARLY_FULL * total ? "warn" : "info" });
+}
+
+/** The state of a device's worker. */
+export function worker(row) {
+  if (!row.alive) {
+    return mark("bad", "✕", `Silent for ${seconds(row.heartbeat_age_seconds)}`);
+  }
+  return row.unready === null ? mark("ok", "✓", "Alive") : html`${mark("warn", "!", "Takes no work")}<div class="small">${row.unready}</div>`;
+}
+
+const QUEUE = [
+  { title: "Position", class: "number", cell: (row) => count(row.position) },
+  { title: "Work", class: "nowrap", cell: (row) => html`${workLink(row.id)} ${tag(row.kind)}` },
+  { title: "Model", class: "model", cell: (row) => row.model },
+  { title: "Device", class: "nowrap", cell: (row) => row.device ?? row.hardware },
+  { title: "Priority", class: "number", cell: (row) => row.priority },
+  { title: "Waiting for", class: "number", cell: (row) => seconds(Math.floor(row.age_seconds)) },
+  { title: "Expected wait", class: "number", cell: expectedWait },
+];
+
+/** The waiting work, or a title where there is none. */
+export function queue(rows, none) {
+  return rows.length > 0 ? html`<${Table} caption="Queue" columns=${QUEUE} rows=${rows} />` : emptyState({ title: none });
+}
+
+function expectedWait({ unserved, expected_wait_seconds: wait }) {
+  const unknown = "Known once three tunings or jobs have ended on this device and a worker that takes work serves it";
+  return unserved !== null || wait === null
+    ? html`<span class="muted" title=${unserved === null ? unknown : null}>${unserved ?? "not known yet"}</span>`
+    : `about ${seconds(Math.round(wait))}`;
+}
