@@ -300,6 +300,11 @@ function writerOf(schema, path) {
     const [between, item] = isText ? [/\n/, (text) => text] : [/[\n,]/, asNumber]; // a path may contain a comma
     return { lines: 2, parse: (text) => text.split(between).map((part) => part.trim()).filter(Boolean).map(item), format: (value) => [value].flat().join("\n"), hint: "One a line." };
   }
+  const words = wordsBesideList(schema);
+  if (words.length > 0) {
+    const parse = (text) => (words.includes(text) ? text : text.split(/[\n,]/).map((part) => part.trim()).filter(Boolean));
+    return { lines: 2, parse, format: (value) => [value].flat().join("\n"), hint: `\`${words.join("`, `")}\`, or several: one a line, or with commas between.` };
+  }
   if (path.endsWith("_bytes")) {
     return { parse: asBytes, format: String, hint: "For example 24 GiB." };
   }
@@ -307,6 +312,12 @@ function writerOf(schema, path) {
     return { parse: asNumber, format: String, inputMode: schema.type === "integer" ? "numeric" : "decimal" };
   }
   return { parse: (text) => text, format: String };
+}
+
+/** The texts that a schema takes in place of a list of texts: of `target_modules`, `all-linear`. */
+function wordsBesideList({ anyOf = [] }) {
+  const isList = anyOf.some(({ type, items }) => type === "array" && items.type === "string");
+  return isList ? anyOf.filter((option) => option.const !== undefined).map((option) => option.const) : [];
 }
 
 function asPairs(text) {

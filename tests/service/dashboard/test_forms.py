@@ -21,6 +21,8 @@ from tests.support.service.running import Running, StartService
 from tuner.schemas.training import CommandProgress, RunOutcome, TrainingResult
 from tuner.training.launching.run_directory import RunPaths
 
+TARGET_MODULES = {"q_proj, v_proj": "v_proj", "all-linear": "all-linear", "q_proj\nk_proj\n": "k_proj"}
+"""What is typed, and the text or the last module that is sent."""
 PRESETS = {name: request for family in presets().values() for name, request in family.items()}
 
 
@@ -66,6 +68,13 @@ def test_an_adapter_of_defaults_is_kept(service: Running, browser: Browser) -> N
         page.locator("#field-spec-adapter-rank").fill("16")
         expect(page.locator("#preview code")).to_contain_text("16")
         assert preview(page)["spec"]["adapter"] == {"kind": "lora", "rank": 16}
+        modules = page.locator("#field-spec-adapter-target_modules")
+        for typed, sent in TARGET_MODULES.items():
+            modules.fill(typed)
+            expect(page.locator("#preview code")).to_contain_text(re.compile(r"target_modules[^}]*" + sent[-3:]))
+            adapter = preview(page)["spec"]["adapter"]
+            assert adapter["target_modules"] == (sent if sent == "all-linear" else ["q_proj", sent])
+            TuningSubmission.model_validate(preview(page))
         kind.select_option("")
         expect(page.locator("#preview code")).not_to_contain_text('"adapter"')
 
