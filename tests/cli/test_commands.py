@@ -23,7 +23,14 @@ from tuner.cli.display import TrainingBar
 from tuner.errors import DeviceError, SpecError
 from tuner.schemas.recommendation import Recommendation
 from tuner.schemas.requests import TrainingRequest
-from tuner.schemas.training import EvaluationReport, MicroBatchSplit, RunOutcome, TrainingProgress, TrainingResult
+from tuner.schemas.training import (
+    EvaluationReport,
+    MicroBatchSplit,
+    RunOutcome,
+    TrainedFigures,
+    TrainingProgress,
+    TrainingResult,
+)
 from tuner.schemas.workload import WorkloadSpec
 from tuner.training.launching.run_directory import ProgressLog, RunPaths
 
@@ -405,10 +412,13 @@ def test_an_evaluation_has_a_line() -> None:
     fields: dict[str, Any] = {"terms": {}, "weights": {}, "samples": 9, "micro_batch_size": 5, "seconds": 0.1}
     best = EvaluationReport(update=2, loss=0.5, metrics={"accuracy": None}, splits=(split,), is_best=True, **fields)
     failed = EvaluationReport(update=2, loss=None, message="a single held-out sample did not fit", **fields)
-    assert shown(progress(2, evaluations=(best, failed))) == [
+    beside = TrainedFigures(loss=0.75, terms={})
+    both = EvaluationReport(update=2, loss=0.5, of_averages=True, trained=beside, **fields)
+    assert shown(progress(2, evaluations=(best, failed, both))) == [
         "evaluation: micro-batch of 9 did not fit on rank 0: 5 + 4 from here on",
         "evaluation after update 2: loss 0.5000  accuracy not known  (best so far)",
         "evaluation after update 2: a single held-out sample did not fit",
+        "evaluation of the moving averages after update 2: loss 0.5000  loss of the trained weights 0.7500",
     ]
 
 

@@ -19,7 +19,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tests.support.factories import gpt_spec, mlp_spec, recommendation
 from tuner.errors import SpecError
 from tuner.schemas.requests import TrackerName, TrainingRequest
-from tuner.schemas.training import EvaluationReport, RunOutcome, TrainingProgress, TrainingResult
+from tuner.schemas.training import EvaluationReport, RunOutcome, TrainedFigures, TrainingProgress, TrainingResult
 from tuner.training.launching.launcher import TrainingProcess
 from tuner.training.launching.run_directory import ProgressLog, RunPaths
 from tuner.training.progress import ProgressWriter
@@ -186,6 +186,9 @@ def test_an_evaluation_has_curves() -> None:
     assert found[0] == {"evaluation/loss": 9.0}
     assert (found[1]["evaluation/loss"], found[1]["evaluation/accuracy"]) == (2.0, 0.5)
     assert "evaluation/loss" not in figures(progress(2))
+    both = EvaluationReport(update=2, loss=2.0, of_averages=True, trained=TrainedFigures(loss=3.0, terms={}), **fields)
+    of_both = figures_of(progress(2, evaluations=(both,)), None)[2]
+    assert (of_both["evaluation/loss"], of_both["evaluation/trained/loss"]) == (2.0, 3.0)
 
 
 def test_the_peak_is_beside_the_limit() -> None:

@@ -358,9 +358,12 @@ def describe_split(split: MicroBatchSplit) -> str:
 def describe_evaluation(evaluation: EvaluationReport) -> list[str]:
     """Describe an evaluation in a line, and each batch of it that did not fit in another."""
     named = {"loss": evaluation.loss, **evaluation.metrics}
+    if evaluation.trained is not None:
+        named["loss of the trained weights"] = evaluation.trained.loss
+    averages = " of the moving averages" if evaluation.of_averages else ""
     figures = "  ".join(f"{name} {'not known' if value is None else f'{value:.4f}'}" for name, value in named.items())
     best = "  (best so far)" if evaluation.is_best else ""
-    line = f"evaluation after update {evaluation.update}: {evaluation.message or figures}{best}"
+    line = f"evaluation{averages} after update {evaluation.update}: {evaluation.message or figures}{best}"
     return [f"evaluation: {describe_split(split)}" for split in evaluation.splits] + [line]
 
 

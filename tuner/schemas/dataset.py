@@ -164,6 +164,8 @@ MetricName = Literal["accuracy", "perplexity", "f1", "precision", "recall"]
 """Figures of an evaluation beside its loss: see ``EvaluationSpec.metrics``."""
 Monitored = Literal["loss", "accuracy", "perplexity", "f1", "precision", "recall"]
 """Figures that choose the best weights."""
+EvaluatedWeights = Literal["trained", "average", "both"]
+"""The weights that an evaluation uses where moving averages are kept."""
 _MOST_METRICS = 16
 
 
@@ -202,6 +204,9 @@ class EvaluationSpec(Document):
     the package `torchmetrics`."""
     monitor: Monitored = "loss"
     """The figure that chooses the best weights and ends a run early: `loss`, or one of `metrics`."""
+    weights: EvaluatedWeights = "trained"
+    """The weights that are evaluated, choose the best ones and end a run early: those that train (`trained`), or their
+    moving averages of `ema_decay` (`average`). `both`: as `average`, and the trained ones are evaluated beside."""
     early_stopping: EarlyStopping | None = None
     """When to end the run before its last update; never when absent."""
 
@@ -215,16 +220,26 @@ class EvaluationSpec(Document):
             raise ValueError(f"`monitor` is `{self.monitor}`, which has to be one of `metrics` too")
         return self
 
-    def require_use(self, *, unlabelled: str, has_vocabulary: bool) -> None:
-        """Check that the metrics are of use for a model.
+    @property
+    def uses_averages(self) -> bool:
+        """True if the moving averages are evaluated, and choose the best weights."""
+        return self.weights != "trained"
+
+    def require_use(self, *, unlabelled: str, has_vocabulary: bool, has_averages: bool) -> None:
+        """Check that the metrics are of use for a model, and that the weights to evaluate are kept.
 
         Args:
             unlabelled: the task, if its loss is no cross-entropy over labels; empty otherwise.
             has_vocabulary: whether the classes of the labels are the tokens of a vocabulary.
+            has_averages: whether moving averages of the weights are kept.
 
         Raises:
-            ValueError: naming the first metric that is not.
+            ValueError: naming the first metric that is not of use, or the weights that are not kept.
         """
+        if self.uses_averages and not has_averages:
+            raise ValueError(
+                f"`evaluation.weights` is `{self.weights}`, and no moving averages are kept: set `ema_decay` too"
+            )
         for name in self.metrics:
             if unlabelled:
                 raise ValueError(f"`{name}` is for a cross-entropy over labels, which {unlabelled} does not have")

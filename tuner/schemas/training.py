@@ -9,6 +9,7 @@ from typing import TypeAlias
 from pydantic import Field
 
 from tuner.schemas.base import Document, NonNegativeFloat, NonNegativeInt, PositiveInt
+from tuner.schemas.dataset import EvaluatedWeights
 
 
 class RunOutcome(StrEnum):
@@ -62,6 +63,17 @@ class NoiseScale(Document):
     """The estimate in words, or the reason why there is none."""
 
 
+class TrainedFigures(Document):
+    """Figures of the weights that train, beside those of their moving averages."""
+
+    loss: float | None
+    """Mean over the held-out data, as that of the averages; none for the same reasons."""
+    terms: dict[str, float | None]
+    """Mean of each named loss term."""
+    metrics: dict[str, float | None] = Field(default_factory=dict)
+    """Each requested metric."""
+
+
 class EvaluationReport(Document):
     """An evaluation: the loss and metrics of the weights after an update, over all held-out samples."""
 
@@ -76,6 +88,10 @@ class EvaluationReport(Document):
     """Weight of each term: the number of tokens or samples of the mean."""
     metrics: dict[str, float | None] = Field(default_factory=dict)
     """Each requested metric; none when not finite, or without a label."""
+    of_averages: bool = False
+    """True if these are the loss, terms and metrics of the moving averages of the weights."""
+    trained: TrainedFigures | None = None
+    """The figures of the weights that train, where both were evaluated; they choose nothing."""
     samples: NonNegativeInt
     """Samples that were evaluated, over all ranks."""
     micro_batch_size: PositiveInt
@@ -95,6 +111,8 @@ class EvaluationSummary(Document):
 
     monitor: str
     """The figure that chooses the best weights."""
+    weights: EvaluatedWeights = "trained"
+    """The weights that were evaluated."""
     held_out_samples: PositiveInt
     """Samples in the held-out data."""
     evaluations: NonNegativeInt

@@ -324,9 +324,11 @@ class WorkloadSpec(Document):
     def _has_labels_to_evaluate(self) -> Self:
         task = self.model.task if isinstance(self.model, TransformersModel) else ""
         if self.evaluation is not None:
-            unlabelled = task if task in _TASKS_WITHOUT_CLASSES else ""
-            has_vocabulary = self._is_text(self.model) and not task.endswith("-classification")
-            self.evaluation.require_use(unlabelled=unlabelled, has_vocabulary=has_vocabulary)
+            self.evaluation.require_use(
+                unlabelled=task if task in _TASKS_WITHOUT_CLASSES else "",
+                has_vocabulary=self._is_text(self.model) and not task.endswith("-classification"),
+                has_averages=self.ema_decay is not None,
+            )
         return self
 
     @model_validator(mode="after")

@@ -220,10 +220,12 @@ class Trainer:
     def _write_best(self, write: ModelWriter) -> None:
         """Write the weights of the best evaluation, from its checkpoint; a note says if that cannot be read."""
         best = None if self.evaluation is None else self.evaluation.best_update
-        if best is None:
+        if self.evaluation is None or best is None:
             return
         try:
             weights = with_tied_names(self._checkpoints.load_weights(best), self.model)
+            if self.evaluation.uses_averages:
+                weights |= self.engine.averages_by_name(self._checkpoints.load(best)[1]["averages"])
         except CheckpointError as error:
             self.notes.append(f"the weights of the best evaluation are not written: {error}")
         else:

@@ -100,11 +100,16 @@ class UpdateEngine:
             self._move_averages()
         return report
 
-    def averages_by_name(self) -> dict[str, Tensor]:
-        """The moving averages by parameter name, in the parameters' type."""
+    def averages_by_name(self, values: Sequence[Tensor] | None = None) -> dict[str, Tensor]:
+        """The moving averages by parameter name, in the parameters' type.
+
+        Args:
+            values: averages of a checkpoint in place of the present ones, in the same order.
+        """
         if not self.averages:
             return {}
-        averages = {id(parameter): average for parameter, average in zip(self.parameters, self.averages, strict=True)}
+        values = self.averages if values is None else values
+        averages = {id(parameter): average for parameter, average in zip(self.parameters, values, strict=True)}
         named = self.model.named_parameters(remove_duplicate=False)
         return {
             name: averages[id(parameter)].to(parameter.dtype) for name, parameter in named if id(parameter) in averages

@@ -217,7 +217,8 @@ function evaluations(history) {
   const rows = all.slice(-LISTED_EVALUATIONS).reverse();
   const columns = [
     { title: "After update", class: "number", cell: (row) => html`${row === best && html`<span class="badge badge-ok">best</span> `}${count(row.update)}` },
-    { title: "Held-out loss", class: "number", cell: (row) => number(row.loss) },
+    { title: rows[0]?.of_averages ? "Held-out loss of the moving averages" : "Held-out loss", class: "number", cell: (row) => number(row.loss) },
+    ...(rows[0]?.trained ? [{ title: "of the trained weights", class: "number", cell: (row) => number(row.trained?.loss) }] : []),
     ...Object.keys(rows[0]?.metrics ?? {}).map((name) => ({ title: name, class: "number", cell: (row) => number(row.metrics[name]) })),
     { title: "Samples", class: "number", cell: (row) => count(row.samples) },
     { title: "Seconds", class: "number", cell: (row) => number(row.seconds, 3) },

@@ -64,7 +64,7 @@ class Scripted:
     def __len__(self) -> int:
         return 10
 
-    def run(self, _: object) -> tuple[list[EvaluationShare], dict[str, float]]:
+    def run(self, _: object, **__: bool) -> tuple[list[EvaluationShare], dict[str, float]]:
         """The next loss."""
         loss = next(self._losses)
         share = EvaluationShare(
@@ -153,13 +153,14 @@ def test_a_run_that_makes_its_last_update_has_not_ended_early() -> None:
             {"data": {"kind": "text", "paths": ["one.txt"]}},
             {"data": {"kind": "text", "paths": ["other.txt"]}},
         ),
+        ({"count": 10, "weights": "trained"}, {"count": 10, "weights": "average"}),
     ],
 )
 def test_figures_of_another_kind_are_not_compared(before: dict[str, Any], after: dict[str, Any]) -> None:
-    """After another `monitor` or other held-out data the choice of the best begins anew, and a note says so."""
+    """After another `monitor`, other held-out data or weights the choice of the best begins anew; a note says so."""
     fields = {"every": 1, "metrics": ["accuracy"], "early_stopping": {"patience": 2}}
     first, second, same = (
-        RunEvaluation(gpt_spec(evaluation={**fields, **own}).evaluation, Scripted(*losses), 100)  # type: ignore[arg-type] # as in `judged`
+        RunEvaluation(gpt_spec(ema_decay=0.9, evaluation={**fields, **own}).evaluation, Scripted(*losses), 100)  # type: ignore[arg-type] # as in `judged`
         for own, losses in ((before, (9.0, 0.1, 0.2)), (after, (0.05, 0.06)), (before, ()))
     )
     for update in range(3):

@@ -29,6 +29,7 @@ from tuner.schemas.workload import WorkloadSpec
 from tuner.training.accumulation.collectives import Ranks
 from tuner.training.batch_schedule import cut
 from tuner.training.data.base import TrainingData
+from tuner.training.evaluation.averaged_weights import averages_as_weights
 from tuner.training.evaluation.evaluation_sums import BatchSums, EvaluationShare
 from tuner.training.evaluation.library_metrics import LibraryMetrics
 from tuner.training.micro_batches.rng_state import RandomState
@@ -124,10 +125,16 @@ class Evaluator:
         self._is_proven = proven < requested or self.largest <= proven
         self.largest = min(self.largest, proven) if self._is_proven else self.largest
 
-    def run(self, should_stop: Callable[[], bool]) -> tuple[list[EvaluationShare], dict[str, float]]:
+    def run(
+        self, should_stop: Callable[[], bool], *, averaged: bool = False
+    ) -> tuple[list[EvaluationShare], dict[str, float]]:
         """Evaluate all held-out samples. Return the shares of all ranks, and the figures of ``torchmetrics``.
 
         The first time a batch of the worst case is run before, of the largest size that may be tried.
+
+        Args:
+            should_stop: called before every batch.
+            averaged: whether to evaluate the moving averages of the weights.
 
         Raises:
             WorkloadError: when the loss breaks its contract.
@@ -136,13 +143,16 @@ class Evaluator:
         """
         self._splits = []
         totals = self._no_sums()
-        with self._without_trace():
+        with self._averages() if averaged else nullcontext(), self._without_trace():
             if self._sharded:  # ranks waiting inside a pass cannot be notified of a failure, which ends the process
                 shares = self._ranks.gather(self._own_share(totals, lambda: any(self._ranks.gather(should_stop()))))
             else:
                 shares = self._ranks.run_collectively(lambda: self._own_share(totals, should_stop))
         ended = all(share.failure is None and not share.is_stopped for share in shares)
         return shares, totals.library.compute() if ended else {}
+
+    def _averages(self) -> AbstractContextManager[None]:
+        return averages_as_weights(self._engine.parameters, self._engine.averages, self._memory)
 
     def _no_sums(self) -> BatchSums:
         return BatchSums(LibraryMetrics(self._metrics, self._ranks))

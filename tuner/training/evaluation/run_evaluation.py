@@ -7,8 +7,8 @@ from collections.abc import Callable
 from typing import Any
 
 from tuner.schemas.dataset import EvaluationSpec
-from tuner.schemas.training import EvaluationReport, EvaluationSummary
-from tuner.training.evaluation.evaluation_sums import EvaluationShare, figures
+from tuner.schemas.training import EvaluationReport, EvaluationSummary, TrainedFigures
+from tuner.training.evaluation.evaluation_sums import figures
 from tuner.training.evaluation.evaluator import Evaluator
 
 _SMALLER_IS_BETTER = {"loss", "perplexity"}
@@ -47,11 +47,22 @@ class RunEvaluation:
 
     def evaluate(self, update: int, should_stop: Callable[[], bool]) -> bool:
         """Evaluate the weights after ``update`` updates. Return whether that ended, and was not stopped."""
-        began = time.perf_counter()
-        shares, of_library = self.evaluator.run(should_stop)
-        if any(share.is_stopped for share in shares):
+        began, trained = time.perf_counter(), None
+        if self._evaluation.weights == "both":
+            trained = self._measure(update, should_stop, averaged=False)
+            if trained is None:
+                return False
+        found = self._measure(update, should_stop, averaged=self._evaluation.uses_averages)
+        if found is None:
             return False
-        report = self._report(update, shares, of_library, time.perf_counter() - began)
+        report = found.model_copy(
+            update={
+                "trained": None if trained is None else _figures_of(trained),
+                "splits": (() if trained is None else trained.splits) + found.splits,
+                "is_best": update > 0 and self._is_better(self._value(found)),
+                "seconds": time.perf_counter() - began,
+            }
+        )
         self._count += 1
         self._first = self._first or report
         self._last = report
@@ -61,26 +72,29 @@ class RunEvaluation:
         self._unreported.append(report)
         return True
 
-    def _report(
-        self, update: int, shares: list[EvaluationShare], of_library: dict[str, float], seconds: float
-    ) -> EvaluationReport:
+    def _measure(self, update: int, should_stop: Callable[[], bool], *, averaged: bool) -> EvaluationReport | None:
+        """Evaluate the trained weights or their averages. Return None if that was stopped."""
+        began = time.perf_counter()
+        shares, of_library = self.evaluator.run(should_stop, averaged=averaged)
+        if any(share.is_stopped for share in shares):
+            return None
         found = figures(shares, self._evaluation.metrics, of_library)
         failure = next((share.failure for share in shares if share.failure is not None), None)
-        report = EvaluationReport(
+        return EvaluationReport(
             update=update,
             loss=found.loss if failure is None else None,
             terms=found.terms if failure is None else {},
             weights=found.weights,
             metrics=found.metrics if failure is None else {},
+            of_averages=averaged,
             samples=sum(share.samples for share in shares),
             micro_batch_size=max(share.largest for share in shares),
             splits=tuple(split for share in shares for split in share.splits),
             message=None if failure is None else f"a single held-out sample did not fit: {failure}",
-            seconds=seconds,
+            seconds=time.perf_counter() - began,
         )
-        return report.model_copy(update={"is_best": update > 0 and self._is_better(self._value(report))})
 
-    def _value(self, report: EvaluationReport) -> float | None:
+    def _value(self, report: EvaluationReport | TrainedFigures) -> float | None:
         name = self._evaluation.monitor
         return report.loss if name == "loss" else report.metrics.get(name)
 
@@ -102,6 +116,11 @@ class RunEvaluation:
             self._reference, self._without_improvement = value, 0
         else:
             self._without_improvement += 1
+
+    @property
+    def uses_averages(self) -> bool:
+        """True if the best weights are moving averages."""
+        return self._evaluation.uses_averages
 
     @property
     def best_update(self) -> int | None:
@@ -128,6 +147,7 @@ class RunEvaluation:
         """The evaluations so far."""
         return EvaluationSummary(
             monitor=self._evaluation.monitor,
+            weights=self._evaluation.weights,
             held_out_samples=len(self.evaluator),
             evaluations=self._count,
             first=self._first,
@@ -142,11 +162,14 @@ class RunEvaluation:
         if last is None:
             return "The weights were not evaluated yet"
         samples = f"{len(self.evaluator):,} held-out {'sample' if len(self.evaluator) == 1 else 'samples'}"
-        text = f"On {samples} the {name} is {_figure(self._value(last))} after update {last.update}"
+        averages = " of the moving averages" if last.of_averages else ""
+        text = f"On {samples} the {name}{averages} is {_figure(self._value(last))} after update {last.update}"
         if self._first is not None and self._first.update < last.update:
             text += f", from {_figure(self._value(self._first))} after update {self._first.update}"
         if best is not None and best.update != last.update:
             text += f"; the best is {_figure(self._value(best))} after update {best.update}"
+        if last.trained is not None:
+            text += f"; that of the trained weights is {_figure(self._value(last.trained))}"
         if self._has_stopped_early:
             count = self._without_improvement
             text += f". The run ended early: {count} evaluations in a row did not improve the {name}"
@@ -174,7 +197,8 @@ class RunEvaluation:
         """
         self._count = state["count"]
         self._unreported = [EvaluationReport.model_validate(report) for report in state["unreported"]]
-        changed = [name for name, value in self._compared().items() if state["compares"][name] != value]
+        compares = {"weights": "trained", **state["compares"]}  # which checkpoints of earlier versions do not have
+        changed = [name for name, value in self._compared().items() if compares[name] != value]
         if changed:
             return (
                 f"`evaluation.{changed[0]}` is another than before, so that earlier evaluations do not compare: the "
@@ -186,7 +210,11 @@ class RunEvaluation:
 
     def _compared(self) -> dict[str, Any]:
         """The fields of the spec that must stay equal for evaluations to compare, other than those of a split."""
-        return self._evaluation.model_dump(mode="json", include={"monitor", "data"})
+        return self._evaluation.model_dump(mode="json", include={"monitor", "data", "weights"})
+
+
+def _figures_of(report: EvaluationReport) -> TrainedFigures:
+    return TrainedFigures(loss=report.loss, terms=report.terms, metrics=report.metrics)
 
 
 def _plain(report: EvaluationReport | None) -> dict[str, Any] | None:

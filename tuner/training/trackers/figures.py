@@ -39,6 +39,9 @@ def figures_of(progress: TrainingProgress, limit_bytes: int | None) -> Mapping[i
     found[progress.update] = {name: float(value) for name, value in figures.items() if value is not None}
     for evaluation in progress.evaluations:
         of_weights = {"loss": evaluation.loss, **evaluation.metrics}
+        if evaluation.trained is not None:
+            beside = {"loss": evaluation.trained.loss, **evaluation.trained.metrics}
+            of_weights |= {f"trained/{name}": value for name, value in beside.items()}
         known = {f"evaluation/{name}": value for name, value in of_weights.items() if value is not None}
         found[evaluation.update] |= known
     return dict(sorted(found.items()))
