@@ -6,8 +6,8 @@
 2. `transformers`: ``hugging_face`` builds an architecture from a configuration with random weights; ``pretrained``
    reads and writes folders of configuration and weights; ``adapters`` has LoRA; ``speech`` and ``contrastive`` have the
    tasks with audio and with pairs; ``config_fields``, ``published_fields`` and ``config_safety`` check the
-   configuration, ``routers`` adds the auxiliary loss of a mixture of experts, and ``transformers_import`` makes the
-   import of transformers faster;
+   configuration, ``causal`` has the decoders that predict the next token, and ``transformers_import`` makes the import
+   of transformers faster;
 3. `python`: ``python_target`` calls the factory that the user names.
 
 ``base`` is the contract: the protocol of a workload, whose losses are sums with their weight, never means.

@@ -8,7 +8,6 @@ from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
-from typing_extensions import override
 
 from tuner.errors import FieldProblem, SpecError
 from tuner.schemas.workload import BatchSpec, LoraAdapter, TransformersModel, TransformersTask
@@ -22,20 +21,17 @@ from tuner.workloads.base import (
     random_tokens,
     summed_cross_entropy,
 )
+from tuner.workloads.causal.decoders import CausalWorkload, RoutedWorkload, vocabulary_size_of
+from tuner.workloads.causal.routers import (
+    require_router_fields,
+    require_router_loss,
+    router_loss_error,
+    wants_router_loss,
+)
 from tuner.workloads.config_fields import check_fields
 from tuner.workloads.config_safety import check_config, check_model, configs_within, offline
 from tuner.workloads.contrastive import ContrastiveWorkload
 from tuner.workloads.pretrained.starting_weights import StartingWeights
-from tuner.workloads.reference import NextTokenWorkload
-from tuner.workloads.routers import (
-    ROUTER_TERM,
-    require_router_fields,
-    require_router_loss,
-    router_coefficient,
-    router_loss,
-    router_loss_error,
-    wants_router_loss,
-)
 from tuner.workloads.speech import CtcWorkload, speech_seq2seq_inputs
 from tuner.workloads.transformers_import import forbid_hub_kernels
 
@@ -61,90 +57,8 @@ _POSITIONS = ("max_position_embeddings", "max_target_positions")
 LAYER_DROPS = ("layerdrop", "encoder_layerdrop", "decoder_layerdrop")
 """Probabilities with which training leaves out a layer: fields of configs, and attributes of modules."""
 _FEWEST_CLASSES = 2
-_FEWEST_TOKENS = 2
-"""Fewest tokens of a sample with a next token to predict."""
 _MASKLESS = {"fnet"}
 """Text encoders without an attention mask: of the 316 in transformers 5.23 for the supported tasks, only FNet."""
-
-
-class CausalWorkload(NextTokenWorkload):
-    """Next-token prediction with a transformers decoder.
-
-    Args:
-        build: makes the model.
-        length: tokens of the longest sample.
-        config: the model's configuration.
-        label_smoothing: see ``summed_cross_entropy``.
-    """
-
-    takes_mask = False
-    """True if batches have an ``attention_mask``, which a causal model does not need for padding on the right."""
-
-    def __init__(
-        self, build: Callable[[], nn.Module], length: int, config: TransformersConfig, label_smoothing: float = 0.0
-    ) -> None:
-        super().__init__(build, length, _vocabulary_size(config), label_smoothing)
-        self.config = config
-
-    def logits(self, model: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
-        """``(n, s, vocabulary_size)``, without the key-value cache of generation."""
-        logits: Tensor = model(input_ids=batch["input_ids"], use_cache=False).logits
-        return logits
-
-
-class RoutedWorkload(CausalWorkload):
-    """Next-token prediction with a mixture of experts whose routers are trained to balance their load.
-
-    The routers' loss, times its coefficient, is a separate term, weighted by the tokens without padding. With one
-    micro-batch per update the loss equals the loss that transformers computes.
-    """
-
-    takes_mask = True
-    """True, because the routers' loss must ignore padding."""
-
-    def __init__(
-        self, build: Callable[[], nn.Module], length: int, config: TransformersConfig, label_smoothing: float = 0.0
-    ) -> None:
-        super().__init__(build, length, config, label_smoothing)
-        self._coefficient = router_coefficient(config)
-
-    def make_batch(self, size: int) -> dict[str, Tensor]:
-        """Random samples of full length, but for one padding token: a mask without a zero would be dropped."""
-        batch = super().make_batch(size)
-        if self._length > _FEWEST_TOKENS:
-            batch["attention_mask"][0, -1] = 0
-            batch["labels"][0, -1] = IGNORED_LABEL
-        return batch
-
-    def collate(self, samples: list[Tensor]) -> dict[str, Tensor]:
-        """Pad on the right with ignored labels, and add a mask."""
-        mask = nn.utils.rnn.pad_sequence([torch.ones_like(sample) for sample in samples], batch_first=True)
-        return {**super().collate(samples), "attention_mask": mask}
-
-    def loss_terms(self, model: nn.Module, batch: Mapping[str, Tensor]) -> LossTerms:
-        """Two terms, ``next_token`` and ``router_aux_loss``."""
-        return self.score(model, batch).terms
-
-    @override
-    def score(self, model: nn.Module, batch: Mapping[str, Tensor]) -> LabelScores:
-        mask = batch.get("attention_mask")
-        output = model(input_ids=batch["input_ids"], attention_mask=mask, use_cache=False, output_router_logits=True)
-        tokens = _tokens(batch)
-        terms = {
-            "next_token": self.next_token_loss(output.logits, batch),
-            ROUTER_TERM: (router_loss(output).float() * self._coefficient * tokens, tokens),
-        }
-        return LabelScores(terms, output.logits[:, :-1], batch["labels"][:, 1:])
-
-    def loss_weights(self, batch: Mapping[str, Tensor]) -> Mapping[str, float]:
-        """Numbers of target tokens, and of all tokens without padding."""
-        return {**super().loss_weights(batch), ROUTER_TERM: float(_tokens(batch))}
-
-
-def _tokens(batch: Mapping[str, Tensor]) -> Tensor:
-    """Number of tokens of a batch without padding, a scalar on their device."""
-    mask = batch.get("attention_mask")
-    return (torch.ones_like(batch["input_ids"]) if mask is None else mask).sum()
 
 
 class LabelledWorkload:
@@ -399,7 +313,7 @@ def transformers_workload(  # noqa: PLR0913 - the parts of a spec that a workloa
 
 def _text_inputs(config: TransformersConfig, length: int, *, paired: bool) -> Callable[[int], dict[str, Tensor]]:
     names = ("input_ids", "decoder_input_ids") if paired else ("input_ids",)
-    vocabulary_size = _vocabulary_size(config)
+    vocabulary_size = vocabulary_size_of(config)
 
     def make(size: int) -> dict[str, Tensor]:
         inputs = {name: random_tokens(size, length, vocabulary_size) for name in names}
@@ -415,7 +329,7 @@ def _text_inputs(config: TransformersConfig, length: int, *, paired: bool) -> Ca
 
 def _with_single_eos(inputs: Callable[[int], dict[str, Tensor]], config: TransformersConfig) -> Callable[..., Any]:
     """Make texts with one end-of-sequence token, the last: BART and similar models classify a text by that token."""
-    end, vocabulary_size = getattr(config, "eos_token_id", None), _vocabulary_size(config)
+    end, vocabulary_size = getattr(config, "eos_token_id", None), vocabulary_size_of(config)
     if not isinstance(end, int) or end >= vocabulary_size:
         return inputs
 
@@ -427,13 +341,6 @@ def _with_single_eos(inputs: Callable[[int], dict[str, Tensor]], config: Transfo
         return {**batch_inputs, "input_ids": ids}
 
     return make
-
-
-def _vocabulary_size(config: TransformersConfig) -> int:
-    size = getattr(config, "vocab_size", None)
-    if not isinstance(size, int):
-        raise _problem("task", f"needs a text model, and {type(config).__name__} has no vocabulary")
-    return size
 
 
 def _labels(task: TransformersTask, classes: int) -> Callable[[dict[str, Tensor]], Tensor]:

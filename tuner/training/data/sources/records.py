@@ -19,7 +19,8 @@ from tuner.training.data.sources.packages import import_optional
 from tuner.training.data.sources.rows import Rows, read_rows
 from tuner.training.data.sources.tokens import PaddedCollation, TextTokenizer, open_tokenizer, padding_id
 from tuner.workloads.base import IGNORED_LABEL, Sample, Workload
-from tuner.workloads.hugging_face import CausalWorkload, LabelledWorkload
+from tuner.workloads.causal.decoders import CausalWorkload
+from tuner.workloads.hugging_face import LabelledWorkload
 from tuner.workloads.reference import NextTokenWorkload
 
 _MASKED_SHARE, _MASK_SHARE, _RANDOM_SHARE = 0.15, 0.8, 0.1
