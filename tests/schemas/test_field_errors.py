@@ -219,7 +219,7 @@ def test_a_wrong_field_is_reported_with_our_message(document: dict[str, Any], wo
 def test_an_unknown_field_lists_the_known_fields() -> None:
     """A name that resembles none is answered with all."""
     message = problem_in(spec(batch={"x": 1})).message
-    assert message == "is not a field here (known: sequence_length, image_size, audio_length)"
+    assert message == "is not a field here (known: sequence_length, packing, image_size, audio_length)"
 
 
 def test_sizes_are_reported_in_the_units_that_were_typed() -> None:

@@ -133,6 +133,9 @@ def memory_part(spec: WorkloadSpec | CommandSpec) -> dict[str, Any]:
     part = spec.model_dump(mode="json", exclude=exclude)
     part["gradient_clipping"] = spec.gradient_clipping is not None
     part["ema_decay"] = spec.ema_decay is not None
+    part["batch"].pop("packing")
+    if spec.batch.packing is not None:  # the mask of attention is the same in each way of packing
+        part["batch"]["packing"] = True
     part.pop("label_smoothing")
     if spec.label_smoothing:  # takes other kernels, whatever the share
         part["label_smoothing"] = True

@@ -13,6 +13,7 @@ from tuner.planning.coupled_loss import is_undivided
 from tuner.planning.objectives import alternatives, describe_choice
 from tuner.planning.parameters import DEFAULT_PARAMETERS, SearchParameters
 from tuner.planning.plan_proof import PlanProof
+from tuner.schemas.dataset import BatchSpec
 from tuner.schemas.plans import Plan
 from tuner.schemas.recommendation import (
     Advice,
@@ -28,7 +29,6 @@ from tuner.schemas.recommendation import (
 )
 from tuner.schemas.requests import TuningRequest
 from tuner.schemas.results import DeviceInfo, ExpectedPeaks, Outcome, ProbeResult
-from tuner.schemas.workload import BatchSpec
 from tuner.units import format_bytes
 
 _SHARED_DEVICE_BYTES = 64 * 1024**2

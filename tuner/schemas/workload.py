@@ -13,8 +13,8 @@ from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, JsonValue, ValidationInfo, field_validator, model_validator
 
-from tuner.schemas.base import Document, PositiveInt, load_document, parse_document
-from tuner.schemas.dataset import DataSpec, EvaluationSpec
+from tuner.schemas.base import Document, load_document, parse_document
+from tuner.schemas.dataset import BatchSpec, DataSpec, EvaluationSpec
 from tuner.schemas.optimizer import OptimizerSpec, ScheduleSpec
 
 Precision = Literal["fp32", "bf16-mixed", "fp16-mixed", "bf16"]
@@ -240,18 +240,6 @@ class LoraAdapter(Document):
 # --- the rest of a workload ------------------------------------------------------------------------------------------
 
 
-class BatchSpec(Document):
-    """The worst case of one sample. The required fields depend on the model."""
-
-    sequence_length: PositiveInt | None = None
-    """Tokens of the longest sample, after tokenisation. Needed by models with texts, also as the labels of speech."""
-    image_size: PositiveInt | None = None
-    """Height and width of the largest image, in pixels. Needed by image models."""
-    audio_length: PositiveInt | None = None
-    """Length of the longest recording: values of the waveform for models of raw audio (16,000 per second at 16 kHz),
-    frames for models of spectrograms (100 per second where they are 10 ms apart). Whisper's follows from its config."""
-
-
 LARGEST_WORLD_SIZE = 65_536
 """Upper bound on ranks, above the number of devices of any cluster."""
 
@@ -338,6 +326,13 @@ class WorkloadSpec(Document):
                 f"`adapter` is for `transformers` models, and this one is `{self.model.kind}`: in a `python` workload, "
                 "`build_model` can return the model that `peft.get_peft_model` makes"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _packs_records_of_a_decoder(self) -> Self:
+        held_out = None if self.evaluation is None else self.evaluation.data
+        described = self.model.task if isinstance(self.model, TransformersModel) else f"a `{self.model.kind}` model"
+        self.batch.require_packing(described, {"data": self.data, "evaluation.data": held_out})
         return self
 
     @model_validator(mode="after")

@@ -120,6 +120,7 @@ def build_run(
     import_metrics(spec)
     run_data = build_run_data(spec, workload, DataFolders.of_run(paths.cache / "datasets"), ranks.size)
     data = run_data.training
+    notes += data.notes
     epoch_order(request.seed, 0, len(data))  # allocated before the limit; the order of any other epoch is as large
     batch_schedule = BatchSchedule(
         request.seed, len(data), recommendation.request.effective_batch_size, ranks.rank, ranks.size

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from tuner.errors import FieldProblem, SpecError
-from tuner.schemas.workload import BatchSpec, LoraAdapter, TransformersModel, TransformersTask
+from tuner.schemas.dataset import BatchSpec
+from tuner.schemas.workload import LoraAdapter, TransformersModel, TransformersTask
 from tuner.workloads.adapters.lora import inject_lora
 from tuner.workloads.base import (
     IGNORED_LABEL,
@@ -21,7 +22,8 @@ from tuner.workloads.base import (
     random_tokens,
     summed_cross_entropy,
 )
-from tuner.workloads.causal.decoders import CausalWorkload, RoutedWorkload, vocabulary_size_of
+from tuner.workloads.causal.decoders import CausalWorkload, PackedWorkload, RoutedWorkload, vocabulary_size_of
+from tuner.workloads.causal.document_masks import require_separate_documents
 from tuner.workloads.causal.routers import (
     require_router_fields,
     require_router_loss,
@@ -294,8 +296,7 @@ def transformers_workload(  # noqa: PLR0913 - the parts of a spec that a workloa
     if model.task != "causal-lm" and wants_router_loss(config):
         raise router_loss_error(config, f"only causal-lm trains a router loss, not {model.task}")
     if model.task == "causal-lm":
-        kind = RoutedWorkload if wants_router_loss(config) else CausalWorkload
-        return kind(build, length, config, label_smoothing)
+        return _causal_kind(config, batch)(build, length, config, label_smoothing)
     if model.task == "ctc":
         return CtcWorkload(build, config, batch)
     if model.task == "contrastive":
@@ -309,6 +310,18 @@ def transformers_workload(  # noqa: PLR0913 - the parts of a spec that a workloa
         if model.task == "sequence-classification" and config.is_encoder_decoder:
             inputs = _with_single_eos(inputs, config)
     return LabelledWorkload(build, inputs, _labels(model.task, config.num_labels), config, label_smoothing)
+
+
+def _causal_kind(config: TransformersConfig, batch: BatchSpec) -> type[CausalWorkload]:
+    """The workload of a causal language model.
+
+    Raises:
+        SpecError: when documents are packed for a model that would not keep them apart.
+    """
+    if batch.packing is not None:
+        require_separate_documents(config)
+        return PackedWorkload
+    return RoutedWorkload if wants_router_loss(config) else CausalWorkload
 
 
 def _text_inputs(config: TransformersConfig, length: int, *, paired: bool) -> Callable[[int], dict[str, Tensor]]:

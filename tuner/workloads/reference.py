@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 - torch's own idiom
 from torch.utils.checkpoint import checkpoint
 
-from tuner.schemas.workload import BatchSpec, Gpt, Mlp, ReferenceModel, ResNet
+from tuner.schemas.dataset import BatchSpec
+from tuner.schemas.workload import Gpt, Mlp, ReferenceModel, ResNet
 from tuner.workloads.base import (
     LabelScores,
     LossTerms,

@@ -22,6 +22,8 @@ class TrainingData:
     """True if samples or ``collate`` are user code, which may draw random numbers (augmentation)."""
     classes: tuple[str, ...] = ()
     """Names of the classes in the order of their numbers, where the data has names."""
+    notes: tuple[str, ...] = ()
+    """Facts that the user should know of the samples, a sentence each."""
 
     def __len__(self) -> int:
         """Number of samples in an epoch."""

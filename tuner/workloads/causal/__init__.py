@@ -1,6 +1,8 @@
 """Causal language models of transformers: decoders that predict the next token.
 
-- ``decoders`` has their workloads: the plain one, and that of a mixture of experts whose routers are trained.
+- ``decoders`` has their workloads: the plain one, that of packed documents, and that of a mixture of experts whose
+  routers are trained.
+- ``document_masks`` knows the models that keep packed documents apart.
 - ``routers`` reads the auxiliary loss of a mixture of experts, and refuses a config whose loss would not be trained.
 
 Importing the package imports neither torch nor transformers.

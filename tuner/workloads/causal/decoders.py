@@ -1,4 +1,4 @@
-"""Workloads of causal language models: next-token prediction, with the routers' loss of a mixture of experts."""
+"""Workloads of causal language models: next-token prediction, of packed documents, with the loss of routers."""
 
 from __future__ import annotations
 
@@ -43,6 +43,33 @@ class CausalWorkload(NextTokenWorkload):
     def logits(self, model: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
         """``(n, s, vocabulary_size)``, without the key-value cache of generation."""
         logits: Tensor = model(input_ids=batch["input_ids"], use_cache=False).logits
+        return logits
+
+
+class PackedWorkload(CausalWorkload):
+    """Next-token prediction in sequences of several documents, which neither attend to nor predict each other.
+
+    A batch has ``position_ids`` ``(n, s)`` beside ids and labels. They restart from 0 at each document, from which
+    transformers derives the mask of attention (``find_packed_sequence_indices`` in its ``masking_utils``). The first
+    label of a document is ignored. A position of padding is a document of its own.
+    """
+
+    def make_batch(self, size: int) -> dict[str, Tensor]:
+        """Random full-length samples of two documents each.
+
+        Attention of ``sdpa`` has a mask of ``(n, 1, s, s)`` as soon as one sample has two documents, and none
+        otherwise, which takes less memory. More documents take no more.
+        """
+        batch, half = super().make_batch(size), self._length // 2
+        batch["labels"][:, half] = IGNORED_LABEL
+        positions = torch.arange(self._length)
+        positions[half:] -= half
+        return {**batch, "position_ids": positions.repeat(size, 1)}
+
+    @override
+    def logits(self, model: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
+        inputs = {name: batch[name] for name in ("input_ids", "position_ids")}
+        logits: Tensor = model(**inputs, use_cache=False).logits
         return logits
 
 

@@ -1,8 +1,10 @@
-"""Rows of local files as the samples of a text model, one sample per row."""
+"""Rows of local files as the samples of a text model: one sample per row, or sequences packed with them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+import sys
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +18,7 @@ from tuner.training.data.base import TrainingData, data_problem
 from tuner.training.data.files import DataFolders
 from tuner.training.data.seeding import generator_from_key
 from tuner.training.data.sources.packages import import_optional
+from tuner.training.data.sources.packing import PackedSamples, pack
 from tuner.training.data.sources.rows import Rows, read_rows
 from tuner.training.data.sources.tokens import PaddedCollation, TextTokenizer, open_tokenizer, padding_id
 from tuner.workloads.base import IGNORED_LABEL, Sample, Workload
@@ -25,6 +28,8 @@ from tuner.workloads.reference import NextTokenWorkload
 
 _MASKED_SHARE, _MASK_SHARE, _RANDOM_SHARE = 0.15, 0.8, 0.1
 """Shares of tokens: 15 % are predicted, of which 80 % are masked, 10 % random, 10 % kept (Devlin et al., 2018)."""
+
+_ROWS_AT_A_TIME = 1000
 
 Encoder = Callable[[int, dict[str, Any]], Sample]
 """Makes a sample from a row's index and fields."""
@@ -57,16 +62,38 @@ def records_data(data: RecordsData, spec: WorkloadSpec, workload: Workload, fold
         SpecError: when a file, a field, the tokenizer or the labels do not fit the model.
     """
     task = _task_of(data, spec)
-    length = spec.batch.sequence_length or 0
+    length, packing = spec.batch.sequence_length or 0, spec.batch.packing
     config = getattr(workload, "config", None)
-    tokenizer = open_tokenizer(data.tokenizer, length, _vocabulary_size(workload), folders)
+    longest = sys.maxsize if packing == "wrapped" else length
+    tokenizer = open_tokenizer(data.tokenizer, longest, _vocabulary_size(workload), folders)
     padding = padding_id(tokenizer, config)
+    if packing is not None:
+        rows = _rows_with_text(lambda: read_rows(data, folders), data, [data.text_field])
+        packed = pack(_documents(rows, data, tokenizer), length, packing)
+        if not len(packed):
+            raise data_problem("data.paths", "no row has a text of two tokens", ", ".join(data.paths))
+        collation = PaddedCollation(padding, length if spec.compile else None, masked=False)
+        return TrainingData(packed, collation, notes=(_packing_note(packed, length),))
     rows, encode = _PREPARATIONS[task](lambda: read_rows(data, folders), data, tokenizer, config)
     samples = RecordSamples(rows, _pad_empty(encode, padding))
     masked = isinstance(workload, (CausalWorkload, LabelledWorkload)) and workload.takes_mask
     collation = PaddedCollation(padding, length if spec.compile else None, masked=masked)
     names = encode.names if isinstance(encode, _ClassEncoder) else ()
     return TrainingData(samples, collation, classes=names)
+
+
+def _documents(rows: Rows, data: RecordsData, tokenizer: TextTokenizer) -> Iterator[list[int]]:
+    """Yield the token ids of each row."""
+    for some in rows.iter(_ROWS_AT_A_TIME):
+        yield from tokenizer.encode_documents(some[data.text_field])
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # or `tokenizers` warns at every fork
+
+
+def _packing_note(packed: PackedSamples, length: int) -> str:
+    return (
+        f"{packed.documents:,} records are packed into {len(packed):,} sequences of {length} tokens: "
+        f"{packed.share:.1%} of the positions hold tokens, and {packed.unpacked_share:.1%} without packing"
+    )
 
 
 def _task_of(data: RecordsData, spec: WorkloadSpec) -> str:

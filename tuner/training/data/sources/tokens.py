@@ -20,6 +20,8 @@ _PADDING_TOKENS = ("[PAD]", "<pad>", "<|pad|>")
 _MASK_TOKENS = ("[MASK]", "<mask>", "<|mask|>")
 """Common names of these tokens: a `tokenizer.json` does not state the purpose of a token."""
 _FIELD = "data.tokenizer"
+_FILLS = {"labels": IGNORED_LABEL, "attention_mask": 0, "position_ids": 0}
+"""Padding of what is no token. A position 0 begins a document, so that nothing attends to padding."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +47,9 @@ class TextTokenizer(Protocol):
     def encode(self, text: str) -> Encoded:
         """Convert a text to tokens, truncated to the tokenizer's longest length."""
 
+    def encode_documents(self, texts: list[str]) -> list[list[int]]:
+        """Convert each text to the ids that ``encode`` returns, several texts in parallel."""
+
     def encode_all(self, texts: list[str]) -> list[list[int]]:
         """Convert each text to all of its tokens, without added ones."""
 
@@ -63,6 +68,10 @@ class ByteTokenizer:
         """Return the first bytes."""
         ids = list(text.encode(errors="replace")[: self._longest])
         return Encoded(ids, [0] * len(ids))
+
+    def encode_documents(self, texts: list[str]) -> list[list[int]]:
+        """Return the first bytes of each text."""
+        return [self.encode(text).ids for text in texts]
 
     def encode_all(self, texts: list[str]) -> list[list[int]]:
         """Return all bytes of each text."""
@@ -104,6 +113,10 @@ class FileTokenizer:
         """Convert a text to tokens, with those that the tokenizer's template adds, truncated to the longest length."""
         encoding = self._cutting.encode(text)
         return Encoded(encoding.ids, encoding.special_tokens_mask)
+
+    def encode_documents(self, texts: list[str]) -> list[list[int]]:
+        """Convert each text to the ids that ``encode`` returns, several texts in parallel."""
+        return [encoding.ids for encoding in self._cutting.encode_batch_fast(texts)]
 
     def encode_all(self, texts: list[str]) -> list[list[int]]:
         """Convert each text to all of its tokens, several texts in parallel."""
@@ -149,7 +162,7 @@ class PaddedCollation:
     """
 
     padding_id: int
-    """Id that token tensors are padded with; labels are padded with ``IGNORED_LABEL``, a mask with 0."""
+    """Id that token tensors are padded with; labels are padded with ``IGNORED_LABEL``, masks and positions with 0."""
     length: int | None
     """Length that samples are padded to, so that all batches have one shape; None for the longest of the batch."""
     masked: bool
@@ -165,7 +178,7 @@ class PaddedCollation:
     def _joined(self, name: str, values: list[Tensor]) -> Tensor:
         if not values[0].dim():
             return torch.stack(values)
-        fill = {"labels": IGNORED_LABEL, "attention_mask": 0}.get(name, self.padding_id)
+        fill = _FILLS.get(name, self.padding_id)
         joined = values[0].new_full((len(values), self.length or max(map(len, values))), fill)
         for row, value in zip(joined, values, strict=True):
             row[: len(value)] = value

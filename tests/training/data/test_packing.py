@@ -1,0 +1,247 @@
+"""Records packed into sequences: every token once, whole documents, and updates that no division changes."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import random
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import datasets
+import pytest
+import safetensors.torch
+import torch
+
+from tests.support.factories import recommendation
+from tests.support.sources import built, problem
+from tests.support.whole_runs import ENVIRONMENT, run_to_end, wait_for
+from tests.training.test_trained_model import GPT2, spec_of, train
+from tuner.errors import SpecError
+from tuner.schemas.requests import TrainingRequest
+from tuner.schemas.training import RunOutcome, TrainingProgress
+from tuner.schemas.workload import WorkloadSpec, parse_spec
+from tuner.training.data.sources.packing import PackedSamples, best_fit_decreasing, pack
+from tuner.training.launching.launcher import TrainingProcess
+from tuner.training.launching.run_directory import RunPaths
+from tuner.workloads.base import IGNORED_LABEL
+from tuner.workloads.build import build_workload
+
+LENGTH = 16
+TEXTS = [f"{number} " + "word " * (number * 7 % 5) for number in range(60)]
+
+
+@pytest.fixture(autouse=True)
+def _a_cache_of_its_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Hide the user's cache of `datasets`."""
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path / "cache"))
+
+
+def records_spec(directory: Path, texts: list[str], **changes: Any) -> WorkloadSpec:
+    """A small GPT-2 on records of bytes, which are packed."""
+    (directory / "rows.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    data = {"kind": "records", "paths": [str(directory / "rows.jsonl")]}
+    changes = {"batch": {"sequence_length": LENGTH, "packing": "bfd"}, "data": data, **changes}
+    return spec_of({"config": GPT2}, **changes)
+
+
+def packed_samples(spec: WorkloadSpec) -> PackedSamples:
+    """The sequences of a spec's data."""
+    samples = built(spec).samples
+    assert isinstance(samples, PackedSamples)
+    return samples
+
+
+def parts_of(packed: PackedSamples) -> list[list[list[int]]]:
+    """The documents, or their parts, of each sequence, divided where positions restart."""
+    sequences = []
+    for index in range(len(packed)):
+        sample = packed[index]
+        starts = [*(sample["position_ids"] == 0).nonzero().flatten().tolist(), len(sample["input_ids"])]
+        sequences.append([sample["input_ids"][a:b].tolist() for a, b in itertools.pairwise(starts)])
+    return sequences
+
+
+def some_documents(count: int, longest: int, seed: int = 0) -> list[list[int]]:
+    """Random documents of 2 to ``longest`` tokens."""
+    generator = random.Random(seed)
+    return [[generator.randrange(256) for _ in range(generator.randint(2, longest))] for _ in range(count)]
+
+
+# --- packing ---
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_best_fit_decreasing_is_its_definition(seed: int) -> None:
+    """Each item, the largest first, goes into the fullest bin that has room."""
+    sizes = [random.Random(seed).randint(1, 20) for _ in range(200)]
+    rooms: list[int] = []
+    for size in sorted(sizes, reverse=True):
+        fitting = [room for room in rooms if room >= size]
+        if fitting:
+            rooms[rooms.index(min(fitting))] -= size
+        else:
+            rooms.append(20 - size)
+    bins = best_fit_decreasing(sizes, 20)
+    assert sorted(item for one in bins for item in one) == list(range(200))
+    assert sorted(20 - sum(sizes[item] for item in one) for one in bins) == sorted(rooms)
+
+
+def test_whole_documents_share_sequences() -> None:
+    """No document is cut, none is lost, no sequence is too long, and the packing is equal when it is made again."""
+    documents = some_documents(200, LENGTH)
+    packed = pack(documents, LENGTH, "bfd")
+    sequences = parts_of(packed)
+    assert sorted(part for sequence in sequences for part in sequence) == sorted(documents)
+    assert max(sum(map(len, sequence)) for sequence in sequences) <= LENGTH
+    assert parts_of(pack(documents, LENGTH, "bfd")) == sequences
+    tokens = sum(map(len, documents))
+    assert packed.share == pytest.approx(tokens / len(packed) / LENGTH)
+    assert packed.unpacked_share == pytest.approx(tokens / 200 / LENGTH)
+    assert packed.share > 0.97
+
+
+def test_wrapped_documents_fill_every_sequence() -> None:
+    """All tokens are there in their order; only the last sequence is short, and parts are documents of their own."""
+    documents = some_documents(50, 40)
+    packed = pack(documents, LENGTH, "wrapped")
+    sequences = parts_of(packed)
+    assert [token for sequence in sequences for part in sequence for token in part] == list(itertools.chain(*documents))
+    assert {sum(map(len, sequence)) for sequence in sequences[:-1]} == {LENGTH}
+    ends = {sum(map(len, documents[:count])) for count in range(1, 51)}
+    cuts = [len(part) for sequence in sequences for part in sequence]
+    assert ends <= {sum(cuts[:count]) for count in range(1, len(cuts) + 1)}
+
+
+@pytest.mark.parametrize("packing", ["bfd", "wrapped"])
+def test_labels_do_not_cross_documents(packing: Any) -> None:
+    """The first label of each document is ignored, so that the last token before predicts nothing."""
+    packed = pack(some_documents(30, LENGTH), LENGTH, packing)
+    for index in range(len(packed)):
+        sample = packed[index]
+        starts = sample["position_ids"] == 0
+        assert (sample["labels"][starts] == IGNORED_LABEL).all()
+        assert torch.equal(sample["labels"][~starts], sample["input_ids"][~starts])
+
+
+@pytest.mark.parametrize("packing", ["bfd", "wrapped"])
+def test_documents_without_a_next_token_are_left_out(packing: Any) -> None:
+    """They have neither a loss nor a gradient."""
+    packed = pack([[1], [], [2, 3], [4]], LENGTH, packing)
+    assert parts_of(packed) == [[[2, 3]]]
+    assert packed.documents == 1
+
+
+# --- data ---
+
+
+def test_records_are_packed(tmp_path: Path) -> None:
+    """Longer ones are cut, padding is ignored, and the share of padding that is saved is noted."""
+    spec = records_spec(tmp_path, ["a" * 40, "bb", "ccc", "d", "eeee"])
+    data = built(spec)
+    assert parts_of(packed_samples(spec)) == [[[97] * LENGTH], [[101] * 4, [99] * 3, [98] * 2]]
+    batch = data.batch([0, 1])
+    assert batch["position_ids"][1].tolist() == [0, 1, 2, 3, 0, 1, 2, 0, 1, *[0] * 7]
+    assert batch["labels"][1].tolist() == [-100, 101, 101, 101, -100, 99, 99, -100, 98, *[-100] * 7]
+    assert set(batch) == {"input_ids", "labels", "position_ids"}
+    note = "4 records are packed into 2 sequences of 16 tokens: 78.1% of the positions hold tokens, and 39.1% without"
+    assert data.notes == (f"{note} packing",)
+
+
+def test_wrapped_records_are_cut_in_parts(tmp_path: Path) -> None:
+    """No token of a longer record is lost."""
+    spec = records_spec(tmp_path, ["a" * 40, "bb"], batch={"sequence_length": LENGTH, "packing": "wrapped"})
+    assert parts_of(packed_samples(spec)) == [[[97] * 16], [[97] * 16], [[97] * 8, [98] * 2]]
+
+
+def test_a_probed_batch_is_as_large_as_a_packed_one(tmp_path: Path) -> None:
+    """Equal names, types and shapes, and two documents in each sample, for which attention needs a mask."""
+    spec = records_spec(tmp_path, ["a" * 8] * 8)
+    data = built(spec)
+    probed, batch = build_workload(spec).make_batch(4), data.batch(range(4))
+    assert {name: (value.shape, value.dtype) for name, value in probed.items()} == {
+        name: (value.shape, value.dtype) for name, value in batch.items()
+    }
+    assert torch.equal(probed["position_ids"], batch["position_ids"])
+    ignored = [labels[:, 1:] == IGNORED_LABEL for labels in (probed["labels"], batch["labels"])]
+    assert torch.equal(*ignored)
+
+
+def test_records_without_two_tokens_are_refused(tmp_path: Path) -> None:
+    """Nothing would train."""
+    assert problem(records_spec(tmp_path, ["a", "b"]))[0] == "data.paths"
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"data": {"kind": "text", "paths": ["a"]}}, "needs `records`, whose rows are the documents, and `data` is of"),
+        ({"evaluation": {"data": {"kind": "text", "paths": ["a"]}}}, "and `evaluation.data` is of the kind `text`"),
+        ({"batch": {"sequence_length": 3, "packing": "bfd"}}, "is 3, and `batch.packing` needs at least 4"),
+        ({"batch": {"sequence_length": 16, "packing": "ffd"}}, "packing"),
+    ],
+)
+def test_what_cannot_be_packed_is_refused(tmp_path: Path, changes: dict[str, Any], words: str) -> None:
+    """Before anything is built, with the field and the remedy."""
+    with pytest.raises(SpecError, match=words):
+        records_spec(tmp_path, TEXTS, **changes)
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        {"kind": "transformers", "task": "masked-lm", "config": {"model_type": "bert"}},
+        {"kind": "transformers", "task": "seq2seq-lm", "config": {"model_type": "t5"}},
+        {"kind": "transformers", "task": "image-classification", "config": {"model_type": "vit"}},
+        {"kind": "reference", "architecture": {"name": "gpt"}},
+        {"kind": "python", "target": "package.module:build"},
+    ],
+    ids=lambda model: str(model.get("task", model["kind"])),
+)
+def test_other_models_are_refused(model: dict[str, Any]) -> None:
+    """Only causal language models of transformers are packed."""
+    with pytest.raises(SpecError, match="is for `causal-lm` models of transformers, and this is "):
+        parse_spec({"model": model, "batch": {"sequence_length": 16, "packing": "bfd"}})
+
+
+# --- runs ---
+
+
+@pytest.mark.parametrize("packing", ["bfd", "wrapped"])
+def test_the_division_of_updates_changes_nothing(tmp_path: Path, packing: str) -> None:
+    """Weights after updates of 10 sequences are equal for micro-batches of 1, 3, 7 and 10."""
+    spec = records_spec(tmp_path, TEXTS, batch={"sequence_length": LENGTH, "packing": packing})
+    weights = {}
+    for size in (1, 3, 7, 10):
+        trainer, _ = train(tmp_path / str(size), spec, size)
+        weights[size] = safetensors.torch.load_file(RunPaths(tmp_path / str(size)).weights)
+    assert [note for note in trainer.notes if "records are packed into" in note]
+    for size in (1, 3, 7):
+        for name, value in weights[size].items():
+            torch.testing.assert_close(value, weights[10][name], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.usefixtures("forked")
+def test_a_killed_run_resumes_to_equal_weights(tmp_path: Path) -> None:
+    """To the bit, after SIGKILL, with the sequences packed again; the result says what packing has saved."""
+    spec = records_spec(tmp_path, TEXTS)
+    found = recommendation(spec, 10, 4, environment=ENVIRONMENT)
+    request = TrainingRequest(updates=30, checkpoint_every=3)
+    undisturbed = run_to_end(tmp_path / "whole", found, request)
+    assert undisturbed.outcome is RunOutcome.SUCCEEDED, undisturbed.message
+    assert any("records are packed into" in note for note in undisturbed.notes)
+    process = TrainingProcess(tmp_path / "killed")
+    process.start(found, request)
+    seen: list[TrainingProgress] = []
+    while len(seen) < 5 and process.poll() is None:
+        seen += process.new_progress()
+        time.sleep(0.005)
+    os.kill(process.pids[0], signal.SIGKILL)
+    assert wait_for(process).outcome is RunOutcome.FAILED
+    again = run_to_end(tmp_path / "killed", found, request)
+    assert again.outcome is RunOutcome.SUCCEEDED
+    assert again.resumed_from
+    assert again.weights_sha256 == undisturbed.weights_sha256
