@@ -432,6 +432,52 @@ def test_an_adapter_without_a_key_for_each_field_stays_in_words(name: str, field
     assert not [key for key in read(given) if "lora" in key or key in {"adapter", "finetuning_type"}]
 
 
+# --- packing ---
+
+
+def packed(packing: str = "bfd") -> WorkloadSpec:
+    """A language model on packed records."""
+    batch = {"sequence_length": 8, "packing": packing}
+    return transformers_spec("causal-lm", {"model_type": "gpt2"}, batch=batch)
+
+
+def test_packing_is_written_where_records_stay_apart() -> None:
+    """With the keys of axolotl, and of the trainer of LLaMA-Factory that masks attention between records."""
+    assert read(made("axolotl", packed()))["sample_packing"] is True
+    assert read(made("llama-factory", packed())).items() >= {"packing": True, "neat_packing": True}.items()
+    for name in ("axolotl", "llama-factory"):
+        assert not [code for code in warned(made(name, packed())) if code.startswith("packing-")]
+        unpacked = made(name, transformers_spec("causal-lm", {"model_type": "gpt2"}, batch={"sequence_length": 8}))
+        assert not [key for key in read(unpacked) if "packing" in key]
+        assert "packing-changes-samples" in warned(unpacked)
+
+
+@pytest.mark.parametrize("name", ["axolotl", "llama-factory"])
+def test_wrapped_packing_is_warned_of(name: str) -> None:
+    """No framework cuts records as `wrapped` does and keeps their parts apart."""
+    given = made(name, packed("wrapped"))
+    assert "(`wrapped`), which is not written" in warned(given)["packing-not-written"]
+    assert not [key for key in read(given) if "packing" in key]
+
+
+@pytest.mark.parametrize("name", ["megatron", "nemo-automodel", "torchtitan", "torchtune"])
+def test_packing_that_is_not_written_is_warned_of(name: str) -> None:
+    """With the switch of the framework."""
+    assert "which is not written: turn " in warned(made(name, packed()))["packing-not-written"]
+
+
+def test_the_new_trainer_of_llama_factory_does_not_pack_so() -> None:
+    """Its micro-batches are filled by tokens."""
+    assert "packing-not-written" in warned(made("llama-factory", packed(), version="v1"))
+
+
+@pytest.mark.parametrize("name", ["accelerate", "composer", "deepspeed", "hugging-face", "lightning", "pytorch"])
+def test_packing_of_your_own_program_is_warned_of(name: str) -> None:
+    """Its keys in TRL are told."""
+    words = warned(made(name, packed()))["packing-in-code"]
+    assert 'SFTConfig(packing=True, packing_strategy="bfd", max_length=8)' in words
+
+
 # --- our own script ---
 
 

@@ -58,17 +58,21 @@ _RECORDED = [(name, version) for name in _READERS for version in TARGETS[name].v
 
 
 def _specs() -> list[WorkloadSpec]:
-    return [
-        gpt_spec(precision=precision, activation_checkpointing=recompute, gradient_clipping=limit)
-        for precision in _PRECISIONS
-        for recompute, limit in ((False, None), (True, 0.5))
-    ] + [
-        transformers_spec("causal-lm", {"model_type": "gpt2"}, batch={"sequence_length": 8}, adapter=adapter)
-        for adapter in (
-            {"kind": "lora", "alpha": 16, "target_modules": ["c_attn"], "modules_to_save": ["lm_head"]},
-            {"kind": "lora", "dropout": 0.1, "target_modules": "all-linear", "use_rslora": True},
-        )
-    ]
+    return (
+        [
+            gpt_spec(precision=precision, activation_checkpointing=recompute, gradient_clipping=limit)
+            for precision in _PRECISIONS
+            for recompute, limit in ((False, None), (True, 0.5))
+        ]
+        + [
+            transformers_spec("causal-lm", {"model_type": "gpt2"}, batch={"sequence_length": 8}, adapter=adapter)
+            for adapter in (
+                {"kind": "lora", "alpha": 16, "target_modules": ["c_attn"], "modules_to_save": ["lm_head"]},
+                {"kind": "lora", "dropout": 0.1, "target_modules": "all-linear", "use_rslora": True},
+            )
+        ]
+        + [transformers_spec("causal-lm", {"model_type": "gpt2"}, batch={"sequence_length": 8, "packing": "bfd"})]
+    )
 
 
 @pytest.mark.parametrize(("name", "version"), _RECORDED)

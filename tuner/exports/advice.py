@@ -69,13 +69,29 @@ def data_parallel_ranks(context: ExportContext, sizes: str) -> Advice:
     return Advice(code="data-parallel-ranks", message=message)
 
 
-def packing(switch: str) -> Advice:
-    """Warn that the target can pack several samples into one sequence."""
+def packing(context: ExportContext, switch: str, *, is_written: bool = False) -> tuple[Advice, ...]:
+    """Warn that the target can pack several samples into one sequence, in another way than the spec.
+
+    Args:
+        context: what is exported.
+        switch: the setting of the target that turns packing on.
+        is_written: whether the export turns it on for a spec that packs whole records.
+    """
+    batch = spec_of(context).batch
+    if batch.packing == "bfd" and is_written:
+        return ()
+    if batch.packing is not None:
+        message = (
+            f"The spec packs records into sequences (`{batch.packing}`), which is not written: turn {switch} on, with "
+            f"{batch.sequence_length} tokens per sequence, and see to it that records of a sequence do not attend to "
+            "each other. The effective batch counts sequences."
+        )
+        return (Advice(code="packing-not-written", message=message),)
     message = (
         f"With {switch} several samples share a sequence, and the effective batch counts sequences instead of samples. "
         "Leave it off, or tune for an effective batch of packed sequences."
     )
-    return Advice(code="packing-changes-samples", message=message)
+    return (Advice(code="packing-changes-samples", message=message),)
 
 
 def clips_by_itself(key: str, *, remedy: str) -> Advice:

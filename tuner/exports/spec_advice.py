@@ -96,6 +96,7 @@ def of_the_workload(context: ExportContext, *, smooths_labels: bool = False) -> 
         *parameter_groups(context),
         *moving_average(context),
         *adapter_in_code(context),
+        *packing_in_code(context),
         *held_out_samples(context),
         *(() if smooths_labels else smoothed_labels(context)),
     )
@@ -189,6 +190,20 @@ def adapter_in_code(context: ExportContext) -> tuple[Advice, ...]:
         f"with `{call}` of peft, or these values in your framework's own LoRA settings."
     )
     return (Advice(code="adapter-in-code", message=message),)
+
+
+def packing_in_code(context: ExportContext) -> tuple[Advice, ...]:
+    """Warn that the export does not pack the records, as the spec does."""
+    batch = spec_of(context).batch
+    if batch.packing is None:
+        return ()
+    message = (
+        "Packing is not part of this export, and a sample of these figures is a full sequence of records: pack them in "
+        f"your own code into {batch.sequence_length} tokens, with `position_ids` that restart at each record and its "
+        f'first label ignored. With TRL it is `SFTConfig(packing=True, packing_strategy="{batch.packing}", '
+        f"max_length={batch.sequence_length})`; its `wrapped` lets records see each other."
+    )
+    return (Advice(code="packing-in-code", message=message),)
 
 
 def optimizer_in_code(context: ExportContext) -> Advice:

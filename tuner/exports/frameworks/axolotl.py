@@ -24,6 +24,8 @@ def _settings(context: ExportContext) -> dict[str, JsonValue]:
     settings: dict[str, JsonValue] = {**_batch(context), "auto_find_batch_size": False}
     if spec.batch.sequence_length is not None:
         settings["sequence_len"] = spec.batch.sequence_length
+    if spec.batch.packing == "bfd":
+        settings["sample_packing"] = True
     settings["gradient_checkpointing"] = spec.activation_checkpointing
     settings["max_grad_norm"] = spec.gradient_clipping or 0.0
     if spec.precision == "fp32":
@@ -62,7 +64,7 @@ def _warnings(context: ExportContext) -> tuple[Advice, ...]:
     spec = context.recommendation.request.workload
     found = [
         *advice.measured_elsewhere(context, "axolotl", writes_adapter=writable_adapter(context) is not None),
-        advice.packing("`sample_packing: true`"),
+        *advice.packing(context, "`sample_packing: true`", is_written=True),
         advice.data_parallel_ranks(context, "`tensor_parallel_size` x `context_parallel_size`"),
         Advice(
             code="drop-batch-size",

@@ -7,7 +7,7 @@ from pydantic import JsonValue
 from tuner.exports import advice
 from tuner.exports.base import ExportContext, Target, TargetOutput
 from tuner.exports.rendering import yaml_file
-from tuner.exports.spec_advice import writable_adapter
+from tuner.exports.spec_advice import spec_of, writable_adapter
 from tuner.schemas.recommendation import Advice
 
 _V1 = "v1"
@@ -36,6 +36,8 @@ def _settings(context: ExportContext) -> dict[str, JsonValue]:
         settings["cutoff_len"] = spec.batch.sequence_length
     if context.version != _V1:
         settings["max_grad_norm"] = spec.gradient_clipping or 0.0
+        if spec.batch.packing == "bfd":  # with `neat_packing` the records of a sequence do not see each other
+            settings |= {"packing": True, "neat_packing": True}
         settings["disable_gradient_checkpointing"] = not spec.activation_checkpointing
         return settings | _PRECISIONS[spec.precision] | _adapter(context)
     settings["max_grad_norm"] = float("inf") if spec.gradient_clipping is None else spec.gradient_clipping
@@ -93,8 +95,22 @@ def _warnings_of_0_9(context: ExportContext) -> list[Advice]:
     )
     return [
         Advice(code="world-size", message=message),
-        advice.packing("`packing: true`, which `stage: pt` turns on by itself,"),
+        *advice.packing(context, "`packing: true`, which `stage: pt` turns on by itself,", is_written=True),
     ]
+
+
+def _batching_of_v1(context: ExportContext) -> Advice:
+    if spec_of(context).batch.packing is not None:
+        message = (
+            "The spec packs records into sequences of equal length, which the new trainer does not: export for the "
+            "trainer of 0.9, or tune without packing."
+        )
+        return Advice(code="packing-not-written", message=message)
+    message = (
+        "Leave `batching_strategy` at `normal`: the others fill micro-batches by tokens, and the effective batch then "
+        "varies."
+    )
+    return Advice(code="packing-changes-samples", message=message)
 
 
 def _warnings_of_v1(context: ExportContext) -> list[Advice]:
@@ -104,11 +120,7 @@ def _warnings_of_v1(context: ExportContext) -> list[Advice]:
             message="These keys are those of the new trainer: run `llamafactory-cli` with `USE_V1=1` in the "
             "environment.",
         ),
-        Advice(
-            code="packing-changes-samples",
-            message="Leave `batching_strategy` at `normal`: the others fill micro-batches by tokens, and the effective "
-            "batch then varies.",
-        ),
+        _batching_of_v1(context),
         advice.data_parallel_ranks(context, "`cp_size`"),
     ]
     if context.recommendation.request.workload.precision != "fp32":

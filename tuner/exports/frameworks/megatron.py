@@ -46,6 +46,9 @@ def _warnings(context: ExportContext) -> tuple[Advice, ...]:
             f"{plan.effective_batch_size} samples per update.",
         ),
     ]
+    if spec.batch.packing is not None:
+        flags = "`--reset-position-ids`, `--reset-attention-mask` and `--eod-mask-loss`"
+        found += advice.packing(context, flags)
     if plan.gradient_accumulation_steps * plan.world_size > 1:
         found.append(
             Advice(

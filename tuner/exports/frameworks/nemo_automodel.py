@@ -36,7 +36,7 @@ def _warnings(context: ExportContext) -> tuple[Advice, ...]:
     found = [
         *advice.measured_elsewhere(context, "NeMo AutoModel"),
         *longest_sample(context),
-        advice.packing("`packed_sequence`"),
+        *advice.packing(context, "`packed_sequence`"),
         advice.data_parallel_ranks(context, "`tp_size` x `pp_size` x `cp_size`"),
         Advice(
             code="last-update-smaller",

@@ -12,6 +12,7 @@ from tuner.exports.spec_advice import (
     longest_sample,
     nodes,
     on_cpu,
+    packing_in_code,
     replicated,
     spec_of,
     torch_call,
@@ -216,7 +217,12 @@ def _warnings(context: ExportContext) -> tuple[Advice, ...]:
         "each other."
     )
     several = (Advice(code="several-machines", message=message),) if machines > 1 else ()
-    in_code = (*checkpointing_in_code(context), *adapter_in_code(context), *held_out_samples(context))
+    in_code = (
+        *checkpointing_in_code(context),
+        *adapter_in_code(context),
+        *packing_in_code(context),
+        *held_out_samples(context),
+    )
     return (*several, *in_code, *replicated(context), *longest_sample(context))
 
 

@@ -112,6 +112,8 @@ def _warnings(context: ExportContext) -> tuple[Advice, ...]:
             f"ran {'with' if spec.activation_checkpointing else 'without'} recomputation.",
         ),
     ]
+    if spec.batch.packing is not None:
+        found += advice.packing(context, "attention that is causal within each document")
     if context.version == _IN_TOKENS:
         found.append(_clipping_moved(spec.gradient_clipping))
     if spec.precision not in _DTYPES:

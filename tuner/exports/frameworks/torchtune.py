@@ -44,7 +44,7 @@ def _warnings(context: ExportContext) -> tuple[Advice, ...]:
     spec, plan = context.recommendation.request.workload, context.plan
     found = [
         *advice.measured_elsewhere(context, "torchtune"),
-        advice.packing("`dataset.packed: True`"),
+        *advice.packing(context, "`dataset.packed: True`"),
         advice.data_parallel_ranks(context, "`tensor_parallel_dim`"),
     ]
     if plan.gradient_accumulation_steps > 1:
