@@ -123,7 +123,7 @@ def context(device: DeviceInfo, report: Report) -> None:
     steps: dict[str, Callable[[torch.device], object]] = {
         "context": lambda card: torch.empty(1, device=card),
         "first kernel": lambda card: torch.ones(1, device=card) + 1,
-        "cublas handle": lambda _: torch.cuda.current_blas_handle(),
+        "cublas handle": lambda _: torch.cuda.current_blas_handle(),  # type: ignore[no-untyped-call]
         "matrix product": lambda card: _ones(card, 512, 512) @ _ones(card, 512, 512),
         "backward pass": lambda card: _backward(_ones(card, 512, 512) @ _ones(card, 512, 512)),
         "half types": lambda card: _backward(half(card, 4096, 4096) @ half(card, 4096, 4096)),

@@ -67,7 +67,18 @@ def _measured(kind: str, shape: Shape, dtype: torch.dtype, device: torch.device)
     state = torch.zeros(shape.layers * shape.directions, shape.samples, shape.units, device=device, dtype=dtype)
     cell = state.clone() if kind == "lstm" else None
     weights = [weight.detach() for weight in layer.parameters()]
-    options = (RNN_MODES[kind], shape.units, 0, shape.layers, False, 0.0, True, shape.directions == 2, [], None)
+    options: tuple[Any, ...] = (
+        RNN_MODES[kind],
+        shape.units,
+        0,
+        shape.layers,
+        False,
+        0.0,
+        True,
+        shape.directions == 2,
+        [],
+        None,
+    )
     arguments = (data, weights, 4, None, state, cell, *options)
     forward = torch.ops.aten._cudnn_rnn  # noqa: SLF001 - the call that nn.LSTM makes
     output, _, _, reserve, buffer = forward(*arguments)

@@ -19,7 +19,9 @@ from tests.support.service.browser import watched
 from tests.support.service.registered import DEFINITION, commands_file, submission
 from tests.support.service.running import Running, StartService
 from tuner.schemas.training import CommandProgress, RunOutcome, TrainingResult
+from tuner.schemas.workload import WorkloadSpec
 from tuner.training.launching.run_directory import RunPaths
+from tuner.workloads.build import check_workload
 
 TARGET_MODULES = {"q_proj, v_proj": "v_proj", "all-linear": "all-linear", "q_proj\nk_proj\n": "k_proj"}
 """What is typed, and the text or the last module that is sent."""
@@ -33,12 +35,14 @@ def preview(page: Page) -> Any:
 
 @pytest.mark.parametrize("name", PRESETS)
 def test_a_preset_is_a_request_of_a_known_model(name: str) -> None:
-    """It is valid, and transformers has the architecture, with every field of the config."""
+    """It is valid and can be built, and transformers has the architecture, with every field of the config."""
     request = TuningSubmission.model_validate_json(json.dumps(PRESETS[name]), strict=True)
     config = dict(PRESETS[name]["spec"]["model"]["config"])
     known = transformers.AutoConfig.for_model(config.pop("model_type"))
     assert [field for field in config if not hasattr(known, field)] == []
     assert request.effective_batch_size > 1
+    assert isinstance(request.spec, WorkloadSpec)
+    check_workload(request.spec)
 
 
 def test_a_preset_fills_the_form_with_all_of_it(service: Running, browser: Browser) -> None:
