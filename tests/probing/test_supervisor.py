@@ -17,6 +17,7 @@ from tests.support.factories import gpt_spec, mlp_spec, python_spec, resnet_spec
 from tests.support.forked import real_starts
 from tests.support.paths import ROOT
 from tests.support.scarce import small_disk
+from tests.support.service.processes import wait_until
 from tuner.errors import (
     CheckLostError,
     EstimateError,
@@ -348,6 +349,22 @@ def test_a_check_and_an_estimate_survive_a_killed_server() -> None:
         assert running.expect(expectation) is not None
     with ProbeSupervisor(cpu(), KilledStarts(ALL)) as running, pytest.raises(CheckLostError, match="lost 2 times"):
         running.check(request)
+
+
+def test_an_estimate_that_was_begun_is_the_one_that_is_expected() -> None:
+    """A card's estimate is made while the loss is checked. Another request has an estimate of its own."""
+    begun = ExpectationRequest(
+        spec=mlp_spec(), samples_per_window=64, largest_micro_batch=64, limit_bytes=300 * MIB, compute_capability=(8, 0)
+    )
+    with ProbeSupervisor(cpu(), estimate_wait_seconds=300.0) as running:
+        running.begin_estimate(begun)
+        assert running.check_coupling(coupling(mlp_spec())).verdict == "separate"
+        wait_until(lambda: running.late_estimate() is not None)
+        made = running.late_estimate()
+        assert running.expect(begun) is made
+        running.begin_estimate(begun)
+        other = running.expect(begun.model_copy(update={"largest_micro_batch": 8}))
+        assert other.points[-1].micro_batch_size <= 8
 
 
 @pytest.mark.parametrize("kills", [1, ALL])
