@@ -1,9 +1,10 @@
-"""Progress of a run: a line of JSON per update for machines, and figures for trackers."""
+"""Progress of a run: a line of JSON per update for machines, figures for trackers, and words for the run's log."""
 
 from __future__ import annotations
 
 from tuner.schemas.training import TrainingProgress
 from tuner.training.launching.run_directory import ProgressLog, RunPaths
+from tuner.training.launching.run_log import events, log
 from tuner.training.trackers.figures import figures_of
 from tuner.training.trackers.requested_trackers import Trackers
 
@@ -23,6 +24,7 @@ class ProgressWriter:
         self._log.truncate_after(resumed_from)
         self._trackers = trackers
         self._limit_bytes = limit_bytes
+        self._told: tuple[str, ...] = ()
         newest = self._log.last()
         is_logged = newest is not None and newest.update == resumed_from
         self._tracked = self._names(newest) if newest is not None and is_logged else set()
@@ -38,6 +40,11 @@ class ProgressWriter:
             if new:
                 self._trackers.log(update, new)
         self._log.append(progress)
+        texts = tuple(events(progress))
+        for text in texts:
+            if text not in self._told:
+                log(text)
+        self._told = texts
         self._tracked = self._names(progress)
 
     def _names(self, progress: TrainingProgress) -> set[tuple[int, str]]:

@@ -14,6 +14,7 @@ from tuner.training.batch_schedule import Position, WindowQueue, micro_batches_o
 from tuner.training.checkpoints import State, Weights, with_tied_names
 from tuner.training.data import WORKER_BYTES, WindowLoader
 from tuner.training.fsdp import copy_into, full_tensors, load_optimizer, load_weights
+from tuner.training.launching.run_log import log
 from tuner.training.micro_batches.rng_state import RandomState
 from tuner.training.micro_batches.splitting import MicroBatch
 from tuner.training.run_noise_scale import RunNoiseScale
@@ -299,6 +300,7 @@ class Trainer:
         if not self.ranks.rank:
             best = None if self.evaluation is None else self.evaluation.best_update
             self._checkpoints.save(self.position.update, weights, state, best)
+            log(f"checkpoint of update {self.position.update} written")
 
     def _weights(self) -> Weights:
         """The weights that change: all of the model, or what is trained beside a frozen base."""

@@ -14,7 +14,7 @@ import signal
 import sys
 import time
 import traceback
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
@@ -37,9 +37,10 @@ from tuner.training.accumulation.collectives import (
     world_size,
 )
 from tuner.training.accumulation.recovery import Action, FailureOrigin, decide
-from tuner.training.assembly import build_run
+from tuner.training.assembly import RunParts, build_run
 from tuner.training.batch_schedule import Position
 from tuner.training.launching.run_directory import RunPaths
+from tuner.training.launching.run_log import log
 from tuner.training.progress import ProgressWriter
 from tuner.training.trackers.base import TrackedRun
 from tuner.training.trackers.figures import settings_of
@@ -144,9 +145,11 @@ def _train(paths: RunPaths, stop: StopRequest, state: RunState) -> None:
         last.callback(lambda: trackers.close(state.outcome))
         state.device = open_device(_device_of_rank(recommendation.device.id))
         state.ranks = join_ranks(state.device.torch_device)
-        trainer = state.trainer = Trainer(build_run(recommendation, request, paths, state.device, state.ranks))
+        parts = build_run(recommendation, request, paths, state.device, state.ranks)
+        trainer = state.trainer = Trainer(parts)
         state.resumed_from = trainer.resume()
         if not state.ranks.rank:
+            log(_beginning(parts, state.resumed_from))
             _log_notes(trainer.notes)
         limit = recommendation.headroom.limit_bytes if recommendation.headroom is not None else None
         written = None if state.ranks.rank else ProgressWriter(paths, state.resumed_from or 0, trackers, limit)
@@ -157,20 +160,24 @@ def _train(paths: RunPaths, stop: StopRequest, state: RunState) -> None:
         state.ranks.close()
 
 
+def _beginning(parts: RunParts, resumed_from: int | None) -> str:
+    begun = "begun" if resumed_from is None else f"resumed after update {resumed_from}"
+    schedule, ranks = parts.batch_schedule, parts.ranks.size
+    return (
+        f"{begun}: {parts.request.updates} updates of {schedule.effective_batch_size} of {len(parts.data)} samples, in "
+        f"micro-batches of at most {parts.micro_batch_size}, on {parts.device.torch_device}"
+        f"{f' and {ranks - 1} more ranks' if ranks > 1 else ''}"
+    )
+
+
 def _report_nothing(_: TrainingProgress) -> None:
     """Rank 0 alone reports the progress."""
-
-
-def _log(text: str) -> None:
-    """Write to the run's log. If the disk is full, only the result has the text."""
-    with suppress(OSError):
-        print(text, file=sys.stderr, flush=True)  # noqa: T201 - the run's log
 
 
 def _log_notes(notes: list[str]) -> None:
     """Write the notes on the run to its log at once: the result is written only at the end."""
     for note in notes:
-        _log(f"note: {note}")
+        log(f"note: {note}")
 
 
 def _device_of_rank(identifier: str) -> str:
@@ -242,7 +249,7 @@ def main(arguments: list[str]) -> int:
         return _train_as_other_rank(paths, stop)
     with lock_directory(paths.directory, _LOCK_WAIT_SECONDS) as locked:
         if not locked:  # another process writes the files: this one may only append to the log
-            _log(f"another process trains in {paths.directory}")
+            log(f"another process trains in {paths.directory}")
             return 1
         return _train_as_rank_0(paths, stop)
 
@@ -252,6 +259,8 @@ def _train_as_rank_0(paths: RunPaths, stop: StopRequest) -> int:
     result = train(paths, stop)
     if result.smaller_micro_batch is not None:
         paths.write_micro_batch_bound(result.smaller_micro_batch)
+    if result.outcome is not RunOutcome.FAILED:
+        log(f"{result.outcome.value.lower()}: {result.message}")
     return _write_result(result, paths.result)
 
 
@@ -270,14 +279,14 @@ def _write_result(result: TrainingResult, path: Path) -> int:
     try:
         write_atomically(path, result.model_dump_json())
     except OSError:
-        _log(traceback.format_exc())
+        log(traceback.format_exc())
         return os.EX_IOERR
     return _exit_status(result)
 
 
 def _exit_status(result: TrainingResult) -> int:
     if result.outcome is RunOutcome.FAILED:
-        _log(result.traceback or result.message)
+        log(result.traceback or result.message)
     return int(result.outcome is RunOutcome.FAILED)
 
 
