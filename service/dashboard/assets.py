@@ -20,7 +20,7 @@ from service.errors import ConfigurationError
 PLOTLY = "plotly.min.js"
 _STATIC = Path(__file__).parent / "static"
 _TEXT = ("text/", "application/json", "image/svg+xml")
-_MEDIA_TYPES = {".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml", ".png": "image/png"}
+_MEDIA_TYPES = {".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml", ".woff2": "font/woff2"}
 _IMMUTABLE = "public, max-age=31536000, immutable"
 _REVALIDATE = "no-cache"
 _ADDED_STYLE = re.compile(rb'getElementById\("([0-9a-f]{64})"\)')

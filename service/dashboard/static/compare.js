@@ -72,7 +72,7 @@ function table(all) {
 
 function row(title, values) {
   const differs = new Set(values).size > 1;
-  return html`<tr><th scope="row">${title}${differs && html` ${mark("info", "≠", "differs")}`}</th>${values.map((value) => html`<td class=${differs ? "differs" : ""}>${value}</td>`)}</tr>`;
+  return html`<tr><th scope="row">${title}${differs && html` ${mark("info", "differs", "differs")}`}</th>${values.map((value) => html`<td class=${differs ? "differs" : ""}>${value}</td>`)}</tr>`;
 }
 
 function isCommand(spec) {

@@ -18,11 +18,12 @@
 
 import { announce, copy } from "./dom.js";
 import { ago, fullTime, number, seconds, shortId, timeText, words } from "./format.js";
+import { icon } from "./icons.js";
 import { html, render, useEffect, useLayoutEffect, useRef, useState } from "./preact-htm.js";
 
-const MARKS = {
-  QUEUED: "◷", RUNNING: "▶", CANCELLING: "◼", SUCCEEDED: "✓", FAILED: "✕", CANCELLED: "⊘",
-  FIT: "✓", OOM: "✕", INVALID_SIZE: "⊘", ERROR: "!", TIMED_OUT: "◷", LOST: "?",
+const ICONS = {
+  QUEUED: "clock", RUNNING: "play", CANCELLING: "stop", SUCCEEDED: "check", FAILED: "cross", CANCELLED: "ban",
+  FIT: "check", OOM: "cross", INVALID_SIZE: "ban", ERROR: "warning", TIMED_OUT: "clock", LOST: "unknown",
 };
 const KINDS = {
   QUEUED: "neutral", RUNNING: "info", CANCELLING: "warn", SUCCEEDED: "ok", FAILED: "bad", CANCELLED: "neutral",
@@ -35,12 +36,12 @@ const TICK_MILLISECONDS = 10_000;
 
 /** A state of work or the outcome of a probe; `text` instead of the state's own word. */
 export function badge(state, text = state === "OOM" || state === "FIT" ? state : words(state)) {
-  return mark(KINDS[state] ?? "neutral", MARKS[state] ?? "•", text);
+  return mark(KINDS[state] ?? "neutral", ICONS[state] ?? "free", text);
 }
 
-/** A badge of any kind ("ok", "bad", "warn", "info", "neutral") with its sign and text. */
-export function mark(kind, sign, text) {
-  return html`<span class="badge badge-${kind}"><span class="badge-sign" aria-hidden="true">${sign}</span>${text}</span>`;
+/** A badge of any kind ("ok", "bad", "warn", "info", "neutral") with its icon and text. */
+export function mark(kind, name, text) {
+  return html`<span class="badge badge-${kind}">${icon(name)}${text}</span>`;
 }
 
 export function tag(text) {
@@ -49,7 +50,7 @@ export function tag(text) {
 
 /** The state of work; a tuning that found that nothing fits is no success. */
 export function stateBadge({ state, feasible }) {
-  return state === "SUCCEEDED" && feasible === false ? mark("warn", "⊘", "nothing fits") : badge(state);
+  return state === "SUCCEEDED" && feasible === false ? mark("warn", "ban", "nothing fits") : badge(state);
 }
 
 /** The project and the labels of a row in a list of `pages`, each a link to all of that label; null without any. */

@@ -33,7 +33,7 @@ export function holder(row) {
   if (row.running_id !== null) {
     return workLink(row.running_id);
   }
-  return row.alive && row.unready === null ? mark("neutral", "○", "Free") : "–";
+  return row.alive && row.unready === null ? mark("neutral", "free", "Free") : "–";
 }
 
 /** The memory in use of the whole; the whole where no worker reads it. */
@@ -47,9 +47,9 @@ export function memory({ memory: now, device: { total_bytes: total } }) {
 /** The state of a device's worker. */
 export function worker(row) {
   if (!row.alive) {
-    return mark("bad", "✕", `Silent for ${seconds(row.heartbeat_age_seconds)}`);
+    return mark("bad", "cross", `Silent for ${seconds(row.heartbeat_age_seconds)}`);
   }
-  return row.unready === null ? mark("ok", "✓", "Alive") : html`${mark("warn", "!", "Takes no work")}<div class="small">${row.unready}</div>`;
+  return row.unready === null ? mark("ok", "check", "Alive") : html`${mark("warn", "warning", "Takes no work")}<div class="small">${row.unready}</div>`;
 }
 
 const QUEUE = [

@@ -10,9 +10,9 @@ import { bytes, bytesExactly, count, plural } from "./format.js";
 import { html } from "./preact-htm.js";
 
 const VERDICTS = {
-  fits: ["ok", "✓", "fits"],
-  uncertain: ["warn", "?", "uncertain"],
-  "does-not-fit": ["bad", "✕", "does not fit"],
+  fits: ["ok", "check", "fits"],
+  uncertain: ["warn", "unknown", "uncertain"],
+  "does-not-fit": ["bad", "cross", "does not fit"],
 };
 
 const COLUMNS = [

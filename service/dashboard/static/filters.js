@@ -10,6 +10,7 @@
 
 import { announce } from "./dom.js";
 import { timeText } from "./format.js";
+import { icon } from "./icons.js";
 import { html, useLayoutEffect, useRef, useState } from "./preact-htm.js";
 
 const MOST_SUGGESTIONS = 200;
@@ -182,7 +183,7 @@ function Chips({ filters, view, set }) {
   };
   return html`<ul class="chips" aria-label="Set filters" ref=${list}>
     ${chips.map((chip, place) => html`<li key=${chip.text}><button type="button" class="chip" aria-label="Remove the filter ${chip.text}" title="Remove this filter" onKeyDown=${(event) => onKeyDown(event, chip, place)} onClick=${() => remove(chip, place)}>
-      <span>${chip.text}</span><span aria-hidden="true">✕</span></button></li>`)}
+      <span>${chip.text}</span>${icon("cross")}</button></li>`)}
     ${chips.length > 1 && html`<li><button type="button" class="button button-small button-quiet" onClick=${clear}>Clear all</button></li>`}
   </ul>`;
 }

@@ -74,9 +74,9 @@ function isValid(key) {
 
 function state(key) {
   if (key.revoked_at !== null) {
-    return html`${mark("neutral", "⊘", "Revoked")} ${time(key.revoked_at)}`;
+    return html`${mark("neutral", "ban", "Revoked")} ${time(key.revoked_at)}`;
   }
-  return isExpired(key) ? mark("warn", "◷", "Expired") : mark("ok", "✓", "Valid");
+  return isExpired(key) ? mark("warn", "clock", "Expired") : mark("ok", "check", "Valid");
 }
 
 // --- creating ---------------------------------------------------------------------------------------------------------

@@ -66,7 +66,7 @@ function ownerLink({ owner, key_id: id }) {
 }
 
 function planWords({ plan, feasible }) {
-  return plan === null ? feasible === false && mark("warn", "⊘", "nothing fits") : planText(plan);
+  return plan === null ? feasible === false && mark("warn", "ban", "nothing fits") : planText(plan);
 }
 
 /** The samples per second, and how many times those of the baseline they are. */

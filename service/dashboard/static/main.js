@@ -6,10 +6,11 @@
 import { alertBox } from "./components.js";
 import { announce, byId, copy, currentTheme } from "./dom.js";
 import { onConnection } from "./live.js";
-import { render } from "./preact-htm.js";
+import { icon } from "./icons.js";
+import { html, render } from "./preact-htm.js";
 
 const CONNECTIONS = { idle: "", live: "Live", reconnecting: "Reconnecting…" };
-const THEMES = { system: "◐ System", light: "☀ Light", dark: "☾ Dark" };
+const THEMES = { system: ["monitor", "System"], light: ["sun", "Light"], dark: ["moon", "Dark"] };
 
 function chosenTheme() {
   return document.documentElement.dataset.theme ?? "system";
@@ -30,8 +31,9 @@ function chooseTheme(theme) {
 }
 
 function showTheme(button) {
-  button.textContent = THEMES[chosenTheme()];
-  button.setAttribute("aria-label", `Theme: ${THEMES[chosenTheme()]}`);
+  const [name, text] = THEMES[chosenTheme()];
+  render(html`${icon(name)}${text}`, button);
+  button.setAttribute("aria-label", `Theme: ${text}`);
 }
 
 function startTheme() {

@@ -12,9 +12,9 @@ export function holdsMark({ stale, changes, confirmed_by: confirmed, replaced_by
     return null;
   }
   if (!stale) {
-    return both(mark("ok", "✓", "holds"), confirmed !== null && html`as ${linkTo("recommendations", confirmed)}`);
+    return both(mark("ok", "check", "holds"), confirmed !== null && html`as ${linkTo("recommendations", confirmed)}`);
   }
-  return both(mark("warn", "!", "stale"), replaced === null ? changesText(changes) : html`replaced by ${linkTo("recommendations", replaced)}`);
+  return both(mark("warn", "warning", "stale"), replaced === null ? changesText(changes) : html`replaced by ${linkTo("recommendations", replaced)}`);
 }
 
 /** @returns {string} such as "torch 2.12.0 → 2.13.0, driver 570 → none" */

@@ -13,7 +13,7 @@ import { backlog, hostOf, secretOf } from "./webhook_words.js";
 const REFRESH_SECONDS = 5;
 const OVERLAPS = [[0, "At once"], [3600, "After an hour"], [86_400, "After a day"], [604_800, "After a week"]];
 const DEFAULT_OVERLAP = 86_400;
-const STATES = { pending: ["info", "◷"], delivered: ["ok", "✓"], dead: ["bad", "✕"] };
+const STATES = { pending: ["info", "clock"], delivered: ["ok", "check"], dead: ["bad", "cross"] };
 const STATE_WORDS = { pending: "Pending", delivered: "Delivered", dead: "Given up" };
 
 const root = byId("page");

@@ -12,9 +12,9 @@ export function hostOf(url) {
 /** What waits for an attempt, and what had its last one. */
 export function backlog({ pending, dead }) {
   if (pending + dead === 0) {
-    return mark("ok", "✓", "none");
+    return mark("ok", "check", "none");
   }
-  return html`<span class="tags">${dead > 0 && mark("bad", "✕", `${count(dead)} given up`)}${pending > 0 && mark("info", "◷", `${count(pending)} pending`)}</span>`;
+  return html`<span class="tags">${dead > 0 && mark("bad", "cross", `${count(dead)} given up`)}${pending > 0 && mark("info", "clock", `${count(pending)} pending`)}</span>`;
 }
 
 /** How a dialog shows the secret of a webhook. */

@@ -41,6 +41,14 @@ WITHOUT_CHARTS = (
     "{compare}",
 )
 MANY = 10_000
+WIDTHS = """() => Object.fromEntries(["1", "8", "i", "m"].map((letter) => {
+    const cell = document.querySelector("td.number").cloneNode();
+    const text = cell.appendChild(Object.assign(document.createElement("span"), { textContent: letter.repeat(20) }));
+    document.querySelector("tbody tr").append(cell);
+    const { width } = text.getBoundingClientRect();
+    cell.remove();
+    return [letter, width];
+}))"""
 
 
 @dataclass(frozen=True)
@@ -197,26 +205,50 @@ def test_a_hostile_next_page_is_ignored(browser: Browser, tmp_path: Path) -> Non
 # --- light and quick ------------------------------------------------------------------------------------------------
 
 
-def transferred(page: Page, path: str) -> int:
-    """Bytes that a page costs over the wire with nothing cached, its API calls included."""
+def transferred(page: Page, path: str) -> tuple[int, int]:
+    """Bytes that a page costs over the wire with nothing cached, API calls included: without the font, and of it."""
     session = page.context.new_cdp_session(page)
     session.send("Network.enable")
     session.send("Network.setCacheDisabled", {"cacheDisabled": True})
-    received: list[float] = []
-    session.on("Network.loadingFinished", lambda message: received.append(message["encodedDataLength"]))
+    received: dict[str, float] = {}
+    fonts: set[str] = set()
+
+    def on_request(message: dict[str, Any]) -> None:
+        if message["request"]["url"].endswith(".woff2"):
+            fonts.add(message["requestId"])
+
+    session.on("Network.requestWillBeSent", on_request)
+    session.on(
+        "Network.loadingFinished",
+        lambda message: received.update({message["requestId"]: message["encodedDataLength"]}),
+    )
     page.goto(path, wait_until="networkidle")
     session.detach()
-    return int(sum(received))
+    of_fonts = sum(size for request, size in received.items() if request in fonts)
+    return int(sum(received.values()) - of_fonts), int(of_fonts)
 
 
 def test_pages_without_a_chart_are_light(browser: Browser, populated: PopulatedService) -> None:
-    """Under 100 KB each, everything counted but the API's document that the form is made from."""
+    """Under 100 KB each, everything counted but the API's document that the form is made from, and the font of all."""
     weights = {}
     for name in WITHOUT_CHARTS:
         path = populated.paths.get(name, name)
         with watched(browser, populated.service.url) as opened:
             weights[name] = transferred(opened.page, opened.url + path)
-    assert {name: weight for name, weight in weights.items() if weight >= 100_000} == {}
+    assert {name: weight for name, (weight, _) in weights.items() if weight >= 100_000} == {}
+    assert all(0 < font < 31_000 for _, font in weights.values())
+
+
+def test_figures_are_set_in_our_font(browser: Browser, populated: PopulatedService) -> None:
+    """The font comes from this origin, is there before the first paint or not shown, and its figures have one width."""
+    with watched(browser, populated.service.url) as opened:
+        settled(opened, "/tunings")
+        page = settled(opened, "/tunings")
+        faces = page.evaluate("[...document.fonts].map((face) => [face.family, face.status, face.display])")
+        assert ["Geist", "loaded", "optional"] in faces
+        widths = page.evaluate(WIDTHS)
+        assert widths["1"] == widths["8"] > 0
+        assert widths["i"] < widths["m"]
 
 
 def test_a_long_list_shows_only_some_pages(browser: Browser, tmp_path: Path) -> None:
