@@ -53,8 +53,8 @@ export function worker(row) {
 }
 
 const QUEUE = [
-  { title: "Position", class: "number", cell: (row) => count(row.position) },
   { title: "Work", class: "nowrap", cell: (row) => html`${workLink(row.id)} ${tag(row.kind)}` },
+  { title: "Position", class: "number", cell: (row) => count(row.position) },
   { title: "Model", class: "model", cell: (row) => row.model },
   { title: "Device", class: "nowrap", cell: (row) => row.device ?? row.hardware },
   { title: "Priority", class: "number", cell: (row) => row.priority },
@@ -64,7 +64,7 @@ const QUEUE = [
 
 /** The waiting work, or a title where there is none. */
 export function queue(rows, none) {
-  return rows.length > 0 ? html`<${Table} caption="Queue" columns=${QUEUE} rows=${rows} />` : emptyState({ title: none });
+  return rows.length > 0 ? html`<div class="list-body"><${Table} caption="Queue" columns=${QUEUE} rows=${rows} /></div>` : emptyState({ title: none });
 }
 
 function expectedWait({ unserved, expected_wait_seconds: wait }) {

@@ -112,7 +112,7 @@ const FAILURES = [
 function failures(rows) {
   return rows.length === 0
     ? emptyState({ title: "No failures", text: "Failed tunings and jobs are listed here by cause." })
-    : html`<${Table} caption="Failures by cause" showCaption columns=${FAILURES} rows=${rows} keyOf=${(row) => `${row.kind} ${row.code}`} />`;
+    : html`<div class="list-body"><${Table} caption="Failures by cause" showCaption columns=${FAILURES} rows=${rows} keyOf=${(row) => `${row.kind} ${row.code}`} /></div>`;
 }
 
 const SPENT = [
@@ -170,7 +170,7 @@ const DEVICES = [
 
 function devices(rows, occupancy) {
   const shown = rows.map((row) => ({ ...row, occupancy: occupancy && occupancyOf(row.slot, occupancy) }));
-  return rows.length > 0 ? html`<${Table} caption="Devices" columns=${DEVICES} rows=${shown} keyOf=${(row) => row.slot} />` : emptyState({
+  return rows.length > 0 ? html`<div class="list-body"><${Table} caption="Devices" columns=${DEVICES} rows=${shown} keyOf=${(row) => row.slot} /></div>` : emptyState({
     title: "No worker serves a device",
     text: "Tunings and jobs wait until one does. On a host with GPUs, and with the same database, run:",
     action: html`<p><code>batchwright work</code></p>`,
