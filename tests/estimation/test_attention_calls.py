@@ -63,15 +63,30 @@ def _described(  # noqa: PLR0913, PLR0917 - the arguments of attention
     return (*shapes, mask, dropout_p, is_causal, scale, enable_gqa)
 
 
-@pytest.mark.parametrize("family", DECODERS)
-def test_a_decoder_is_traced_with_the_attention_of_a_run(family: str) -> None:
-    """No mask where a run has none, and no copies of keys and values where a run groups heads."""
-    spec = transformers_spec("causal-lm", {"model_type": family, **DECODERS[family]}, batch={"sequence_length": 32})
+def _calls_of_a_run_and_of_a_trace(family: str, **batch: Any) -> tuple[list[tuple[Any, ...]], list[tuple[Any, ...]]]:
+    """The calls of attention in a run and in a trace of two samples of the worst case."""
+    spec = transformers_spec("causal-lm", {"model_type": family, **DECODERS[family]}, batch=batch)
     workload = build_workload(spec)
     torch.manual_seed(0)
     with AttentionCalls() as real:
         workload.loss_terms(build_model(spec, workload), workload.make_batch(2))
     with AttentionCalls() as traced:
         trace(spec, 2, accumulates=False, warm_up=False)
-    assert real.noted
-    assert traced.noted == real.noted
+    return real.noted, traced.noted
+
+
+@pytest.mark.parametrize("family", DECODERS)
+def test_a_decoder_is_traced_with_the_attention_of_a_run(family: str) -> None:
+    """No mask where a run has none, and no copies of keys and values where a run groups heads."""
+    real, traced = _calls_of_a_run_and_of_a_trace(family, sequence_length=32)
+    assert real
+    assert traced == real
+
+
+@pytest.mark.parametrize("family", ["gpt2", "llama", "mistral", "qwen3"])
+def test_packed_records_are_traced_with_the_mask_of_a_run(family: str) -> None:
+    """A mask for each sample, for which grouped keys and values are copied."""
+    real, traced = _calls_of_a_run_and_of_a_trace(family, sequence_length=32, packing="bfd")
+    assert traced == real
+    assert {call[3] for call in real} == {((2, 1, 32, 32), torch.bool)}
+    assert {call[7] for call in real} == {False}

@@ -19,7 +19,7 @@ import torch
 from tests.support.factories import recommendation
 from tests.support.sources import built, problem
 from tests.support.whole_runs import ENVIRONMENT, run_to_end, wait_for
-from tests.training.test_trained_model import GPT2, spec_of, train
+from tests.training.test_trained_model import GPT2, UPDATES, spec_of, train
 from tuner.errors import SpecError
 from tuner.schemas.requests import TrainingRequest
 from tuner.schemas.training import RunOutcome, TrainingProgress
@@ -245,3 +245,36 @@ def test_a_killed_run_resumes_to_equal_weights(tmp_path: Path) -> None:
     assert again.outcome is RunOutcome.SUCCEEDED
     assert again.resumed_from
     assert again.weights_sha256 == undisturbed.weights_sha256
+
+
+def test_an_evaluation_is_that_of_the_records(tmp_path: Path) -> None:
+    """Held-out records have the same loss and as many labels in packed sequences as one by one."""
+    (tmp_path / "held_out.jsonl").write_text("".join(json.dumps({"text": text * 2}) + "\n" for text in TEXTS[:20]))
+    held_out = {"data": {"kind": "records", "paths": [str(tmp_path / "held_out.jsonl")]}, "metrics": ["accuracy"]}
+    reports = []
+    for batch in ({"sequence_length": LENGTH}, {"sequence_length": LENGTH, "packing": "bfd"}):
+        spec = records_spec(tmp_path, TEXTS, batch=batch, evaluation=held_out)
+        trainer, _ = train(tmp_path / str(len(batch)), spec)
+        assert trainer.evaluation is not None
+        reports.append(trainer.evaluation.summary().first)
+    alone, packed = reports
+    assert alone is not None
+    assert packed is not None
+    assert packed.samples < alone.samples
+    assert packed.weights == alone.weights
+    assert packed.loss == pytest.approx(alone.loss, rel=1e-6)
+    assert packed.metrics["accuracy"] == pytest.approx(alone.metrics["accuracy"])
+
+
+@pytest.mark.thorough
+@pytest.mark.usefixtures("forked")
+def test_two_ranks_train_as_one(tmp_path: Path) -> None:
+    """Each packs all records, and takes its share of the same sequences."""
+    spec, request = records_spec(tmp_path, TEXTS), TrainingRequest(updates=UPDATES)
+    for ranks in (1, 2):
+        found = recommendation(spec.with_world_size(ranks), 10, 3, world_size=ranks, environment=ENVIRONMENT)
+        result = run_to_end(tmp_path / str(ranks), found, request)
+        assert result.outcome is RunOutcome.SUCCEEDED, result.message
+    one, two = (safetensors.torch.load_file(RunPaths(tmp_path / ranks).weights) for ranks in ("1", "2"))
+    for name, value in two.items():
+        torch.testing.assert_close(value, one[name], rtol=1e-5, atol=1e-6)
