@@ -17,8 +17,8 @@ ROOT = Path(__file__).resolve().parent.parent
 GROUPS = {
     "runtime": ("torch", "transformers", "peft", "data", "service", "plots", "tensorboard"),
     "torch": ("torch",),
-    "image": ("torch", "transformers", "peft", "data", "service", "postgres", "otel"),
-    "image-ray": ("torch", "transformers", "peft", "data", "service", "postgres", "otel", "ray"),
+    "image": ("torch", "transformers", "peft", "metrics", "data", "service", "postgres", "otel"),
+    "image-ray": ("torch", "transformers", "peft", "metrics", "data", "service", "postgres", "otel", "ray"),
     "dev": ("dev",),
     "docs": ("docs",),
 }

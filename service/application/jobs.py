@@ -9,6 +9,7 @@ from service.application.exports import exported
 from service.application.rules.device_checks import (
     check_cards_of_ranks,
     check_every_process_has_samples,
+    check_packages,
     check_process_count,
     check_same_device,
     hardware_of_job,
@@ -128,6 +129,7 @@ class JobCases(WorkCases[JobSubmission, Job]):
         recommendation, need = self._trainable(submission)
         if recommendation.request.command is None:
             check_process_count(recommendation, submission.training)
+            check_packages(recommendation, submission.training, self._possible_devices(recommendation, need))
         if submission.training.nodes > 1:
             self._check_cluster(submission.training.nodes)
         request = JobRequest(recommendation=recommendation, training=submission.training)
@@ -239,6 +241,14 @@ class JobCases(WorkCases[JobSubmission, Job]):
         if need is None:
             return self._context.live_device(recommendation.device.id).served
         return next((worker.served for worker in workers_with(need, self._context.live_workers())), None)
+
+    def _possible_devices(self, recommendation: Recommendation, need: HardwareNeed | None) -> list[ServedDevice]:
+        """Return the devices with live workers that may run a job."""
+        alive = self._context.live_workers()
+        if need is not None:
+            return [worker.served for worker in workers_with(need, alive)]
+        probed = (recommendation.device.id, kind_of(recommendation.device))
+        return [worker.served for worker in alive if (worker.served.device.id, worker.served.hardware) == probed]
 
     def _check_cluster(self, nodes: int) -> None:
         """Refuse a run over several hosts where no dispatcher has reported: workers of a host take no others.

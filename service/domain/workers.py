@@ -43,6 +43,9 @@ class ServedDevice(Document):
     memory: DeviceMemory | None = None
     """Memory in use now; `used_bytes` of `device` is from the worker's start. None where a cluster's engine hands out
     the device, and where it cannot be read. A change by less than a five-hundredth of the memory is left out."""
+    packages: tuple[str, ...] | None = None
+    """Optional packages that jobs may request and that its worker has, such as `torchmetrics`; none where the worker
+    does not say."""
     unready: str | None = None
     """Reason why the device takes no work now, such as a full disk of its host, beginning with a stable code; none when
     it takes work. Interrupted work is back in the queue, and goes on when the cause is gone, or on another device."""

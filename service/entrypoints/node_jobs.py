@@ -26,6 +26,7 @@ from tuner.planning.fingerprint import installed_versions
 from tuner.schemas.requests import TuningRequest
 from tuner.schemas.results import DeviceInfo
 from tuner.system.data_roots import DataRoots
+from tuner.training.required_packages import installed_packages
 
 _NUMBERS_OF_HOST = ("SLURM_JOB_GPUS", "CUDA_VISIBLE_DEVICES")
 """Variables with the host's numbers of the GPUs that an engine has assigned. Slurm may number those in
@@ -94,6 +95,7 @@ def announce(settings: Settings, owner: str, kinds: Sequence[str]) -> None:
                     device=device,
                     environment=executor.environment(),
                     versions=installed_versions(),
+                    packages=installed_packages(),
                 )
                 executor.close()
                 store.devices.announce(served)

@@ -20,6 +20,7 @@ from service.worker.settings import WorkerSettings
 from service.worker.slot import Slot
 from service.worker.work_loop import SingleRun, WorkLoop
 from tuner.system.host_failures import Cause, HostFailure, check_host
+from tuner.training.required_packages import installed_packages
 
 
 class ProcessLink(Protocol):
@@ -61,6 +62,7 @@ class DeviceWorker:
             device=device,
             environment=executor.environment(),
             versions=versions,
+            packages=installed_packages(),
         )
         self._devices = store.devices
         self._executor = executor

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from importlib.util import find_spec
+from typing import get_args
 
 from tuner.errors import FieldProblem, SpecError
 from tuner.schemas.dataset import EvaluationSpec
@@ -12,11 +14,49 @@ from tuner.schemas.workload import WorkloadSpec
 
 METRIC_CLASSES = {"f1": "MulticlassF1Score", "precision": "MulticlassPrecision", "recall": "MulticlassRecall"}
 """Classes of ``torchmetrics.classification`` by the names of the spec."""
+_TORCHMETRICS = "torchmetrics"
 
 
 def needs_labels(evaluation: EvaluationSpec) -> bool:
     """Return whether a metric compares labels with logits."""
     return any(name == "accuracy" or name in METRIC_CLASSES for name in evaluation.metrics)
+
+
+@dataclass(frozen=True)
+class MissingPackage:
+    """A metric or a tracker that a run requests, whose package is missing."""
+
+    field: str
+    """Field with the request: of the spec for a metric, of the request of the training for a tracker."""
+    name: str
+    """The metric or tracker."""
+    package: str
+    """The package."""
+    extra: str
+    """The extra of Batchwright that installs the package."""
+
+    @property
+    def message(self) -> str:
+        """The need, and the remedy."""
+        return f"`{self.name}` needs the package `{self.package}`: pip install 'batchwright[{self.extra}]'"
+
+
+def installed_packages() -> tuple[str, ...]:
+    """Return the packages of metrics and trackers that are installed here."""
+    return tuple(name for name in (_TORCHMETRICS, *get_args(TrackerName)) if find_spec(name) is not None)
+
+
+def missing_packages(
+    spec: WorkloadSpec | None, trackers: Sequence[TrackerName], installed: Collection[str]
+) -> list[MissingPackage]:
+    """Return what a run requests and cannot have where only ``installed`` of these packages are."""
+    evaluation = None if spec is None else spec.evaluation
+    metrics = [name for name in (() if evaluation is None else evaluation.metrics) if name in METRIC_CLASSES]
+    wanted = [
+        *(MissingPackage("evaluation.metrics", name, _TORCHMETRICS, "metrics") for name in metrics),
+        *(MissingPackage(f"trackers.{index}", name, name, name) for index, name in enumerate(trackers)),
+    ]
+    return [missing for missing in wanted if missing.package not in installed]
 
 
 def require_metrics(spec: WorkloadSpec) -> None:
@@ -25,21 +65,18 @@ def require_metrics(spec: WorkloadSpec) -> None:
     Raises:
         SpecError: when ``torchmetrics`` is missing.
     """
-    names = [
-        name for name in (spec.evaluation.metrics if spec.evaluation is not None else ()) if name in METRIC_CLASSES
-    ]
-    if names and find_spec("torchmetrics") is None:
-        message = f"`{names[0]}` needs the package `torchmetrics`: pip install 'batchwright[metrics]'"
-        raise SpecError([FieldProblem("evaluation.metrics", message, names[0])])
+    _refuse(missing_packages(spec, (), installed_packages()), "spec")
 
 
-def require_trackers(names: Iterable[TrackerName]) -> None:
+def require_trackers(names: Sequence[TrackerName]) -> None:
     """Check that the packages of trackers are installed.
 
     Raises:
         SpecError: naming the first tracker whose package is missing.
     """
-    for index, name in enumerate(names):
-        if find_spec(name) is None:
-            message = f"`{name}` needs the package `{name}`: pip install 'batchwright[{name}]'"
-            raise SpecError([FieldProblem(f"trackers.{index}", message, name)], "request")
+    _refuse(missing_packages(None, names, installed_packages()), "request")
+
+
+def _refuse(missing: Sequence[MissingPackage], document: str) -> None:
+    if missing:
+        raise SpecError([FieldProblem(missing[0].field, missing[0].message, missing[0].name)], document)

@@ -16,6 +16,7 @@ from tuner.schemas.recommendation import Recommendation
 from tuner.schemas.requests import MOST_DEVICES_PER_NODE, TrainingRequest, TuningRequest
 from tuner.schemas.results import DeviceInfo
 from tuner.system.files import write_atomically
+from tuner.training.required_packages import missing_packages
 
 SLOT_FILE = ".slot"
 """Name of the file in a job's folder with the slot on which the job ran last."""
@@ -115,3 +116,25 @@ def check_process_count(recommendation: Recommendation, training: TrainingReques
             "(`dry_run: true`) with a launcher of your own, or lower `training.processes_per_node`: the effective "
             "batch stays the same"
         )
+
+
+def check_packages(recommendation: Recommendation, training: TrainingRequest, devices: Sequence[ServedDevice]) -> None:
+    """Refuse a run whose metrics or trackers need a package that no worker of ``devices`` has.
+
+    Where no worker is known, or one does not say what it has, the run itself finds out.
+
+    Raises:
+        UnsupportedJobError: naming the package and the extra that installs it.
+    """
+    lacking = [
+        missing_packages(recommendation.request.workload, training.trackers, served.packages)
+        for served in devices
+        if served.packages is not None
+    ]
+    if not lacking or len(lacking) < len(devices) or not all(lacking):
+        return
+    missing = min(lacking, key=len)[0]
+    raise UnsupportedJobError(
+        f"{missing.field}: {missing.message} in the environment of the workers, none of which has it, or leave "
+        f"`{missing.name}` out"
+    )

@@ -1,0 +1,68 @@
+"""A job whose metrics or trackers need a package that no worker has is refused when it is submitted."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from service.application.rules.device_checks import check_packages
+from service.client import ApiError
+from service.errors import UnsupportedJobError
+from tests.support.factories import mlp_spec, recommendation
+from tests.support.service.running import StartService
+from tests.support.service.scripted import SERVED
+from tuner.schemas.requests import TrainingRequest
+from tuner.schemas.workload import WorkloadSpec
+
+CLASSIFIED = {"count": 2, "metrics": ["accuracy", "f1"]}
+
+
+def spec_with(**evaluation: Any) -> WorkloadSpec:
+    """A classifier with an evaluation."""
+    return mlp_spec(evaluation={**CLASSIFIED, **evaluation})
+
+
+@pytest.mark.parametrize(
+    ("trackers", "workers", "named"),
+    [
+        ((), [()], r"evaluation\.metrics: `f1` needs the package `torchmetrics`: pip install 'batchwright\[metrics\]'"),
+        (("tensorboard", "wandb"), [("torchmetrics", "tensorboard")], r"trackers\.1: `wandb`.*\[wandb\]"),
+        (("mlflow",), [(), ("torchmetrics",)], r"trackers\.0: `mlflow`"),
+    ],
+)
+def test_what_no_worker_has_is_named(trackers: tuple[Any, ...], workers: list[tuple[str, ...]], named: str) -> None:
+    """With the extra that installs the package: what the worker with the most lacks."""
+    devices = [SERVED.model_copy(update={"packages": packages}) for packages in workers]
+    with pytest.raises(UnsupportedJobError, match=named):
+        check_packages(recommendation(spec_with()), TrainingRequest(trackers=trackers), devices)
+
+
+@pytest.mark.parametrize("workers", [[], [None], [(), None], [(), ("torchmetrics",)]])
+def test_a_job_that_a_worker_may_run_is_taken(workers: list[tuple[str, ...] | None]) -> None:
+    """Where one has all, one does not say what it has, or none is known."""
+    devices = [SERVED.model_copy(update={"packages": packages}) for packages in workers]
+    check_packages(recommendation(spec_with()), TrainingRequest(), devices)
+
+
+def test_own_metrics_need_no_package() -> None:
+    """Nor does a run without an evaluation."""
+    bare = [SERVED.model_copy(update={"packages": ()})]
+    check_packages(recommendation(spec_with(metrics=["accuracy"])), TrainingRequest(), bare)
+    check_packages(recommendation(mlp_spec()), TrainingRequest(), bare)
+
+
+def test_a_service_answers_with_the_remedy(start_service: StartService, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its workers announce what they have; a dry run, whose place is the caller's, is not asked."""
+    monkeypatch.setattr("tuner.training.required_packages.find_spec", lambda name: None if name == "wandb" else True)
+    found, wanted = recommendation(mlp_spec()), TrainingRequest(trackers=("wandb",))
+    service = start_service()
+    with service.client as client:
+        (device,) = client.devices.list()
+        assert set(device.packages or ()) == {"torchmetrics", "tensorboard", "mlflow"}
+        with pytest.raises(ApiError) as caught:
+            client.jobs.submit(found, wanted)
+        assert (caught.value.status, caught.value.code) == (422, "unsupported-job")
+        assert "pip install 'batchwright[wandb]'" in caught.value.problem.detail
+        assert client.jobs.configure(found, wanted).command
+        client.jobs.submit(found, TrainingRequest(updates=1, trackers=("mlflow",)))
