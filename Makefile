@@ -139,6 +139,7 @@ bench: bench-install  ## Reproduce the figures of benchmarks/results/
 	$(BIN)/python benchmarks/cpu_math_buffers.py
 	$(BIN)/python benchmarks/accumulation_exactness.py
 	$(BIN)/python benchmarks/side_by_side.py
+	$(BIN)/python benchmarks/fine_tuning.py
 	$(BIN)/python benchmarks/engine_overhead.py
 	$(BIN)/python benchmarks/sigkill_soak.py
 	$(BIN)/python benchmarks/chaos.py
