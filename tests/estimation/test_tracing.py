@@ -303,6 +303,7 @@ def test_in_place_gradients_by_hand() -> None:
         ({"name": "sgd"}, 0),
         ({"name": "sgd", "momentum": 0.9}, MLP_PARAMETERS),
         ({}, 2 * MLP_PARAMETERS + 6 * FLOAT),
+        ({"name": "lion"}, MLP_PARAMETERS),
         ({"name": "muon", "momentum": 0.9}, MLP_PARAMETERS + (32 + 32 + 32 * 4 + 4 + 4) * FLOAT),
     ],
 )

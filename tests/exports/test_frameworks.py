@@ -524,6 +524,15 @@ def test_muon_with_adamw_is_the_users(name: str) -> None:
         assert "optimizer" not in read(found)
 
 
+@pytest.mark.parametrize("name", ["accelerate", "deepspeed", "hugging-face", "pytorch"])
+def test_lion_is_made_by_the_function_of_the_probes(name: str) -> None:
+    """DeepSpeed's own Lion and that of bitsandbytes were not measured."""
+    found = made(name, gpt_spec(optimizer={"name": "lion", "betas": [0.9, 0.99]}))
+    call = "build_optimizer(OptimizerSpec.model_validate({'name': 'lion', 'betas': [0.9, 0.99]}), model)"
+    assert call in (found.files[0].content if name == "pytorch" else warned(found)["optimizer-in-code"])
+    assert name == "pytorch" or "optimizer" not in read(found)
+
+
 def test_our_script_has_the_environment_of_the_probes() -> None:
     """It is set before anything of it is read, by starting anew."""
     recommended = plan(16, environment={"PYTORCH_ALLOC_CONF": "a'b\"c\\d"})

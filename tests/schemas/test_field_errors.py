@@ -196,7 +196,7 @@ def spec(**changes: Any) -> dict[str, Any]:
             spec(optimizer={"name": "adamW"}),
             (
                 "optimizer.name: must be one of 'adamw', 'adam', 'sgd', 'adadelta', 'adafactor', 'adagrad', 'adamax', "
-                "'asgd', 'muon', 'nadam', 'radam', 'rmsprop', 'rprop'; did you mean 'adamw'? (got 'adamW')"
+                "'asgd', 'lion', 'muon', 'nadam', 'radam', 'rmsprop', 'rprop'; did you mean 'adamw'? (got 'adamW')"
             ),
         ),
         (spec(optimizer={"betas": [0.9, 2]}), "optimizer.betas.1: must be below 1.0 (got 2)"),

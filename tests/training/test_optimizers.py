@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterable
+from importlib import import_module
 from pathlib import Path
 from typing import Any, get_args
 
@@ -59,7 +60,7 @@ def _cases() -> Iterable[dict[str, Any]]:
         momentum = {"momentum": 0.9} if "momentum" in kind.fields else {}
         required = _required(name)
         decay = {"weight_decay": 0.1} if "weight_decay" in kind.fields else {}
-        for how in ("default", "foreach", "for-loop", *(["fused"] if kind.has_fused else [])):
+        for how in ("default", *(["foreach"] * kind.has_foreach), "for-loop", *(["fused"] if kind.has_fused else [])):
             yield {"name": name, "implementation": how, **required}
             yield {"name": name, "implementation": how, **decay, **momentum}
             given = {argument: ARGUMENTS[argument] for argument in sorted(kind.arguments)}
@@ -100,12 +101,13 @@ def test_every_optimizer_has_its_arguments() -> None:
     assert set(get_args(OptimizerName)) == set(OPTIMIZERS)
     assert set(ARGUMENTS) == set(OptimizerArguments.__annotations__)
     for kind in OPTIMIZERS.values():
-        taken = dict(inspect.signature(getattr(torch.optim, kind.torch_class)).parameters)
+        taken = dict(inspect.signature(getattr(import_module(kind.module), kind.torch_class)).parameters)
         if kind.torch_class == "Muon":
             taken |= inspect.signature(torch.optim.AdamW).parameters
         of_ours = {"adamw_learning_rate", "adamw_parameters"}
         assert (kind.fields | kind.arguments) - of_ours <= set(taken)
         assert ("fused" in taken) or not kind.has_fused
+        assert ("foreach" in taken) is kind.has_foreach
 
 
 def test_all_dense_optimizers_of_torch_without_a_closure_are_there() -> None:
@@ -115,7 +117,9 @@ def test_all_dense_optimizers_of_torch_without_a_closure_are_there() -> None:
         for name, kind in vars(torch.optim).items()
         if inspect.isclass(kind) and issubclass(kind, torch.optim.Optimizer) and kind is not torch.optim.Optimizer
     }
-    assert kinds - {"LBFGS", "SparseAdam"} == {kind.torch_class for kind in OPTIMIZERS.values()}
+    assert kinds - {"LBFGS", "SparseAdam"} == {
+        kind.torch_class for kind in OPTIMIZERS.values() if kind.module == "torch.optim"
+    }
 
 
 @pytest.mark.parametrize(
@@ -123,6 +127,8 @@ def test_all_dense_optimizers_of_torch_without_a_closure_are_there() -> None:
     [
         ({"name": "adamw", "arguments": {"nesterov": True}}, "`arguments.nesterov` is not an argument of `adamw`"),
         ({"name": "rprop", "weight_decay": 0.1}, "`weight_decay` is not an argument of `rprop`"),
+        ({"name": "lion", "implementation": "foreach"}, "`implementation` is `foreach`, which `lion` does not have"),
+        ({"name": "lion", "momentum": 0.9, "arguments": {"eps": 1e-8}}, "`arguments.eps` is not an argument of `lion`"),
         ({"name": "adagrad", "implementation": "fused"}, "`adam`, `adamw`, `muon`, `sgd` do"),
         ({"name": "muon"}, "`muon` needs a `momentum` above 0; its authors use 0.95"),
         ({"name": "adamw", "arguments": {"ns_steps": 5}}, "`arguments.ns_steps` is not an argument of `adamw`"),
@@ -342,9 +348,53 @@ def test_a_torch_without_muon_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         mlp_spec(optimizer=muon, parallelism={"strategy": "fsdp"})
 
 
-def test_a_run_with_muon_goes_on_bit_equal(tmp_path: Path) -> None:
+# --- Lion ---
+
+
+def test_a_step_of_lion_is_that_of_its_paper() -> None:
+    """Algorithm 2 of Chen et al. (2023), by hand: the sign of an interpolation, and a decay by the learning rate."""
+    groups = [{"parameters": ["embedding.*"], "weight_decay": 0.0, "learning_rate": 0.02}]
+    fields = {"name": "lion", "learning_rate": 0.01, "weight_decay": 0.1, "betas": [0.9, 0.99], "groups": groups}
+    model, by_hand = _parameters(), _parameters()
+    found = _stepped(model, build_optimizer(OptimizerSpec.model_validate(fields), model), 3)
+    momenta = [torch.zeros_like(parameter) for parameter in by_hand.parameters()]
+    generator = torch.Generator().manual_seed(6)
+    for _ in range(3):
+        for (name, parameter), momentum in zip(by_hand.named_parameters(), momenta, strict=True):
+            rate, decay = (0.02, 0.0) if name.startswith("embedding") else (0.01, 0.1)
+            gradient = torch.randn(parameter.shape, generator=generator)
+            step = (0.9 * momentum + 0.1 * gradient).sign()
+            parameter.data -= rate * (step + decay * parameter.data)
+            momentum.mul_(0.99).add_(gradient, alpha=0.01)
+    for one, other in zip(found, by_hand.parameters(), strict=True):
+        torch.testing.assert_close(one, other.detach())
+
+
+def test_lion_keeps_one_value_for_each_parameter() -> None:
+    """Half of what AdamW keeps."""
+    model = nn.Sequential(nn.Linear(64, 64))
+    optimizer = build_optimizer(OptimizerSpec(name="lion"), model)
+    materialize_state(optimizer)
+    assert sum(value.numel() for state in optimizer.state.values() for value in state.values()) == 64 * 64 + 64
+
+
+def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before any probe, with the extra that has it."""
+    monkeypatch.setattr("tuner.workloads.build.find_spec", lambda _: None)
+    with pytest.raises(SpecError, match=r"optimizer\.name: `lion` needs the package `lion_pytorch`: pip install"):
+        check_workload(mlp_spec(optimizer={"name": "lion"}))
+
+
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        {"name": "muon", "momentum": 0.95, "learning_rate": 0.02},
+        {"name": "lion", "learning_rate": 1e-3, "weight_decay": 0.1, "betas": [0.9, 0.99]},
+    ],
+)
+def test_a_run_goes_on_bit_equal(tmp_path: Path, optimizer: dict[str, Any]) -> None:
     """Stopped after some updates under a schedule, and resumed."""
-    spec = gpt_spec(optimizer={"name": "muon", "momentum": 0.95, "learning_rate": 0.02}, schedule={"name": "cosine"})
+    spec = gpt_spec(optimizer=optimizer, schedule={"name": "cosine"})
 
     def loop(name: str) -> Trainer:
         paths, request = RunPaths(tmp_path / name), TrainingRequest(updates=6)

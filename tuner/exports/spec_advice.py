@@ -72,9 +72,10 @@ def nodes(context: ExportContext) -> tuple[int, int]:
 def torch_call(optimizer: OptimizerSpec, parameters: str = "model.parameters()") -> str:
     """The Python expression that makes the optimizer, without the groups of the spec.
 
-    Of `muon`, which is two optimizers of torch, it is a call of ``tuner.training.optimizers``.
+    Of `muon`, which is two optimizers of torch, and of `lion`, which is none, it is a call of
+    ``tuner.training.optimizers``.
     """
-    if optimizer.name == "muon":
+    if not optimizer.is_of_torch:
         fields = optimizer.model_dump(mode="json", exclude_defaults=True, exclude={"groups"})
         return f"build_optimizer(OptimizerSpec.model_validate({fields!r}), model)"
     arguments = "".join(f", {name}={value!r}" for name, value in optimizer.torch_arguments().items())

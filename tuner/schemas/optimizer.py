@@ -72,19 +72,25 @@ class OptimizerArguments(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class _Optimizer:
-    """An optimizer of torch and its arguments, besides the learning rate."""
+    """An optimizer and its arguments, besides the learning rate."""
 
     torch_class: str
+    """Name of its class."""
     fields: frozenset[str]
     """Fields of ``OptimizerSpec`` that it takes."""
     arguments: frozenset[str] = frozenset()
+    module: str = "torch.optim"
+    """The module of its class."""
     has_fused: bool = False
+    has_foreach: bool = True
     prefers_foreach: bool = True
     """Whether torch chooses ``foreach`` on a GPU by default."""
 
 
-def _optimizer(torch_class: str, fields: str, arguments: str, **properties: bool) -> _Optimizer:
-    return _Optimizer(torch_class, frozenset(fields.split()), frozenset(arguments.split()), **properties)
+def _optimizer(
+    torch_class: str, fields: str, arguments: str, module: str = "torch.optim", **properties: bool
+) -> _Optimizer:
+    return _Optimizer(torch_class, frozenset(fields.split()), frozenset(arguments.split()), module, **properties)
 
 
 _OF_ADAMW = ("adamw_learning_rate", "adamw_parameters")
@@ -98,6 +104,7 @@ OptimizerName = Literal[
     "adagrad",
     "adamax",
     "asgd",
+    "lion",
     "muon",
     "nadam",
     "radam",
@@ -115,6 +122,9 @@ OPTIMIZERS: Mapping[OptimizerName, _Optimizer] = MappingProxyType(
         "adagrad": _optimizer("Adagrad", "weight_decay", "eps lr_decay initial_accumulator_value"),
         "adamax": _optimizer("Adamax", "weight_decay betas", "eps"),
         "asgd": _optimizer("ASGD", "weight_decay", "lambd alpha t0"),
+        "lion": _optimizer(
+            "Lion", "weight_decay betas", "", module="lion_pytorch", has_foreach=False, prefers_foreach=False
+        ),
         "muon": _optimizer(
             "Muon",
             "weight_decay betas momentum",
@@ -127,7 +137,7 @@ OPTIMIZERS: Mapping[OptimizerName, _Optimizer] = MappingProxyType(
         "rprop": _optimizer("Rprop", "", "etas step_sizes"),
     }
 )
-"""The optimizers of `torch.optim` for dense gradients whose step takes no closure.
+"""The optimizers of `torch.optim` for dense gradients whose step takes no closure, and Lion of `lion_pytorch`.
 
 Muon trains matrices alone, so that `muon` is Muon and AdamW, whose implementation is chosen.
 
@@ -167,16 +177,17 @@ class OptimizerSpec(Document):
     """The optimizer and its implementation, which both affect the memory of an update."""
 
     name: OptimizerName = "adamw"
-    """A class of `torch.optim`. `adamw` and `adam` keep two values per parameter, `sgd` one with momentum and none
-    without, `adafactor` one per row and column of a matrix. `muon` keeps one per weight of a hidden layer's matrix, and
-    trains all other parameters by AdamW; it needs torch 2.9."""
+    """A class of `torch.optim`, or `lion`. `adamw` and `adam` keep two values per parameter, `sgd` one with momentum
+    and none without, `adafactor` one per row and column of a matrix. `muon` keeps one per weight of a hidden layer's
+    matrix, and trains all other parameters by AdamW; it needs torch 2.9. `lion` keeps one, by the package
+    `lion-pytorch`."""
     learning_rate: Rate = 1e-3
     """Peak learning rate."""
     weight_decay: Decay = 0.0
-    """Decoupled for `adamw`, `adafactor` and `muon`, an L2 term for the others. `rprop` has none."""
+    """Decoupled for `adamw`, `adafactor`, `lion` and `muon`, an L2 term for the others. `rprop` has none."""
     betas: tuple[Share, Share] = (0.9, 0.999)
-    """Decay rates of the two moments of `adam`, `adamax`, `adamw`, the AdamW of `muon`, `nadam` and `radam`. Unused by
-    the others."""
+    """Decay rates of the two moments of `adam`, `adamax`, `adamw`, the AdamW of `muon`, `nadam` and `radam`. Of `lion`,
+    whose authors use 0.9 and 0.99, those of the step and of the momentum. Unused by the others."""
     momentum: Share = 0.0
     """Momentum of `muon`, `rmsprop` and `sgd`. Unused by the others."""
     arguments: OptimizerArguments = Field(default_factory=OptimizerArguments)
@@ -185,7 +196,7 @@ class OptimizerSpec(Document):
     """Groups of parameters with rates of their own, such as norms and biases without weight decay."""
     implementation: Literal["default", "foreach", "fused", "for-loop"] = "default"
     """torch's implementation: `foreach` is fast and takes temporaries of the parameters' size, `fused` takes none and
-    is there for `adam`, `adamw`, `sgd` and the AdamW of `muon`."""
+    is there for `adam`, `adamw`, `sgd` and the AdamW of `muon`. `lion` has the plain loop alone."""
 
     @model_validator(mode="after")
     def _takes_its_arguments(self) -> Self:
@@ -197,6 +208,8 @@ class OptimizerSpec(Document):
         if self.implementation == "fused" and not kind.has_fused:
             having = ", ".join(f"`{name}`" for name, other in sorted(OPTIMIZERS.items()) if other.has_fused)
             raise ValueError(f"`implementation` is `fused`, which `{self.name}` does not have: {having} do")
+        if self.implementation == "foreach" and not kind.has_foreach:
+            raise ValueError(f"`implementation` is `foreach`, which `{self.name}` does not have: leave it out")
         decays = [self.weight_decay, *(group.weight_decay for group in self.groups)]
         if "weight_decay" not in kind.fields and any(decays):
             raise ValueError(f"`weight_decay` is not an argument of `{self.name}`")
@@ -229,8 +242,18 @@ class OptimizerSpec(Document):
 
     @property
     def torch_class(self) -> str:
-        """Name of the class in ``torch.optim``."""
+        """Name of the class in ``module``."""
         return OPTIMIZERS[self.name].torch_class
+
+    @property
+    def module(self) -> str:
+        """The module of the class: ``torch.optim``, or that of a package."""
+        return OPTIMIZERS[self.name].module
+
+    @property
+    def is_of_torch(self) -> bool:
+        """True if the optimizer is one class of ``torch.optim``, which other programs can make by its name."""
+        return self.name != "muon" and self.module == "torch.optim"
 
     def torch_arguments(self) -> dict[str, Any]:
         """Return the arguments of that class, without the parameters."""
@@ -242,7 +265,7 @@ class OptimizerSpec(Document):
             "lr": self.learning_rate,
             **{name: getattr(self, name) for name in ("weight_decay", "betas", "momentum") if name in fields},
             **self.arguments,
-            **_SWITCHES[self.implementation],
+            **(_SWITCHES[self.implementation] if OPTIMIZERS[self.name].has_foreach else {}),
         }
 
     def adamw_arguments(self) -> dict[str, Any]:

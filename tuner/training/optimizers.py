@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from importlib import import_module
 from typing import Any, assert_never
 
 import torch
@@ -30,7 +31,7 @@ def build_optimizer(spec: OptimizerSpec, model: nn.Module) -> torch.optim.Optimi
     trained = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
     if spec.name == "muon":
         return MuonWithAdamW(spec, _groups(spec, trained), _hidden_matrices(spec, model))
-    optimizer_class = getattr(torch.optim, spec.torch_class)
+    optimizer_class = getattr(import_module(spec.module), spec.torch_class)
     optimizer: torch.optim.Optimizer = optimizer_class(_groups(spec, trained), **spec.torch_arguments())
     return optimizer
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from typing import assert_never
 
 import torch
@@ -125,11 +126,16 @@ def check_workload(spec: WorkloadSpec) -> None:
 
 
 def require_optimizer(spec: OptimizerSpec) -> None:
-    """Check that this version of torch has the optimizer.
+    """Check that this version of torch, or the package of the optimizer, has it.
 
     Raises:
-        SpecError: when it does not.
+        SpecError: when it does not, or the package is missing.
     """
+    if spec.module != "torch.optim":
+        if find_spec(spec.module) is None:
+            message = f"`{spec.name}` needs the package `{spec.module}`: pip install 'batchwright[torch]'"
+            raise SpecError([FieldProblem("optimizer.name", message)])
+        return
     if not hasattr(torch.optim, spec.torch_class):
         message = f"torch {torch.__version__} has no `torch.optim.{spec.torch_class}`: install torch 2.9 or newer"
         raise SpecError([FieldProblem("optimizer.name", message)])

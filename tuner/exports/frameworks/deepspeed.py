@@ -51,7 +51,7 @@ def _configuration(context: ExportContext) -> dict[str, JsonValue]:
         "torch_autocast": {"enabled": dtype is not None, **({"dtype": dtype} if dtype else {})},
         "zero_optimization": {"stage": _WEIGHTS if sharded else 0},
         **({"zero_allow_untested_optimizer": True} if sharded and spec.optimizer.name not in _ADAMS else {}),
-        **({} if spec.optimizer.name == "muon" else {"optimizer": _optimizer(context)}),
+        **({"optimizer": _optimizer(context)} if spec.optimizer.is_of_torch else {}),
     }
 
 
@@ -78,7 +78,7 @@ def _warnings(context: ExportContext) -> tuple[Advice, ...]:
         *schedule_in_code(context),
         *checkpointing_in_code(context),
         *compile_in_code(context),
-        *([optimizer_in_code(context)] if spec_of(context).optimizer.name == "muon" else []),
+        *([] if spec_of(context).optimizer.is_of_torch else [optimizer_in_code(context)]),
         *of_the_workload(context),
     )
 

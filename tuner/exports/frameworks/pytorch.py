@@ -50,9 +50,9 @@ def _script(context: ExportContext) -> str:
 
 def _head(context: ExportContext) -> str:
     spec = spec_of(context)
-    scheduled, both = spec.schedule != ScheduleSpec(), spec.optimizer.name == "muon"
-    schemas = [*["OptimizerSpec"] * both, *["ScheduleSpec"] * scheduled]
-    built = [*["build_optimizer"] * both, *["build_schedule"] * scheduled]
+    scheduled, ours = spec.schedule != ScheduleSpec(), not spec.optimizer.is_of_torch
+    schemas = [*["OptimizerSpec"] * ours, *["ScheduleSpec"] * scheduled]
+    built = [*["build_optimizer"] * ours, *["build_schedule"] * scheduled]
     lines = [
         f"{origin(context)}#",
         "# Needs `pip install 'batchwright[torch]'`, and no service. Yours to change are `build_model`, `build_data`,",
