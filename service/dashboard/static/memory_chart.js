@@ -8,7 +8,7 @@
 
 import { shortened } from "./device_words.js";
 import { colour } from "./dom.js";
-import { bytes, count, seconds } from "./format.js";
+import { bytes, count, plural, seconds } from "./format.js";
 import { level, line, points } from "./chart.js";
 
 const GIB = 1024 ** 3;
@@ -80,8 +80,11 @@ export function memoryInWords(probes, { limitBytes, chosen }) {
   const rest = probes.length - fits;
   const fitted = fittedLine(probes);
   const growth = fitted === null ? "" : ` Memory grows by ${bytes(fitted.slope)} per sample.`;
-  const answer = chosen ? ` The largest micro-batch is ${chosen}.` : "";
-  return `${fits} of ${probes.length} probes fit, ${rest} did not; the limit is ${bytes(limitBytes)}.${growth}${answer}`;
+  const answer = chosen ? ` Micro-batches of up to ${count(chosen)} fit.` : "";
+  const limit = limitBytes === null ? "" : `; the limit is ${bytes(limitBytes)}`;
+  const all = fits === 1 ? "The one probe fits" : `All ${fits} probes fit`;
+  const outcomes = rest === 0 ? all : `${fits} of ${plural(probes.length, "probe")} fit, ${rest} did not`;
+  return `${outcomes}${limit}.${growth}${answer}`;
 }
 
 function largestOf(probes) {
