@@ -1,6 +1,6 @@
 """The same fine-tuning as a job of ours, by HF Trainer and by TRL: losses, weights, held-out loss, peak and time.
 
-python benchmarks/fine_tuning.py [--updates 40] [--only full lora] [--folder F] [--output results/fine_tuning.json]
+python benchmarks/fine_tuning.py [--updates N] [--only full lora] [--folder F] [--output results/fine_tuning.json]
 
 A small GPT-2 over bytes is trained on the sources of Python's standard library, and then on its reference manual
 (``pydoc_data.topics``, a sample for each paragraph, of 3 to 128 bytes), whole and by a LoRA adapter. All ways start
@@ -76,6 +76,7 @@ HELD_OUT_EVERY = 10
 """One paragraph of so many is held out."""
 MEMORY_LIMIT = "1GiB"
 RATES = {"full": 1e-3, "lora": 3e-3}
+UPDATES = {"full": 40, "lora": 12}
 LORA = {"rank": 8, "alpha": 16, "target_modules": ["c_attn", "c_fc"]}
 PEFT = {"r": 8, "lora_alpha": 16, "target_modules": ["c_attn", "c_fc"]}
 CLIPPING = 1.0
@@ -282,7 +283,7 @@ def measured(kind: str, base: Path, folder: Path, updates: int) -> Row:
 def main() -> None:
     """Train the base, fine-tune, print, write."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--updates", type=int, default=40)
+    parser.add_argument("--updates", type=int, help="of each fine-tuning; else as many as in UPDATES")
     parser.add_argument("--only", nargs="+", choices=list(RATES), default=list(RATES), help="only these")
     parser.add_argument("--folder", type=Path, help="keep all files there, instead of in a temporary folder")
     parser.add_argument("--output", type=Path, default=HERE / "results" / "fine_tuning.json")
@@ -293,7 +294,8 @@ def main() -> None:
         training, held_out = write_rows(folder, TrainingRequest().seed)
         base, loss = pretrain(folder)
         print(f"base: loss {loss:.4f}", flush=True)
-        kinds = {kind: measured(kind, base, folder, options.updates) for kind in options.only}
+        updates = {kind: options.updates or UPDATES[kind] for kind in options.only}
+        kinds = {kind: measured(kind, base, folder, updates[kind]) for kind in options.only}
         digests = {path.name: sha256(path.read_bytes()).hexdigest() for path in (training, held_out)}
     document = {
         "date": datetime.now(UTC).date().isoformat(),
@@ -308,7 +310,7 @@ def main() -> None:
             "adapter": LORA,
             "pretraining_updates": PRETRAINING_UPDATES,
             "pretraining_loss": loss,
-            "updates": options.updates,
+            "updates": updates,
             "effective_batch_size": EFFECTIVE_BATCH,
             "micro_batch_size": MICRO_BATCH,
             "learning_rates": RATES,
