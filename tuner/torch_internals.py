@@ -59,10 +59,10 @@ foreach_add_ = torch._foreach_add_
 foreach_copy_ = torch._foreach_copy_
 foreach_mul_ = torch._foreach_mul_
 foreach_norm = torch._foreach_norm  # noqa: SLF001
-
-# cuBLAS's workspaces lie in the caching allocator, and nothing public frees them.
-clear_blas_workspaces: Callable[[], None] = getattr(torch._C, "_cuda_clearCublasWorkspaces", lambda: None)  # noqa: SLF001
 """Operations on lists of tensors, which torch's optimizers use: a public operation takes a call per parameter."""
+
+clear_blas_workspaces: Callable[[], None] = getattr(torch._C, "_cuda_clearCublasWorkspaces", lambda: None)  # noqa: SLF001
+"""Free cuBLAS's workspaces, which lie in the caching allocator: nothing public does."""
 
 own_parameters: Callable[[nn.Module], dict[str, nn.Parameter | None]] = attrgetter("_parameters")
 """A module's own parameters by name: ``named_parameters()`` takes five times as long, in every update."""

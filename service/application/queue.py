@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import cache
 
 from service.application.context import ApplicationContext
 from service.application.rules.hardware_matches import group_by_hardware, workers_with
 from service.application.rules.wait_time import RECENT, Running, expected_waits
 from service.domain.fleet import Fleet, FleetStatus
-from service.domain.hardware import ANY_DEVICE, fits, need_of_lane
+from service.domain.hardware import ANY_DEVICE, need_of_lane
 from service.domain.states import State, WorkKind
 from service.domain.workers import DeviceList, DeviceStatus, Queue, QueueEntry, ServedDevice
 from service.errors import NotFoundError
@@ -82,11 +83,25 @@ class QueueCases:
     # --- helpers ---
 
     def _waiting_for(self, slot: str) -> list[Waiting]:
-        """Return the waiting work that the worker of a slot can take; none where no worker has served it for a day."""
-        served = next((device.served for device in self._devices.list() if device.served.slot == slot), None)
+        """Return the waiting work that the worker of a slot can take; none where no worker has served it for a day.
+
+        Work that needs several devices of a host waits for each of them.
+        """
+        listed = self._devices.list()
+        served = next((device.served for device in listed if device.served.slot == slot), None)
         if served is None:
             return []
-        return [entry for entry in self._queue.waiting(_SEARCHED) if _can_take(served, entry)]
+        serving = [device for device in listed if device.served.slot == slot or self._context.is_alive(device)]
+
+        @cache
+        def takes(lane: str) -> bool:
+            return any(worker.served.slot == slot for worker in workers_with(need_of_lane(lane), serving))
+
+        return [
+            entry
+            for entry in self._queue.waiting(_SEARCHED)
+            if (takes(str(entry.hardware)) if entry.device == ANY_DEVICE else _names(served, entry))
+        ]
 
     def _waits(
         self, entries: Sequence[Waiting], serving: Sequence[AnnouncedDevice], recent: Sequence[WorkRow]
@@ -123,10 +138,8 @@ class QueueCases:
         return None
 
 
-def _can_take(served: ServedDevice, entry: Waiting) -> bool:
-    """Return whether waiting work needs this device, or hardware that it is."""
-    if entry.device == ANY_DEVICE:
-        return fits(served.device, need_of_lane(str(entry.hardware)))
+def _names(served: ServedDevice, entry: Waiting) -> bool:
+    """Return whether waiting work names this device."""
     return entry.device == served.device.id and entry.hardware in {None, served.hardware}
 
 

@@ -146,15 +146,13 @@ class ProbeSupervisor:
             ProbeCancelledError: when ``should_stop`` returned true; the estimate's process is gone by then.
             ProbeError: when the fork server failed.
         """
-        begun, self._estimate = self._estimate, None
-        if begun is not None and begun.request != request:
-            begun.stop()
-            begun = None
+        if self._estimate is not None and self._estimate.request != request:
+            self._stop_estimate()
         with self._lock:
             if request.compute_capability is None:
                 return self._expect_on_fork_server(request, should_stop)
             self._server.import_modules(self._late_imports(request.spec))
-        estimate = begun or BackgroundEstimate(request)
+        estimate, self._estimate = self._estimate or BackgroundEstimate(request), None
         if not estimate.wait(self._estimate_wait_seconds, should_stop):
             raise self._timed_out(estimate)
         return estimate.result()

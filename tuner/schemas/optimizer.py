@@ -203,7 +203,7 @@ class OptimizerSpec(Document):
         kind = OPTIMIZERS[self.name]
         unknown = sorted(self.arguments.keys() - kind.arguments)
         if unknown:
-            known = ", ".join(f"`{name}`" for name in sorted(kind.arguments))
+            known = ", ".join(f"`{name}`" for name in sorted(kind.arguments)) or "none of its own"
             raise ValueError(f"`arguments.{unknown[0]}` is not an argument of `{self.name}`, which has {known}")
         if self.implementation == "fused" and not kind.has_fused:
             having = ", ".join(f"`{name}`" for name, other in sorted(OPTIMIZERS.items()) if other.has_fused)

@@ -184,6 +184,22 @@ class Checkpoints:
         except Exception as error:
             raise CheckpointError(f"checkpoint {path} cannot be read: {error}") from error
 
+    def load_averages(self, update: int) -> list[Tensor]:
+        """Map the moving averages of a checkpoint that ``load_weights`` has verified, in the order of the parameters.
+
+        The rest of its state, such as the optimizer's, is not read.
+
+        Raises:
+            CheckpointError: when the checkpoint cannot be read.
+        """
+        path = checkpoint_folder(self.directory, update)
+        try:
+            state = torch.load(path / _STATE, map_location="cpu", weights_only=True, mmap=True)
+            averages: list[Tensor] = state["averages"]
+        except Exception as error:
+            raise CheckpointError(f"checkpoint {path} cannot be read: {error}") from error
+        return averages
+
 
 def bytes_of_weights(weights: Weights) -> int:
     """Bytes of tensors, those that share memory counted once."""

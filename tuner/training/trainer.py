@@ -226,7 +226,7 @@ class Trainer:
         try:
             weights = with_tied_names(self._checkpoints.load_weights(best), self.model)
             if self.evaluation.uses_averages:
-                weights |= self.engine.averages_by_name(self._checkpoints.load(best)[1]["averages"])
+                weights |= self.engine.averages_by_name(self._checkpoints.load_averages(best))
         except CheckpointError as error:
             self.notes.append(f"the weights of the best evaluation are not written: {error}")
         else:

@@ -135,6 +135,6 @@ def check_packages(recommendation: Recommendation, training: TrainingRequest, de
         return
     missing = min(lacking, key=len)[0]
     raise UnsupportedJobError(
-        f"{missing.field}: {missing.message} in the environment of the workers, none of which has it, or leave "
-        f"`{missing.name}` out"
+        f"{missing.field}: {missing.message} in the environment of the workers, none of which has it, and restart "
+        f"them, or leave `{missing.name}` out"
     )

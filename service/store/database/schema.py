@@ -90,6 +90,7 @@ is_failed = text(_failed)
 not for one with bound parameters."""
 
 Index("work_items_by_kind", work_items.c.kind, work_items.c.id)
+Index("work_items_by_slot", work_items.c.kind, work_items.c.slot, work_items.c.id)
 for _columns in (["state"], ["device"], ["model"], ["state", "device"], ["state", "model"], ["device", "model"]):
     Index("work_items_by_" + "_".join(_columns), *(work_items.c[name] for name in ["kind", *_columns, "id"]))
 for _column in ("sorted_rate", "sorted_peak"):

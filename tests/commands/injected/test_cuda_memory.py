@@ -24,10 +24,16 @@ class Card:
             is_initialized=lambda: True,
             device_count=lambda: 1,
             memory_reserved=lambda _index: self.reserved,
+            max_memory_reserved=lambda _index: self.reserved,
             mem_get_info=lambda _index: (TOTAL - self.others - self.context - self.reserved, TOTAL),
             get_device_properties=lambda _index: SimpleNamespace(total_memory=TOTAL),
             set_per_process_memory_fraction=self._limit,
+            empty_cache=self._empty_cache,
+            reset_peak_memory_stats=lambda _index: None,
         )
+
+    def _empty_cache(self) -> None:
+        self.reserved = 0
 
     def _limit(self, fraction: float, _index: int) -> None:
         self.limit_bytes = fraction * TOTAL
@@ -45,24 +51,39 @@ def memory(card: Card, limit_bytes: int | None = 3000 * MIB) -> CudaMemory:
 
 
 def test_the_limit_follows_a_context_that_grows() -> None:
-    """Kernels that CUDA loads after the start are part of the limit, and of the report."""
+    """Kernels that the first update loads are part of the limit. What comes later may be another process's."""
     card = Card(others=1000 * MIB)
     limited = memory(card)
     limited.check_devices()
     assert card.limit_bytes == pytest.approx(2500 * MIB, abs=1)
     card.context = 767 * MIB
-    limited.check_devices()
+    limited.follow_contexts()
     assert card.limit_bytes == pytest.approx((3000 - 767) * MIB, abs=1)
+    card.others += 300 * MIB
+    limited.follow_contexts()
+    assert card.limit_bytes == pytest.approx((3000 - 767) * MIB, abs=1)
+    assert card.reserved == 100 * MIB
 
 
-@pytest.mark.parametrize("change", [-200 * MIB, 4000 * MIB], ids=["others end", "others begin"])
+def test_an_update_that_took_what_the_context_needed_gives_its_cache_back() -> None:
+    """The next update has to do with the lower limit, or runs out of memory."""
+    card = Card(others=0)
+    limited = memory(card)
+    limited.check_devices()
+    card.reserved, card.context = 2400 * MIB, 767 * MIB
+    limited.follow_contexts()
+    assert card.limit_bytes == pytest.approx((3000 - 767) * MIB, abs=1)
+    assert card.reserved == 0
+
+
+@pytest.mark.parametrize("change", [-200 * MIB, 900 * MIB, 4000 * MIB])
 def test_other_processes_do_not_move_the_limit(change: int) -> None:
-    """A reading that is no context's says nothing."""
+    """No context grows by as much in an update, or shrinks."""
     card = Card(others=1000 * MIB)
     limited = memory(card)
     limited.check_devices()
     card.others += change
-    limited.check_devices()
+    limited.follow_contexts()
     assert card.limit_bytes == pytest.approx(2500 * MIB, abs=1)
 
 
@@ -72,5 +93,5 @@ def test_a_context_grows_without_a_limit() -> None:
     free = memory(card, limit_bytes=None)
     free.check_devices()
     card.context = 767 * MIB
-    free.check_devices()
+    free.follow_contexts()
     assert card.limit_bytes == TOTAL

@@ -56,12 +56,17 @@ def test_the_queue_lists_the_order_of_work(busy: Running) -> None:
 
 
 def test_the_queue_of_a_slot(busy: Running) -> None:
-    """Work for its device or hardware that it is, with the positions of the whole queue; over HTTP and in the SDK."""
+    """Work for its device or hardware that it is, with the positions of the whole queue; over HTTP and in the SDK.
+
+    Its host has one device, so that work for two does not wait for it.
+    """
     (here,) = (seen.served for seen in busy.system.store.devices.list())
     lane = HardwareNeed.of_kind(here.device, 1).lane
     busy.system.store.submissions.add(new_work(f"tun_{1:032x}", device=ANY_DEVICE, hardware=lane))
     busy.system.store.submissions.add(new_work(f"tun_{2:032x}", device="cuda:7"))
     busy.system.store.submissions.add(new_work(f"tun_{3:032x}", hardware="none|1"))
+    two = HardwareNeed.of_kind(here.device, 2).lane
+    busy.system.store.submissions.add(new_work(f"tun_{4:032x}", device=ANY_DEVICE, hardware=two))
     own = {submitted(busy, effective_batch_size=5), f"tun_{1:032x}"}
     assert {item["id"] for item in busy.http.get("/v1/queue", params={"slot": here.slot}).json()["items"]} == own
     with busy.client as client:

@@ -75,6 +75,7 @@ REVISIONS: dict[str, dict[str, Any]] = {
     "0019_webhooks": _LATER,
     "0020_staleness": _LATER,
     "0021_course": _LATER,
+    "0022_sorting": _LATER,
 }
 """Every released revision, and what its tunings hold beyond the first one's, in the names up to revision 0007."""
 

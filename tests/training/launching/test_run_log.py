@@ -55,7 +55,11 @@ def test_a_divided_micro_batch_and_a_lost_step_are_told() -> None:
     ("changes", "words"),
     [
         ({"loss": 0.25, "metrics": {"accuracy": 0.875}}, "loss 0.25, accuracy 0.875"),
-        ({"loss": None}, "loss not finite"),
+        ({"loss": 0.25, "metrics": {"f1": None}}, "loss 0.25, f1 not known"),
+        (
+            {"loss": 0.25, "of_averages": True, "trained": {"loss": 0.5, "terms": {}}},
+            "loss 0.25 (of the moving averages); of the trained weights: loss 0.5",
+        ),
         ({"loss": 0.25, "is_best": True}, "loss 0.25, the best"),
         ({"loss": None, "message": "one sample does not fit"}, "one sample does not fit"),
     ],

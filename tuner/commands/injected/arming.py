@@ -192,7 +192,7 @@ class ArmedProcess:
         now = time.monotonic()
         if self._counter.step(id(optimizer), now):
             self._end_update(now)
-            self._memory.check_devices()
+            self._memory.follow_contexts()
             self._report_update(optimizer)
         elif self._counter.steps <= self._settings["updates"]:
             self._report("idle-step", optimizer=_name(optimizer))

@@ -17,6 +17,9 @@ from .torch_internals import when_cuda_starts
 _LARGEST_CONTEXT = 2 * 1024**3
 """A larger difference between two readings of a card's memory is another process's (contexts take 0.25 to 0.9 GiB)."""
 
+_LARGEST_GROWTH = 512 * 1024**2
+"""A context that grows by more in an update is another process's memory: by 240 to 340 MiB on an H100."""
+
 _HEAP_STEP = 2 * 1024**2
 """Bytes of a huge page, by which the C library's heap grows in a probe (`glibc.malloc.hugetlb=1`)."""
 
@@ -84,7 +87,10 @@ class CpuMemory:
             _set_data_limit(resource.RLIM_INFINITY)
 
     def check_devices(self) -> None:
-        """Do nothing: there is one device, and the baseline has what is outside the budget."""
+        """Do nothing: there is one device."""
+
+    def follow_contexts(self) -> None:
+        """Do nothing: the baseline has what is outside the budget."""
 
     def synchronize(self) -> None:
         """Do nothing: the CPU has no queue."""
@@ -117,6 +123,7 @@ class CudaMemory:
         self._least_context: int = settings["least_context_bytes"] or 0
         self._limits: dict[int, int] = {}
         self._contexts: dict[int, int] = {}
+        self._followed: set[int] = set()
 
     def limit(self) -> None:
         """Set the limit on this rank's card, as soon as CUDA is initialised."""
@@ -142,14 +149,26 @@ class CudaMemory:
         self._limits[index] = limit = max(0, limit)
         cuda.set_per_process_memory_fraction(min(1.0, limit / cuda.get_device_properties(index).total_memory), index)
 
-    def _follow_context(self, index: int) -> None:
-        """Take off the limit what the context has grown by: CUDA loads kernels when they are first used."""
-        free, total = self._torch.cuda.mem_get_info(index)
-        context = self._context_bytes(index, total - free - int(self._torch.cuda.memory_reserved(index)))
-        if context > self._contexts[index]:
+    def follow_contexts(self) -> None:
+        """Take off the limit what the contexts have grown by in the first update, after which this does nothing.
+
+        CUDA loads kernels when they are first used, and libraries make their handles. Where the first update took more
+        than is left then, its cache is given back, so that the next one has to do with the new limit.
+        """
+        cuda = self._torch.cuda
+        for index in set(self._contexts) - self._followed:
+            self._followed.add(index)
+            free, total = cuda.mem_get_info(index)
+            context = self._context_bytes(index, total - free - int(cuda.memory_reserved(index)))
+            if not 0 < context - self._contexts[index] <= _LARGEST_GROWTH:
+                continue
             self._contexts[index] = context
-            if self._limit_bytes is not None:
-                self._set_limit(index, min(self._limits[index], self._limit_bytes - context))
+            if self._limit_bytes is None:
+                continue
+            self._set_limit(index, min(self._limits[index], self._limit_bytes - context))
+            if cuda.max_memory_reserved(index) > self._limits[index]:
+                cuda.empty_cache()
+                cuda.reset_peak_memory_stats(index)
 
     def _context_bytes(self, index: int, outside: int) -> int:
         """Bytes of the context: used on the card outside the allocator, less what others used before the command."""
@@ -161,13 +180,11 @@ class CudaMemory:
         """Do nothing: a report takes no memory of a card."""
 
     def check_devices(self) -> None:
-        """Limit every card that this process has begun to use, and those whose context has grown further."""
+        """Limit every card that this process has begun to use."""
         if not self._torch.cuda.is_initialized():
             return
         for index in range(self._torch.cuda.device_count()):
-            if index in self._contexts:
-                self._follow_context(index)
-            elif self._torch.cuda.memory_reserved(index):
+            if index not in self._contexts and self._torch.cuda.memory_reserved(index):
                 self._limit_card(index)
 
     def synchronize(self) -> None:

@@ -84,6 +84,7 @@ class WatchedProcess:
         self._last_at = now
         if now - self._written_at >= _WRITE_SECONDS:
             self._memory.check_devices()
+            self._memory.follow_contexts()
             self._write()
 
     def _take(self, update: Update) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from datetime import UTC, datetime
 
-from tuner.schemas.training import EvaluationReport, MicroBatchSplit, TrainingProgress
+from tuner.schemas.training import EvaluationReport, MicroBatchSplit, TrainedFigures, TrainingProgress
 
 _LINES = 10
 """Lines about the loss in a run of that many updates or more."""
@@ -37,11 +37,18 @@ def _split(split: MicroBatchSplit) -> str:
 
 
 def _evaluation(found: EvaluationReport) -> str:
-    figures = {"loss": found.loss, **found.metrics}
-    words = ", ".join(f"{name} {_number(value)}" for name, value in figures.items())
+    words = found.message or _figures(found)
+    if found.of_averages:
+        words += " (of the moving averages)"
+    if found.trained is not None:
+        words += f"; of the trained weights: {_figures(found.trained)}"
     divided = "".join(f"; {_split(split)}" for split in found.splits)
-    return f"evaluation after update {found.update}: {found.message or words}{divided}{', the best' * found.is_best}"
+    return f"evaluation after update {found.update}: {words}{divided}{', the best' * found.is_best}"
+
+
+def _figures(found: EvaluationReport | TrainedFigures) -> str:
+    return ", ".join(f"{name} {_number(value)}" for name, value in {"loss": found.loss, **found.metrics}.items())
 
 
 def _number(value: float | None) -> str:
-    return "not finite" if value is None else f"{value:.4g}"
+    return "not known" if value is None else f"{value:.4g}"
