@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -264,3 +266,24 @@ def test_the_files_of_a_tokenizer_are_copied(tmp_path: Path) -> None:
     (tmp_path / "again" / "config.json").write_text(json.dumps(GPT2))
     assert sorted(path.name for path in (tmp_path / "again").iterdir()) == ["config.json", "tokenizer.json"]
     assert AutoTokenizer.from_pretrained(tmp_path / "again")("a").input_ids == [0]
+
+
+def test_loading_leaves_no_stacks_of_threads(folder: Path) -> None:
+    """A job takes what its probe took, which has random weights: threads of the loader and its bar take 8 MiB each."""
+    program = f"""
+import pathlib, sys, transformers
+from tuner.workloads.pretrained.starting_weights import StartingWeights
+
+def private_mebibytes():
+    status = pathlib.Path("/proc/self/status").read_text()
+    return int(status.partition("VmData:")[2].split()[0]) / 1024
+
+config = transformers.AutoConfig.from_pretrained({str(folder)!r})
+kept = transformers.AutoModelForCausalLM.from_config(config)
+before = private_mebibytes()
+loaded = StartingWeights(pathlib.Path({str(folder)!r}), print)(transformers.AutoModelForCausalLM, config)
+print(private_mebibytes() - before)
+"""
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stderr
+    assert float(ended.stdout) < 6.0
