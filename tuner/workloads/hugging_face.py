@@ -319,7 +319,7 @@ def _causal_kind(config: TransformersConfig, batch: BatchSpec) -> type[CausalWor
         SpecError: when documents are packed for a model that would not keep them apart.
     """
     if batch.packing is not None:
-        require_separate_documents(config)
+        require_separate_documents(config, batch.sequence_length or 0)
         return PackedWorkload
     return RoutedWorkload if wants_router_loss(config) else CausalWorkload
 

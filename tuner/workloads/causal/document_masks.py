@@ -11,6 +11,7 @@ from __future__ import annotations
 from typing import Any, TypeAlias
 
 from tuner.errors import FieldProblem, SpecError
+from tuner.workloads.causal.rope_scaling import longest_uncoupled
 from tuner.workloads.causal.routers import wants_router_loss
 
 TransformersConfig: TypeAlias = Any
@@ -28,12 +29,17 @@ SEPARATE_DOCUMENTS = frozenset(
 `sdpa` where they have it. Tried with transformers 5.23 (``tests/workloads/causal/test_document_masks.py``)."""
 
 
-def require_separate_documents(config: TransformersConfig) -> None:
+def require_separate_documents(config: TransformersConfig, length: int) -> None:
     """Refuse to pack documents for a model that would not keep them apart.
 
+    Args:
+        config: the model's configuration.
+        length: tokens of a sequence.
+
     Raises:
-        SpecError: naming the type of the model, an attention that was not tried, or a router loss, whose mask of
-            padding replaces that of documents.
+        SpecError: naming the type of the model, an attention that was not tried, a router loss, whose mask of
+            padding replaces that of documents, or the length above which the frequencies of RoPE depend on the longest
+            document of a micro-batch.
     """
     if config.model_type not in SEPARATE_DOCUMENTS:
         message = (
@@ -48,5 +54,12 @@ def require_separate_documents(config: TransformersConfig) -> None:
         message = (
             "cannot be combined with a router loss, which counts the tokens of a micro-batch by a mask of its own: set "
             "model.config.output_router_logits to false, or leave packing out"
+        )
+        raise SpecError([FieldProblem("batch.packing", message)])
+    longest = longest_uncoupled(config)
+    if longest is not None and length > longest:
+        message = (
+            f"would let the longest record of a micro-batch choose the RoPE frequencies of all others, as this config "
+            f"does above {longest} tokens: set batch.sequence_length to {longest} at most, or leave packing out"
         )
         raise SpecError([FieldProblem("batch.packing", message)])

@@ -23,6 +23,7 @@ from tuner.training.data.sources.rows import Rows, read_rows
 from tuner.training.data.sources.tokens import PaddedCollation, TextTokenizer, open_tokenizer, padding_id
 from tuner.workloads.base import IGNORED_LABEL, Sample, Workload
 from tuner.workloads.causal.decoders import CausalWorkload
+from tuner.workloads.causal.rope_scaling import longest_uncoupled
 from tuner.workloads.hugging_face import LabelledWorkload
 from tuner.workloads.reference import NextTokenWorkload
 
@@ -79,7 +80,7 @@ def records_data(data: RecordsData, spec: WorkloadSpec, workload: Workload, fold
     masked = isinstance(workload, (CausalWorkload, LabelledWorkload)) and workload.takes_mask
     collation = PaddedCollation(padding, length if spec.compile else None, masked=masked)
     names = encode.names if isinstance(encode, _ClassEncoder) else ()
-    return TrainingData(samples, collation, classes=names)
+    return TrainingData(samples, collation, classes=names, notes=_rope_notes(config, collation, length))
 
 
 def _documents(rows: Rows, data: RecordsData, tokenizer: TextTokenizer) -> Iterator[list[int]]:
@@ -94,6 +95,19 @@ def _packing_note(packed: PackedSamples, length: int) -> str:
         f"{packed.documents:,} records are packed into {len(packed):,} sequences of {length} tokens: "
         f"{packed.share:.1%} of the positions hold tokens, and {packed.unpacked_share:.1%} without packing"
     )
+
+
+def _rope_notes(config: Any, collation: PaddedCollation, length: int) -> tuple[str, ...]:  # noqa: ANN401 - a transformers configuration, or none
+    """Say that records of a micro-batch depend on its longest one, unless all are padded to one length."""
+    longest = None if config is None else longest_uncoupled(config)
+    if collation.length is not None or longest is None or length <= longest:
+        return ()
+    message = (
+        f"a record of more than {longest} tokens changes the RoPE frequencies of all records of its micro-batch, so "
+        f"that the gradient depends on the micro-batch size: set batch.sequence_length to {longest} at most, or "
+        "`compile: true`, which pads each record to sequence_length"
+    )
+    return (message,)
 
 
 def _task_of(data: RecordsData, spec: WorkloadSpec) -> str:
