@@ -443,13 +443,28 @@ def packed(packing: str = "bfd") -> WorkloadSpec:
 
 def test_packing_is_written_where_records_stay_apart() -> None:
     """With the keys of axolotl, and of the trainer of LLaMA-Factory that masks attention between records."""
-    assert read(made("axolotl", packed()))["sample_packing"] is True
-    assert read(made("llama-factory", packed())).items() >= {"packing": True, "neat_packing": True}.items()
+    of_axolotl = {"sample_packing": True, "attn_implementation": "sdpa"}
+    assert read(made("axolotl", packed())).items() >= of_axolotl.items()
+    of_llama_factory = {"stage": "sft", "packing": True, "neat_packing": True}
+    assert read(made("llama-factory", packed())).items() >= of_llama_factory.items()
     for name in ("axolotl", "llama-factory"):
-        assert not [code for code in warned(made(name, packed())) if code.startswith("packing-")]
+        assert not {"packing-not-written", "packing-changes-samples"} & set(warned(made(name, packed())))
         unpacked = made(name, transformers_spec("causal-lm", {"model_type": "gpt2"}, batch={"sequence_length": 8}))
-        assert not [key for key in read(unpacked) if "packing" in key]
+        assert not {key for key in read(unpacked) if "packing" in key or key in {"stage", "attn_implementation"}}
         assert "packing-changes-samples" in warned(unpacked)
+
+
+def test_written_packing_names_what_it_needs() -> None:
+    """The attention of axolotl that was measured, and the only stage in which LLaMA-Factory packs so."""
+    assert "joins a micro-batch into one row" in warned(made("axolotl", packed()))["packing-attention"]
+    assert "is of `stage: sft` alone" in warned(made("llama-factory", packed()))["packing-stage"]
+
+
+def test_the_attention_of_a_packed_spec_is_written() -> None:
+    """`eager`, for a model without `sdpa`."""
+    config = {"model_type": "gpt2", "attn_implementation": "eager"}
+    spec = transformers_spec("causal-lm", config, batch={"sequence_length": 8, "packing": "bfd"})
+    assert read(made("axolotl", spec))["attn_implementation"] == "eager"
 
 
 @pytest.mark.parametrize("name", ["axolotl", "llama-factory"])

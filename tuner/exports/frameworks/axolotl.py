@@ -7,8 +7,9 @@ from pydantic import JsonValue
 from tuner.exports import advice
 from tuner.exports.base import ExportContext, Target, TargetOutput
 from tuner.exports.rendering import yaml_file
-from tuner.exports.spec_advice import writable_adapter
+from tuner.exports.spec_advice import spec_of, writable_adapter
 from tuner.schemas.recommendation import Advice
+from tuner.schemas.workload import TransformersModel
 
 
 def _batch(context: ExportContext) -> dict[str, int]:
@@ -25,7 +26,7 @@ def _settings(context: ExportContext) -> dict[str, JsonValue]:
     if spec.batch.sequence_length is not None:
         settings["sequence_len"] = spec.batch.sequence_length
     if spec.batch.packing == "bfd":
-        settings["sample_packing"] = True
+        settings |= {"sample_packing": True, "attn_implementation": _attention(context)}
     settings["gradient_checkpointing"] = spec.activation_checkpointing
     settings["max_grad_norm"] = spec.gradient_clipping or 0.0
     if spec.precision == "fp32":
@@ -33,6 +34,12 @@ def _settings(context: ExportContext) -> dict[str, JsonValue]:
     if spec.precision == "bf16":
         settings["bf16"] = True
     return settings | _adapter(context)
+
+
+def _attention(context: ExportContext) -> str:
+    """The attention of the spec, or `sdpa`: by default axolotl has none that keeps records apart."""
+    model = spec_of(context).model
+    return str(model.config.get("attn_implementation", "sdpa")) if isinstance(model, TransformersModel) else "sdpa"
 
 
 def _adapter(context: ExportContext) -> dict[str, JsonValue]:
@@ -60,11 +67,26 @@ def _arguments(context: ExportContext) -> tuple[str, ...]:
     return tuple(f"--{name.replace('_', '-')}={value}" for name, value in _batch(context).items())
 
 
+def _packing_attention(context: ExportContext) -> tuple[Advice, ...]:
+    """Name the attention that a packed micro-batch was measured with."""
+    spec = spec_of(context)
+    if spec.batch.packing != "bfd":
+        return ()
+    message = (
+        f"`attn_implementation: {_attention(context)}` keeps records apart in rows of {spec.batch.sequence_length} "
+        "tokens, as was measured (`eager` does for models without `sdpa`). Without that key records see each other. "
+        "With `flash_attention_2` or `flex_attention` axolotl joins a micro-batch into one row, whose memory was not "
+        "measured."
+    )
+    return (Advice(code="packing-attention", message=message),)
+
+
 def _warnings(context: ExportContext) -> tuple[Advice, ...]:
     spec = context.recommendation.request.workload
     found = [
         *advice.measured_elsewhere(context, "axolotl", writes_adapter=writable_adapter(context) is not None),
         *advice.packing(context, "`sample_packing: true`", is_written=True),
+        *_packing_attention(context),
         advice.data_parallel_ranks(context, "`tensor_parallel_size` x `context_parallel_size`"),
         Advice(
             code="drop-batch-size",

@@ -37,7 +37,7 @@ def _settings(context: ExportContext) -> dict[str, JsonValue]:
     if context.version != _V1:
         settings["max_grad_norm"] = spec.gradient_clipping or 0.0
         if spec.batch.packing == "bfd":  # with `neat_packing` the records of a sequence do not see each other
-            settings |= {"packing": True, "neat_packing": True}
+            settings |= {"stage": "sft", "packing": True, "neat_packing": True}
         settings["disable_gradient_checkpointing"] = not spec.activation_checkpointing
         return settings | _PRECISIONS[spec.precision] | _adapter(context)
     settings["max_grad_norm"] = float("inf") if spec.gradient_clipping is None else spec.gradient_clipping
@@ -96,7 +96,21 @@ def _warnings_of_0_9(context: ExportContext) -> list[Advice]:
     return [
         Advice(code="world-size", message=message),
         *advice.packing(context, "`packing: true`, which `stage: pt` turns on by itself,", is_written=True),
+        *_packing_stage(context),
     ]
+
+
+def _packing_stage(context: ExportContext) -> tuple[Advice, ...]:
+    """Name the stage and the attention with which the written packing is possible."""
+    batch = spec_of(context).batch
+    if batch.packing != "bfd":
+        return ()
+    message = (
+        "`neat_packing`, which keeps records apart, is of `stage: sft` alone: with another stage LLaMA-Factory refuses "
+        f"the file. It pads a sequence to `cutoff_len` + 1 tokens, and {batch.sequence_length} were measured. Leave "
+        "`flash_attn` at `auto` or `sdpa`: with `fa2` a micro-batch has to be of one sequence."
+    )
+    return (Advice(code="packing-stage", message=message),)
 
 
 def _batching_of_v1(context: ExportContext) -> Advice:
