@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import glob
-from collections.abc import Mapping
 from typing import Annotated, Literal, NamedTuple, Self
 
 from pydantic import AfterValidator, Field, field_validator, model_validator
@@ -182,16 +181,17 @@ class BatchSpec(Document):
     """Length of the longest recording: values of the waveform for models of raw audio (16,000 per second at 16 kHz),
     frames for models of spectrograms (100 per second where they are 10 ms apart). Whisper's follows from its config."""
 
-    def require_packing(self, model: str, data: Mapping[str, DataSpec | None]) -> None:
+    def require_packing(self, model: str, data: DataSpec | None, evaluation: EvaluationSpec | None) -> None:
         """Check that the records of a workload can be packed, if they are to be.
 
         Args:
             model: the task of a transformers model, or the kind of another one.
-            data: the data by its field of the spec.
+            data: the data of the spec.
+            evaluation: the evaluation of the spec.
 
         Raises:
             ValueError: when the model is no causal language model of transformers, a sequence has no room for two
-                documents, or data has no records.
+                documents, data has no records, or a split would divide records.
         """
         if self.packing is None:
             return
@@ -202,12 +202,19 @@ class BatchSpec(Document):
                 f"`batch.sequence_length` is {self.sequence_length}, and `batch.packing` needs at least "
                 f"{_SHORTEST_PACKED}: two documents with a next token in each"
             )
-        for field, used in data.items():
+        held_out = None if evaluation is None else evaluation.data
+        for field, used in (("data", data), ("evaluation.data", held_out)):
             if used is not None and used.kind not in _PACKED_DATA:
                 raise ValueError(
                     f"`batch.packing` needs `records`, whose rows are the documents, and `{field}` is of the kind "
                     f"`{used.kind}`: leave packing out, or read the files as records"
                 )
+        is_split = evaluation is not None and evaluation.is_split and not isinstance(data, SyntheticData)
+        if self.packing == "wrapped" and is_split:
+            raise ValueError(
+                "`evaluation` holds out some of the sequences, and with `batch.packing: wrapped` a record goes on in "
+                "other sequences, which would train: give `evaluation.data` of its own, or pack by `bfd`"
+            )
 
 
 # --- evaluation ------------------------------------------------------------------------------------------------------

@@ -330,9 +330,8 @@ class WorkloadSpec(Document):
 
     @model_validator(mode="after")
     def _packs_records_of_a_decoder(self) -> Self:
-        held_out = None if self.evaluation is None else self.evaluation.data
         described = self.model.task if isinstance(self.model, TransformersModel) else f"a `{self.model.kind}` model"
-        self.batch.require_packing(described, {"data": self.data, "evaluation.data": held_out})
+        self.batch.require_packing(described, self.data, self.evaluation)
         return self
 
     @model_validator(mode="after")

@@ -24,13 +24,16 @@ from tuner.errors import SpecError
 from tuner.schemas.requests import TrainingRequest
 from tuner.schemas.training import RunOutcome, TrainingProgress
 from tuner.schemas.workload import WorkloadSpec, parse_spec
+from tuner.training.data import DataFolders
 from tuner.training.data.sources.packing import PackedSamples, best_fit_decreasing, pack
+from tuner.training.evaluation.held_out_data import build_run_data
 from tuner.training.launching.launcher import TrainingProcess
 from tuner.training.launching.run_directory import RunPaths
-from tuner.workloads.base import IGNORED_LABEL
+from tuner.workloads.base import IGNORED_LABEL, Samples
 from tuner.workloads.build import build_workload
 
 LENGTH = 16
+WRAPPED = {"sequence_length": LENGTH, "packing": "wrapped"}
 TEXTS = [f"{number} " + "word " * (number * 7 % 5) for number in range(60)]
 
 
@@ -55,11 +58,12 @@ def packed_samples(spec: WorkloadSpec) -> PackedSamples:
     return samples
 
 
-def parts_of(packed: PackedSamples) -> list[list[list[int]]]:
+def parts_of(packed: Samples) -> list[list[list[int]]]:
     """The documents, or their parts, of each sequence, divided where positions restart."""
     sequences = []
     for index in range(len(packed)):
         sample = packed[index]
+        assert isinstance(sample, dict)
         starts = [*(sample["position_ids"] == 0).nonzero().flatten().tolist(), len(sample["input_ids"])]
         sequences.append([sample["input_ids"][a:b].tolist() for a, b in itertools.pairwise(starts)])
     return sequences
@@ -182,6 +186,8 @@ def test_records_without_two_tokens_are_refused(tmp_path: Path) -> None:
         ({"evaluation": {"data": {"kind": "text", "paths": ["a"]}}}, "and `evaluation.data` is of the kind `text`"),
         ({"batch": {"sequence_length": 3, "packing": "bfd"}}, "is 3, and `batch.packing` needs at least 4"),
         ({"batch": {"sequence_length": 16, "packing": "ffd"}}, "packing"),
+        ({"batch": WRAPPED, "evaluation": {"fraction": 0.1}}, "give `evaluation.data` of its own, or pack by `bfd`"),
+        ({"batch": WRAPPED, "evaluation": {"count": 2}}, "give `evaluation.data` of its own, or pack by `bfd`"),
     ],
 )
 def test_what_cannot_be_packed_is_refused(tmp_path: Path, changes: dict[str, Any], words: str) -> None:
@@ -245,6 +251,20 @@ def test_a_killed_run_resumes_to_equal_weights(tmp_path: Path) -> None:
     assert again.outcome is RunOutcome.SUCCEEDED
     assert again.resumed_from
     assert again.weights_sha256 == undisturbed.weights_sha256
+
+
+def test_no_record_is_on_both_sides_of_a_split(tmp_path: Path) -> None:
+    """Sequences of whole records are held out at random; the parts of a wrapped one need data of their own."""
+    spec = records_spec(tmp_path, [f"r{number:04}" for number in range(60)], evaluation={"fraction": 0.3})
+    found = build_run_data(spec, build_workload(spec), DataFolders())
+    assert found.held_out is not None
+    trained, held_out = (
+        {bytes(part) for sequence in parts_of(each.samples) for part in sequence}
+        for each in (found.training, found.held_out)
+    )
+    assert (len(trained) + len(held_out), trained & held_out) == (60, set())
+    own = {"data": {"kind": "records", "paths": [str(tmp_path / "held_out.jsonl")]}}
+    assert records_spec(tmp_path, TEXTS, batch=WRAPPED, evaluation=own).evaluation is not None
 
 
 def test_an_evaluation_is_that_of_the_records(tmp_path: Path) -> None:
