@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 import socket
 import sys
 import textwrap
@@ -19,8 +20,11 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, 
 from tests.support.factories import gpt_spec, mlp_spec, transformers_spec
 from tests.support.sources import built, problem
 from tuner.errors import SpecError
+from tuner.schemas.dataset import EvaluationSpec, TextData
 from tuner.schemas.workload import WorkloadSpec
-from tuner.training.data import SampleRange, WindowLoader, build_data, epoch_order
+from tuner.training.data import DataFolders, SampleRange, WindowLoader, build_data, epoch_order
+from tuner.training.data.sources.tokens import FileTokenizer
+from tuner.training.evaluation.held_out_data import build_run_data
 from tuner.workloads.build import build_model, build_workload
 
 STANDARD_LIBRARY = Path(textwrap.__file__).read_text(encoding="utf-8")
@@ -185,10 +189,24 @@ def test_text_is_tokenised_without_losing_a_word(tmp_path: Path, tokenizer: str)
 def test_workers_forked_after_tokenising_are_silent(
     tmp_path: Path, tokenizer: str, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Tokenising takes several threads, and `tokenizers` would warn of every process that is forked after it."""
+    """Tokenising takes several threads for both parts, and `tokenizers` would warn of every later fork."""
     monkeypatch.delenv("TOKENIZERS_PARALLELISM", raising=False)
-    (tmp_path / "a.txt").write_text(STANDARD_LIBRARY, encoding="utf-8")
-    data = built(text_model("causal-lm", {"kind": "text", "paths": [f"{tmp_path}/*.txt"], "tokenizer": tokenizer}))
+    settings: list[str | None] = []
+    encode_all = FileTokenizer.encode_all
+
+    def noting(self: FileTokenizer, texts: list[str]) -> list[list[int]]:
+        settings.append(os.environ.get("TOKENIZERS_PARALLELISM"))
+        return encode_all(self, texts)
+
+    monkeypatch.setattr(FileTokenizer, "encode_all", noting)
+    for name in ("a.txt", "b.txt"):
+        (tmp_path / name).write_text(STANDARD_LIBRARY, encoding="utf-8")
+    training, own = (
+        {"kind": "text", "paths": [str(tmp_path / name)], "tokenizer": tokenizer} for name in ("a.txt", "b.txt")
+    )
+    spec = text_model("causal-lm", training).model_copy(update={"evaluation": EvaluationSpec(data=TextData(**own))})
+    data = build_run_data(spec, build_workload(spec), DataFolders()).training
+    assert settings == [None, None]
     assert len(list(WindowLoader(data, WINDOWS, workers=2, seed=0))) == len(WINDOWS)
     assert capfd.readouterr().err == ""
 

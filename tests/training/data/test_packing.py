@@ -8,10 +8,12 @@ import os
 import random
 import signal
 import time
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
 import datasets
+import numpy as np
 import pytest
 import safetensors.torch
 import torch
@@ -89,7 +91,8 @@ def test_best_fit_decreasing_is_its_definition(seed: int) -> None:
             rooms[rooms.index(min(fitting))] -= size
         else:
             rooms.append(20 - size)
-    bins = best_fit_decreasing(sizes, 20)
+    order, bounds = best_fit_decreasing(np.array(sizes), 20)
+    bins = [order[a:b].tolist() for a, b in itertools.pairwise(bounds)]
     assert sorted(item for one in bins for item in one) == list(range(200))
     assert sorted(20 - sum(sizes[item] for item in one) for one in bins) == sorted(rooms)
 
@@ -137,6 +140,19 @@ def test_documents_without_a_next_token_are_left_out(packing: Any) -> None:
     packed = pack([[1], [], [2, 3], [4]], LENGTH, packing)
     assert parts_of(packed) == [[[2, 3]]]
     assert packed.documents == 1
+
+
+def test_packing_takes_little_more_than_what_stays() -> None:
+    """Fewer than 100 bytes a document at the peak, above its tokens in int32: no array or list is kept for it."""
+    documents = 30_000
+    tracemalloc.start()
+    try:
+        packed = pack(([7] * 20 for _ in range(documents)), 64, "bfd")
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert len(packed.stream) == 20 * documents
+    assert peak < (4 * 20 * 17 / 16 + 100) * documents  # an array has room for a sixteenth more
 
 
 # --- data ---

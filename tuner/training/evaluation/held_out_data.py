@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -10,7 +11,16 @@ import torch
 from torch import Tensor
 
 from tuner.errors import SpecError
-from tuner.schemas.dataset import DataSpec, EvaluationSpec, HeldOutData, ImagesData, PathRead, RecordsData, WorkloadData
+from tuner.schemas.dataset import (
+    DataSpec,
+    EvaluationSpec,
+    HeldOutData,
+    ImagesData,
+    PathRead,
+    RecordsData,
+    TextData,
+    WorkloadData,
+)
 from tuner.schemas.workload import WorkloadSpec
 from tuner.training.data.base import TrainingData, data_problem
 from tuner.training.data.build import build_data
@@ -60,17 +70,23 @@ def build_run_data(spec: WorkloadSpec, workload: Workload, folders: DataFolders,
         SpecError: as ``build_data``; when the split leaves no sample to train, a file is in both parts, the two have
             other classes, or there are fewer held-out samples than ranks.
     """
-    data = build_data(spec, workload, folders)
-    if spec.evaluation is None:
-        return RunData(data, None)
-    if spec.evaluation.data is None:
-        found = _split(data, spec.evaluation)
-    else:
-        found = RunData(data, _own_data(spec, spec.evaluation.data, workload, folders, data))
+    found = _parts(spec, workload, folders)
+    reads = (spec.data, None if spec.evaluation is None else spec.evaluation.data)
+    if any(isinstance(data, (TextData, RecordsData)) for data in reads):
+        os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # or `tokenizers` warns at every fork from now on
     held_out = len(found.held_out or ())
-    if held_out < ranks:
+    if spec.evaluation is not None and held_out < ranks:
         raise data_problem("evaluation", f"holds out {held_out} samples, fewer than the {ranks} ranks of the run")
     return found
+
+
+def _parts(spec: WorkloadSpec, workload: Workload, folders: DataFolders) -> RunData:
+    data, evaluation = build_data(spec, workload, folders), spec.evaluation
+    if evaluation is None:
+        return RunData(data, None)
+    if evaluation.data is None:
+        return _split(data, evaluation)
+    return RunData(data, _own_data(spec, evaluation.data, workload, folders, data))
 
 
 def _split(data: TrainingData, evaluation: EvaluationSpec) -> RunData:

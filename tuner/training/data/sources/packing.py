@@ -6,18 +6,22 @@ seed, nor on the ranks, the micro-batches or a resume. The seed orders the seque
 
 from __future__ import annotations
 
+from array import array
 from bisect import bisect_left, insort
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import assert_never
+from typing import TypeAlias, assert_never
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from tuner.schemas.dataset import Packing
 from tuner.workloads.base import IGNORED_LABEL
 
+Integers: TypeAlias = npt.NDArray[np.int64]
+"""An array of int64."""
 _FEWEST_TOKENS = 2
 """A document of one token has none to predict."""
 
@@ -66,62 +70,65 @@ def pack(documents: Iterable[list[int]], length: int, packing: Packing) -> Packe
         length: tokens of a sequence.
         packing: see ``BatchSpec.packing``.
     """
-    parts = [np.empty(0, dtype=np.int32)]
-    parts += [np.asarray(ids, dtype=np.int32) for ids in documents if len(ids) >= _FEWEST_TOKENS]
-    ends = np.cumsum([len(part) for part in parts])  # the first is that of the empty part
+    stream, sizes = array("i"), array("i")
+    for ids in documents:
+        if len(ids) >= _FEWEST_TOKENS:
+            stream.extend(ids)
+            sizes.append(len(ids))
+    counts = np.asarray(sizes, dtype=np.int64)
+    ends = np.append(0, np.cumsum(counts))
     match packing:
         case "bfd":
-            sequences = best_fit_decreasing(np.diff(ends).tolist(), length)
-            order = np.array([document for sequence in sequences for document in sequence], dtype=np.int64)
+            order, bounds = best_fit_decreasing(counts, length)
             pieces = np.stack([ends[:-1][order], ends[1:][order]], axis=1)
-            bounds = np.cumsum([0, *map(len, sequences)])
         case "wrapped":
             cuts = np.union1d(ends, np.arange(0, ends[-1], length))
             pieces = np.stack([cuts[:-1], cuts[1:]], axis=1)
             bounds = np.append(np.searchsorted(cuts, np.arange(0, ends[-1], length)), len(pieces))
         case _:
             assert_never(packing)
-    sizes = np.diff(ends)
     return PackedSamples(
-        stream=torch.from_numpy(np.concatenate(parts)),
+        stream=torch.from_numpy(np.asarray(stream)),
         pieces=torch.from_numpy(pieces),
         bounds=torch.from_numpy(bounds),
-        documents=len(sizes),
+        documents=len(counts),
         share=float(ends[-1] / max(1, len(bounds) - 1) / length),
-        unpacked_share=float(np.minimum(sizes, length).sum() / max(1, len(sizes)) / length),
+        unpacked_share=float(np.minimum(counts, length).sum() / max(1, len(counts)) / length),
     )
 
 
-def best_fit_decreasing(sizes: list[int], room: int) -> list[list[int]]:
+def best_fit_decreasing(sizes: Integers, room: int) -> tuple[Integers, Integers]:
     """Divide items into bins of ``room``: each item, the largest first, into the fullest bin that has room for it.
 
     Items of one size keep their order, and bins are in the order in which they were opened. Takes at most 11/9 of the
     fewest bins, and four more (Johnson et al., 1974).
 
     Args:
-        sizes: sizes of the items, from 1 to ``room``.
+        sizes: sizes of the items, from 1 to ``room``, int64 ``(items,)``.
         room: size of a bin.
 
     Returns:
-        The numbers of the items of each bin.
+        The numbers of the items, bin by bin, int64 ``(items,)``; and the place of the first item of each bin, and the
+        number of items, int64 ``(bins + 1,)``.
     """
-    bins: list[list[int]] = []
-    with_room: dict[int, list[int]] = {}
+    by_size = np.argsort(-sizes, kind="stable")
+    chosen, bins = array("q"), 0
+    with_room: dict[int, array[int]] = {}
     left: list[int] = []  # the keys of `with_room`, increasing
-    for item in sorted(range(len(sizes)), key=lambda item: -sizes[item]):
-        found = bisect_left(left, sizes[item])
+    for size in map(int, sizes[by_size]):
+        found = bisect_left(left, size)
         if found == len(left):
-            chosen, rest = len(bins), room
-            bins.append([])
+            bin_, rest, bins = bins, room, bins + 1
         else:
             rest = left[found]
-            chosen = with_room[rest].pop()
+            bin_ = with_room[rest].pop()
             if not with_room[rest]:
                 del with_room[rest], left[found]
-        bins[chosen].append(item)
-        rest -= sizes[item]
+        chosen.append(bin_)
+        rest -= size
         if rest not in with_room:
-            with_room[rest] = []
+            with_room[rest] = array("q")
             insort(left, rest)
-        with_room[rest].append(chosen)
-    return bins
+        with_room[rest].append(bin_)
+    bin_of = np.asarray(chosen)
+    return by_size[np.argsort(bin_of, kind="stable")], np.append(0, np.cumsum(np.bincount(bin_of, minlength=bins)))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -87,7 +86,6 @@ def _documents(rows: Rows, data: RecordsData, tokenizer: TextTokenizer) -> Itera
     """Yield the token ids of each row."""
     for some in rows.iter(_ROWS_AT_A_TIME):
         yield from tokenizer.encode_documents(some[data.text_field])
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # or `tokenizers` warns at every fork
 
 
 def _packing_note(packed: PackedSamples, length: int) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from io import TextIOWrapper
 from itertools import islice
@@ -79,7 +78,6 @@ def _tokens(files: list[Path], tokenizer: TextTokenizer, folders: DataFolders) -
     pieces, parts = _pieces(files, folders), [torch.empty(0, dtype=torch.int32)]
     while some := list(islice(pieces, _PIECES_AT_A_TIME)):
         parts += [torch.tensor(ids, dtype=torch.int32) for ids in tokenizer.encode_all(some)]
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # or `tokenizers` warns at every fork
     return torch.cat(parts)
 
 
