@@ -110,7 +110,7 @@ def test_a_wrong_value_is_quoted() -> None:
 def test_every_problem_is_reported_at_once() -> None:
     """A user mends a spec in one go."""
     with pytest.raises(SpecError) as caught:
-        parse_spec({"model": GPT, "precision": "fp8", "optimizer": {"name": "lion"}})
+        parse_spec({"model": GPT, "precision": "fp8", "optimizer": {"name": "sophia"}})
     assert {problem.field for problem in caught.value.problems} == {"precision", "optimizer.name"}
 
 
