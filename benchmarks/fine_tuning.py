@@ -1,4 +1,4 @@
-"""The same fine-tuning as a job of ours, by HF Trainer and by TRL: losses, weights, held-out loss, peak and time.
+"""Compare a fine-tuning job of ours with HF Trainer and TRL: losses, weights, held-out loss, peak and time.
 
 python benchmarks/fine_tuning.py [--updates N] [--only full lora] [--folder F] [--output results/fine_tuning.json]
 

@@ -84,7 +84,7 @@ def unwrapped(model: nn.Module) -> nn.Module:
 
 
 def trained(model: nn.Module) -> dict[str, Tensor]:
-    """What was trained, by name."""
+    """Trained parameters by name, on the CPU."""
     named = unwrapped(model).named_parameters()
     return {name: value.detach().cpu().contiguous() for name, value in named if value.requires_grad}
 

@@ -7,7 +7,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from statistics import median
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from service.application.hit_counter import HitCounter
 from service.domain.api_keys import Caller, Scope
@@ -27,11 +27,38 @@ from service.domain.workers import (
 from service.store.interface import StatisticsStore
 from service.store.models import OccupancyBuckets, RecordedGain, Totals, WorkTotal
 
+Key = TypeVar("Key")
+Value = TypeVar("Value")
+
 _CACHE_SECONDS = 2.0
 """Lifetime of the counts of a period: open pages poll them, and counting 100,000 tunings takes some 50 ms."""
 
 _MOST_MODELS = 20
 _OCCUPANCY_CACHE_SECONDS = 10.0
+
+
+class _Recent(Generic[Key, Value]):
+    """Values by key that are computed again once they are older than a time: one thread computes, all others wait.
+
+    Args:
+        keys: all keys.
+        seconds: the longest age, counted from the beginning of the computation.
+        clock: monotonic seconds.
+    """
+
+    def __init__(self, keys: Iterable[Key], seconds: float, clock: Callable[[], float]) -> None:
+        self._locks = {key: threading.Lock() for key in keys}
+        self._seconds = seconds
+        self._clock = clock
+        self._values: dict[Key, tuple[float, Value]] = {}
+
+    def get(self, key: Key, compute: Callable[[], Value]) -> Value:
+        """Return the value of a key, which ``compute`` makes if there is none that is recent."""
+        with self._locks[key]:
+            now = self._clock()
+            if key not in self._values or now - self._values[key][0] > self._seconds:
+                self._values[key] = now, compute()
+            return self._values[key][1]
 
 
 class SummaryCases:
@@ -48,16 +75,14 @@ class SummaryCases:
     ) -> None:
         self._statistics = statistics
         self._hit_counter = counter
-        self._clock = clock
-        self._locks = {period: threading.Lock() for period in Period}
-        self._cache: dict[Period, tuple[float, Totals]] = {}
+        self._recent: _Recent[Period, Totals] = _Recent(Period, _CACHE_SECONDS, clock)
 
     def read(self, period: Period, caller: Caller) -> Summary:
         """Return the summary of a period; its counts are at most two seconds old.
 
         Failures of jobs are left out for callers who may not read jobs.
         """
-        totals = self._totals(period)
+        totals = self._recent.get(period, lambda: self._totals(period))
         kinds = set(WorkKind) if caller.may(Scope.JOBS_READ) else {WorkKind.TUNING}
         return Summary(
             period=period,
@@ -70,14 +95,8 @@ class SummaryCases:
         )
 
     def _totals(self, period: Period) -> Totals:
-        with self._locks[period]:
-            if period in self._cache and self._clock() - self._cache[period][0] <= _CACHE_SECONDS:
-                return self._cache[period][1]
-            counted_at = self._clock()
-            self._hit_counter.flush()
-            totals = self._statistics.totals(period.seconds)
-            self._cache[period] = counted_at, totals
-            return totals
+        self._hit_counter.flush()
+        return self._statistics.totals(period.seconds)
 
 
 class OccupancyCases:
@@ -90,17 +109,14 @@ class OccupancyCases:
 
     def __init__(self, statistics: StatisticsStore, clock: Callable[[], float] = time.monotonic) -> None:
         self._statistics = statistics
-        self._clock = clock
-        self._locks = {period: threading.Lock() for period in OccupancyPeriod}
-        self._cache: dict[OccupancyPeriod, tuple[float, Occupancy]] = {}
+        self._recent: _Recent[OccupancyPeriod, Occupancy] = _Recent(OccupancyPeriod, _OCCUPANCY_CACHE_SECONDS, clock)
 
     def read(self, period: OccupancyPeriod = OccupancyPeriod.DAY) -> Occupancy:
         """Return the occupancy of a period; it is at most ten seconds old."""
-        with self._locks[period]:
-            if period not in self._cache or self._clock() - self._cache[period][0] > _OCCUPANCY_CACHE_SECONDS:
-                found = self._statistics.occupancy(period.buckets, period.bucket_seconds)
-                self._cache[period] = self._clock(), _occupancy(found, period)
-            return self._cache[period][1]
+        return self._recent.get(period, lambda: self._occupancy(period))
+
+    def _occupancy(self, period: OccupancyPeriod) -> Occupancy:
+        return _occupancy(self._statistics.occupancy(period.buckets, period.bucket_seconds), period)
 
 
 def _occupancy(found: OccupancyBuckets, period: OccupancyPeriod) -> Occupancy:

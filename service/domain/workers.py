@@ -23,8 +23,8 @@ class DeviceMemory(Document):
     used_bytes: NonNegativeInt
     """Memory in use by all processes. What is left of the device's memory is free."""
     own_bytes: NonNegativeInt | None = None
-    """The part of the worker's processes: probes, jobs, and of the CPU the worker itself. None where it cannot be told,
-    as in a container in which the driver names processes by the ids of the host."""
+    """Memory in use by the worker's processes: probes, jobs, and on the CPU the worker itself. None where it is not
+    known, as in a container in which the driver names processes by the ids of the host."""
 
 
 class ServedDevice(Document):

@@ -488,7 +488,7 @@ def test_the_new_trainer_of_llama_factory_does_not_pack_so() -> None:
 
 @pytest.mark.parametrize("name", ["accelerate", "composer", "deepspeed", "hugging-face", "lightning", "pytorch"])
 def test_packing_of_your_own_program_is_warned_of(name: str) -> None:
-    """Its keys in TRL are told."""
+    """The advice names the settings of TRL."""
     words = warned(made(name, packed()))["packing-in-code"]
     assert 'SFTConfig(packing=True, packing_strategy="bfd", max_length=8)' in words
 

@@ -119,7 +119,7 @@ def test_a_probe_reports_the_allocators_figures(supervisor: ProbeSupervisor) -> 
 
 
 def test_memory_of_a_card_is_divided_into_own_and_others() -> None:
-    """A tensor of this process is own; none of a process that is not a descendant. None where ids cannot be told."""
+    """Memory of this process and its descendants is own; unknown where NVML has other process ids."""
     held = torch.ones(256 * MIB, dtype=torch.uint8, device="cuda:0")
     torch.cuda.synchronize()
     found = memory_in_use(find_device("cuda:0"))

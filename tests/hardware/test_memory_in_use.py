@@ -37,7 +37,7 @@ def holder(*, nested: bool) -> Iterator[int]:
 
 @pytest.mark.parametrize("nested", [False, True])
 def test_memory_of_descendants_is_own(*, nested: bool) -> None:
-    """What a child, or its child, holds is in use, and ours."""
+    """Memory of a child, or of its child, counts as in use and as own."""
     host = inventory.cpu()
     before = memory_in_use.memory_in_use(host)
     with holder(nested=nested) as pid:

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.support.factories import gpt_spec, recommendation
+from tests.support.whole_runs import run_to_end
 from tuner.hardware.allocator_env import CPU_THREADS
 from tuner.schemas.recommendation import Recommendation
 from tuner.schemas.requests import TrainingRequest
@@ -115,6 +116,19 @@ def started(directory: Path, found: Recommendation, request: TrainingRequest) ->
         yield process
     finally:
         process.stop(grace_seconds=0.0)
+
+
+def killed_and_resumed(directory: Path, found: Recommendation, request: TrainingRequest, update: int) -> TrainingResult:
+    """Kill a run once it has made ``update``, run it to its end from its checkpoint, and return the result."""
+    with started(directory, found, request) as process:
+        wait_until(lambda: has_made(process, update), f"update {update}")
+        for pid in process.pids:
+            os.kill(pid, signal.SIGKILL)
+        assert result_of(process).outcome is RunOutcome.FAILED
+    result = run_to_end(directory, found, request)
+    assert result.outcome is RunOutcome.SUCCEEDED, result.message
+    assert result.resumed_from
+    return result
 
 
 # --- the output of a run ----------------------------------------------------------------------------------------------

@@ -14,10 +14,11 @@ from rich.table import Table
 from rich.text import Text
 
 from tuner.planning.objectives import format_rate
-from tuner.schemas.plans import Plan, UniformPlan
+from tuner.schemas.plans import Plan, UniformPlan, format_sizes
 from tuner.schemas.recommendation import Alternative, Headroom, Recommendation, WhatIf
 from tuner.schemas.results import Outcome, ProbeResult
-from tuner.schemas.training import EvaluationReport, MicroBatchSplit, TrainingProgress
+from tuner.schemas.training import TrainingProgress
+from tuner.training.launching.run_log import describe_evaluation, describe_skip, describe_split
 from tuner.units import format_bytes
 
 _WIDE = 100
@@ -120,13 +121,6 @@ def probe_table(probes: Sequence[ProbeResult]) -> Table:
     for probe in probes:
         table.add_row(*probe_row(probe))
     return table
-
-
-def format_sizes(sizes: Sequence[int]) -> str:
-    """Format sizes as ``34 + 33 + 33``, or as ``6 x 34 + 2 x 33`` when there are many."""
-    if len(sizes) <= 4:  # noqa: PLR2004 - short enough to write out
-        return " + ".join(str(size) for size in sizes)
-    return " + ".join(f"{count} x {size}" for size, count in Counter(sizes).items())
 
 
 _CHANGES = {
@@ -347,26 +341,3 @@ def describe_update(update: TrainingProgress, *, norm: bool) -> str:
     tokens = update.tokens_per_second
     parts.append(f"{update.samples_per_second:,.0f} samples/s" if tokens is None else f"{tokens:,.0f} tokens/s")
     return "  ".join(parts)
-
-
-def describe_split(split: MicroBatchSplit) -> str:
-    """Describe the split of a micro-batch that did not fit."""
-    parts = format_sizes(split.parts)
-    return f"micro-batch of {split.size} did not fit on rank {split.rank}: {parts} from here on"
-
-
-def describe_evaluation(evaluation: EvaluationReport) -> list[str]:
-    """Describe an evaluation in a line, and each batch of it that did not fit in another."""
-    named = {"loss": evaluation.loss, **evaluation.metrics}
-    if evaluation.trained is not None:
-        named["loss of the trained weights"] = evaluation.trained.loss
-    averages = " of the moving averages" if evaluation.of_averages else ""
-    figures = "  ".join(f"{name} {'not known' if value is None else f'{value:.4f}'}" for name, value in named.items())
-    best = "  (best so far)" if evaluation.is_best else ""
-    line = f"evaluation{averages} after update {evaluation.update}: {evaluation.message or figures}{best}"
-    return [f"evaluation: {describe_split(split)}" for split in evaluation.splits] + [line]
-
-
-def describe_skip(update: TrainingProgress) -> str:
-    """Describe the reason for a skipped update."""
-    return "a gradient was not finite" if any(update.weights.values()) else "no sample of it has a target"

@@ -11,10 +11,10 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from tuner.cli.display import describe_balanced_plan, format_sizes
+from tuner.cli.display import describe_balanced_plan
 from tuner.schemas.estimates import Engine, Estimate, EstimateRequest, GpuEstimate, PeakBreakdown, PeakEstimate, Verdict
 from tuner.schemas.gpus import Gpu
-from tuner.schemas.plans import Plan
+from tuner.schemas.plans import Plan, format_sizes
 from tuner.units import format_bytes
 
 _STYLES = {Verdict.FITS: "green", Verdict.UNCERTAIN: "yellow", Verdict.DOES_NOT_FIT: "red"}

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
+
 from tuner.schemas.base import Document, PositiveInt
 
 
@@ -54,3 +57,10 @@ class ReachableBatch(Document):
 
 
 UniformPlan.model_rebuild()
+
+
+def format_sizes(sizes: Sequence[int]) -> str:
+    """Format sizes as ``34 + 33 + 33``, or as ``6 x 34 + 2 x 33`` when there are many."""
+    if len(sizes) <= 4:  # noqa: PLR2004 - short enough to write out
+        return " + ".join(str(size) for size in sizes)
+    return " + ".join(f"{count} x {size}" for size, count in Counter(sizes).items())

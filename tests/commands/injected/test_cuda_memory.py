@@ -13,7 +13,7 @@ TOTAL = 16_000 * MIB
 
 
 class Card:
-    """What torch reports of one card whose process reserves and holds memory outside of the allocator."""
+    """One card as torch reports it: memory of others, of the context, and reserved by the allocator."""
 
     def __init__(self, others: int) -> None:
         self.others = others

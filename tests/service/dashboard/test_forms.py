@@ -24,7 +24,7 @@ from tuner.training.launching.run_directory import RunPaths
 from tuner.workloads.build import check_workload
 
 TARGET_MODULES = {"q_proj, v_proj": "v_proj", "all-linear": "all-linear", "q_proj\nk_proj\n": "k_proj"}
-"""What is typed, and the text or the last module that is sent."""
+"""Typed texts, with the text or the last module that is sent for each."""
 PRESETS = {name: request for family in presets().values() for name, request in family.items()}
 
 

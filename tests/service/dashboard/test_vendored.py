@@ -1,4 +1,4 @@
-"""What the pages carry of other authors: unchanged, with its licences, and without code made from text."""
+"""Vendored files of the pages: unchanged, with their licences, and without code made from text."""
 
 from __future__ import annotations
 

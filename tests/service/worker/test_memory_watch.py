@@ -34,7 +34,7 @@ def test_a_small_change_is_not_announced(after: MemoryInUse | None, *, is_announ
 
 
 def test_devices_have_their_memory_in_use(start_service: StartService) -> None:
-    """What the executor reads is in the list of devices from the first announcement on."""
+    """The list of devices has the reading of the executor from the first announcement on."""
     runner = ScriptedRunner(37)
     runner.memory = MemoryInUse(2**30, 2**20)
     service = start_service(runner)

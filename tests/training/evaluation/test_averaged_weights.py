@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +11,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from tests.support.factories import gpt_spec, recommendation
-from tests.support.soak import has_made, result_of, started, wait_until
+from tests.support.soak import killed_and_resumed
 from tests.support.whole_runs import ENVIRONMENT, run_to_end
 from tests.training.evaluation.test_run_evaluation import DROPOUT, Scripted, evaluations, loop_for
 from tuner.errors import SpecError
@@ -161,14 +159,7 @@ def test_a_killed_run_ends_as_one_that_was_not(tmp_path: Path) -> None:
     request = TrainingRequest(updates=31, checkpoint_every=10)
     whole = run_to_end(tmp_path / "whole", found, request)
     assert whole.outcome is RunOutcome.SUCCEEDED, whole.message
-    with started(tmp_path / "killed", found, request) as process:
-        wait_until(lambda: has_made(process, 13), "update 13")
-        for pid in process.pids:
-            os.kill(pid, signal.SIGKILL)
-        assert result_of(process).outcome is RunOutcome.FAILED
-    result = run_to_end(tmp_path / "killed", found, request)
-    assert result.outcome is RunOutcome.SUCCEEDED, result.message
-    assert result.resumed_from
+    result = killed_and_resumed(tmp_path / "killed", found, request, 13)
     assert result.weights_sha256 == whole.weights_sha256
     logs = [ProgressLog(RunPaths(tmp_path / name).progress).new_lines() for name in ("killed", "whole")]
     assert evaluations(logs[0]) == evaluations(logs[1])

@@ -39,36 +39,36 @@ def test_the_loss_has_ten_lines() -> None:
     """And one for the first update."""
     told = [update for update in range(1, 301) if list(events(progress(update)))]
     assert told == [1, *range(30, 301, 30)]
-    assert list(events(progress(30))) == ["update 30 of 300: loss 2.5, 32 samples per second"]
+    assert list(events(progress(30))) == ["update 30 of 300: loss 2.5000, 32 samples per second"]
 
 
 def test_a_divided_micro_batch_and_a_lost_step_are_told() -> None:
     """With the sizes, and the rank."""
     split = MicroBatchSplit(rank=1, size=300, parts=(150, 150), message="CUDA out of memory")
-    assert list(events(progress(7, splits=(split,), skipped=True))) == [
-        "update 7 of 300: a micro-batch of 300 ran out of memory on rank 1 and was divided into 150 + 150",
-        "update 7 of 300: no step was made, since a gradient was not finite or no sample had a target",
+    assert list(events(progress(7, splits=(split,), skipped=True, weights={"loss": 64.0}))) == [
+        "update 7 of 300: micro-batch of 300 did not fit on rank 1: 150 + 150 from here on",
+        "update 7 of 300: no step was made, since a gradient was not finite",
     ]
 
 
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"loss": 0.25, "metrics": {"accuracy": 0.875}}, "loss 0.25, accuracy 0.875"),
-        ({"loss": 0.25, "metrics": {"f1": None}}, "loss 0.25, f1 not known"),
+        ({"loss": 0.25, "metrics": {"accuracy": 0.875}}, "after update 6: loss 0.2500  accuracy 0.8750"),
+        ({"loss": 0.25, "metrics": {"f1": None}}, "after update 6: loss 0.2500  f1 not known"),
         (
             {"loss": 0.25, "of_averages": True, "trained": {"loss": 0.5, "terms": {}}},
-            "loss 0.25 (of the moving averages); of the trained weights: loss 0.5",
+            "of the moving averages after update 6: loss 0.2500  loss of the trained weights 0.5000",
         ),
-        ({"loss": 0.25, "is_best": True}, "loss 0.25, the best"),
-        ({"loss": None, "message": "one sample does not fit"}, "one sample does not fit"),
+        ({"loss": 0.25, "is_best": True}, "after update 6: loss 0.2500  (best so far)"),
+        ({"loss": None, "message": "one sample does not fit"}, "after update 6: one sample does not fit"),
     ],
 )
 def test_an_evaluation_is_told(changes: dict[str, Any], words: str) -> None:
     """Its figures, or why it has none."""
     figures = {"update": 6, "terms": {}, "weights": {}, "samples": 8, "micro_batch_size": 8, "seconds": 1.0}
     report = EvaluationReport(**(figures | changes))
-    assert list(events(progress(7, evaluations=(report,)))) == [f"evaluation after update 6: {words}"]
+    assert list(events(progress(7, evaluations=(report,)))) == [f"evaluation {words}"]
 
 
 def test_a_run_tells_what_happens(tmp_path: Path) -> None:

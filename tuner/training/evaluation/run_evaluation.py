@@ -10,6 +10,7 @@ from tuner.schemas.dataset import EvaluationSpec
 from tuner.schemas.training import EvaluationReport, EvaluationSummary, TrainedFigures
 from tuner.training.evaluation.evaluation_sums import figures
 from tuner.training.evaluation.evaluator import Evaluator
+from tuner.training.launching.run_log import format_figure
 
 _SMALLER_IS_BETTER = {"loss", "perplexity"}
 
@@ -163,13 +164,13 @@ class RunEvaluation:
             return "The weights were not evaluated yet"
         samples = f"{len(self.evaluator):,} held-out {'sample' if len(self.evaluator) == 1 else 'samples'}"
         averages = " of the moving averages" if last.of_averages else ""
-        text = f"On {samples} the {name}{averages} is {_figure(self._value(last))} after update {last.update}"
+        text = f"On {samples} the {name}{averages} is {format_figure(self._value(last))} after update {last.update}"
         if self._first is not None and self._first.update < last.update:
-            text += f", from {_figure(self._value(self._first))} after update {self._first.update}"
+            text += f", from {format_figure(self._value(self._first))} after update {self._first.update}"
         if best is not None and best.update != last.update:
-            text += f"; the best is {_figure(self._value(best))} after update {best.update}"
+            text += f"; the best is {format_figure(self._value(best))} after update {best.update}"
         if last.trained is not None:
-            text += f"; that of the trained weights is {_figure(self._value(last.trained))}"
+            text += f"; that of the trained weights is {format_figure(self._value(last.trained))}"
         if self._has_stopped_early:
             count = self._without_improvement
             text += f". The run ended early: {count} evaluations in a row did not improve the {name}"
@@ -223,7 +224,3 @@ def _plain(report: EvaluationReport | None) -> dict[str, Any] | None:
 
 def _report(state: dict[str, Any] | None) -> EvaluationReport | None:
     return None if state is None else EvaluationReport.model_validate(state)
-
-
-def _figure(value: float | None) -> str:
-    return "not known" if value is None else f"{value:.4f}"

@@ -1,4 +1,7 @@
-"""The log of a run (``log.txt``): what happens in it, a dated line each, beside what the workload prints."""
+"""The log of a run (``log.txt``): what happens in it, a dated line each, beside what the workload prints.
+
+The command line shows the same words.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,8 @@ from collections.abc import Iterator
 from contextlib import suppress
 from datetime import UTC, datetime
 
-from tuner.schemas.training import EvaluationReport, MicroBatchSplit, TrainedFigures, TrainingProgress
+from tuner.schemas.plans import format_sizes
+from tuner.schemas.training import EvaluationReport, MicroBatchSplit, TrainingProgress
 
 _LINES = 10
 """Lines about the loss in a run of that many updates or more."""
@@ -22,33 +26,39 @@ def log(text: str) -> None:
 def events(progress: TrainingProgress) -> Iterator[str]:
     """Describe what is worth a line: divided micro-batches, lost steps, evaluations, and now and then the loss."""
     update = f"update {progress.update} of {progress.updates}"
-    yield from (f"{update}: {_split(split)}" for split in progress.splits)
+    yield from (f"{update}: {describe_split(split)}" for split in progress.splits)
     if progress.skipped:
-        yield f"{update}: no step was made, since a gradient was not finite or no sample had a target"
+        yield f"{update}: no step was made, since {describe_skip(progress)}"
     before, after = ((progress.update - back) * _LINES // progress.updates for back in (1, 0))
     if progress.update == 1 or before < after:
-        yield f"{update}: loss {_number(progress.loss)}, {progress.samples_per_second:.4g} samples per second"
-    yield from map(_evaluation, progress.evaluations)
+        yield f"{update}: loss {format_figure(progress.loss)}, {progress.samples_per_second:.4g} samples per second"
+    for evaluation in progress.evaluations:
+        yield from describe_evaluation(evaluation)
 
 
-def _split(split: MicroBatchSplit) -> str:
-    parts = " + ".join(map(str, split.parts))
-    return f"a micro-batch of {split.size} ran out of memory on rank {split.rank} and was divided into {parts}"
+def describe_split(split: MicroBatchSplit) -> str:
+    """Describe the split of a micro-batch that did not fit."""
+    parts = format_sizes(split.parts)
+    return f"micro-batch of {split.size} did not fit on rank {split.rank}: {parts} from here on"
 
 
-def _evaluation(found: EvaluationReport) -> str:
-    words = found.message or _figures(found)
-    if found.of_averages:
-        words += " (of the moving averages)"
-    if found.trained is not None:
-        words += f"; of the trained weights: {_figures(found.trained)}"
-    divided = "".join(f"; {_split(split)}" for split in found.splits)
-    return f"evaluation after update {found.update}: {words}{divided}{', the best' * found.is_best}"
+def describe_evaluation(evaluation: EvaluationReport) -> list[str]:
+    """Describe an evaluation in a line, and each batch of it that did not fit in another."""
+    named = {"loss": evaluation.loss, **evaluation.metrics}
+    if evaluation.trained is not None:
+        named["loss of the trained weights"] = evaluation.trained.loss
+    averages = " of the moving averages" if evaluation.of_averages else ""
+    figures = "  ".join(f"{name} {format_figure(value)}" for name, value in named.items())
+    best = "  (best so far)" if evaluation.is_best else ""
+    line = f"evaluation{averages} after update {evaluation.update}: {evaluation.message or figures}{best}"
+    return [f"evaluation: {describe_split(split)}" for split in evaluation.splits] + [line]
 
 
-def _figures(found: EvaluationReport | TrainedFigures) -> str:
-    return ", ".join(f"{name} {_number(value)}" for name, value in {"loss": found.loss, **found.metrics}.items())
+def describe_skip(update: TrainingProgress) -> str:
+    """Describe the reason for a skipped update."""
+    return "a gradient was not finite" if any(update.weights.values()) else "no sample of it has a target"
 
 
-def _number(value: float | None) -> str:
-    return "not known" if value is None else f"{value:.4g}"
+def format_figure(value: float | None) -> str:
+    """Format a loss or a metric, which is not known where it is not finite or nothing has a label."""
+    return "not known" if value is None else f"{value:.4f}"

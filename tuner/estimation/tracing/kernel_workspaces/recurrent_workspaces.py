@@ -2,7 +2,7 @@
 
 cuDNN reports the sizes of its "reserve space" and of its workspace at run time alone (``cudnnGetRNNTempSpaceSizes``),
 and documents neither. The formulas were fitted to measurements of cuDNN 9.19 on an H100, in fp32, fp16 and bf16
-(``benchmarks/gpu_evidence_workspaces.py``). The reserve space is exact at all of them. So is the workspace of an LSTM
+(``benchmarks/gpu_evidence_recurrent.py``). The reserve space is exact at all of them. So is the workspace of an LSTM
 in one direction to 1 % from 64 samples on, that of a GRU to 6 %; plain layers of few units take up to four times as
 much, by an algorithm of their own. An older report, of LSTM and GRU with four layers of 320 units on a P100
 (https://github.com/pytorch/pytorch/issues/2895), has the same reserve space, and a workspace of matrices and states
