@@ -328,6 +328,8 @@ def main() -> None:
     failed = []
     with tempfile.TemporaryDirectory(prefix="conformance-") as folder:
         checks = all_checks(Checks(options.tools.resolve(), Path(folder), options.max_examples))
+        if options.only and options.only not in checks:
+            parser.error(f"no check is named {options.only}: {', '.join(checks)}")
         for name in [options.only] if options.only else checks:
             began = time.monotonic()
             try:
