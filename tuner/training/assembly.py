@@ -123,7 +123,7 @@ def build_run(
     notes += data.notes
     epoch_order(request.seed, 0, len(data))  # allocated before the limit; the order of any other epoch is as large
     batch_schedule = BatchSchedule(
-        request.seed, len(data), recommendation.request.effective_batch_size, ranks.rank, ranks.size
+        request.seed, len(data), recommendation.request.effective_batch_size, ranks.rank, ranks.size, data.lengths
     )
     coupling = RunCoupling(recommendation, request, workload, device, ranks=ranks, notes=notes)
     is_new = ranks.gather(paths.checkpointed_update())[0] is None

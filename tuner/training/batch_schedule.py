@@ -7,12 +7,14 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+
+from torch import Tensor
 
 from tuner.planning.accumulation import balanced_split
 from tuner.training.data.base import TrainingData
 from tuner.training.data.loading import AccumulationWindow, SampleRange
-from tuner.training.data.order import epoch_order
+from tuner.training.data.order import epoch_order, longest_first
 from tuner.training.micro_batches.splitting import MicroBatch
 from tuner.workloads.base import Batch
 
@@ -39,6 +41,10 @@ class BatchSchedule:
 
     A window's samples are one range of the epoch's order. The ranks share it in ranges whose sizes differ by at most
     one sample, so an update has the same samples whatever the number of ranks and the size of micro-batches.
+
+    Within a window the samples of a rank are grouped by length, so that a micro-batch is padded little. The sum of an
+    update is that of the same samples in any order. The first micro-batch has samples as they are drawn: the gradient
+    noise compares its gradient with the window's, which needs a random part.
     """
 
     seed: int
@@ -51,6 +57,8 @@ class BatchSchedule:
     """This rank."""
     world_size: int = 1
     """Number of ranks."""
+    lengths: Tensor | None = field(default=None, compare=False)
+    """Length of each sample in any unit, int64 ``(samples,)``; None if the samples are not to be grouped."""
 
     def size(self, position: Position) -> int:
         """Samples in the window at ``position``, over all ranks."""
@@ -84,7 +92,9 @@ class BatchSchedule:
         order = epoch_order(self.seed, position.epoch, self.samples)
         indices = tuple(order[start : start + share].tolist())
         steps = -(-(shares[0] if equal_counts else share) // largest)
-        ranges = [SampleRange(position.epoch, part) for part in cut(indices, balanced_split(share, steps))]
+        sizes = balanced_split(share, steps)
+        indices = indices[: sizes[0]] + longest_first(indices[sizes[0] :], self.lengths) if sizes else indices
+        ranges = [SampleRange(position.epoch, part) for part in cut(indices, sizes)]
         padding = SampleRange(position.epoch, (int(order[position.committed]),), is_padding=True)
         return (*ranges, *[padding] * (steps - len(ranges) if equal_counts else 0))
 

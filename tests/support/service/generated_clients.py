@@ -56,7 +56,7 @@ def by_openapi_generator(url: str, key: str | None) -> dict[str, Any]:
     mlp = package.Architecture(package.Mlp(name="mlp", input_features=32))
     model = package.Model(package.ReferenceModel(kind="reference", architecture=mlp))
     submission = package.TuningSubmission(
-        spec=package.WorkloadSpec(model=model),
+        spec=package.Spec(package.WorkloadSpec(model=model)),
         effective_batch_size=EFFECTIVE_BATCH_SIZE,
         device="cpu",
         memory_limit_bytes=package.MemoryLimitBytes(MEMORY_LIMIT),

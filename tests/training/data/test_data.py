@@ -22,6 +22,7 @@ from tests.support.sources import built, problem
 from tuner.errors import SpecError
 from tuner.schemas.dataset import EvaluationSpec, TextData
 from tuner.schemas.workload import WorkloadSpec
+from tuner.training.batch_schedule import BatchSchedule, Position
 from tuner.training.data import DataFolders, SampleRange, WindowLoader, build_data, epoch_order
 from tuner.training.data.sources.tokens import FileTokenizer
 from tuner.training.evaluation.held_out_data import build_run_data
@@ -131,6 +132,22 @@ def test_an_epoch_is_a_permutation_that_depends_on_seed_and_epoch_alone() -> Non
     assert others[0] != others[1]
 
 
+def test_the_samples_of_an_update_are_grouped_by_length() -> None:
+    """On each rank, the first micro-batch is as drawn, and the others have the longest samples first."""
+    lengths = torch.randint(1, 500, (40,), generator=torch.Generator().manual_seed(0))
+    drawn = epoch_order(3, 0, 40)[:24].tolist()
+    seen: list[int] = []
+    for rank in range(2):
+        schedule = BatchSchedule(3, 40, 24, rank, 2, lengths)
+        first, *others = [samples.indices for samples in schedule.window(Position(), 3)]
+        assert list(first) == drawn[12 * rank : 12 * rank + 3]
+        assert [len(part) for part in others] == [3, 3, 3]
+        found = [int(lengths[index]) for part in others for index in part]
+        assert found == sorted(found, reverse=True)
+        seen += [*first, *(index for part in others for index in part)]
+    assert sorted(seen) == sorted(drawn)
+
+
 def test_text_is_cut_into_samples_without_losing_a_byte(tmp_path: Path) -> None:
     """The last sample has the remainder."""
     text = bytes(range(256)) * 2 + b"tail!"
@@ -227,6 +244,27 @@ def test_every_format_gives_the_same_rows(tmp_path: Path, tokenizer: str, suffix
     assert [ids if len(ids) < LENGTH else ids[:-1] for ids in found] == [
         ids if len(ids) < LENGTH else ids[: LENGTH - 1] for ids in wanted
     ]
+
+
+def test_records_are_padded_little(tmp_path: Path, tokenizer: str) -> None:
+    """An update has the same tokens in any order of its records; a compiled model has one shape, and needs no order."""
+    rows = [{"text": "word " * (1 + 7 * number % 13)} for number in range(26)]
+    spec = text_model("causal-lm", records(tmp_path, tokenizer, rows))
+    data = built(spec)
+    assert data.lengths is not None
+    assert data.lengths.tolist() == [len(row["text"]) for row in rows]
+    padding: list[int] = []
+    for lengths in (None, data.lengths):
+        window = BatchSchedule(0, len(data), len(data), lengths=lengths).window(Position(), 2)
+        batches = [data.batch(samples.indices) for samples in window]
+        tokens = sum(int((batch["labels"] != -100).sum()) for batch in batches)
+        assert tokens == sum(len(data.samples[index]["input_ids"]) for index in range(len(data)))
+        padding.append(sum(batch["labels"].numel() for batch in batches) - tokens)
+    assert padding[1] < padding[0] / 2
+    assert built(spec.model_copy(update={"compile": True})).lengths is None
+    part = data.selected(torch.tensor([20, 3]))
+    assert part.lengths is not None
+    assert part.lengths.tolist() == [len(rows[3]["text"]), len(rows[20]["text"])]
 
 
 def test_rows_are_read_offline_and_in_silence(

@@ -14,7 +14,8 @@ from tests.support.factories import gpt_spec, mlp_spec, resnet_spec, transformer
 from tuner.errors import SpecError
 from tuner.schemas.workload import WorkloadSpec
 from tuner.training.data import DataFolders, TrainingData
-from tuner.training.evaluation.held_out_data import RunData, SelectedSamples, build_run_data
+from tuner.training.data.base import SelectedSamples
+from tuner.training.evaluation.held_out_data import RunData, build_run_data
 from tuner.workloads.build import build_workload
 
 CLASSIFIER = {

@@ -3,11 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+from torch import Tensor
 
 from tuner.errors import FieldProblem, SpecError
 from tuner.training.data.seeding import preserved_random_state, seed_from_key
 from tuner.workloads.base import Batch, Sample, Samples
+
+
+class SelectedSamples:
+    """Some of the samples of a data set."""
+
+    def __init__(self, samples: Samples, indices: Tensor) -> None:
+        self._samples = samples
+        self._indices = indices
+
+    def __len__(self) -> int:
+        return len(self._indices)
+
+    def __getitem__(self, index: int) -> Sample:
+        if not 0 <= index < len(self._indices):
+            raise IndexError(index)
+        return self._samples[int(self._indices[index])]
 
 
 @dataclass(frozen=True)
@@ -24,10 +42,19 @@ class TrainingData:
     """Names of the classes in the order of their numbers, where the data has names."""
     notes: tuple[str, ...] = ()
     """Facts that the user should know of the samples, a sentence each."""
+    lengths: Tensor | None = None
+    """Length of each sample, int64 ``(samples,)``, in a unit of the data's own: what makes padding. None if the samples
+    have one length, or an unknown one."""
 
     def __len__(self) -> int:
         """Number of samples in an epoch."""
         return len(self.samples)
+
+    def selected(self, indices: Tensor) -> TrainingData:
+        """Return the data with the samples at ``indices`` alone, int64 ``(count,)``, in increasing order."""
+        indices = indices.sort().values
+        lengths = None if self.lengths is None else self.lengths[indices]
+        return replace(self, samples=SelectedSamples(self.samples, indices), lengths=lengths)
 
     def batch(self, indices: Sequence[int]) -> Batch:
         """Collate the samples at ``indices``, on the CPU."""

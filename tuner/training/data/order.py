@@ -1,4 +1,4 @@
-"""The order of samples, a function of (seed, epoch) alone and equal on every host."""
+"""The order of samples, equal on every host: of an epoch by (seed, epoch) alone, and within an update by length."""
 
 from __future__ import annotations
 
@@ -15,3 +15,18 @@ def epoch_order(seed: int, epoch: int, length: int) -> Tensor:
     digest = hashlib.sha256(f"{seed}:{epoch}".encode()).digest()
     generator = torch.Generator().manual_seed(int.from_bytes(digest[:7], "big"))
     return torch.randperm(length, generator=generator)
+
+
+def longest_first(indices: tuple[int, ...], lengths: Tensor | None) -> tuple[int, ...]:
+    """Sort samples by length, so that a micro-batch of neighbours is padded little. Equal ones stay in order.
+
+    The longest ones come first: an allocator that has their memory has room for the others.
+
+    Args:
+        indices: numbers of samples.
+        lengths: length of each sample of the data, int64 ``(samples,)``; None if the samples are to stay in order.
+    """
+    if lengths is None or len(indices) <= 1:
+        return indices
+    chosen = torch.tensor(indices)
+    return tuple(chosen[lengths[chosen].argsort(descending=True, stable=True)].tolist())

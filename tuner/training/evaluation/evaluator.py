@@ -29,6 +29,7 @@ from tuner.schemas.workload import WorkloadSpec
 from tuner.training.accumulation.collectives import Ranks
 from tuner.training.batch_schedule import cut
 from tuner.training.data.base import TrainingData
+from tuner.training.data.order import longest_first
 from tuner.training.evaluation.averaged_weights import averages_as_weights
 from tuner.training.evaluation.evaluation_sums import BatchSums, EvaluationShare
 from tuner.training.evaluation.library_metrics import LibraryMetrics
@@ -94,7 +95,7 @@ class Evaluator:
         self._sharded = sharded
         self._seed = seed
         shares = balanced_split(len(data), ranks.size)
-        self._indices = tuple(cut(tuple(range(len(data))), shares)[ranks.rank])
+        self._indices = longest_first(cut(tuple(range(len(data))), shares)[ranks.rank], data.lengths)
         self._most = shares[0]
         requested = evaluation.micro_batch_size or micro_batch_size
         self.largest = min(self._most, min(requested, micro_batch_size) if sharded else requested)

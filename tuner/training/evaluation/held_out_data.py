@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
 from tuner.errors import SpecError
 from tuner.schemas.dataset import (
@@ -28,7 +27,7 @@ from tuner.training.data.files import DataFolders
 from tuner.training.data.seeding import generator_from_key
 from tuner.training.data.sources.images import image_files
 from tuner.training.data.sources.workload_samples import held_out_workload_data
-from tuner.workloads.base import Sample, Samples, Workload
+from tuner.workloads.base import Workload
 
 
 @dataclass(frozen=True)
@@ -39,22 +38,6 @@ class RunData:
     """Samples that train."""
     held_out: TrainingData | None
     """Samples to evaluate on; None without an evaluation."""
-
-
-class SelectedSamples:
-    """Some of the samples of a data set, in increasing order."""
-
-    def __init__(self, samples: Samples, indices: Tensor) -> None:
-        self._samples = samples
-        self._indices = indices
-
-    def __len__(self) -> int:
-        return len(self._indices)
-
-    def __getitem__(self, index: int) -> Sample:
-        if not 0 <= index < len(self._indices):
-            raise IndexError(index)
-        return self._samples[int(self._indices[index])]
 
 
 def build_run_data(spec: WorkloadSpec, workload: Workload, folders: DataFolders, ranks: int = 1) -> RunData:
@@ -95,11 +78,7 @@ def _split(data: TrainingData, evaluation: EvaluationSpec) -> RunData:
     if count >= samples:
         raise data_problem(f"evaluation.{field}", f"leaves none of the {samples} samples of the data to train", count)
     order = torch.randperm(samples, generator=generator_from_key("held out", evaluation.seed))
-    training, held_out = (
-        replace(data, samples=SelectedSamples(data.samples, part.sort().values))
-        for part in (order[count:], order[:count])
-    )
-    return RunData(training, held_out)
+    return RunData(data.selected(order[count:]), data.selected(order[:count]))
 
 
 # --- data of its own ---

@@ -5,9 +5,10 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -35,6 +36,19 @@ Encoder = Callable[[int, dict[str, Any]], Sample]
 """Makes a sample from a row's index and fields."""
 Read = Callable[[], Rows]
 """Reads the rows of the files."""
+
+
+class TextRows(NamedTuple):
+    """Rows that have text."""
+
+    rows: Rows
+    """The rows."""
+    lengths: Tensor
+    """Bytes of each row's texts, int64 ``(rows,)``: nearly in proportion to their tokens, without tokenising them."""
+
+
+Prepared: TypeAlias = tuple[TextRows, Encoder]
+"""Rows, and the encoder of a row."""
 
 
 @dataclass(frozen=True)
@@ -68,18 +82,21 @@ def records_data(data: RecordsData, spec: WorkloadSpec, workload: Workload, fold
     tokenizer = open_tokenizer(data.tokenizer, longest, _vocabulary_size(workload), folders)
     padding = padding_id(tokenizer, config)
     if packing is not None:
-        rows = _rows_with_text(lambda: read_rows(data, folders), data, [data.text_field])
+        rows, _ = _rows_with_text(lambda: read_rows(data, folders), data, [data.text_field])
         packed = pack(_documents(rows, data, tokenizer), length, packing)
         if not len(packed):
             raise data_problem("data.paths", "no row has a text of two tokens", ", ".join(data.paths))
         collation = PaddedCollation(padding, length if spec.compile else None, masked=False)
         return TrainingData(packed, collation, notes=(_packing_note(packed, length),))
-    rows, encode = _PREPARATIONS[task](lambda: read_rows(data, folders), data, tokenizer, config)
+    (rows, lengths), encode = _PREPARATIONS[task](lambda: read_rows(data, folders), data, tokenizer, config)
     samples = RecordSamples(rows, _pad_empty(encode, padding))
     masked = isinstance(workload, (CausalWorkload, LabelledWorkload)) and workload.takes_mask
     collation = PaddedCollation(padding, length if spec.compile else None, masked=masked)
     names = encode.names if isinstance(encode, _ClassEncoder) else ()
-    return TrainingData(samples, collation, classes=names, notes=_rope_notes(config, collation, length))
+    notes = _rope_notes(config, collation, length)
+    return TrainingData(
+        samples, collation, classes=names, notes=notes, lengths=lengths if collation.length is None else None
+    )
 
 
 def _documents(rows: Rows, data: RecordsData, tokenizer: TextTokenizer) -> Iterator[list[int]]:
@@ -147,14 +164,14 @@ def _fill_empty(name: str, value: Tensor, padding: int) -> Tensor:
 # --- rows and encoders of each task ---
 
 
-def _causal(read: Read, data: RecordsData, tokenizer: TextTokenizer, _config: Any) -> tuple[Rows, Encoder]:  # noqa: ANN401 - a transformers configuration, or none
+def _causal(read: Read, data: RecordsData, tokenizer: TextTokenizer, _config: Any) -> Prepared:  # noqa: ANN401 - a transformers configuration, or none
     rows = _rows_with_text(read, data, [data.text_field])
     return rows, lambda _, row: torch.tensor(tokenizer.encode(row[data.text_field]).ids, dtype=torch.int64)
 
 
-def _classification(read: Read, data: RecordsData, tokenizer: TextTokenizer, config: Any) -> tuple[Rows, Encoder]:  # noqa: ANN401 - likewise
+def _classification(read: Read, data: RecordsData, tokenizer: TextTokenizer, config: Any) -> Prepared:  # noqa: ANN401 - likewise
     rows = _rows_with_text(read, data, [data.text_field], data.label_field)
-    return rows, _ClassEncoder(data, tokenizer, _classes(rows, data.label_field, config.num_labels))
+    return rows, _ClassEncoder(data, tokenizer, _classes(rows.rows, data.label_field, config.num_labels))
 
 
 @dataclass(frozen=True)
@@ -177,7 +194,7 @@ class _ClassEncoder:
         return {"input_ids": ids, "labels": torch.tensor(self.classes[row[self.data.label_field]])}
 
 
-def _sequence_to_sequence(read: Read, data: RecordsData, tokenizer: TextTokenizer, config: Any) -> tuple[Rows, Encoder]:  # noqa: ANN401 - likewise
+def _sequence_to_sequence(read: Read, data: RecordsData, tokenizer: TextTokenizer, config: Any) -> Prepared:  # noqa: ANN401 - likewise
     if data.target_field is None:
         raise data_problem("data.target_field", "is required for seq2seq-lm: the field with the text to produce")
     target = data.target_field
@@ -204,7 +221,7 @@ def _start_token(config: Any) -> int:  # noqa: ANN401 - likewise
     return start
 
 
-def _masked(read: Read, data: RecordsData, tokenizer: TextTokenizer, _config: Any) -> tuple[Rows, Encoder]:  # noqa: ANN401 - likewise
+def _masked(read: Read, data: RecordsData, tokenizer: TextTokenizer, _config: Any) -> Prepared:  # noqa: ANN401 - likewise
     mask_id = tokenizer.mask_id
     if mask_id is None:
         message = "has no mask token: masked-lm needs a tokenizer.json with a token `[MASK]` or `<mask>`"
@@ -227,7 +244,7 @@ def _masked(read: Read, data: RecordsData, tokenizer: TextTokenizer, _config: An
     return rows, encode
 
 
-_PREPARATIONS: dict[str, Callable[[Read, RecordsData, TextTokenizer, Any], tuple[Rows, Encoder]]] = {
+_PREPARATIONS: dict[str, Callable[[Read, RecordsData, TextTokenizer, Any], Prepared]] = {
     "causal-lm": _causal,
     "masked-lm": _masked,
     "seq2seq-lm": _sequence_to_sequence,
@@ -238,8 +255,8 @@ _PREPARATIONS: dict[str, Callable[[Read, RecordsData, TextTokenizer, Any], tuple
 # --- fields ---
 
 
-def _rows_with_text(read: Read, data: RecordsData, texts: list[str], label: str | None = None) -> Rows:
-    """The rows that have all ``texts``, with only these fields."""
+def _rows_with_text(read: Read, data: RecordsData, texts: list[str], label: str | None = None) -> TextRows:
+    """The rows that have all ``texts``, with only these fields, and the bytes of their texts."""
     fields = {"data.text_field": texts[0]}
     fields |= {"data.target_field": texts[1]} if texts[1:] else {}
     rows = read()
@@ -249,17 +266,20 @@ def _rows_with_text(read: Read, data: RecordsData, texts: list[str], label: str 
     for field, name in fields.items():
         if (kind := getattr(rows.features[name], "dtype", "nested")) not in {"string", "large_string"}:
             raise data_problem(field, f"holds {kind}, not text", name)
-    kept = np.logical_and.reduce([_has_text(rows, name) for name in texts])
+    sizes = np.stack([_text_bytes(rows, name) for name in texts])
+    kept = (sizes > 0).all(axis=0)
     if not kept.any():
         raise data_problem("data.paths", f"no row has text in {' and '.join(texts)}", ", ".join(data.paths))
     rows = rows.select_columns(list(dict.fromkeys([*texts, *([label] if label else [])])))
-    return rows if kept.all() else rows.select(np.flatnonzero(kept), keep_in_memory=True)
+    rows = rows if kept.all() else rows.select(np.flatnonzero(kept), keep_in_memory=True)
+    return TextRows(rows, torch.from_numpy(sizes.sum(axis=0)[kept]))
 
 
-def _has_text(rows: Rows, name: str) -> Any:  # noqa: ANN401 - a numpy array of booleans
-    """Flags for the rows: True where the text is present and not empty."""
+def _text_bytes(rows: Rows, name: str) -> npt.NDArray[np.int64]:
+    """Bytes of each row's text, int64 ``(rows,)``; 0 where the text is missing."""
     compute = import_optional("pyarrow.compute", "data.kind", "records")
-    return compute.fill_null(compute.greater(compute.binary_length(rows.data.column(name)), 0), False).to_numpy()
+    sizes = compute.fill_null(compute.binary_length(rows.data.column(name)), 0)
+    return np.asarray(sizes.to_numpy(), dtype=np.int64)
 
 
 def _classes(rows: Rows, field: str, classes: int) -> dict[Any, int]:
