@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from typing import Annotated, Any, get_args
 
 from fastapi import Depends, Header, Path, Query, Request
 from pydantic import AwareDatetime, BeforeValidator, Field, ValidationError, WithJsonSchema, WrapValidator
+from pydantic_core import PydanticKnownError
 
 from service.api.authentication import CurrentCaller, authenticate
 from service.api.context import Context
@@ -68,6 +70,23 @@ def _text(**schema: object) -> WithJsonSchema:
     return WithJsonSchema({"type": "string", **schema})
 
 
+def _of_words(value: object) -> object:
+    """Refuse numbers and other words for truth, which the parser of truth values takes too."""
+    if value is not None and value not in {"true", "false"}:
+        raise PydanticKnownError("bool_parsing")
+    return value
+
+
+def _with_date(value: object) -> object:
+    """Refuse seconds since 1970, which the parser of times takes too."""
+    if isinstance(value, str) and not _DATE.match(value):
+        raise PydanticKnownError("datetime_parsing", {"error": "no date"})
+    return value
+
+
+_DATE = re.compile(r"\d{4}-\d\d-\d\d")
+Moment = Annotated[AwareDatetime | None, BeforeValidator(_with_date), _text(format="date-time")]
+"""A time with a time zone, in ISO 8601."""
 _PAGE_BEFORE = "`next_cursor` of the previous page."
 _ORDER = r"(\.[A-Za-z0-9_-]+)?$"
 _CURSOR = Query(max_length=2000, description=_PAGE_BEFORE)
@@ -150,9 +169,7 @@ _ProblemCode = Annotated[
     Query(max_length=64, pattern=_CODE, description="Return only items that failed with a problem of this code."),
 ]
 _CreatedAfter = Annotated[
-    AwareDatetime | None,
-    _text(format="date-time"),
-    Query(description="Return only items that were created after this time, with a time zone."),
+    Moment, Query(description="Return only items that were created after this time, with a time zone.")
 ]
 _Slot = Annotated[
     str | None,
@@ -251,6 +268,7 @@ ObjectiveFilter = Annotated[
 ]
 StaleFilter = Annotated[
     bool | None,
+    BeforeValidator(_of_words),
     _text(enum=["true", "false"]),
     Query(
         description="`true`: return only stale recommendations, whose torch, driver or hardware has changed since, and "

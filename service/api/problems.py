@@ -123,13 +123,15 @@ def _why_unreadable(error: ValueError) -> str:
 
 def _methods_of(request: Request) -> list[str]:
     """Return every method of the path. The framework names those of one route only."""
-    found = {
-        method.upper()
-        for template, operations in request.app.openapi()["paths"].items()
-        if re.fullmatch(re.sub(r"\\{\w+\\}", "[^/]+", re.escape(template)), request.url.path)
-        for method in operations
-    } or {"GET"}
+    path, paths = request.url.path, request.app.openapi()["paths"]
+    matching = (operations for template, operations in paths.items() if _is_of(template, path))
+    found = {method.upper() for method in paths.get(path) or next(matching, ("get",))}
     return sorted(found | {"OPTIONS"} | ({"HEAD"} if "GET" in found else set()))
+
+
+def _is_of(template: str, path: str) -> bool:
+    """Return whether a path has the form of a template, such as `/v1/jobs/{job_id}`."""
+    return re.fullmatch(re.sub(r"\\{\w+\\}", "[^/]+", re.escape(template)), path) is not None
 
 
 def _on_invalid_request(_request: Request, error: Exception) -> Response:

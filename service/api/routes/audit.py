@@ -6,11 +6,11 @@ from http import HTTPStatus
 from typing import Annotated
 
 from fastapi import APIRouter, Query
-from pydantic import AwareDatetime, WithJsonSchema
+from pydantic import WithJsonSchema
 
 from service.api.authentication import requires_scope
 from service.api.context import Context
-from service.api.dependencies import Limit
+from service.api.dependencies import Limit, Moment
 from service.api.problems import ALWAYS, declared
 from service.api.strict_route import StrictRoute
 from service.domain.api_keys import Scope
@@ -19,7 +19,6 @@ from service.store.models import AuditFilter
 
 router = APIRouter(prefix="/v1/audit", tags=["keys"], responses=ALWAYS, route_class=StrictRoute)
 
-_MOMENT = WithJsonSchema({"type": "string", "format": "date-time"})
 _ID_PATTERN = "^[a-z0-9_]+$"
 _Action = Annotated[
     AuditAction | None,
@@ -36,12 +35,8 @@ _ObjectId = Annotated[
     WithJsonSchema({"type": "string", "maxLength": 64, "pattern": _ID_PATTERN}),
     Query(max_length=64, pattern=_ID_PATTERN, description="Return only acts on this tuning, job or key."),
 ]
-_After = Annotated[
-    AwareDatetime | None, _MOMENT, Query(description="Return only acts after this time, with a time zone.")
-]
-_Until = Annotated[
-    AwareDatetime | None, _MOMENT, Query(description="Return only acts until this time, with a time zone.")
-]
+_After = Annotated[Moment, Query(description="Return only acts after this time, with a time zone.")]
+_Until = Annotated[Moment, Query(description="Return only acts until this time, with a time zone.")]
 _Cursor = Annotated[
     str | None,
     WithJsonSchema({"type": "string", "maxLength": 40, "pattern": "^a[1-9][0-9]{0,17}$"}),

@@ -223,9 +223,14 @@ def test_lists_are_searched_and_sorted_over_http(service: Running) -> None:
         problem_in(answer, 400, "invalid-cursor")
     for broken in ("t" + "0" * 32 + ".e30", "t" + "0" * 32 + ".MQ", "t" + "0" * 32 + ".WyJuYW1lIiwxXQ"):
         problem_in(service.http.get("/v1/tunings", params=listed | {"cursor": broken}), 400, "invalid-cursor")
-    for name, value in (("sort", "size"), ("label", "team"), ("created_after", "yesterday")):
+    wrong_times = (("created_after", "yesterday"), ("created_after", "0.5"), ("created_after", "20260131"))
+    for name, value in (("sort", "size"), ("label", "team"), *wrong_times):
         problem = problem_in(service.http.get("/v1/tunings", params={name: value}), 422, "invalid-request")
         assert problem.errors[0].field.split(".")[0] == name
+    for path, words in (("recommendations?stale=0", "true or false"), ("audit?until=1767225600", "a date and time")):
+        problem = problem_in(service.http.get(f"/v1/{path}"), 422, "invalid-request")
+        assert words in problem.errors[0].message
+    assert service.http.get("/v1/audit?until=2026-01-31T12:00:00Z").is_success
     with service.client as client:
         assert [row.name for row in client.tunings.list(search="amm", labels={"team": "nlp"})] == ["gamma"]
         assert [row.name for row in client.tunings.list(sort="-name", page_size=1)] == ["gamma", "beta", "alpha"]

@@ -216,6 +216,7 @@ def test_the_methods_of_a_path_are_named(shared_service: Running) -> None:
     assert shared_service.http.delete("/v1/tunings").headers["allow"] == "GET, HEAD, OPTIONS, POST"
     response = shared_service.http.options(f"/v1/tunings/{UNKNOWN}")
     assert (response.status_code, response.headers["allow"]) == (204, "DELETE, GET, HEAD, OPTIONS")
+    assert shared_service.http.options("/v1/tunings/bulk").headers["allow"] == "OPTIONS, POST"
     assert problem_in(shared_service.http.options("/nowhere"), 404, "not-found")
 
 
