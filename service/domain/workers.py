@@ -113,8 +113,12 @@ class QueueEntry(Document):
     """The device that it needs; none where it needs hardware."""
     hardware: str | None = None
     """The hardware that it needs, in words; none where it needs a device."""
+    name: str | None = None
+    """Name that the submission gave it."""
     model: str
     """Short name of the model."""
+    effective_batch_size: PositiveInt
+    """Samples per optimizer update."""
     priority: int
     """Work of a higher priority is taken first."""
     position: PositiveInt

@@ -178,8 +178,10 @@ class Waiting:
     priority: int
     position: int
     age_seconds: float
+    effective_batch_size: int
     hardware: str | None = None
     """The value of ``NewWork.hardware``."""
+    name: str | None = None
 
 
 @dataclass(frozen=True)

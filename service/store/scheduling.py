@@ -63,7 +63,10 @@ _RANKED = select(*_LANE, _work.created_at, _work.id, _RANK).where(is_queued).sub
 _FIRST_PER_LANE = select(_RANKED).where(_RANKED.c.rank <= bindparam("limit"))
 """The first pieces of work of each submitter in each lane; the index covers this query."""
 _AGE = (now_ms() - _work.updated_at).label("age_ms")
-_WAITING = (_work.id, _work.kind, _work.device, _work.model, _work.priority, _work.hardware, _AGE)
+_WAITING = (
+    *(_work.id, _work.kind, _work.device, _work.hardware, _work.name, _work.model, _work.effective_batch_size),
+    *(_work.priority, _AGE),
+)
 
 
 class SqlQueueStore(QueueStore):
@@ -95,7 +98,9 @@ class SqlQueueStore(QueueStore):
                     priority=row.priority,
                     position=positions[row.id],
                     age_seconds=max(0, row.age_ms) / 1000,
+                    effective_batch_size=row.effective_batch_size,
                     hardware=row.hardware,
+                    name=row.name,
                 )
                 for row in rows
             ]

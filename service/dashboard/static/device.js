@@ -6,7 +6,7 @@ import { Table } from "./data_table.js";
 import { withDetails } from "./device_words.js";
 import { deviceLink, holder, hostOf, memory, queue, worker } from "./devices.js";
 import { byId } from "./dom.js";
-import { bytes, count, percent, planText, plural, seconds } from "./format.js";
+import { bytes, count, nameOrPurpose, percent, planText, plural, seconds } from "./format.js";
 import { usePolled } from "./hooks.js";
 import { busyWords, occupancyOf, secondsHeld, strip } from "./occupancy.js";
 import { html, render, useState } from "./preact-htm.js";
@@ -103,7 +103,7 @@ function held(found) {
 // --- recent work ----------------------------------------------------------------------------------------------------
 
 const WORK = [
-  { title: "Name", class: "named", cell: (row) => both(linkTo(PATHS[row.kind], row.id, row.name), tag(row.kind)) },
+  { title: "Name", class: "named", cell: (row) => both(linkTo(PATHS[row.kind], row.id, nameOrPurpose(row)), tag(row.kind)) },
   { title: "State", cell: stateBadge },
   { title: "Model", class: "model", cell: (row) => row.model },
   { title: "Effective batch", class: "number", cell: (row) => count(row.effective_batch_size) },
@@ -114,7 +114,7 @@ const WORK = [
 ];
 
 const FAILURES = [
-  { title: "Work", class: "named", cell: (row) => both(linkTo(PATHS[row.kind], row.id, row.name), tag(row.kind)) },
+  { title: "Work", class: "named", cell: (row) => both(linkTo(PATHS[row.kind], row.id, nameOrPurpose(row)), tag(row.kind)) },
   { title: "Cause", class: "model", cell: (row) => row.problem && html`<code>${row.problem.code}</code>` },
   { title: "Ended", class: "nowrap", cell: (row) => time(row.ended_at) },
   { title: "Message", class: "wide message", cell: (row) => row.problem && withDetails(row.problem.detail) },

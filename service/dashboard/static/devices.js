@@ -8,7 +8,7 @@
 
 import { bar, emptyState, linkTo, mark, tag } from "./components.js";
 import { Table } from "./data_table.js";
-import { bytes, count, seconds } from "./format.js";
+import { bytes, count, nameOrPurpose, seconds } from "./format.js";
 import { html } from "./preact-htm.js";
 import { PATHS } from "./running.js";
 
@@ -53,7 +53,7 @@ export function worker(row) {
 }
 
 const QUEUE = [
-  { title: "Work", class: "nowrap", cell: (row) => html`${workLink(row.id)} ${tag(row.kind)}` },
+  { title: "Work", class: "nowrap", cell: (row) => html`${workLink(row.id, nameOrPurpose(row))} ${tag(row.kind)}` },
   { title: "Position", class: "number", cell: (row) => count(row.position) },
   { title: "Model", class: "model", cell: (row) => row.model },
   { title: "Device", class: "nowrap", cell: (row) => row.device ?? row.hardware },

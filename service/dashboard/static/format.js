@@ -70,9 +70,15 @@ export function plural(value, one, many = `${one}s`) {
   return known(value) ? `${count(value)} ${value === 1 ? one : many}` : NONE;
 }
 
-/** A plan in a few words: "2 ranks × 3 steps × ≤ 34". */
-export function planText({ world_size: ranks, gradient_accumulation_steps: steps, micro_batch_size: size }) {
-  return `${ranks === 1 ? "" : `${plural(ranks, "rank")} × `}${plural(steps, "step")} × ≤ ${count(size)}`;
+/** A plan in a few words: "3 steps × 32", or "2 ranks × 3 steps × ≤ 34" where micro-batches differ in size. */
+export function planText({ world_size: ranks, gradient_accumulation_steps: steps, micro_batch_size: size, effective_batch_size: samples }) {
+  const most = ranks * steps * size === samples ? "" : "≤ ";
+  return `${ranks === 1 ? "" : `${plural(ranks, "rank")} × `}${plural(steps, "step")} × ${most}${count(size)}`;
+}
+
+/** The name of work or of a recommendation, or what it is for: "gpt2, 512 samples". */
+export function nameOrPurpose({ name, model, effective_batch_size: samples }) {
+  return name ?? `${model}, ${plural(samples, "sample")}`;
 }
 
 /** A constant of the API ("CANCELLING", "INVALID_SIZE") in words ("Cancelling", "Invalid size"). */

@@ -5,7 +5,7 @@ import { bar, both, codeBlock, labelTags, linkTo, mark, scopeAlert, sparkline, s
 import { deviceLink } from "./devices.js";
 import { byId } from "./dom.js";
 import { SEARCH } from "./filters.js";
-import { bytes, count, number, planText, plural, seconds, words } from "./format.js";
+import { bytes, count, nameOrPurpose, number, planText, plural, seconds, words } from "./format.js";
 import { ApiList } from "./list.js";
 import { ENDED } from "./live.js";
 import { html, render } from "./preact-htm.js";
@@ -55,9 +55,9 @@ const WORK = [
 const OWNER = keyId() === "" ? [] : [{ title: "Owner", class: "nowrap", cell: ownerLink }];
 const SUBMITTED = [{ title: "Submitted", class: "nowrap", sort: "created", largestFirst: true, cell: submitted }, ...OWNER];
 
-/** The column of the name, with the project and the labels. */
+/** The column of the name, or of the purpose of a row without one, with the project and the labels. */
 function named(title, pages) {
-  return { title, class: "named", sort: "name", cell: (row) => both(linkTo(pages, row.id, row.name), labelTags(row, pages)) };
+  return { title, class: "named", sort: "name", cell: (row) => both(linkTo(pages, row.id, nameOrPurpose(row)), labelTags(row, pages)) };
 }
 
 /** The owner of a row, as a link to all that this key submitted. */
@@ -65,8 +65,10 @@ function ownerLink({ owner, key_id: id }) {
   return id && html`<a href=${addressOf(location.pathname, { owner: owner ?? id })} title=${id}>${owner ?? id}</a>`;
 }
 
-function planWords({ plan, feasible }) {
-  return plan === null ? feasible === false && mark("warn", "ban", "nothing fits") : planText(plan);
+/** The plan, as a link to the recommendation of work. */
+function planWords({ plan, feasible, recommendation_id: id }) {
+  const text = plan === null ? feasible === false && mark("warn", "ban", "nothing fits") : planText(plan);
+  return id && text ? linkTo("recommendations", id, text) : text;
 }
 
 /** The samples per second, and how many times those of the baseline they are. */
@@ -132,7 +134,6 @@ const LISTS = {
       named("Tuning", "tunings"),
       ...WORK,
       { title: "Probes", class: "number", sort: "probes", largestFirst: true, cell: (row) => count(row.probes) },
-      { title: "Recommendation", class: "nowrap", cell: (row) => row.recommendation_id && linkTo("recommendations", row.recommendation_id) },
       ...SUBMITTED,
     ],
     acts: [compareAct((row) => row.recommendation_id), ...changeActs("tuning", "tunings:write")],
@@ -180,7 +181,6 @@ const LISTS = {
       named("Job", "jobs"),
       ...WORK,
       { title: "Progress", class: "peak", cell: course },
-      { title: "Recommendation", class: "nowrap", cell: (row) => linkTo("recommendations", row.recommendation_id) },
       ...SUBMITTED,
     ],
     acts: may("jobs:run") ? changeActs("job", "jobs:run") : undefined,

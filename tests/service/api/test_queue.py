@@ -148,7 +148,7 @@ def test_priorities_are_bounded(shared_service: Running, priority: float) -> Non
 
 def waiting(name: str, kind: WorkKind = WorkKind.TUNING) -> Waiting:
     """Return an entry of the queue."""
-    return Waiting(name, kind, "cpu", "mlp", 0, 1, 0.0)
+    return Waiting(name, kind, "cpu", "mlp", 0, 1, 0.0, 8)
 
 
 def took(seconds: float, kind: WorkKind = WorkKind.TUNING, attempts: int = 1) -> WorkRow:

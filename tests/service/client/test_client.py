@@ -110,11 +110,12 @@ def test_waiting_work_can_be_listed_cancelled_and_deleted(against: Against, star
     async def act(calls: AsyncCalls) -> None:
         running = await calls.tunings.submit(tuning_request())
         assert started.wait(PATIENCE_SECONDS)
-        waiting = await calls.tunings.submit(tuning_request(effective_batch_size=7), priority=-3)
+        waiting = await calls.tunings.submit(tuning_request(effective_batch_size=7), priority=-3, name="later")
         assert [row.id async for row in calls.tunings.list(state=State.QUEUED)] == [waiting.id]
         assert [row.id async for row in calls.tunings.list(device="cpu", model="mlp")] == [waiting.id, running.id]
         (entry,) = await calls.queue.list(limit=5)
         assert (entry.id, entry.kind, entry.priority, entry.position) == (waiting.id, WorkKind.TUNING, -3, 1)
+        assert (entry.name, entry.effective_batch_size) == ("later", 7)
         (device,) = await calls.devices.list()
         assert device.running_id == running.id
         with pytest.raises(ConflictError, match="not-ended"):

@@ -59,5 +59,11 @@ def test_the_queue_is_read_once_for_many_callers() -> None:
 
 def entry(name: str, position: int) -> QueueEntry:
     """Return an entry of the queue."""
-    fields: dict[str, Any] = {"kind": WorkKind.TUNING, "device": "cpu", "model": "mlp", "priority": 0}
+    fields: dict[str, Any] = {
+        "kind": WorkKind.TUNING,
+        "device": "cpu",
+        "model": "mlp",
+        "effective_batch_size": 8,
+        "priority": 0,
+    }
     return QueueEntry(id=name, position=position, age_seconds=1.0, expected_wait_seconds=3.2, **fields)
