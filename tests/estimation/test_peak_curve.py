@@ -104,6 +104,15 @@ def test_a_probe_of_an_adapter_measures_the_expected_peak(
     _compare(runner, spec, 24, 12)
 
 
+@pytest.mark.parametrize("adapter", [None, SMALL_ADAPTER], ids=["copy", "adapter"])
+def test_a_probe_of_preference_pairs_measures_the_expected_peak(
+    runner: ProbeSupervisor, adapter: dict[str, object] | None
+) -> None:
+    """The reference has weights of its own, or those below the adapter, and keeps no activation."""
+    changes = {"batch": {"sequence_length": 128}, "preference": {"kind": "dpo"}, "adapter": adapter}
+    _compare(runner, transformers_spec("causal-lm", GPT2, **changes), 12, 12)
+
+
 def test_the_curve_rises_and_ends_far_above_the_limit(runner: ProbeSupervisor) -> None:
     """The curve has enough points to find where it reaches the limit, and ends soon after."""
     expected = runner.expect(expectation_request(GPT, samples_per_window=2**20, largest_micro_batch=2**20))

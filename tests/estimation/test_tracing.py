@@ -86,6 +86,20 @@ KINDS: dict[str, WorkloadSpec] = {
         adapter={"kind": "lora", "rank": 8, "target_modules": ["query", "value"]},
     ),
     "llama": transformers_spec("causal-lm", {"model_type": "llama", **SMALL}, batch=TEXT, precision="bf16"),
+    "llama, preference pairs": transformers_spec(
+        "causal-lm",
+        {"model_type": "llama", **SMALL},
+        batch=TEXT,
+        precision="bf16-mixed",
+        preference={"kind": "dpo"},
+    ),
+    "gpt2, preference pairs, with an adapter": transformers_spec(
+        "causal-lm",
+        {"model_type": "gpt2", "n_layer": 1, "n_embd": 32, "n_head": 2},
+        batch=TEXT,
+        preference={"kind": "dpo", "loss": "ipo"},
+        adapter={"kind": "lora"},
+    ),
     "vit": transformers_spec("image-classification", {"model_type": "vit", "image_size": 32, "patch_size": 8, **SMALL}),
     "t5": transformers_spec(
         "seq2seq-lm",

@@ -21,6 +21,11 @@ GPT2: dict[str, Any] = {
 }
 
 
+def pairs(**changes: Any) -> dict[str, Any]:
+    """The document of a spec of preference pairs."""
+    return {"model": GPT2, "batch": {"sequence_length": 8}, "preference": {"kind": "dpo"}, **changes}
+
+
 @pytest.mark.parametrize(
     ("document", "field", "words"),
     [
@@ -87,6 +92,33 @@ GPT2: dict[str, Any] = {
             {"model": GPT2 | {"task": "ctc"}, "evaluation": {"count": 5, "metrics": ["accuracy"]}},
             "(document)",
             "ctc does not have",
+        ),
+        (pairs(model=GPT), "(document)", "`causal-lm` models of transformers, and this is a `reference` model"),
+        (pairs(model=GPT2 | {"task": "masked-lm"}), "(document)", "and this is masked-lm"),
+        (pairs(batch={"sequence_length": 8, "packing": "bfd"}), "(document)", "whose samples are pairs"),
+        (pairs(batch={"sequence_length": 1}), "(document)", "a prompt with a completion needs at least 2"),
+        (pairs(data={"kind": "text", "paths": ["a"]}), "(document)", "`data` is of the kind `text`: use `records`"),
+        (
+            pairs(evaluation={"data": {"kind": "text", "paths": ["a"]}}),
+            "(document)",
+            "`evaluation.data` is of the kind `text`",
+        ),
+        (pairs(label_smoothing=0.1), "(document)", "use `preference.label_smoothing`"),
+        (pairs(adapter={"kind": "lora", "bias": "all"}), "(document)", "which is the reference"),
+        (pairs(preference={"kind": "dpo", "loss": "ipo", "label_smoothing": 0.1}), "preference", "`sigmoid`"),
+        (pairs(preference={"kind": "dpo", "label_smoothing": 0.5}), "preference.label_smoothing", "below 0.5"),
+        (pairs(preference={"kind": "dpo", "beta": 0.0}), "preference.beta", "above 0"),
+        (pairs(preference={"kind": "ppo"}), "preference.kind", "'dpo'"),
+        (pairs(preference={"kind": "dpo", "loss_type": "ipo"}), "preference.loss_type", "did you mean `loss`?"),
+        (
+            pairs(evaluation={"count": 5, "metrics": ["perplexity"]}),
+            "(document)",
+            "`reward_accuracy` and `reward_margin` are the metrics of `preference`",
+        ),
+        (
+            {"model": GPT2, "batch": {"sequence_length": 8}, "evaluation": {"count": 5, "metrics": ["reward_margin"]}},
+            "(document)",
+            "`reward_margin` cannot be had",
         ),
         ({"model": GPT, "parallelism": {"world_size": 65_537}}, "parallelism.world_size", "at most 65536"),
         ([], "(document)", "mapping"),

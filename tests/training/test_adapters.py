@@ -149,7 +149,7 @@ def test_another_base_is_refused(base: Path, tmp_path: Path) -> None:
     weights = safetensors.torch.load_file(folder / "model.safetensors")
     weights["transformer.h.0.mlp.c_proj.bias"][0] += 1.0
     safetensors.torch.save_file(weights, folder / "model.safetensors", {"format": "pt"})
-    with pytest.raises(CheckpointError, match=r"holds an adapter of another base: SHA-256 [0-9a-f]{64}, and"):
+    with pytest.raises(CheckpointError, match=r"was trained beside other frozen weights: SHA-256 [0-9a-f]{64}, and"):
         train(tmp_path / "run", spec)
 
 

@@ -38,7 +38,7 @@ def counts_tokens(spec: WorkloadSpec) -> bool:
     model = spec.model
     match model:
         case TransformersModel():
-            return model.task not in _WHOLE_SAMPLES
+            return model.task not in _WHOLE_SAMPLES and spec.preference is None
         case ReferenceModel():
             return not isinstance(model.architecture, (Mlp, ResNet))
         case PythonModel():

@@ -136,6 +136,8 @@ def memory_part(spec: WorkloadSpec | CommandSpec) -> dict[str, Any]:
     part["batch"].pop("packing")
     if spec.batch.packing is not None:  # the mask of attention is the same in each way of packing
         part["batch"]["packing"] = True
+    if part.pop("preference") is not None:  # its losses take the same memory
+        part["preference"] = True
     part.pop("label_smoothing")
     if spec.label_smoothing:  # takes other kernels, whatever the share
         part["label_smoothing"] = True

@@ -1,9 +1,11 @@
-"""Samples of a workload: their worst case, the data that trains, and that of an evaluation. Pure data, no torch."""
+"""Samples of a workload: their worst case, pairs of them, the data that trains, and that of an evaluation. No torch."""
 
 from __future__ import annotations
 
 import glob
-from typing import Annotated, Literal, NamedTuple, Self
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Annotated, ClassVar, Literal, NamedTuple, Self
 
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
@@ -50,7 +52,8 @@ class RecordsData(Document):
     """Rows of local files, each a sample; for causal, masked and seq2seq language models and sequence classification.
 
     A text is cut at `batch.sequence_length` tokens, those that the tokenizer adds included; shorter ones are padded on
-    the right, or packed (`batch.packing`). Rows without text are left out.
+    the right, or packed (`batch.packing`). Rows without text are left out. With `preference` a row is a pair: the
+    prompt with each of its two completions, cut likewise. Pairs whose prompt leaves no room are left out.
     """
 
     kind: Literal["records"]
@@ -65,6 +68,12 @@ class RecordsData(Document):
     """Field with the class of a row: a number or a name. Names are numbered in sorted order."""
     target_field: str | None = None
     """Field with the target text, for `seq2seq-lm`."""
+    prompt_field: str = "prompt"
+    """Field with the prompt of a pair, for `preference`."""
+    chosen_field: str = "chosen"
+    """Field with the completion that is preferred, for `preference`."""
+    rejected_field: str = "rejected"
+    """Field with the other completion, for `preference`."""
     tokenizer: Tokenizer = "bytes"
     """`bytes`: token ids 0 to 255 are the UTF-8 bytes of the text. Or the path of a Hugging Face `tokenizer.json`."""
 
@@ -217,13 +226,79 @@ class BatchSpec(Document):
             )
 
 
+# --- preference pairs ------------------------------------------------------------------------------------------------
+
+_SHORTEST_PAIR = 2
+"""A prompt of one token, and one token of a completion."""
+_PAIRED_DATA = {"arrays", "records", "synthetic"}
+
+
+class PreferenceSpec(Document):
+    """Training on preference pairs by direct preference optimization (DPO, Rafailov et al. 2023), for `causal-lm`.
+
+    A sample is a pair: a prompt with a chosen and a rejected completion, two sequences of at most
+    `batch.sequence_length` tokens each. The reward of a completion is `beta` times the logarithm of its probability
+    over that which the reference policy gives it. The reference is the model that the run starts from: the base of an
+    adapter, which takes no memory of its own, or a frozen copy of the weights.
+    """
+
+    ABSENT_FIELDS: ClassVar[Mapping[str, str]] = MappingProxyType(
+        {
+            "loss_type": "did you mean `loss`?",
+            "ref_model": "the reference is the model that the run starts from",
+            "max_length": "it is `batch.sequence_length`",
+        }
+    )
+
+    kind: Literal["dpo"]
+    """Selects this kind of training."""
+    beta: Annotated[float, Field(gt=0.0, allow_inf_nan=False)] = 0.1
+    """How much the policy is kept near its reference: larger is nearer. The paper's tau with the loss `ipo`."""
+    loss: Literal["sigmoid", "ipo"] = "sigmoid"
+    """`sigmoid`: the negative log-likelihood that the chosen completion is preferred, by the difference of the rewards
+    (Bradley-Terry). `ipo`: the squared distance of the mean log-ratios per token from `1 / (2 * beta)` (Azar et al.
+    2023)."""
+    label_smoothing: Annotated[float, Field(ge=0.0, lt=0.5)] = 0.0
+    """Probability that a pair is the wrong way round (conservative DPO, Mitchell 2023), with the loss `sigmoid`."""
+
+    @model_validator(mode="after")
+    def _smooths_a_likelihood(self) -> Self:
+        if self.label_smoothing and self.loss != "sigmoid":
+            raise ValueError(f"`label_smoothing` is for the loss `sigmoid`, and this is `{self.loss}`: leave it out")
+        return self
+
+    @staticmethod
+    def require_use(model: str, batch: BatchSpec, data: DataSpec | None, evaluation: EvaluationSpec | None) -> None:
+        """Check that the parts of a spec have pairs; ``model`` is the task of a transformers model, or another kind.
+
+        Raises:
+            ValueError: when the model is no causal language model of transformers, records are packed, a sequence has
+                no room for a completion, or data has no pairs.
+        """
+        if model != "causal-lm":
+            raise ValueError(f"`preference` is for `causal-lm` models of transformers, and this is {model}")
+        if batch.packing is not None:
+            raise ValueError("`batch.packing` cannot be combined with `preference`, whose samples are pairs")
+        if batch.sequence_length is not None and batch.sequence_length < _SHORTEST_PAIR:
+            raise ValueError("`batch.sequence_length` is 1, and a prompt with a completion needs at least 2")
+        held_out = None if evaluation is None else evaluation.data
+        for field, used in (("data", data), ("evaluation.data", held_out)):
+            if used is not None and used.kind not in _PAIRED_DATA:
+                raise ValueError(
+                    f"`preference` needs pairs, and `{field}` is of the kind `{used.kind}`: use `records` with the "
+                    "fields `prompt`, `chosen` and `rejected`"
+                )
+
+
 # --- evaluation ------------------------------------------------------------------------------------------------------
 
 HeldOutData = Annotated[TextData | RecordsData | ImagesData | ArraysData | WorkloadData, Field(discriminator="kind")]
 """Data of an evaluation. Synthetic data has no kind of its own here: a split holds some of it out."""
-MetricName = Literal["accuracy", "perplexity", "f1", "precision", "recall"]
+MetricName = Literal["accuracy", "perplexity", "f1", "precision", "recall", "reward_accuracy", "reward_margin"]
 """Figures of an evaluation beside its loss: see ``EvaluationSpec.metrics``."""
-Monitored = Literal["loss", "accuracy", "perplexity", "f1", "precision", "recall"]
+REWARD_METRICS = frozenset({"reward_accuracy", "reward_margin"})
+"""Metrics of preference pairs, which have no others."""
+Monitored = Literal["loss", "accuracy", "perplexity", "f1", "precision", "recall", "reward_accuracy", "reward_margin"]
 """Figures that choose the best weights."""
 EvaluatedWeights = Literal["trained", "average", "both"]
 """The weights that an evaluation uses where moving averages are kept."""
@@ -262,7 +337,8 @@ class EvaluationSpec(Document):
     metrics: Annotated[tuple[MetricName, ...], Field(max_length=_MOST_METRICS)] = ()
     """`accuracy`: share of the labels that have the highest logit. `perplexity`: the exponential of the mean of the
     first loss term, for a cross-entropy. `f1`, `precision` and `recall` are means over the classes of a classifier, by
-    the package `torchmetrics`."""
+    the package `torchmetrics`. Of preference pairs: `reward_accuracy`, the share with a larger reward of the chosen
+    completion, and `reward_margin`, the mean difference of the two rewards."""
     monitor: Monitored = "loss"
     """The figure that chooses the best weights and ends a run early: `loss`, or one of `metrics`."""
     weights: EvaluatedWeights = "trained"
@@ -286,13 +362,14 @@ class EvaluationSpec(Document):
         """True if the moving averages are evaluated, and choose the best weights."""
         return self.weights != "trained"
 
-    def require_use(self, *, unlabelled: str, has_vocabulary: bool, has_averages: bool) -> None:
+    def require_use(self, *, unlabelled: str, has_vocabulary: bool, has_averages: bool, has_pairs: bool) -> None:
         """Check that the metrics are of use for a model, and that the weights to evaluate are kept.
 
         Args:
             unlabelled: the task, if its loss is no cross-entropy over labels; empty otherwise.
             has_vocabulary: whether the classes of the labels are the tokens of a vocabulary.
             has_averages: whether moving averages of the weights are kept.
+            has_pairs: whether the samples are preference pairs.
 
         Raises:
             ValueError: naming the first metric that is not of use, or the weights that are not kept.
@@ -302,9 +379,12 @@ class EvaluationSpec(Document):
                 f"`evaluation.weights` is `{self.weights}`, and no moving averages are kept: set `ema_decay` too"
             )
         for name in self.metrics:
+            if has_pairs != (name in REWARD_METRICS):
+                known = " and ".join(f"`{metric}`" for metric in sorted(REWARD_METRICS))
+                raise ValueError(f"`{name}` cannot be had: {known} are the metrics of `preference`, and of it alone")
             if unlabelled:
                 raise ValueError(f"`{name}` is for a cross-entropy over labels, which {unlabelled} does not have")
-            if has_vocabulary and name not in {"accuracy", "perplexity"}:
+            if has_vocabulary and name not in {"accuracy", "perplexity", *REWARD_METRICS}:
                 raise ValueError(
                     f"`{name}` is an average over the classes of a classifier, and this model has a vocabulary"
                 )

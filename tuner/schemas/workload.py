@@ -14,7 +14,7 @@ from typing import Annotated, ClassVar, Literal, Self
 from pydantic import Field, JsonValue, ValidationInfo, field_validator, model_validator
 
 from tuner.schemas.base import Document, load_document, parse_document
-from tuner.schemas.dataset import BatchSpec, DataSpec, EvaluationSpec
+from tuner.schemas.dataset import BatchSpec, DataSpec, EvaluationSpec, PreferenceSpec
 from tuner.schemas.optimizer import OptimizerSpec, ScheduleSpec
 
 Precision = Literal["fp32", "bf16-mixed", "fp16-mixed", "bf16"]
@@ -267,6 +267,8 @@ class WorkloadSpec(Document):
     """The model."""
     adapter: LoraAdapter | None = None
     """Train an adapter of a frozen `transformers` model; the whole model is trained when absent."""
+    preference: PreferenceSpec | None = None
+    """Train a `causal-lm` model on preference pairs (DPO); on its texts when absent."""
     batch: BatchSpec = BatchSpec()
     """The worst case of one sample."""
     optimizer: OptimizerSpec = OptimizerSpec()
@@ -302,6 +304,8 @@ class WorkloadSpec(Document):
     @model_validator(mode="after")
     def _has_labels_to_smooth(self) -> Self:
         task = self.model.task if isinstance(self.model, TransformersModel) else ""
+        if self.label_smoothing and self.preference is not None:
+            raise ValueError("`label_smoothing` is for a cross-entropy: use `preference.label_smoothing`")
         if self.label_smoothing and task in _TASKS_WITHOUT_CLASSES:
             raise ValueError(f"`label_smoothing` is for a cross-entropy over labels, which {task} does not have")
         if self.label_smoothing and self.model.kind == "python":
@@ -316,6 +320,7 @@ class WorkloadSpec(Document):
                 unlabelled=task if task in _TASKS_WITHOUT_CLASSES else "",
                 has_vocabulary=self._is_text(self.model) and not task.endswith("-classification"),
                 has_averages=self.ema_decay is not None,
+                has_pairs=self.preference is not None,
             )
         return self
 
@@ -329,8 +334,12 @@ class WorkloadSpec(Document):
         return self
 
     @model_validator(mode="after")
-    def _packs_records_of_a_decoder(self) -> Self:
+    def _has_samples_of_a_decoder(self) -> Self:
         described = self.model.task if isinstance(self.model, TransformersModel) else f"a `{self.model.kind}` model"
+        if self.preference is not None:
+            self.preference.require_use(described, self.batch, self.data, self.evaluation)
+            if self.adapter is not None and self.adapter.bias != "none":
+                raise ValueError("`adapter.bias` trains biases of the model, which is the reference of `preference`")
         self.batch.require_packing(described, self.data, self.evaluation)
         return self
 
@@ -372,8 +381,7 @@ class WorkloadSpec(Document):
 
     def with_world_size(self, world_size: int) -> WorkloadSpec:
         """Return this workload over ``world_size`` ranks."""
-        parallelism = self.parallelism.model_copy(update={"world_size": world_size})
-        return self.model_copy(update={"parallelism": parallelism})
+        return self.model_copy(update={"parallelism": self.parallelism.model_copy(update={"world_size": world_size})})
 
 
 def parse_spec(data: object) -> WorkloadSpec:

@@ -78,7 +78,8 @@ class RunParts:
     """Evaluations on held-out samples; None where none were requested."""
     checkpoints: Checkpoints
     base_sha256: str | None
-    """SHA-256 of the frozen weights below an adapter, which checkpoints do not hold; None without an adapter."""
+    """SHA-256 of the frozen weights, which checkpoints do not hold: those below an adapter, and of a reference policy.
+    None without both."""
     notes: list[str]
     """Facts that the user should know of the run, a sentence each; appended to during the run."""
 
@@ -88,10 +89,15 @@ class RunParts:
         return is_sharded(self.recommendation.request.workload, self.ranks)
 
     @property
+    def trains_adapter(self) -> bool:
+        """True if what is trained is an adapter of a frozen model."""
+        return self.recommendation.request.workload.adapter is not None
+
+    @property
     def writes_base(self) -> bool:
         """True if the frozen weights below an adapter are random ones, which no folder holds."""
         model = self.recommendation.request.workload.model
-        return self.base_sha256 is not None and isinstance(model, TransformersModel) and model.pretrained is None
+        return self.trains_adapter and isinstance(model, TransformersModel) and model.pretrained is None
 
     @property
     def accumulates(self) -> bool:
@@ -131,7 +137,7 @@ def build_run(
         coupling.require_separate(accumulates=_accumulates(batch_schedule, micro_batch_size, ranks))
     _limit_memory(recommendation, device)
     seed_everything(request.seed)
-    if is_new or spec.adapter is not None:
+    if is_new or _has_frozen_weights(spec):
         workload = _starting(spec, workload, ranks, notes)
     model = build_model(spec, workload)
     base_sha256 = _base_digest(spec, model, ranks)
@@ -214,19 +220,22 @@ def _starting(spec: WorkloadSpec, workload: Workload, ranks: Ranks, notes: list[
     return build_workload(spec, load)
 
 
+def _has_frozen_weights(spec: WorkloadSpec) -> bool:
+    """Return whether a run has weights that do not change, and that it needs again when it resumes."""
+    return spec.adapter is not None or spec.preference is not None
+
+
 def _base_digest(spec: WorkloadSpec, model: nn.Module, ranks: Ranks) -> str | None:
-    """SHA-256 of the frozen base of an adapter, which must be equal on all ranks; None without an adapter.
+    """SHA-256 of the frozen weights, which must be equal on all ranks; None where none are kept.
 
     Raises:
         TrainingError: when the ranks have read different weights.
     """
-    if spec.adapter is None:
+    if not _has_frozen_weights(spec):
         return None
     digest = base_digest(model)
     if len(set(ranks.gather(digest))) > 1:
-        raise TrainingError(
-            "the ranks have different weights below the adapter: give all hosts the same pretrained model"
-        )
+        raise TrainingError("the ranks have different frozen weights: give all hosts the same pretrained model")
     return digest
 
 

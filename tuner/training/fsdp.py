@@ -18,6 +18,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 from tuner.errors import FieldProblem, SpecError, WorkloadError
 from tuner.torch_internals import fsdp_parameter_groups
+from tuner.workloads.causal.reference_policy import reference_of
 
 
 def shard(model: nn.Module, device: torch.device, world_size: int) -> None:
@@ -35,6 +36,8 @@ def shard(model: nn.Module, device: torch.device, world_size: int) -> None:
     try:
         for block in _blocks(model):
             fully_shard(block, mesh=mesh, mp_policy=policy)
+        if (reference := reference_of(model)) is not None:  # so that its embeddings are gathered for its pass alone
+            fully_shard(reference, mesh=mesh, mp_policy=policy)
         fully_shard(model, mesh=mesh, mp_policy=policy)
     except ValueError as error:  # a parameter without dimensions, say
         raise SpecError([FieldProblem("parallelism.strategy", f"fsdp cannot shard this model: {error}")]) from None

@@ -68,8 +68,8 @@ class ModelWriter:
             save_pretrained(self._build_model, weights, partial)
 
     def _build_model(self) -> nn.Module:
-        """Build the model without its adapter and without activation checkpointing, which its files do not tell."""
-        plain = self._spec.model_copy(update={"activation_checkpointing": False, "adapter": None})
+        """Build the model alone: without adapter, reference policy and activation checkpointing."""
+        plain = self._spec.model_copy(update={"activation_checkpointing": False, "adapter": None, "preference": None})
         return build_workload(plain).build_model()
 
     def _copy_tokenizer(self, model: TransformersModel, folder: Path) -> None:

@@ -304,7 +304,7 @@ class Trainer:
 
     def _weights(self) -> Weights:
         """The weights that change: all of the model, or what is trained beside a frozen base."""
-        state = self.model.state_dict() if self._parts.base_sha256 is None else trained_state(self.model)
+        state = trained_state(self.model) if self._parts.trains_adapter else self.model.state_dict()
         weights: Weights = full_tensors(dict(state), keep=not self.ranks.rank)
         return weights
 
@@ -336,8 +336,9 @@ class Trainer:
             raise CheckpointError(f"{self._checkpoints.directory} holds weights of another model")
         if state.get("base_sha256") != self._parts.base_sha256:
             raise CheckpointError(
-                f"{self._checkpoints.directory} holds an adapter of another base: SHA-256 {state.get('base_sha256')}, "
-                f"and the frozen weights now have {self._parts.base_sha256}. Give the model that the run began with"
+                f"{self._checkpoints.directory} was trained beside other frozen weights: SHA-256 "
+                f"{state.get('base_sha256')}, and they now have {self._parts.base_sha256}. Give the model that the run "
+                "began with"
             )
         load_weights(self.model, weights)
         load_optimizer(self.engine.optimizer, state["optimizer"])

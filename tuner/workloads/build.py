@@ -47,6 +47,7 @@ def build_workload(spec: WorkloadSpec, load: StartingWeights | None = None) -> W
                 load=load,
                 label_smoothing=smoothing,
                 adapter=spec.adapter,
+                preference=spec.preference,
             )
         case PythonModel():
             return python_workload(model)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from tuner.errors import FieldProblem, SpecError
-from tuner.schemas.dataset import BatchSpec
+from tuner.schemas.dataset import BatchSpec, PreferenceSpec
 from tuner.schemas.workload import LoraAdapter, TransformersModel, TransformersTask
 from tuner.workloads.adapters.lora import inject_lora
 from tuner.workloads.base import (
@@ -24,6 +24,8 @@ from tuner.workloads.base import (
 )
 from tuner.workloads.causal.decoders import CausalWorkload, PackedWorkload, RoutedWorkload, vocabulary_size_of
 from tuner.workloads.causal.document_masks import require_separate_documents
+from tuner.workloads.causal.preference_pairs import PreferenceWorkload
+from tuner.workloads.causal.reference_policy import keep_reference
 from tuner.workloads.causal.routers import (
     require_router_fields,
     require_router_loss,
@@ -269,6 +271,7 @@ def transformers_workload(  # noqa: PLR0913 - the parts of a spec that a workloa
     load: StartingWeights | None = None,
     label_smoothing: float = 0.0,
     adapter: LoraAdapter | None = None,
+    preference: PreferenceSpec | None = None,
 ) -> Workload:
     """The workload of a ``transformers`` model.
 
@@ -280,6 +283,7 @@ def transformers_workload(  # noqa: PLR0913 - the parts of a spec that a workloa
         load: builds the model with pretrained weights; None for random weights.
         label_smoothing: see ``summed_cross_entropy``. Not of `ctc` and `contrastive`.
         adapter: what is trained instead of the model; None for the model itself.
+        preference: the loss of preference pairs; None for a cross-entropy.
 
     Raises:
         SpecError: naming the field of the config that transformers refuses.
@@ -291,25 +295,45 @@ def transformers_workload(  # noqa: PLR0913 - the parts of a spec that a workloa
         config.pad_token_id = 0  # decoders find the last token of a sample by this id, and need it for batches
 
     def build() -> nn.Module:
-        return _build_model(config, model.task, load, recompute=recompute, adapter=adapter)
+        built = _build_model(config, model.task, load, recompute=recompute, adapter=adapter)
+        return built if preference is None or adapter is not None else keep_reference(built)
 
     if model.task != "causal-lm" and wants_router_loss(config):
         raise router_loss_error(config, f"only causal-lm trains a router loss, not {model.task}")
+    if preference is not None:
+        return _preference_workload(build, length, config, preference)
     if model.task == "causal-lm":
         return _causal_kind(config, batch)(build, length, config, label_smoothing)
     if model.task == "ctc":
         return CtcWorkload(build, config, batch)
     if model.task == "contrastive":
         return ContrastiveWorkload(build, config, batch)
-    if model.task == "image-classification":
-        inputs = _image_inputs(config, batch)
-    elif model.task == "speech-seq2seq":
-        inputs = speech_seq2seq_inputs(config, batch)
-    else:
-        inputs = _text_inputs(config, length, paired=model.task == "seq2seq-lm")
-        if model.task == "sequence-classification" and config.is_encoder_decoder:
-            inputs = _with_single_eos(inputs, config)
+    inputs = _inputs(model.task, config, batch)
     return LabelledWorkload(build, inputs, _labels(model.task, config.num_labels), config, label_smoothing)
+
+
+def _preference_workload(
+    build: Callable[[], nn.Module], length: int, config: TransformersConfig, preference: PreferenceSpec
+) -> PreferenceWorkload:
+    """The workload of preference pairs.
+
+    Raises:
+        SpecError: when the config requests a router loss.
+    """
+    if wants_router_loss(config):
+        raise router_loss_error(config, "`preference` has no such term")
+    return PreferenceWorkload(build, length, config, preference)
+
+
+def _inputs(task: TransformersTask, config: TransformersConfig, batch: BatchSpec) -> Callable[[int], dict[str, Tensor]]:
+    """The function that makes a task's random inputs."""
+    if task == "image-classification":
+        return _image_inputs(config, batch)
+    if task == "speech-seq2seq":
+        return speech_seq2seq_inputs(config, batch)
+    inputs = _text_inputs(config, batch.sequence_length or 0, paired=task == "seq2seq-lm")
+    is_classified = task == "sequence-classification" and config.is_encoder_decoder
+    return _with_single_eos(inputs, config) if is_classified else inputs
 
 
 def _causal_kind(config: TransformersConfig, batch: BatchSpec) -> type[CausalWorkload]:

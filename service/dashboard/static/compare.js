@@ -12,6 +12,7 @@ import { html, render } from "./preact-htm.js";
 const ROWS = [
   ["Model", (found) => modelOf(found.request.spec.model)],
   ["Adapter", (found) => fieldsInWords(found.request.spec.adapter ?? {}) || "–"],
+  ["Preference", (found) => fieldsInWords(found.request.spec.preference ?? {}) || "–"],
   ["Worst case", (found) => fieldsInWords(found.request.spec.batch ?? {}) || "–"],
   ["Precision", (found) => found.request.spec.precision ?? "–"],
   ["Optimizer", (found) => optimizerOf(found.request.spec)],

@@ -10,10 +10,10 @@ from tuner.errors import WorkloadError
 from tuner.training.accumulation.collectives import Ranks
 from tuner.training.evaluation.evaluation_sums import BatchSums, EvaluationFigures, figures
 from tuner.training.evaluation.library_metrics import LibraryMetrics
-from tuner.workloads.base import LabelScores, LossTerms
+from tuner.workloads.base import LabelScores, LossTerms, RewardScores
 
 
-def sums_of(terms: LossTerms, scores: LabelScores | None = None) -> BatchSums:
+def sums_of(terms: LossTerms, scores: LabelScores | RewardScores | None = None) -> BatchSums:
     """The sums of a batch of four samples."""
     sums = BatchSums(LibraryMetrics((), Ranks()))
     sums.add(terms, scores, 4)
@@ -34,6 +34,16 @@ def test_a_term_without_a_weight_is_left_out_of_the_loss() -> None:
     assert found.terms == {"next_token": 1.5, "auxiliary": None}
     found = figures_of({"next_token": empty, "auxiliary": empty})
     assert (found.loss, found.metrics) == (None, {"perplexity": None})
+
+
+def test_equal_rewards_are_no_preference() -> None:
+    """A pair counts as won where the chosen completion has the larger reward; margins are of all pairs and ranks."""
+    terms = {"preference": (torch.tensor(4.0), 4.0)}
+    rewards = torch.tensor([[1.0, 0.0], [0.5, 0.5], [-1.0, 2.0], [3.0, 1.0]])
+    sums = sums_of(terms, RewardScores(terms, rewards))
+    share = sums.share(largest=4, splits=(), failure=None, is_stopped=False)
+    found = figures([share, share], ("reward_accuracy", "reward_margin"), {})
+    assert found.metrics == {"reward_accuracy": 0.5, "reward_margin": 0.0}
 
 
 @pytest.mark.parametrize(

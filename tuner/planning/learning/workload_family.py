@@ -20,6 +20,7 @@ def family_of(spec: WorkloadSpec) -> str:
         "compile": spec.compile,
         "label smoothing": spec.label_smoothing > 0.0,
         "packing": spec.batch.packing is not None,
+        "preference": spec.preference is not None,
     }
     flags = sorted(name for name, value in optimizer.arguments.items() if value is True)
     parts = (

@@ -10,17 +10,20 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
 
 from tuner.errors import WorkloadError
-from tuner.schemas.dataset import MetricName
+from tuner.schemas.dataset import REWARD_METRICS, MetricName
 from tuner.schemas.training import MicroBatchSplit
 from tuner.training.evaluation.library_metrics import LibraryMetrics
 from tuner.training.micro_batches.loss_window import check_pairs, sum_by_name
-from tuner.workloads.base import IGNORED_LABEL, LabelScores, LossTerms
+from tuner.workloads.base import IGNORED_LABEL, LabelScores, LossTerms, RewardScores
 
+Scores: TypeAlias = LabelScores | RewardScores
+"""What the metrics of a batch are computed from."""
 _LARGEST_EXPONENT = math.log(1e300)
 """Mean loss above which a perplexity is infinite for a reader."""
 
@@ -47,6 +50,10 @@ class EvaluationShare:
     """Message of the device, if a single sample did not fit."""
     is_stopped: bool
     """True if the run must stop, and the evaluation was abandoned."""
+    won: float = 0.0
+    """Preference pairs whose chosen completion has the larger reward."""
+    margin: float = 0.0
+    """Sum of the differences of the rewards of preference pairs."""
 
 
 @dataclass
@@ -59,29 +66,33 @@ class BatchSums:
     weights: dict[str, Tensor] = field(default_factory=dict)
     correct: Tensor | float = 0.0
     labels: Tensor | float = 0.0
+    won: Tensor | float = 0.0
+    margin: Tensor | float = 0.0
     samples: int = 0
 
-    def add(self, terms: LossTerms, scores: LabelScores | None, samples: int) -> None:
+    def add(self, terms: LossTerms, scores: Scores | None, samples: int) -> None:
         """Add a batch. All figures are computed before any is added, since computing them may run out of memory.
 
         Raises:
             WorkloadError: naming the loss term, or the shapes of ``scores``, that break the contract.
         """
         check_pairs(terms, needs_gradient=False)
-        if scores is not None:
+        if isinstance(scores, LabelScores):
             _check_shapes(scores)
         sums = {name: loss_sum.double().reshape(()) for name, (loss_sum, _) in terms.items()}
         weights = {
             name: torch.as_tensor(weight, dtype=torch.float64, device=sums[name].device)
             for name, (_, weight) in terms.items()
         }
-        correct, labels = (0.0, 0.0) if scores is None else _correct(scores)
-        if scores is not None:
+        correct, labels = _correct(scores) if isinstance(scores, LabelScores) else (0.0, 0.0)
+        won, margin = _preferred(scores) if isinstance(scores, RewardScores) else (0.0, 0.0)
+        if isinstance(scores, LabelScores):
             self.library.add(scores)
         for name, loss_sum in sums.items():
             self.sums[name] = self.sums.get(name, 0.0) + loss_sum
             self.weights[name] = self.weights.get(name, 0.0) + weights[name]
         self.correct, self.labels = self.correct + correct, self.labels + labels
+        self.won, self.margin = self.won + won, self.margin + margin
         self.samples += samples
 
     def share(
@@ -98,6 +109,8 @@ class BatchSums:
             splits=tuple(splits),
             failure=failure,
             is_stopped=is_stopped,
+            won=float(self.won),
+            margin=float(self.margin),
         )
 
 
@@ -119,6 +132,12 @@ def _correct(scores: LabelScores) -> tuple[Tensor, Tensor]:
     """Numbers of the labels that have the highest logit, and of all labels that are not ignored."""
     counted = scores.labels != IGNORED_LABEL
     return ((scores.logits.argmax(-1) == scores.labels) & counted).sum(), counted.sum()
+
+
+def _preferred(scores: RewardScores) -> tuple[Tensor, Tensor]:
+    """Number of the pairs whose chosen completion has the larger reward, and the sum of the differences."""
+    margins = scores.rewards[:, 0] - scores.rewards[:, 1]
+    return (margins > 0).sum(), margins.double().sum()
 
 
 @dataclass(frozen=True)
@@ -158,6 +177,9 @@ def _metric(
     if name == "accuracy":
         labels = sum(share.labels for share in shares)
         return sum(share.correct for share in shares) / labels if labels else math.nan
+    if name in REWARD_METRICS:
+        total = sum(share.won if name == "reward_accuracy" else share.margin for share in shares)
+        return total / sum(share.samples for share in shares)
     if name != "perplexity":
         return of_library.get(name, math.nan)
     mean = next(iter(means.values()), math.nan)

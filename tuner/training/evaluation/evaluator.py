@@ -31,14 +31,22 @@ from tuner.training.batch_schedule import cut
 from tuner.training.data.base import TrainingData
 from tuner.training.data.order import longest_first
 from tuner.training.evaluation.averaged_weights import averages_as_weights
-from tuner.training.evaluation.evaluation_sums import BatchSums, EvaluationShare
+from tuner.training.evaluation.evaluation_sums import BatchSums, EvaluationShare, Scores
 from tuner.training.evaluation.library_metrics import LibraryMetrics
 from tuner.training.micro_batches.rng_state import RandomState
 from tuner.training.micro_batches.splitting import to_device
 from tuner.training.precision import autocast
 from tuner.training.required_packages import needs_labels
 from tuner.training.update_engine import UpdateEngine
-from tuner.workloads.base import Batch, LabelScores, LossTerms, ScoresLabels, Workload
+from tuner.workloads.base import (
+    Batch,
+    LabelScores,
+    LossTerms,
+    RewardScores,
+    ScoresLabels,
+    ScoresRewards,
+    Workload,
+)
 from tuner.workloads.build import build_workload
 
 _EPOCH = 0
@@ -249,14 +257,14 @@ class Evaluator:
             return error
         return None
 
-    def _forward(self, batch: Batch) -> tuple[LabelScores | None, LossTerms]:
+    def _forward(self, batch: Batch) -> tuple[Scores | None, LossTerms]:
         floating = torch.bfloat16 if self._spec.precision == "bf16" else None
         moved = to_device(batch, self._engine.device, floating)
         with autocast(self._spec, self._engine.device):
             if self._score is None:
                 return None, self._workload.loss_terms(self._engine.model, moved)
             scores = self._score(self._engine.model, moved)
-        if not isinstance(scores, LabelScores):
+        if not isinstance(scores, (LabelScores, RewardScores)):
             raise WorkloadError(f"score() returned a {type(scores).__name__}: it must be a LabelScores")
         return scores, scores.terms
 
@@ -289,12 +297,14 @@ def evaluated_workload(spec: WorkloadSpec, workload: Workload) -> Workload:
     return build_workload(spec.model_copy(update={"label_smoothing": 0.0})) if spec.label_smoothing else workload
 
 
-def _scoring(workload: Workload, evaluation: EvaluationSpec) -> Callable[[nn.Module, Batch], LabelScores] | None:
-    """The workload's scoring, where a metric needs labels.
+def _scoring(workload: Workload, evaluation: EvaluationSpec) -> Callable[[nn.Module, Batch], Scores] | None:
+    """The workload's scoring, where a metric needs labels or rewards.
 
     Raises:
         SpecError: when a metric needs labels, and the workload has none.
     """
+    if isinstance(workload, ScoresRewards):
+        return workload.score_rewards if evaluation.metrics else None
     if not needs_labels(evaluation):
         return None
     if not isinstance(workload, ScoresLabels):

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any, TypeAlias
 
 from torch import nn
@@ -89,6 +90,29 @@ def keep_adapter_in_fp32(model: nn.Module) -> None:
     from peft.tuners.tuners_utils import cast_adapter_dtype  # noqa: PLC0415 - see _import_peft
 
     cast_adapter_dtype(model, "default")
+
+
+@contextmanager
+def adapter_disabled(model: nn.Module) -> Iterator[None]:
+    """Let a model compute as its frozen base does, in evaluation mode, for a block.
+
+    peft's own ``enable_adapters`` also changes ``requires_grad``, which parameters that FSDP has gathered do not keep.
+    """
+    from peft.tuners.tuners_utils import BaseTunerLayer  # noqa: PLC0415 - see _import_peft
+    from peft.utils.other import AuxiliaryTrainingWrapper  # noqa: PLC0415
+
+    modes = [(module, module.training) for module in model.modules()]
+    adapted = [module for module, _ in modes if isinstance(module, (BaseTunerLayer, AuxiliaryTrainingWrapper))]
+    try:
+        for module in adapted:
+            module._disable_adapters = True  # noqa: SLF001
+        model.eval()
+        yield
+    finally:
+        for module in adapted:
+            module._disable_adapters = False  # noqa: SLF001
+        for module, mode in modes:
+            module.training = mode
 
 
 def _import_peft() -> Any:  # noqa: ANN401 - an untyped module

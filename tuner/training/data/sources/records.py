@@ -5,10 +5,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -17,13 +15,19 @@ from tuner.schemas.workload import Gpt, ReferenceModel, TransformersModel, Workl
 from tuner.training.data.base import TrainingData, data_problem
 from tuner.training.data.files import DataFolders
 from tuner.training.data.seeding import generator_from_key
-from tuner.training.data.sources.packages import import_optional
 from tuner.training.data.sources.packing import PackedSamples, pack
-from tuner.training.data.sources.rows import Rows, read_rows
-from tuner.training.data.sources.tokens import PaddedCollation, TextTokenizer, open_tokenizer, padding_id
+from tuner.training.data.sources.pair_records import pairs_data
+from tuner.training.data.sources.rows import Rows, TextRows, read_rows, rows_with_text
+from tuner.training.data.sources.tokens import (
+    PaddedCollation,
+    TextTokenizer,
+    open_tokenizer,
+    padding_id,
+    rope_notes,
+)
 from tuner.workloads.base import IGNORED_LABEL, Sample, Workload
 from tuner.workloads.causal.decoders import CausalWorkload
-from tuner.workloads.causal.rope_scaling import longest_uncoupled
+from tuner.workloads.causal.preference_pairs import PreferenceWorkload
 from tuner.workloads.hugging_face import LabelledWorkload
 from tuner.workloads.reference import NextTokenWorkload
 
@@ -31,20 +35,12 @@ _MASKED_SHARE, _MASK_SHARE, _RANDOM_SHARE = 0.15, 0.8, 0.1
 """Shares of tokens: 15 % are predicted, of which 80 % are masked, 10 % random, 10 % kept (Devlin et al., 2018)."""
 
 _ROWS_AT_A_TIME = 1000
+_TEXT = "data.text_field"
 
 Encoder = Callable[[int, dict[str, Any]], Sample]
 """Makes a sample from a row's index and fields."""
 Read = Callable[[], Rows]
 """Reads the rows of the files."""
-
-
-class TextRows(NamedTuple):
-    """Rows that have text."""
-
-    rows: Rows
-    """The rows."""
-    lengths: Tensor
-    """Bytes of each row's texts, int64 ``(rows,)``: nearly in proportion to their tokens, without tokenising them."""
 
 
 Prepared: TypeAlias = tuple[TextRows, Encoder]
@@ -75,6 +71,8 @@ def records_data(data: RecordsData, spec: WorkloadSpec, workload: Workload, fold
     Raises:
         SpecError: when a file, a field, the tokenizer or the labels do not fit the model.
     """
+    if isinstance(workload, PreferenceWorkload):
+        return pairs_data(data, spec, workload, folders)
     task = _task_of(data, spec)
     length, packing = spec.batch.sequence_length or 0, spec.batch.packing
     config = getattr(workload, "config", None)
@@ -82,7 +80,7 @@ def records_data(data: RecordsData, spec: WorkloadSpec, workload: Workload, fold
     tokenizer = open_tokenizer(data.tokenizer, longest, _vocabulary_size(workload), folders)
     padding = padding_id(tokenizer, config)
     if packing is not None:
-        rows, _ = _rows_with_text(lambda: read_rows(data, folders), data, [data.text_field])
+        rows, _ = rows_with_text(read_rows(data, folders), data, {_TEXT: data.text_field})
         packed = pack(_documents(rows, data, tokenizer), length, packing)
         if not len(packed):
             raise data_problem("data.paths", "no row has a text of two tokens", ", ".join(data.paths))
@@ -93,9 +91,12 @@ def records_data(data: RecordsData, spec: WorkloadSpec, workload: Workload, fold
     masked = isinstance(workload, (CausalWorkload, LabelledWorkload)) and workload.takes_mask
     collation = PaddedCollation(padding, length if spec.compile else None, masked=masked)
     names = encode.names if isinstance(encode, _ClassEncoder) else ()
-    notes = _rope_notes(config, collation, length)
     return TrainingData(
-        samples, collation, classes=names, notes=notes, lengths=lengths if collation.length is None else None
+        samples,
+        collation,
+        classes=names,
+        notes=rope_notes(config, collation, length),
+        lengths=collation.lengths_that_matter(lengths),
     )
 
 
@@ -110,19 +111,6 @@ def _packing_note(packed: PackedSamples, length: int) -> str:
         f"{packed.documents:,} records are packed into {len(packed):,} sequences of {length} tokens: "
         f"{packed.share:.1%} of the positions hold tokens, and {packed.unpacked_share:.1%} without packing"
     )
-
-
-def _rope_notes(config: Any, collation: PaddedCollation, length: int) -> tuple[str, ...]:  # noqa: ANN401 - a transformers configuration, or none
-    """Say that records of a micro-batch depend on its longest one, unless all are padded to one length."""
-    longest = None if config is None else longest_uncoupled(config)
-    if collation.length is not None or longest is None or length <= longest:
-        return ()
-    message = (
-        f"a record of more than {longest} tokens changes the RoPE frequencies of all records of its micro-batch, so "
-        f"that the gradient depends on the micro-batch size: set batch.sequence_length to {longest} at most, or "
-        "`compile: true`, which pads each record to sequence_length"
-    )
-    return (message,)
 
 
 def _task_of(data: RecordsData, spec: WorkloadSpec) -> str:
@@ -165,12 +153,12 @@ def _fill_empty(name: str, value: Tensor, padding: int) -> Tensor:
 
 
 def _causal(read: Read, data: RecordsData, tokenizer: TextTokenizer, _config: Any) -> Prepared:  # noqa: ANN401 - a transformers configuration, or none
-    rows = _rows_with_text(read, data, [data.text_field])
+    rows = rows_with_text(read(), data, {_TEXT: data.text_field})
     return rows, lambda _, row: torch.tensor(tokenizer.encode(row[data.text_field]).ids, dtype=torch.int64)
 
 
 def _classification(read: Read, data: RecordsData, tokenizer: TextTokenizer, config: Any) -> Prepared:  # noqa: ANN401 - likewise
-    rows = _rows_with_text(read, data, [data.text_field], data.label_field)
+    rows = rows_with_text(read(), data, {_TEXT: data.text_field}, data.label_field)
     return rows, _ClassEncoder(data, tokenizer, _classes(rows.rows, data.label_field, config.num_labels))
 
 
@@ -199,7 +187,7 @@ def _sequence_to_sequence(read: Read, data: RecordsData, tokenizer: TextTokenize
         raise data_problem("data.target_field", "is required for seq2seq-lm: the field with the text to produce")
     target = data.target_field
     start = _start_token(config)
-    rows = _rows_with_text(read, data, [data.text_field, target])
+    rows = rows_with_text(read(), data, {_TEXT: data.text_field, "data.target_field": target})
 
     def encode(_: int, row: dict[str, Any]) -> dict[str, Tensor]:
         source, wanted = (tokenizer.encode(row[name]).ids for name in (data.text_field, target))
@@ -226,7 +214,7 @@ def _masked(read: Read, data: RecordsData, tokenizer: TextTokenizer, _config: An
     if mask_id is None:
         message = "has no mask token: masked-lm needs a tokenizer.json with a token `[MASK]` or `<mask>`"
         raise data_problem("data.tokenizer", message, data.tokenizer)
-    rows = _rows_with_text(read, data, [data.text_field])
+    rows = rows_with_text(read(), data, {_TEXT: data.text_field})
 
     def encode(index: int, row: dict[str, Any]) -> dict[str, Tensor]:
         encoded = tokenizer.encode(row[data.text_field])
@@ -253,33 +241,6 @@ _PREPARATIONS: dict[str, Callable[[Read, RecordsData, TextTokenizer, Any], Prepa
 
 
 # --- fields ---
-
-
-def _rows_with_text(read: Read, data: RecordsData, texts: list[str], label: str | None = None) -> TextRows:
-    """The rows that have all ``texts``, with only these fields, and the bytes of their texts."""
-    fields = {"data.text_field": texts[0]}
-    fields |= {"data.target_field": texts[1]} if texts[1:] else {}
-    rows = read()
-    for field, name in (fields | ({"data.label_field": label} if label else {})).items():
-        if name not in rows.column_names:
-            raise data_problem(field, f"is not a field of these rows, which have {', '.join(rows.column_names)}", name)
-    for field, name in fields.items():
-        if (kind := getattr(rows.features[name], "dtype", "nested")) not in {"string", "large_string"}:
-            raise data_problem(field, f"holds {kind}, not text", name)
-    sizes = np.stack([_text_bytes(rows, name) for name in texts])
-    kept = (sizes > 0).all(axis=0)
-    if not kept.any():
-        raise data_problem("data.paths", f"no row has text in {' and '.join(texts)}", ", ".join(data.paths))
-    rows = rows.select_columns(list(dict.fromkeys([*texts, *([label] if label else [])])))
-    rows = rows if kept.all() else rows.select(np.flatnonzero(kept), keep_in_memory=True)
-    return TextRows(rows, torch.from_numpy(sizes.sum(axis=0)[kept]))
-
-
-def _text_bytes(rows: Rows, name: str) -> npt.NDArray[np.int64]:
-    """Bytes of each row's text, int64 ``(rows,)``; 0 where the text is missing."""
-    compute = import_optional("pyarrow.compute", "data.kind", "records")
-    sizes = compute.fill_null(compute.binary_length(rows.data.column(name)), 0)
-    return np.asarray(sizes.to_numpy(), dtype=np.int64)
 
 
 def _classes(rows: Rows, field: str, classes: int) -> dict[Any, int]:

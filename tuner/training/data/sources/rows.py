@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
 
 from tuner.schemas.dataset import RecordsData
 from tuner.training.data.base import data_problem
@@ -15,6 +20,23 @@ from tuner.training.data.sources.packages import import_optional
 
 Rows: TypeAlias = Any
 """A `datasets.Dataset`, memory-mapped from the cache of `datasets`."""
+
+
+class TextRows(NamedTuple):
+    """Rows that have text."""
+
+    rows: Rows
+    """The rows."""
+    lengths: Tensor
+    """Bytes of each row's texts, int64 ``(rows,)``: nearly in proportion to their tokens, without tokenising them."""
+
+    def selected(self, kept: npt.NDArray[np.bool_]) -> TextRows:
+        """Return the rows whose flag is true, bool ``(rows,)``."""
+        if kept.all():
+            return self
+        rows = self.rows.select(np.flatnonzero(kept), keep_in_memory=True)
+        return TextRows(rows, self.lengths[torch.from_numpy(kept)])
+
 
 _PATHS = "data.paths"
 _ARCHIVES = ((b"PK\x03\x04", 0), (b"PK\x05\x06", 0), (b"PK\x07\x08", 0), (b"Rar!", 0), (b"ustar", 257))
@@ -46,6 +68,39 @@ def read_rows(data: RecordsData, folders: DataFolders) -> Rows:
         if _identity(path.lstat()) != identity:
             raise data_problem(_PATHS, "was replaced while it was read: try again", path)
     return rows
+
+
+def rows_with_text(rows: Rows, data: RecordsData, texts: Mapping[str, str], label: str | None = None) -> TextRows:
+    """The rows that have all texts, with only these fields and that of the label.
+
+    Args:
+        rows: all rows.
+        data: names the files.
+        texts: names of the fields with texts, by the fields of the spec that name them.
+        label: name of the field with labels, of any type.
+
+    Raises:
+        SpecError: when a field is missing or holds no text, or no row has all texts.
+    """
+    for field, name in (dict(texts) | ({"data.label_field": label} if label else {})).items():
+        if name not in rows.column_names:
+            raise data_problem(field, f"is not a field of these rows, which have {', '.join(rows.column_names)}", name)
+    for field, name in texts.items():
+        if (kind := getattr(rows.features[name], "dtype", "nested")) not in {"string", "large_string"}:
+            raise data_problem(field, f"holds {kind}, not text", name)
+    sizes = np.stack([_text_bytes(rows, name) for name in texts.values()])
+    kept = np.logical_and.reduce(sizes > 0)
+    if not kept.any():
+        raise data_problem(_PATHS, f"no row has text in {' and '.join(texts.values())}", ", ".join(data.paths))
+    rows = rows.select_columns(list(dict.fromkeys([*texts.values(), *([label] if label else [])])))
+    return TextRows(rows, torch.from_numpy(sizes.sum(axis=0))).selected(kept)
+
+
+def _text_bytes(rows: Rows, name: str) -> npt.NDArray[np.int64]:
+    """Bytes of each row's text, int64 ``(rows,)``; 0 where the text is missing."""
+    compute = import_optional("pyarrow.compute", "data.kind", "records")
+    sizes = compute.fill_null(compute.binary_length(rows.data.column(name)), 0)
+    return np.asarray(sizes.to_numpy(), dtype=np.int64)
 
 
 def _opened(path: Path, folders: DataFolders) -> tuple[int, int]:

@@ -14,6 +14,7 @@ from tuner.training.data.base import data_problem
 from tuner.training.data.files import DataFolders
 from tuner.training.data.sources.packages import import_optional
 from tuner.workloads.base import IGNORED_LABEL
+from tuner.workloads.causal.rope_scaling import longest_uncoupled
 
 _BYTE_VALUES = 256
 _PADDING_TOKENS = ("[PAD]", "<pad>", "<|pad|>")
@@ -168,6 +169,10 @@ class PaddedCollation:
     masked: bool
     """True if a batch has an ``attention_mask``, 1 for tokens of a sample and 0 for padding."""
 
+    def lengths_that_matter(self, lengths: Tensor) -> Tensor | None:
+        """Return the lengths of samples, or None if all batches have one shape, so that no order saves padding."""
+        return lengths if self.length is None else None
+
     def __call__(self, samples: list[Any]) -> dict[str, Tensor]:
         """Collate samples. Samples that are plain tensors are their own labels."""
         rows = [{"input_ids": row, "labels": row} if isinstance(row, Tensor) else row for row in samples]
@@ -183,3 +188,16 @@ class PaddedCollation:
         for row, value in zip(joined, values, strict=True):
             row[: len(value)] = value
         return joined
+
+
+def rope_notes(config: Any, collation: PaddedCollation, length: int) -> tuple[str, ...]:  # noqa: ANN401 - a transformers configuration, or none
+    """Say that records of a micro-batch depend on its longest one, unless all are padded to one length."""
+    longest = None if config is None else longest_uncoupled(config)
+    if collation.length is not None or longest is None or length <= longest:
+        return ()
+    message = (
+        f"a record of more than {longest} tokens changes the RoPE frequencies of all records of its micro-batch, so "
+        f"that the gradient depends on the micro-batch size: set batch.sequence_length to {longest} at most, or "
+        "`compile: true`, which pads each record to sequence_length"
+    )
+    return (message,)

@@ -1,0 +1,188 @@
+"""Training on preference pairs is as exact as any other, resumes to the bit, and prefers what was chosen."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import datasets
+import pytest
+import safetensors.torch
+import torch
+from peft import AutoPeftModelForCausalLM
+from transformers import AutoModelForCausalLM
+
+from tests.support.factories import recommendation
+from tests.support.whole_runs import run_to_end
+from tests.training.test_adapters import LLAMA, logits, stop
+from tests.training.test_trained_model import GPT2, UPDATES, spec_of, train
+from tuner.errors import CheckpointError
+from tuner.hardware.memory_devices.factory import open_device
+from tuner.schemas.requests import TrainingRequest
+from tuner.schemas.training import RunOutcome, TrainingProgress
+from tuner.schemas.workload import WorkloadSpec
+from tuner.training.assembly import build_run
+from tuner.training.launching.run_directory import RunPaths
+from tuner.training.trainer import Trainer
+
+pytestmark = [
+    pytest.mark.usefixtures("forked"),
+    pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning"),  # read by peft
+    pytest.mark.filterwarnings("ignore:fan_in_fan_out is set to:UserWarning"),  # peft on GPT-2
+]
+
+LORA = {"kind": "lora", "rank": 4}
+ADAPTERS = pytest.mark.parametrize("adapter", [None, LORA], ids=["whole", "adapter"])
+COPY = "reference_policy."
+METRICS = ("reward_accuracy", "reward_margin")
+
+
+@pytest.fixture(autouse=True)
+def _a_cache_of_its_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Hide the user's cache of `datasets`."""
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path / "cache"))
+
+
+def pairs_spec(adapter: Any = None, model: dict[str, Any] | None = None, **changes: Any) -> WorkloadSpec:
+    """A small decoder on random preference pairs; the larger beta tells the divisions of a batch apart."""
+    return spec_of(
+        model or {"config": LLAMA}, adapter=adapter, **{"preference": {"kind": "dpo", "beta": 1.0}, **changes}
+    )
+
+
+def weights_of(directory: Path) -> dict[str, torch.Tensor]:
+    """What a run has trained."""
+    return safetensors.torch.load_file(RunPaths(directory).weights)
+
+
+@ADAPTERS
+def test_training_on_pairs_is_exact(tmp_path: Path, adapter: Any) -> None:
+    """The weights are those of undivided batches, however the batch is divided."""
+    spec = pairs_spec(adapter)
+    for size in (1, 3, 10):
+        train(tmp_path / str(size), spec, size)
+    whole = weights_of(tmp_path / "10")
+    assert not any(COPY in name for name in whole)
+    for size in (1, 3):
+        found = weights_of(tmp_path / str(size))
+        assert set(found) == set(whole)
+        for name, value in found.items():
+            torch.testing.assert_close(value, whole[name], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("model", ["config", "pretrained"])
+@ADAPTERS
+def test_a_stopped_run_resumes_to_equal_weights(tmp_path: Path, adapter: Any, model: str) -> None:
+    """To the bit, with dropout: the reference is the model of the beginning, and not that of the checkpoint."""
+    config = {**GPT2, "resid_pdrop": 0.1, "attn_pdrop": 0.1}
+    source: dict[str, Any] = {"config": config}
+    if model == "pretrained":
+        train(tmp_path / "base", spec_of(source))
+        source = {"pretrained": str(RunPaths(tmp_path / "base").pretrained)}
+    spec = pairs_spec(adapter, source, ema_decay=0.5)
+    _, undisturbed = train(tmp_path / "undisturbed", spec)
+    stop(tmp_path / "run", spec)
+    assert train(tmp_path / "run", spec)[1] == undisturbed
+
+
+def test_another_reference_is_refused(tmp_path: Path) -> None:
+    """A run resumes only beside the reference that it began with."""
+    train(tmp_path / "base", spec_of({"config": GPT2}))
+    folder = RunPaths(tmp_path / "base").pretrained
+    spec = pairs_spec(None, {"pretrained": str(folder)})
+    stop(tmp_path / "run", spec)
+    weights = safetensors.torch.load_file(folder / "model.safetensors")
+    weights["transformer.h.0.mlp.c_proj.bias"][0] += 1.0
+    safetensors.torch.save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    with pytest.raises(CheckpointError, match=r"was trained beside other frozen weights: SHA-256 [0-9a-f]{64}, and"):
+        train(tmp_path / "run", spec)
+
+
+def test_checkpoints_and_results_hold_the_policy_alone(tmp_path: Path) -> None:
+    """The reference has neither weights nor a state of the optimizer in them; transformers loads the result."""
+    trainer, _ = train(tmp_path, pairs_spec(optimizer={"name": "adamw"}, ema_decay=0.5))
+    weights, state = trainer._checkpoints.load(UPDATES)
+    trained = [parameter for parameter in trainer.model.parameters() if parameter.requires_grad]
+    assert len(state["optimizer"]["state"]) == len(state["averages"]) == len(trained) == len(weights)
+    run = RunPaths(tmp_path)
+    loaded, report = AutoModelForCausalLM.from_pretrained(run.pretrained, output_loading_info=True)
+    assert not any(report.values())
+    torch.testing.assert_close(logits(loaded), logits(trainer.model), rtol=0.0, atol=0.0)
+    average = AutoModelForCausalLM.from_pretrained(run.pretrained_average)
+    assert not torch.equal(logits(average), logits(loaded))
+    assert not run.base.exists()
+
+
+def test_peft_loads_the_adapter(tmp_path: Path) -> None:
+    """With the logits of the model that was trained."""
+    trainer, _ = train(tmp_path, pairs_spec(LORA))
+    loaded = AutoPeftModelForCausalLM.from_pretrained(RunPaths(tmp_path).pretrained)
+    torch.testing.assert_close(logits(loaded), logits(trainer.model), rtol=0.0, atol=0.0)
+
+
+@pytest.mark.slow
+@ADAPTERS
+def test_two_ranks_train_as_one(tmp_path: Path, adapter: Any) -> None:
+    """Sharded or not, the weights and the figures of the evaluation equal those of one rank."""
+    for strategy, ranks in (("ddp", 1), ("ddp", 2), ("fsdp", 2)):
+        spec = pairs_spec(
+            adapter,
+            parallelism={"strategy": strategy, "world_size": ranks},
+            evaluation={"count": 5, "metrics": [*METRICS]},
+        )
+        directory = tmp_path / f"{strategy}-{ranks}"
+        result = run_to_end(directory, recommendation(spec, 10, 4), TrainingRequest(updates=UPDATES))
+        assert result.outcome is RunOutcome.SUCCEEDED, result
+        single, found = weights_of(tmp_path / "ddp-1"), weights_of(directory)
+        assert set(found) == set(single)
+        for name, value in found.items():
+            torch.testing.assert_close(value, single[name], rtol=1e-5, atol=1e-6)
+        assert result.evaluation is not None
+        assert result.evaluation.last is not None
+        margins = json.loads((tmp_path / "margin").read_text()) if ranks > 1 else result.evaluation.last.metrics
+        (tmp_path / "margin").write_text(json.dumps(margins))
+        assert result.evaluation.last.metrics == pytest.approx(margins, abs=1e-6)
+
+
+def written_pairs(path: Path) -> None:
+    """Pairs of a number with a polite answer, and with a short one."""
+    rows = [{"prompt": f"{number}? ", "chosen": "yes, please", "rejected": "no"} for number in range(60)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+@pytest.mark.parametrize("preference", [{}, {"loss": "ipo"}], ids=["sigmoid", "ipo"])
+@ADAPTERS
+def test_the_margin_of_the_rewards_rises(tmp_path: Path, adapter: Any, preference: dict[str, Any]) -> None:
+    """On held-out pairs too: from zero at the reference to a margin, with the chosen completions ahead."""
+    written_pairs(tmp_path / "pairs.jsonl")
+    spec = pairs_spec(
+        adapter,
+        data={"kind": "records", "paths": [str(tmp_path / "pairs.jsonl")]},
+        preference={"kind": "dpo", **preference},
+        optimizer={"name": "adamw", "learning_rate": 1e-2},
+        evaluation={"fraction": 0.2, "every": 10, "metrics": [*METRICS], "monitor": "reward_margin"},
+    )
+    trainer = Trainer(
+        build_run(
+            recommendation(spec, 12, 4), TrainingRequest(updates=30), RunPaths(tmp_path / "run"), open_device("cpu")
+        )
+    )
+    made: list[TrainingProgress] = []
+    assert trainer.run(made.append) is RunOutcome.SUCCEEDED
+    assert trainer.evaluation is not None
+    summary = trainer.evaluation.summary()
+    assert summary.first is not None
+    assert summary.last is not None
+    assert summary.first.metrics == {"reward_accuracy": 0.0, "reward_margin": 0.0}
+    assert summary.last.metrics["reward_accuracy"] == 1.0
+    assert (summary.last.metrics["reward_margin"] or 0.0) > 0.1
+    assert summary.best is not None
+    assert made[-1].weights == {"preference": 12.0}
+
+
+def test_precision_of_16_bits_trains(tmp_path: Path) -> None:
+    """The copy is in the type of the parameters."""
+    trainer, _ = train(tmp_path, pairs_spec(precision="bf16"))
+    assert {parameter.dtype for parameter in trainer.model.parameters()} == {torch.bfloat16}
+    assert weights_of(tmp_path)
