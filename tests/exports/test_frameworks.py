@@ -548,6 +548,39 @@ def test_lion_is_made_by_the_function_of_the_probes(name: str) -> None:
     assert name == "pytorch" or "optimizer" not in read(found)
 
 
+EIGHT_BIT = {"name": "adamw8bit", "betas": [0.9, 0.95]}
+
+
+@pytest.mark.parametrize(("name", "named"), [("adamw8bit", "adamw_bnb_8bit"), ("lion8bit", "lion_8bit")])
+def test_a_state_in_8_bits_has_the_name_of_the_trainer(name: str, named: str) -> None:
+    """In what becomes its arguments: the file for it, and those of axolotl and LLaMA-Factory."""
+    spec = gpt_spec(optimizer={**EIGHT_BIT, "name": name, "learning_rate": 2e-4})
+    arguments = read(made("hugging-face", spec))
+    assert (arguments["optim"], arguments["learning_rate"], arguments["adam_beta2"]) == (named, 2e-4, 0.95)
+    assert read(made("axolotl", spec))["optimizer"] == named
+    assert read(made("llama-factory", spec))["optim"] == named
+    for target in ("hugging-face", "axolotl", "llama-factory"):
+        assert not {"optimizer-in-code", "optimizer-not-written"} & set(warned(made(target, spec)))
+
+
+@pytest.mark.parametrize("name", ["accelerate", "composer", "deepspeed", "lightning", "pytorch"])
+def test_a_state_in_8_bits_is_made_by_the_function_of_the_probes(name: str) -> None:
+    """With the embeddings in fp32, of which the class alone knows nothing."""
+    found = made(name, gpt_spec(optimizer=EIGHT_BIT))
+    call = "build_optimizer(OptimizerSpec.model_validate({'name': 'adamw8bit', 'betas': [0.9, 0.95]}), model)"
+    assert call in (found.files[0].content if name == "pytorch" else warned(found)["optimizer-in-code"])
+
+
+@pytest.mark.parametrize(
+    ("name", "version"), [("llama-factory", "v1"), *((name, "") for name in ("megatron", "torchtitan", "torchtune"))]
+)
+def test_a_state_in_8_bits_that_is_not_written_is_warned_of(name: str, version: str) -> None:
+    """A state in fp32 takes four times the memory."""
+    spec = gpt_spec(optimizer=EIGHT_BIT)
+    found = made(name, spec, version=version) if version else made(name, spec)
+    assert "`AdamW8bit` of bitsandbytes" in warned(found)["optimizer-not-written"]
+
+
 def test_our_script_has_the_environment_of_the_probes() -> None:
     """It is set before anything of it is read, by starting anew."""
     recommended = plan(16, environment={"PYTORCH_ALLOC_CONF": "a'b\"c\\d"})

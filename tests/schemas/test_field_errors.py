@@ -196,7 +196,8 @@ def spec(**changes: Any) -> dict[str, Any]:
             spec(optimizer={"name": "adamW"}),
             (
                 "optimizer.name: must be one of 'adamw', 'adam', 'sgd', 'adadelta', 'adafactor', 'adagrad', 'adamax', "
-                "'asgd', 'lion', 'muon', 'nadam', 'radam', 'rmsprop', 'rprop'; did you mean 'adamw'? (got 'adamW')"
+                "'adamw8bit', 'asgd', 'lion', 'lion8bit', 'muon', 'nadam', 'radam', 'rmsprop', 'rprop'; did you mean "
+                "'adamw'? (got 'adamW')"
             ),
         ),
         (spec(optimizer={"betas": [0.9, 2]}), "optimizer.betas.1: must be below 1.0 (got 2)"),

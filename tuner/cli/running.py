@@ -20,7 +20,7 @@ from tuner.schemas.requests import TrainingRequest, TuningRequest
 from tuner.schemas.training import TrainingResult
 from tuner.schemas.workload import WorkloadSpec
 from tuner.training.launching.launcher import TrainingProcess
-from tuner.training.required_packages import require_metrics, require_trackers
+from tuner.training.required_packages import require_packages, require_trackers
 
 _POLL_SECONDS = 0.1
 _STOP_SECONDS = 60.0
@@ -94,7 +94,7 @@ def check_run(tuning: TuningRequest, training: TrainingRequest, device: str | No
         _require_cards(processes)
     share_per_rank(tuning.effective_batch_size, processes)
     if isinstance(tuning.spec, WorkloadSpec):
-        require_metrics(tuning.spec)
+        require_packages(tuning.spec)
     require_trackers(training.trackers)
 
 

@@ -3,7 +3,14 @@
 from __future__ import annotations
 
 from tuner.exports.base import ExportContext
-from tuner.exports.spec_advice import adapter_in_code, held_out_samples, moving_average, smoothed_labels, spec_of
+from tuner.exports.spec_advice import (
+    adapter_in_code,
+    held_out_samples,
+    moving_average,
+    optimizer_in_8_bits,
+    smoothed_labels,
+    spec_of,
+)
 from tuner.schemas.recommendation import Advice
 
 OWN_OPTIMIZER = Advice(
@@ -27,13 +34,16 @@ def how_to_verify(context: ExportContext) -> str:
     return f"Verify the run (COMMAND starts it): batchwright verify recommendation.json{named} -- COMMAND"
 
 
-def measured_elsewhere(context: ExportContext, title: str, *, writes_adapter: bool = False) -> tuple[Advice, ...]:
+def measured_elsewhere(
+    context: ExportContext, title: str, *, writes_adapter: bool = False, writes_optimizer: bool = False
+) -> tuple[Advice, ...]:
     """Warn that the probes ran Batchwright's own loop, and list settings of the spec that are not written.
 
     Args:
         context: what is exported.
         title: the framework.
         writes_adapter: whether the export makes the adapter of the spec.
+        writes_optimizer: whether the export names an optimizer with a state in 8 bits.
     """
     message = (
         f"A micro-batch of {context.plan.micro_batch_size} was proven with the model of the spec in Batchwright's own "
@@ -45,6 +55,7 @@ def measured_elsewhere(context: ExportContext, title: str, *, writes_adapter: bo
         *moving_average(context),
         *smoothed_labels(context),
         *(() if writes_adapter else adapter_in_code(context)),
+        *(() if writes_optimizer else optimizer_in_8_bits(context)),
         *held_out_samples(context),
     )
     return (measured, *_compiling(context, title), *in_code)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import assert_never
 
 from tuner.errors import ExportError
 from tuner.exports.base import ExportContext
-from tuner.schemas.optimizer import OptimizerSpec, ScheduleSpec
+from tuner.schemas.optimizer import OptimizerName, OptimizerSpec, ScheduleSpec
 from tuner.schemas.recommendation import Advice
 from tuner.schemas.workload import (
     LoraAdapter,
@@ -69,10 +71,17 @@ def nodes(context: ExportContext) -> tuple[int, int]:
 # --- the optimizer ---
 
 
+TRAINER_NAMES: Mapping[OptimizerName, str] = MappingProxyType({"adamw8bit": "adamw_bnb_8bit", "lion8bit": "lion_8bit"})
+"""Optimizers with a state in 8 bits, as `optim` of the Trainer of transformers (and its likes) names them.
+
+Like the probes, the Trainer keeps the state of embeddings in fp32.
+"""
+
+
 def torch_call(optimizer: OptimizerSpec, parameters: str = "model.parameters()") -> str:
     """The Python expression that makes the optimizer, without the groups of the spec.
 
-    Of `muon`, which is two optimizers of torch, and of `lion`, which is none, it is a call of
+    Of `muon`, which is two optimizers of torch, and of those that are none, it is a call of
     ``tuner.training.optimizers``.
     """
     if not optimizer.is_of_torch:
@@ -173,6 +182,18 @@ def writable_adapter(context: ExportContext) -> LoraAdapter | None:
     if adapter is None or adapter.target_modules is None or not adapter.alpha.is_integer():
         return None
     return adapter if adapter.bias == "none" and adapter.init_lora_weights == "kaiming" else None
+
+
+def optimizer_in_8_bits(context: ExportContext) -> tuple[Advice, ...]:
+    """Warn that the export does not name the optimizer of the spec, whose state in 8 bits was measured."""
+    name = spec_of(context).optimizer.name
+    if name not in TRAINER_NAMES:
+        return ()
+    message = (
+        f"The optimizer is not part of this export: `{name}`, whose state in 8 bits was measured, is "
+        f"`{spec_of(context).optimizer.torch_class}` of bitsandbytes. With a state in fp32 the micro-batch may not fit."
+    )
+    return (Advice(code="optimizer-not-written", message=message),)
 
 
 def adapter_in_code(context: ExportContext) -> tuple[Advice, ...]:

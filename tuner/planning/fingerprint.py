@@ -20,7 +20,7 @@ _LAYOUT = 4
 def installed_versions() -> dict[str, str]:
     """Versions of the packages that change how much memory a step takes, without importing them."""
     found = {"python": platform.python_version()}
-    for name in ("batchwright", "torch", "transformers", "peft"):
+    for name in ("batchwright", "torch", "transformers", "peft", "bitsandbytes"):
         try:
             found[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
@@ -31,7 +31,9 @@ def installed_versions() -> dict[str, str]:
 def relevant_versions(spec: WorkloadSpec | CommandSpec, device: DeviceInfo, versions: dict[str, str]) -> dict[str, str]:
     """The versions that matter for ``spec``, and the device's driver. Of a command, all of them."""
     names = ["batchwright", "python", "torch", *(["transformers"] if spec.model.kind == "transformers" else [])]
-    names += ["peft"] if isinstance(spec, WorkloadSpec) and spec.adapter is not None else []
+    if isinstance(spec, WorkloadSpec):
+        names += ["peft"] if spec.adapter is not None else []
+        names += ["bitsandbytes"] if spec.optimizer.package == "bitsandbytes" else []
     chosen = {name: versions[name] for name in names if name in versions}
     if isinstance(spec, CommandSpec):
         chosen = dict(versions)

@@ -31,7 +31,8 @@ class OptimizerArguments(TypedDict, total=False):
     __pydantic_config__ = ConfigDict(extra="forbid", use_attribute_docstrings=True)  # type: ignore[misc]
 
     eps: Rate
-    """Term of the denominator, for numerical stability: all but `adafactor`, `asgd`, `rprop` and `sgd`."""
+    """Term of the denominator, for numerical stability: all but `adafactor`, `asgd`, `lion`, `lion8bit`, `rprop` and
+    `sgd`."""
     amsgrad: bool
     """Keep the largest second moment, a third value per parameter: `adam` and `adamw`."""
     nesterov: bool
@@ -81,16 +82,35 @@ class _Optimizer:
     arguments: frozenset[str] = frozenset()
     module: str = "torch.optim"
     """The module of its class."""
+    extra: str = "torch"
+    """The extra of Batchwright that installs the package of the module."""
     has_fused: bool = False
     has_foreach: bool = True
     prefers_foreach: bool = True
     """Whether torch chooses ``foreach`` on a GPU by default."""
+    takes_shards: bool = True
+    """Whether the step is right for a shard of a parameter (FSDP)."""
 
 
 def _optimizer(
-    torch_class: str, fields: str, arguments: str, module: str = "torch.optim", **properties: bool
+    torch_class: str, fields: str, arguments: str, module: str = "torch.optim", extra: str = "torch", **properties: bool
 ) -> _Optimizer:
-    return _Optimizer(torch_class, frozenset(fields.split()), frozenset(arguments.split()), module, **properties)
+    taken, own = frozenset(fields.split()), frozenset(arguments.split())
+    return _Optimizer(torch_class, taken, own, module, extra, **properties)
+
+
+def _in_8_bits(torch_class: str, arguments: str) -> _Optimizer:
+    """An optimizer of bitsandbytes, which steps one parameter after the other."""
+    return _optimizer(
+        torch_class,
+        "weight_decay betas",
+        arguments,
+        module="bitsandbytes.optim",
+        extra="bitsandbytes",
+        has_foreach=False,
+        prefers_foreach=False,
+        takes_shards=False,
+    )
 
 
 _OF_ADAMW = ("adamw_learning_rate", "adamw_parameters")
@@ -103,8 +123,10 @@ OptimizerName = Literal[
     "adafactor",
     "adagrad",
     "adamax",
+    "adamw8bit",
     "asgd",
     "lion",
+    "lion8bit",
     "muon",
     "nadam",
     "radam",
@@ -121,15 +143,18 @@ OPTIMIZERS: Mapping[OptimizerName, _Optimizer] = MappingProxyType(
         "adafactor": _optimizer("Adafactor", "weight_decay", "beta2_decay", prefers_foreach=False),
         "adagrad": _optimizer("Adagrad", "weight_decay", "eps lr_decay initial_accumulator_value"),
         "adamax": _optimizer("Adamax", "weight_decay betas", "eps"),
+        "adamw8bit": _in_8_bits("AdamW8bit", "eps"),
         "asgd": _optimizer("ASGD", "weight_decay", "lambd alpha t0"),
         "lion": _optimizer(
             "Lion", "weight_decay betas", "", module="lion_pytorch", has_foreach=False, prefers_foreach=False
         ),
+        "lion8bit": _in_8_bits("Lion8bit", ""),
         "muon": _optimizer(
             "Muon",
             "weight_decay betas momentum",
             f"eps nesterov ns_steps adjust_lr_fn {' '.join(_OF_ADAMW)}",
             has_fused=True,
+            takes_shards=False,
         ),
         "nadam": _optimizer("NAdam", "weight_decay betas", "eps momentum_decay decoupled_weight_decay"),
         "radam": _optimizer("RAdam", "weight_decay betas", "eps decoupled_weight_decay"),
@@ -137,7 +162,8 @@ OPTIMIZERS: Mapping[OptimizerName, _Optimizer] = MappingProxyType(
         "rprop": _optimizer("Rprop", "", "etas step_sizes"),
     }
 )
-"""The optimizers of `torch.optim` for dense gradients whose step takes no closure, and Lion of `lion_pytorch`.
+"""The optimizers of `torch.optim` for dense gradients whose step takes no closure, Lion of `lion_pytorch`, and two of
+`bitsandbytes` with a state in 8 bits (Dettmers et al. 2021).
 
 Muon trains matrices alone, so that `muon` is Muon and AdamW, whose implementation is chosen.
 
@@ -177,17 +203,21 @@ class OptimizerSpec(Document):
     """The optimizer and its implementation, which both affect the memory of an update."""
 
     name: OptimizerName = "adamw"
-    """A class of `torch.optim`, or `lion`. `adamw` and `adam` keep two values per parameter, `sgd` one with momentum
-    and none without, `adafactor` one per row and column of a matrix. `muon` keeps one per weight of a hidden layer's
-    matrix, and trains all other parameters by AdamW; it needs torch 2.9. `lion` keeps one, by the package
-    `lion-pytorch`."""
+    """A class of `torch.optim`, `lion`, or one of `bitsandbytes`. `adamw` and `adam` keep two values per parameter,
+    `sgd` one with momentum and none without, `adafactor` one per row and column of a matrix. `muon` keeps one per
+    weight of a hidden layer's matrix, and trains all other parameters by AdamW; it needs torch 2.9. `lion` keeps one,
+    by the package `lion-pytorch`. `adamw8bit` and `lion8bit` keep as many values as `adamw` and `lion`, in one byte
+    each with a scale for 256 of them; parameters below 4,096 values keep them in fp32. They need the package
+    `bitsandbytes`."""
     learning_rate: Rate = 1e-3
     """Peak learning rate."""
     weight_decay: Decay = 0.0
-    """Decoupled for `adamw`, `adafactor`, `lion` and `muon`, an L2 term for the others. `rprop` has none."""
+    """Decoupled for `adamw`, `adamw8bit`, `adafactor`, `lion`, `lion8bit` and `muon`, an L2 term for the others.
+    `rprop` has none."""
     betas: tuple[Share, Share] = (0.9, 0.999)
-    """Decay rates of the two moments of `adam`, `adamax`, `adamw`, the AdamW of `muon`, `nadam` and `radam`. Of `lion`,
-    whose authors use 0.9 and 0.99, those of the step and of the momentum. Unused by the others."""
+    """Decay rates of the two moments of `adam`, `adamax`, `adamw`, `adamw8bit`, the AdamW of `muon`, `nadam` and
+    `radam`. Of `lion` and `lion8bit`, whose authors use 0.9 and 0.99, those of the step and of the momentum. Unused by
+    the others."""
     momentum: Share = 0.0
     """Momentum of `muon`, `rmsprop` and `sgd`. Unused by the others."""
     arguments: OptimizerArguments = Field(default_factory=OptimizerArguments)
@@ -196,7 +226,8 @@ class OptimizerSpec(Document):
     """Groups of parameters with rates of their own, such as norms and biases without weight decay."""
     implementation: Literal["default", "foreach", "fused", "for-loop"] = "default"
     """torch's implementation: `foreach` is fast and takes temporaries of the parameters' size, `fused` takes none and
-    is there for `adam`, `adamw`, `sgd` and the AdamW of `muon`. `lion` has the plain loop alone."""
+    is there for `adam`, `adamw`, `sgd` and the AdamW of `muon`. `lion`, `adamw8bit` and `lion8bit` have the plain loop
+    alone."""
 
     @model_validator(mode="after")
     def _takes_its_arguments(self) -> Self:
@@ -251,6 +282,16 @@ class OptimizerSpec(Document):
         return OPTIMIZERS[self.name].module
 
     @property
+    def package(self) -> str:
+        """The package of the class: ``torch``, or another."""
+        return self.module.partition(".")[0]
+
+    @property
+    def extra(self) -> str:
+        """The extra of Batchwright that installs the package."""
+        return OPTIMIZERS[self.name].extra
+
+    @property
     def is_of_torch(self) -> bool:
         """True if the optimizer is one class of ``torch.optim``, which other programs can make by its name."""
         return self.name != "muon" and self.module == "torch.optim"
@@ -281,11 +322,13 @@ class OptimizerSpec(Document):
         """Check that the optimizer trains a model that is distributed by ``strategy``.
 
         Raises:
-            ValueError: when it needs whole matrices, and ranks have shards of them.
+            ValueError: when it needs whole parameters, and ranks have shards of them.
         """
-        if self.name == "muon" and strategy == "fsdp":
-            message = "`optimizer.name` is `muon`, which needs whole matrices: `parallelism.strategy` must be `ddp`"
-            raise ValueError(message)
+        if strategy == "fsdp" and not OPTIMIZERS[self.name].takes_shards:
+            whole = "matrices" if self.name == "muon" else "parameters"
+            raise ValueError(
+                f"`optimizer.name` is `{self.name}`, which needs whole {whole}: `parallelism.strategy` must be `ddp`"
+            )
 
     def implementation_on(self, device_kind: str) -> str:
         """Return the implementation on a kind of device, where `default` is torch's choice."""

@@ -33,7 +33,23 @@ def build_optimizer(spec: OptimizerSpec, model: nn.Module) -> torch.optim.Optimi
         return MuonWithAdamW(spec, _groups(spec, trained), _hidden_matrices(spec, model))
     optimizer_class = getattr(import_module(spec.module), spec.torch_class)
     optimizer: torch.optim.Optimizer = optimizer_class(_groups(spec, trained), **spec.torch_arguments())
+    if spec.package == "bitsandbytes":
+        _keep_embeddings_in_fp32(optimizer, model)
     return optimizer
+
+
+def _keep_embeddings_in_fp32(optimizer: Any, model: nn.Module) -> None:  # noqa: ANN401 - bitsandbytes' class
+    """Keep the state of embeddings in fp32, as the Trainer of transformers does on the advice of bitsandbytes.
+
+    Such exceptions are those of the one manager of the process, by the ``id`` of a parameter, which a later model may
+    have again: the optimizer gets a manager of its own.
+    """
+    manager: Any = object.__new__(type(optimizer.mng))  # the constructor refuses a second one
+    manager.initialize()
+    for module in model.modules():
+        if isinstance(module, nn.Embedding):
+            manager.override_config(module.weight, "optim_bits", 32)
+    optimizer.mng = manager
 
 
 def _groups(spec: OptimizerSpec, trained: list[tuple[str, nn.Parameter]]) -> list[Any]:
@@ -154,9 +170,12 @@ def materialize_state(optimizer: torch.optim.Optimizer) -> None:
     for group in optimizer.param_groups:
         initial = {name: group.get(source, source) for name, source in _INITIAL_VALUES.get(type(optimizer), {}).items()}
         for parameter in group["params"]:
-            for name, value in optimizer.state[parameter].items():
-                if isinstance(value, torch.Tensor):
+            state = optimizer.state[parameter]
+            for name, value in state.items():
+                if isinstance(value, torch.Tensor) and name not in _CODE_TABLES:
                     value.fill_(initial.get(name, 0.0))
+                elif name == "step":
+                    state[name] = 0
 
 
 _INITIAL_VALUES: Mapping[type[torch.optim.Optimizer], Mapping[str, Any]] = {
@@ -166,3 +185,5 @@ _INITIAL_VALUES: Mapping[type[torch.optim.Optimizer], Mapping[str, Any]] = {
     torch.optim.Rprop: {"step_size": "lr"},
 }
 """State that does not begin as zeros: a number, or the name of the group's field that has it."""
+_CODE_TABLES = {"qmap1", "qmap2"}
+"""State of bitsandbytes that no step changes: the values of the 256 codes, one table for all parameters."""

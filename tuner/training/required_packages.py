@@ -15,6 +15,8 @@ from tuner.schemas.workload import WorkloadSpec
 METRIC_CLASSES = {"f1": "MulticlassF1Score", "precision": "MulticlassPrecision", "recall": "MulticlassRecall"}
 """Classes of ``torchmetrics.classification`` by the names of the spec."""
 _TORCHMETRICS = "torchmetrics"
+_OF_OPTIMIZERS = ("bitsandbytes",)
+"""Packages of optimizers that are in no extra which a worker always has."""
 
 
 def needs_labels(evaluation: EvaluationSpec) -> bool:
@@ -24,12 +26,12 @@ def needs_labels(evaluation: EvaluationSpec) -> bool:
 
 @dataclass(frozen=True)
 class MissingPackage:
-    """A metric or a tracker that a run requests, whose package is missing."""
+    """A metric, an optimizer or a tracker that a run requests, whose package is missing."""
 
     field: str
-    """Field with the request: of the spec for a metric, of the request of the training for a tracker."""
+    """Field with the request: of the request of the training for a tracker, else of the spec."""
     name: str
-    """The metric or tracker."""
+    """The metric, optimizer or tracker."""
     package: str
     """The package."""
     extra: str
@@ -42,8 +44,9 @@ class MissingPackage:
 
 
 def installed_packages() -> tuple[str, ...]:
-    """Return the packages of metrics and trackers that are installed here."""
-    return tuple(name for name in (_TORCHMETRICS, *get_args(TrackerName)) if find_spec(name) is not None)
+    """Return the packages of metrics, optimizers and trackers that are installed here."""
+    wanted = (_TORCHMETRICS, *_OF_OPTIMIZERS, *get_args(TrackerName))
+    return tuple(name for name in wanted if find_spec(name) is not None)
 
 
 def missing_packages(
@@ -52,18 +55,20 @@ def missing_packages(
     """Return what a run requests and cannot have where only ``installed`` of these packages are."""
     evaluation = None if spec is None else spec.evaluation
     metrics = [name for name in (() if evaluation is None else evaluation.metrics) if name in METRIC_CLASSES]
+    optimizers = [] if spec is None or spec.optimizer.package not in _OF_OPTIMIZERS else [spec.optimizer]
     wanted = [
+        *(MissingPackage("optimizer.name", each.name, each.package, each.extra) for each in optimizers),
         *(MissingPackage("evaluation.metrics", name, _TORCHMETRICS, "metrics") for name in metrics),
         *(MissingPackage(f"trackers.{index}", name, name, name) for index, name in enumerate(trackers)),
     ]
     return [missing for missing in wanted if missing.package not in installed]
 
 
-def require_metrics(spec: WorkloadSpec) -> None:
-    """Check that the package of the requested metrics is installed.
+def require_packages(spec: WorkloadSpec) -> None:
+    """Check that the packages of the requested metrics and the optimizer are installed.
 
     Raises:
-        SpecError: when ``torchmetrics`` is missing.
+        SpecError: naming the first that is missing.
     """
     _refuse(missing_packages(spec, (), installed_packages()), "spec")
 

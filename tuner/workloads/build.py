@@ -132,9 +132,9 @@ def require_optimizer(spec: OptimizerSpec) -> None:
     Raises:
         SpecError: when it does not, or the package is missing.
     """
-    if spec.module != "torch.optim":
-        if find_spec(spec.module) is None:
-            message = f"`{spec.name}` needs the package `{spec.module}`: pip install 'batchwright[torch]'"
+    if spec.package != "torch":
+        if find_spec(spec.package) is None:
+            message = f"`{spec.name}` needs the package `{spec.package}`: pip install 'batchwright[{spec.extra}]'"
             raise SpecError([FieldProblem("optimizer.name", message)])
         return
     if not hasattr(torch.optim, spec.torch_class):

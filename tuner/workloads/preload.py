@@ -19,6 +19,8 @@ from tuner.workloads.transformers_import import import_transformers
 _TORCH = ("torch._dynamo", "torch.profiler")
 _TRANSFORMERS = ("transformers.modeling_utils", "transformers.models.auto.modeling_auto")
 _ADAPTERS = ("peft",)
+_KERNELS = ("bitsandbytes",)
+"""Packages of kernels, which ask CUDA for its devices when they are imported."""
 _MODELS = "transformers.models."
 _INTEGRATIONS = "batchwright.integrations."
 """Targets of our own, which import the library that they integrate."""
@@ -29,17 +31,20 @@ def late_imports(spec: WorkloadSpec | None = None, *, with_model: bool = True) -
 
     Args:
         spec: the workload; None for the modules that any workload imports.
-        with_model: whether to include the module of a transformers model. Some import packages of kernels, which may
-            initialise CUDA, and a process that did so must not fork others that use CUDA.
+        with_model: whether to include the module of a transformers model, and packages of kernels. Some models import
+            such packages, which may initialise CUDA, and a process that did so must not fork others that use CUDA.
     """
     if spec is not None and isinstance(spec.model, PythonModel) and spec.model.target.startswith(_INTEGRATIONS):
         return (*_TORCH, spec.model.target.partition(":")[0])
-    if spec is None or not isinstance(spec.model, TransformersModel):
+    if spec is None:
         return _TORCH
+    kernels = (spec.optimizer.package,) if with_model and spec.optimizer.package in _KERNELS else ()
+    if not isinstance(spec.model, TransformersModel):
+        return (*_TORCH, *kernels)
     if not with_model:
         return (*_TORCH, *_TRANSFORMERS)
     adapters = _ADAPTERS if spec.adapter is not None else ()
-    return (*_TORCH, *_TRANSFORMERS, *_models_module(spec.model.model_type), *adapters)
+    return (*_TORCH, *_TRANSFORMERS, *_models_module(spec.model.model_type), *adapters, *kernels)
 
 
 def _models_module(model_type: str) -> tuple[str, ...]:
@@ -56,7 +61,7 @@ def _models_module(model_type: str) -> tuple[str, ...]:
 
 
 def import_early(modules: tuple[str, ...]) -> None:
-    """Import modules. An error in the module of a model or an adapter is ignored: building the model raises it.
+    """Import modules. An error in a module of a model, an adapter or kernels is ignored: building these raises it.
 
     Raises:
         Exception: when another module is missing or broken.
@@ -66,7 +71,7 @@ def import_early(modules: tuple[str, ...]) -> None:
         for module in modules:
             if module.startswith("transformers.") and "transformers" not in sys.modules:
                 import_transformers()
-            is_for_model = module.startswith(_MODELS) or module in _ADAPTERS
+            is_for_model = module.startswith(_MODELS) or module in {*_ADAPTERS, *_KERNELS}
             with suppress(Exception) if is_for_model else nullcontext():
                 importlib.import_module(module)
     finally:

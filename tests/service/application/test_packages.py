@@ -59,7 +59,7 @@ def test_a_service_answers_with_the_remedy(start_service: StartService, monkeypa
     service = start_service()
     with service.client as client:
         (device,) = client.devices.list()
-        assert set(device.packages or ()) == {"torchmetrics", "tensorboard", "mlflow"}
+        assert set(device.packages or ()) == {"torchmetrics", "bitsandbytes", "tensorboard", "mlflow"}
         with pytest.raises(ApiError) as caught:
             client.jobs.submit(found, wanted)
         assert (caught.value.status, caught.value.code) == (422, "unsupported-job")

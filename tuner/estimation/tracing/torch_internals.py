@@ -5,7 +5,7 @@ Tested with torch 2.13.0 (CPU build). See ``tuner.torch_internals`` for the name
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from operator import attrgetter
 from typing import Any
 
@@ -38,6 +38,7 @@ __all__ = [
     "fake_of",
     "fsdp_param",
     "fsdp_param_group",
+    "run_kernel_of_cpu",
     "storage_key",
     "unset_fake_temporarily",
     "without_dispatch",
@@ -61,6 +62,11 @@ without_dispatch: Callable[[], Any] = torch._C._DisableTorchDispatch  # noqa: SL
 
 storage_key: Callable[[torch.UntypedStorage], int] = attrgetter("_cdata")
 """Identity of a live storage, as in torch's memory tracker; a fake storage has no address to compare."""
+
+
+def run_kernel_of_cpu(func: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:  # noqa: ANN401 - an operator's results
+    """Run the CPU's kernel of an operator, written in Python, on fake tensors; ``func`` itself would run its rule."""
+    return func._op_dk(torch._C.DispatchKey.CPU, *args, **kwargs)  # noqa: SLF001
 
 
 def fake_of(plain: Tensor, device: torch.device) -> FakeTensor:

@@ -7,7 +7,7 @@ from pydantic import JsonValue
 from tuner.exports import advice
 from tuner.exports.base import ExportContext, Target, TargetOutput
 from tuner.exports.rendering import yaml_file
-from tuner.exports.spec_advice import spec_of, writable_adapter
+from tuner.exports.spec_advice import TRAINER_NAMES, spec_of, writable_adapter
 from tuner.schemas.recommendation import Advice
 from tuner.schemas.workload import TransformersModel
 
@@ -33,6 +33,8 @@ def _settings(context: ExportContext) -> dict[str, JsonValue]:
         settings |= {"bf16": False, "fp16": False}
     if spec.precision == "bf16":
         settings["bf16"] = True
+    if spec.optimizer.name in TRAINER_NAMES:
+        settings["optimizer"] = TRAINER_NAMES[spec.optimizer.name]
     return settings | _adapter(context)
 
 
@@ -84,7 +86,9 @@ def _packing_attention(context: ExportContext) -> tuple[Advice, ...]:
 def _warnings(context: ExportContext) -> tuple[Advice, ...]:
     spec = context.recommendation.request.workload
     found = [
-        *advice.measured_elsewhere(context, "axolotl", writes_adapter=writable_adapter(context) is not None),
+        *advice.measured_elsewhere(
+            context, "axolotl", writes_adapter=writable_adapter(context) is not None, writes_optimizer=True
+        ),
         *advice.packing(context, "`sample_packing: true`", is_written=True),
         *_packing_attention(context),
         advice.data_parallel_ranks(context, "`tensor_parallel_size` x `context_parallel_size`"),

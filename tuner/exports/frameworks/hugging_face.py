@@ -12,6 +12,7 @@ from pydantic import JsonValue
 from tuner.exports.base import ExportContext, Target, TargetOutput
 from tuner.exports.rendering import json_file
 from tuner.exports.spec_advice import (
+    TRAINER_NAMES,
     counts_tokens,
     dropped_samples,
     learning_rate,
@@ -76,7 +77,8 @@ def _optimizer(context: ExportContext) -> dict[str, JsonValue]:
     if optimizer.name == "sgd":
         momentum: dict[str, JsonValue] = {"optim_args": f"momentum={optimizer.momentum!r}"}
         return {"optim": "sgd", **common, **(momentum if optimizer.momentum else {})}
-    name = "adamw_torch_fused" if optimizer.implementation == "fused" else "adamw_torch"
+    torch_name = "adamw_torch_fused" if optimizer.implementation == "fused" else "adamw_torch"
+    name = TRAINER_NAMES.get(optimizer.name, torch_name)
     return {"optim": name, **common, "adam_beta1": optimizer.betas[0], "adam_beta2": optimizer.betas[1]}
 
 
@@ -85,6 +87,8 @@ def _has_optimizer(context: ExportContext) -> bool:
     optimizer = spec_of(context).optimizer
     if optimizer.arguments or optimizer.groups:
         return False
+    if optimizer.name in TRAINER_NAMES:
+        return True
     usual = "for-loop" if on_cpu(context) else "foreach"  # torch's default
     if optimizer.name == "sgd":
         able = optimizer.momentum == 0.0 or context.version == NEWEST

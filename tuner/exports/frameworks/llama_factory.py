@@ -7,7 +7,7 @@ from pydantic import JsonValue
 from tuner.exports import advice
 from tuner.exports.base import ExportContext, Target, TargetOutput
 from tuner.exports.rendering import yaml_file
-from tuner.exports.spec_advice import spec_of, writable_adapter
+from tuner.exports.spec_advice import TRAINER_NAMES, spec_of, writable_adapter
 from tuner.schemas.recommendation import Advice
 
 _V1 = "v1"
@@ -39,6 +39,8 @@ def _settings(context: ExportContext) -> dict[str, JsonValue]:
         if spec.batch.packing == "bfd":  # with `neat_packing` the records of a sequence do not see each other
             settings |= {"stage": "sft", "packing": True, "neat_packing": True}
         settings["disable_gradient_checkpointing"] = not spec.activation_checkpointing
+        if spec.optimizer.name in TRAINER_NAMES:
+            settings["optim"] = TRAINER_NAMES[spec.optimizer.name]
         return settings | _PRECISIONS[spec.precision] | _adapter(context)
     settings["max_grad_norm"] = float("inf") if spec.gradient_clipping is None else spec.gradient_clipping
     settings["enable_activation_checkpointing"] = spec.activation_checkpointing
@@ -75,7 +77,14 @@ def _arguments(context: ExportContext) -> tuple[str, ...]:
 
 def _warnings(context: ExportContext) -> tuple[Advice, ...]:
     spec = context.recommendation.request.workload
-    found = [*advice.measured_elsewhere(context, "LLaMA-Factory", writes_adapter=bool(_adapter(context)))]
+    found = [
+        *advice.measured_elsewhere(
+            context,
+            "LLaMA-Factory",
+            writes_adapter=bool(_adapter(context)),
+            writes_optimizer=context.version != _V1,
+        )
+    ]
     if spec.batch.sequence_length is not None:
         found.append(
             Advice(

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from tuner.schemas.workload import WorkloadSpec
 from tuner.training.accumulation.collectives import Ranks
-from tuner.training.required_packages import METRIC_CLASSES, require_metrics
+from tuner.training.required_packages import METRIC_CLASSES, require_packages
 from tuner.workloads.base import IGNORED_LABEL, LabelScores
 
 Metrics: TypeAlias = Any
@@ -76,8 +76,8 @@ def import_metrics(spec: WorkloadSpec) -> None:
     """Import the package of the requested metrics, before memory is limited.
 
     Raises:
-        SpecError: as ``require_metrics``.
+        SpecError: as ``require_packages``.
     """
-    require_metrics(spec)
+    require_packages(spec)
     if spec.evaluation is not None and any(name in METRIC_CLASSES for name in spec.evaluation.metrics):
         import_module(_MODULE)
