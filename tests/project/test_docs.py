@@ -29,7 +29,7 @@ from tuner.planning import coupled_loss, search
 
 DOCS = ROOT / "docs"
 PAGES = {path.stem: path.read_text() for path in sorted(DOCS.glob("*.md"))}
-LONG = {"commands", "data", "estimate", "exports", "tune"}
+LONG = {"commands", "data", "estimate", "exports", "own-loop", "start", "tune"}
 """Pages whose commands take half a minute or more."""
 RUN = [
     pytest.param(name, marks=pytest.mark.thorough if name in LONG else ())

@@ -32,9 +32,8 @@ def test_schemathesis_finds_no_violation(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "keys", [pytest.param(True, id="keys"), pytest.param(False, id="no keys", marks=pytest.mark.thorough)]
-)
+@pytest.mark.thorough
+@pytest.mark.parametrize("keys", [pytest.param(True, id="keys"), pytest.param(False, id="no keys")])
 def test_clients_without_a_key_get_documented_responses(tmp_path: Path, *, keys: bool) -> None:
     """A service with keys responds with 401 or another declared problem, one without keys as to any client."""
     with started(scripted_service(tmp_path), tmp_path, keys=keys) as service:

@@ -120,7 +120,7 @@ def excused(opened: Watched) -> Watched:
 # --- accessible -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize("theme", ["light", pytest.param("dark", marks=pytest.mark.thorough)])
 def test_no_page_violates_wcag(browser: Browser, populated: PopulatedService, theme: Literal["light", "dark"]) -> None:
     """Axe finds nothing of WCAG 2.2 AA; pages are not wider than the smallest screen; only this origin is asked."""
     pages = [*(path for path in WITHOUT_CHARTS if path.startswith("/")), *populated.paths.values()]

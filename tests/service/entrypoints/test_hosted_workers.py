@@ -216,7 +216,7 @@ def test_a_terminated_worker_hands_back_at_once(api: Api, start_worker: StartWor
     assert not [line for line in first.lines if "Traceback" in line]
 
 
-@pytest.mark.parametrize("second", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("second", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.thorough)])
 def test_a_second_signal_ends_a_worker_faster(
     api: Api, start_worker: StartWorker, journals: Path, second: signal.Signals
 ) -> None:

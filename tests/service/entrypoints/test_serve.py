@@ -340,7 +340,7 @@ def test_a_port_that_is_taken_during_the_start_is_named(tmp_path: Path) -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
-@pytest.mark.parametrize("number", ["SIGTERM", "SIGINT"])
+@pytest.mark.parametrize("number", ["SIGTERM", pytest.param("SIGINT", marks=pytest.mark.thorough)])
 def test_a_service_that_is_told_to_end_during_its_start_hands_back(tmp_path: Path, number: str) -> None:
     """Its workers may run something by then, which must not look as if they had vanished."""
     done = starting(tmp_path, number)
