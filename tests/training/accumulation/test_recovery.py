@@ -93,14 +93,13 @@ class Trial:
 
 @pytest.fixture(autouse=True, scope="module")
 def _quick() -> Iterator[None]:
-    """Use one thread, fastest for tiny models, and exclude existing objects from each recovery's garbage collection."""
+    """Use one thread, fastest for tiny models, and keep each recovery's garbage collection from existing objects."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     Trial("scratch").update()  # torch imports some of itself at the first step
     gc.collect()
     gc.freeze()
     yield
-    gc.unfreeze()
     torch.set_num_threads(threads)
 
 
