@@ -383,6 +383,7 @@ def test_what_ifs_are_shown_as_estimated() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 @pytest.mark.torch
 @pytest.mark.usefixtures("forked")
 def test_a_what_if_agrees_with_a_tuning_of_the_changed_spec() -> None:
