@@ -17,7 +17,8 @@ from tests.support.exports.plans import plan
 from tests.support.factories import CPU, CUDA, gpt_spec, mlp_spec, python_spec, transformers_spec
 from tuner.errors import ExportError
 from tuner.exports.base import Export, ExportOptions
-from tuner.exports.registry import export
+from tuner.exports.registry import TARGETS, export
+from tuner.schemas.dataset import PreferenceSpec
 from tuner.schemas.workload import WorkloadSpec
 
 SCHEMAS = Path(__file__).parent / "schemas"
@@ -491,6 +492,20 @@ def test_packing_of_your_own_program_is_warned_of(name: str) -> None:
     """The advice names the settings of TRL."""
     words = warned(made(name, packed()))["packing-in-code"]
     assert 'SFTConfig(packing=True, packing_strategy="bfd", max_length=8)' in words
+
+
+# --- preference pairs ---
+
+
+@pytest.mark.parametrize("name", [target.name for target in TARGETS.values() if target.kind == "framework"])
+def test_preference_pairs_are_warned_of(name: str) -> None:
+    """Each framework has the settings of TRL, and none of a spec without pairs."""
+    texts = transformers_spec("causal-lm", {"model_type": "gpt2"}, batch={"sequence_length": 8})
+    pairs = texts.model_copy(update={"preference": PreferenceSpec(kind="dpo", beta=0.2, label_smoothing=0.1)})
+    assert "preference-in-code" not in warned(made(name, texts))
+    words = warned(made(name, pairs))["preference-in-code"]
+    assert 'beta=0.2, loss_type=["sigmoid"], max_length=8' in words
+    assert "smooths no labels: the label_smoothing of 0.1" in words
 
 
 # --- our own script ---

@@ -8,6 +8,7 @@ from tuner.exports.spec_advice import (
     held_out_samples,
     moving_average,
     optimizer_in_8_bits,
+    preference_in_code,
     smoothed_labels,
     spec_of,
 )
@@ -56,6 +57,7 @@ def measured_elsewhere(
         *smoothed_labels(context),
         *(() if writes_adapter else adapter_in_code(context)),
         *(() if writes_optimizer else optimizer_in_8_bits(context)),
+        *preference_in_code(context),
         *held_out_samples(context),
     )
     return (measured, *_compiling(context, title), *in_code)

@@ -107,6 +107,7 @@ def of_the_workload(context: ExportContext, *, smooths_labels: bool = False) -> 
         *moving_average(context),
         *adapter_in_code(context),
         *packing_in_code(context),
+        *preference_in_code(context),
         *held_out_samples(context),
         *(() if smooths_labels else smoothed_labels(context)),
     )
@@ -226,6 +227,26 @@ def packing_in_code(context: ExportContext) -> tuple[Advice, ...]:
         f"max_length={batch.sequence_length})`; its `wrapped` lets records see each other."
     )
     return (Advice(code="packing-in-code", message=message),)
+
+
+def preference_in_code(context: ExportContext) -> tuple[Advice, ...]:
+    """Warn that the export does not make the loss of the spec's preference pairs, and name TRL's settings for it."""
+    preference, length = spec_of(context).preference, spec_of(context).batch.sequence_length
+    if preference is None:
+        return ()
+    message = (
+        "The loss of preference pairs is not part of this export, and a sample of these figures is a pair, of two "
+        "sequences. With TRL it is `DPOTrainer` and these fields of its `DPOConfig`: "
+        f'`beta={preference.beta!r}, loss_type=["{preference.loss}"], max_length={length}, '
+        f"disable_dropout=False`. Its reference is the model that it starts from too: of an adapter the frozen base, "
+        "else a copy, which was measured."
+    )
+    if preference.label_smoothing:
+        message += (
+            f" Its `{preference.loss}` smooths no labels: the label_smoothing of {preference.label_smoothing!r} is your"
+            " program's."
+        )
+    return (Advice(code="preference-in-code", message=message),)
 
 
 def optimizer_in_code(context: ExportContext) -> Advice:

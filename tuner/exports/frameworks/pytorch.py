@@ -13,6 +13,7 @@ from tuner.exports.spec_advice import (
     nodes,
     on_cpu,
     packing_in_code,
+    preference_in_code,
     replicated,
     spec_of,
     torch_call,
@@ -221,6 +222,7 @@ def _warnings(context: ExportContext) -> tuple[Advice, ...]:
         *checkpointing_in_code(context),
         *adapter_in_code(context),
         *packing_in_code(context),
+        *preference_in_code(context),
         *held_out_samples(context),
     )
     return (*several, *in_code, *replicated(context), *longest_sample(context))
