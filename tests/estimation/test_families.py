@@ -86,6 +86,23 @@ FAMILIES = {
 }
 
 
+LONG = {
+    "mixtral",
+    "deepseek-v3",
+    "gpt-oss",
+    "mamba2",
+    "wav2vec2, normalised by layer",
+    "wav2vec2 with masked features",
+    "adapter of llama in shards",
+    "adapter of a mixture of experts",
+    "adapter of vit",
+}
+"""Families beside which another of the same kind is always tried."""
+families = pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.thorough if name in LONG else ()) for name in FAMILIES]
+)
+
+
 @pytest.fixture(scope="module")
 def pool(forked: None) -> Iterator[EstimatePool]:
     """A process that traces."""
@@ -102,7 +119,7 @@ def supervisor(forked: None) -> Iterator[ProbeSupervisor]:
         yield running
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@families
 def test_a_family_is_estimated_for_a_card(name: str, pool: EstimatePool) -> None:
     """An estimate succeeds, and the requested size fits."""
     (found,) = pool.estimate(EstimateRequest(spec=FAMILIES[name], gpus=("A10G",), micro_batch_size=8)).gpus
@@ -111,7 +128,7 @@ def test_a_family_is_estimated_for_a_card(name: str, pool: EstimatePool) -> None
     assert found.peak.verdict is Verdict.FITS
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@families
 def test_a_family_is_probed_on_the_cpu(name: str, supervisor: ProbeSupervisor) -> None:
     """Two updates of real micro-batches, within a budget."""
     request = ProbeRequest(

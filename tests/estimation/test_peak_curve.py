@@ -50,7 +50,8 @@ pytestmark = pytest.mark.usefixtures("forked")
     [
         ({}, 48, 12),
         ({"activation_checkpointing": True}, 48, 12),
-        ({"precision": "bf16-mixed"}, 24, 32),  # a smaller size, as bf16 takes a CPU long
+        # A smaller size, as bf16 takes a CPU long.
+        pytest.param({"precision": "bf16-mixed"}, 24, 32, marks=pytest.mark.thorough),
     ],
     ids=str,
 )
@@ -90,9 +91,9 @@ LARGE_ADAPTER = {"kind": "lora", "rank": 64, "target_modules": "all-linear", "dr
 @pytest.mark.parametrize(
     ("adapter", "changes"),
     [
-        (SMALL_ADAPTER, {}),
+        pytest.param(SMALL_ADAPTER, {}, marks=pytest.mark.thorough),
         (LARGE_ADAPTER, {}),
-        (LARGE_ADAPTER, {"activation_checkpointing": True, "ema_decay": 0.9}),
+        pytest.param(LARGE_ADAPTER, {"activation_checkpointing": True, "ema_decay": 0.9}, marks=pytest.mark.thorough),
     ],
     ids=["attention", "all linear", "checkpointed"],
 )
@@ -131,7 +132,9 @@ def test_a_workload_that_cannot_be_traced_is_probed_without_an_estimate(runner: 
             runner.expect(expectation_request(spec, **changes))
 
 
-@pytest.mark.parametrize("capability", [None, (8, 0)], ids=["cpu", "cuda"])
+@pytest.mark.parametrize(
+    "capability", [pytest.param(None, id="cpu"), pytest.param((8, 0), id="cuda", marks=pytest.mark.thorough)]
+)
 def test_an_estimate_that_takes_too_long_comes_later(capability: tuple[int, int] | None) -> None:
     """The error names the wait; a probe runs meanwhile, and the estimate is that of one that was waited for."""
     request = expectation_request(GPT, compute_capability=capability)

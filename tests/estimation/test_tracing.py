@@ -130,10 +130,41 @@ KINDS: dict[str, WorkloadSpec] = {
 }
 
 
+LONG = {
+    "gpt, smoothed labels",
+    "gpt, fused",
+    "bert",
+    "llama",
+    "vit",
+    "hf-resnet",
+    "convnext",
+    "olmoe",
+}
+"""Kinds beside which another that is traced by the same operators is always tried."""
+kinds = pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.thorough if name in LONG else ()) for name in KINDS]
+)
+
+
+@pytest.fixture(scope="module")
+def long_on_cuda() -> dict[str, list[Trace]]:
+    """The kinds of ``LONG`` traced with CUDA's decisions, in one process."""
+    return traced_on_cuda([_case(name, KINDS[name], (*SIZES, CHECKED_SIZE)) for name in sorted(LONG)])
+
+
+@pytest.fixture
+def traces(name: str, request: pytest.FixtureRequest) -> list[Trace]:
+    """A kind of model traced with CUDA's decisions at each size."""
+    found: dict[str, list[Trace]] = request.getfixturevalue("long_on_cuda" if name in LONG else "on_cuda")
+    return found[name]
+
+
 @pytest.fixture(scope="module")
 def on_cuda() -> dict[str, list[Trace]]:
-    """Every kind of model traced with CUDA's decisions, in one process; needs a C++ compiler."""
-    cases: list[dict[str, Any]] = [_case(name, spec, (*SIZES, CHECKED_SIZE)) for name, spec in KINDS.items()]
+    """The other kinds of models traced with CUDA's decisions, in one process; needs a C++ compiler."""
+    cases: list[dict[str, Any]] = [
+        _case(name, spec, (*SIZES, CHECKED_SIZE)) for name, spec in KINDS.items() if name not in LONG
+    ]
     published = python_spec("tests.support.traced_models:plain").model_copy(update={"gradient_gathering": "in-place"})
     cases += [
         _case(precision, published.model_copy(update={"precision": precision}), [8], accumulates=False)
@@ -163,19 +194,19 @@ def _mlp(size: int, *, accumulates: bool = True, **changes: Any) -> Trace:
     return trace(mlp_spec(**changes), size, accumulates=accumulates)
 
 
-@pytest.mark.parametrize("name", KINDS)
-def test_updates_differ_only_in_sizes(name: str, on_cuda: dict[str, list[Trace]]) -> None:
+@kinds
+def test_updates_differ_only_in_sizes(traces: list[Trace]) -> None:
     """Traces at three sizes have equal events, and predict a fourth size."""
-    sized = SizedTrace.of(on_cuda[name][:-1])
+    sized = SizedTrace.of(traces[:-1])
     assert sized.exact
-    assert sized.at(CHECKED_SIZE) == on_cuda[name][-1].model_copy(update={"bounds": {}})
-    assert on_cuda[name][0].decisions == "cuda"
+    assert sized.at(CHECKED_SIZE) == traces[-1].model_copy(update={"bounds": {}})
+    assert traces[0].decisions == "cuda"
 
 
-@pytest.mark.parametrize("name", KINDS)
-def test_blocks_are_allocated_once_and_freed_once(name: str, on_cuda: dict[str, list[Trace]]) -> None:
+@kinds
+def test_blocks_are_allocated_once_and_freed_once(traces: list[Trace]) -> None:
     """No block is freed before its allocation, or twice; an update holds equal memory before and after."""
-    taken = on_cuda[name][0]
+    taken = traces[0]
     held: set[int] = set()
     for event in taken.events:
         if event >= 0:
