@@ -441,8 +441,8 @@ def test_the_server_that_the_command_line_started_forks_the_probes(probed: Probe
     "options",
     [
         pytest.param(["--env", "PYTHONHASHSEED=7"], id="a variable that Python reads"),
-        pytest.param(["--probe-argument", "more"], id="more arguments"),
-        pytest.param(["--working-directory", "/"], id="another folder"),
+        pytest.param(["--probe-argument", "more"], id="more arguments", marks=pytest.mark.thorough),
+        pytest.param(["--working-directory", "/"], id="another folder", marks=pytest.mark.thorough),
     ],
 )
 def test_a_server_that_was_started_for_another_command_is_replaced(

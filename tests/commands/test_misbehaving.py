@@ -46,7 +46,9 @@ def ends_with(
     return result
 
 
-@pytest.mark.parametrize("way", ["ignores-accumulation", "drops-the-last-micro-batch"])
+@pytest.mark.parametrize(
+    "way", [pytest.param("ignores-accumulation", marks=pytest.mark.thorough), "drops-the-last-micro-batch"]
+)
 def test_a_program_that_does_not_accumulate_as_told_is_refused_with_both_figures(way: str, tmp_path: Path) -> None:
     """The program makes updates of one micro-batch, where the plan has two."""
     result = ends_with(misbehaving(way), tmp_path)
@@ -55,6 +57,7 @@ def test_a_program_that_does_not_accumulate_as_told_is_refused_with_both_figures
     assert "1 backward pass of 2 samples per update: 2; planned were 2 of 2 samples: 4" in result.message
 
 
+@pytest.mark.thorough
 def test_a_program_that_multiplies_its_batch_is_refused_with_both_figures(tmp_path: Path) -> None:
     """The program takes the batch of all ranks for that of each."""
     result = ends_with(misbehaving("multiplies-by-the-ranks"), tmp_path)
@@ -63,7 +66,9 @@ def test_a_program_that_multiplies_its_batch_is_refused_with_both_figures(tmp_pa
     assert "2 backward passes of 4 samples per update: 8; planned were 2 of 2 samples: 4" in result.message
 
 
-@pytest.mark.parametrize("is_fresh", [True, False], ids=["fresh", "forked"])
+@pytest.mark.parametrize(
+    "is_fresh", [pytest.param(True, id="fresh", marks=pytest.mark.thorough), pytest.param(False, id="forked")]
+)
 def test_an_oom_that_the_program_survives_is_no_fit(tmp_path: Path, *, is_fresh: bool) -> None:
     """The program goes on with half of the batch, which would fit."""
     program = misbehaving("swallows-oom")
@@ -87,9 +92,11 @@ def test_the_oom_of_one_rank_ends_those_that_wait_for_it(tmp_path: Path) -> None
         ("forks-loader-workers", False),
         ("executes-another-interpreter", True),
         pytest.param("executes-another-interpreter", False, marks=pytest.mark.thorough),
-        ("starts-a-shell", True),  # forked, its child is as fresh as that of the program above
+        pytest.param(
+            "starts-a-shell", True, marks=pytest.mark.thorough
+        ),  # forked, its child is as fresh as that of the program above
         pytest.param("prints-megabytes", True, marks=pytest.mark.thorough),
-        ("prints-megabytes", False),
+        pytest.param("prints-megabytes", False, marks=pytest.mark.thorough),
         pytest.param("traps-sigterm", True, marks=pytest.mark.thorough),
         ("traps-sigterm", False),
     ],
@@ -103,7 +110,9 @@ def test_an_unusual_program_is_counted_as_any_other(way: str, tmp_path: Path, *,
     assert len(result.model_dump_json()) < 20_000
 
 
-@pytest.mark.parametrize("way", ["executes-another-interpreter", "starts-a-shell"])
+@pytest.mark.parametrize(
+    "way", [pytest.param("executes-another-interpreter", marks=pytest.mark.thorough), "starts-a-shell"]
+)
 def test_the_budget_holds_in_the_process_that_trains(way: str, tmp_path: Path) -> None:
     """A limit passes into an interpreter that another process started."""
     assert ends_with(misbehaving(way), tmp_path, LARGE, TIGHT).outcome is Outcome.OOM
@@ -129,7 +138,7 @@ def test_what_a_program_writes_lies_where_it_was_told(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.rglob("*")) == ["checkpoint.pt", "here", "log.txt"]
 
 
-@pytest.mark.parametrize("way", ["steps-by-hand", "never-steps"])
+@pytest.mark.parametrize("way", ["steps-by-hand", pytest.param("never-steps", marks=pytest.mark.thorough)])
 def test_passes_without_a_step_are_an_error_of_their_own(way: str, tmp_path: Path) -> None:
     """A step by anything else than an optimizer of torch is not counted, which the message says."""
     result = ends_with(misbehaving(way), tmp_path)
@@ -147,7 +156,10 @@ def test_steps_without_a_backward_pass_are_an_error_of_their_own(tmp_path: Path)
     assert "without a backward pass" in result.message
 
 
-@pytest.mark.parametrize(("way", "told"), [("ends-early", "1 of 2 updates"), ("ends-at-once", "usage: train")])
+@pytest.mark.parametrize(
+    ("way", "told"),
+    [("ends-early", "1 of 2 updates"), pytest.param("ends-at-once", "usage: train", marks=pytest.mark.thorough)],
+)
 def test_a_program_that_ends_before_its_updates_is_no_fit(way: str, told: str, tmp_path: Path) -> None:
     """The program exits with 0, and the result has its updates and its output."""
     result = ends_with(misbehaving(way), tmp_path)

@@ -139,6 +139,7 @@ def test_a_killed_worker_process_is_started_again(start_served: StartServed, jou
     assert any("killed by signal 9; restarting it" in line for line in served.lines)
 
 
+@pytest.mark.thorough
 def test_a_worker_process_that_is_told_to_end_hands_back_and_is_started_again(
     start_served: StartServed, journal: Path
 ) -> None:
@@ -168,6 +169,7 @@ def test_a_group_that_is_terminated_gets_one_signal(start_served: StartServed, j
     assert are_gone({worker})
 
 
+@pytest.mark.thorough
 def test_a_killed_service_takes_its_worker_process_along(start_served: StartServed) -> None:
     """Kill -9 of the one that serves the API leaves nothing behind."""
     served = start_served()
@@ -214,6 +216,7 @@ def test_a_terminated_service_hands_back_and_exits_cleanly(start_served: StartSe
     assert second.end(signal.SIGINT) == 0
 
 
+@pytest.mark.thorough
 def test_a_second_signal_ends_a_service_faster(start_served: StartServed, journal: Path) -> None:
     """A job may take ten minutes to end itself after the first SIGTERM, and nothing more after the second."""
     served = start_served()
@@ -225,6 +228,7 @@ def test_a_second_signal_ends_a_service_faster(start_served: StartServed, journa
     assert served.end(signal.SIGTERM) == 0  # within the patience, a fifth of the job's ten minutes
 
 
+@pytest.mark.thorough
 def test_a_follower_outlives_a_restart(start_served: StartServed) -> None:
     """The SDK's stream resumes after the last event it saw, without gap or repetition, on a service come back."""
     first = start_served()
