@@ -218,6 +218,7 @@ def test_a_module_runs_as_a_program(probed: Probed) -> None:
     assert first.startswith('[false, "__main__", "package"')
 
 
+@pytest.mark.thorough
 def test_a_console_script_is_its_own_server(probed: Probed) -> None:
     """The first line of the script names Python."""
     probed.script.write_text(f"#!{sys.executable} -u\n" + probed.script.read_text())
@@ -227,6 +228,7 @@ def test_a_console_script_is_its_own_server(probed: Probed) -> None:
     assert probed.log() == ["[4, 2]", "[6, 2]"]
 
 
+@pytest.mark.thorough
 def test_words_of_the_interpreter_are_not_changed(probed: Probed) -> None:
     """A placeholder before the program, or in a variable that Python reads, takes a fresh start from the second on."""
     in_option = (sys.executable, "-X", "size={micro_batch_size}", str(probed.script))

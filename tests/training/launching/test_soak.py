@@ -11,6 +11,7 @@ import pytest
 
 from tests.support.forked import forked_starts
 from tests.support.soak import (
+    COUNTS,
     UPDATES,
     KilledRun,
     Killer,
@@ -33,6 +34,8 @@ from tests.support.soak import (
 from tuner.schemas.training import RunOutcome
 from tuner.training.launching.run_directory import RunPaths
 
+MIDDLE = [plan for plan in planned() if plan.number == COUNTS[plan.moment] // 2]
+"""One kill of each moment, with and without processes that load data."""
 _ATTEMPTS = 5
 """Most runs until a kill hits its moment; all of them must end alike."""
 
@@ -56,7 +59,10 @@ def test_processes_that_load_data_change_nothing(undisturbed_runs: dict[int, Ref
     assert reported_updates(undisturbed_runs[0][0]) == list(range(1, UPDATES + 1))
 
 
-@pytest.mark.parametrize("plan", planned(), ids=str)
+@pytest.mark.parametrize(
+    "plan",
+    [pytest.param(plan, id=str(plan), marks=() if plan in MIDDLE else pytest.mark.thorough) for plan in planned()],
+)
 def test_a_killed_run_ends_as_if_nothing_had_happened(
     plan: Planned, undisturbed_runs: dict[int, Reference], tmp_path: Path
 ) -> None:
@@ -78,7 +84,7 @@ def _is_as_undisturbed(killed_run: KilledRun, reference: RunOutput, workers: int
     assert killed_run.loaders in {None, workers}, killed_run
 
 
-@pytest.mark.parametrize("victim", [0, 1])
+@pytest.mark.parametrize("victim", [0, pytest.param(1, marks=pytest.mark.thorough)])
 def test_a_run_resumes_after_a_rank_was_killed(victim: int, tmp_path: Path) -> None:
     """Of two ranks one is killed: the other ends by itself, the result says who, and the run ends bit-equal."""
     found, request = run_recommendation(world_size=2), run_request(processes_per_node=2)
