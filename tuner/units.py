@@ -1,4 +1,4 @@
-"""Formatting and parsing of byte sizes such as ``1.50 GiB``."""
+"""Formatting and parsing of byte sizes such as ``1.50 GiB``, and numbers of things in words."""
 
 from __future__ import annotations
 
@@ -59,3 +59,8 @@ def parse_bytes(text: str) -> int:
         raise ValueError(f"{shown!r} {NOT_A_SIZE}")
     unit = (found[2] or "").lower()
     return int(float(found[1]) * (_BINARY.get(unit) or _DECIMAL[unit]))
+
+
+def counted(number: int, noun: str) -> str:
+    """Write a number of things, with the plural of the noun by an `s`: ``1 probe``, ``2,000 probes``."""
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"

@@ -19,7 +19,7 @@ from tuner.schemas.recommendation import Alternative, Headroom, Recommendation, 
 from tuner.schemas.results import Outcome, ProbeResult
 from tuner.schemas.training import TrainingProgress
 from tuner.training.launching.run_log import describe_evaluation, describe_skip, describe_split
-from tuner.units import format_bytes
+from tuner.units import counted, format_bytes
 
 _WIDE = 100
 """Columns of a terminal at which the bar has its full length and the gradient norm is shown."""
@@ -174,7 +174,9 @@ def _facts(found: Recommendation) -> list[tuple[str, RenderableType]]:
     if found.request.what_if:
         facts.append(("what if", what_if_table(found.what_ifs) if found.what_ifs else _NO_WHAT_IF))
     times = found.timings
-    facts.append(("took", f"{times.probes} probes, {times.out_of_memory_probes} OOM, {times.total_seconds:.1f} s"))
+    facts.append(
+        ("took", f"{counted(times.probes, 'probe')}, {times.out_of_memory_probes} OOM, {times.total_seconds:.1f} s")
+    )
     if found.environment:
         facts.append(("run with", " ".join(f"{name}={value}" for name, value in found.environment.items())))
     facts += [("warning", f"{advice.code}: {advice.message}") for advice in found.warnings]
@@ -237,7 +239,7 @@ def _facts_of_plan(found: Recommendation, plan: Plan) -> list[tuple[str, str]]:
     ]
     requested = "exact" if plan.exact else f"{plan.requested_effective_batch_size} requested"
     facts += [
-        ("accumulation", f"{plan.gradient_accumulation_steps} steps per update and rank"),
+        ("accumulation", f"{counted(plan.gradient_accumulation_steps, 'step')} per update and rank"),
         ("effective batch", f"{plan.effective_batch_size}, {requested}"),
         ("largest", f"a micro-batch of {found.largest_micro_batch_size} fits"),
     ]

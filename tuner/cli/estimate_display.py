@@ -15,7 +15,7 @@ from tuner.cli.display import describe_balanced_plan
 from tuner.schemas.estimates import Engine, Estimate, EstimateRequest, GpuEstimate, PeakBreakdown, PeakEstimate, Verdict
 from tuner.schemas.gpus import Gpu
 from tuner.schemas.plans import Plan, format_sizes
-from tuner.units import format_bytes
+from tuner.units import counted, format_bytes
 
 _STYLES = {Verdict.FITS: "green", Verdict.UNCERTAIN: "yellow", Verdict.DOES_NOT_FIT: "red"}
 _WORDS = {Verdict.FITS: "fits", Verdict.UNCERTAIN: "may fit", Verdict.DOES_NOT_FIT: "does not fit"}
@@ -66,7 +66,7 @@ def _describe_largest(gpu: GpuEstimate) -> str:
         return "not known"
     if gpu.may_fit is None or gpu.surely_fits is None:
         largest = f"micro-batch of {gpu.largest_micro_batch_size:,}" if gpu.largest_micro_batch_size else "none"
-        return f"{largest} ran on the virtual card, in {_count(gpu.probes, 'probe')}"
+        return f"{largest} ran on the virtual card, in {counted(gpu.probes, 'probe')}"
     if not gpu.may_fit:
         return "no micro-batch is expected to fit, not even of 1"
     expected = f"micro-batch of {gpu.largest_micro_batch_size:,}" if gpu.largest_micro_batch_size else "none"
@@ -104,15 +104,11 @@ def breakdown_table(peak: PeakEstimate, breakdown: PeakBreakdown) -> Table:
 def _describe_tracing(found: Estimate) -> str:
     kernels = "CUDA's kernels traced" if found.decisions == "cuda" else "the CPU's kernels traced"
     if found.engine == "virtual":
-        kernels = f"{_count(sum(gpu.probes for gpu in found.gpus), 'probe')} on virtual cards"
+        kernels = f"{counted(sum(gpu.probes for gpu in found.gpus), 'probe')} on virtual cards"
     versions = ", ".join(
         f"{name} {found.versions[name]}" for name in ("torch", "transformers") if name in found.versions
     )
     return f"{found.parameters:,} parameters, {kernels}, {versions}, {found.seconds:.1f} s"
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
 def estimate_table(found: Estimate, request: EstimateRequest) -> Group:

@@ -46,6 +46,7 @@ from tuner.training.trackers.base import TrackedRun
 from tuner.training.trackers.figures import settings_of
 from tuner.training.trackers.requested_trackers import Trackers
 from tuner.training.trainer import Trainer
+from tuner.units import counted
 from tuner.workloads.preload import import_early, late_imports
 
 _TRACEBACK_LENGTH = 8000
@@ -110,7 +111,9 @@ def train(paths: RunPaths, stop: StopRequest) -> TrainingResult:
     evaluation = (
         None if state.trainer is None or state.trainer.evaluation is None else state.trainer.evaluation.summary()
     )
-    message = f"{state.position.update} updates made" if failure is None else _explain(failure, oom_error, state)
+    message = (
+        f"{counted(state.position.update, 'update')} made" if failure is None else _explain(failure, oom_error, state)
+    )
     if evaluation is not None and evaluation.stopped_early and failure is None:
         message += ", ended early"
     if state.device is not None:

@@ -23,7 +23,7 @@ from tuner.system.processes import kernel_oom_kills, propagated_environment
 from tuner.training.launching.host_agents import HostAgents, Hosts
 from tuner.training.launching.rank_processes import RankProcesses
 from tuner.training.launching.run_directory import ProgressLog, RunPaths, run_identity
-from tuner.units import format_bytes
+from tuner.units import counted, format_bytes
 
 _LOG_TAIL_BYTES = 4000
 _RESULT_BYTES = 64 * 1024
@@ -234,7 +234,7 @@ class TrainingProcess:
     def _stopped_while_starting(self) -> TrainingResult:
         """The result of a run that SIGTERM ended while it started, before it could write a result of its own."""
         update = self.paths.checkpointed_update() or 0
-        message = f"stopped while starting, {update} updates made"
+        message = f"stopped while starting, {counted(update, 'update')} made"
         return TrainingResult(outcome=RunOutcome.STOPPED, message=message, updates=update)
 
     def _full_disk_hint(self) -> str:
