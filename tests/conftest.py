@@ -8,6 +8,7 @@ import resource
 import signal
 from collections.abc import Generator, Iterator
 from importlib import metadata
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -102,10 +103,19 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
             terminalreporter.write_line(f"{count} {not_run} runs them.")
 
 
+@pytest.fixture(scope="session")
+def _data_folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Paths of folders, one for each test: ``mktemp`` would look through those of all earlier tests."""
+    parent = tmp_path_factory.mktemp("data")
+    return (parent / str(number) for number in count())
+
+
 @pytest.fixture(autouse=True)
-def _own_world(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+def _own_world(monkeypatch: pytest.MonkeyPatch, _data_folders: Iterator[Path]) -> Iterator[None]:
     """No test sees the user's data folder, or the limits that a run inside the process of another test has set."""
-    monkeypatch.setenv("BATCHWRIGHT_DATA_DIR", str(tmp_path_factory.mktemp("data")))
+    folder = next(_data_folders)
+    folder.mkdir()
+    monkeypatch.setenv("BATCHWRIGHT_DATA_DIR", str(folder))
     yield
     for kind, soft in _SOFT_LIMITS.items():
         hard = resource.getrlimit(kind)[1]
