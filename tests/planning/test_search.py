@@ -194,10 +194,23 @@ def test_the_answer_is_exact_and_proven_for_every_monotone_workload(data: st.Dat
     assert course.warnings == ()
 
 
-@settings(many, max_examples=300)
+@settings(many, max_examples=100)
 @given(st.data())
 def test_a_search_rebuilt_from_its_results_goes_on_in_the_same_way(data: st.DataObject) -> None:
     """After every prefix of the results a new search asks for the size that the first one asked for."""
+    check_rebuilt(data)
+
+
+@pytest.mark.thorough
+@settings(many, max_examples=300)
+@given(st.data())
+def test_many_searches_rebuilt_from_their_results_go_on_in_the_same_way(data: st.DataObject) -> None:
+    """Three times as many searches, each with all of its prefixes."""
+    check_rebuilt(data)
+
+
+def check_rebuilt(data: st.DataObject) -> None:
+    """Run a search, and rebuild it from every prefix of its results."""
     within = data.draw(spaces())
     oracle = data.draw(oracles(within))
     course = MicroBatchSearch(within)
