@@ -74,6 +74,16 @@ def _settings(name: str, version: str | None = None) -> Any:
     return yaml.safe_load(_exported(name, version).files[0].content)
 
 
+def _read_by_llama_factory(load: Load, settings: dict[str, Any], folder: Path) -> tuple[Any, ...]:
+    """The arguments of the model, the data, the training and the fine-tuning, by LLaMA-Factory's own classes."""
+    parts = {"model": "Model", "data": "Data", "training": "Training", "finetuning": "Finetuning"}
+    kinds = [getattr(load(f"llamafactory.hparams.{module}_args"), f"{name}Arguments") for module, name in parts.items()]
+    parser = importlib.import_module("transformers").HfArgumentParser(kinds)
+    place = {"model_name_or_path": "unused", "output_dir": str(folder), "use_cpu": True}
+    found: tuple[Any, ...] = parser.parse_dict(settings | place)
+    return found
+
+
 def _arguments(name: str) -> tuple[str, ...]:
     """What a launcher passes on."""
     target = TARGETS[name]
@@ -177,12 +187,7 @@ def test_llama_factorys_new_trainer_parses_the_file(load: Load) -> None:
 
 def test_llama_factory_parses_the_file(load: Load, tmp_path: Path) -> None:
     """Every key is an argument of the model, of the data, of training or of fine-tuning."""
-    parts = {"model": "Model", "data": "Data", "training": "Training", "finetuning": "Finetuning"}
-    kinds = [getattr(load(f"llamafactory.hparams.{module}_args"), f"{name}Arguments") for module, name in parts.items()]
-    parser = importlib.import_module("transformers").HfArgumentParser(kinds)
-    place = {"model_name_or_path": "unused", "output_dir": str(tmp_path), "use_cpu": True}
-
-    model, data, training, finetuning = parser.parse_dict(_settings("llama-factory") | place)
+    model, data, training, finetuning = _read_by_llama_factory(load, _settings("llama-factory"), tmp_path)
 
     assert (training.per_device_train_batch_size, training.gradient_accumulation_steps) == (8, 4)
     assert (data.cutoff_len, training.max_grad_norm, finetuning.pure_bf16) == (16, 0.5, True)
@@ -201,13 +206,28 @@ def test_the_adapter_is_read_by_both(load: Load, tmp_path: Path) -> None:
     assert (read.adapter, read.lora_r, read.lora_alpha) == ("lora", 4, 8)
     assert read.lora_target_modules == ["c_attn", "c_fc"]
 
-    parts = {"model": "Model", "data": "Data", "training": "Training", "finetuning": "Finetuning"}
-    kinds = [getattr(load(f"llamafactory.hparams.{module}_args"), f"{name}Arguments") for module, name in parts.items()]
-    parser = importlib.import_module("transformers").HfArgumentParser(kinds)
-    place = {"model_name_or_path": "unused", "output_dir": str(tmp_path), "use_cpu": True}
-    finetuning = parser.parse_dict(written[1] | place)[-1]
+    finetuning = _read_by_llama_factory(load, written[1], tmp_path)[-1]
     assert (finetuning.finetuning_type, finetuning.lora_rank, finetuning.lora_alpha) == ("lora", 4, 8)
     assert finetuning.lora_target == ["c_attn", "c_fc"]
+
+
+def test_packing_and_the_optimizer_of_8_bits_are_read_by_both(load: Load, tmp_path: Path) -> None:
+    """Each key is one of the schema's, with the value that it was written with."""
+    batch, optimizer = {"sequence_length": 8, "packing": "bfd"}, {"name": "adamw8bit"}
+    spec = transformers_spec("causal-lm", {"model_type": "gpt2"}, batch=batch, optimizer=optimizer)
+    of_axolotl, of_llama_factory = (
+        yaml.safe_load(export(plan(64, spec=spec), name).files[0].content) for name in ("axolotl", "llama-factory")
+    )
+    schema = load("axolotl.utils.schemas.config").AxolotlInputConfig
+    assert set(of_axolotl) <= set(schema.model_fields)
+    of_training = load("axolotl.utils.schemas.training").HyperparametersConfig
+    settings = {name: value for name, value in of_axolotl.items() if name in of_training.model_fields}
+    read = of_training(learning_rate=1e-3, **settings)
+    assert (of_axolotl["sample_packing"], str(read.optimizer)) == (True, "adamw_bnb_8bit")
+
+    _, data, training, finetuning = _read_by_llama_factory(load, of_llama_factory, tmp_path)
+    assert (data.packing, data.neat_packing, finetuning.stage) == (True, True, "sft")
+    assert str(training.optim) in {"adamw_bnb_8bit", "OptimizerNames.ADAMW_BNB"}
 
 
 def test_torchtunes_own_merge_reads_file_and_arguments(load: Load) -> None:
