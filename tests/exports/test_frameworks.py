@@ -502,10 +502,29 @@ def test_preference_pairs_are_warned_of(name: str) -> None:
     """Each framework has the settings of TRL, and none of a spec without pairs."""
     texts = transformers_spec("causal-lm", {"model_type": "gpt2"}, batch={"sequence_length": 8})
     pairs = texts.model_copy(update={"preference": PreferenceSpec(kind="dpo", beta=0.2, label_smoothing=0.1)})
-    assert "preference-in-code" not in warned(made(name, texts))
-    words = warned(made(name, pairs))["preference-in-code"]
+    version = "v1" if name == "llama-factory" else None  # 0.9 has keys for pairs
+    assert "preference-in-code" not in warned(made(name, texts, version=version))
+    words = warned(made(name, pairs, version=version))["preference-in-code"]
     assert 'beta=0.2, loss_type=["sigmoid"], max_length=8' in words
     assert "smooths no labels: the label_smoothing of 0.1" in words
+
+
+@pytest.mark.parametrize(
+    ("preference", "keys"),
+    [
+        ({"beta": 0.2, "loss": "ipo"}, {"stage": "dpo", "pref_beta": 0.2, "pref_loss": "ipo"}),
+        ({"label_smoothing": 0.1}, {"pref_beta": 0.1, "pref_loss": "sigmoid", "dpo_label_smoothing": 0.1}),
+    ],
+)
+def test_llama_factory_trains_preference_pairs(preference: dict[str, Any], keys: dict[str, Any]) -> None:
+    """With the loss of the spec, and pairs as its samples; that it cuts prompts too is said."""
+    texts = transformers_spec("causal-lm", {"model_type": "gpt2"}, batch={"sequence_length": 8})
+    given = made("llama-factory", texts.model_copy(update={"preference": PreferenceSpec(kind="dpo", **preference)}))
+    assert read(given).items() >= keys.items()
+    jsonschema_rs.validate(json.loads((SCHEMAS / "llama-factory-0.9.json").read_text()), read(given))
+    assert "preference-in-code" not in warned(given)
+    assert "those of the spec at the end" in warned(given)["longer-samples-cut"]
+    assert not {"stage", "pref_beta"} & set(read(made("llama-factory", texts)))
 
 
 # --- our own script ---

@@ -230,6 +230,16 @@ def test_packing_and_the_optimizer_of_8_bits_are_read_by_both(load: Load, tmp_pa
     assert str(training.optim) in {"adamw_bnb_8bit", "OptimizerNames.ADAMW_BNB"}
 
 
+def test_llama_factory_reads_preference_pairs(load: Load, tmp_path: Path) -> None:
+    """For its trainer of them, with a reference model."""
+    changes = {"batch": {"sequence_length": 8}, "preference": {"kind": "dpo", "beta": 0.2, "label_smoothing": 0.1}}
+    spec = transformers_spec("causal-lm", {"model_type": "gpt2"}, **changes)
+    written = yaml.safe_load(export(plan(64, spec=spec), "llama-factory").files[0].content)
+    *_, finetuning = _read_by_llama_factory(load, written, tmp_path)
+    assert (finetuning.stage, finetuning.use_ref_model) == ("dpo", True)
+    assert (finetuning.pref_beta, finetuning.pref_loss, finetuning.dpo_label_smoothing) == (0.2, "sigmoid", 0.1)
+
+
 def test_torchtunes_own_merge_reads_file_and_arguments(load: Load) -> None:
     """The recipe's file and its overrides become the same settings."""
     merge = load("torchtune.config._utils")._merge_yaml_and_cli_args

@@ -36,7 +36,12 @@ def how_to_verify(context: ExportContext) -> str:
 
 
 def measured_elsewhere(
-    context: ExportContext, title: str, *, writes_adapter: bool = False, writes_optimizer: bool = False
+    context: ExportContext,
+    title: str,
+    *,
+    writes_adapter: bool = False,
+    writes_optimizer: bool = False,
+    writes_preference: bool = False,
 ) -> tuple[Advice, ...]:
     """Warn that the probes ran Batchwright's own loop, and list settings of the spec that are not written.
 
@@ -45,6 +50,7 @@ def measured_elsewhere(
         title: the framework.
         writes_adapter: whether the export makes the adapter of the spec.
         writes_optimizer: whether the export names an optimizer with a state in 8 bits.
+        writes_preference: whether the export makes the loss of the spec's preference pairs.
     """
     message = (
         f"A micro-batch of {context.plan.micro_batch_size} was proven with the model of the spec in Batchwright's own "
@@ -57,7 +63,7 @@ def measured_elsewhere(
         *smoothed_labels(context),
         *(() if writes_adapter else adapter_in_code(context)),
         *(() if writes_optimizer else optimizer_in_8_bits(context)),
-        *preference_in_code(context),
+        *(() if writes_preference else preference_in_code(context)),
         *held_out_samples(context),
     )
     return (measured, *_compiling(context, title), *in_code)

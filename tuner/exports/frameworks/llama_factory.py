@@ -41,12 +41,26 @@ def _settings(context: ExportContext) -> dict[str, JsonValue]:
         settings["disable_gradient_checkpointing"] = not spec.activation_checkpointing
         if spec.optimizer.name in TRAINER_NAMES:
             settings["optim"] = TRAINER_NAMES[spec.optimizer.name]
-        return settings | _PRECISIONS[spec.precision] | _adapter(context)
+        return settings | _PRECISIONS[spec.precision] | _preference(context) | _adapter(context)
     settings["max_grad_norm"] = float("inf") if spec.gradient_clipping is None else spec.gradient_clipping
     settings["enable_activation_checkpointing"] = spec.activation_checkpointing
     if spec.precision in {"fp32", "bf16-mixed"}:
         settings["bf16"] = spec.precision != "fp32"
     return settings
+
+
+def _preference(context: ExportContext) -> dict[str, JsonValue]:
+    """The keys of preference pairs for the trainer of 0.9, whose losses are those of the spec."""
+    preference = spec_of(context).preference
+    if preference is None:
+        return {}
+    smoothing: dict[str, JsonValue] = {"dpo_label_smoothing": preference.label_smoothing}
+    return {
+        "stage": "dpo",
+        "pref_beta": preference.beta,
+        "pref_loss": preference.loss,
+        **(smoothing if preference.label_smoothing else {}),
+    }
 
 
 def _adapter(context: ExportContext) -> dict[str, JsonValue]:
@@ -83,13 +97,16 @@ def _warnings(context: ExportContext) -> tuple[Advice, ...]:
             "LLaMA-Factory",
             writes_adapter=bool(_adapter(context)),
             writes_optimizer=context.version != _V1,
+            writes_preference=context.version != _V1,
         )
     ]
     if spec.batch.sequence_length is not None:
+        is_shared = spec.preference is not None and context.version != _V1
+        shared = ", prompt and completions alike: those of the spec at the end" if is_shared else ""
         found.append(
             Advice(
                 code="longer-samples-cut",
-                message=f"Samples are cut at `cutoff_len` ({spec.batch.sequence_length} tokens).",
+                message=f"Samples are cut at `cutoff_len` ({spec.batch.sequence_length} tokens){shared}.",
             )
         )
     return (*found, *(_warnings_of_v1(context) if context.version == _V1 else _warnings_of_0_9(context)))
