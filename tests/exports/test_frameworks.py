@@ -509,6 +509,19 @@ def test_preference_pairs_are_warned_of(name: str) -> None:
     assert "smooths no labels: the label_smoothing of 0.1" in words
 
 
+@pytest.mark.parametrize("loss", ["sigmoid", "ipo"])
+def test_axolotl_trains_preference_pairs_without_smoothing(loss: str) -> None:
+    """The label smoothing of its keys would be lost in TRL's loss."""
+    texts = transformers_spec("causal-lm", {"model_type": "gpt2"}, batch={"sequence_length": 8})
+    pairs = PreferenceSpec.model_validate({"kind": "dpo", "beta": 0.2, "loss": loss})
+    given = made("axolotl", texts.model_copy(update={"preference": pairs}))
+    assert read(given).items() >= {"rl": "dpo", "rl_beta": 0.2, "dpo_loss_type": [loss]}.items()
+    jsonschema_rs.validate(json.loads((SCHEMAS / "axolotl-0.19.json").read_text()), read(given))
+    assert "preference-in-code" not in warned(given)
+    assert "sets the dropout of the model to zero" in warned(given)["dropout-off"]
+    assert not {"rl", "rl_beta"} & set(read(made("axolotl", texts)))
+
+
 @pytest.mark.parametrize(
     ("preference", "keys"),
     [

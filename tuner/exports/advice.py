@@ -113,6 +113,17 @@ def packing(context: ExportContext, switch: str, *, is_written: bool = False) ->
     return (Advice(code="packing-changes-samples", message=message),)
 
 
+def without_dropout(context: ExportContext, title: str) -> tuple[Advice, ...]:
+    """Warn that the target's trainer of preference pairs, a subclass of TRL's, sets dropout to zero."""
+    if spec_of(context).preference is None:
+        return ()
+    message = (
+        f"For preference pairs {title} sets the dropout of the model to zero, as TRL does. That of the spec was measured: "
+        "set it to zero in `model.config` to train alike."
+    )
+    return (Advice(code="dropout-off", message=message),)
+
+
 def clips_by_itself(key: str, *, remedy: str) -> Advice:
     """Warn that the target clips gradients although the spec does not."""
     message = f"The spec does not clip gradients, but without `{key}` they are clipped at a norm of 1.0. {remedy}"

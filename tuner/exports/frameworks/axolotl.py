@@ -35,13 +35,21 @@ def _settings(context: ExportContext) -> dict[str, JsonValue]:
         settings["bf16"] = True
     if spec.optimizer.name in TRAINER_NAMES:
         settings["optimizer"] = TRAINER_NAMES[spec.optimizer.name]
-    return settings | _adapter(context)
+    return settings | _preference(context) | _adapter(context)
 
 
 def _attention(context: ExportContext) -> str:
     """The attention of the spec, or `sdpa`: by default axolotl has none that keeps records apart."""
     model = spec_of(context).model
     return str(model.config.get("attn_implementation", "sdpa")) if isinstance(model, TransformersModel) else "sdpa"
+
+
+def _preference(context: ExportContext) -> dict[str, JsonValue]:
+    """The keys of preference pairs; none for smoothed labels, which axolotl hands to a loss of TRL that has none."""
+    preference = spec_of(context).preference
+    if preference is None or preference.label_smoothing:
+        return {}
+    return {"rl": "dpo", "rl_beta": preference.beta, "dpo_loss_type": [preference.loss]}
 
 
 def _adapter(context: ExportContext) -> dict[str, JsonValue]:
@@ -87,8 +95,13 @@ def _warnings(context: ExportContext) -> tuple[Advice, ...]:
     spec = context.recommendation.request.workload
     found = [
         *advice.measured_elsewhere(
-            context, "axolotl", writes_adapter=writable_adapter(context) is not None, writes_optimizer=True
+            context,
+            "axolotl",
+            writes_adapter=writable_adapter(context) is not None,
+            writes_optimizer=True,
+            writes_preference=bool(_preference(context)),
         ),
+        *advice.without_dropout(context, "axolotl"),
         *advice.packing(context, "`sample_packing: true`", is_written=True),
         *_packing_attention(context),
         advice.data_parallel_ranks(context, "`tensor_parallel_size` x `context_parallel_size`"),

@@ -123,6 +123,7 @@ def _warnings_of_0_9(context: ExportContext) -> list[Advice]:
         Advice(code="world-size", message=message),
         *advice.packing(context, "`packing: true`, which `stage: pt` turns on by itself,", is_written=True),
         *_packing_stage(context),
+        *advice.without_dropout(context, "LLaMA-Factory"),
     ]
 
 
