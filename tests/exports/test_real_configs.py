@@ -230,6 +230,15 @@ def test_packing_and_the_optimizer_of_8_bits_are_read_by_both(load: Load, tmp_pa
     assert str(training.optim) in {"adamw_bnb_8bit", "OptimizerNames.ADAMW_BNB"}
 
 
+def test_axolotl_has_the_keys_of_preference_pairs(load: Load) -> None:
+    """Each key is one of the schema's, and the kind of training one that it knows."""
+    changes = {"batch": {"sequence_length": 8}, "preference": {"kind": "dpo"}}
+    spec = transformers_spec("causal-lm", {"model_type": "gpt2"}, **changes)
+    written = yaml.safe_load(export(plan(64, spec=spec), "axolotl").files[0].content)
+    assert set(written) <= set(load("axolotl.utils.schemas.config").AxolotlInputConfig.model_fields)
+    assert load("axolotl.utils.schemas.enums").RLType(written["rl"]).name == "DPO"
+
+
 def test_llama_factory_reads_preference_pairs(load: Load, tmp_path: Path) -> None:
     """For its trainer of them, with a reference model."""
     changes = {"batch": {"sequence_length": 8}, "preference": {"kind": "dpo", "beta": 0.2, "label_smoothing": 0.1}}

@@ -118,8 +118,8 @@ def without_dropout(context: ExportContext, title: str) -> tuple[Advice, ...]:
     if spec_of(context).preference is None:
         return ()
     message = (
-        f"For preference pairs {title} sets the dropout of the model to zero, as TRL does. The spec's was measured: "
-        "set it to zero in `model.config` to train alike."
+        f"For preference pairs {title} sets the dropout of the model to zero, as TRL does. That of the spec was "
+        "measured: set it to zero in `model.config` to train alike."
     )
     return (Advice(code="dropout-off", message=message),)
 
