@@ -228,6 +228,20 @@ def _variants() -> Iterator[_Row]:
     yield _Row("BERT, Adam in a loop, clipped", kind, BERT, 4, loop | {"gradient_clipping": 1.0}, {})
     averaged = {"ema_decay": 0.999, "gradient_clipping": 1.0}
     yield _Row("ViT, average of weights", kind, VIT, 16, _HALF | averaged, {"card": "L4"})
+    yield _Row("GPT-2, Adafactor", kind, GPT2, 8, _HALF | _optimizer("adafactor"), {"card": "H100-80GB"})
+    yield _Row("GPT-2, Muon", kind, GPT2, 8, _HALF | _optimizer("muon"), {"card": "H100-80GB"})
+    yield _Row("GPT-2, Lion", kind, GPT2, 8, _HALF | _optimizer("lion"), {})
+    eight, searched = _optimizer("adamw8bit"), {"card": "H100-80GB", "effective_batch_size": 512}
+    yield _Row("GPT-2, AdamW of 8-bit state", kind, GPT2, 4, _HALF | eight, searched)
+    yield _Row("Llama, Lion of 8-bit state", kind, LLAMA, 4, _HALF | _optimizer("lion8bit"), {"card": "A100-40GB"})
+    kind, lora = "fine-tuning", {"adapter": {"kind": "lora", "rank": 16, "target_modules": "all-linear"}}
+    yield _Row("Llama with LoRA, bf16", kind, LLAMA, 4, {"precision": "bf16"} | lora, {"card": "A100-40GB"})
+    yield _Row("GPT-2 with LoRA, recomputed", kind, GPT2, 8, _HALF | lora | _RECOMPUTED, {})
+    pairs: Spec = {"preference": {"kind": "dpo"}}
+    yield _Row("GPT-2, preference pairs", kind, GPT2, 4, _HALF | pairs, searched)
+    yield _Row("Llama with LoRA, preference pairs", kind, LLAMA, 2, _HALF | lora | pairs, {"card": "A100-40GB"})
+    packed = {"batch": {"sequence_length": 512, "packing": "bfd"}}
+    yield _Row("GPT-2, packed", kind, GPT2, 8, _HALF | packed, {"card": "A100-40GB"})
     kind = "windows"
     yield _Row("GPT-2 in one micro-batch", kind, GPT2, 8, _HALF, {"share": 8})
     yield _Row("GPT-2 in 6 + 5 + 5", kind, GPT2, 6, _HALF, {"share": 16})
