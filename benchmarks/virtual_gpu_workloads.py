@@ -229,7 +229,7 @@ def _variants() -> Iterator[_Row]:
     averaged = {"ema_decay": 0.999, "gradient_clipping": 1.0}
     yield _Row("ViT, average of weights", kind, VIT, 16, _HALF | averaged, {"card": "L4"})
     yield _Row("GPT-2, Adafactor", kind, GPT2, 8, _HALF | _optimizer("adafactor"), {"card": "H100-80GB"})
-    yield _Row("GPT-2, Muon", kind, GPT2, 8, _HALF | _optimizer("muon"), {"card": "H100-80GB"})
+    yield _Row("GPT-2, Muon", kind, GPT2, 8, _HALF | _optimizer("muon", momentum=0.95), {"card": "H100-80GB"})
     yield _Row("GPT-2, Lion", kind, GPT2, 8, _HALF | _optimizer("lion"), {})
     eight, searched = _optimizer("adamw8bit"), {"card": "H100-80GB", "effective_batch_size": 512}
     yield _Row("GPT-2, AdamW of 8-bit state", kind, GPT2, 4, _HALF | eight, searched)
