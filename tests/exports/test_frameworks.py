@@ -416,6 +416,22 @@ def test_llama_factory_gets_the_keys_of_the_adapter() -> None:
     assert "adapter-in-code" in warned(made("llama-factory", spec, version="v1"))
 
 
+def test_a_base_in_4_bits_is_written_with_its_adapter() -> None:
+    """As both hand it to bitsandbytes; elsewhere in words that transformers takes."""
+    quantization = {"kind": "nf4", "double_quantization": True}
+    spec = adapted(target_modules=["c_attn"], quantization=quantization)
+    of_axolotl = {
+        "adapter": "qlora",
+        "load_in_4bit": True,
+        "bnb_config_kwargs": {"bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_quant": True},
+    }
+    assert read(made("axolotl", spec)).items() >= of_axolotl.items()
+    of_llama_factory = {"quantization_bit": 4, "quantization_type": "nf4", "double_quantization": True}
+    assert read(made("llama-factory", spec)).items() >= of_llama_factory.items()
+    words = "BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type='nf4', bnb_4bit_use_double_quant=True)"
+    assert words in warned(made("torchtune", spec))["adapter-in-code"]
+
+
 @pytest.mark.parametrize("name", ["axolotl", "llama-factory"])
 @pytest.mark.parametrize(
     "fields",

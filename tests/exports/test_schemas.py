@@ -69,8 +69,10 @@ def _specs() -> list[WorkloadSpec]:
             for adapter in (
                 {"kind": "lora", "alpha": 16, "target_modules": ["c_attn"], "modules_to_save": ["lm_head"]},
                 {"kind": "lora", "dropout": 0.1, "target_modules": "all-linear", "use_rslora": True},
+                {"kind": "lora", "target_modules": "all-linear", "quantization": {"kind": "nf4"}},
             )
         ]
+        + [gpt_spec(optimizer={"name": name}) for name in ("adamw8bit", "lion8bit")]
         + [transformers_spec("causal-lm", {"model_type": "gpt2"}, batch={"sequence_length": 8, "packing": "bfd"})]
     )
 

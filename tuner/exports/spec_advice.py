@@ -8,10 +8,10 @@ from typing import assert_never
 
 from tuner.errors import ExportError
 from tuner.exports.base import ExportContext
+from tuner.schemas.model.adapter import LoraAdapter
 from tuner.schemas.optimizer import OptimizerName, OptimizerSpec, ScheduleSpec
 from tuner.schemas.recommendation import Advice
 from tuner.schemas.workload import (
-    LoraAdapter,
     Mlp,
     PythonModel,
     ReferenceModel,
@@ -208,9 +208,16 @@ def adapter_in_code(context: ExportContext) -> tuple[Advice, ...]:
         f"target_modules={targets!r}, modules_to_save={list(adapter.modules_to_save) or None!r}, "
         f"bias={adapter.bias!r}, use_rslora={adapter.use_rslora})"
     )
+    base = ""
+    if adapter.quantization is not None:
+        base = (
+            f" Its base was in 4 bits: load it with `BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="
+            f"{adapter.quantization.kind!r}, bnb_4bit_use_double_quant={adapter.quantization.double_quantization})` of "
+            "transformers."
+        )
     message = (
         f"The adapter is not part of this export, and the whole model takes more memory than was measured: train it "
-        f"with `{call}` of peft, or these values in your framework's own LoRA settings."
+        f"with `{call}` of peft, or these values in your framework's own LoRA settings.{base}"
     )
     return (Advice(code="adapter-in-code", message=message),)
 

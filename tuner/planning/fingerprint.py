@@ -33,7 +33,7 @@ def relevant_versions(spec: WorkloadSpec | CommandSpec, device: DeviceInfo, vers
     names = ["batchwright", "python", "torch", *(["transformers"] if spec.model.kind == "transformers" else [])]
     if isinstance(spec, WorkloadSpec):
         names += ["peft"] if spec.adapter is not None else []
-        names += ["bitsandbytes"] if spec.optimizer.package == "bitsandbytes" else []
+        names += ["bitsandbytes"] if spec.needs_bitsandbytes else []
     chosen = {name: versions[name] for name in names if name in versions}
     if isinstance(spec, CommandSpec):
         chosen = dict(versions)
@@ -131,6 +131,8 @@ def memory_part(spec: WorkloadSpec | CommandSpec) -> dict[str, Any]:
         "optimizer": optimizer,
         "model": {"pretrained"},
     }
+    if spec.adapter is not None and spec.adapter.quantization is None:
+        scales.add("quantization")
     exclude["adapter"] = True if spec.adapter is None else scales
     part = spec.model_dump(mode="json", exclude=exclude)
     part["gradient_clipping"] = spec.gradient_clipping is not None

@@ -8,13 +8,13 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from types import MappingProxyType
 from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, JsonValue, ValidationInfo, field_validator, model_validator
 
 from tuner.schemas.base import Document, load_document, parse_document
 from tuner.schemas.dataset import BatchSpec, DataSpec, EvaluationSpec, PreferenceSpec
+from tuner.schemas.model.adapter import QUANTIZED, LoraAdapter
 from tuner.schemas.optimizer import OptimizerSpec, ScheduleSpec
 
 Precision = Literal["fp32", "bf16-mixed", "fp16-mixed", "bf16"]
@@ -45,20 +45,12 @@ _HAS_MODEL_TYPE: dict[str, JsonValue] = {
 """JSON schema of a config, whose other fields are free."""
 _LONGEST_PATH = 4096
 """Characters of a path: Linux's PATH_MAX."""
-_NO_QUANTIZATION = (
-    "a base in 8 or 4 bits cannot be trained yet: use `precision: bf16` with an `adapter`, whose frozen base "
-    "then takes half the bytes of fp32"
-)
-"""The remedy for a spec that requests a quantised base."""
-_QUANTIZED: Mapping[str, str] = MappingProxyType(
-    dict.fromkeys(("load_in_4bit", "load_in_8bit", "quantization", "quantization_config"), _NO_QUANTIZATION)
-)
 
 
 class TransformersModel(Document):
     """A Hugging Face transformers architecture, from a config or from a pretrained model; nothing is downloaded."""
 
-    ABSENT_FIELDS: ClassVar[Mapping[str, str]] = _QUANTIZED
+    ABSENT_FIELDS: ClassVar[Mapping[str, str]] = QUANTIZED
 
     kind: Literal["transformers"]
     """Selects this kind of model."""
@@ -186,57 +178,6 @@ class PythonModel(Document):
 
 ModelSpec = Annotated[TransformersModel | ReferenceModel | PythonModel, Field(discriminator="kind")]
 
-# --- the adapter -----------------------------------------------------------------------------------------------------
-
-_LARGEST_RANK = 65_536
-"""Above the width of any published model, where a rank would save nothing."""
-_MOST_NAMES = 256
-_LONGEST_NAME = 200
-ModuleName = Annotated[str, Field(min_length=1, max_length=_LONGEST_NAME)]
-ModuleNames = Annotated[tuple[ModuleName, ...], Field(min_length=1, max_length=_MOST_NAMES)]
-
-
-class LoraAdapter(Document):
-    """Low-rank updates of a frozen model (LoRA, Hu et al. 2021), by the package `peft`."""
-
-    ABSENT_FIELDS: ClassVar[Mapping[str, str]] = MappingProxyType(
-        {
-            "r": "did you mean `rank`?",
-            "task_type": "it follows from `model.task`",
-            "base_model_name_or_path": "the model is in `model.pretrained` or `model.config`",
-            **dict.fromkeys(("load_in_4bit", "load_in_8bit", "quantization"), _NO_QUANTIZATION),
-        }
-    )
-
-    kind: Literal["lora"]
-    """Selects this kind of adapter."""
-    rank: Annotated[int, Field(ge=1, le=_LARGEST_RANK)] = 8
-    """Rank of the update of each matrix: `r` of `peft`."""
-    alpha: Annotated[float, Field(gt=0.0, allow_inf_nan=False)] = 8.0
-    """The update is scaled by `alpha / rank`: `lora_alpha` of `peft`."""
-    dropout: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.0
-    """Dropout probability of the adapter's inputs: `lora_dropout` of `peft`."""
-    target_modules: Literal["all-linear"] | ModuleNames | None = None
-    """The modules that are adapted: the ends of their names, such as `q_proj`, or all linear ones but the head.
-    Those that `peft` has for the type of model when absent."""
-    modules_to_save: Annotated[tuple[ModuleName, ...], Field(max_length=_MOST_NAMES)] = ()
-    """Modules that are trained whole, as copies: the ends of their names. The head of a classifier is one of them."""
-    bias: Literal["none", "all", "lora_only"] = "none"
-    """The biases that are trained: none, all of the model, or those of the adapted modules."""
-    use_rslora: bool = False
-    """Scale by `alpha / sqrt(rank)` instead (Kalajdzievski 2023)."""
-    init_lora_weights: Literal["kaiming", "gaussian"] = "kaiming"
-    """How the first matrix starts, as the second is zero: as linear layers do (`true` of `peft`), or normal with a
-    standard deviation of `1 / rank`."""
-
-    @field_validator("target_modules", mode="before")
-    @classmethod
-    def _is_all_linear_or_a_list(cls, value: object) -> object:
-        if isinstance(value, str) and value != "all-linear":
-            raise ValueError("must be `all-linear` or a list of names of modules, for example [q_proj, v_proj]")
-        return value
-
-
 # --- the rest of a workload ------------------------------------------------------------------------------------------
 
 
@@ -261,7 +202,7 @@ class ParallelismSpec(RanksSpec):
 class WorkloadSpec(Document):
     """A workload: model, worst-case batch, optimizer, precision and memory options."""
 
-    ABSENT_FIELDS: ClassVar[Mapping[str, str]] = _QUANTIZED
+    ABSENT_FIELDS: ClassVar[Mapping[str, str]] = QUANTIZED
 
     model: ModelSpec
     """The model."""
@@ -334,6 +275,21 @@ class WorkloadSpec(Document):
         return self
 
     @model_validator(mode="after")
+    def _quantizes_a_base_that_can_be(self) -> Self:
+        if self.adapter is None or self.adapter.quantization is None or not isinstance(self.model, TransformersModel):
+            return self
+        subject = "`adapter.quantization`"
+        if self.model.task != "causal-lm":
+            raise ValueError(f"{subject} is for decoders: the task must be `causal-lm`, not `{self.model.task}`")
+        if self.data is not None and self.model.pretrained is None:
+            raise ValueError(f"{subject} needs `model.pretrained` to train: a base of random codes is for probes alone")
+        if self.parallelism.strategy == "fsdp":
+            raise ValueError(f"{subject} needs whole weights on each rank: `parallelism.strategy` must be `ddp`")
+        if self.compile:
+            raise ValueError(f"{subject} is not compiled: leave `compile` out")
+        return self
+
+    @model_validator(mode="after")
     def _has_samples_of_a_decoder(self) -> Self:
         described = self.model.task if isinstance(self.model, TransformersModel) else f"a `{self.model.kind}` model"
         if self.preference is not None:
@@ -378,6 +334,12 @@ class WorkloadSpec(Document):
             return None
         limits = [model.config.get(name) for name in ("n_positions", "max_position_embeddings")]
         return next((limit for limit in limits if isinstance(limit, int) and limit > 0), None)
+
+    @property
+    def needs_bitsandbytes(self) -> bool:
+        """Whether the optimizer's state or the base of an adapter is quantised by the package `bitsandbytes`."""
+        is_quantized = self.adapter is not None and self.adapter.quantization is not None
+        return is_quantized or self.optimizer.package == "bitsandbytes"
 
     def with_world_size(self, world_size: int) -> WorkloadSpec:
         """Return this workload over ``world_size`` ranks."""

@@ -15,8 +15,7 @@ from tuner.schemas.workload import WorkloadSpec
 METRIC_CLASSES = {"f1": "MulticlassF1Score", "precision": "MulticlassPrecision", "recall": "MulticlassRecall"}
 """Classes of ``torchmetrics.classification`` by the names of the spec."""
 _TORCHMETRICS = "torchmetrics"
-_OF_OPTIMIZERS = ("bitsandbytes",)
-"""Packages of optimizers that are in no extra which a worker always has."""
+_BITSANDBYTES = "bitsandbytes"
 
 
 def needs_labels(evaluation: EvaluationSpec) -> bool:
@@ -26,12 +25,12 @@ def needs_labels(evaluation: EvaluationSpec) -> bool:
 
 @dataclass(frozen=True)
 class MissingPackage:
-    """A metric, an optimizer or a tracker that a run requests, whose package is missing."""
+    """A metric, an optimizer, a quantisation or a tracker that a run requests, whose package is missing."""
 
     field: str
     """Field with the request: of the request of the training for a tracker, else of the spec."""
     name: str
-    """The metric, optimizer or tracker."""
+    """The metric, optimizer, quantisation or tracker."""
     package: str
     """The package."""
     extra: str
@@ -44,8 +43,8 @@ class MissingPackage:
 
 
 def installed_packages() -> tuple[str, ...]:
-    """Return the packages of metrics, optimizers and trackers that are installed here."""
-    wanted = (_TORCHMETRICS, *_OF_OPTIMIZERS, *get_args(TrackerName))
+    """Return the optional packages of specs and trackers that are installed here."""
+    wanted = (_TORCHMETRICS, _BITSANDBYTES, *get_args(TrackerName))
     return tuple(name for name in wanted if find_spec(name) is not None)
 
 
@@ -55,17 +54,26 @@ def missing_packages(
     """Return what a run requests and cannot have where only ``installed`` of these packages are."""
     evaluation = None if spec is None else spec.evaluation
     metrics = [name for name in (() if evaluation is None else evaluation.metrics) if name in METRIC_CLASSES]
-    optimizers = [] if spec is None or spec.optimizer.package not in _OF_OPTIMIZERS else [spec.optimizer]
     wanted = [
-        *(MissingPackage("optimizer.name", each.name, each.package, each.extra) for each in optimizers),
+        *_in_few_bits(spec),
         *(MissingPackage("evaluation.metrics", name, _TORCHMETRICS, "metrics") for name in metrics),
         *(MissingPackage(f"trackers.{index}", name, name, name) for index, name in enumerate(trackers)),
     ]
     return [missing for missing in wanted if missing.package not in installed]
 
 
+def _in_few_bits(spec: WorkloadSpec | None) -> list[MissingPackage]:
+    """What of a spec needs `bitsandbytes`: its optimizer, or the base of its adapter."""
+    if spec is None or not spec.needs_bitsandbytes:
+        return []
+    quantization = None if spec.adapter is None else spec.adapter.quantization
+    named: list[tuple[str, str]] = [] if quantization is None else [("adapter.quantization", quantization.kind)]
+    named += [("optimizer.name", spec.optimizer.name)] if spec.optimizer.package == _BITSANDBYTES else []
+    return [MissingPackage(field, name, _BITSANDBYTES, _BITSANDBYTES) for field, name in named]
+
+
 def require_packages(spec: WorkloadSpec) -> None:
-    """Check that the packages of the requested metrics and the optimizer are installed.
+    """Check that the packages of what a spec requests are installed.
 
     Raises:
         SpecError: naming the first that is missing.

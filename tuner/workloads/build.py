@@ -14,6 +14,7 @@ from tuner.schemas.results import ModelSummary
 from tuner.schemas.workload import PythonModel, ReferenceModel, TransformersModel, WorkloadSpec
 from tuner.torch_internals import BatchNorm
 from tuner.workloads.adapters.lora import keep_adapter_in_fp32
+from tuner.workloads.adapters.quantized_base import unpacked_difference
 from tuner.workloads.base import Workload
 from tuner.workloads.casting import cast_floating
 from tuner.workloads.hugging_face import LAYER_DROPS, transformers_workload
@@ -152,7 +153,7 @@ def summarize(model: nn.Module) -> ModelSummary:
         if isinstance(module, BatchNorm) and not isinstance(module, nn.SyncBatchNorm)
     )
     return ModelSummary(
-        parameters=sum(parameter.numel() for parameter in parameters),
+        parameters=sum(parameter.numel() for parameter in parameters) + unpacked_difference(model),
         trainable_parameters=sum(parameter.numel() for parameter in parameters if parameter.requires_grad),
         parameter_bytes=sum(tensor.numel() * tensor.element_size() for tensor in tensors.values()),
         batch_coupled_modules=coupled,

@@ -13,6 +13,8 @@ from tuner.torch_internals import apply_to_own, is_traceable_wrapper_subclass
 
 _PLAIN = (Tensor, nn.Parameter, nn.Buffer)
 """Classes of tensors that store their numbers directly."""
+_FAKE = "torch._subclasses.fake_tensor"
+"""Module of the class of tensors without values."""
 _MATRIX = 2
 """Dimensions of a weight. Integer tensors with fewer are counters, positions or indices."""
 _NARROW_BYTES = 1
@@ -60,7 +62,12 @@ def _holds_quantized(module: nn.Module) -> bool:
     """Return whether a module itself, not its children, has weights that are quantised or of a library's own class."""
     parameters = list(module.parameters(recurse=False))
     buffers = [buffer for buffer in module.buffers(recurse=False) if buffer.dim() >= _MATRIX]
-    return any(_packed(tensor) or type(tensor) not in _PLAIN for tensor in [*parameters, *buffers])
+    return any(_packed(tensor) or not _is_plain(tensor) for tensor in [*parameters, *buffers])
+
+
+def _is_plain(tensor: Tensor) -> bool:
+    """Return whether a tensor stores its numbers directly; one without values, of a trace, stands for such a tensor."""
+    return type(tensor) in _PLAIN or type(tensor).__module__ == _FAKE
 
 
 def _own_tensors(module: nn.Module) -> list[Tensor]:

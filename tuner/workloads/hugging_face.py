@@ -11,8 +11,10 @@ from torch import Tensor, nn
 
 from tuner.errors import FieldProblem, SpecError
 from tuner.schemas.dataset import BatchSpec, PreferenceSpec
-from tuner.schemas.workload import LoraAdapter, TransformersModel, TransformersTask
+from tuner.schemas.model.adapter import LoraAdapter
+from tuner.schemas.workload import TransformersModel, TransformersTask
 from tuner.workloads.adapters.lora import inject_lora
+from tuner.workloads.adapters.quantized_base import quantize_base
 from tuner.workloads.base import (
     IGNORED_LABEL,
     LabelScores,
@@ -223,6 +225,7 @@ def _build_model(
     if wants_router_loss(config):
         require_router_loss(model)
     if adapter is not None:
+        quantize_base(model, adapter, is_random=load is None)
         model = inject_lora(model, adapter, task)
     if recompute:  # not reentrant: gradients reach the adapter although no input of a block needs one
         _checkpoint_activations(model)

@@ -38,7 +38,7 @@ def late_imports(spec: WorkloadSpec | None = None, *, with_model: bool = True) -
         return (*_TORCH, spec.model.target.partition(":")[0])
     if spec is None:
         return _TORCH
-    kernels = (spec.optimizer.package,) if with_model and spec.optimizer.package in _KERNELS else ()
+    kernels = _KERNELS if with_model and spec.needs_bitsandbytes else ()
     if not isinstance(spec.model, TransformersModel):
         return (*_TORCH, *kernels)
     if not with_model:

@@ -123,7 +123,8 @@ def test_a_model_without_default_targets_needs_them() -> None:
         ({"r": 8}, r"adapter\.r: is not a field here; did you mean `rank`\?"),
         ({"lora_alpha": 8}, r"adapter\.lora_alpha: is not a field here; did you mean `alpha`\?"),
         ({"lora_dropout": 0.1}, r"adapter\.lora_dropout: is not a field here; did you mean `dropout`\?"),
-        ({"quantization": "nf4"}, r"adapter\.quantization: is not a field here; a base in 8 or 4 bits cannot be"),
+        ({"load_in_8bit": True}, r"adapter\.load_in_8bit: is not a field here; a frozen base in 4 bits is `adapter: "),
+        ({"quantization": {"kind": "int8"}}, r"adapter\.quantization\.kind: must be one of 'nf4', 'fp4'"),
         ({"target_modules": "linear"}, r"adapter\.target_modules: must be `all-linear` or a list .* \(got 'linear'\)"),
         ({"rank": 0}, r"adapter\.rank: must be at least 1 \(got 0\)"),
         ({"dropout": 1.0}, r"adapter\.dropout: must be below 1"),
@@ -145,7 +146,7 @@ def test_a_quantised_base_is_refused_with_words(place: tuple[str, ...], field: s
     for part in place:
         inner = inner[part]
     inner[field] = {"bits": 4}
-    with pytest.raises(SpecError, match=rf"{'.'.join((*place, field))}: is not a field here; a base in 8 or 4 bits"):
+    with pytest.raises(SpecError, match=rf"{'.'.join((*place, field))}: is not a field here; a frozen base in"):
         parse_spec(document)
 
 

@@ -13,6 +13,7 @@ from torch.distributed.tensor import DTensor
 from tuner.errors import EstimateError
 from tuner.estimation.trace import Bound, Category
 from tuner.estimation.tracing.kernel_workspaces.device_kernels import in_order_of_allocation
+from tuner.estimation.tracing.kernel_workspaces.packed_kernels import is_made_of_operators, run_in_operators
 from tuner.estimation.tracing.kernel_workspaces.recurrent_workspaces import (
     onednn_recurrent_workspace_bytes,
     recurrent_backward_steps,
@@ -38,10 +39,9 @@ from tuner.estimation.tracing.torch_internals import (
     FakeTensorMode,
     OpOverload,
     backward_task,
-    run_kernel_of_cpu,
     unset_fake_temporarily,
 )
-from tuner.torch_internals import TorchDispatchMode, schema_of
+from tuner.torch_internals import TorchDispatchMode
 
 _aten = torch.ops.aten
 _ONEDNN_RECURRENT = _aten.mkldnn_rnn_layer.default
@@ -58,8 +58,6 @@ _GRU_GATES, _GRU_WORKSPACE = 3, 5
 """Gates of a GRU, and values that a step keeps for its backward pass (`GRU_WORKSPACE_MULTIPLIER`), per hidden unit."""
 _RESERVE_AT = 3
 """Position of the reserve space among the results of ``_cudnn_rnn``."""
-_STEPS = "bitsandbytes"
-"""Namespace of optimizer steps whose kernels for the CPU are made of torch's operators."""
 OPERATOR_NOTE = "while tracing the operator "
 """Begin of a note on an error that an operator raised."""
 
@@ -187,9 +185,9 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch's own 
         """Make the results of an operator by torch's rule for fake tensors, or by one of ours where torch has none."""
         if func is GROUPED_MM and args[0].dtype in _GROUPED_TYPES:
             return self._grouped_product(*args, **kwargs)
-        if self.device_type == "cpu" and func.namespace == _STEPS and not schema_of(func).returns:
-            with self:  # the rule for fake tensors allocates nothing, as the kernel of a card
-                return run_kernel_of_cpu(func, args, kwargs)
+        if is_made_of_operators(func, args, self.device_type):
+            with self:
+                return run_in_operators(func, args, kwargs)
         rule = self._rules.get(func)
         if rule is not None:
             return rule(*args)

@@ -8,6 +8,7 @@ from tuner.exports import advice
 from tuner.exports.base import ExportContext, Target, TargetOutput
 from tuner.exports.rendering import yaml_file
 from tuner.exports.spec_advice import TRAINER_NAMES, spec_of, writable_adapter
+from tuner.schemas.model.adapter import LoraAdapter
 from tuner.schemas.recommendation import Advice
 from tuner.schemas.workload import TransformersModel
 
@@ -59,14 +60,26 @@ def _adapter(context: ExportContext) -> dict[str, JsonValue]:
         return {}
     targets = adapter.target_modules
     return {
-        "adapter": "lora",
+        "adapter": "lora" if adapter.quantization is None else "qlora",
         "lora_r": adapter.rank,
         "lora_alpha": int(adapter.alpha),
         "lora_dropout": adapter.dropout,
         **({"lora_target_modules": list(targets)} if isinstance(targets, tuple) else {"lora_target_linear": True}),
         **({"lora_modules_to_save": list(adapter.modules_to_save)} if adapter.modules_to_save else {}),
         **({"peft_use_rslora": True} if adapter.use_rslora else {}),
+        **_quantization(adapter),
     }
+
+
+def _quantization(adapter: LoraAdapter) -> dict[str, JsonValue]:
+    """The keys of a base in 4 bits."""
+    if adapter.quantization is None:
+        return {}
+    config: dict[str, JsonValue] = {
+        "bnb_4bit_quant_type": adapter.quantization.kind,
+        "bnb_4bit_use_double_quant": adapter.quantization.double_quantization,
+    }
+    return {"load_in_4bit": True, "bnb_config_kwargs": config}
 
 
 def _write(context: ExportContext) -> TargetOutput:

@@ -8,6 +8,7 @@ from tuner.exports import advice
 from tuner.exports.base import ExportContext, Target, TargetOutput
 from tuner.exports.rendering import yaml_file
 from tuner.exports.spec_advice import TRAINER_NAMES, spec_of, writable_adapter
+from tuner.schemas.model.adapter import LoraAdapter
 from tuner.schemas.recommendation import Advice
 
 _V1 = "v1"
@@ -77,7 +78,16 @@ def _adapter(context: ExportContext) -> dict[str, JsonValue]:
         "lora_target": ",".join(targets) if isinstance(targets, tuple) else "all",
         **({"additional_target": ",".join(adapter.modules_to_save)} if adapter.modules_to_save else {}),
         **({"use_rslora": True} if adapter.use_rslora else {}),
+        **_quantization(adapter),
     }
+
+
+def _quantization(adapter: LoraAdapter) -> dict[str, JsonValue]:
+    """The keys of a base in 4 bits, which its default method makes by bitsandbytes."""
+    if adapter.quantization is None:
+        return {}
+    kind, double = adapter.quantization.kind, adapter.quantization.double_quantization
+    return {"quantization_bit": 4, "quantization_type": kind, "double_quantization": double}
 
 
 def _write(context: ExportContext) -> TargetOutput:

@@ -9,7 +9,8 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from tuner.schemas.workload import LoraAdapter, TransformersTask
+from tuner.schemas.model.adapter import LoraAdapter
+from tuner.schemas.workload import TransformersTask
 from tuner.workloads.adapters.lora import lora_config
 
 _PREFIX = "base_model.model."

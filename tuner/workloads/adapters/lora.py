@@ -11,7 +11,8 @@ from typing import Any, TypeAlias
 from torch import nn
 
 from tuner.errors import FieldProblem, SpecError
-from tuner.schemas.workload import LoraAdapter, TransformersTask
+from tuner.schemas.model.adapter import LoraAdapter
+from tuner.schemas.workload import TransformersTask
 from tuner.suggestions import suggestion
 
 LoraConfig: TypeAlias = Any
