@@ -211,6 +211,24 @@ def test_the_adapter_is_read_by_both(load: Load, tmp_path: Path) -> None:
     assert finetuning.lora_target == ["c_attn", "c_fc"]
 
 
+def test_a_base_in_4_bits_is_read_by_both(load: Load, tmp_path: Path) -> None:
+    """Axolotl knows each key, and LLaMA-Factory's model has them as its arguments."""
+    quantization = {"kind": "nf4", "double_quantization": True}
+    adapter = {"kind": "lora", "rank": 4, "target_modules": ["c_attn"], "quantization": quantization}
+    spec = transformers_spec("causal-lm", {"model_type": "gpt2"}, batch={"sequence_length": 8}, adapter=adapter)
+    of_axolotl, of_llama_factory = (
+        yaml.safe_load(export(plan(64, spec=spec), name).files[0].content) for name in ("axolotl", "llama-factory")
+    )
+    known = load("axolotl.utils.schemas.config").AxolotlInputConfig.model_fields
+    assert set(of_axolotl) <= set(known)
+    of_lora = load("axolotl.utils.schemas.peft").LoraConfig
+    read = of_lora.model_validate({name: value for name, value in of_axolotl.items() if name in of_lora.model_fields})
+    assert (read.adapter, read.load_in_4bit) == ("qlora", True)
+
+    model = _read_by_llama_factory(load, of_llama_factory, tmp_path)[0]
+    assert (model.quantization_bit, model.quantization_type, model.double_quantization) == (4, "nf4", True)
+
+
 def test_packing_and_the_optimizer_of_8_bits_are_read_by_both(load: Load, tmp_path: Path) -> None:
     """Each key is one of the schema's, with the value that it was written with."""
     batch, optimizer = {"sequence_length": 8, "packing": "bfd"}, {"name": "adamw8bit"}
