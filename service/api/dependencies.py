@@ -84,7 +84,7 @@ def _with_date(value: object) -> object:
     return value
 
 
-_DATE = re.compile(r"\d{4}-\d\d-\d\d")
+_DATE = re.compile(r"\d{4}-\d\d-\d\d[Tt ]\d\d:")
 Moment = Annotated[AwareDatetime | None, BeforeValidator(_with_date), _text(format="date-time")]
 """A time with a time zone, in ISO 8601."""
 _PAGE_BEFORE = "`next_cursor` of the previous page."

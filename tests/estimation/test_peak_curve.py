@@ -51,7 +51,7 @@ pytestmark = pytest.mark.usefixtures("forked")
         ({}, 48, 12),
         ({"activation_checkpointing": True}, 48, 12),
         # A smaller size, as bf16 takes a CPU long.
-        pytest.param({"precision": "bf16-mixed"}, 24, 32, marks=pytest.mark.thorough),
+        ({"precision": "bf16-mixed"}, 24, 32),
     ],
     ids=str,
 )

@@ -43,7 +43,7 @@ def probe(workload: WorkloadSpec, size: int, ranks: int, **changes: Any) -> Prob
     ("strategy", "ranks"),
     [
         ("ddp", 2),
-        pytest.param("fsdp", 2, marks=pytest.mark.thorough),
+        ("fsdp", 2),
         pytest.param("ddp", 4, marks=pytest.mark.fleet),
         pytest.param("fsdp", 4, marks=pytest.mark.fleet),
     ],

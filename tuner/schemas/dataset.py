@@ -247,6 +247,9 @@ class PreferenceSpec(Document):
             "loss_type": "did you mean `loss`?",
             "ref_model": "the reference is the model that the run starts from",
             "max_length": "it is `batch.sequence_length`",
+            "max_prompt_length": "prompts are not cut: a pair whose prompt leaves no room is left out",
+            "precompute_ref_log_probs": "the reference runs beside the model for each micro-batch",
+            "reference_free": "there is always a reference: the model that the run starts from",
         }
     )
 

@@ -89,7 +89,7 @@ class _Optimizer:
     prefers_foreach: bool = True
     """Whether torch chooses ``foreach`` on a GPU by default."""
     takes_shards: bool = True
-    """Whether the step is right for a shard of a parameter (FSDP)."""
+    """True if the step is right for a shard of a parameter (FSDP)."""
 
 
 def _optimizer(

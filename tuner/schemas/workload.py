@@ -295,7 +295,7 @@ class WorkloadSpec(Document):
         if self.preference is not None:
             self.preference.require_use(described, self.batch, self.data, self.evaluation)
             if self.adapter is not None and self.adapter.bias != "none":
-                raise ValueError("`adapter.bias` trains biases of the model, which is the reference of `preference`")
+                raise ValueError("`adapter.bias` must be `none`: the model itself is the reference of `preference`")
         self.batch.require_packing(described, self.data, self.evaluation)
         return self
 

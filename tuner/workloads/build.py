@@ -17,6 +17,7 @@ from tuner.workloads.adapters.lora import keep_adapter_in_fp32
 from tuner.workloads.adapters.quantized_base import unpacked_difference
 from tuner.workloads.base import Workload
 from tuner.workloads.casting import cast_floating
+from tuner.workloads.causal.reference_policy import reference_of
 from tuner.workloads.hugging_face import LAYER_DROPS, transformers_workload
 from tuner.workloads.pretrained.starting_weights import StartingWeights
 from tuner.workloads.python_target import python_workload
@@ -143,6 +144,13 @@ def require_optimizer(spec: OptimizerSpec) -> None:
         raise SpecError([FieldProblem("optimizer.name", message)])
 
 
+def count_parameters(model: nn.Module) -> int:
+    """Number of a model's parameters: those in 4 bits as they are unpacked, and without a copy as the reference."""
+    reference = reference_of(model)
+    copied = 0 if reference is None else sum(map(torch.numel, reference.parameters()))
+    return sum(map(torch.numel, model.parameters())) - copied + unpacked_difference(model)
+
+
 def summarize(model: nn.Module) -> ModelSummary:
     """Summarize the sizes of a model, and the modules that couple the samples of a micro-batch."""
     parameters = list(model.parameters())
@@ -153,7 +161,7 @@ def summarize(model: nn.Module) -> ModelSummary:
         if isinstance(module, BatchNorm) and not isinstance(module, nn.SyncBatchNorm)
     )
     return ModelSummary(
-        parameters=sum(parameter.numel() for parameter in parameters) + unpacked_difference(model),
+        parameters=count_parameters(model),
         trainable_parameters=sum(parameter.numel() for parameter in parameters if parameter.requires_grad),
         parameter_bytes=sum(tensor.numel() * tensor.element_size() for tensor in tensors.values()),
         batch_coupled_modules=coupled,

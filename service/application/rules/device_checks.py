@@ -119,7 +119,7 @@ def check_process_count(recommendation: Recommendation, training: TrainingReques
 
 
 def check_packages(recommendation: Recommendation, training: TrainingRequest, devices: Sequence[ServedDevice]) -> None:
-    """Refuse a run whose metrics or trackers need a package that no worker of ``devices`` has.
+    """Refuse a run that needs an optional package, for a metric or an optimizer say, which no worker has.
 
     Where no worker is known, or one does not say what it has, the run itself finds out.
 
@@ -136,5 +136,5 @@ def check_packages(recommendation: Recommendation, training: TrainingRequest, de
     missing = min(lacking, key=len)[0]
     raise UnsupportedJobError(
         f"{missing.field}: {missing.message} in the environment of the workers, none of which has it, and restart "
-        f"them, or leave `{missing.name}` out"
+        f"them, or do without `{missing.name}`"
     )

@@ -68,7 +68,7 @@ function ownerLink({ owner, key_id: id }) {
 /** The plan, as a link to the recommendation of work. */
 function planWords({ plan, feasible, recommendation_id: id }) {
   const text = plan === null ? feasible === false && mark("warn", "ban", "nothing fits") : planText(plan);
-  return id && text ? linkTo("recommendations", id, text) : text;
+  return id ? linkTo("recommendations", id, text || null) : text;
 }
 
 /** The samples per second, and how many times those of the baseline they are. */

@@ -182,7 +182,6 @@ def test_a_cancelled_job_leaves_no_process(api: Api, start_worker: StartWorker) 
     assert are_gone(processes)
 
 
-@pytest.mark.thorough
 def test_a_device_is_served_by_one_process(start_worker: StartWorker, tmp_path: Path, shared: str) -> None:
     """A second worker on it is refused, with an error that names the owner, the lock file and the remedy."""
     first = start_worker("one", poll_seconds=0.5)

@@ -169,7 +169,6 @@ def test_a_group_that_is_terminated_gets_one_signal(start_served: StartServed, j
     assert are_gone({worker})
 
 
-@pytest.mark.thorough
 def test_a_killed_service_takes_its_worker_process_along(start_served: StartServed) -> None:
     """Kill -9 of the one that serves the API leaves nothing behind."""
     served = start_served()
@@ -228,7 +227,6 @@ def test_a_second_signal_ends_a_service_faster(start_served: StartServed, journa
     assert served.end(signal.SIGTERM) == 0  # within the patience, a fifth of the job's ten minutes
 
 
-@pytest.mark.thorough
 def test_a_follower_outlives_a_restart(start_served: StartServed) -> None:
     """The SDK's stream resumes after the last event it saw, without gap or repetition, on a service come back."""
     first = start_served()

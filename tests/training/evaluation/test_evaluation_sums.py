@@ -10,7 +10,8 @@ from tuner.errors import WorkloadError
 from tuner.training.accumulation.collectives import Ranks
 from tuner.training.evaluation.evaluation_sums import BatchSums, EvaluationFigures, figures
 from tuner.training.evaluation.library_metrics import LibraryMetrics
-from tuner.workloads.base import LabelScores, LossTerms, RewardScores
+from tuner.workloads.base import LabelScores, LossTerms
+from tuner.workloads.causal.preference_pairs import RewardScores
 
 
 def sums_of(terms: LossTerms, scores: LabelScores | RewardScores | None = None) -> BatchSums:
@@ -44,6 +45,11 @@ def test_equal_rewards_are_no_preference() -> None:
     share = sums.share(largest=4, splits=(), failure=None, is_stopped=False)
     found = figures([share, share], ("reward_accuracy", "reward_margin"), {})
     assert found.metrics == {"reward_accuracy": 0.5, "reward_margin": 0.0}
+    empty = BatchSums(LibraryMetrics((), Ranks())).share(
+        largest=1, splits=(), failure="out of memory", is_stopped=False
+    )
+    nothing = figures([empty, empty], ("reward_accuracy", "reward_margin"), {})
+    assert nothing.metrics == {"reward_accuracy": None, "reward_margin": None}
 
 
 @pytest.mark.parametrize(

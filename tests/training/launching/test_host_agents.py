@@ -83,7 +83,6 @@ def test_two_hosts_train_what_one_host_trains_and_another_number_resumes(tmp_pat
         torch.testing.assert_close(weights_of(tmp_path / name), weights_of(tmp_path / "one"), rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.thorough
 def test_a_killed_rank_ends_all_hosts_with_its_cause(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The result names the rank and the signal, and neither a rank nor a temporary folder of an agent is left."""
     temporary = tmp_path / "temporary"

@@ -14,7 +14,7 @@ from tuner.errors import SpecError
 from tuner.planning.fingerprint import memory_part
 from tuner.schemas.workload import WorkloadSpec
 from tuner.training.coupling.check import check_spec_coupling
-from tuner.workloads.base import IGNORED_LABEL, ScoresRewards, WeighsLosses
+from tuner.workloads.base import IGNORED_LABEL, WeighsLosses
 from tuner.workloads.build import build_model, build_workload, check_workload, summarize
 from tuner.workloads.causal.preference_pairs import PreferenceWorkload
 
@@ -121,9 +121,9 @@ def test_a_run_starts_at_its_reference(adapter: Any) -> None:
     """All rewards are zero before the first update, though the model has dropout: the reference has none."""
     spec = pairs_spec(GPT2, adapter)
     workload = build_workload(spec)
-    assert isinstance(workload, ScoresRewards)
     model = build_model(spec, workload)
     batch = workload.make_batch(PAIRS)
+    assert isinstance(workload, PreferenceWorkload)
     assert workload.score_rewards(model, batch).rewards.abs().max() > 0  # of dropout
     evaluated = workload.score_rewards(model.eval(), batch)
     assert torch.equal(evaluated.rewards, torch.zeros(PAIRS, 2))
@@ -149,13 +149,14 @@ def test_the_reference_leaves_the_model_as_it_was(adapter: Any) -> None:
 
 
 def test_only_the_policy_is_in_the_state() -> None:
-    """The names are those of the model alone; the parameters of the copy count, and are not trained."""
+    """The names are those of the model alone; those of the copy do not count, but their bytes."""
     spec = pairs_spec()
     _, model = built(spec)
     alone = build_model(spec_alone(spec), build_workload(spec_alone(spec)))
     assert set(model.state_dict()) == set(alone.state_dict())
     summary, of_one = summarize(model), summarize(alone).parameters
-    assert (summary.parameters, summary.trainable_parameters) == (2 * of_one, of_one)
+    assert summary.parameter_bytes == 2 * summarize(alone).parameter_bytes
+    assert (summary.parameters, summary.trainable_parameters) == (of_one, of_one)
     adapted = built(pairs_spec(adapter=LORA))[1]
     assert summarize(adapted).parameters < 1.5 * of_one
 

@@ -53,8 +53,7 @@ from tuner.training.accumulation.collectives import ProcessGroup, Ranks
 from tuner.training.fsdp import shard
 from tuner.training.micro_batches.splitting import MicroBatch, sliced
 from tuner.training.update_engine import UpdateEngine
-from tuner.workloads.adapters.quantized_base import unpacked_difference
-from tuner.workloads.build import build_workload
+from tuner.workloads.build import build_workload, count_parameters
 
 _CUDNN_NOTE = "what cuDNN holds in recurrent layers was measured on an H100: cuDNN does not document it"
 _MIOPEN_NOTE = (
@@ -223,8 +222,7 @@ class UpdateTrace:
             tracer.begin_section("end")
             tracer.recorder.stop()
             label_live_blocks(tracer, engine)
-        parameters = sum(parameter.numel() for parameter in engine.model.parameters())
-        parameters += unpacked_difference(engine.model)
+        parameters = count_parameters(engine.model)
         found = _build_trace(tracer, sizes[0], self._spec, accumulates=len(sizes) > 1)
         return TracedRun(found.with_warm_up_update() if self._warms_up else found, parameters)
 

@@ -114,7 +114,7 @@ def _warnings(context: ExportContext) -> tuple[Advice, ...]:
             writes_optimizer=True,
             writes_preference=bool(_preference(context)),
         ),
-        *advice.without_dropout(context, "axolotl"),
+        *(advice.without_dropout(context, "axolotl") if _preference(context) else ()),
         *advice.packing(context, "`sample_packing: true`", is_written=True),
         *_packing_attention(context),
         advice.data_parallel_ranks(context, "`tensor_parallel_size` x `context_parallel_size`"),

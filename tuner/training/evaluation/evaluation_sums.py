@@ -20,10 +20,11 @@ from tuner.schemas.dataset import REWARD_METRICS, MetricName
 from tuner.schemas.training import MicroBatchSplit
 from tuner.training.evaluation.library_metrics import LibraryMetrics
 from tuner.training.micro_batches.loss_window import check_pairs, sum_by_name
-from tuner.workloads.base import IGNORED_LABEL, LabelScores, LossTerms, RewardScores
+from tuner.workloads.base import IGNORED_LABEL, LabelScores, LossTerms
+from tuner.workloads.causal.preference_pairs import RewardScores
 
 Scores: TypeAlias = LabelScores | RewardScores
-"""What the metrics of a batch are computed from."""
+"""The result of a batch that metrics are computed from."""
 _LARGEST_EXPONENT = math.log(1e300)
 """Mean loss above which a perplexity is infinite for a reader."""
 
@@ -179,7 +180,8 @@ def _metric(
         return sum(share.correct for share in shares) / labels if labels else math.nan
     if name in REWARD_METRICS:
         total = sum(share.won if name == "reward_accuracy" else share.margin for share in shares)
-        return total / sum(share.samples for share in shares)
+        pairs = sum(share.samples for share in shares)
+        return total / pairs if pairs else math.nan
     if name != "perplexity":
         return of_library.get(name, math.nan)
     mean = next(iter(means.values()), math.nan)

@@ -42,12 +42,11 @@ from tuner.workloads.base import (
     Batch,
     LabelScores,
     LossTerms,
-    RewardScores,
     ScoresLabels,
-    ScoresRewards,
     Workload,
 )
 from tuner.workloads.build import build_workload
+from tuner.workloads.causal.preference_pairs import PreferenceWorkload, RewardScores
 
 _EPOCH = 0
 """Epoch of held-out samples: random choices of the user's code are the same in every evaluation."""
@@ -95,6 +94,7 @@ class Evaluator:
         self._spec = spec
         self._workload = workload
         self._score = _scoring(workload, evaluation)
+        self._kind_of_scores = RewardScores if isinstance(workload, PreferenceWorkload) else LabelScores
         self._metrics = evaluation.metrics
         self._data = data
         self._engine = engine
@@ -264,7 +264,7 @@ class Evaluator:
             if self._score is None:
                 return None, self._workload.loss_terms(self._engine.model, moved)
             scores = self._score(self._engine.model, moved)
-        if not isinstance(scores, (LabelScores, RewardScores)):
+        if not isinstance(scores, self._kind_of_scores):
             raise WorkloadError(f"score() returned a {type(scores).__name__}: it must be a LabelScores")
         return scores, scores.terms
 
@@ -303,7 +303,7 @@ def _scoring(workload: Workload, evaluation: EvaluationSpec) -> Callable[[nn.Mod
     Raises:
         SpecError: when a metric needs labels, and the workload has none.
     """
-    if isinstance(workload, ScoresRewards):
+    if isinstance(workload, PreferenceWorkload):
         return workload.score_rewards if evaluation.metrics else None
     if not needs_labels(evaluation):
         return None

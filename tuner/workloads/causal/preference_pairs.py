@@ -6,14 +6,14 @@ Sources: Rafailov et al. 2023 (the loss `sigmoid`), Mitchell 2023 (label smoothi
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 - torch's own idiom
 
 from tuner.schemas.dataset import PreferenceSpec
-from tuner.workloads.base import IGNORED_LABEL, LossTerms, RewardScores, random_tokens
+from tuner.workloads.base import IGNORED_LABEL, LossTerms, random_tokens
 from tuner.workloads.causal.decoders import vocabulary_size_of
 from tuner.workloads.causal.reference_policy import as_reference
 
@@ -22,6 +22,15 @@ TransformersConfig: TypeAlias = Any
 
 _SIDES = 2
 """The chosen completion, then the rejected one."""
+
+
+class RewardScores(NamedTuple):
+    """A batch's loss terms, with the rewards of its preference pairs."""
+
+    terms: LossTerms
+    """As ``loss_terms`` returns them."""
+    rewards: Tensor
+    """``(pairs, 2)``: the reward of the chosen completion, and of the rejected one. Without a graph."""
 
 
 class PreferenceWorkload:
@@ -36,9 +45,6 @@ class PreferenceWorkload:
         config: the model's configuration.
         preference: the loss.
     """
-
-    takes_mask = False
-    """True if batches have an ``attention_mask``, which a causal model does not need for padding on the right."""
 
     def __init__(
         self, build: Callable[[], nn.Module], length: int, config: TransformersConfig, preference: PreferenceSpec
