@@ -379,7 +379,7 @@ def test_recommendations_are_compared(service: Running, visit: Open) -> None:
         row = page.get_by_role("row").filter(has=page.get_by_role("rowheader", name=title))
         expect(row.get_by_role("cell")).to_have_text(figures)
     titles = page.get_by_role("rowheader").all_inner_texts()
-    assert [title.partition("differs")[0].strip() for title in titles[10:14]] == [
+    assert [title.partition("differs")[0].strip() for title in titles[11:15]] == [
         "Plan",
         "Micro-batch of the plan",
         "Accumulation steps",
