@@ -104,7 +104,11 @@ def pairs(**changes: Any) -> dict[str, Any]:
             "`evaluation.data` is of the kind `text`",
         ),
         (pairs(label_smoothing=0.1), "(document)", "use `preference.label_smoothing`"),
-        (pairs(adapter={"kind": "lora", "bias": "all"}), "(document)", "which is the reference"),
+        (
+            pairs(adapter={"kind": "lora", "bias": "all"}),
+            "(document)",
+            "must be `none`: the model itself is the reference",
+        ),
         (pairs(preference={"kind": "dpo", "loss": "ipo", "label_smoothing": 0.1}), "preference", "`sigmoid`"),
         (pairs(preference={"kind": "dpo", "label_smoothing": 0.5}), "preference.label_smoothing", "below 0.5"),
         (pairs(preference={"kind": "dpo", "beta": 0.0}), "preference.beta", "above 0"),

@@ -378,15 +378,22 @@ function resolved(schemas, schema) {
 }
 
 /**
- * Returns the schema of an optional value. An object that names its kind is a union of that one kind: else nothing would tell an object with
+ * Returns the schema of an optional value. An object that has to name its kind is a union of its kinds: else nothing would tell an object with
  * only defaults, such as an adapter, from none.
  */
 function optional(schemas, reference) {
   const schema = resolved(schemas, reference);
-  const kind = (schema.required ?? []).find((name) => schema.properties?.[name]?.const !== undefined);
-  return kind === undefined || reference.$ref === undefined
-    ? schema
-    : { description: schema.description, oneOf: [reference], discriminator: { propertyName: kind, mapping: { [schema.properties[kind].const]: reference.$ref } } };
+  const kind = (schema.required ?? []).find((name) => kindsIn(schema.properties?.[name]).length > 0);
+  if (kind === undefined || reference.$ref === undefined) {
+    return schema;
+  }
+  const mapping = Object.fromEntries(kindsIn(schema.properties[kind]).map((name) => [name, reference.$ref]));
+  return { description: schema.description, oneOf: [reference], discriminator: { propertyName: kind, mapping } };
+}
+
+/** The kinds that a field of an object can name. */
+function kindsIn(field) {
+  return field?.const === undefined ? field?.enum ?? [] : [field.const];
 }
 
 /** The kinds of a union, in the order of its alternatives. */

@@ -79,6 +79,9 @@ def test_an_adapter_of_defaults_is_kept(service: Running, browser: Browser) -> N
             adapter = preview(page)["spec"]["adapter"]
             assert adapter["target_modules"] == (sent if sent == "all-linear" else ["q_proj", sent])
             TuningSubmission.model_validate(preview(page))
+        page.locator("#field-spec-adapter-quantization-kind").select_option("fp4")
+        expect(page.locator("#preview code")).to_contain_text("fp4")
+        assert preview(page)["spec"]["adapter"]["quantization"] == {"kind": "fp4"}
         kind.select_option("")
         expect(page.locator("#preview code")).not_to_contain_text('"adapter"')
 
