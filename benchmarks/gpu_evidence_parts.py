@@ -16,6 +16,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+import gpu_evidence_jobs
 import gpu_evidence_recurrent
 import gpu_evidence_workspaces
 import pynvml
@@ -244,11 +245,7 @@ def tuned_specs(device: DeviceInfo) -> dict[str, tuple[Row, int, int | None]]:
     and an optimizer whose state is not that of AdamW; a conv net, whose workspaces are the least certain, on 16 GiB at
     most, because its batches are made on the host.
     """
-    gpt2 = {
-        "model": {"kind": "transformers", "task": "causal-lm", "config": {"model_type": "gpt2"}},
-        "batch": {"sequence_length": 1024},
-        "precision": "bf16-mixed",
-    }
+    gpt2 = {"model": gpu_evidence_jobs.GPT2, "batch": {"sequence_length": 1024}, "precision": "bf16-mixed"}
     resnet = {
         "model": {
             "kind": "transformers",
@@ -265,23 +262,7 @@ def tuned_specs(device: DeviceInfo) -> dict[str, tuple[Row, int, int | None]]:
             "arguments": {"width": 512, "layers": 2, "length": 256},
         }
     }
-    llama = {
-        "model": {
-            "kind": "transformers",
-            "task": "causal-lm",
-            "config": {
-                "model_type": "llama",
-                "hidden_size": 1024,
-                "intermediate_size": 2816,
-                "num_hidden_layers": 16,
-                "num_attention_heads": 16,
-                "num_key_value_heads": 4,
-                "vocab_size": 32000,
-            },
-        },
-        "batch": {"sequence_length": 1024},
-        "precision": "bf16-mixed",
-    }
+    llama = {"model": gpu_evidence_jobs.LLAMA, "batch": {"sequence_length": 1024}, "precision": "bf16-mixed"}
     middle = 16 * GIB if device.total_bytes > 17 * GIB else None
     adapter = {"kind": "lora", "rank": 16, "target_modules": "all-linear"}
     return {
@@ -312,6 +293,12 @@ def tunings(device: DeviceInfo, report: Report) -> None:
         except Exception as error:  # noqa: BLE001 - the next tuning may succeed
             words = f"{type(error).__name__}: {error}"
             report.put(name, {"seconds": round(time.monotonic() - began, 1), **row, "failed": words[:2000]})
+
+
+def jobs(device: DeviceInfo, report: Report) -> None:
+    """Report jobs at one size: what probes, estimates and the jobs themselves say of their memory."""
+    for name, row in gpu_evidence_jobs.rows(device, _tuned, _estimated):
+        report.put(name, row)
 
 
 def _tuned(found: Recommendation) -> Row:
@@ -405,6 +392,7 @@ PARTS: dict[str, Callable[[DeviceInfo, Report], None]] = {
     "workspaces": workspaces,
     "nccl": nccl,
     "tunings": tunings,
+    "jobs": jobs,
     "finders": finders,
 }
 

@@ -146,11 +146,16 @@ def test_another_base_is_refused(base: Path, tmp_path: Path) -> None:
     shutil.copytree(base, folder)
     spec = adapted(folder)
     stop(tmp_path / "run", spec)
+    change_a_bias(folder)
+    with pytest.raises(CheckpointError, match=r"was trained beside other frozen weights: SHA-256 [0-9a-f]{64}, and"):
+        train(tmp_path / "run", spec)
+
+
+def change_a_bias(folder: Path) -> None:
+    """Change a number in the weights of a pretrained GPT-2."""
     weights = safetensors.torch.load_file(folder / "model.safetensors")
     weights["transformer.h.0.mlp.c_proj.bias"][0] += 1.0
     safetensors.torch.save_file(weights, folder / "model.safetensors", {"format": "pt"})
-    with pytest.raises(CheckpointError, match=r"was trained beside other frozen weights: SHA-256 [0-9a-f]{64}, and"):
-        train(tmp_path / "run", spec)
 
 
 def stop(directory: Path, spec: WorkloadSpec) -> None:

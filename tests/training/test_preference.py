@@ -8,14 +8,13 @@ from typing import Any
 
 import datasets
 import pytest
-import safetensors.torch
 import torch
 from peft import AutoPeftModelForCausalLM
 from transformers import AutoModelForCausalLM
 
 from tests.support.factories import recommendation
 from tests.support.whole_runs import run_to_end
-from tests.training.test_adapters import LLAMA, logits, stop
+from tests.training.test_adapters import LLAMA, change_a_bias, logits, stop, weights_of
 from tests.training.test_trained_model import GPT2, UPDATES, spec_of, train
 from tuner.errors import CheckpointError
 from tuner.hardware.memory_devices.factory import open_device
@@ -49,11 +48,6 @@ def pairs_spec(adapter: Any = None, model: dict[str, Any] | None = None, **chang
     return spec_of(
         model or {"config": LLAMA}, adapter=adapter, **{"preference": {"kind": "dpo", "beta": 1.0}, **changes}
     )
-
-
-def weights_of(directory: Path) -> dict[str, torch.Tensor]:
-    """What a run has trained."""
-    return safetensors.torch.load_file(RunPaths(directory).weights)
 
 
 @ADAPTERS
@@ -92,9 +86,7 @@ def test_another_reference_is_refused(tmp_path: Path) -> None:
     folder = RunPaths(tmp_path / "base").pretrained
     spec = pairs_spec(None, {"pretrained": str(folder)})
     stop(tmp_path / "run", spec)
-    weights = safetensors.torch.load_file(folder / "model.safetensors")
-    weights["transformer.h.0.mlp.c_proj.bias"][0] += 1.0
-    safetensors.torch.save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    change_a_bias(folder)
     with pytest.raises(CheckpointError, match=r"was trained beside other frozen weights: SHA-256 [0-9a-f]{64}, and"):
         train(tmp_path / "run", spec)
 

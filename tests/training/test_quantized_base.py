@@ -9,7 +9,6 @@ import pytest
 import torch
 from peft import PeftModel
 from torch import Tensor
-from torch.profiler import ProfilerActivity, profile
 from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 
 from service.application.rules.device_checks import check_packages
@@ -18,6 +17,7 @@ from tests.support.factories import recommendation, transformers_spec
 from tests.support.service.scripted import SERVED
 from tests.support.traced import held_bytes, most_bytes, traced_on_cuda
 from tests.training.test_adapters import logits, weights_of
+from tests.training.test_eight_bit_state import engine_of, temporary_bytes
 from tests.training.test_trained_model import GPT2, UPDATES, spec_of, train
 from tuner.errors import CheckpointError, SpecError
 from tuner.estimation.trace import Category, Trace
@@ -31,7 +31,6 @@ from tuner.training.coupling.check import check_spec_coupling
 from tuner.training.launching.run_directory import RunPaths
 from tuner.training.micro_batches.splitting import sliced
 from tuner.training.trainer import Trainer
-from tuner.training.update_engine import UpdateEngine
 from tuner.workloads.adapters.quantized_base import QuantizedLinear
 from tuner.workloads.build import build_model, build_workload, check_workload, summarize
 from tuner.workloads.preload import late_imports
@@ -64,12 +63,6 @@ def probed(quantization: dict[str, Any] | None, **changes: Any) -> WorkloadSpec:
     return transformers_spec("causal-lm", LLAMA, batch=batch, adapter=adapter, **{"data": None, **changes})
 
 
-def engine_of(spec: WorkloadSpec) -> UpdateEngine:
-    """The engine of probes and runs, on the CPU."""
-    workload = build_workload(spec)
-    return UpdateEngine(spec, workload, build_model(spec, workload), open_device("cpu"))
-
-
 def packed_bytes(values: int, *, double: bool) -> int:
     """Bytes of a weight in 4 bits with its scales."""
     blocks = -(-values // BLOCK)
@@ -94,19 +87,13 @@ def test_an_estimate_has_the_bytes_of_what_runs(quantization: dict[str, Any], pr
         assert held == packed_bytes(layer.in_features * layer.out_features, double=double)
     micro_batches = [sliced(workload.make_batch(4), 4) for _ in range(2)]
     engine.update(micro_batches)
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as taken:
-        engine.update(micro_batches)
-    held = most = 0
-    events = [event for event in taken.profiler.kineto_results.events() if event.name() == "[memory]"]
-    for event in sorted(events, key=lambda event: event.start_ns()):
-        held += event.nbytes()
-        most = max(most, held)
+    taken = temporary_bytes(engine, micro_batches)
     traced = trace(spec, 4, accumulates=True)
     storages = [tensor.untyped_storage() for tensor in (*engine.model.parameters(), *engine.model.buffers())]
     kept = sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
     assert held_bytes(traced, "end", Category.PARAMETERS) == kept
     found = most_bytes(traced, None, "measured-update") - held_bytes(traced, "end")
-    assert abs(most - held - found) < 0.005 * found
+    assert abs(taken - found) < 0.005 * found
 
 
 def test_a_trace_for_a_card_has_the_packed_base() -> None:

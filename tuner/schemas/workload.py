@@ -337,7 +337,7 @@ class WorkloadSpec(Document):
 
     @property
     def needs_bitsandbytes(self) -> bool:
-        """Whether the optimizer's state or the base of an adapter is quantised by the package `bitsandbytes`."""
+        """True if the state of the optimizer or the base of an adapter is quantised by the package `bitsandbytes`."""
         is_quantized = self.adapter is not None and self.adapter.quantization is not None
         return is_quantized or self.optimizer.package == "bitsandbytes"
 

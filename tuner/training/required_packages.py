@@ -63,7 +63,7 @@ def missing_packages(
 
 
 def _in_few_bits(spec: WorkloadSpec | None) -> list[MissingPackage]:
-    """What of a spec needs `bitsandbytes`: its optimizer, or the base of its adapter."""
+    """Return the fields of a spec that need `bitsandbytes`: the optimizer, and the base of the adapter."""
     if spec is None or not spec.needs_bitsandbytes:
         return []
     quantization = None if spec.adapter is None else spec.adapter.quantization

@@ -43,8 +43,8 @@ class TrainingData:
     notes: tuple[str, ...] = ()
     """Facts that the user should know of the samples, a sentence each."""
     lengths: Tensor | None = None
-    """Length of each sample, int64 ``(samples,)``, in a unit of the data's own: what makes padding. None if the samples
-    have one length, or an unknown one."""
+    """Length of each sample in any unit, int64 ``(samples,)``, by which samples are grouped. None if they have one
+    length, or an unknown one."""
 
     def __len__(self) -> int:
         """Number of samples in an epoch."""

@@ -38,13 +38,7 @@ from tuner.training.micro_batches.splitting import to_device
 from tuner.training.precision import autocast
 from tuner.training.required_packages import needs_labels
 from tuner.training.update_engine import UpdateEngine
-from tuner.workloads.base import (
-    Batch,
-    LabelScores,
-    LossTerms,
-    ScoresLabels,
-    Workload,
-)
+from tuner.workloads.base import Batch, LabelScores, LossTerms, ScoresLabels, Workload
 from tuner.workloads.build import build_workload
 from tuner.workloads.causal.preference_pairs import PreferenceWorkload, RewardScores
 

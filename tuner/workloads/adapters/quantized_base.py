@@ -51,13 +51,11 @@ class QuantizedLinear(nn.Linear):
         if torch.is_autocast_enabled(kind):
             input = input.to(torch.get_autocast_dtype(kind))  # noqa: A001 - see above
         bias = None if self.bias is None else self.bias.to(input.dtype)
-        fused = (
-            None if bias is None or bias.requires_grad else bias
-        )  # the package sums a bias's gradient over one dimension
+        is_fused = bias is not None and not bias.requires_grad  # whose gradient the package sums over one dimension
         product: Tensor = import_module("bitsandbytes").matmul_4bit(
-            input, self.weight, quant_state=self._quant_state(input.dtype), bias=fused
+            input, self.weight, quant_state=self._quant_state(input.dtype), bias=bias if is_fused else None
         )
-        return product if bias is fused else product + bias
+        return product if bias is None or is_fused else product + bias
 
     def _quant_state(self, dtype: torch.dtype) -> Any:  # noqa: ANN401 - bitsandbytes' class
         state = import_module("bitsandbytes.functional").QuantState

@@ -117,7 +117,7 @@ def pairs_data(
     collation = PaddedCollation(padding, length if spec.compile else None, masked=False)
     samples = PairSamples(kept.rows, tuple(fields.values()), tokenizer, length, padding)
     notes = (*((note,) if left_out else ()), *rope_notes(workload.config, collation, length))
-    lengths = collation.lengths_that_matter(kept.lengths)
+    lengths = kept.lengths if collation.length is None else None  # which pads to one shape
     return TrainingData(samples, PairCollation(collation), notes=notes, lengths=lengths)
 
 

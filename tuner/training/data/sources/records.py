@@ -96,7 +96,7 @@ def records_data(data: RecordsData, spec: WorkloadSpec, workload: Workload, fold
         collation,
         classes=names,
         notes=rope_notes(config, collation, length),
-        lengths=collation.lengths_that_matter(lengths),
+        lengths=lengths if collation.length is None else None,  # which pads to one shape
     )
 
 

@@ -169,10 +169,6 @@ class PaddedCollation:
     masked: bool
     """True if a batch has an ``attention_mask``, 1 for tokens of a sample and 0 for padding."""
 
-    def lengths_that_matter(self, lengths: Tensor) -> Tensor | None:
-        """Return the lengths of samples, or None if all batches have one shape, so that no order saves padding."""
-        return lengths if self.length is None else None
-
     def __call__(self, samples: list[Any]) -> dict[str, Tensor]:
         """Collate samples. Samples that are plain tensors are their own labels."""
         rows = [{"input_ids": row, "labels": row} if isinstance(row, Tensor) else row for row in samples]
