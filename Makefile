@@ -157,7 +157,7 @@ $(VIRTUAL_GPU)/bench: $(VIRTUAL_GPU)/ready
 virtual-gpu-evidence: $(VIRTUAL_GPU)/bench  ## Rehearse gpu-evidence on a virtual card; no measurement of a GPU
 	$(ON_VIRTUAL_GPU) benchmarks/gpu_evidence.py
 
-gpu-evidence: $(VENV)/bench  ## Measure on the first CUDA device what only a card can confirm: one JSON, fourteen minutes
+gpu-evidence: $(VENV)/bench  ## Measure on the first CUDA device what only a card can confirm: one JSON, twenty minutes
 	$(BIN)/python benchmarks/gpu_evidence.py
 
 # Frameworks that exports are loaded by, apart from .venv/lib: those that ask for other versions of torch than ours (and

@@ -1,4 +1,4 @@
-"""Evidence from a CUDA card for what is claimed about CUDA: one command of fourteen minutes at most, one JSON file.
+"""Evidence from a CUDA card for what is claimed about CUDA: one command of twenty minutes at most, one JSON file.
 
 python benchmarks/gpu_evidence.py [--card 0] [--parts NAME ...] [--output FILE] [--time-factor FACTOR]
 
@@ -46,13 +46,13 @@ from tuner.system.files import write_atomically
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
-TOTAL_SECONDS = 830.0
+TOTAL_SECONDS = 1190.0
 """Time for all parts. A part whose own limit is longer than what is left gets what is left."""
 PARTS = {
     "versions": 20.0,
     "context": 30.0,
     "tunings": 280.0,
-    "jobs": 300.0,
+    "jobs": 660.0,
     "workspaces": 40.0,
     "nccl": 20.0,
     "finders": 130.0,
