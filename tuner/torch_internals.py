@@ -38,6 +38,7 @@ __all__ = [
     "foreach_mul_",
     "foreach_norm",
     "fsdp_parameter_groups",
+    "is_dense",
     "is_traceable_wrapper_subclass",
     "loader_queues",
     "numbers_as_tensors",
@@ -161,3 +162,15 @@ def numbers_as_tensors() -> Iterator[None]:
 @cache
 def _libtorch_python() -> ctypes.CDLL:
     return ctypes.CDLL(str(Path(torch.__file__).with_name("lib") / "libtorch_python.so"))
+
+
+def is_dense(tensor: Tensor) -> bool:
+    """Return whether a tensor fills the memory between its first and its last element, each element once."""
+    expected = 1
+    for stride, size in sorted(zip(tensor.stride(), tensor.size(), strict=True)):
+        if size == 1:
+            continue
+        if stride != expected:
+            return False
+        expected *= size
+    return True

@@ -140,9 +140,28 @@ def test_fragmentation_runs_out_of_memory_although_enough_is_free() -> None:
     keepers = [blocks[0], blocks[2]]
     allocator.free(blocks[1])
     allocator.free(blocks[3])
-    assert keepers[1] - keepers[0] >= 20 * MIB
+    assert keepers[0] - keepers[1] >= 20 * MIB, "a newer segment lies below an older one"
     assert allocator.malloc(18 * MIB) is None
     assert (allocator.allocated_bytes, allocator.reserved_bytes, allocator.retries) == (18 * MIB, 40 * MIB, 1)
+
+
+def test_of_equal_blocks_that_of_the_newest_segment_is_taken() -> None:
+    """A driver gives new segments lower addresses, and of equal blocks the lowest is taken."""
+    allocator = CachingAllocator()
+    older, newer = (taken(allocator, 20 * MIB) for _ in range(2))
+    for block in (newer, older):
+        allocator.free(block)
+    assert taken(allocator, 20 * MIB) == newer < older
+
+
+def test_segments_fill_a_range_of_addresses_upwards() -> None:
+    """Two segments of 12 MiB in a range of 32; one of 20 has no room there, and leaves some for one of 2."""
+    allocator = CachingAllocator()
+    first, second, wide = (taken(allocator, size * MIB) for size in (12, 12, 20))
+    assert wide < first < second
+    for block in (first, second):
+        allocator.free(block)
+    assert taken(allocator, 12 * MIB) == first
 
 
 def test_expandable_segments_fit_where_fixed_ones_are_fragmented() -> None:

@@ -15,6 +15,7 @@ from tuner.estimation.trace import Bound, Category, SizedTrace, Trace
 from tuner.estimation.tracing.kernel_workspaces.contiguous_copies import contiguous_copies
 from tuner.estimation.tracing.kernel_workspaces.device_kernels import CudaKernels, representative
 from tuner.estimation.tracing.kernel_workspaces.library_calls import library_call
+from tuner.estimation.tracing.kernel_workspaces.workspace import rounded
 from tuner.hardware.gpu_lookup import find_gpu
 from tuner.hardware.workspace_tables import VARIABLE, MeasuredWorkspaces
 from tuner.schemas.gpus import KernelProfile, MeasuredWorkspace, WorkspaceFile, WorkspaceTable
@@ -311,19 +312,36 @@ def test_a_measured_workspace_is_that_of_its_kind(
     assert list(other) == list(A100.temporary(aten.convolution.default, arguments, results))
 
 
-def test_a_backward_call_and_attention_of_a_library_are_kinds_of_their_own() -> None:
-    """A kernel of torch's own is none."""
+def test_a_backward_call_of_a_library_is_a_kind_of_its_own() -> None:
+    """A kernel of torch's own is none, and of attention the workspaces are known."""
     arguments, (results,) = convolution(torch.bfloat16, layout=LAST)
     backward = (results, *arguments[:2], None, *arguments[3:9], [True, True, False])
     call = library_call(aten.convolution_backward.default, backward, arguments[:2])
     assert call is not None
     assert (call.kind, call.operand_bytes) == ("convolution-backward half channels-last", (2 * IMAGES + WEIGHT) * 2)
     heads = torch.empty(2, 128, 3, 64, dtype=torch.bfloat16, device="meta").transpose(1, 2)
-    cudnn = aten._scaled_dot_product_cudnn_attention
-    attention = library_call(cudnn.default, (heads, heads, heads, None, True), (heads, heads[..., :1]))
-    assert attention is not None
-    assert (attention.kind, attention.operand_bytes) == ("attention half heads", 4 * heads.numel() * 2)
-    assert library_call(aten._scaled_dot_product_flash_attention.default, (heads, heads, heads), (heads,)) is None
+    for attention in (
+        aten._scaled_dot_product_cudnn_attention.default,
+        aten._scaled_dot_product_flash_attention.default,
+    ):
+        assert library_call(attention, (heads, heads, heads), (heads,)) is None
+
+
+def test_cudnn_attention_takes_what_it_took_on_a_card() -> None:
+    """Measured on an H100 with cuDNN 9.19: shapes of queries, heads of keys, and bytes."""
+    backward = aten._scaled_dot_product_cudnn_attention_backward.default
+    for shape, key_heads, nbytes in (
+        ((8, 12, 1024, 64), 12, 25_559_552),
+        ((2, 16, 2048, 128), 16, 33_817_088),
+        ((8, 8, 512, 96), 8, 12_714_496),
+        ((16, 12, 1024, 64), 12, 51_118_592),
+        ((16, 16, 1024, 64), 4, 135_266_816),
+    ):
+        query = torch.empty(shape, dtype=torch.bfloat16, device="meta")
+        key = torch.empty(shape[0], key_heads, *shape[2:], dtype=torch.bfloat16, device="meta")
+        (taken,) = A100.temporary(backward, (query, query, key, key, query), ())
+        assert isinstance(taken, int)
+        assert rounded(taken, 512) == nbytes
 
 
 def test_a_measured_workspace_of_cublas_replaces_the_one_of_torch() -> None:

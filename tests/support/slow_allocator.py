@@ -26,6 +26,7 @@ class Segment:
     pages: list[bool]
     page: int
     grows: bool
+    place: int = 0
     taken: dict[int, int] = field(default_factory=dict)
 
     def stretches(self) -> list[Stretch]:
@@ -66,6 +67,7 @@ class SlowAllocator:
         self.segments: list[Segment] = []
         self.retries = 0
         self.peak_reserved = 0
+        self.ranges: dict[int, list[int]] = {}
         if expandable:
             self.segments = [Segment(True, [], 2 * MIB, True), Segment(False, [], 20 * MIB, True)]
 
@@ -133,9 +135,16 @@ class SlowAllocator:
         length = 2 * MIB if size <= MIB else 20 * MIB if size < 10 * MIB else (size + 2 * MIB - 1) // MIB // 2 * 2 * MIB
         if self.reserved + length > self.capacity:
             return None
-        segment = Segment(size <= MIB, [True], length, grows=False)
-        self.segments.append(segment)
+        segment = Segment(size <= MIB, [True], length, grows=False, place=self.place(length))
+        self.segments = sorted([*self.segments, segment], key=lambda it: it.place)
         return segment, segment.stretches()[0]
+
+    def place(self, length: int) -> int:
+        """Where the driver puts a segment: in the lowest range with room, or a new one of 32 MiB or more below all."""
+        roomy = [start for start, lengths in self.ranges.items() if -sum(lengths) % (32 * MIB) >= length]
+        start = min(roomy, default=min(self.ranges, default=0) - -(-length // (32 * MIB)) * 32 * MIB)
+        self.ranges.setdefault(start, []).append(length)
+        return start + sum(self.ranges[start][:-1])
 
     def extended(self, size: int) -> tuple[Segment, Stretch] | None:
         """The lowest place where free blocks and holes in a row have room; holes are filled from the left."""

@@ -67,12 +67,36 @@ class PiecewiseLinear:
         return _bounded(y0 + Fraction((y1 - y0) * (size - x0), x1 - x0), self.max_bytes)
 
 
-Growth: TypeAlias = Polynomial | PiecewiseLinear
+@dataclass(frozen=True)
+class SumOfGrowths:
+    """The bytes of a block of two parts, of which a bound may limit one.
+
+    Attributes:
+        bounded: bytes of the one part.
+        beside: bytes of the other part.
+    """
+
+    bounded: Polynomial | PiecewiseLinear
+    beside: Polynomial | PiecewiseLinear
+
+    @property
+    def deviation(self) -> int:
+        """Sum of the deviations of the parts."""
+        return self.bounded.deviation + self.beside.deviation
+
+    def at(self, size: int) -> int:
+        """Return the bytes at a size."""
+        return self.bounded.at(size) + self.beside.at(size)
+
+
+Growth: TypeAlias = Polynomial | PiecewiseLinear | SumOfGrowths
 _QUADRATIC_LENGTH = 3
 """Number of coefficients of a quadratic."""
 
 
-def growth_from_points(sizes: tuple[int, ...], values: tuple[int, ...], max_bytes: int | None = None) -> Growth:
+def growth_from_points(
+    sizes: tuple[int, ...], values: tuple[int, ...], max_bytes: int | None = None
+) -> Polynomial | PiecewiseLinear:
     """Fit the polynomial of the lowest degree if it can describe a tensor, else piecewise lines.
 
     Args:

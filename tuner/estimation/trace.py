@@ -11,12 +11,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from fractions import Fraction
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from pydantic import Field
 
 from tuner.errors import EstimateError
-from tuner.estimation.size_growth import Growth, Polynomial, growth_from_points
+from tuner.estimation.size_growth import Growth, Polynomial, SumOfGrowths, growth_from_points
 from tuner.schemas.base import Document, NonNegativeInt, PositiveInt
 
 
@@ -60,16 +60,18 @@ class Bound(Document):
     """The bytes of a block with an upper bound, such as a sum for each row of an embedding that occurs in a batch."""
 
     unbounded_bytes: NonNegativeInt
-    """Bytes of the block without the bound."""
+    """Bytes without the bound."""
     max_bytes: NonNegativeInt
     """The bound, which does not depend on the micro-batch size."""
+    beside_bytes: NonNegativeInt = 0
+    """Bytes of the block that the bound does not limit, beside those that it does."""
     of_threads: ThreadBound | None = None
     """How the bound depends on the card; None where it is of the workload alone."""
 
     @property
     def nbytes(self) -> int:
         """Bytes of the block."""
-        return min(self.unbounded_bytes, self.max_bytes)
+        return min(self.unbounded_bytes, self.max_bytes) + self.beside_bytes
 
 
 class Mark(Document):
@@ -201,9 +203,9 @@ class SizedTrace:
                     f"than the sizes of their tensors ({len(first.events)} and {len(other.events)} events)"
                 )
         traced_sizes = tuple(trace.micro_batch_size for trace in traces)
-        values = [_unbounded_points(traces, block) for block in range(len(first.sizes))]
+        values = [_Points.of(traces, block) for block in range(len(first.sizes))]
         growth_indices = {value: number for number, value in enumerate(dict.fromkeys(values))}
-        growths = tuple(growth_from_points(traced_sizes, *value) for value in growth_indices)
+        growths = tuple(points.growth(traced_sizes) for points in growth_indices)
         growth_of_block = tuple(growth_indices[value] for value in values)
         deviations = sum(growths[kind].deviation for kind in growth_of_block)
         return cls(
@@ -234,9 +236,23 @@ class SizedTrace:
         return [values[kind] for kind in self.growth_of_block]
 
 
-def _unbounded_points(traces: Sequence[Trace], block: int) -> tuple[tuple[int, ...], int | None]:
-    """Return a block's bytes in each trace without its bound, and the bound."""
-    bounds = [trace.bounds[block] for trace in traces if block in trace.bounds]
-    if not bounds:
-        return tuple(trace.sizes[block] for trace in traces), None
-    return tuple(bound.unbounded_bytes for bound in bounds), bounds[0].max_bytes
+class _Points(NamedTuple):
+    """The bytes of a block in each trace, of which a bound limits those of ``unbounded``."""
+
+    unbounded: tuple[int, ...]
+    max_bytes: int | None
+    beside: tuple[int, ...]
+
+    @classmethod
+    def of(cls, traces: Sequence[Trace], block: int) -> _Points:
+        """Return those of a block."""
+        bounds = [trace.bounds[block] for trace in traces if block in trace.bounds]
+        if not bounds:
+            return cls(tuple(trace.sizes[block] for trace in traces), None, ())
+        beside = tuple(bound.beside_bytes for bound in bounds)
+        return cls(tuple(bound.unbounded_bytes for bound in bounds), bounds[0].max_bytes, beside if any(beside) else ())
+
+    def growth(self, sizes: tuple[int, ...]) -> Growth:
+        """Return the function from micro-batch size to bytes."""
+        bounded = growth_from_points(sizes, self.unbounded, self.max_bytes)
+        return SumOfGrowths(bounded, growth_from_points(sizes, self.beside)) if self.beside else bounded

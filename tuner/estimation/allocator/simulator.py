@@ -3,8 +3,8 @@
 Follows torch 2.13: `c10/cuda/CUDACachingAllocator.cpp` (functions of its `DeviceCachingAllocator` are named below) and
 `c10/core/AllocatorConfig.h` (the constants). Omitted are several streams, blocks held by events, and private pools of
 CUDA graphs, because a training step on one stream has none of them, and `garbage_collection_threshold`, which torch
-applies only with a memory fraction. Addresses increase with every segment; a driver may assign others, which matters
-only if two free blocks have exactly equal sizes.
+applies only with a memory fraction. Addresses of segments are in the order that a driver gives them: of two free blocks
+of equal sizes, the lower one is taken.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from typing_extensions import override
 from tuner.estimation.allocator.config import (
     DEFAULT_SETTINGS,
     MIN_BLOCK_BYTES,
-    ROUND_LARGE_BYTES,
     SMALL_BYTES,
     SMALL_SEGMENT_BYTES,
     AllocatorSettings,
@@ -32,6 +31,8 @@ _ADDRESS_SPACE = 1 << 110
 """Addresses of a pool; an expandable segment never reaches the end."""
 _LARGE_ADDRESSES = _FIRST_ADDRESS + _ADDRESS_SPACE
 """Addresses of the pool of large blocks begin here."""
+_DRIVER_RANGE_BYTES = 32 * 1024**2
+"""The driver reserves addresses in ranges of multiples of this. Seen on an H100 with driver 580."""
 
 
 class CachingAllocator:
@@ -52,8 +53,9 @@ class CachingAllocator:
     def __init__(self, capacity_bytes: int | None = None, settings: AllocatorSettings = DEFAULT_SETTINGS) -> None:
         kind = _ExpandablePool if settings.expandable_segments else _Pool
         self._live: dict[int, int] = {}
-        self._small = kind(settings, self._live, is_small=True)
-        self._large = kind(settings, self._live, is_small=False)
+        addresses = _DriverAddresses()
+        self._small = kind(settings, self._live, addresses, is_small=True)
+        self._large = kind(settings, self._live, addresses, is_small=False)
         self._capacity = _UNLIMITED if capacity_bytes is None else capacity_bytes
         self._settings = settings
         self._rounded: dict[int, int] = {}
@@ -148,6 +150,39 @@ class CachingAllocator:
         return address
 
 
+class _DriverAddresses:
+    """The order of the addresses that `cudaMalloc` gives to segments.
+
+    Each new range lies below all others, and is filled upwards by segments that have room in it, the newest range
+    first. So it was on an H100 with driver 580, in 99.7 % of all pairs of segments. Addresses of freed segments are not
+    given again here.
+    """
+
+    def __init__(self) -> None:
+        self._lowest = _ADDRESS_SPACE // 4
+        self._ranges: list[tuple[int, int]] = []
+        """Start and bytes of what is left of ranges, the oldest first."""
+
+    def place(self, nbytes: int) -> int:
+        """Return the place of a segment; twice the bytes lie between two, so that segments never touch."""
+        for index in reversed(range(len(self._ranges))):
+            start, left = self._ranges[index]
+            if left >= nbytes:
+                self._keep(index, start + nbytes, left - nbytes)
+                return 2 * start
+        size = rounded_up(nbytes, _DRIVER_RANGE_BYTES)
+        self._lowest -= size
+        self._ranges.append((self._lowest, size))
+        self._keep(-1, self._lowest + nbytes, size - nbytes)
+        return 2 * self._lowest
+
+    def _keep(self, index: int, start: int, left: int) -> None:
+        if left < SMALL_SEGMENT_BYTES:
+            del self._ranges[index]
+        else:
+            self._ranges[index] = (start, left)
+
+
 class _Pool:
     """The cached blocks of a pool and their segments, one for each `cudaMalloc`.
 
@@ -156,7 +191,9 @@ class _Pool:
     not split.
     """
 
-    def __init__(self, settings: AllocatorSettings, live: dict[int, int], *, is_small: bool) -> None:
+    def __init__(
+        self, settings: AllocatorSettings, live: dict[int, int], addresses: _DriverAddresses, *, is_small: bool
+    ) -> None:
         self.reserved_bytes = 0
         self.refused_bytes = 0
         """The ``reserved_bytes`` that the last refused ``grow`` would have led to."""
@@ -166,7 +203,8 @@ class _Pool:
         self._size_at: dict[int, int] = {}
         self._start_by_end: dict[int, int] = {}
         self._segments: dict[int, int] = {}
-        self._next_address = _FIRST_ADDRESS if is_small else _LARGE_ADDRESSES
+        self._addresses = addresses
+        self._base = _FIRST_ADDRESS if is_small else _LARGE_ADDRESSES
         self._max_split = settings.max_split_bytes or _UNLIMITED
         # `should_split`
         self._min_remainder = MIN_BLOCK_BYTES if is_small or settings.expandable_segments else SMALL_BYTES + 1
@@ -225,8 +263,7 @@ class _Pool:
         if self.reserved_bytes + segment > limit_bytes:
             self.refused_bytes = self.reserved_bytes + segment
             return 0
-        address = self._next_address
-        self._next_address += segment + ROUND_LARGE_BYTES
+        address = self._base + self._addresses.place(segment)
         self._segments[address] = segment
         self.reserved_bytes += segment
         self._start_by_end[address + segment] = address
@@ -293,10 +330,11 @@ class _ExpandablePool(_Pool):
     ``_holes`` are the unmapped address ranges, by start in increasing order; the last one is unlimited.
     """
 
-    def __init__(self, settings: AllocatorSettings, live: dict[int, int], *, is_small: bool) -> None:
-        super().__init__(settings, live, is_small=is_small)
+    def __init__(
+        self, settings: AllocatorSettings, live: dict[int, int], addresses: _DriverAddresses, *, is_small: bool
+    ) -> None:
+        super().__init__(settings, live, addresses, is_small=is_small)
         self._page = SMALL_SEGMENT_BYTES if is_small else settings.large_segment_bytes
-        self._base = self._next_address
         self._holes = {self._base: _ADDRESS_SPACE // 2}
 
     @override

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
@@ -39,6 +40,7 @@ from tuner.estimation.tracing.torch_internals import (
     FakeTensorMode,
     OpOverload,
     backward_task,
+    is_sum_of_gradients_in_place,
     unset_fake_temporarily,
 )
 from tuner.torch_internals import TorchDispatchMode
@@ -46,6 +48,7 @@ from tuner.torch_internals import TorchDispatchMode
 _aten = torch.ops.aten
 _ONEDNN_RECURRENT = _aten.mkldnn_rnn_layer.default
 _ITEM = LOCAL_SCALAR_DENSE
+_ADD_IN_PLACE = _aten.add_.Tensor
 _DEVICE = torch.ops.prim.device.default
 _LIFT_FRESH = _aten.lift_fresh.default
 """Receives the result of ``torch.tensor``: memory that the trace allocates, although it is a real tensor."""
@@ -155,6 +158,8 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch's own 
         if func is not _LIFT_FRESH:
             args = tuple(map_tensors(argument, self._to_fake) for argument in args)
         kwargs = {name: map_tensors(argument, self._to_fake) for name, argument in kwargs.items()}
+        if is_sum_of_gradients_in_place(func, args, kwargs, sys._getframe().f_back):  # noqa: SLF001 - C++ code calls this
+            func = _ADD_IN_PLACE
         try:
             outputs = self._run(func, args, kwargs)
         except Exception as error:

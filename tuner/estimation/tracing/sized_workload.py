@@ -101,7 +101,8 @@ def _scaled(trace: Trace, size: int) -> Trace:
         elif category is Category.TEMPORARIES or (category is Category.WORKSPACE and block in temporary):
             sizes[block] = max(nbytes, grown)
         if block in trace.bounds:
-            sizes[block] = min(sizes[block], trace.bounds[block].max_bytes)
+            bound = trace.bounds[block]
+            sizes[block] = min(sizes[block], bound.max_bytes + bound.beside_bytes * size // trace.micro_batch_size)
     return trace.model_copy(
         update={
             "micro_batch_size": size,

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from operator import attrgetter
+from types import FrameType
 from typing import Any
 
 import torch
@@ -25,6 +26,8 @@ from torch.distributed.fsdp._fully_shard import _fsdp_param_group as fsdp_param_
 from torch.distributed.tensor._sharding_prop import ShardingPropagator
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
+from tuner.torch_internals import is_dense
+
 __all__ = [
     "DataDependentOutputException",
     "DynamicOutputShapeException",
@@ -38,6 +41,7 @@ __all__ = [
     "fake_of",
     "fsdp_param",
     "fsdp_param_group",
+    "is_sum_of_gradients_in_place",
     "run_kernel_of_cpu",
     "storage_key",
     "unset_fake_temporarily",
@@ -47,6 +51,7 @@ __all__ = [
 # OpOverload: the class of operators as a dispatch mode sees them, for annotations; torch.ops publishes only instances.
 # FakeTensor, FakeTensorMode, unset_fake_temporarily and the three exceptions: torch.compile's own tensors without
 #   values; no public API traces an eager program, its backward pass and its optimizer on them.
+# torch._C._storage_Use_Count: what autograd's engine asks in C++ before it adds in place.
 # fsdp_param, fsdp_param_group: FSDP resizes storages in functions of these modules, without an operator.
 # ShardingPropagator: DTensor runs operators on its own fake tensors there, which a trace must not count.
 # FakeStore: creates the process group whose collectives do nothing; torch has it for its own tests.
@@ -127,3 +132,30 @@ CTC_LOSS_IS_OF_LIBRARY: frozenset[OpOverload] = frozenset(
 CTC_LOSS_BACKWARD: frozenset[OpOverload] = frozenset(
     {_aten._ctc_loss_backward.default, _aten._ctc_loss_backward.Tensor}  # noqa: SLF001
 )
+
+
+_ENGINE = "_engine_run_backward"
+"""The Python function of autograd that calls its engine: the innermost one while C++ code runs a backward pass."""
+_ADD = torch.ops.aten.add.Tensor
+_ADDENDS = 2
+
+
+def is_sum_of_gradients_in_place(
+    func: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any], caller: FrameType | None
+) -> bool:
+    """Return whether autograd's engine adds a gradient to another one that it alone holds.
+
+    It does so in place, but never while a dispatch mode is active (``can_accumulate_inplace`` in `input_buffer.cpp`):
+    a trace sees ``add`` where a device runs ``add_``. An addition in the formula of a backward function, which is rare,
+    looks the same. Python code that adds, as in a function of the user, is ``caller``.
+    """
+    if func is not _ADD or len(args) != _ADDENDS or kwargs or backward_task() < 0 or torch.is_grad_enabled():
+        return False
+    if caller is not None and caller.f_code.co_name != _ENGINE:
+        return False
+    first, second = args
+    if not (isinstance(first, Tensor) and isinstance(second, Tensor) and first.shape == second.shape):
+        return False
+    storage = first.untyped_storage()  # holds the storage too
+    holders = torch._C._storage_Use_Count(storage._cdata)  # noqa: SLF001 - see above
+    return holders == _ADDENDS and first.dtype == second.dtype and is_dense(first)

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tuner.torch_internals import storage_at
+from tuner.torch_internals import is_dense, storage_at
 
 _CPU = torch.device("cpu")
 
@@ -55,18 +55,6 @@ def alias(tensor: Tensor) -> Tensor:
     if tensor.is_conj():
         shared = shared.conj()
     return shared.neg() if tensor.is_neg() else shared
-
-
-def is_dense(tensor: Tensor) -> bool:
-    """Return whether a tensor fills the memory between its first and its last element, each element once."""
-    expected = 1
-    for stride, size in sorted(zip(tensor.stride(), tensor.size(), strict=True)):
-        if size == 1:
-            continue
-        if stride != expected:
-            return False
-        expected *= size
-    return True
 
 
 def write_zeros(tensor: Tensor) -> None:

@@ -12,8 +12,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tuner.torch_internals import CPU_KEYS, DispatchKeySet, Kernel, TorchFunctionOff, numbers_as_tensors, schema_of
-from tuner.virtual_gpu.compute.aliases import alias, is_dense, mapped, on_cpu, tensors_in, write_zeros
+from tuner.torch_internals import (
+    CPU_KEYS,
+    DispatchKeySet,
+    Kernel,
+    TorchFunctionOff,
+    is_dense,
+    numbers_as_tensors,
+    schema_of,
+)
+from tuner.virtual_gpu.compute.aliases import alias, mapped, on_cpu, tensors_in, write_zeros
 from tuner.virtual_gpu.compute.random_numbers import PhiloxState, philox_state
 from tuner.virtual_gpu.compute.substitutes import IN_FLOAT, SUBSTITUTES, Substitute
 from tuner.virtual_gpu.uncomputed import UncomputedLog

@@ -56,11 +56,20 @@ def _is_dense_by_token(heads: Tensor) -> bool:
     return heads.transpose(1, 2).is_contiguous()
 
 
+_CUDNN_ALIGNMENT_BYTES = 256
+"""Bytes that cuDNN takes beside its tensors, to align them."""
+
+
 def cudnn_attention_backward(
     args: Sequence[Any], outputs: Sequence[Tensor], profile: KernelProfile
 ) -> Sequence[int | Bound]:
-    """Estimate of the workspaces: the query's gradient in fp32, and two sums per row."""
+    """Workspace: the query's gradient in fp32, a sum per row, and of fewer key heads the gradients of all query heads.
+
+    As measured with cuDNN 9.19 on an H100 for half types, of widths 64, 96 and 128, to the byte.
+    """
     del outputs, profile
-    batch, heads, length, width = args[1].shape
+    query, key, value = args[1:4]
+    batch, heads, length, width = query.shape
     rows = batch * heads * length
-    return [rows * width * FLOAT_BYTES + 2 * rows * FLOAT_BYTES]
+    expanded = sum(bytes_of(tensor) // tensor.shape[1] * heads for tensor in (key, value) if tensor.shape[1] != heads)
+    return [rows * (width + 1) * FLOAT_BYTES + expanded + _CUDNN_ALIGNMENT_BYTES]

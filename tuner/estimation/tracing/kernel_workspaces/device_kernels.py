@@ -87,7 +87,10 @@ _ALLOCATED_IN_ORDER: Mapping[OpOverload, tuple[int, ...]] = {
 }
 """Positions of the results of an operator, in the order in which its kernel allocates them where that is another."""
 
-_WORKSPACES_AFTER_RESULTS: Mapping[OpOverload, int] = {_aten.embedding_dense_backward.default: SUMMING_WORKSPACES}
+_WORKSPACES_AFTER_RESULTS: Mapping[OpOverload, int] = {
+    _aten.embedding_dense_backward.default: SUMMING_WORKSPACES,
+    CUDNN_ATTENTION_BACKWARD: 1,  # `run_cudnn_SDP_bprop` takes the gradients that it is to write
+}
 """Number of the last workspaces of an operator that its kernel allocates after the results; of others it is 0."""
 
 _WORKSPACES: Mapping[OpOverload, Workspace] = {

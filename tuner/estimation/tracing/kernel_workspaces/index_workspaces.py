@@ -12,7 +12,7 @@ from tuner.estimation.tracing.kernel_workspaces.workspace import FLOAT_BYTES, IN
 from tuner.schemas.gpus import KernelProfile
 
 _INDICES_PER_SUM = 10
-SUMMING_WORKSPACES = 6
+SUMMING_WORKSPACES = 4
 """Number of the last workspaces of ``embedding_backward``, which come after the result: it is made between the two."""
 
 
@@ -20,9 +20,9 @@ def embedding_backward(args: Sequence[Any], outputs: Sequence[Tensor], profile: 
     """Workspaces of ``EmbeddingBackwardKernel.cu``: sorted indices with their positions, then fp32 sums per segment.
 
     A segment is a row that occurs in the indices, so there are at most as many as indices, or rows. There is a partial
-    sum for every ten indices and for every segment. Here these are two blocks, with a tenth of a sum per index, so that
-    they grow evenly. Up to 3,072 indices without a padding index are summed without sorting (``Embedding.cu``). Their
-    small workspaces are counted all the same, because the list of blocks must not depend on the micro-batch size.
+    sum for every ten indices and for every segment; here a tenth of a sum per index, so that the block grows evenly. Up
+    to 3,072 indices without a padding index are summed without sorting (``Embedding.cu``). Their small workspaces are
+    counted all the same, because the list of blocks must not depend on the micro-batch size.
     """
     del outputs, profile
     gradient, indices, rows = args[:3]
@@ -32,12 +32,15 @@ def embedding_backward(args: Sequence[Any], outputs: Sequence[Tensor], profile: 
     def per_segment(nbytes: int) -> Bound:
         return Bound(unbounded_bytes=count * nbytes, max_bytes=rows * nbytes)
 
+    def per_partial_sum(nbytes: int) -> Bound:
+        beside = count * -(-nbytes // _INDICES_PER_SUM)
+        return per_segment(nbytes).model_copy(update={"beside_bytes": beside})
+
     return [
         *[count * INDEX_BYTES] * 4,
-        *[per_segment(INDEX_BYTES)] * 3,
-        count * -(-INDEX_BYTES // _INDICES_PER_SUM),
-        per_segment(sum_bytes),
-        count * -(-sum_bytes // _INDICES_PER_SUM),
+        *[per_segment(INDEX_BYTES)] * 2,
+        per_partial_sum(INDEX_BYTES),
+        per_partial_sum(sum_bytes),
     ]
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from tuner.estimation.trace import Bound
 from tuner.estimation.tracing.kernel_workspaces.workspace import IMAGE_DIMENSIONS, bytes_of
-from tuner.estimation.tracing.torch_internals import CUDNN_ATTENTION, CUDNN_ATTENTION_BACKWARD, OpOverload
+from tuner.estimation.tracing.torch_internals import OpOverload
 from tuner.schemas.gpus import KernelProfile
 
 _aten = torch.ops.aten
@@ -21,8 +21,6 @@ CONVOLUTIONS = frozenset({_aten.convolution.default, _aten.convolution_backward.
 _LIBRARY_CALLS: Mapping[OpOverload, str] = {
     _aten.convolution.default: "convolution",
     _aten.convolution_backward.default: "convolution-backward",
-    CUDNN_ATTENTION: "attention",
-    CUDNN_ATTENTION_BACKWARD: "attention-backward",
 }
 _TYPES: Mapping[torch.dtype, str] = {torch.float32: "fp32", torch.float16: "half", torch.bfloat16: "half"}
 """Both half types run the same kernels."""
@@ -51,17 +49,13 @@ def library_call(func: OpOverload, args: Sequence[Any], outputs: Sequence[Tensor
     name = _LIBRARY_CALLS.get(func)
     if name is None:
         return None
-    if func in CONVOLUTIONS:
-        weight = args[1] if func is _aten.convolution.default else args[2]
-        samples = (args[0], *outputs) if func is _aten.convolution.default else args[:2]
-        layout = _layout(args[0]) if args[8 if func is _aten.convolution.default else 9] == 1 else "grouped"
-    else:
-        weight, layout = None, "heads"
-        samples = (*args[:3], outputs[0]) if func is CUDNN_ATTENTION else args[:5]
+    weight = args[1] if func is _aten.convolution.default else args[2]
+    samples = (args[0], *outputs) if func is _aten.convolution.default else args[:2]
+    layout = _layout(args[0]) if args[8 if func is _aten.convolution.default else 9] == 1 else "grouped"
     sample_bytes = sum(bytes_of(tensor) for tensor in samples)
     return LibraryCall(
         kind=f"{name} {_TYPES.get(args[0].dtype, 'other')} {layout}",
-        operand_bytes=sample_bytes + (bytes_of(weight) if weight is not None else 0),
+        operand_bytes=sample_bytes + bytes_of(weight),
         sample_bytes=sample_bytes,
     )
 
