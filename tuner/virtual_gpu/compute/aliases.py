@@ -39,6 +39,15 @@ def on_cpu(value: Any) -> Any:  # noqa: ANN401 - an argument of any operator
     return _CPU if isinstance(value, torch.device) else mapped(value, alias)
 
 
+def storage_address(tensor: Tensor) -> int:
+    """Return the address at which the storage of a tensor begins.
+
+    Not by ``untyped_storage``: an object of Python would hold the storage from then on, and autograd would no longer
+    add gradients to it in place.
+    """
+    return tensor.data_ptr() - int(tensor.storage_offset()) * tensor.element_size() if tensor.numel() else 0
+
+
 def alias(tensor: Tensor) -> Tensor:
     """Return a CPU tensor with the memory, shape and strides of a CUDA tensor, or the tensor if it is on the CPU.
 
@@ -46,12 +55,13 @@ def alias(tensor: Tensor) -> Tensor:
     """
     if not tensor.is_cuda:
         return tensor
-    storage = tensor.untyped_storage()
-    if storage.nbytes() == 0:
+    reached = sum((size - 1) * stride for size, stride in zip(tensor.size(), tensor.stride(), strict=True)) + 1
+    if tensor.numel() == 0:
         return torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device=_CPU)
-    memory = storage_at(storage.data_ptr(), _CPU, storage.nbytes())
+    # from the first element on: for the reason of ``storage_address``
+    memory = storage_at(tensor.data_ptr(), _CPU, reached * tensor.element_size())
     shared = torch.empty(0, dtype=tensor.dtype, device=_CPU)
-    shared.set_(memory, tensor.storage_offset(), tensor.size(), tensor.stride())
+    shared.set_(memory, 0, tensor.size(), tensor.stride())
     if tensor.is_conj():
         shared = shared.conj()
     return shared.neg() if tensor.is_neg() else shared

@@ -21,7 +21,7 @@ from tuner.torch_internals import (
     numbers_as_tensors,
     schema_of,
 )
-from tuner.virtual_gpu.compute.aliases import alias, mapped, on_cpu, tensors_in, write_zeros
+from tuner.virtual_gpu.compute.aliases import alias, mapped, on_cpu, storage_address, tensors_in, write_zeros
 from tuner.virtual_gpu.compute.random_numbers import PhiloxState, philox_state
 from tuner.virtual_gpu.compute.substitutes import IN_FLOAT, SUBSTITUTES, Substitute
 from tuner.virtual_gpu.uncomputed import UncomputedLog
@@ -203,9 +203,9 @@ class ComputedKernel:
 
     def _zero_new(self, results: Any, args: Arguments, kwargs: Options) -> None:  # noqa: ANN401 - any operator's
         """Zero the results that the operator has allocated."""
-        given = {tensor.untyped_storage().data_ptr() for tensor in tensors_in((*args, *kwargs.values()))}
+        given = {storage_address(tensor) for tensor in tensors_in((*args, *kwargs.values()))}
         for tensor in tensors_in((results,)):
-            if tensor.untyped_storage().data_ptr() not in given:
+            if storage_address(tensor) not in given:
                 write_zeros(tensor)
 
 

@@ -15,6 +15,7 @@
 namespace virtual_gpu {
 
 namespace {
+constexpr size_t kRangeBytes = size_t{32} << 20;  // of addresses, as seen on an H100 with driver 580
 constexpr size_t kRegionBytes = size_t{4} << 40;  // more than the memory of kMostGpus of the largest cards
 constexpr size_t kPageBytes = 4096;
 constexpr size_t kPagesPerGranule = kGranularity / kPageBytes;
@@ -112,18 +113,31 @@ bool may_write(uintptr_t begin, size_t bytes) {
   return false;
 }
 
-// First fit. Returns 0 if there is no such gap.
+// Take bytes of a gap from `address` on, and leave what is before it and behind it.
+void split_gap(std::map<uintptr_t, size_t> &gaps, std::map<uintptr_t, size_t>::iterator gap, uintptr_t address,
+               size_t bytes) {
+  const auto [begin, size] = *gap;
+  gaps.erase(gap);
+  if (address > begin) gaps[begin] = address - begin;
+  if (address + bytes < begin + size) gaps[address + bytes] = begin + size - address - bytes;
+}
+
+// In the lowest gap with room above the last range, else in a new range below all others, as drivers do. Returns 0 if
+// there is no such gap.
 uintptr_t take_gap(std::map<uintptr_t, size_t> &gaps, size_t bytes, size_t alignment) {
-  for (auto gap = gaps.begin(); gap != gaps.end(); ++gap) {
-    const auto [begin, size] = *gap;
-    const uintptr_t address = round_up(begin, alignment), end = begin + size;
-    if (address + bytes > end) continue;
-    gaps.erase(gap);
-    if (address > begin) gaps[begin] = address - begin;
-    if (address + bytes < end) gaps[address + bytes] = end - address - bytes;
+  if (gaps.empty()) return 0;
+  for (auto gap = std::next(gaps.begin()); gap != gaps.end(); ++gap) {
+    const uintptr_t address = round_up(gap->first, alignment);
+    if (address + bytes > gap->first + gap->second) continue;
+    split_gap(gaps, gap, address, bytes);
     return address;
   }
-  return 0;
+  const auto last = gaps.begin();
+  const uintptr_t end = round_down(last->first + last->second, std::max(alignment, kRangeBytes));
+  const size_t range = round_up(bytes, std::max(alignment, kRangeBytes));
+  if (end < last->first + range) return 0;
+  split_gap(gaps, last, end - range, bytes);
+  return end - range;
 }
 
 // Return a gap, and join it with its neighbours.
