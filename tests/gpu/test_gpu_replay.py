@@ -130,7 +130,7 @@ def replayed(found: dict[str, Any], settings: AllocatorSettings, since: int = 0)
 
 
 def test_a_replay_has_torchs_own_peaks(recorded: tuple[str, str, dict[str, Any]]) -> None:
-    """Allocated within 1 %, and reserved, of which addresses decide more, within 3: until the first update and after."""
+    """Allocated within 1 %, and reserved, more by addresses, within 3: in the first update and the second."""
     _, allocator, found = recorded
     assert found["fits"]
     assert len({entry["stream"] for entry in found["history"] if entry["action"] == "alloc"}) == 1, "one stream"
@@ -145,16 +145,15 @@ def test_a_replay_has_torchs_own_peaks(recorded: tuple[str, str, dict[str, Any]]
 
 
 def test_torch_gets_through_with_the_least_capacity(recorded: tuple[str, str, dict[str, Any]]) -> None:
-    """A process limited to 4 % more than the least capacity makes both updates.
+    """A process limited to 2 % and a segment more than the least capacity makes both updates.
 
     Under pressure blocks lie elsewhere than in the replay, so the margin covers what the addresses decide; in
-    expandable segments one page more, since torch holds a limit against what is asked for, not against what it maps.
+    expandable segments also that torch holds a limit against what is asked for, not against what it maps.
     """
     name, allocator, found = recorded
     settings, _ = ALLOCATORS[allocator]
     least = minimum_capacity(*recorded_requests(found["history"]), settings)
-    page = settings.large_segment_bytes if settings.expandable_segments else 0
-    assert recording(name, allocator, int(least * 1.04) + page)["fits"]
+    assert recording(name, allocator, int(least * 1.02) + settings.large_segment_bytes)["fits"]
 
 
 @pytest.mark.parametrize("allocator", ALLOCATORS)

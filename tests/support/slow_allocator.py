@@ -67,7 +67,6 @@ class SlowAllocator:
         self.segments: list[Segment] = []
         self.retries = 0
         self.peak_reserved = 0
-        self.ranges: dict[int, list[int]] = {}
         if expandable:
             self.segments = [Segment(True, [], 2 * MIB, True), Segment(False, [], 20 * MIB, True)]
 
@@ -140,11 +139,13 @@ class SlowAllocator:
         return segment, segment.stretches()[0]
 
     def place(self, length: int) -> int:
-        """Where the driver puts a segment: in the lowest range with room, or a new one of 32 MiB or more below all."""
-        roomy = [start for start, lengths in self.ranges.items() if -sum(lengths) % (32 * MIB) >= length]
-        start = min(roomy, default=min(self.ranges, default=0) - -(-length // (32 * MIB)) * 32 * MIB)
-        self.ranges.setdefault(start, []).append(length)
-        return start + sum(self.ranges[start][:-1])
+        """Where the driver puts a segment: in the lowest gap with room, or in a new range of 32 MiB or more below."""
+        lowest = min((it.place for it in self.segments), default=0) // (32 * MIB) * 32 * MIB
+        begins = [it.place for it in self.segments] + [0]
+        for start in [lowest, *(it.place + it.reserved for it in self.segments)]:
+            if min(at for at in [*begins, ENDLESS] if at >= start) - start >= length and start < 0:
+                return start
+        return lowest - -(-length // (32 * MIB)) * 32 * MIB
 
     def extended(self, size: int) -> tuple[Segment, Stretch] | None:
         """The lowest place where free blocks and holes in a row have room; holes are filled from the left."""

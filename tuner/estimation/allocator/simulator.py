@@ -153,34 +153,40 @@ class CachingAllocator:
 class _DriverAddresses:
     """The order of the addresses that `cudaMalloc` gives to segments.
 
-    Each new range lies below all others, and is filled upwards by segments that have room in it, the newest range
-    first. So it was on an H100 with driver 580, in 99.7 % of all pairs of segments. Addresses of freed segments are not
-    given again here.
+    A segment is put into the lowest gap above the lowest range that has room, else at the begin of a new range below
+    all others. So it was on an H100 with driver 580, in 99.7 % of all pairs of segments.
     """
 
     def __init__(self) -> None:
         self._lowest = _ADDRESS_SPACE // 4
-        self._ranges: list[tuple[int, int]] = []
-        """Start and bytes of what is left of ranges, the oldest first."""
+        self._gaps: list[tuple[int, int]] = []
+        """Start and bytes of the gaps, by address."""
 
     def place(self, nbytes: int) -> int:
-        """Return the place of a segment; twice the bytes lie between two, so that segments never touch."""
-        for index in reversed(range(len(self._ranges))):
-            start, left = self._ranges[index]
-            if left >= nbytes:
-                self._keep(index, start + nbytes, left - nbytes)
-                return 2 * start
-        size = rounded_up(nbytes, _DRIVER_RANGE_BYTES)
-        self._lowest -= size
-        self._ranges.append((self._lowest, size))
-        self._keep(-1, self._lowest + nbytes, size - nbytes)
-        return 2 * self._lowest
+        """Return where a segment lies."""
+        for index, (start, room) in enumerate(self._gaps):
+            if room >= nbytes:
+                self._gaps[index : index + 1] = [(start + nbytes, room - nbytes)] if room > nbytes else []
+                return start
+        room = rounded_up(nbytes, _DRIVER_RANGE_BYTES)
+        self._lowest -= room
+        if room > nbytes:
+            self._gaps.insert(0, (self._lowest + nbytes, room - nbytes))
+        return self._lowest
 
-    def _keep(self, index: int, start: int, left: int) -> None:
-        if left < SMALL_SEGMENT_BYTES:
-            del self._ranges[index]
-        else:
-            self._ranges[index] = (start, left)
+    def give_back(self, start: int, nbytes: int) -> None:
+        """Make a gap of a segment, and join it with its neighbours."""
+        index = bisect_left(self._gaps, (start, 0))
+        if index < len(self._gaps) and self._gaps[index][0] == start + nbytes:
+            nbytes += self._gaps.pop(index)[1]
+        if index and sum(self._gaps[index - 1]) == start:
+            start, room = self._gaps.pop(index - 1)
+            nbytes += room
+        if start == self._lowest:
+            self._lowest += nbytes - nbytes % _DRIVER_RANGE_BYTES
+            start, nbytes = self._lowest, nbytes % _DRIVER_RANGE_BYTES
+        if nbytes:
+            insort(self._gaps, (start, nbytes))
 
 
 class _Pool:
@@ -263,7 +269,7 @@ class _Pool:
         if self.reserved_bytes + segment > limit_bytes:
             self.refused_bytes = self.reserved_bytes + segment
             return 0
-        address = self._base + self._addresses.place(segment)
+        address = self._base + 2 * self._addresses.place(segment)  # twice: segments never touch
         self._segments[address] = segment
         self.reserved_bytes += segment
         self._start_by_end[address + segment] = address
@@ -296,7 +302,9 @@ class _Pool:
 
     def _release_segment(self, address: int) -> None:
         self._remove(address)
-        self.reserved_bytes -= self._segments.pop(address)
+        segment = self._segments.pop(address)
+        self.reserved_bytes -= segment
+        self._addresses.give_back((address - self._base) // 2, segment)
 
     def _allocate_found(self, address: int, found: int, size: int) -> int:
         """Allocate a block that is only listed by its end, and cache its remainder (`alloc_found_block`)."""

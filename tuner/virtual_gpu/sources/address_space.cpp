@@ -92,7 +92,7 @@ AddressSpace *make_address_space() {
   madvise(region, kRegionBytes, MADV_NOHUGEPAGE);  // a byte that is written costs 4 KiB, not 2 MiB
   madvise(region, kRegionBytes, MADV_DONTDUMP);
   space->begin = round_up(reinterpret_cast<uintptr_t>(region), kGranularity);
-  space->end = round_down(reinterpret_cast<uintptr_t>(region) + kRegionBytes, kGranularity);
+  space->end = round_down(reinterpret_cast<uintptr_t>(region) + kRegionBytes, kRangeBytes);
   space->gaps[space->begin] = space->end - space->begin;
   return space;
 }
