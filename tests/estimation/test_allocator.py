@@ -8,7 +8,12 @@ from hypothesis import strategies as st
 
 from tests.support.slow_allocator import ENDLESS, Segment, SlowAllocator
 from tuner.errors import EstimateError
-from tuner.estimation.allocator.config import DEFAULT_SETTINGS, EXPANDABLE_SEGMENTS, AllocatorSettings
+from tuner.estimation.allocator.config import (
+    DEFAULT_SETTINGS,
+    EXPANDABLE_SEGMENTS,
+    AllocatorSettings,
+    takes_oldest_first,
+)
 from tuner.estimation.allocator.simulator import CachingAllocator
 
 KIB = 1024
@@ -140,23 +145,33 @@ def test_fragmentation_runs_out_of_memory_although_enough_is_free() -> None:
     keepers = [blocks[0], blocks[2]]
     allocator.free(blocks[1])
     allocator.free(blocks[3])
-    assert keepers[0] - keepers[1] >= 20 * MIB, "a newer segment lies below an older one"
+    assert keepers[1] - keepers[0] >= 20 * MIB, "in two segments"
     assert allocator.malloc(18 * MIB) is None
     assert (allocator.allocated_bytes, allocator.reserved_bytes, allocator.retries) == (18 * MIB, 40 * MIB, 1)
 
 
-def test_of_equal_blocks_that_of_the_newest_segment_is_taken() -> None:
-    """A driver gives new segments lower addresses, and of equal blocks the lowest is taken."""
-    allocator = CachingAllocator()
-    older, newer = (taken(allocator, 20 * MIB) for _ in range(2))
-    for block in (newer, older):
-        allocator.free(block)
-    assert taken(allocator, 20 * MIB) == newer < older
+def test_of_equal_blocks_that_of_the_oldest_segment_is_taken() -> None:
+    """So in torch 2.13. Up to 2.11 the lowest address is taken, and a driver gives new segments lower addresses."""
+    for oldest_first in (True, False):
+        allocator = CachingAllocator(None, AllocatorSettings(oldest_first=oldest_first))
+        older, newer = (taken(allocator, 20 * MIB) for _ in range(2))
+        for block in (newer, older):
+            allocator.free(block)
+        assert taken(allocator, 20 * MIB) == (older if oldest_first else newer)
+
+
+@pytest.mark.parametrize(
+    ("version", "oldest"),
+    [("2.8.0", False), ("2.11.0+cu130", False), ("2.12.1", True), ("2.13.0+cpu", True), ("3.0", True)],
+)
+def test_the_version_of_torch_decides_between_equal_blocks(version: str, *, oldest: bool) -> None:
+    """The order of blocks changed in torch 2.12."""
+    assert takes_oldest_first(version) == oldest
 
 
 def test_segments_fill_a_range_of_addresses_upwards() -> None:
     """Two segments of 12 MiB in a range of 32; one of 20 has no room there, and leaves some for one of 2."""
-    allocator = CachingAllocator()
+    allocator = CachingAllocator(None, AllocatorSettings(oldest_first=False))
     first, second, wide = (taken(allocator, size * MIB) for size in (12, 12, 20))
     assert wide < first < second
     for block in (first, second):
@@ -375,13 +390,17 @@ CAPACITIES = st.integers(1, 100).map(lambda size: size * 2 * MIB)
     capacity=st.none() | CAPACITIES,
     expandable=st.booleans(),
     max_split=st.sampled_from([None, 20 * MIB, 30 * MIB]),
+    oldest_first=st.booleans(),
 )
 def test_the_simulator_equals_a_slow_model(
-    *, actions: list[int], capacity: int | None, expandable: bool, max_split: int | None
+    *, actions: list[int], capacity: int | None, expandable: bool, max_split: int | None, oldest_first: bool
 ) -> None:
     """After every request and every free, blocks, bytes, retries, peaks and refusals are equal."""
-    fast = CachingAllocator(capacity, AllocatorSettings(expandable_segments=expandable, max_split_bytes=max_split))
-    slow = SlowAllocator(capacity or ENDLESS, expandable=expandable, max_split=max_split or ENDLESS)
+    kind = AllocatorSettings(expandable_segments=expandable, max_split_bytes=max_split, oldest_first=oldest_first)
+    fast = CachingAllocator(capacity, kind)
+    slow = SlowAllocator(
+        capacity or ENDLESS, expandable=expandable, max_split=max_split or ENDLESS, oldest_first=oldest_first
+    )
     blocks: list[tuple[int, tuple[Segment, int]]] = []
     for action in actions:
         if action < 0 and blocks:

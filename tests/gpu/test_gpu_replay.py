@@ -50,6 +50,8 @@ WORKLOADS = {
     ),
 }
 """Each with its micro-batch size; an update has two micro-batches."""
+IS_EXACT = not torch.__version__.startswith(("2.8.", "2.9.", "2.10.", "2.11.", "2.12."))
+"""Whether the simulator knows the order of equal blocks (see ``takes_oldest_first``)."""
 
 
 def record(name: str, limit_bytes: int, device_name: str = "cuda:0") -> dict[str, Any]:
@@ -130,7 +132,10 @@ def replayed(found: dict[str, Any], settings: AllocatorSettings, since: int = 0)
 
 
 def test_a_replay_has_torchs_own_peaks(recorded: tuple[str, str, dict[str, Any]]) -> None:
-    """Allocated within 1 %, and reserved, more by addresses, within 3: in the first update and the second."""
+    """Allocated and reserved bytes of the first update and of the second, to the byte from torch 2.13 on.
+
+    Before, addresses decided between equal blocks: allocated within 1 %, reserved within 3.
+    """
     _, allocator, found = recorded
     assert found["fits"]
     assert len({entry["stream"] for entry in found["history"] if entry["action"] == "alloc"}) == 1, "one stream"
@@ -140,20 +145,22 @@ def test_a_replay_has_torchs_own_peaks(recorded: tuple[str, str, dict[str, Any]]
         (replayed(first, settings), found["first"]),
         (replayed(found, settings, since=found["mark"]), found["second"]),
     ):
-        assert peaks_found[0] == pytest.approx(expected[0], rel=0.01)
-        assert peaks_found[1] == pytest.approx(expected[1], rel=0.03)
+        assert peaks_found[0] == pytest.approx(expected[0], rel=0 if IS_EXACT else 0.01)
+        assert peaks_found[1] == pytest.approx(expected[1], rel=0 if IS_EXACT else 0.03)
 
 
 def test_torch_gets_through_with_the_least_capacity(recorded: tuple[str, str, dict[str, Any]]) -> None:
-    """A process limited to 2 % and a segment more than the least capacity makes both updates.
+    """A process limited to the least capacity makes both updates.
 
-    Under pressure blocks lie elsewhere than in the replay, so the margin covers what the addresses decide; in
-    expandable segments also that torch holds a limit against what is asked for, not against what it maps.
+    Where addresses decide, blocks lie elsewhere under pressure than in the replay, and in expandable segments torch
+    holds a limit against what is asked for, not against what it maps: 2 % and a segment more.
     """
     name, allocator, found = recorded
     settings, _ = ALLOCATORS[allocator]
     least = minimum_capacity(*recorded_requests(found["history"]), settings)
-    assert recording(name, allocator, int(least * 1.02) + settings.large_segment_bytes)["fits"]
+    if not IS_EXACT or settings.expandable_segments:
+        least = int(least * 1.02) + settings.large_segment_bytes
+    assert recording(name, allocator, least)["fits"]
 
 
 @pytest.mark.parametrize("allocator", ALLOCATORS)

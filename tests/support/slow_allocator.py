@@ -60,8 +60,9 @@ class Segment:
 class SlowAllocator:
     """The allocator as its rules say, by looking at everything each time."""
 
-    def __init__(self, capacity: int, *, expandable: bool, max_split: int) -> None:
+    def __init__(self, capacity: int, *, expandable: bool, max_split: int, oldest_first: bool) -> None:
         self.capacity = capacity
+        self.oldest_first = oldest_first
         self.expandable = expandable
         self.max_split = max_split
         self.segments: list[Segment] = []
@@ -97,7 +98,7 @@ class SlowAllocator:
         del segment.taken[start]
 
     def pool(self, size: int) -> list[Segment]:
-        """The segments for blocks of a size, in the order of their addresses."""
+        """The segments for blocks of a size, by age or by address."""
         return [segment for segment in self.segments if segment.small == (size <= MIB)]
 
     def cached(self, size: int) -> tuple[Segment, Stretch] | None:
@@ -135,6 +136,9 @@ class SlowAllocator:
         if self.reserved + length > self.capacity:
             return None
         segment = Segment(size <= MIB, [True], length, grows=False, place=self.place(length))
+        if self.oldest_first:
+            self.segments.append(segment)
+            return segment, segment.stretches()[0]
         self.segments = sorted([*self.segments, segment], key=lambda it: it.place)
         return segment, segment.stretches()[0]
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib import metadata
 
 from tuner.errors import EstimateError
 
@@ -31,9 +32,29 @@ ROUNDING_INTERVALS = 16
 _NO_DIVISIONS = (0,) * ROUNDING_INTERVALS
 
 
+def takes_oldest_first(torch_version: str) -> bool:
+    """Return whether that torch takes, of free blocks of equal size, the one in the oldest segment.
+
+    Torch 2.13 and later do (`BlockComparatorSizeCounterAddress`); up to 2.11, the lowest address decided. Torch 2.12
+    takes the block that was made first, and counts as its successors here. Seen on 2.11.0, 2.12.1, 2.13.0 and 2.14.1.
+    """
+    major, minor = torch_version.split(".")[:2]
+    return (int(major), int(minor)) >= (2, 12)
+
+
+def _installed_torch() -> str:
+    try:
+        return metadata.version("torch")
+    except metadata.PackageNotFoundError:
+        return "2.13"
+
+
+_OLDEST_FIRST = takes_oldest_first(_installed_torch())
+
+
 @dataclass(frozen=True)
 class AllocatorSettings:
-    """The settings of `PYTORCH_ALLOC_CONF` that affect the placement of blocks.
+    """What affects the placement of blocks: the settings of `PYTORCH_ALLOC_CONF`, and the version of torch.
 
     Attributes:
         expandable_segments: one segment per pool that grows by pages, instead of one segment per `cudaMalloc`.
@@ -42,6 +63,7 @@ class AllocatorSettings:
         large_segment_bytes: the segment of requests below 10 MiB, and the page of expandable segments.
         roundup_power2_divisions: for sizes from 1 MiB, 2 MiB, ... 64 GiB, the number of steps between two powers of two
             to which requests are rounded up; 0 and 1 mean rounding to 512 bytes.
+        oldest_first: see ``takes_oldest_first``; as the installed torch does.
     """
 
     expandable_segments: bool = False
@@ -49,6 +71,7 @@ class AllocatorSettings:
     max_non_split_rounding_bytes: int = LARGE_SEGMENT_BYTES
     large_segment_bytes: int = LARGE_SEGMENT_BYTES
     roundup_power2_divisions: tuple[int, ...] = _NO_DIVISIONS
+    oldest_first: bool = _OLDEST_FIRST
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> AllocatorSettings:

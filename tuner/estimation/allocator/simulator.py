@@ -3,13 +3,14 @@
 Follows torch 2.13: `c10/cuda/CUDACachingAllocator.cpp` (functions of its `DeviceCachingAllocator` are named below) and
 `c10/core/AllocatorConfig.h` (the constants). Omitted are several streams, blocks held by events, and private pools of
 CUDA graphs, because a training step on one stream has none of them, and `garbage_collection_threshold`, which torch
-applies only with a memory fraction. Addresses of segments are in the order that a driver gives them: of two free blocks
-of equal sizes, the lower one is taken.
+applies only with a memory fraction. Of free blocks of equal size, the one at the lowest address is taken here, so the
+addresses of segments are in the order in which the simulated version of torch prefers them.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left, insort
+from typing import TypeAlias
 
 from typing_extensions import override
 
@@ -22,6 +23,7 @@ from tuner.estimation.allocator.config import (
     rounded_up,
 )
 
+_Addresses: TypeAlias = "_AddressesByAge | _DriverAddresses"
 _UNLIMITED = 1 << 100
 """More than any update needs: a million tensors of 2**64 bytes."""
 _ADDRESS_BITS = 128
@@ -53,7 +55,7 @@ class CachingAllocator:
     def __init__(self, capacity_bytes: int | None = None, settings: AllocatorSettings = DEFAULT_SETTINGS) -> None:
         kind = _ExpandablePool if settings.expandable_segments else _Pool
         self._live: dict[int, int] = {}
-        addresses = _DriverAddresses()
+        addresses = _AddressesByAge() if settings.oldest_first else _DriverAddresses()
         self._small = kind(settings, self._live, addresses, is_small=True)
         self._large = kind(settings, self._live, addresses, is_small=False)
         self._capacity = _UNLIMITED if capacity_bytes is None else capacity_bytes
@@ -150,6 +152,21 @@ class CachingAllocator:
         return address
 
 
+class _AddressesByAge:
+    """Addresses of segments in the order of their allocation."""
+
+    def __init__(self) -> None:
+        self._next = 0
+
+    def place(self, nbytes: int) -> int:
+        """Return where a segment lies."""
+        self._next += nbytes
+        return self._next - nbytes
+
+    def give_back(self, start: int, nbytes: int) -> None:
+        """Do nothing: addresses are not given again."""
+
+
 class _DriverAddresses:
     """The order of the addresses that `cudaMalloc` gives to segments.
 
@@ -198,7 +215,7 @@ class _Pool:
     """
 
     def __init__(
-        self, settings: AllocatorSettings, live: dict[int, int], addresses: _DriverAddresses, *, is_small: bool
+        self, settings: AllocatorSettings, live: dict[int, int], addresses: _Addresses, *, is_small: bool
     ) -> None:
         self.reserved_bytes = 0
         self.refused_bytes = 0
@@ -339,7 +356,7 @@ class _ExpandablePool(_Pool):
     """
 
     def __init__(
-        self, settings: AllocatorSettings, live: dict[int, int], addresses: _DriverAddresses, *, is_small: bool
+        self, settings: AllocatorSettings, live: dict[int, int], addresses: _Addresses, *, is_small: bool
     ) -> None:
         super().__init__(settings, live, addresses, is_small=is_small)
         self._page = SMALL_SEGMENT_BYTES if is_small else settings.large_segment_bytes
