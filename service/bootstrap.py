@@ -170,7 +170,7 @@ def _application(
 ) -> ApplicationContext:
     return ApplicationContext(
         store,
-        Policy(settings.python_targets, settings.data_roots, _quota(settings)),
+        Policy(settings.python_targets, settings.data_roots, _quota(settings), settings.hub_models),
         settings.runs_dir,
         settings.lease_seconds,
         notify,

@@ -15,7 +15,7 @@
        |- NotFoundError, ConflictError, NotEndedError, InvalidCursorError, InvalidInputError, MalformedJsonError
        |- IdempotencyKeyInFlightError, IdempotencyKeyReusedError, NotOnThisHostError
        |- NotResumableError
-       |- TargetNotAllowedError, CommandNotAllowedError, DataPathNotAllowedError
+       |- TargetNotAllowedError, CommandNotAllowedError, DataPathNotAllowedError, HubModelNotAllowedError
        |- UnknownDeviceError, DeviceMismatchError, InfeasibleRecommendationError, UnsupportedJobError
        |- HostNotAllowedError, ForeignOriginError, CsrfTokenError, BodyTooLargeError, UnsupportedMediaTypeError
        |- NotAuthenticatedError, ScopeMissingError, NotOwnerError, QuotaExceededError
@@ -243,6 +243,14 @@ class DataPathNotAllowedError(RequestError):
     status = HTTPStatus.FORBIDDEN
     code = "data-path-not-allowed"
     title = "This service does not read this path"
+
+
+class HubModelNotAllowedError(RequestError):
+    """The operator has not allow-listed this model of the hub."""
+
+    status = HTTPStatus.FORBIDDEN
+    code = "hub-model-not-allowed"
+    title = "This service does not fetch this model"
 
 
 class UnknownDeviceError(RequestError):

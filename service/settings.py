@@ -68,6 +68,9 @@ class Settings(BaseSettings):
     """Allow-list of `python` workloads, each as `package.module:factory`. They run as the user of this service."""
     data_roots: _Names = ()
     """Folders from which jobs may read data."""
+    hub_models: _Names = ()
+    """Models of the Hugging Face hub that specs may name, as `openai-community/gpt2` or by patterns, as `team/*`. The
+    API reads their configs, and jobs fetch their weights."""
     commands: Path | None = None
     """YAML file of the training commands that callers may tune and run; no command when absent. Read at the start.
     Every process of workers needs the same file."""
@@ -133,7 +136,14 @@ class Settings(BaseSettings):
     work does not count."""
 
     @field_validator(
-        "allowed_hosts", "devices", "python_targets", "data_roots", "webhook_hosts", "webhook_networks", mode="before"
+        "allowed_hosts",
+        "devices",
+        "python_targets",
+        "data_roots",
+        "hub_models",
+        "webhook_hosts",
+        "webhook_networks",
+        mode="before",
     )
     @classmethod
     def _split(cls, value: object) -> object:

@@ -194,7 +194,7 @@ def test_paths_below_the_data_roots_are_taken(tmp_path: Path, path: str) -> None
         Policy([], []).check_data(spec)
 
 
-@pytest.mark.parametrize("folder", ["{outside}", "{root}/../outside", "relative", "{root}/link", "{root}\0"])
+@pytest.mark.parametrize("folder", ["{outside}", "{root}/../outside", "./relative", "{root}/link", "{root}\0"])
 def test_a_pretrained_model_outside_the_data_roots_is_refused(tmp_path: Path, folder: str) -> None:
     """Before anything of it is read."""
     root, outside = tmp_path / "root", tmp_path / "outside"

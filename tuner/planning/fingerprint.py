@@ -129,7 +129,7 @@ def memory_part(spec: WorkloadSpec | CommandSpec) -> dict[str, Any]:
         "evaluation": True,
         "schedule": True,
         "optimizer": optimizer,
-        "model": {"pretrained"},
+        "model": {"pretrained", "revision"},  # the config says it all
     }
     if spec.adapter is not None and spec.adapter.quantization is None:
         scales.add("quantization")

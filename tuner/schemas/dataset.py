@@ -11,15 +11,18 @@ from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from tuner.schemas.base import Document, NonNegativeInt, PositiveInt
 
+OF_THE_MODEL = "pretrained"
+"""The tokenizer in the folder of the pretrained model."""
+
 
 def _names_a_tokenizer(tokenizer: str) -> str:
-    if tokenizer != "bytes" and not tokenizer.endswith(".json"):
-        raise ValueError("must be `bytes`, or the path of a Hugging Face `tokenizer.json`")
+    if tokenizer not in {"bytes", OF_THE_MODEL} and not tokenizer.endswith(".json"):
+        raise ValueError("must be `bytes`, `pretrained`, or the path of a Hugging Face `tokenizer.json`")
     return tokenizer
 
 
 Tokenizer = Annotated[str, AfterValidator(_names_a_tokenizer)]
-"""`bytes`, where token ids 0 to 255 are the UTF-8 bytes of the text, or the path of a `tokenizer.json`."""
+"""`bytes`, where ids 0 to 255 are the UTF-8 bytes of the text, `pretrained`, or the path of a `tokenizer.json`."""
 
 
 class PathRead(NamedTuple):
@@ -41,7 +44,8 @@ class TextData(Document):
     paths: Annotated[tuple[str, ...], Field(min_length=1)]
     """Files, or glob patterns such as `corpus/**/*.txt`. Relative paths start at the working directory."""
     tokenizer: Tokenizer = "bytes"
-    """`bytes`: token ids 0 to 255 are the UTF-8 bytes of the text. Or the path of a Hugging Face `tokenizer.json`."""
+    """`bytes`: token ids 0 to 255 are the UTF-8 bytes of the text. Or the path of a Hugging Face `tokenizer.json`, or
+    `pretrained` for that of `model.pretrained`."""
 
     def paths_read(self) -> list[PathRead]:
         """Every path that a run reads."""
@@ -75,7 +79,8 @@ class RecordsData(Document):
     rejected_field: str = "rejected"
     """Field with the other completion, for `preference`."""
     tokenizer: Tokenizer = "bytes"
-    """`bytes`: token ids 0 to 255 are the UTF-8 bytes of the text. Or the path of a Hugging Face `tokenizer.json`."""
+    """`bytes`: token ids 0 to 255 are the UTF-8 bytes of the text. Or the path of a Hugging Face `tokenizer.json`, or
+    `pretrained` for that of `model.pretrained`."""
 
     def paths_read(self) -> list[PathRead]:
         """Every path that a run reads."""
@@ -154,7 +159,7 @@ def _each(field: str, paths: tuple[str, ...]) -> list[PathRead]:
 
 
 def _tokenizer_read(tokenizer: str) -> list[PathRead]:
-    return [] if tokenizer == "bytes" else [_file("tokenizer", tokenizer)]
+    return [] if tokenizer in {"bytes", OF_THE_MODEL} else [_file("tokenizer", tokenizer)]
 
 
 def _file(field: str, path: str) -> PathRead:

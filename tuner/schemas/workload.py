@@ -13,8 +13,9 @@ from typing import Annotated, ClassVar, Literal, Self
 from pydantic import Field, JsonValue, ValidationInfo, field_validator, model_validator
 
 from tuner.schemas.base import Document, load_document, parse_document
-from tuner.schemas.dataset import BatchSpec, DataSpec, EvaluationSpec, PreferenceSpec
+from tuner.schemas.dataset import OF_THE_MODEL, BatchSpec, DataSpec, EvaluationSpec, PreferenceSpec
 from tuner.schemas.model.adapter import QUANTIZED, LoraAdapter
+from tuner.schemas.model.hub import HUB_ID, REVISION, HubModel
 from tuner.schemas.optimizer import OptimizerSpec, ScheduleSpec
 
 Precision = Literal["fp32", "bf16-mixed", "fp16-mixed", "bf16"]
@@ -48,7 +49,7 @@ _LONGEST_PATH = 4096
 
 
 class TransformersModel(Document):
-    """A Hugging Face transformers architecture, from a config or from a pretrained model; nothing is downloaded."""
+    """A Hugging Face transformers architecture, from a config or from a pretrained model."""
 
     ABSENT_FIELDS: ClassVar[Mapping[str, str]] = QUANTIZED
 
@@ -58,8 +59,11 @@ class TransformersModel(Document):
     """The head on the model, and so the batch and the loss: an `AutoModelFor...` class. `speech-seq2seq` writes the
     text of audio (Whisper), `ctc` labels raw audio (wav2vec 2.0), `contrastive` matches images and texts (CLIP)."""
     pretrained: Annotated[str, Field(min_length=1, max_length=_LONGEST_PATH)] | None = None
-    """Folder of a model that `save_pretrained` wrote: `config.json` and safetensors. Training starts from its weights;
-    probes have random weights of the same shapes. Random weights when absent."""
+    """Folder of a model that `save_pretrained` wrote, `config.json` and safetensors, or name of a model on the Hugging
+    Face hub (`openai-community/gpt2`), where no folder has that name. Training starts from its weights; probes have
+    random weights of the same shapes. Random weights when absent."""
+    revision: Annotated[str, Field(pattern=REVISION)] | None = None
+    """Branch, tag or commit of the model on the hub, `main` when absent. A recommendation has the commit."""
     config: Annotated[dict[str, JsonValue], Field(json_schema_extra=_HAS_MODEL_TYPE, validate_default=True)] = Field(
         default_factory=dict
     )
@@ -83,6 +87,19 @@ class TransformersModel(Document):
                 "printable ASCII characters, for example `gpt2`"
             )
         return config
+
+    @model_validator(mode="after")
+    def _revises_a_model_of_the_hub(self) -> Self:
+        if self.revision is not None and self.hub_model is None:
+            raise ValueError("`revision` is that of a model on the hub: `pretrained` must name one, or leave it out")
+        return self
+
+    @property
+    def hub_model(self) -> HubModel | None:
+        """The model on the hub that `pretrained` names; None for a folder, which a path shows from `/`, `.` or `~`."""
+        if self.pretrained is None or not HUB_ID.fullmatch(self.pretrained):
+            return None
+        return HubModel(self.pretrained, self.revision)
 
     @property
     def model_type(self) -> str:
@@ -264,6 +281,18 @@ class WorkloadSpec(Document):
                 has_pairs=self.preference is not None,
             )
         return self
+
+    @model_validator(mode="after")
+    def _has_the_tokenizer_of_its_model(self) -> Self:
+        if self.reads_tokenizer_of_model and getattr(self.model, "pretrained", None) is None:
+            raise ValueError("`tokenizer: pretrained` is that of `model.pretrained`, which the spec does not name")
+        return self
+
+    @property
+    def reads_tokenizer_of_model(self) -> bool:
+        """True if the tokenizer of training or held-out texts is in the folder of the pretrained model."""
+        held_out = None if self.evaluation is None else self.evaluation.data
+        return any(getattr(data, "tokenizer", None) == OF_THE_MODEL for data in (self.data, held_out))
 
     @model_validator(mode="after")
     def _adapts_a_transformers_model(self) -> Self:

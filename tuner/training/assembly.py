@@ -13,7 +13,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -44,6 +43,7 @@ from tuner.training.update_engine import UpdateEngine
 from tuner.workloads.adapters.adapter_weights import base_digest
 from tuner.workloads.base import Workload
 from tuner.workloads.build import build_model, build_workload
+from tuner.workloads.pretrained.hub_files import cache_roots, fetch_model
 from tuner.workloads.pretrained.starting_weights import StartingWeights
 
 _SEEDS_APART = 2**31 - 1
@@ -124,7 +124,13 @@ def build_run(
     micro_batch_size = _bounded(trainable_micro_batch_size(recommendation), paths.micro_batch_bound(), notes)
     workload = build_workload(spec)
     import_metrics(spec)
-    run_data = build_run_data(spec, workload, DataFolders.of_run(paths.cache / "datasets"), ranks.size)
+    is_new = ranks.gather(paths.checkpointed_update())[0] is None
+    folders = DataFolders.of_run(paths.cache / "datasets")
+    needs_pretrained = is_new or _has_frozen_weights(spec) or spec.reads_tokenizer_of_model
+    pretrained = _pretrained(spec, folders.roots) if needs_pretrained else None
+    if pretrained is not None:
+        folders = folders.with_pretrained(*pretrained)
+    run_data = build_run_data(spec, workload, folders, ranks.size)
     data = run_data.training
     notes += data.notes
     epoch_order(request.seed, 0, len(data))  # allocated before the limit; the order of any other epoch is as large
@@ -132,13 +138,12 @@ def build_run(
         request.seed, len(data), recommendation.request.effective_batch_size, ranks.rank, ranks.size, data.lengths
     )
     coupling = RunCoupling(recommendation, request, workload, device, ranks=ranks, notes=notes)
-    is_new = ranks.gather(paths.checkpointed_update())[0] is None
     if is_new:
         coupling.require_separate(accumulates=_accumulates(batch_schedule, micro_batch_size, ranks))
+    if pretrained is not None and (is_new or _has_frozen_weights(spec)):
+        workload = _starting(spec, *pretrained, ranks, notes)
     _limit_memory(recommendation, device)
     seed_everything(request.seed)
-    if is_new or _has_frozen_weights(spec):
-        workload = _starting(spec, workload, ranks, notes)
     model = build_model(spec, workload)
     base_sha256 = _base_digest(spec, model, ranks)
     engine = _build_engine(spec, workload, model, device, ranks)
@@ -210,13 +215,22 @@ def _limit_memory(recommendation: Recommendation, device: MemoryDevice) -> None:
         device.limit(limit)
 
 
-def _starting(spec: WorkloadSpec, workload: Workload, ranks: Ranks, notes: list[str]) -> Workload:
-    """The workload whose model has the weights that a run starts from: pretrained ones, if the spec names any."""
+def _pretrained(spec: WorkloadSpec, roots: DataRoots) -> tuple[Path, DataRoots] | None:
+    """The folder of the pretrained model, fetched if it is on the hub, and what may be read of it; None without one."""
     if not isinstance(spec.model, TransformersModel) or spec.model.pretrained is None:
-        return workload
-    load = StartingWeights(Path(spec.model.pretrained), notes.append, DataRoots.from_environment(os.environ))
+        return None
+    if spec.model.hub_model is None:
+        return Path(spec.model.pretrained), roots
+    folder = fetch_model(spec.model.hub_model)
+    return folder, cache_roots(folder)
+
+
+def _starting(spec: WorkloadSpec, folder: Path, roots: DataRoots, ranks: Ranks, notes: list[str]) -> Workload:
+    """The workload whose model has the pretrained weights that a run starts from."""
+    load, hub_model = StartingWeights(folder, notes.append, roots), getattr(spec.model, "hub_model", None)
     if not ranks.rank:
-        notes.append(f"training starts from the weights in {load.folder} (SHA-256 {load.digest()})")
+        place = f"in {folder}" if hub_model is None else f"of {hub_model}"
+        notes.append(f"training starts from the weights {place} (SHA-256 {load.digest()})")
     return build_workload(spec, load)
 
 

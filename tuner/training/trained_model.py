@@ -12,12 +12,14 @@ from pathlib import Path
 import safetensors
 from torch import nn
 
+from tuner.schemas.dataset import OF_THE_MODEL
 from tuner.schemas.workload import TransformersModel, WorkloadSpec
 from tuner.system.data_roots import DataRoots
 from tuner.system.files import atomic_folder, atomic_path
 from tuner.training.checkpoints import Weights, bytes_of_weights, save_weights, unique_names
 from tuner.workloads.adapters.adapter_output import save_adapter
 from tuner.workloads.build import build_workload
+from tuner.workloads.pretrained.hub_files import cache_roots, cached_model
 from tuner.workloads.pretrained.pretrained_output import copy_tokenizer, save_pretrained
 
 _WEIGHTS = "model.safetensors"
@@ -52,8 +54,8 @@ class ModelWriter:
             if adapter is None:
                 save_pretrained(self._build_model, weights, partial)
             else:
-                base = Path(model.pretrained) if model.pretrained else self._base.absolute()
-                save_adapter(self._build_model, adapter, model.task, weights, base, partial)
+                base = model.pretrained or str(self._base.absolute())
+                save_adapter(self._build_model, adapter, model.task, weights, base, model.revision, partial)
             self._copy_tokenizer(model, partial)
         linked = _linked(folder / _WEIGHTS, weights, path) if adapter is None else None
         return linked or save_weights(weights, path)
@@ -74,10 +76,13 @@ class ModelWriter:
 
     def _copy_tokenizer(self, model: TransformersModel, folder: Path) -> None:
         roots = DataRoots.from_environment(os.environ)
-        if model.pretrained is not None:
+        if (hub_model := model.hub_model) is not None:
+            if (snapshot := cached_model(hub_model)) is not None:
+                copy_tokenizer(snapshot, folder, cache_roots(snapshot))
+        elif model.pretrained is not None:
             copy_tokenizer(Path(model.pretrained), folder, roots)
         tokenizer = getattr(self._spec.data, "tokenizer", "bytes")
-        if tokenizer != "bytes":
+        if tokenizer not in {"bytes", OF_THE_MODEL}:
             copy_tokenizer(Path(tokenizer), folder, roots)
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from tuner.errors import FieldProblem, SpecError
-from tuner.workloads.published_fields import changes_nothing
+from tuner.workloads.published_fields import changes_nothing, is_published
 
 ConfigClass: TypeAlias = Any
 """A subclass of ``transformers.PreTrainedConfig``; transformers ships no usable types."""
@@ -124,6 +124,30 @@ def check_fields(fields: Fields, config_class: ConfigClass, default: Any, path: 
             _check_nested(value, default_value, at)
 
 
+def without_unread(fields: Fields, config_class: ConfigClass, default: object) -> dict[str, Any]:
+    """Return the fields of a published config without those that no code reads (Qwen2.5's `use_mrope`), at any depth.
+
+    So transformers loads it too. Fields that are known to describe another model stay, to be refused.
+
+    Args:
+        fields: the fields, without ``model_type`` at the top.
+        config_class: the class of the configuration.
+        default: a configuration with default values.
+    """
+    kept: dict[str, Any] = {}
+    for name, value in fields.items():
+        nested = _nested_class(value, _value_of(default, name))
+        if nested is not None:
+            kept[name] = without_unread(value, *nested)
+        elif (
+            _is_field(name, value, config_class, default)
+            or _is_part_of_class(name, config_class)
+            or is_published(name, config_class.model_type)
+        ):
+            kept[name] = value
+    return kept
+
+
 def _value_of(config: object, name: str) -> object:
     """A field's value; None without one, or if each layer has its own."""
     with suppress(AttributeError, RuntimeError):
@@ -171,23 +195,35 @@ def _named_values(value: object, path: str) -> Iterator[tuple[str, object, str]]
 
 
 def _require_field(name: str, value: object, config_class: ConfigClass, default: object, path: str) -> None:
-    if name in {*_ALWAYS_ACCEPTED, *_REFUSED, *config_class.attribute_map} or (name, value) in _IGNORED_VALUES:
+    if _is_accepted(name, value, config_class):
         return
     if _is_part_of_class(name, config_class):
         raise _problem(
             f"{path}.{name}", f"is not a field but a part of the class {config_class.__name__}: leave it out"
         )
-    if name in known_fields(config_class, default) or name in _SETTABLE:
-        return
-    if isinstance(inspect.getattr_static(config_class, name, None), property):
-        return  # one that the class has a setter for
-    if name in _UNDECLARED and not hasattr(config_class, name):
-        return
-    if not isinstance(value, (Mapping, list)) and name in _read_by_models(config_class):
+    if _is_field(name, value, config_class, default):
         return
     near = difflib.get_close_matches(name, known_fields(config_class, default), n=3, cutoff=_SIMILARITY)
     hint = f"; did you mean {' or '.join(near)}?" if near else ", and no code of its models reads it: leave it out"
     raise _problem(f"{path}.{name}", f"is not a field of {config_class.__name__}{hint}", value)
+
+
+def _is_accepted(name: str, value: object, config_class: ConfigClass) -> bool:
+    """Return whether a field is one of every configuration, or another name of one of this class."""
+    return name in {*_ALWAYS_ACCEPTED, *_REFUSED, *config_class.attribute_map} or (name, value) in _IGNORED_VALUES
+
+
+def _is_field(name: str, value: object, config_class: ConfigClass, default: object) -> bool:
+    """Return whether the class has a field, or code of its models reads it."""
+    if _is_accepted(name, value, config_class):
+        return True
+    if name in known_fields(config_class, default) or name in _SETTABLE:
+        return True
+    if isinstance(inspect.getattr_static(config_class, name, None), property):
+        return True  # one that the class has a setter for
+    if name in _UNDECLARED and not hasattr(config_class, name):
+        return True
+    return not isinstance(value, (Mapping, list)) and name in _read_by_models(config_class)
 
 
 def _has_no_effect(name: str, fields: Fields, config_class: ConfigClass, default: object) -> bool:
@@ -254,19 +290,22 @@ def _check_implementation(name: str, value: object, at: str) -> None:
 
 def _check_nested(value: object, default: object, path: str) -> None:
     """Check the fields of a nested configuration."""
+    nested = _nested_class(value, default)
+    if nested is not None and isinstance(value, Mapping):
+        check_fields(value, *nested, path)
+
+
+def _nested_class(value: object, default: object) -> tuple[ConfigClass, object] | None:
+    """Return the class of a nested configuration, and one with default values; None if ``value`` is something else."""
     if not isinstance(value, Mapping):
-        return
+        return None
     from transformers import CONFIG_MAPPING, PreTrainedConfig  # noqa: PLC0415 - takes a second to import
 
     named = value.get("model_type")
     if isinstance(named, str) and named in CONFIG_MAPPING:
         config_class = CONFIG_MAPPING[named]
-        inner = default if type(default) is config_class else config_class()
-    elif isinstance(default, PreTrainedConfig):
-        config_class, inner = type(default), default
-    else:
-        return
-    check_fields(value, config_class, inner, path)
+        return config_class, default if type(default) is config_class else config_class()
+    return (type(default), default) if isinstance(default, PreTrainedConfig) else None
 
 
 # --- numbers ---------------------------------------------------------------------------------------------------------

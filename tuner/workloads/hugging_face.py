@@ -34,7 +34,7 @@ from tuner.workloads.causal.routers import (
     router_loss_error,
     wants_router_loss,
 )
-from tuner.workloads.config_fields import check_fields
+from tuner.workloads.config_fields import check_fields, without_unread
 from tuner.workloads.config_safety import check_config, check_model, configs_within, offline
 from tuner.workloads.contrastive import ContrastiveWorkload
 from tuner.workloads.pretrained.starting_weights import StartingWeights
@@ -145,6 +145,8 @@ def build_config(model: TransformersModel, batch: BatchSpec) -> TransformersConf
         except ValueError:
             message = f"is not known to transformers; {_closest(model_type)}"
             raise _problem("config.model_type", message, model_type) from None
+        if model.pretrained is not None:
+            fields = without_unread(fields, type(default), default)
         check_fields(fields, type(default), default)
         try:
             config = AutoConfig.for_model(model_type, **fields)

@@ -101,6 +101,11 @@ _BY_TYPE: Mapping[str, _Values] = {
 """Further fields, by type of model."""
 
 
+def is_published(name: str, model_type: str) -> bool:
+    """Return whether it is known of a field, which transformers does not read, what it says of a model of that type."""
+    return name in _OF_TRANSFORMERS_4 or name in _BY_TYPE.get(model_type, {})
+
+
 def changes_nothing(name: str, value: object, model_type: str, value_of: Callable[[str], object]) -> bool:
     """Return whether a field that transformers does not read leaves the model as it is.
 

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import fnmatch
 import glob
 import re
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
-from service.errors import DataPathNotAllowedError, InvalidInputError, TargetNotAllowedError
+from service.errors import (
+    DataPathNotAllowedError,
+    HubModelNotAllowedError,
+    InvalidInputError,
+    TargetNotAllowedError,
+)
 from service.store.models import UNLIMITED, Quota
 from tuner.errors import DataOutsideRootsError
 from tuner.hardware.allocator_env import CUDA_ALLOCATOR_VARIABLES
@@ -26,8 +32,15 @@ _MAX_ENTRIES = 10_000
 class Policy:
     """Check specs against the operator's settings. ``quota`` limits each API key; the store applies it."""
 
-    def __init__(self, python_targets: Sequence[str], data_roots: Sequence[str], quota: Quota = UNLIMITED) -> None:
+    def __init__(
+        self,
+        python_targets: Sequence[str],
+        data_roots: Sequence[str],
+        quota: Quota = UNLIMITED,
+        hub_models: Sequence[str] = (),
+    ) -> None:
         self.quota = quota
+        self._hub_models = tuple(hub_models)
         self._targets = frozenset(python_targets)
         self._roots = DataRoots(data_roots)
 
@@ -35,8 +48,8 @@ class Policy:
         """Return an allowed spec, with the whole config of its pretrained model.
 
         Raises:
-            TargetNotAllowedError, DataPathNotAllowedError: as in ``check_model``.
-            SpecError: when the folder of the pretrained model has no usable config.
+            TargetNotAllowedError, DataPathNotAllowedError, HubModelNotAllowedError: as in ``check_model``.
+            SpecError: when the pretrained model has no usable config, or the hub cannot be read.
         """
         self.check_model(spec)
         try:
@@ -50,14 +63,25 @@ class Policy:
         Raises:
             TargetNotAllowedError: naming the target and the setting.
             DataPathNotAllowedError: naming the path and the setting.
+            HubModelNotAllowedError: naming the model and the setting.
         """
-        if isinstance(spec.model, TransformersModel) and (folder := spec.model.pretrained) is not None:
-            self._check_path("spec.model", PathRead("pretrained", folder, glob.escape(folder)))
+        if isinstance(spec.model, TransformersModel) and spec.model.pretrained is not None:
+            self._check_pretrained(spec.model, spec.model.pretrained)
         if isinstance(spec.model, PythonModel) and spec.model.target not in self._targets:
             allowed = ", ".join(sorted(self._targets)) or "none"
             raise TargetNotAllowedError(
                 f"spec.model.target {spec.model.target!r} is not allow-listed (allowed: {allowed}); "
                 "the operator adds it to BATCHWRIGHT_PYTHON_TARGETS"
+            )
+
+    def _check_pretrained(self, model: TransformersModel, place: str) -> None:
+        if model.hub_model is None:
+            self._check_path("spec.model", PathRead("pretrained", place, glob.escape(place)))
+        elif not any(fnmatch.fnmatchcase(place, pattern) for pattern in self._hub_models):
+            allowed = ", ".join(self._hub_models) or "none"
+            raise HubModelNotAllowedError(
+                f"spec.model.pretrained: {place!r} is no absolute path, and no model of the hub that is allow-listed "
+                f"(allowed: {allowed}); the operator adds it to BATCHWRIGHT_HUB_MODELS"
             )
 
     def check_data(self, spec: WorkloadSpec) -> None:

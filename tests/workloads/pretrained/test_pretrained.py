@@ -148,12 +148,30 @@ def test_a_folder_without_a_usable_config_is_refused(tmp_path: Path, content: st
         with_pretrained_config(pretrained_spec(tmp_path, {"model_type": "gpt2"}))
 
 
-def test_remote_code_of_a_folder_is_refused(folder: Path) -> None:
-    """The config may name classes in files of the folder, which are never run."""
+def test_code_of_a_folder_is_not_run(folder: Path) -> None:
+    """The config may name classes in files of the folder: transformers' own class of that type is built."""
     document = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**document, "auto_map": {"AutoConfig": "code.Config"}}))
     (folder / "code.py").write_text("raise SystemExit('the code was run')\n")
-    with pytest.raises(SpecError, match="auto_map"):
+    assert type(load(with_pretrained_config(pretrained_spec(folder)))).__name__ == "GPT2LMHeadModel"
+
+
+def test_fields_that_no_code_reads_are_ignored(folder: Path) -> None:
+    """As transformers does with what others have left in published configs, at any depth; typing errors are refused."""
+    document = json.loads((folder / "config.json").read_text())
+    left = {"use_mrope": False, "transformers.js_config": {"kv_cache_dtype": "float16"}}
+    (folder / "config.json").write_text(json.dumps({**document, **left}))
+    workload = build_workload(with_pretrained_config(pretrained_spec(folder)))
+    assert not hasattr(workload.config, "use_mrope")  # type: ignore[attr-defined] # of transformers' workloads
+    with pytest.raises(SpecError, match=r"model\.config\.residual_pdrop.* did you mean resid_pdrop"):
+        with_pretrained_config(pretrained_spec(folder, {"residual_pdrop": 0.5}))
+
+
+def test_fields_that_describe_another_model_are_refused(folder: Path) -> None:
+    """They are known, and transformers has dropped what they asked for."""
+    document = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**document, "position_embedding_type": "relative_key"}))
+    with pytest.raises(SpecError, match="position_embedding_type"):
         build_workload(with_pretrained_config(pretrained_spec(folder)))
 
 

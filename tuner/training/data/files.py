@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import BinaryIO, TypeVar
@@ -24,11 +24,20 @@ class DataFolders:
     """Folders that must hold every file that is read."""
     cache: Path | None = None
     """Folder for the copies that `datasets` maps into memory; the default of `datasets` when None."""
+    pretrained: Path | None = None
+    """Folder of the pretrained model, whose tokenizer the data may ask for."""
 
     @classmethod
     def of_run(cls, cache: Path) -> DataFolders:
         """The folders of this process's run, whose roots are in the environment."""
         return cls(DataRoots.from_environment(os.environ), cache)
+
+    def with_pretrained(self, folder: Path, roots: DataRoots) -> DataFolders:
+        """Return these folders with that of the pretrained model, which lies below ``roots``."""
+        if self.roots.folders is None:
+            return replace(self, pretrained=folder)
+        folders = [*self.roots.folders, *(roots.folders or ())]
+        return replace(self, roots=DataRoots(list(map(str, folders))), pretrained=folder)
 
     def matching(self, patterns: Sequence[str]) -> list[Path]:
         """The real paths of the files that the patterns name, sorted, so that every host reads the same stream.

@@ -32,8 +32,8 @@ def run_identity(recommendation: Recommendation, request: TrainingRequest) -> di
     spec = recommendation.request.workload
     excluded: dict[str, Any] = {"parallelism": True, "gradient_gathering": True}
     # Fields that runs of earlier versions do not have are left out at their defaults.
-    if isinstance(spec.model, TransformersModel) and spec.model.pretrained is None:
-        excluded["model"] = {"pretrained"}
+    if isinstance(spec.model, TransformersModel):
+        excluded["model"] = {name for name in ("pretrained", "revision") if getattr(spec.model, name) is None}
     excluded |= {name: True for name in ("adapter", "label_smoothing") if not getattr(spec, name)}
     excluded["evaluation"] = True  # but for the samples that a split keeps from training
     if spec.evaluation is not None and spec.evaluation.is_split:

@@ -22,7 +22,8 @@ def save_adapter(  # noqa: PLR0913, PLR0917 - what the two files are made of
     adapter: LoraAdapter,
     task: TransformersTask,
     weights: dict[str, Tensor],
-    base: Path,
+    base: str,
+    revision: str | None,
     folder: Path,
 ) -> None:
     """Write `adapter_config.json`, `adapter_model.safetensors` and a model card into ``folder``.
@@ -32,7 +33,8 @@ def save_adapter(  # noqa: PLR0913, PLR0917 - what the two files are made of
         adapter: the adapter of the spec.
         task: the task of the model.
         weights: what was trained, by name, on the CPU.
-        base: the folder of the base model, which the config names.
+        base: the folder of the base model, or its name on the hub, which the config names.
+        revision: its commit on the hub.
         folder: an existing folder.
     """
     from peft import PeftModel  # noqa: PLC0415 - takes seconds to import
@@ -41,7 +43,7 @@ def save_adapter(  # noqa: PLR0913, PLR0917 - what the two files are made of
         warnings.simplefilter("ignore")  # of transposed matrices (GPT-2), and of transformers' deprecated names
         model = build()
         config = lora_config(adapter, task, model)
-        config.base_model_name_or_path = str(base)
+        config.base_model_name_or_path, config.revision = base, revision
         wrapped = PeftModel(model, config)
     state = {f"{_PREFIX}{name}": tensor for name, tensor in weights.items()}
     wrapped.save_pretrained(folder, state_dict=state, save_embedding_layers=False)

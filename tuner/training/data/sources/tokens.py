@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from tuner.errors import SpecError
+from tuner.schemas.dataset import OF_THE_MODEL
 from tuner.training.data.base import data_problem
 from tuner.training.data.files import DataFolders
 from tuner.training.data.sources.packages import import_optional
@@ -132,7 +133,8 @@ def open_tokenizer(name: str, longest: int, vocabulary_size: int, folders: DataF
     """
     tokenizer: TextTokenizer = ByteTokenizer(longest)
     if name != "bytes":
-        tokenizer = FileTokenizer(Path(name), longest, folders)
+        path = folders.pretrained / "tokenizer.json" if name == OF_THE_MODEL and folders.pretrained else Path(name)
+        tokenizer = FileTokenizer(path, longest, folders)
     if tokenizer.vocabulary_size > vocabulary_size:
         message = f"has {tokenizer.vocabulary_size} token ids, more than the model's {vocabulary_size}"
         raise data_problem(_FIELD, message, name)
