@@ -173,6 +173,42 @@ def test_a_peak_that_moved_is_searched(slope: float) -> None:
     assert found.evidence.proof.stopped_by == "oom"
 
 
+@pytest.mark.parametrize("noise", [-20.0, 20.0])
+def test_noise_of_a_processor_leaves_a_wide_step_confirmed(noise: float) -> None:
+    """Probes of 40 differ by 2.2 %, while the next size, 48, exceeds the limit by 6 %: it needs no second failure."""
+    stored = stored_recommendation(request_under(granularity=8))
+    found = retuned(stored, Memory(base=100.0 + noise), granularity=8)
+    assert (sizes(found), found.evidence.proof.stopped_by) == ([40], "warm-start")
+    assert f"{noise / 900:+.2%}" in found.evidence.proof.statement
+
+
+def test_the_peak_of_a_card_has_no_such_noise() -> None:
+    """The same difference on a card is another use of memory, so that the next size is run."""
+    card = CPU.model_copy(update={"kind": "cuda", "id": "cuda:0"})
+    found: list[Recommendation] = []
+    for identifier, base in (("rec_then", 100.0), ("rec_now", 80.0)):
+        tuning = Tuning(
+            request_under(granularity=8, device="cuda:0"), card, environment={}, versions={"torch": identifier}
+        )
+        for stored in found:
+            tuning.warm_start_from(stored)
+        found.append(finish(tuning, Memory(base=base), identifier))
+    assert (sizes(found[1]), found[1].evidence.proof.stopped_by) == ([40, 48], "oom")
+
+
+def test_a_single_fit_is_led_by_the_curve_of_its_own_tuning() -> None:
+    """A search that a curve led straight to the limit measured one fit: the next starts from that curve again."""
+    first = stored_recommendation()
+    second = retuned(first, Memory(slope=19.7))
+    assert measured_peaks(second) is None
+    third = finish(new_tuning(request_under(), {"torch": "2.14"}, second), Memory(slope=19.2))
+    assert third.evidence.expected == second.evidence.expected == measured_peaks(first)
+    assert (third.largest_micro_batch_size, third.evidence.proof.stopped_by) == (
+        Memory(slope=19.2).largest(LIMIT),
+        "oom",
+    )
+
+
 @pytest.mark.parametrize(("context", "probes"), [(500, 1), (560, 3)])
 def test_memory_beside_the_tensors_that_moved_is_searched(context: int, probes: int) -> None:
     """The same tensors, but a context that took more: the next size was not seen to fail beside that one."""
@@ -373,7 +409,7 @@ limits = st.integers(400, 3000).map(lambda mib: mib * MIB)
 
 
 @settings(deadline=None, max_examples=150)
-@given(then=memories, drift=st.sampled_from([0.9, 0.992, 1.0, 1.005, 1.2]), before=limits, today=limits)
+@given(then=memories, drift=st.sampled_from([0.9, 0.98, 0.992, 1.0, 1.005, 1.02, 1.2]), before=limits, today=limits)
 def test_every_warm_started_answer_is_exact_or_confirmed(then: Memory, drift: float, before: int, today: int) -> None:
     """After any change the answer is exact, or the stored size fits with the same peak under no larger limit."""
     stored = stored_recommendation(request_under(before), then)
@@ -385,7 +421,10 @@ def test_every_warm_started_answer_is_exact_or_confirmed(then: Memory, drift: fl
         return
     assert sizes(found) == [stored.largest_micro_batch_size]
     assert now.used(proof.fits) <= today <= before
-    assert abs(drift - 1.0) <= 0.01
+    assert abs(drift - 1.0) <= 0.03
+    if abs(drift - 1.0) > 0.01:
+        assert proof.next_size is not None
+        assert now.used(proof.next_size) > today
     if found.evidence.expected is not None and proof.next_size is not None:  # the drop was weighed against the curve
         doubt = 0.01 * now.slope * (proof.next_size - proof.fits) * MIB
         assert now.used(proof.next_size) > today - doubt

@@ -2,9 +2,10 @@
 
 The stored recommendation was made under other versions or another limit. Where nothing speaks against it, one probe of
 its size confirms it: the size fits and takes as much memory as before, within 1 %, so the next size, which failed
-under a limit that was not lower, is taken to fail again. A plan of two sizes is run again too
-(``tuner.planning.plan_proof``). In any other case the tuning searches as usual, with the stored memory curve as its
-estimate.
+under a limit that was not lower, is taken to fail again. On the CPU, where equal probes differ by more than that beside
+other work, 3 % count as the same where the next size exceeds the limit by the memory curve all the same. A plan of two
+sizes is run again too (``tuner.planning.plan_proof``). In any other case the tuning searches as usual, with the stored
+memory curve as its estimate.
 
 A tuning under a larger limit is searched, because more may fit, unless the stored size was the bound: a fit there is a
 proof. A recommendation that was itself only confirmed by one probe cannot warm-start another tuning.
@@ -15,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any
+from typing import Any, NamedTuple
 
 from tuner.errors import FieldProblem, SpecError
 from tuner.planning.fingerprint import fingerprint, fingerprinted_versions, request_content
@@ -62,7 +63,7 @@ class PossibleWarmStart:
     Attributes:
         stored: the recommendation that seeds the search.
         size: the size to probe first, since that probe alone may confirm ``stored``; none when a full search is needed.
-        peaks: the measured memory curve; none with fewer than two fits.
+        peaks: the measured memory curve; with fewer than two fits, the curve that the stored tuning started from.
     """
 
     stored: Recommendation
@@ -98,7 +99,8 @@ def warm_start_from(
     problems = [*_differences(stored, now), *_unproven(stored)]
     if problems:
         raise SpecError(problems, f"warm start from {stored.id}")
-    return PossibleWarmStart(stored, size=_size_to_confirm(stored, now), peaks=measured_peaks(stored, parameters))
+    peaks = measured_peaks(stored, parameters) or (stored.evidence.expected if _fit(stored) else None)
+    return PossibleWarmStart(stored, size=_size_to_confirm(stored, now), peaks=peaks)
 
 
 def measured_peaks(stored: Recommendation, parameters: SearchParameters = DEFAULT_PARAMETERS) -> ExpectedPeaks | None:
@@ -135,9 +137,14 @@ def confirmed_proof(
     if start.size is None or first is None or then is None or first.micro_batch_size != start.size:
         return None
     tolerance = parameters.same_peak_tolerance
-    if first.outcome is not Outcome.FIT or not _is_same_peak(first, then, tolerance):
+    if first.outcome is not Outcome.FIT or _has_more_room(first, start.stored, tolerance):
         return None
-    if _has_more_room(first, start.stored, tolerance) or _may_fit_next_size(start, first, then):
+    if (excess := _excess_of_next_size(start, first, then)) is not None:
+        if excess.now <= 0.0 < excess.then:  # the confirmed size takes slightly less now
+            return None
+        if now.device.kind == "cpu" and excess.now > tolerance:
+            tolerance = parameters.same_cpu_peak_tolerance
+    if not _is_same_peak(first, then, tolerance):
         return None
     return _proof(start.stored, then, first, now)
 
@@ -234,14 +241,20 @@ def _has_more_room(now: ProbeResult, stored: Recommendation, tolerance: float) -
     return failure.outcome is Outcome.OOM and now.limit_bytes > failure.limit_bytes * (1 + tolerance)
 
 
-def _may_fit_next_size(start: PossibleWarmStart, first: ProbeResult, then: ProbeResult) -> bool:
-    """Return whether the next size may fit by the measured curve, since the confirmed size takes slightly less now."""
-    next_size = start.stored.evidence.proof.next_size
-    if start.peaks is None or next_size is None or first.limit_bytes is None:
-        return False
-    before = start.peaks.used_bytes(next_size)
-    today = before + (first.used_bytes or 0) - (then.used_bytes or 0)
-    return today <= first.limit_bytes < before
+class _Excess(NamedTuple):
+    """The share of the limit by which the next size exceeds it, by the memory curve through a fit; below 0 it fits."""
+
+    then: float
+    now: float
+
+
+def _excess_of_next_size(start: PossibleWarmStart, first: ProbeResult, then: ProbeResult) -> _Excess | None:
+    """The excess of the next size by the stored fit and by the new one; none without a curve or a next size."""
+    proof, limit = start.stored.evidence.proof, first.limit_bytes
+    if start.peaks is None or proof.next_size is None or limit is None:
+        return None
+    rise = start.peaks.used_bytes(proof.next_size) - start.peaks.used_bytes(proof.fits)
+    return _Excess(*(((fit.used_bytes or 0) + rise) / limit - 1.0 for fit in (then, first)))
 
 
 def _searched(stored: Recommendation) -> list[ProbeResult]:

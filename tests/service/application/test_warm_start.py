@@ -466,25 +466,21 @@ def test_the_api_shows_what_leads_a_tuning(client: Client) -> None:
 def test_a_real_answer_is_confirmed_by_one_real_probe(store: Store) -> None:
     """An MLP on the CPU: tuned, then requested again under another version; one probe, and the same plan.
 
-    A step of 256 samples takes 8 MiB, and the limit lies between two steps, so that noise of a MiB does not change the
-    plan. It may exceed what counts as the same peak (1 %), and the search then probes on: hence up to three versions.
+    A step of 512 samples takes 20 MiB, and the limit lies between two steps: noise of some MiB, as beside other work,
+    changes neither the plan nor that the next size cannot fit.
     """
     architecture = {"name": "mlp", "input_features": 64, "hidden_features": 128, "hidden_layers": 64, "classes": 4}
     spec = mlp_spec(model={"kind": "reference", "architecture": architecture})
-    request = tuning_request(spec, 8192, memory_limit_bytes=163 * MIB, memory_margin=0.0, granularity=256)
+    request = tuning_request(spec, 8192, memory_limit_bytes=161 * MIB, memory_margin=0.0, granularity=512)
     with ProbeSupervisor(find_device("cpu")) as runner:
         served = SERVED.model_copy(update={"device": runner.device, "environment": runner.environment()})
         store.devices.announce(served)
         submit(store, request)
-        first = work_off(store, served, runner)
-        for version in ("2.9", "2.10", "2.11"):
-            upgraded = served.model_copy(update={"versions": {"torch": version}})
-            store.devices.announce(upgraded)
-            tuning, queued = submit(store, request)
-            before, second = first, work_off(store, upgraded, runner)
-            if second.evidence.proof.stopped_by == "warm-start":
-                break
-            first = second
+        before = work_off(store, served, runner)
+        upgraded = served.model_copy(update={"versions": {"torch": "2.9"}})
+        store.devices.announce(upgraded)
+        tuning, queued = submit(store, request)
+        second = work_off(store, upgraded, runner)
     assert before.evidence.proof.stopped_by == "oom"
     assert (queued, tuning.warm_start_from) == (True, before.id)
     assert [probe.micro_batch_size for probe in second.evidence.probes] == [before.largest_micro_batch_size]
