@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from torch import nn
-from torch.optim.lr_scheduler import LambdaLR
+from torch.optim.lr_scheduler import LRScheduler
 
 from tuner.errors import TrainingError
 from tuner.hardware.memory_devices.base import MemoryDevice
@@ -37,11 +37,11 @@ from tuner.training.evaluation.run_evaluation import RunEvaluation
 from tuner.training.fsdp import shard
 from tuner.training.launching.run_directory import RunPaths, run_identity
 from tuner.training.micro_batches.rng_state import seed_everything
-from tuner.training.optimizers import build_schedule
+from tuner.training.optimizers import build_lr_scheduler
 from tuner.training.run_coupling import RunCoupling
 from tuner.training.update_engine import UpdateEngine
 from tuner.workloads.adapters.adapter_weights import base_digest
-from tuner.workloads.base import Workload
+from tuner.workloads.base import BuildsLRScheduler, Workload
 from tuner.workloads.build import build_model, build_workload
 from tuner.workloads.pretrained.hub_files import cache_roots, fetch_model
 from tuner.workloads.pretrained.starting_weights import StartingWeights
@@ -72,8 +72,8 @@ class RunParts:
     coupling: RunCoupling
     engine: UpdateEngine
     """The model with its optimizer."""
-    lr_scheduler: LambdaLR
-    """The schedule of the learning rate."""
+    lr_scheduler: LRScheduler
+    """The schedule of the learning rate: the spec's, or the workload's own."""
     evaluation: RunEvaluation | None
     """Evaluations on held-out samples; None where none were requested."""
     checkpoints: Checkpoints
@@ -148,7 +148,7 @@ def build_run(
     base_sha256 = _base_digest(spec, model, ranks)
     engine = _build_engine(spec, workload, model, device, ranks)
     engine.accumulation.largest_micro_batch = micro_batch_size
-    lr_scheduler = build_schedule(spec.schedule, engine.optimizer, request.updates)
+    lr_scheduler = build_lr_scheduler(spec.schedule, workload, engine.optimizer, request.updates)
     seed_rank(request.seed, ranks, update=0)
     _note_small_data(batch_schedule, notes)
     return RunParts(
@@ -165,7 +165,7 @@ def build_run(
         lr_scheduler=lr_scheduler,
         evaluation=_build_evaluation(recommendation, request, workload, run_data.held_out, engine, device, ranks),
         checkpoints=Checkpoints(
-            paths, _checkpoint_identity(recommendation, request, len(data)), request.keep_checkpoints
+            paths, _checkpoint_identity(recommendation, request, workload, len(data)), request.keep_checkpoints
         ),
         base_sha256=base_sha256,
         notes=notes,
@@ -292,9 +292,14 @@ def _build_evaluation(  # noqa: PLR0913, PLR0917 - a run's parts
     return RunEvaluation(spec.evaluation, evaluator, request.updates)
 
 
-def _checkpoint_identity(recommendation: Recommendation, request: TrainingRequest, samples: int) -> str:
+def _checkpoint_identity(
+    recommendation: Recommendation, request: TrainingRequest, workload: Workload, samples: int
+) -> str:
     """Everything that the weights depend on: equal in all checkpoints of one run."""
-    return canonical_json({**run_identity(recommendation, request), "samples": samples})
+    identity = {**run_identity(recommendation, request), "samples": samples}
+    if isinstance(workload, BuildsLRScheduler):
+        identity["number of updates under a schedule"] = request.updates
+    return canonical_json(identity)
 
 
 def _note_small_data(batch_schedule: BatchSchedule, notes: list[str]) -> None:

@@ -1,7 +1,8 @@
-"""The optimizer and the learning-rate schedule of a spec."""
+"""The optimizer and the learning-rate schedule of a spec, or the schedule of a workload."""
 
 from __future__ import annotations
 
+import io
 import math
 from collections.abc import Callable, Mapping
 from importlib import import_module
@@ -9,10 +10,11 @@ from typing import Any, assert_never
 
 import torch
 from torch import nn
-from torch.optim.lr_scheduler import LambdaLR
+from torch.optim.lr_scheduler import LambdaLR, LRScheduler, ReduceLROnPlateau
 
-from tuner.errors import FieldProblem, SpecError
+from tuner.errors import FieldProblem, SpecError, WorkloadError
 from tuner.schemas.optimizer import OptimizerSpec, ScheduleSpec
+from tuner.workloads.base import BuildsLRScheduler, Workload
 from tuner.workloads.build import require_optimizer
 
 _MATRIX = 2
@@ -128,6 +130,43 @@ class MuonWithAdamW(torch.optim.Optimizer):
             part.param_groups = [group for group in self.param_groups if group["method"] == name]
             part.step()
         return None
+
+
+def build_lr_scheduler(
+    spec: ScheduleSpec, workload: Workload, optimizer: torch.optim.Optimizer, updates: int
+) -> LRScheduler:
+    """Build the learning-rate schedule of a run: the workload's own, or the spec's.
+
+    Raises:
+        WorkloadError: when the workload's is no scheduler of ``optimizer`` that a run can step and resume.
+    """
+    if not isinstance(workload, BuildsLRScheduler):
+        return build_schedule(spec, optimizer, updates)
+    scheduler: object = workload.build_lr_scheduler(optimizer, updates)
+    name = type(scheduler).__name__
+    if not isinstance(scheduler, LRScheduler):
+        raise WorkloadError(f"build_lr_scheduler() must return a torch.optim.lr_scheduler.LRScheduler, not {name}")
+    if isinstance(scheduler, ReduceLROnPlateau):
+        raise WorkloadError(f"{name} is stepped with a metric: build_lr_scheduler() needs one that counts updates")
+    if scheduler.optimizer is not optimizer:
+        raise WorkloadError(f"build_lr_scheduler() returned a {name} of another optimizer than the one it was given")
+    _require_loadable(scheduler)
+    return scheduler
+
+
+def _require_loadable(scheduler: LRScheduler) -> None:
+    """Refuse a scheduler whose state cannot be read from a checkpoint, before any update is made."""
+    stream = io.BytesIO()
+    try:
+        torch.save(scheduler.state_dict(), stream)
+        stream.seek(0)
+        torch.load(stream, weights_only=True)
+    except Exception as error:
+        message = " ".join(str(error).split())
+        raise WorkloadError(
+            f"the state_dict() of {type(scheduler).__name__} cannot be kept in a checkpoint, which holds tensors and "
+            f"plain values alone: {message}"
+        ) from error
 
 
 def build_schedule(spec: ScheduleSpec, optimizer: torch.optim.Optimizer, updates: int) -> LambdaLR:

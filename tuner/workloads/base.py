@@ -62,6 +62,19 @@ class BuildsOptimizer(Protocol):
         """Build the optimizer of the parameters that are trained. Its state is allocated by its first step."""
 
 
+@runtime_checkable
+class BuildsLRScheduler(Protocol):
+    """Optional: a learning-rate schedule of the workload's own, for jobs, instead of the spec's."""
+
+    def build_lr_scheduler(
+        self, optimizer: torch.optim.Optimizer, updates: int
+    ) -> torch.optim.lr_scheduler.LRScheduler:
+        """Build the scheduler of ``optimizer`` over the ``updates`` of a job, which steps it after each update.
+
+        Its ``state_dict`` is in checkpoints. A job that resumes builds it again, then loads that state.
+        """
+
+
 class LabelScores(NamedTuple):
     """A batch's loss terms, with the logits and labels that they compare."""
 

@@ -9,13 +9,13 @@ import torch
 from torch import nn
 
 from tuner.errors import BatchwrightError, FieldProblem, SpecError, WorkloadError
-from tuner.schemas.optimizer import OptimizerSpec
+from tuner.schemas.optimizer import OptimizerSpec, ScheduleSpec
 from tuner.schemas.results import ModelSummary
 from tuner.schemas.workload import PythonModel, ReferenceModel, TransformersModel, WorkloadSpec
 from tuner.torch_internals import BatchNorm
 from tuner.workloads.adapters.lora import keep_adapter_in_fp32
 from tuner.workloads.adapters.quantized_base import unpacked_difference
-from tuner.workloads.base import Workload
+from tuner.workloads.base import BuildsLRScheduler, Workload
 from tuner.workloads.casting import cast_floating
 from tuner.workloads.causal.reference_policy import reference_of
 from tuner.workloads.hugging_face import LAYER_DROPS, transformers_workload
@@ -52,9 +52,20 @@ def build_workload(spec: WorkloadSpec, load: StartingWeights | None = None) -> W
                 preference=spec.preference,
             )
         case PythonModel():
-            return python_workload(model)
+            return _without_two_schedules(spec, python_workload(model))
         case _:
             assert_never(model)
+
+
+def _without_two_schedules(spec: WorkloadSpec, workload: Workload) -> Workload:
+    """Return ``workload``, unless it has a schedule of its own beside one of the spec."""
+    if isinstance(workload, BuildsLRScheduler) and spec.schedule != ScheduleSpec():
+        message = (
+            f"is given beside the `build_lr_scheduler` of {type(workload).__name__}: leave out `schedule`, or remove "
+            "the method"
+        )
+        raise SpecError([FieldProblem("schedule", message, spec.schedule.name)])
+    return workload
 
 
 def build_model(spec: WorkloadSpec, workload: Workload, *, worst_case: bool = False) -> nn.Module:
