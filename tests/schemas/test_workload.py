@@ -113,6 +113,7 @@ def pairs(**changes: Any) -> dict[str, Any]:
         (pairs(preference={"kind": "dpo", "label_smoothing": 0.5}), "preference.label_smoothing", "below 0.5"),
         (pairs(preference={"kind": "dpo", "beta": 0.0}), "preference.beta", "above 0"),
         (pairs(preference={"kind": "ppo"}), "preference.kind", "'dpo'"),
+        (pairs(preference={"kind": "ipo"}), "preference.kind", "must be 'dpo', with `loss: ipo`"),
         (pairs(preference={"kind": "dpo", "loss_type": "ipo"}), "preference.loss_type", "did you mean `loss`?"),
         (
             pairs(evaluation={"count": 5, "metrics": ["perplexity"]}),

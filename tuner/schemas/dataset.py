@@ -269,6 +269,13 @@ class PreferenceSpec(Document):
     label_smoothing: Annotated[float, Field(ge=0.0, lt=0.5)] = 0.0
     """Probability that a pair is the wrong way round (conservative DPO, Mitchell 2023), with the loss `sigmoid`."""
 
+    @field_validator("kind", mode="before")
+    @classmethod
+    def _is_no_loss(cls, value: object) -> object:
+        if value == "ipo":
+            raise ValueError("must be 'dpo', with `loss: ipo`")
+        return value
+
     @model_validator(mode="after")
     def _smooths_a_likelihood(self) -> Self:
         if self.label_smoothing and self.loss != "sigmoid":

@@ -140,12 +140,21 @@ def summed_cross_entropy(logits: Tensor, labels: Tensor, label_smoothing: float 
         labels: ``(...)``, class indices or ``IGNORED_LABEL``.
         label_smoothing: share of each label's probability that is spread evenly over all classes, from 0 to 1.
     """
+    return _cross_entropy(logits, labels, "sum", label_smoothing)
+
+
+def cross_entropies(logits: Tensor, labels: Tensor) -> Tensor:
+    """Cross-entropy of each position, ``(...)``, which ``summed_cross_entropy`` sums; 0 for ignored labels."""
+    return _cross_entropy(logits, labels, "none").view_as(labels)
+
+
+def _cross_entropy(logits: Tensor, labels: Tensor, reduction: str, label_smoothing: float = 0.0) -> Tensor:
     wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
     return nn.functional.cross_entropy(
         wide.flatten(0, -2),
         labels.flatten(),
         ignore_index=IGNORED_LABEL,
-        reduction="sum",
+        reduction=reduction,
         label_smoothing=label_smoothing,
     )
 

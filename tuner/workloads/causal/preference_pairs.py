@@ -8,12 +8,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, TypeAlias
 
-import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 - torch's own idiom
 
 from tuner.schemas.dataset import PreferenceSpec
-from tuner.workloads.base import IGNORED_LABEL, LossTerms, random_tokens
+from tuner.workloads.base import IGNORED_LABEL, LossTerms, cross_entropies, random_tokens
 from tuner.workloads.causal.decoders import vocabulary_size_of
 from tuner.workloads.causal.reference_policy import as_reference
 
@@ -85,11 +84,7 @@ class PreferenceWorkload:
         """Logarithms of the probabilities of the completions, in fp32 or fp64: ``(pairs, 2)``."""
         ids, labels = batch["input_ids"].flatten(0, 1), batch["labels"].flatten(0, 1)[:, 1:]
         logits = model(input_ids=ids, use_cache=False).logits[:, :-1]
-        wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
-        of_tokens = F.cross_entropy(
-            wide.flatten(0, 1), labels.flatten(), ignore_index=IGNORED_LABEL, reduction="none"
-        ).view_as(labels)
-        return -of_tokens.sum(1).view(-1, _SIDES)
+        return -cross_entropies(logits, labels).sum(1).view(-1, _SIDES)
 
     def _losses(self, ratios: Tensor, labels: Tensor) -> Tensor:
         """The loss of each pair by the log-ratios to the reference, ``(pairs, 2)``: ``(pairs,)``."""
