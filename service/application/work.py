@@ -250,13 +250,13 @@ def check_priority(priority: int, caller: Caller) -> None:
 
 
 def model_name(spec: WorkloadSpec | CommandSpec) -> str:
-    """Return a short name for lists: the architecture, the `model_type`, the target or the registered command."""
+    """Return a short name for lists: the architecture, the type or the hub's name, the target or the command."""
     model = spec.model
     match model:
         case CommandModel():
             return model.name or Path(model.argv[0]).name[:LONGEST_MODEL_NAME]
         case TransformersModel():
-            return model.model_type
+            return model.hub_model.id if model.hub_model else model.model_type
         case PythonModel():
             return model.target
         case ReferenceModel():

@@ -11,8 +11,8 @@ export function commandOf({ spec }) {
 }
 
 /** The short name of a model. */
-export function modelName({ kind, name, argv, config, pretrained, architecture, target }) {
-  return { command: name ?? argv?.[0], transformers: config?.model_type ?? pretrained, reference: architecture?.name, python: target }[kind];
+export function modelName({ kind, name, argv, config, pretrained, revision, architecture, target }) {
+  return { command: name ?? argv?.[0], transformers: revision ? pretrained : config?.model_type ?? pretrained, reference: architecture?.name, python: target }[kind];
 }
 
 /** `{{updates}}` is a literal text. */

@@ -89,7 +89,7 @@ function modelOf(model) {
     return [model.name ?? model.argv[0], fieldsInWords(model.arguments)].filter(Boolean).join(": ");
   }
   if (model.kind === "transformers") {
-    return `${model.config.model_type} (${model.task})`;
+    return `${model.revision ? model.pretrained : model.config.model_type} (${model.task})`;
   }
   return model.kind === "reference" ? fieldsInWords(model.architecture) : model.target;
 }

@@ -25,6 +25,7 @@ from tokenizers.pre_tokenizers import Whitespace
 from transformers import AutoModelForCausalLM
 
 from service.application.rules.policy import Policy
+from service.application.work import model_name
 from service.errors import DataPathNotAllowedError, HubModelNotAllowedError
 from tests.support.paths import ROOT
 from tests.workloads.pretrained.test_pretrained import GPT2, save
@@ -215,7 +216,7 @@ def test_a_service_fetches_what_its_operator_lists() -> None:
     """By name or pattern; nothing by default, and a path is no model of the hub."""
     spec = parse_spec({"model": MODEL, "batch": {"sequence_length": 16}})
     assert isinstance(spec.model, TransformersModel)
-    assert spec.model.hub_model is not None
+    assert model_name(spec) == "acme/tiny"
     for allowed in (["acme/tiny"], ["acme/*"]):
         Policy([], [], hub_models=allowed).check_model(spec)
     for refused in ([], ["acme"], ["acme/tin"], ["other/*"]):
