@@ -328,6 +328,19 @@ def test_a_loss_that_couples_samples_fails_before_any_probe(tmp_path: Path) -> N
     assert (run.returncode, json.loads(run.stdout)["reason"]) == (4, "coupled-loss")
 
 
+def test_a_device_that_fails_before_the_first_probe_ends_the_tuning(tmp_path: Path) -> None:
+    """Exit code 5 and the device's error, though the next process could use it: the second tuning does."""
+    path = tmp_path / "spec.json"
+    arguments = {"way": "breaks-the-device-once", "argument": str(tmp_path / "failed")}
+    model = {"kind": "python", "target": "tests.support.misbehaving:build", "arguments": arguments}
+    path.write_text(mlp_spec(model=model).model_dump_json())
+    command = ("tune", path, "--effective-batch-size", "8", "--device", "cpu", "--memory-limit", "64MiB", "--json")
+    ended = batchwright(*command)
+    assert ended.returncode == 5, ended.stderr
+    assert "the device failed: CUDA error: uncorrectable ECC error" in json.loads(ended.stdout)["message"]
+    assert batchwright(*command).returncode == 0
+
+
 def test_a_loss_that_couples_samples_is_tuned_where_that_is_allowed(tmp_path: Path) -> None:
     """One permission is enough for tuning and training."""
     spec = resnet_spec(data={"kind": "synthetic", "samples": 20})

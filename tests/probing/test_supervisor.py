@@ -20,6 +20,7 @@ from tests.support.scarce import small_disk
 from tests.support.service.processes import wait_until
 from tuner.errors import (
     CheckLostError,
+    DeviceError,
     EstimateError,
     HostFailureError,
     ProbeCancelledError,
@@ -512,6 +513,14 @@ def test_a_check_that_cannot_be_made_concludes_nothing(supervisor: ProbeSupervis
     assert found.verdict == "not-compared"
     assert words in found.message
     assert supervisor.run(probe(mlp_spec())).outcome is Outcome.FIT
+
+
+def test_a_device_that_fails_in_the_check_is_named(supervisor: ProbeSupervisor, tmp_path: Path) -> None:
+    """A part of the batch meets the error, which is no refusal to divide it, and no note; the next check works."""
+    spec = misbehaving("breaks-the-device-once", str(tmp_path / "failed"))
+    with pytest.raises(DeviceError, match="the device failed: CUDA error: uncorrectable ECC error encountered"):
+        supervisor.check_coupling(coupling(spec))
+    assert supervisor.check_coupling(coupling(spec)).verdict == "separate"
 
 
 def test_a_check_without_memory_concludes_nothing(supervisor: ProbeSupervisor) -> None:

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +20,8 @@ from tuner.workloads.base import LossTerms
 
 OVERSIZED = 8
 """Sizes above this misbehave where a way depends on the size."""
+_SAMPLES_OF_CHECK = 4
+"""Samples of the whole batch in the check for coupled samples."""
 
 
 class Misbehaving:
@@ -54,6 +57,13 @@ def _need_compute_capability(argument: str, _size: int) -> None:
 def _raise_when_large(_argument: str, size: int) -> None:
     if size > OVERSIZED:
         raise RuntimeError("CUDA error: invalid configuration argument")
+
+
+def _break_the_device_once(argument: str, size: int) -> None:
+    """Raise the error of a card with a faulty page, which is retired then: in a part of the first batch, or a probe."""
+    if size != _SAMPLES_OF_CHECK and not Path(argument).exists():
+        Path(argument).touch()
+        raise RuntimeError("CUDA error: uncorrectable ECC error encountered")
 
 
 def _fail_on_the_second_rank(argument: str, _size: int) -> None:
@@ -129,6 +139,7 @@ WAYS: dict[str, Callable[[str, int], None]] = {
     "raises": _raise,
     "needs-compute-capability": _need_compute_capability,
     "invalid-when-large": _raise_when_large,
+    "breaks-the-device-once": _break_the_device_once,
     "hangs": _hang_where_it_can_be_seen,
     "segfaults": _segfault,
     "segfaults-under-a-limit": _segfault_under_a_limit,

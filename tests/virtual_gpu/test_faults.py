@@ -115,9 +115,10 @@ def test_work_is_handed_back_when_its_card_is_lost(start_host: StartHost) -> Non
         assert api.when(path, lambda found: found["state"] == "QUEUED")["queue"] is not None
 
 
-def test_an_ecc_error_is_an_error_of_the_device(start_host: StartHost) -> None:
+@pytest.mark.parametrize("at_allocation", [5, 12], ids=["in the check for coupled samples", "in a probe"])
+def test_an_ecc_error_is_an_error_of_the_device(start_host: StartHost, at_allocation: int) -> None:
     """By its name and not as the workload's; the next tuning on the card works."""
-    host = start_host("T4", failures=(EccError(at_allocation=12),))
+    host = start_host("T4", failures=(EccError(at_allocation=at_allocation),))
     options = ("--effective-batch-size", "64", "--max-micro-batch-size", "20", "--json")
     ended = host.batchwright("tune", host.written(SMALL), *options)
     assert ended.returncode == 5, ended.stdout + ended.stderr

@@ -93,6 +93,11 @@ def classify_exception(error: BaseException) -> FailureKind:
     return next((kind for kind in order if kind in kinds), FailureKind.OTHER)
 
 
+def is_of_device(error: BaseException) -> bool:
+    """Return whether an exception is one of the device, its memory or itself, so that no other batch is to blame."""
+    return classify_exception(error) in {FailureKind.OUT_OF_MEMORY, FailureKind.DEVICE_FAILURE}
+
+
 def _classify_one(error: BaseException) -> FailureKind:
     if isinstance(error, MemoryError) or _is_torch_oom(type(error)):
         return FailureKind.OUT_OF_MEMORY

@@ -41,6 +41,7 @@ class ProbeRunner(Protocol):
         """Compare the loss of a batch with that of its parts, in a process of its own.
 
         Raises:
+            DeviceError: when the device failed.
             ProbeCancelledError: when ``should_stop`` returned true.
             ProbeError: when the probing machinery failed.
         """
@@ -96,6 +97,7 @@ def check_coupling(tuning: Tuning, check: Callable[[CouplingRequest], CouplingCh
 
     Raises:
         TuningFailedError: when the loss couples samples, the request does not allow this, and no exact plan exists.
+        DeviceError: when the device failed.
     """
     request = tuning.coupling_request()
     if request is not None:

@@ -7,8 +7,9 @@ import time
 from pathlib import Path
 from typing import Literal, TypeAlias
 
-from tuner.errors import FieldProblem, SpecError
+from tuner.errors import DeviceError, FieldProblem, SpecError
 from tuner.schemas.base import Document
+from tuner.schemas.recommendation import CouplingCheck
 from tuner.schemas.requests import CouplingRequest, ExpectationRequest, ProbeRequest
 from tuner.schemas.results import Phase, PhaseSeconds, ProbeResult
 from tuner.schemas.workload import WorkloadSpec
@@ -37,6 +38,25 @@ class CheckReport(Document):
         if self.error is not None:
             problems.append(FieldProblem("model", f"cannot be built: {self.error}"))
         return SpecError(problems) if problems else None
+
+
+class CouplingOutcome(Document):
+    """Outcome of the process that compares the loss of a batch with that of its parts."""
+
+    check: CouplingCheck
+    """The comparison, or why there is none."""
+    device_error: str | None = None
+    """How the device failed, so that no probe on it would tell more; None where it did not."""
+
+    def require_device(self) -> CouplingCheck:
+        """Return the check.
+
+        Raises:
+            DeviceError: when the device failed.
+        """
+        if self.device_error is not None:
+            raise DeviceError(self.device_error)
+        return self.check
 
 
 class ProbePaths(TaskPaths):

@@ -28,7 +28,7 @@ from tuner.probing.exit_causes import (
     probe_result_of_dead_process,
 )
 from tuner.probing.fork_server_start import fork_server
-from tuner.probing.protocol import CheckReport, ProbePaths, Task, TaskRequest, phase_seconds
+from tuner.probing.protocol import CheckReport, CouplingOutcome, ProbePaths, Task, TaskRequest, phase_seconds
 from tuner.schemas.recommendation import CouplingCheck
 from tuner.schemas.requests import CouplingRequest, ExpectationRequest, ProbeRequest, TuningRequest
 from tuner.schemas.results import DeviceInfo, ExpectedPeaks, ProbeResult
@@ -121,12 +121,14 @@ class ProbeSupervisor:
         """Compare the loss of a batch with that of its parts in a separate process, repeated if it was killed.
 
         Raises:
+            DeviceError: when the device failed.
             ProbeCancelledError: when ``should_stop`` returned true; the check's process is gone by then.
             ProbeError: when the fork server failed.
         """
         with self._lock:
             ended = self._run_unless_lost("couple", request, request.timeout_seconds, should_stop)
-        return ended.document(CouplingCheck) or coupling_check_of_dead_process(request, ended)
+        outcome = ended.document(CouplingOutcome)
+        return coupling_check_of_dead_process(request, ended) if outcome is None else outcome.require_device()
 
     def begin_estimate(self, request: ExpectationRequest) -> None:
         """Begin the estimate of a GPU's peaks in its own process; that of the CPU needs the fork server."""

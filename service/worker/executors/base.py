@@ -71,6 +71,7 @@ class Executor(ABC):
         """Compare the loss of a batch with that of its parts, before any probe.
 
         Raises:
+            DeviceError: when the device failed.
             ProbeCancelledError: when ``grace_seconds`` requested a stop.
             ProbeError: when the probe could not be run.
         """

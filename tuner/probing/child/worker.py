@@ -26,7 +26,7 @@ from tuner.hardware.memory_devices.factory import open_device
 from tuner.planning.accumulation import probe_window
 from tuner.probing.child.ranks import run_ranks
 from tuner.probing.child.timing import TimedEngine, TimedUpdate, has_enough_updates, timing
-from tuner.probing.protocol import CheckReport, ProbePaths
+from tuner.probing.protocol import CheckReport, CouplingOutcome, ProbePaths
 from tuner.schemas.recommendation import CouplingCheck
 from tuner.schemas.requests import CouplingRequest, ExpectationRequest, ProbeRequest
 from tuner.schemas.results import ModelSummary, Outcome, Phase, ProbeResult, UpdateTiming
@@ -281,15 +281,26 @@ def run_coupling_check(paths: ProbePaths) -> None:
     write_atomically(paths.result, _coupling(request).model_dump_json())
 
 
-def _coupling(request: CouplingRequest) -> CouplingCheck:
+def _coupling(request: CouplingRequest) -> CouplingOutcome:
     """Return the outcome. A workload that fails here also fails in a probe, which reports the traceback."""
     try:
         device = open_device(request.device)
         device.limit(request.limit_bytes)
-        return measure_coupling(request.spec, build_workload(request.spec), device)
+        return CouplingOutcome(check=measure_coupling(request.spec, build_workload(request.spec), device))
     except BaseException as error:  # noqa: BLE001 - user code runs here and may raise anything
         message = " ".join(str(error).split())[:_MESSAGE_LENGTH]
-        return CouplingCheck(verdict="not-compared", message=f"the check ended with {type(error).__name__}: {message}.")
+        ended = f"the check ended with {type(error).__name__}: {message}."
+        return CouplingOutcome(
+            check=CouplingCheck(verdict="not-compared", message=ended), device_error=_device_error(error)
+        )
+
+
+def _device_error(error: BaseException) -> str | None:
+    """How the device failed; None for an error that is not of the device."""
+    found = error
+    if isinstance(error, Exception) and not isinstance(error, DeviceError):
+        found = translate_by_message(error) or error
+    return str(found)[:_MESSAGE_LENGTH] if isinstance(found, DeviceError) else None
 
 
 def run_expectation(paths: ProbePaths) -> None:

@@ -6,7 +6,7 @@ import math
 
 import torch
 
-from tuner.errors import BatchwrightError, OutOfMemoryError, TrainingError
+from tuner.errors import BatchwrightError, DeviceError, OutOfMemoryError, TrainingError
 from tuner.hardware.memory_devices.base import MemoryDevice
 from tuner.hardware.memory_devices.factory import open_device
 from tuner.hardware.uncomputed_kernels import uncomputed_kernels
@@ -27,6 +27,9 @@ def measure_coupling(spec: WorkloadSpec, workload: Workload, device: MemoryDevic
     The verdict is "not-compared" if the check cannot be made (not enough memory, a batch that cannot be divided, or a
     virtual card that leaves the operators of large tensors out, of a batch more than of its parts). Errors of the
     workload's own code are raised unchanged.
+
+    Raises:
+        DeviceError: when the device failed.
     """
     left_out = -uncomputed_kernels()
     report = _reported(spec, workload, device)
@@ -69,7 +72,11 @@ def _finite(error: float) -> float | None:
 
 
 def _reported(spec: WorkloadSpec, workload: Workload, device: MemoryDevice) -> CouplingReport | str:
-    """The report, or the reason why there is none. If the device has no memory for a second model, the CPU is tried."""
+    """The report, or the reason why there is none. If the device has no memory for a second model, the CPU is tried.
+
+    Raises:
+        DeviceError: when the device failed.
+    """
     reason = ""
     own = device.torch_device
     for torch_device in [own] if own.type == "cpu" else [own, torch.device("cpu")]:
@@ -77,6 +84,8 @@ def _reported(spec: WorkloadSpec, workload: Workload, device: MemoryDevice) -> C
             outcome = _attempt(spec, workload, torch_device, samples, precision)
             if isinstance(outcome, CouplingReport):
                 return outcome
+            if isinstance(outcome, DeviceError):
+                raise outcome
             reason = str(outcome)
             if not isinstance(outcome, OutOfMemoryError):
                 return reason

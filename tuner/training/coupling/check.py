@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 from tuner.errors import WorkloadError
-from tuner.hardware.failures import FailureKind, classify_exception
+from tuner.hardware.failures import is_of_device
 from tuner.schemas.workload import PythonModel, WorkloadSpec
 from tuner.training.coupling.comparison import (
     Runner,
@@ -134,7 +134,7 @@ def _check(subject: _Subject, precision: Precision) -> CouplingReport:
             except WorkloadError:
                 raise
             except Exception as error:
-                if classify_exception(error) is FailureKind.OUT_OF_MEMORY:
+                if is_of_device(error):
                     raise
         return _compare(subject, "fp32")
 
@@ -263,7 +263,7 @@ class _Check:
         try:
             split = self._runner.run(sizes, seed=0)
         except (ValueError, RuntimeError) as error:
-            if classify_exception(error) is FailureKind.OUT_OF_MEMORY:
+            if is_of_device(error):
                 raise
             refusal = " ".join(str(error).split())
         if split is None:

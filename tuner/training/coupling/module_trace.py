@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tuner.hardware.failures import FailureKind, classify_exception
+from tuner.hardware.failures import is_of_device
 from tuner.training.coupling.comparison import Runner
 from tuner.training.coupling.error_scale import Run
 from tuner.training.micro_batches.splitting import tensors_of
@@ -163,7 +163,7 @@ def trace(runner: Runner, sizes: list[int], reset_modules: frozenset[str] = froz
                 runner.losses(sizes, seed=0, on_part_start=hooks.start, reset_modules=reset_modules), {}, {}
             )
         except (ValueError, RuntimeError) as error:
-            if classify_exception(error) is FailureKind.OUT_OF_MEMORY:
+            if is_of_device(error):
                 raise
             found.refused_by = hooks.stack[-1][0] if hooks.stack else None
     return found
