@@ -47,6 +47,8 @@ class Hub:
     address: str
     asked: list[str]
     """Paths of the files that were sent."""
+    breaks_off: bool = False
+    """Whether the connection ends in the middle of a file."""
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -88,7 +90,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.send_header(name, value)
         self.end_headers()
         if self.command == "GET":
-            self.wfile.write(content)
+            self.wfile.write(content[: len(content) // 2] if self.hub.breaks_off else content)
 
 
 @pytest.fixture
@@ -187,6 +189,24 @@ def test_a_model_that_cannot_be_had_is_told_in_words(
     done = batchwright(hub, "estimate", spec, "--gpu", "H100-80GB", **environment)
     assert done.returncode != 0
     assert re.search(message, " ".join(done.stderr.split())), done.stderr
+
+
+def test_a_connection_that_breaks_off_is_told_in_words(hub: Hub) -> None:
+    """After the attempts that the client makes by itself."""
+    hub.breaks_off = True
+    code = "from tuner.workloads.pretrained.hub_files import *; fetch_config(HubModel('acme/tiny'), 'config.json')"
+    environment = {**os.environ, "HF_ENDPOINT": hub.address, "HF_HOME": str(hub.folder.parent / "cache")}
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env=environment,
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=280,
+        check=False,
+    )
+    assert "SpecError: invalid spec:\n  model.pretrained: there is no folder 'acme/tiny'" in done.stderr
+    assert f"could not be fetched from {hub.address}" in done.stderr
 
 
 def test_a_folder_comes_first(hub: Hub, tmp_path: Path) -> None:

@@ -87,7 +87,7 @@ def _fetched(model: HubModel, fetch: Callable[[], str]) -> str:
         reason = "has no `config.json`: it is not a model of transformers"
     except errors.HFValidationError as error:
         reason = f"has no valid name: {error}"
-    except OSError as error:  # the hub cannot be reached, or the disk is full
+    except (OSError, getattr(errors, "HTTPError", OSError)) as error:  # it is not reached, or the disk is full
         if constants.HF_HUB_OFFLINE:
             reason = f"is not in the cache, and HF_HUB_OFFLINE is set: fetch it first with `hf download {model.id}`"
         else:
