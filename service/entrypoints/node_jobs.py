@@ -26,7 +26,7 @@ from tuner.planning.fingerprint import installed_versions
 from tuner.schemas.requests import TuningRequest
 from tuner.schemas.results import DeviceInfo
 from tuner.system.data_roots import DataRoots
-from tuner.training.required_packages import installed_packages
+from tuner.workloads.required_packages import installed_packages
 
 _NUMBERS_OF_HOST = ("SLURM_JOB_GPUS", "CUDA_VISIBLE_DEVICES")
 """Variables with the host's numbers of the GPUs that an engine has assigned. Slurm may number those in

@@ -20,7 +20,7 @@ from service.worker.settings import WorkerSettings
 from service.worker.slot import Slot
 from service.worker.work_loop import SingleRun, WorkLoop
 from tuner.system.host_failures import Cause, HostFailure, check_host
-from tuner.training.required_packages import installed_packages
+from tuner.workloads.required_packages import installed_packages
 
 
 class ProcessLink(Protocol):

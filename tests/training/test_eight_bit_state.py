@@ -28,11 +28,11 @@ from tuner.training.assembly import build_run
 from tuner.training.launching.run_directory import RunPaths
 from tuner.training.micro_batches.splitting import MicroBatch, sliced
 from tuner.training.optimizers import build_optimizer, materialize_state
-from tuner.training.required_packages import require_packages
 from tuner.training.trainer import Trainer
 from tuner.training.update_engine import UpdateEngine
 from tuner.workloads.build import build_model, build_workload, check_workload
 from tuner.workloads.preload import late_imports
+from tuner.workloads.required_packages import require_packages
 
 NAMES = ("adamw8bit", "lion8bit")
 VALUES = {"adamw8bit": 2, "lion8bit": 1}
@@ -250,10 +250,9 @@ def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         check_packages(recommendation(spec), TrainingRequest(), [bare])
     check_packages(recommendation(spec), TrainingRequest(), [bare, able])
     check_packages(recommendation(mlp_of("lion")), TrainingRequest(), [bare])
-    monkeypatch.setattr("tuner.workloads.build.find_spec", lambda _: None)
+    monkeypatch.setattr("tuner.workloads.required_packages.find_spec", lambda _: None)
     with pytest.raises(SpecError, match=named):
         check_workload(spec)
-    monkeypatch.setattr("tuner.training.required_packages.find_spec", lambda _: None)
     with pytest.raises(SpecError, match=named):
         require_packages(spec)
 

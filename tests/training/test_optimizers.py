@@ -380,7 +380,7 @@ def test_lion_keeps_one_value_for_each_parameter() -> None:
 
 def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """Before any probe, with the extra that has it."""
-    monkeypatch.setattr("tuner.workloads.build.find_spec", lambda _: None)
+    monkeypatch.setattr("tuner.workloads.required_packages.find_spec", lambda _: None)
     with pytest.raises(SpecError, match=r"optimizer\.name: `lion` needs the package `lion_pytorch`: pip install"):
         check_workload(mlp_spec(optimizer={"name": "lion"}))
 

@@ -247,8 +247,8 @@ def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     extra = r"package `bitsandbytes`: pip install 'batchwright\[bitsandbytes\]'"
     with pytest.raises(UnsupportedJobError, match=rf"adapter\.quantization: `nf4` needs the {extra}"):
         check_packages(recommendation(spec), TrainingRequest(), [SERVED.model_copy(update={"packages": ()})])
-    monkeypatch.setattr("tuner.workloads.adapters.quantized_base.find_spec", lambda _: None)
-    with pytest.raises(SpecError, match=rf"adapter\.quantization: needs the {extra}"):
+    monkeypatch.setattr("tuner.workloads.required_packages.find_spec", lambda _: None)
+    with pytest.raises(SpecError, match=rf"adapter\.quantization: `nf4` needs the {extra}"):
         check_workload(spec)
 
 

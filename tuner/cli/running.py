@@ -20,7 +20,7 @@ from tuner.schemas.requests import TrainingRequest, TuningRequest
 from tuner.schemas.training import TrainingResult
 from tuner.schemas.workload import WorkloadSpec
 from tuner.training.launching.launcher import TrainingProcess
-from tuner.training.required_packages import require_packages, require_trackers
+from tuner.workloads.required_packages import require_packages, require_trackers
 
 _POLL_SECONDS = 0.1
 _STOP_SECONDS = 60.0

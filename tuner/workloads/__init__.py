@@ -12,11 +12,12 @@
 
 ``base`` is the contract: the protocol of a workload, whose losses are sums with their weight, never means.
 ``casting`` converts a model to another floating-point type. ``preload`` lists the modules to import before memory is
-measured.
+measured, ``required_packages`` the optional packages of a spec and of a run's trackers.
 
 Where a new thing goes: a kind of model, ``tuner.schemas.workload`` (its document), a module here, and a case in
 ``build``; a task of transformers, ``hugging_face``; a part of the contract, ``base``, as an optional protocol.
 
 The package may import ``schemas`` and ``system``, neither ``hardware`` nor ``planning``. Most modules import torch;
-``preload``, ``config_fields``, ``published_fields`` and ``transformers_import`` do not, nor does importing the package.
+``preload``, ``config_fields``, ``published_fields``, ``required_packages`` and ``transformers_import`` do not, nor does
+importing the package.
 """

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from importlib.util import find_spec
 from typing import assert_never
 
 import torch
@@ -22,6 +21,7 @@ from tuner.workloads.hugging_face import LAYER_DROPS, transformers_workload
 from tuner.workloads.pretrained.starting_weights import StartingWeights
 from tuner.workloads.python_target import python_workload
 from tuner.workloads.reference import reference_workload
+from tuner.workloads.required_packages import require_model_packages, require_optimizer_package
 
 
 def build_workload(spec: WorkloadSpec, load: StartingWeights | None = None) -> Workload:
@@ -32,9 +32,10 @@ def build_workload(spec: WorkloadSpec, load: StartingWeights | None = None) -> W
         load: builds a transformers model with pretrained weights; None for random weights.
 
     Raises:
-        SpecError: when a field names an unknown object, or fields contradict each other.
+        SpecError: when a field names an unknown object, fields contradict each other, or a package is missing.
         WorkloadError: when a ``python`` target breaks the contract.
     """
+    require_model_packages(spec)
     model, recompute, smoothing = spec.model, spec.activation_checkpointing, spec.label_smoothing
     match model:
         case ReferenceModel():
@@ -145,12 +146,8 @@ def require_optimizer(spec: OptimizerSpec) -> None:
     Raises:
         SpecError: when it does not, or the package is missing.
     """
-    if spec.package != "torch":
-        if find_spec(spec.package) is None:
-            message = f"`{spec.name}` needs the package `{spec.package}`: pip install 'batchwright[{spec.extra}]'"
-            raise SpecError([FieldProblem("optimizer.name", message)])
-        return
-    if not hasattr(torch.optim, spec.torch_class):
+    require_optimizer_package(spec)
+    if spec.package == "torch" and not hasattr(torch.optim, spec.torch_class):
         message = f"torch {torch.__version__} has no `torch.optim.{spec.torch_class}`: install torch 2.9 or newer"
         raise SpecError([FieldProblem("optimizer.name", message)])
 

@@ -16,7 +16,7 @@ from tuner.schemas.recommendation import Recommendation
 from tuner.schemas.requests import MOST_DEVICES_PER_NODE, TrainingRequest, TuningRequest
 from tuner.schemas.results import DeviceInfo
 from tuner.system.files import write_atomically
-from tuner.training.required_packages import missing_packages
+from tuner.workloads.required_packages import missing_packages
 
 SLOT_FILE = ".slot"
 """Name of the file in a job's folder with the slot on which the job ran last."""

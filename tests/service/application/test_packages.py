@@ -54,7 +54,7 @@ def test_own_metrics_need_no_package() -> None:
 
 def test_a_service_answers_with_the_remedy(start_service: StartService, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its workers announce what they have; a dry run, whose place is the caller's, is not asked."""
-    monkeypatch.setattr("tuner.training.required_packages.find_spec", lambda name: None if name == "wandb" else True)
+    monkeypatch.setattr("tuner.workloads.required_packages.find_spec", lambda name: None if name == "wandb" else True)
     found, wanted = recommendation(mlp_spec()), TrainingRequest(trackers=("wandb",))
     service = start_service()
     with service.client as client:

@@ -36,11 +36,11 @@ from tuner.training.evaluation.library_metrics import LibraryMetrics
 from tuner.training.micro_batches.rng_state import RandomState
 from tuner.training.micro_batches.splitting import to_device
 from tuner.training.precision import autocast
-from tuner.training.required_packages import needs_labels
 from tuner.training.update_engine import UpdateEngine
 from tuner.workloads.base import Batch, LabelScores, LossTerms, ScoresLabels, Workload
 from tuner.workloads.build import build_workload
 from tuner.workloads.causal.preference_pairs import PreferenceWorkload, RewardScores
+from tuner.workloads.required_packages import needs_labels
 
 _EPOCH = 0
 """Epoch of held-out samples: random choices of the user's code are the same in every evaluation."""

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from tuner.schemas.workload import WorkloadSpec
 from tuner.training.accumulation.collectives import Ranks
-from tuner.training.required_packages import METRIC_CLASSES, require_packages
 from tuner.workloads.base import IGNORED_LABEL, LabelScores
+from tuner.workloads.required_packages import METRIC_CLASSES, require_packages
 
 Metrics: TypeAlias = Any
 """A ``torchmetrics.MetricCollection``, imported where a metric is requested."""

@@ -8,8 +8,8 @@ from importlib import import_module
 
 from tuner.schemas.requests import TrackerName
 from tuner.schemas.training import RunOutcome
-from tuner.training.required_packages import require_trackers
 from tuner.training.trackers.base import TrackedRun, Tracker
+from tuner.workloads.required_packages import require_trackers
 
 _CLASSES: Mapping[TrackerName, tuple[str, str]] = {
     "mlflow": ("mlflow", "MLflow"),

@@ -8,7 +8,6 @@ products are the package's.
 from __future__ import annotations
 
 from importlib import import_module
-from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -114,12 +113,10 @@ def quantize_base(model: Any, adapter: LoraAdapter, *, is_random: bool) -> None:
         is_random: whether the weights are random ones, whose codes are made at random.
 
     Raises:
-        SpecError: when ``bitsandbytes`` is missing, or the model has no such layer.
+        SpecError: when the model has no such layer.
     """
     if adapter.quantization is None:
         return
-    if find_spec("bitsandbytes") is None:
-        raise _problem("needs the package `bitsandbytes`: pip install 'batchwright[bitsandbytes]'")
     from transformers.pytorch_utils import Conv1D  # noqa: PLC0415 - with the model
     from transformers.quantizers.base import get_keys_to_not_convert  # noqa: PLC0415 - likewise
 

@@ -1,4 +1,7 @@
-"""The optional packages that a training requires, checked before a process with torch is started. No torch."""
+"""The optional packages that a spec and the trackers of a run require. No torch.
+
+They are checked when a job is submitted, before a process with torch is started, and when a workload is built.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ from typing import get_args
 
 from tuner.errors import FieldProblem, SpecError
 from tuner.schemas.dataset import EvaluationSpec
+from tuner.schemas.optimizer import OptimizerSpec
 from tuner.schemas.requests import TrackerName
 from tuner.schemas.workload import WorkloadSpec
 
@@ -53,23 +57,48 @@ def missing_packages(
 ) -> list[MissingPackage]:
     """Return what a run requests and cannot have where only ``installed`` of these packages are."""
     evaluation = None if spec is None else spec.evaluation
+    of_model = [] if spec is None else _of_model(spec)
     metrics = [name for name in (() if evaluation is None else evaluation.metrics) if name in METRIC_CLASSES]
     wanted = [
-        *_in_few_bits(spec),
+        *(missing for missing in of_model if missing.package == _BITSANDBYTES),  # all others come with torch's extra
         *(MissingPackage("evaluation.metrics", name, _TORCHMETRICS, "metrics") for name in metrics),
         *(MissingPackage(f"trackers.{index}", name, name, name) for index, name in enumerate(trackers)),
     ]
     return [missing for missing in wanted if missing.package not in installed]
 
 
-def _in_few_bits(spec: WorkloadSpec | None) -> list[MissingPackage]:
-    """Return the fields of a spec that need `bitsandbytes`: the optimizer, and the base of the adapter."""
-    if spec is None or not spec.needs_bitsandbytes:
-        return []
+def _of_model(spec: WorkloadSpec) -> list[MissingPackage]:
+    """Return what the base of the adapter and the optimizer of a spec need."""
     quantization = None if spec.adapter is None else spec.adapter.quantization
-    named: list[tuple[str, str]] = [] if quantization is None else [("adapter.quantization", quantization.kind)]
-    named += [("optimizer.name", spec.optimizer.name)] if spec.optimizer.package == _BITSANDBYTES else []
-    return [MissingPackage(field, name, _BITSANDBYTES, _BITSANDBYTES) for field, name in named]
+    base = [] if quantization is None else [("adapter.quantization", quantization.kind)]
+    return [*(MissingPackage(*named, _BITSANDBYTES, _BITSANDBYTES) for named in base), *_of_optimizer(spec.optimizer)]
+
+
+def _of_optimizer(spec: OptimizerSpec) -> list[MissingPackage]:
+    named = [] if spec.package == "torch" else [spec.name]
+    return [MissingPackage("optimizer.name", name, spec.package, spec.extra) for name in named]
+
+
+def require_model_packages(spec: WorkloadSpec) -> None:
+    """Check that the packages of a spec's model and optimizer are installed, whatever else its runs need.
+
+    Raises:
+        SpecError: naming the first that is missing.
+    """
+    _refuse(_not_installed(_of_model(spec)), "spec")
+
+
+def require_optimizer_package(spec: OptimizerSpec) -> None:
+    """Check that the package of an optimizer is installed.
+
+    Raises:
+        SpecError: when it is missing.
+    """
+    _refuse(_not_installed(_of_optimizer(spec)), "spec")
+
+
+def _not_installed(wanted: Sequence[MissingPackage]) -> list[MissingPackage]:
+    return [missing for missing in wanted if find_spec(missing.package) is None]
 
 
 def require_packages(spec: WorkloadSpec) -> None:
