@@ -70,6 +70,7 @@ def _specs() -> list[WorkloadSpec]:
                 {"kind": "lora", "alpha": 16, "target_modules": ["c_attn"], "modules_to_save": ["lm_head"]},
                 {"kind": "lora", "dropout": 0.1, "target_modules": "all-linear", "use_rslora": True},
                 {"kind": "lora", "target_modules": "all-linear", "quantization": {"kind": "nf4"}},
+                {"kind": "lora", "target_modules": "all-linear", "quantization": {"kind": "int8"}},
             )
         ]
         + [gpt_spec(optimizer={"name": name}) for name in ("adamw8bit", "lion8bit")]

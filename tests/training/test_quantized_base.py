@@ -1,4 +1,4 @@
-"""An adapter above a base in 4 bits (QLoRA): memory to the byte, exact updates, checkpoints, and the result in peft."""
+"""An adapter above a base in 4 or 8 bits: memory to the byte, exact updates, checkpoints, and the result in peft."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from bitsandbytes.nn import Linear8bitLt
 from peft import PeftModel
 from torch import Tensor
 from transformers import AutoModelForCausalLM, BitsAndBytesConfig
@@ -52,7 +53,7 @@ LLAMA = {
     "bos_token_id": 0,
     "eos_token_id": 0,
 }
-KINDS: list[dict[str, Any]] = [{"kind": "nf4"}, {"kind": "fp4", "double_quantization": True}]
+KINDS: list[dict[str, Any]] = [{"kind": "nf4"}, {"kind": "fp4", "double_quantization": True}, {"kind": "int8"}]
 BLOCK, SCALES_BLOCK, CODE_TABLE = 64, 256, 256 * 4
 
 
@@ -63,8 +64,11 @@ def probed(quantization: dict[str, Any] | None, **changes: Any) -> WorkloadSpec:
     return transformers_spec("causal-lm", LLAMA, batch=batch, adapter=adapter, **{"data": None, **changes})
 
 
-def packed_bytes(values: int, *, double: bool) -> int:
-    """Bytes of a weight in 4 bits with its scales."""
+def packed_bytes(layer: QuantizedLinear, *, double: bool) -> int:
+    """Bytes of a weight in 4 or 8 bits with its scales."""
+    values = layer.in_features * layer.out_features
+    if layer.kind == "int8":
+        return values + 4 * layer.out_features
     blocks = -(-values // BLOCK)
     scales = blocks + 4 * -(-blocks // SCALES_BLOCK) + CODE_TABLE + 4 if double else 4 * blocks
     return -(-values // 2) + scales
@@ -84,7 +88,7 @@ def test_an_estimate_has_the_bytes_of_what_runs(quantization: dict[str, Any], pr
     double = quantization.get("double_quantization", False)
     for layer in layers:
         held = sum(parameter.nbytes for parameter in layer.parameters())
-        assert held == packed_bytes(layer.in_features * layer.out_features, double=double)
+        assert held == packed_bytes(layer, double=double)
     micro_batches = [sliced(workload.make_batch(4), 4) for _ in range(2)]
     engine.update(micro_batches)
     taken = temporary_bytes(engine, micro_batches)
@@ -98,23 +102,27 @@ def test_an_estimate_has_the_bytes_of_what_runs(quantization: dict[str, Any], pr
 
 def test_a_trace_for_a_card_has_the_packed_base() -> None:
     """And unpacks a weight for many tokens, in the type of the products; needs a C++ compiler."""
-    specs = {name: probed(fields, precision="bf16") for name, fields in (("whole", None), ("nf4", KINDS[0]))}
+    kinds = {"whole": None, "nf4": KINDS[0], "int8": KINDS[2]}
+    specs = {name: probed(fields, precision="bf16") for name, fields in kinds.items()}
     capability = {"accumulates": True, "compute_capability": [9, 0], "sizes": [200]}
     cases = [{"name": name, "spec": spec.model_dump(mode="json"), **capability} for name, spec in specs.items()]
     found: dict[str, Trace] = {name: traces[0] for name, traces in traced_on_cuda(cases).items()}
     kept = {name: held_bytes(taken, "end", Category.PARAMETERS) for name, taken in found.items()}
-    model = build_model(specs["nf4"], build_workload(specs["nf4"]))
-    layers = [module for module in model.modules() if isinstance(module, QuantizedLinear)]
-    values = [layer.in_features * layer.out_features for layer in layers]
-    packed = sum(packed_bytes(number, double=False) for number in values)
-    assert kept["whole"] - kept["nf4"] == 2 * sum(values) - packed
-    unpacked = 2 * max(values)
-    assert found["nf4"].sizes.count(unpacked) > found["whole"].sizes.count(unpacked)
+    for kind in ("nf4", "int8"):
+        model = build_model(specs[kind], build_workload(specs[kind]))
+        layers = [module for module in model.modules() if isinstance(module, QuantizedLinear)]
+        values = [layer.in_features * layer.out_features for layer in layers]
+        packed = sum(packed_bytes(layer, double=False) for layer in layers)
+        assert kept["whole"] - kept[kind] == 2 * sum(values) - packed
+        unpacked = 2 * max(values)
+        assert found[kind].sizes.count(unpacked) > found["whole"].sizes.count(unpacked)
 
 
-def test_a_summary_counts_weights_and_not_bytes() -> None:
+@pytest.mark.parametrize("quantization", KINDS, ids=lambda fields: fields["kind"])
+def test_a_summary_counts_weights_and_not_bytes(quantization: dict[str, Any]) -> None:
     """As many parameters as in the unquantised model, of fewer bytes."""
-    whole, packed = (summarize(build_model(spec, build_workload(spec))) for spec in (probed(None), probed(KINDS[1])))
+    models = (build_model(spec, build_workload(spec)) for spec in (probed(None), probed(quantization)))
+    whole, packed = map(summarize, models)
     assert (packed.parameters, packed.trainable_parameters) == (whole.parameters, whole.trainable_parameters)
     assert packed.parameter_bytes < whole.parameter_bytes / 2
 
@@ -146,12 +154,14 @@ def quantised(base: Path, quantization: dict[str, Any], **changes: Any) -> Workl
 def test_peft_loads_the_adapter_above_the_same_base(base: Path, tmp_path: Path, quantization: dict[str, Any]) -> None:
     """As transformers quantises it: equal logits, and other ones than those of the base alone."""
     trainer, _ = train(tmp_path, quantised(base, quantization))
-    config = BitsAndBytesConfig(
-        load_in_4bit=True,
-        bnb_4bit_quant_type=quantization["kind"],
-        bnb_4bit_use_double_quant=quantization.get("double_quantization", False),
-        bnb_4bit_compute_dtype=torch.float32,
-    )
+    config = BitsAndBytesConfig(load_in_8bit=True)
+    if quantization["kind"] != "int8":
+        config = BitsAndBytesConfig(
+            load_in_4bit=True,
+            bnb_4bit_quant_type=quantization["kind"],
+            bnb_4bit_use_double_quant=quantization.get("double_quantization", False),
+            bnb_4bit_compute_dtype=torch.float32,
+        )
 
     def quantised_by_transformers() -> torch.nn.Module:
         model: torch.nn.Module = AutoModelForCausalLM.from_pretrained(
@@ -160,6 +170,9 @@ def test_peft_loads_the_adapter_above_the_same_base(base: Path, tmp_path: Path, 
         for module in model.modules():  # which repacks weights for evaluations on some CPUs
             if hasattr(module, "support_avx512bf16_for_cpu"):
                 vars(module)["support_avx512bf16_for_cpu"] = False
+            if isinstance(module, Linear8bitLt):  # which quantises its input too, except in training on the CPU
+                module.train()
+                vars(module)["train"] = lambda _, kept=module: kept
         return model
 
     loaded = PeftModel.from_pretrained(quantised_by_transformers(), RunPaths(tmp_path).pretrained)
@@ -180,10 +193,11 @@ def test_training_above_a_quantised_base_is_exact(base: Path, tmp_path: Path, qu
             torch.testing.assert_close(value, whole[name], rtol=1e-4, atol=1e-6)
 
 
-def test_a_run_learns_resumes_and_keeps_its_base(base: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("quantization", KINDS[1:], ids=lambda fields: fields["kind"])
+def test_a_run_learns_resumes_and_keeps_its_base(base: Path, tmp_path: Path, quantization: dict[str, Any]) -> None:
     """Checkpoints hold the adapter alone, and a run goes on above the same codes to the same bits."""
     optimizer = {"name": "adamw8bit", "learning_rate": 0.02}
-    spec = quantised(base, KINDS[1], optimizer=optimizer, precision="bf16-mixed", ema_decay=0.5)
+    spec = quantised(base, quantization, optimizer=optimizer, precision="bf16-mixed", ema_decay=0.5)
     found, request = recommendation(spec, 40, 10), TrainingRequest(updates=6, checkpoint_every=3)
 
     def loop(folder: str) -> Trainer:
@@ -264,10 +278,11 @@ def test_the_package_is_part_of_what_is_measured() -> None:
     assert "quantization" not in content["spec"]["adapter"]
 
 
-def test_a_layer_with_a_bias_adds_it_once() -> None:
+@pytest.mark.parametrize("quantization", KINDS, ids=lambda fields: fields["kind"])
+def test_a_layer_with_a_bias_adds_it_once(quantization: dict[str, Any]) -> None:
     """Trained or not; the product is that of the unpacked weight."""
     torch.manual_seed(0)
-    spec = probed(KINDS[0])
+    spec = probed(quantization)
     assert spec.adapter is not None
     assert spec.adapter.quantization is not None
     linear = torch.nn.Linear(64, 32)
@@ -280,5 +295,8 @@ def test_a_layer_with_a_bias_adds_it_once() -> None:
     torch.testing.assert_close(*results)
     error = torch.linalg.vector_norm(results[0] - linear(inputs)) / torch.linalg.vector_norm(linear(inputs))
     assert error < 0.15
+    (gradient,) = torch.autograd.grad(results[0].sum(), inputs, retain_graph=True)
     results[1].sum().backward()
+    torch.testing.assert_close(inputs.grad, gradient)
+    assert torch.linalg.vector_norm(gradient - linear.weight.sum(0)) < 0.15 * torch.linalg.vector_norm(gradient)
     assert torch.equal(linear.bias.grad, torch.full((32,), 6.0))  # type: ignore[arg-type] # it has one

@@ -210,16 +210,31 @@ def adapter_in_code(context: ExportContext) -> tuple[Advice, ...]:
     )
     base = ""
     if adapter.quantization is not None:
-        base = (
-            f" Its base was in 4 bits: load it with `BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="
-            f"{adapter.quantization.kind!r}, bnb_4bit_use_double_quant={adapter.quantization.double_quantization})` of "
-            "transformers."
+        arguments = (
+            f"load_in_4bit=True, bnb_4bit_quant_type={adapter.quantization.kind!r}, "
+            f"bnb_4bit_use_double_quant={adapter.quantization.double_quantization}"
         )
+        bits, given = (4, arguments) if adapter.is_in_4_bits else (8, "load_in_8bit=True")
+        base = f" Its base was in {bits} bits: load it with `BitsAndBytesConfig({given})` of transformers."
     message = (
         f"The adapter is not part of this export, and the whole model takes more memory than was measured: train it "
         f"with `{call}` of peft, or these values in your framework's own LoRA settings.{base}"
     )
     return (Advice(code="adapter-in-code", message=message),)
+
+
+def products_in_8_bits(context: ExportContext, framework: str) -> tuple[Advice, ...]:
+    """Warn that a framework's products with a base in 8 bits are not those that were measured."""
+    adapter = spec_of(context).adapter
+    if adapter is None or adapter.quantization is None or adapter.is_in_4_bits:
+        return ()
+    message = (
+        f"{framework} multiplies with a base in 8 bits by LLM.int8(), which on a card also quantises the inputs, "
+        "except for the columns in which the micro-batch has outliers, and keeps them for the backward pass. Products "
+        "with the same codes and unquantised inputs were measured: there a sample may have another loss beside other "
+        "samples, and the micro-batch may not fit."
+    )
+    return (Advice(code="products-in-8-bits", message=message),)
 
 
 def packing_in_code(context: ExportContext) -> tuple[Advice, ...]:

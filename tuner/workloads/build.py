@@ -153,7 +153,7 @@ def require_optimizer(spec: OptimizerSpec) -> None:
 
 
 def count_parameters(model: nn.Module) -> int:
-    """Number of a model's parameters: those in 4 bits as they are unpacked, and without a copy as the reference."""
+    """Number of a model's parameters: quantised ones as they are unpacked, and without a copy as the reference."""
     reference = reference_of(model)
     copied = 0 if reference is None else sum(map(torch.numel, reference.parameters()))
     return sum(map(torch.numel, model.parameters())) - copied + unpacked_difference(model)

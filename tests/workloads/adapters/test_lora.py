@@ -124,7 +124,12 @@ def test_a_model_without_default_targets_needs_them() -> None:
         ({"lora_alpha": 8}, r"adapter\.lora_alpha: is not a field here; did you mean `alpha`\?"),
         ({"lora_dropout": 0.1}, r"adapter\.lora_dropout: is not a field here; did you mean `dropout`\?"),
         ({"load_in_8bit": True}, r"adapter\.load_in_8bit: is not a field here; a frozen base in 4 bits is `adapter: "),
-        ({"quantization": {"kind": "int8"}}, r"adapter\.quantization\.kind: must be one of 'nf4', 'fp4'"),
+        ({"quantization": {"kind": "int4"}}, r"adapter\.quantization\.kind: must be one of 'nf4', 'fp4', 'int8'"),
+        (
+            {"quantization": {"kind": "int8", "double_quantization": True}},
+            r"`double_quantization` is for `nf4` and `fp4`: `int8` has few scales",
+        ),
+        ({"quantization": {"kind": "int8", "llm_int8_threshold": 6.0}}, r"inputs are not quantised, so that none"),
         ({"target_modules": "linear"}, r"adapter\.target_modules: must be `all-linear` or a list .* \(got 'linear'\)"),
         ({"rank": 0}, r"adapter\.rank: must be at least 1 \(got 0\)"),
         ({"dropout": 1.0}, r"adapter\.dropout: must be below 1"),

@@ -7,7 +7,7 @@ from pydantic import JsonValue
 from tuner.exports import advice
 from tuner.exports.base import ExportContext, Target, TargetOutput
 from tuner.exports.rendering import yaml_file
-from tuner.exports.spec_advice import TRAINER_NAMES, spec_of, writable_adapter
+from tuner.exports.spec_advice import TRAINER_NAMES, products_in_8_bits, spec_of, writable_adapter
 from tuner.schemas.model.adapter import LoraAdapter
 from tuner.schemas.recommendation import Advice
 from tuner.schemas.workload import TransformersModel
@@ -60,7 +60,7 @@ def _adapter(context: ExportContext) -> dict[str, JsonValue]:
         return {}
     targets = adapter.target_modules
     return {
-        "adapter": "lora" if adapter.quantization is None else "qlora",
+        "adapter": "qlora" if adapter.is_in_4_bits else "lora",
         "lora_r": adapter.rank,
         "lora_alpha": int(adapter.alpha),
         "lora_dropout": adapter.dropout,
@@ -72,9 +72,11 @@ def _adapter(context: ExportContext) -> dict[str, JsonValue]:
 
 
 def _quantization(adapter: LoraAdapter) -> dict[str, JsonValue]:
-    """The keys of a base in 4 bits."""
+    """The keys of a base in 4 or 8 bits."""
     if adapter.quantization is None:
         return {}
+    if adapter.quantization.kind == "int8":
+        return {"load_in_8bit": True}
     config: dict[str, JsonValue] = {
         "bnb_4bit_quant_type": adapter.quantization.kind,
         "bnb_4bit_use_double_quant": adapter.quantization.double_quantization,
@@ -117,6 +119,7 @@ def _warnings(context: ExportContext) -> tuple[Advice, ...]:
         *(advice.without_dropout(context, "axolotl") if _preference(context) else ()),
         *advice.packing(context, "`sample_packing: true`", is_written=True),
         *_packing_attention(context),
+        *products_in_8_bits(context, "axolotl"),
         advice.data_parallel_ranks(context, "`tensor_parallel_size` x `context_parallel_size`"),
         Advice(
             code="drop-batch-size",

@@ -7,7 +7,7 @@ from pydantic import JsonValue
 from tuner.exports import advice
 from tuner.exports.base import ExportContext, Target, TargetOutput
 from tuner.exports.rendering import yaml_file
-from tuner.exports.spec_advice import TRAINER_NAMES, spec_of, writable_adapter
+from tuner.exports.spec_advice import TRAINER_NAMES, products_in_8_bits, spec_of, writable_adapter
 from tuner.schemas.model.adapter import LoraAdapter
 from tuner.schemas.recommendation import Advice
 
@@ -83,9 +83,11 @@ def _adapter(context: ExportContext) -> dict[str, JsonValue]:
 
 
 def _quantization(adapter: LoraAdapter) -> dict[str, JsonValue]:
-    """The keys of a base in 4 bits, which its default method makes by bitsandbytes."""
+    """The keys of a base in 4 or 8 bits, which its default method makes by bitsandbytes."""
     if adapter.quantization is None:
         return {}
+    if adapter.quantization.kind == "int8":
+        return {"quantization_bit": 8}
     kind, double = adapter.quantization.kind, adapter.quantization.double_quantization
     return {"quantization_bit": 4, "quantization_type": kind, "double_quantization": double}
 
@@ -134,6 +136,7 @@ def _warnings_of_0_9(context: ExportContext) -> list[Advice]:
         *advice.packing(context, "`packing: true`, which `stage: pt` turns on by itself,", is_written=True),
         *_packing_stage(context),
         *advice.without_dropout(context, "LLaMA-Factory"),
+        *products_in_8_bits(context, "LLaMA-Factory"),
     ]
 
 

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal, Self
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from tuner.schemas.base import Document
 
 _HOW_TO_QUANTIZE = (
-    "a frozen base in 4 bits is `adapter: {kind: lora, quantization: {kind: nf4}}`; 8 bits, and training what is "
-    "quantised, are not offered"
+    "a frozen base in 4 bits is `adapter: {kind: lora, quantization: {kind: nf4}}`, and in 8 bits it has `kind: int8`; "
+    "training what is quantised is not offered"
 )
 """The remedy for a spec that requests a quantised model in the words of transformers."""
 QUANTIZED: Mapping[str, str] = MappingProxyType(
@@ -28,10 +28,11 @@ ModuleNames = Annotated[tuple[ModuleName, ...], Field(min_length=1, max_length=_
 
 
 class BaseQuantization(Document):
-    """The linear layers of a frozen base in 4 bits (QLoRA, Dettmers et al. 2023), by the package `bitsandbytes`.
+    """The linear layers of a frozen base in 4 or 8 bits, by the package `bitsandbytes`.
 
-    Half a byte for each weight and a scale for each 64 of them; they are unpacked layer by layer as they are used. The
-    output layer, embeddings, norms and `modules_to_save` keep their type.
+    In 4 bits (QLoRA, Dettmers et al. 2023) a weight takes half a byte and each 64 of them a scale; in 8 bits a weight
+    takes a byte and each row a scale (LLM.int8(), Dettmers et al. 2022). They are unpacked layer by layer as they are
+    used. The output layer, embeddings, norms and `modules_to_save` keep their type.
     """
 
     ABSENT_FIELDS: ClassVar[Mapping[str, str]] = MappingProxyType(
@@ -39,13 +40,22 @@ class BaseQuantization(Document):
             "bnb_4bit_quant_type": "did you mean `kind`?",
             "bnb_4bit_use_double_quant": "did you mean `double_quantization`?",
             "bnb_4bit_compute_dtype": "it is the type of `precision`",
+            "llm_int8_threshold": "inputs are not quantised, so that none of their columns is an outlier",
         }
     )
 
-    kind: Literal["nf4", "fp4"]
-    """The 16 values of a code: quantiles of a normal distribution (`nf4`), or floating-point numbers (`fp4`)."""
+    kind: Literal["nf4", "fp4", "int8"]
+    """The values of a code: 16 quantiles of a normal distribution (`nf4`), 16 floating-point numbers (`fp4`), or the
+    integers from -127 to 127 (`int8`)."""
     double_quantization: bool = False
-    """Keep the scales in 8 bits too, with a scale in fp32 for each 256: `bnb_4bit_use_double_quant` of transformers."""
+    """Keep the scales of `nf4` or `fp4` in 8 bits too, with a scale in fp32 for each 256: `bnb_4bit_use_double_quant`
+    of transformers."""
+
+    @model_validator(mode="after")
+    def _quantizes_scales_of_4_bits_alone(self) -> Self:
+        if self.double_quantization and self.kind == "int8":
+            raise ValueError("`double_quantization` is for `nf4` and `fp4`: `int8` has few scales, one for each row")
+        return self
 
 
 class LoraAdapter(Document):
@@ -81,7 +91,7 @@ class LoraAdapter(Document):
     """How the first matrix starts, as the second is zero: as linear layers do (`true` of `peft`), or normal with a
     standard deviation of `1 / rank`."""
     quantization: BaseQuantization | None = None
-    """Keep the linear layers of the frozen base in 4 bits (QLoRA); in the type of `precision` when absent."""
+    """Keep the linear layers of the frozen base in 4 bits (QLoRA) or 8; in the type of `precision` when absent."""
 
     @field_validator("target_modules", mode="before")
     @classmethod
@@ -89,3 +99,8 @@ class LoraAdapter(Document):
         if isinstance(value, str) and value != "all-linear":
             raise ValueError("must be `all-linear` or a list of names of modules, for example [q_proj, v_proj]")
         return value
+
+    @property
+    def is_in_4_bits(self) -> bool:
+        """True if the linear layers of the base are in 4 bits: QLoRA."""
+        return self.quantization is not None and self.quantization.kind != "int8"

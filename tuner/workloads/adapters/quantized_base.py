@@ -1,8 +1,10 @@
-"""Keep the linear layers of a frozen base in 4 bits, by the kernels of ``bitsandbytes``.
+"""Keep the linear layers of a frozen base in 4 or 8 bits, with the codes of ``bitsandbytes``.
 
-The layer is ours, since that of the package keeps its scales outside of parameters and buffers, where neither
-checkpoints, digests nor traces see them, and repacks its weight for evaluations on some CPUs. Codes, scales and
-products are the package's.
+The layer is ours, since those of the package keep their scales outside of parameters and buffers, where neither
+checkpoints, digests nor traces see them, and that of 4 bits repacks its weight for evaluations on some CPUs. Codes,
+scales and the products in 4 bits are the package's. Its products in 8 bits are not, for two reasons: on a card they
+find columns of outliers in a whole micro-batch, so that a sample's loss depends on its neighbours, and they keep each
+layer's input where activation checkpointing does not see it.
 """
 
 from __future__ import annotations
@@ -20,10 +22,12 @@ _BLOCK, _SCALES_BLOCK = 64, 256
 """Weights that share a scale, and scales that share one of theirs: the defaults of bitsandbytes and of QLoRA."""
 _CODES = 256
 """Values of a scale in 8 bits."""
+_LARGEST_CODE = 127
+"""Code of the largest weight of a row in 8 bits."""
 
 
 class QuantizedLinear(nn.Linear):
-    """A frozen linear layer whose weight is in 4 bits.
+    """A frozen linear layer whose weight is in 4 or 8 bits.
 
     Args:
         linear: ``nn.Linear``, or ``Conv1D`` of transformers, whose weight is transposed.
@@ -36,6 +40,7 @@ class QuantizedLinear(nn.Linear):
         weight: Any = linear.weight if isinstance(linear, nn.Linear) else linear.weight.T
         self.out_features, self.in_features = weight.shape
         self.kind = quantization.kind
+        self.absmax: Tensor
         scales = _random_scales if is_random else _quantized
         packed, kept = scales(weight.detach(), quantization)
         self.weight = nn.Parameter(packed, requires_grad=False)
@@ -51,10 +56,17 @@ class QuantizedLinear(nn.Linear):
             input = input.to(torch.get_autocast_dtype(kind))  # noqa: A001 - see above
         bias = None if self.bias is None else self.bias.to(input.dtype)
         is_fused = bias is not None and not bias.requires_grad  # whose gradient the package sums over one dimension
-        product: Tensor = import_module("bitsandbytes").matmul_4bit(
-            input, self.weight, quant_state=self._quant_state(input.dtype), bias=bias if is_fused else None
-        )
+        product = self._product(input, bias if is_fused else None)
         return product if bias is None or is_fused else product + bias
+
+    def _product(self, data: Tensor, bias: Tensor | None) -> Tensor:
+        if self.kind == "int8":
+            product: Tensor = _Int8Product.apply(data, self.weight, self.absmax, bias)  # type: ignore[no-untyped-call]
+        else:
+            product = import_module("bitsandbytes").matmul_4bit(
+                data, self.weight, quant_state=self._quant_state(data.dtype), bias=bias
+            )
+        return product
 
     def _quant_state(self, dtype: torch.dtype) -> Any:  # noqa: ANN401 - bitsandbytes' class
         state = import_module("bitsandbytes.functional").QuantState
@@ -70,11 +82,40 @@ class QuantizedLinear(nn.Linear):
         return f"in_features={self.in_features}, out_features={self.out_features}, kind={self.kind}"
 
 
+class _Int8Product(torch.autograd.Function):
+    """The product with a frozen weight in 8 bits, which is unpacked once more for the gradient of the input.
+
+    The arithmetic is that of ``MatMul8bitFp`` of bitsandbytes 0.50.2, by which the package trains on the CPU. Nothing
+    but the codes and the scales is kept for the backward pass, as the weight has no gradient.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, data: Tensor, codes: Tensor, absmax: Tensor, bias: Tensor | None) -> Tensor:  # noqa: ANN401 - torch's context
+        ctx.save_for_backward(codes, absmax)
+        return nn.functional.linear(data, _unpacked(codes, absmax, data.dtype), bias)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None]:  # noqa: ANN401 - see above
+        (gradient,) = gradients
+        codes, absmax = ctx.saved_tensors
+        return gradient @ _unpacked(codes, absmax, gradient.dtype), None, None, None
+
+
+def _unpacked(codes: Tensor, absmax: Tensor, dtype: torch.dtype) -> Tensor:
+    """The weight of ``(out_features, in_features)`` from its codes and the largest magnitude of each row."""
+    if codes.device.type == "cpu":  # on which torch makes copies in fp32 of its own, that no trace would see
+        return codes.to(torch.float32).mul_(absmax.unsqueeze(1) / _LARGEST_CODE).to(dtype)
+    return codes.to(dtype).mul_(absmax.unsqueeze(1) / _LARGEST_CODE)
+
+
 def _quantized(weight: Tensor, quantization: BaseQuantization) -> tuple[Tensor, dict[str, Tensor]]:
     """The packed codes of a weight and their scales, by the card that the process uses, where it does."""
     on_card = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
     device = torch.device("cuda") if on_card else weight.device
     functional = import_module("bitsandbytes.functional")
+    if quantization.kind == "int8":
+        codes, absmax, _ = functional.int8_vectorwise_quant(weight.to(device, torch.float16).contiguous())
+        return codes.to(weight.device), {"absmax": absmax.to(weight.device)}
     packed, state = functional.quantize_4bit(
         weight.to(device).contiguous(),
         blocksize=_BLOCK,
@@ -89,6 +130,9 @@ def _quantized(weight: Tensor, quantization: BaseQuantization) -> tuple[Tensor, 
 
 def _random_scales(weight: Tensor, quantization: BaseQuantization) -> tuple[Tensor, dict[str, Tensor]]:
     """Random codes and equal scales, in the shapes and types of ``_quantized``, on torch's default device."""
+    if quantization.kind == "int8":
+        codes = torch.randint(-_LARGEST_CODE, _LARGEST_CODE + 1, weight.shape, dtype=torch.int8)
+        return codes, {"absmax": torch.full((weight.shape[0],), weight.shape[1] ** -0.5)}
     blocks = -(-weight.numel() // _BLOCK)
     packed = torch.randint(0, _CODES, (-(-weight.numel() // 2), 1), dtype=torch.uint8)
     scale = weight.shape[1] ** -0.5
@@ -103,7 +147,7 @@ def _random_scales(weight: Tensor, quantization: BaseQuantization) -> tuple[Tens
 
 
 def quantize_base(model: Any, adapter: LoraAdapter, *, is_random: bool) -> None:  # noqa: ANN401 - transformers' model
-    """Replace the linear layers of a model by layers in 4 bits, in place, as transformers chooses them.
+    """Replace the linear layers of a model by layers in 4 or 8 bits, in place, as transformers chooses them.
 
     The output layer, tied weights, modules that the model wants in fp32 and ``modules_to_save`` keep their weights.
 
@@ -134,7 +178,7 @@ def quantize_base(model: Any, adapter: LoraAdapter, *, is_random: bool) -> None:
 
 
 def unpacked_difference(model: nn.Module) -> int:
-    """The number of weights in 4 bits, less the numbers that hold them and their scales."""
+    """The number of quantised weights, less the numbers that hold them and their scales."""
     layers = [module for module in model.modules() if isinstance(module, QuantizedLinear)]
     held: list[Tensor] = [getattr(layer, name) for layer in layers for name in ("weight", *layer.names)]
     return sum(layer.in_features * layer.out_features for layer in layers) - sum(map(torch.numel, held))
