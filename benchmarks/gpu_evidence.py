@@ -7,7 +7,7 @@ The parts (gpu_evidence_parts.py), each in a process of its own with a time limi
 - versions: of the packages, the driver, CUDA, cuDNN and NCCL, and the settings that decide which kernels run
 - context: the memory of a process outside torch's allocator, and how it grows with the libraries that are used
 - tunings: five tunings, their estimates, and the measured peaks of tensors, of the allocator and of the process
-- jobs: ten jobs at one size each: what their probes, their estimates and the jobs themselves take
+- jobs: eleven jobs at one size each: what their probes, their estimates and the jobs themselves take
 - workspaces: the memory of operators beside their results, by operator and shape, against what estimates assume
 - nccl: the memory of a communicator of two cards outside the allocator, where there are two
 - finders: our search and the peers' on one workload, and whether each answer fits

@@ -61,6 +61,7 @@ CASES: dict[str, tuple[Row, int, Row]] = {
     "llama, qlora, scales too": (LLAMA, 16, _quantized(double_quantization=True)),
     "gpt2, muon": (GPT2, 16, {"optimizer": {"name": "muon", "momentum": 0.95}}),
     "gpt2, lion": (GPT2, 16, {"optimizer": {"name": "lion"}}),
+    "llama, base in 8 bits": (LLAMA, 16, _quantized(kind="int8")),
 }
 """Of each job its model, its micro-batch, and what else its spec says; the most wanted first."""
 
