@@ -435,7 +435,10 @@ def test_a_base_in_4_bits_is_written_with_its_adapter() -> None:
 def test_a_base_in_8_bits_is_written_with_its_adapter() -> None:
     """With a warning of products that also quantise inputs; elsewhere in words that transformers takes."""
     spec = adapted(target_modules=["c_attn"], quantization={"kind": "int8"})
-    written = {"axolotl": {"adapter": "lora", "load_in_8bit": True}, "llama-factory": {"quantization_bit": 8}}
+    written: dict[str, dict[str, Any]] = {
+        "axolotl": {"adapter": "lora", "load_in_8bit": True},
+        "llama-factory": {"quantization_bit": 8},
+    }
     for name, keys in written.items():
         assert read(made(name, spec)).items() >= keys.items()
         assert not {"load_in_4bit", "quantization_type"} & set(read(made(name, spec)))
