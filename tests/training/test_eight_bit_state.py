@@ -241,6 +241,14 @@ def test_a_name_of_the_trainer_is_answered_with_ours() -> None:
         mlp_spec(optimizer={"name": "adamw_8bit"})
 
 
+@pytest.mark.parametrize("name", ["paged_adamw_8bit", "paged_adamw_32bit", "PagedLion8bit"])
+def test_a_paged_state_is_refused_with_the_reason(name: str) -> None:
+    """And with what can be had instead."""
+    reason = r"paged states are not offered: CUDA moves them .* no probe can tell .*; `adamw8bit` and `lion8bit` have"
+    with pytest.raises(SpecError, match=reason):
+        mlp_spec(optimizer={"name": name})
+
+
 def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """Before any probe, before a run on this host, and when a job is submitted to workers without it."""
     spec = mlp_of("adamw8bit")

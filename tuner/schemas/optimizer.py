@@ -8,7 +8,7 @@ from fnmatch import fnmatchcase
 from types import MappingProxyType
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import ConfigDict, Field, model_validator
+from pydantic import ConfigDict, Field, field_validator, model_validator
 from typing_extensions import TypedDict
 
 from tuner.errors import FieldProblem, SpecError
@@ -228,6 +228,17 @@ class OptimizerSpec(Document):
     """torch's implementation: `foreach` is fast and takes temporaries of the parameters' size, `fused` takes none and
     is there for `adam`, `adamw`, `sgd` and the AdamW of `muon`. `lion`, `adamw8bit` and `lion8bit` have the plain loop
     alone."""
+
+    @field_validator("name", mode="before")
+    @classmethod
+    def _is_not_paged(cls, value: object) -> object:
+        if isinstance(value, str) and value.lower().startswith("paged"):
+            raise ValueError(
+                "paged states are not offered: CUDA moves them between the card and the host, outside of torch's "
+                "memory, so that no probe can tell which micro-batch fits beside them; `adamw8bit` and `lion8bit` have "
+                "a state of one byte per value on the card"
+            )
+        return value
 
     @model_validator(mode="after")
     def _takes_its_arguments(self) -> Self:
