@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from service.application import views
 from service.application.context import ApplicationContext
-from service.application.rules.device_checks import check_cards_of_ranks, probe_environment
+from service.application.rules.device_checks import check_cards_of_ranks, check_packages_of_probes, probe_environment
 from service.application.rules.hardware_matches import one_of_each_kind, workers_with
 from service.application.rules.idempotency import SubmissionResponse, pending_response
 from service.application.rules.stale_recommendations import StaleRecommendations, confirmation_of
@@ -143,6 +143,9 @@ class TuningCases(WorkCases[TuningSubmission, Tuning]):
             if (stored := self._stored_tuning(work.fingerprint)) is not None:
                 return self._serve_stored(stored, replace(work, priority=0), request, served, idempotency)
             work = replace(work, warm_start_from=find_warm_start(self._store.recommendations, session))
+        placed = (served.device.id, served.hardware)
+        alive = [worker.served for worker in self._context.live_workers()]
+        check_packages_of_probes(request, [other for other in alive if (other.device.id, other.hardware) == placed])
         return self._queue_tuning(work, submission, idempotency)
 
     def _submit_for_hardware(
@@ -183,6 +186,8 @@ class TuningCases(WorkCases[TuningSubmission, Tuning]):
                 return self._serve_stored(stored, work, request, served, idempotency)
             found = work.warm_start_from or find_warm_start(self._store.recommendations, session)
             work = replace(work, warm_start_from=found)
+        alive = workers_with(need, self._context.live_workers())
+        check_packages_of_probes(request, [worker.served for worker in alive])
         return self._queue_tuning(work, submission, idempotency)
 
     def _new(self, request: TuningRequest, submission: TuningSubmission, caller: Caller) -> NewWork:

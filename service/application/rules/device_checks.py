@@ -7,14 +7,15 @@ from pathlib import Path
 
 from service.domain.hardware import HardwareNeed
 from service.domain.workers import ServedDevice
-from service.errors import DeviceMismatchError, UnknownDeviceError, UnsupportedJobError
+from service.errors import DeviceMismatchError, InvalidInputError, UnknownDeviceError, UnsupportedJobError
 from service.store.models import AnnouncedDevice
 from tuner.commands.environment import environment_of_commands
 from tuner.planning.accumulation import share_per_rank
 from tuner.schemas.command import CommandSpec
 from tuner.schemas.recommendation import Recommendation
-from tuner.schemas.requests import MOST_DEVICES_PER_NODE, TrainingRequest, TuningRequest
+from tuner.schemas.requests import MOST_DEVICES_PER_NODE, TrackerName, TrainingRequest, TuningRequest
 from tuner.schemas.results import DeviceInfo
+from tuner.schemas.workload import WorkloadSpec
 from tuner.system.files import write_atomically
 from tuner.workloads.required_packages import missing_packages
 
@@ -126,15 +127,30 @@ def check_packages(recommendation: Recommendation, training: TrainingRequest, de
     Raises:
         UnsupportedJobError: naming the package and the extra that installs it.
     """
-    lacking = [
-        missing_packages(recommendation.request.workload, training.trackers, served.packages)
-        for served in devices
-        if served.packages is not None
-    ]
-    if not lacking or len(lacking) < len(devices) or not all(lacking):
+    if (missing := _missing_on_all(recommendation.request.workload, training.trackers, devices)) is not None:
+        raise UnsupportedJobError(missing)
+
+
+def check_packages_of_probes(request: TuningRequest, devices: Sequence[ServedDevice]) -> None:
+    """Refuse a tuning whose model or optimizer needs an optional package which no worker has, as a job is.
+
+    Raises:
+        InvalidInputError: naming the package and the extra that installs it.
+    """
+    if request.command is not None:
         return
+    probed = request.workload.model_copy(update={"evaluation": None})  # whose metrics no probe computes
+    if (missing := _missing_on_all(probed, (), devices)) is not None:
+        raise InvalidInputError(missing)
+
+
+def _missing_on_all(spec: WorkloadSpec, trackers: Sequence[TrackerName], devices: Sequence[ServedDevice]) -> str | None:
+    """Return the need and the remedy of the package that all devices lack, or None if one may have all of them."""
+    lacking = [missing_packages(spec, trackers, served.packages) for served in devices if served.packages is not None]
+    if not lacking or len(lacking) < len(devices) or not all(lacking):
+        return None
     missing = min(lacking, key=len)[0]
-    raise UnsupportedJobError(
+    return (
         f"{missing.field}: {missing.message} in the environment of the workers, none of which has it, and restart "
         f"them, or do without `{missing.name}`"
     )

@@ -1,4 +1,4 @@
-"""A job whose metrics or trackers need a package that no worker has is refused when it is submitted."""
+"""A job or a tuning that needs a package which no worker has is refused when it is submitted."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from service.application.rules.device_checks import check_packages
 from service.client import ApiError
 from service.errors import UnsupportedJobError
-from tests.support.factories import mlp_spec, recommendation
+from tests.support.factories import mlp_spec, recommendation, tuning_request
 from tests.support.service.running import StartService
 from tests.support.service.scripted import SERVED
 from tuner.schemas.requests import TrainingRequest
@@ -50,6 +50,18 @@ def test_own_metrics_need_no_package() -> None:
     bare = [SERVED.model_copy(update={"packages": ()})]
     check_packages(recommendation(spec_with(metrics=["accuracy"])), TrainingRequest(), bare)
     check_packages(recommendation(mlp_spec()), TrainingRequest(), bare)
+
+
+def test_a_tuning_is_refused_like_a_job(start_service: StartService, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For what its probes run, the optimizer here; the metrics of an evaluation are none of that."""
+    monkeypatch.setattr("tuner.workloads.required_packages.find_spec", lambda _: None)
+    service = start_service()
+    with service.client as client:
+        with pytest.raises(ApiError) as caught:
+            client.tunings.submit(tuning_request(mlp_spec(optimizer={"name": "adamw8bit"})))
+        assert caught.value.status == 422
+        assert "`adamw8bit` needs the package `bitsandbytes`: pip install" in caught.value.problem.detail
+        client.tunings.submit(tuning_request(spec_with()))
 
 
 def test_a_service_answers_with_the_remedy(start_service: StartService, monkeypatch: pytest.MonkeyPatch) -> None:
