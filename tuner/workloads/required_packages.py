@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from typing import get_args
 
@@ -20,6 +21,8 @@ METRIC_CLASSES = {"f1": "MulticlassF1Score", "precision": "MulticlassPrecision",
 """Classes of ``torchmetrics.classification`` by the names of the spec."""
 _TORCHMETRICS = "torchmetrics"
 _BITSANDBYTES = "bitsandbytes"
+_OLDEST = {_BITSANDBYTES: (0, 50)}
+"""Oldest versions, as the extras require: earlier ones of bitsandbytes have no 8-bit optimizers for the CPU."""
 
 
 def needs_labels(evaluation: EvaluationSpec) -> bool:
@@ -43,13 +46,15 @@ class MissingPackage:
     @property
     def message(self) -> str:
         """The need, and the remedy."""
-        return f"`{self.name}` needs the package `{self.package}`: pip install 'batchwright[{self.extra}]'"
+        oldest = _OLDEST.get(self.package)
+        suffix = "" if oldest is None else f" (version {'.'.join(map(str, oldest))} or newer)"
+        return f"`{self.name}` needs the package `{self.package}`: pip install 'batchwright[{self.extra}]'{suffix}"
 
 
 def installed_packages() -> tuple[str, ...]:
     """Return the optional packages of specs and trackers that are installed here."""
     wanted = (_TORCHMETRICS, _BITSANDBYTES, *get_args(TrackerName))
-    return tuple(name for name in wanted if find_spec(name) is not None)
+    return tuple(name for name in wanted if _is_installed(name))
 
 
 def missing_packages(
@@ -98,7 +103,21 @@ def require_optimizer_package(spec: OptimizerSpec) -> None:
 
 
 def _not_installed(wanted: Sequence[MissingPackage]) -> list[MissingPackage]:
-    return [missing for missing in wanted if find_spec(missing.package) is None]
+    return [missing for missing in wanted if not _is_installed(missing.package)]
+
+
+def _is_installed(package: str) -> bool:
+    """Return whether a package is there, in a version that is not too old; one without metadata is taken as new."""
+    if find_spec(package) is None:
+        return False
+    oldest = _OLDEST.get(package)
+    if oldest is None:
+        return True
+    try:
+        parts = version(package).split(".")[: len(oldest)]
+    except PackageNotFoundError:
+        return True
+    return tuple(int(part) if part.isdecimal() else 0 for part in parts) >= oldest
 
 
 def require_packages(spec: WorkloadSpec) -> None:

@@ -14,6 +14,7 @@ from tests.support.service.running import StartService
 from tests.support.service.scripted import SERVED
 from tuner.schemas.requests import TrainingRequest
 from tuner.schemas.workload import WorkloadSpec
+from tuner.workloads.required_packages import installed_packages, missing_packages
 
 CLASSIFIED = {"count": 2, "metrics": ["accuracy", "f1"]}
 
@@ -43,6 +44,15 @@ def test_a_job_that_a_worker_may_run_is_taken(workers: list[tuple[str, ...] | No
     """Where one has all, one does not say what it has, or none is known."""
     devices = [SERVED.model_copy(update={"packages": packages}) for packages in workers]
     check_packages(recommendation(spec_with()), TrainingRequest(), devices)
+
+
+def test_a_package_that_is_too_old_counts_as_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the version that is needed, in place of an error of the package itself."""
+    for found, is_there in (("0.49.2", False), ("0.50.0", True), ("1.0", True)):
+        monkeypatch.setattr("tuner.workloads.required_packages.version", lambda _, found=found: found)
+        assert ("bitsandbytes" in installed_packages()) == is_there
+    (missing,) = missing_packages(mlp_spec(optimizer={"name": "adamw8bit"}), (), ())
+    assert missing.message.endswith("pip install 'batchwright[bitsandbytes]' (version 0.50 or newer)")
 
 
 def test_own_metrics_need_no_package() -> None:
