@@ -236,6 +236,10 @@ def _variants() -> Iterator[_Row]:
     yield _Row("Llama, Lion of 8-bit state", kind, LLAMA, 4, _HALF | _optimizer("lion8bit"), {"card": "A100-40GB"})
     kind, lora = "fine-tuning", {"adapter": {"kind": "lora", "rank": 16, "target_modules": "all-linear"}}
     yield _Row("Llama with LoRA, bf16", kind, LLAMA, 4, {"precision": "bf16"} | lora, {"card": "A100-40GB"})
+    above_8_bits = {"adapter": {**lora["adapter"], "quantization": {"kind": "int8"}}}
+    yield _Row(
+        "Llama with LoRA above 8 bits", kind, LLAMA, 4, {"precision": "bf16"} | above_8_bits, {"card": "A100-40GB"}
+    )
     for quantized in ({"kind": "nf4"}, {"kind": "nf4", "double_quantization": True}):
         qlora = {"adapter": {**lora["adapter"], "quantization": quantized}}
         twice = ", scales too" if len(quantized) > 1 else ""
