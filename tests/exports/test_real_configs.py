@@ -229,6 +229,19 @@ def test_a_base_in_4_bits_is_read_by_both(load: Load, tmp_path: Path) -> None:
     assert (model.quantization_bit, model.quantization_type, model.double_quantization) == (4, "nf4", True)
 
 
+def test_a_base_in_8_bits_is_read_by_both(load: Load, tmp_path: Path) -> None:
+    """As that of 4 bits is, and without its keys."""
+    adapter = {"kind": "lora", "rank": 4, "target_modules": ["c_attn"], "quantization": {"kind": "int8"}}
+    spec = transformers_spec("causal-lm", {"model_type": "gpt2"}, batch={"sequence_length": 8}, adapter=adapter)
+    of_axolotl, of_llama_factory = (
+        yaml.safe_load(export(plan(64, spec=spec), name).files[0].content) for name in ("axolotl", "llama-factory")
+    )
+    of_lora = load("axolotl.utils.schemas.peft").LoraConfig
+    read = of_lora.model_validate({name: value for name, value in of_axolotl.items() if name in of_lora.model_fields})
+    assert (read.adapter, read.load_in_8bit, read.load_in_4bit) == ("lora", True, False)
+    assert _read_by_llama_factory(load, of_llama_factory, tmp_path)[0].quantization_bit == 8
+
+
 def test_packing_and_the_optimizer_of_8_bits_are_read_by_both(load: Load, tmp_path: Path) -> None:
     """Each key is one of the schema's, with the value that it was written with."""
     batch, optimizer = {"sequence_length": 8, "packing": "bfd"}, {"name": "adamw8bit"}
