@@ -51,7 +51,7 @@ WORKLOADS = {
 }
 """Each with its micro-batch size; an update has two micro-batches."""
 IS_EXACT = not torch.__version__.startswith(("2.8.", "2.9.", "2.10.", "2.11.", "2.12."))
-"""Whether the simulator knows the order of equal blocks (see ``takes_oldest_first``)."""
+"""True if the simulator has the order of equal blocks of this torch (see ``takes_oldest_first``)."""
 
 
 def record(name: str, limit_bytes: int, device_name: str = "cuda:0") -> dict[str, Any]:

@@ -158,9 +158,9 @@ class SearchParameters:
     """Relative difference up to which two peaks of one size are the same: probes of one size on the CPU differ by 0.9 %
     (``benchmarks/cpu_repeatability.py``)."""
     same_cpu_peak_tolerance: float = 0.03
-    """The same on the CPU, where the next size exceeds the limit by more than ``same_peak_tolerance`` all the same.
-    Beside three busy processes on two cores, 54 probes of one MLP took 166.4 to 170.1 MB, which is 2.2 %: threads that
-    do not run at once hold less at once."""
+    """Relative difference of two equal peaks on the CPU, where the next size exceeds the limit by more than
+    ``same_peak_tolerance`` all the same. Beside three busy processes on two cores, 54 probes of one MLP took 166.4 to
+    170.1 MB, which is 2.2 %: threads that do not run at once hold less at once."""
 
     # --- the timing of plans (tuner.planning.objectives) ---
 

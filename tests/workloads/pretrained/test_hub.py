@@ -48,11 +48,11 @@ class Hub:
     asked: list[str]
     """Paths of the files that were sent."""
     breaks_off: bool = False
-    """Whether the connection ends in the middle of a file."""
+    """True if the connection ends in the middle of a file."""
 
 
 class _Handler(BaseHTTPRequestHandler):
-    """What the client asks of a hub: the header and the content of a file, and the list of files."""
+    """The answers of a hub: the header and the content of a file, and the list of files."""
 
     hub: Hub
 

@@ -54,7 +54,7 @@ _OLDEST_FIRST = takes_oldest_first(_installed_torch())
 
 @dataclass(frozen=True)
 class AllocatorSettings:
-    """What affects the placement of blocks: the settings of `PYTORCH_ALLOC_CONF`, and the version of torch.
+    """The settings that affect the placement of blocks: `PYTORCH_ALLOC_CONF`, and the order of this torch.
 
     Attributes:
         expandable_segments: one segment per pool that grows by pages, instead of one segment per `cudaMalloc`.
