@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -247,6 +248,16 @@ def test_a_paged_state_is_refused_with_the_reason(name: str) -> None:
     reason = r"paged states are not offered: CUDA moves them .* no probe can tell .*; `adamw8bit` and `lion8bit` have"
     with pytest.raises(SpecError, match=reason):
         mlp_spec(optimizer={"name": name})
+
+
+def test_a_broken_package_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """One that is installed, and whose import fails."""
+    for name in [name for name in sys.modules if name.partition(".")[0] == "bitsandbytes"]:
+        monkeypatch.delitem(sys.modules, name)
+    (tmp_path / "bitsandbytes.py").write_text("raise OSError('libcudart.so.13: cannot open')")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(SpecError, match=r"optimizer\.name: .*cannot be imported \(OSError: libcudart\.so\.13"):
+        build_workload(mlp_of("adamw8bit"))
 
 
 def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

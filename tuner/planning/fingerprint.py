@@ -11,7 +11,7 @@ from typing import Any
 from tuner.schemas.command import CommandSpec
 from tuner.schemas.requests import TuningRequest
 from tuner.schemas.results import DeviceInfo
-from tuner.schemas.workload import WorkloadSpec
+from tuner.schemas.workload import TransformersModel, WorkloadSpec
 
 _LAYOUT = 4
 """Incremented when probing or searching changes so much that stored recommendations are no longer valid."""
@@ -53,15 +53,18 @@ def fingerprint(  # noqa: PLR0913, PLR0917 - what a recommendation depends on
     """SHA-256, in hexadecimal, of everything a recommendation depends on.
 
     The content is the spec without fields that leave memory as it is (data, schedule, rates), the requested batch,
-    objective and bounds, the kind of device (not its index) and its limit, the allocator's settings, and versions.
+    objective and bounds, the kind of device (not its index) and its limit, the allocator's settings, versions, and the
+    commit of a model on the hub, which the evidence names.
     """
     content = request_content(request, device, environment, ranks)
     content["device"]["total_bytes"] = device.total_bytes
+    if commit := commit_of(request.spec):
+        content["commit"] = commit
     return _digest(content | {"limit_bytes": limit_bytes, "versions": fingerprinted_versions(versions)})
 
 
 def request_fingerprint(request: TuningRequest, device: DeviceInfo, environment: dict[str, str], ranks: int = 0) -> str:
-    """SHA-256, in hexadecimal, of the request and the kind of device, without the versions and the exact limit.
+    """SHA-256, in hexadecimal, of the request and the kind of device, without versions, commit and exact limit.
 
     Tunings with equal fingerprints have equal request fingerprints.
     """
@@ -88,6 +91,11 @@ def request_content(
         "device": {"kind": device.kind, "name": device.name},
         "environment": environment,
     }
+
+
+def commit_of(spec: WorkloadSpec | CommandSpec) -> str | None:
+    """The commit of a model on the hub; None for any other."""
+    return spec.model.revision if isinstance(spec.model, TransformersModel) else None
 
 
 def fingerprinted_versions(versions: dict[str, str]) -> dict[str, str]:

@@ -92,7 +92,7 @@ def recommend(
     plan = _plan(request, size) if size else None
     uniform = uniform_plan(request.effective_batch_size, world_size, size) if size and request.uniform else None
     listed = _alternatives(finished)
-    statement = finished.proof.statement + _ranks_in_words(finished.probes)
+    statement = finished.proof.statement + _ranks_in_words(finished.probes) + _weights_in_words(request)
     proof = finished.proof.model_copy(update={"statement": statement})
     found = Recommendation(
         plan=plan,
@@ -410,3 +410,10 @@ def _ranks_in_words(probes: Sequence[ProbeResult]) -> str:
         return f" One rank ran, in a simulated group of {simulated} ranks."
     ranks = max((len(probe.ranks) for probe in probes), default=0)
     return f" All {ranks} ranks ran." if ranks else ""
+
+
+def _weights_in_words(request: TuningRequest) -> str:
+    """The weights of the probes of a pretrained model, as the end of a proof's sentence."""
+    if request.command is None and request.workload.is_pretrained:
+        return " Probes had random weights of the pretrained model's shapes, as memory does not depend on values."
+    return ""

@@ -1,11 +1,11 @@
 """Warm starts: a stored recommendation seeds the tuning of the same request. Pure, no torch.
 
-The stored recommendation was made under other versions or another limit. Where nothing speaks against it, one probe of
-its size confirms it: the size fits and takes as much memory as before, within 1 %, so the next size, which failed
-under a limit that was not lower, is taken to fail again. On the CPU, where equal probes differ by more than that beside
-other work, 3 % count as the same where the next size exceeds the limit by the memory curve all the same. A plan of two
-sizes is run again too (``tuner.planning.plan_proof``). In any other case the tuning searches as usual, with the stored
-memory curve as its estimate.
+The stored recommendation was made under other versions or another limit, or at another commit of a model. Where
+nothing speaks against it, one probe of its size confirms it: the size fits and takes as much memory as before, within
+1 %, so the next size, which failed under a limit that was not lower, is taken to fail again. On the CPU, where equal
+probes differ by more than that beside other work, 3 % count as the same where the next size exceeds the limit by the
+memory curve all the same. A plan of two sizes is run again too (``tuner.planning.plan_proof``). In any other case the
+tuning searches as usual, with the stored memory curve as its estimate.
 
 A tuning under a larger limit is searched, because more may fit, unless the stored size was the bound: a fit there is a
 proof. A recommendation that was itself only confirmed by one probe cannot warm-start another tuning.
@@ -19,7 +19,7 @@ from itertools import accumulate
 from typing import Any, NamedTuple
 
 from tuner.errors import FieldProblem, SpecError
-from tuner.planning.fingerprint import fingerprint, fingerprinted_versions, request_content
+from tuner.planning.fingerprint import commit_of, fingerprint, fingerprinted_versions, request_content
 from tuner.planning.parameters import DEFAULT_PARAMETERS, SearchParameters
 from tuner.planning.posterior import last_affine_piece
 from tuner.planning.search_space import SearchSpace
@@ -300,6 +300,8 @@ def _conditions(stored: Recommendation, now: TuningConditions) -> str:
     before, today = stored.versions, now.versions
     differing = [name for name in sorted({*before, *today}) if before.get(name) != today.get(name)]
     parts = [f"{name} {before.get(name, 'none')} (now {today.get(name, 'none')})" for name in differing]
+    commits = [commit_of(request.spec) for request in (stored.request, now.request)]
+    parts += [f"commit {commits[0]} (now {commits[1]})"] if commits[0] != commits[1] else []
     versions = ", ".join(parts) or "the same versions"
     limit = _limit(stored)
     if limit is None or limit == now.memory_limit_bytes:

@@ -365,6 +365,11 @@ class WorkloadSpec(Document):
         return next((limit for limit in limits if isinstance(limit, int) and limit > 0), None)
 
     @property
+    def is_pretrained(self) -> bool:
+        """True if a run starts from pretrained weights."""
+        return isinstance(self.model, TransformersModel) and self.model.pretrained is not None
+
+    @property
     def needs_bitsandbytes(self) -> bool:
         """True if the state of the optimizer or the base of an adapter is quantised by the package `bitsandbytes`."""
         is_quantized = self.adapter is not None and self.adapter.quantization is not None

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from typing import get_args
@@ -85,12 +86,22 @@ def _of_optimizer(spec: OptimizerSpec) -> list[MissingPackage]:
 
 
 def require_model_packages(spec: WorkloadSpec) -> None:
-    """Check that the packages of a spec's model and optimizer are installed, whatever else its runs need.
+    """Check that the packages of a spec's model and optimizer can be imported, whatever else its runs need.
 
     Raises:
-        SpecError: naming the first that is missing.
+        SpecError: naming the first that is missing, or that fails here, for example as its libraries are for other cards.
     """
-    _refuse(_not_installed(_of_model(spec)), "spec")
+    wanted = _of_model(spec)
+    _refuse(_not_installed(wanted), "spec")
+    for needed in wanted:
+        try:
+            import_module(needed.package)
+        except Exception as error:
+            message = (
+                f"`{needed.name}` needs the package `{needed.package}`, which is installed but cannot be imported "
+                f"({type(error).__name__}: {error})"
+            )
+            raise SpecError([FieldProblem(needed.field, message, needed.name)], "spec") from error
 
 
 def require_optimizer_package(spec: OptimizerSpec) -> None:

@@ -27,9 +27,12 @@ from transformers import AutoModelForCausalLM
 from service.application.rules.policy import Policy
 from service.application.work import model_name
 from service.errors import DataPathNotAllowedError, HubModelNotAllowedError
+from tests.support.factories import CPU
 from tests.support.paths import ROOT
 from tests.workloads.pretrained.test_pretrained import GPT2, save
 from tuner.errors import SpecError
+from tuner.planning.fingerprint import fingerprint, request_fingerprint
+from tuner.schemas.requests import TuningRequest
 from tuner.schemas.workload import TransformersModel, parse_spec
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -152,6 +155,7 @@ def test_a_run_starts_from_a_commit_of_the_hub(hub: Hub, tmp_path: Path) -> None
     recommendation = json.loads((tmp_path / "run/recommendation.json").read_text())
     model = recommendation["request"]["spec"]["model"]
     assert (model["pretrained"], model["revision"], model["config"]["vocab_size"]) == ("acme/tiny", COMMIT, 8)
+    assert "Probes had random weights" in recommendation["evidence"]["proof"]["statement"]
     assert sorted(set(hub.asked)) == ["config.json", "generation_config.json", "model.safetensors", "tokenizer.json"]
     digest = hashlib.sha256((hub.folder / "model.safetensors").read_bytes()).hexdigest()
     digest = hashlib.sha256(f"model.safetensors {digest}\n".encode()).hexdigest()
@@ -223,6 +227,19 @@ def test_a_revision_needs_a_model_of_the_hub() -> None:
         document = {"model": {**MODEL, **model, "revision": "main"}, "batch": {"sequence_length": 16}}
         with pytest.raises(SpecError, match="`revision` is that of a model on the hub"):
             parse_spec(document)
+
+
+def test_a_commit_has_recommendations_of_its_own() -> None:
+    """Which warm-start the tunings of another commit."""
+    one, other = (
+        TuningRequest.model_validate({
+            "spec": {"model": {**MODEL, "revision": revision}, "batch": {"sequence_length": 16}},
+            "effective_batch_size": 8,
+        })
+        for revision in ("0" * 40, "1" * 40)
+    )
+    assert request_fingerprint(one, CPU, {}) == request_fingerprint(other, CPU, {})
+    assert fingerprint(one, CPU, None, {}, {}) != fingerprint(other, CPU, None, {}, {})
 
 
 def test_the_tokenizer_of_a_model_needs_the_model() -> None:
