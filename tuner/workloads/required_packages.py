@@ -89,7 +89,7 @@ def require_model_packages(spec: WorkloadSpec) -> None:
     """Check that the packages of a spec's model and optimizer can be imported, whatever else its runs need.
 
     Raises:
-        SpecError: naming the first that is missing, or that fails here, for example as its libraries are for other cards.
+        SpecError: naming the first that is missing, or fails here, for example as its libraries are for other cards.
     """
     wanted = _of_model(spec)
     _refuse(_not_installed(wanted), "spec")
