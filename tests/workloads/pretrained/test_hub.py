@@ -232,10 +232,12 @@ def test_a_revision_needs_a_model_of_the_hub() -> None:
 def test_a_commit_has_recommendations_of_its_own() -> None:
     """Which warm-start the tunings of another commit."""
     one, other = (
-        TuningRequest.model_validate({
-            "spec": {"model": {**MODEL, "revision": revision}, "batch": {"sequence_length": 16}},
-            "effective_batch_size": 8,
-        })
+        TuningRequest.model_validate(
+            {
+                "spec": {"model": {**MODEL, "revision": revision}, "batch": {"sequence_length": 16}},
+                "effective_batch_size": 8,
+            }
+        )
         for revision in ("0" * 40, "1" * 40)
     )
     assert request_fingerprint(one, CPU, {}) == request_fingerprint(other, CPU, {})
