@@ -58,6 +58,8 @@ class RecordsData(Document):
     A text is cut at `batch.sequence_length` tokens, those that the tokenizer adds included; shorter ones are padded on
     the right, or packed (`batch.packing`). Rows without text are left out. With `preference` a row is a pair: the
     prompt with each of its two completions, cut likewise. Pairs whose prompt leaves no room are left out.
+
+    Supervised fine-tuning of a `causal-lm` learns completions: `completion_field` or `messages_field` names them.
     """
 
     kind: Literal["records"]
@@ -72,8 +74,20 @@ class RecordsData(Document):
     """Field with the class of a row: a number or a name. Names are numbered in sorted order."""
     target_field: str | None = None
     """Field with the target text, for `seq2seq-lm`."""
+    completion_field: str | None = None
+    """Field with the completion of the prompt of a row: a text, or a list of messages, as the prompt is. The loss is
+    over the completion alone. For `causal-lm`."""
+    messages_field: str | None = None
+    """Field with a conversation: a list of messages with `role` and `content` (or `from` and `value`, as ShareGPT has
+    them). The loss is over the messages of the assistant, each with the special token behind it. For `causal-lm`."""
+    train_on_prompts: bool = False
+    """Whether the loss is over all tokens of completions and conversations, those of their prompts included."""
+    chat_template: str | None = None
+    """Path of the Jinja template that makes a text of messages. When absent `chat_template.jinja` beside the tokenizer,
+    or else the `chat_template` of its `tokenizer_config.json`."""
     prompt_field: str = "prompt"
-    """Field with the prompt of a pair, for `preference`."""
+    """Field with the prompt of a row, for `completion_field`, and for `preference`, where it may be absent: then the
+    prompt is what both completions begin with."""
     chosen_field: str = "chosen"
     """Field with the completion that is preferred, for `preference`."""
     rejected_field: str = "rejected"
@@ -82,9 +96,23 @@ class RecordsData(Document):
     """`bytes`: token ids 0 to 255 are the UTF-8 bytes of the text. Or the path of a Hugging Face `tokenizer.json`, or
     `pretrained` for that of `model.pretrained`."""
 
+    @model_validator(mode="after")
+    def _learns_one_way(self) -> Self:
+        if self.completion_field is not None and self.messages_field is not None:
+            raise ValueError("give `completion_field` or `messages_field`, not both: the rows have one of the two")
+        if self.train_on_prompts and not self.has_completions:
+            raise ValueError("`train_on_prompts` needs `completion_field` or `messages_field`: a `text_field` has none")
+        return self
+
+    @property
+    def has_completions(self) -> bool:
+        """True if rows have completions to learn, or conversations with some."""
+        return self.completion_field is not None or self.messages_field is not None
+
     def paths_read(self) -> list[PathRead]:
         """Every path that a run reads."""
-        return [*_each("paths", self.paths), *_tokenizer_read(self.tokenizer)]
+        template = [] if self.chat_template is None else [_file("chat_template", self.chat_template)]
+        return [*_each("paths", self.paths), *_tokenizer_read(self.tokenizer), *template]
 
 
 class ImagesData(Document):

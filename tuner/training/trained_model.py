@@ -20,7 +20,7 @@ from tuner.training.checkpoints import Weights, bytes_of_weights, save_weights, 
 from tuner.workloads.adapters.adapter_output import save_adapter
 from tuner.workloads.build import build_workload
 from tuner.workloads.pretrained.hub_files import cache_roots, cached_model
-from tuner.workloads.pretrained.pretrained_output import copy_tokenizer, save_pretrained
+from tuner.workloads.pretrained.pretrained_output import copy_chat_template, copy_tokenizer, save_pretrained
 
 _WEIGHTS = "model.safetensors"
 
@@ -84,6 +84,9 @@ class ModelWriter:
         tokenizer = getattr(self._spec.data, "tokenizer", "bytes")
         if tokenizer not in {"bytes", OF_THE_MODEL}:
             copy_tokenizer(Path(tokenizer), folder, roots)
+        template = getattr(self._spec.data, "chat_template", None)
+        if template is not None:
+            copy_chat_template(Path(template), folder, roots)
 
 
 def _linked(source: Path, weights: Weights, path: Path) -> str | None:

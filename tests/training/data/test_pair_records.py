@@ -113,6 +113,32 @@ def test_pairs_without_room_are_left_out(tmp_path: Path, tokenizer: str, kind: s
     assert not built(pairs_spec(tmp_path, rows[:1])).notes
 
 
+def test_completions_may_hold_their_prompt(tmp_path: Path, tokenizer: str) -> None:
+    """Without a field of the prompt it is the tokens that both begin with, as TRL takes the characters."""
+    rows = [{"chosen": "abcd", "rejected": "abx"}, {"chosen": "d" * 10 + "a", "rejected": "d" * 10 + "b"}]
+    spec = pairs_spec(tmp_path, rows, tokenizer=tokenizer)
+    assert sides(spec, 0) == [([BEGIN, 2, 20, 5, END], [20, 5, END]), ([BEGIN, 2, 3, 19, END], [3, 19, END])]
+    assert built(spec).notes == (
+        "1 of 2 pairs are left out: their prompts have 10 tokens (batch.sequence_length) or more",
+    )
+
+
+@pytest.mark.parametrize("kind", ["prompt", "text", "none"])
+def test_pairs_may_be_conversations(tmp_path: Path, kind: str) -> None:
+    """With a prompt of messages, or with one that both conversations begin with, beside a text of it or without."""
+    (tmp_path / "chat").write_text(
+        "{% for m in messages %}{{ m.role[0] }}{{ m.content }}.{% endfor %}{% if add_generation_prompt %}a{% endif %}"
+    )
+    question = [{"role": "user", "content": "q"}]
+    answers = [[{"role": "assistant", "content": text}] for text in ("yes", "no")]
+    begin = [] if kind == "prompt" else question
+    row: dict[str, Any] = {"chosen": [*begin, *answers[0]], "rejected": [*begin, *answers[1]]}
+    if kind != "none":
+        row["prompt"] = question if kind == "prompt" else "q"
+    found = sides(pairs_spec(tmp_path, [row], chat_template=str(tmp_path / "chat")), 0)
+    assert found == [([*b"uq.ayes."], [*b"yes."]), ([*b"uq.ano."], [*b"no."])]
+
+
 def test_a_batch_has_both_sides_of_each_pair(tmp_path: Path) -> None:
     """Padded on the right to the longest sequence; a compiled model sees one shape."""
     spec = pairs_spec(tmp_path, ROWS)
@@ -136,9 +162,16 @@ def test_fields_have_the_names_that_rows_give_them(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("row", "fields", "field", "words"),
     [
-        ({"text": "a"}, {}, "data.prompt_field", "is not a field of these rows, which have text"),
+        ({"text": "a"}, {}, "data.chosen_field", "is not a field of these rows, which have text"),
+        (ROWS[0], {"prompt_field": "question"}, "data.prompt_field", "which have prompt, chosen, rejected"),
         ({"prompt": "a", "chosen": "b"}, {}, "data.rejected_field", "which have prompt, chosen"),
-        ({"prompt": "a", "chosen": [{"role": "x"}], "rejected": "b"}, {}, "data.chosen_field", "not text"),
+        (
+            {"prompt": "a", "chosen": [{"role": "x"}], "rejected": "b"},
+            {},
+            "data.rejected_field",
+            "no lists of messages",
+        ),
+        ({"prompt": "a", "chosen": "b", "rejected": [{"role": "x"}]}, {}, "data.rejected_field", "not text"),
         ({"prompt": "a", "chosen": "", "rejected": "b"}, {}, "data.paths", "no row has text in prompt and chosen"),
         ({"prompt": "a" * 10, "chosen": "b", "rejected": "c"}, {}, "data.paths", "no prompt has less than batch.seq"),
         (ROWS[0], {"tokenizer": "/nowhere/tokenizer.json"}, "data.tokenizer", "cannot be read"),

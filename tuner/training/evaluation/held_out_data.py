@@ -138,4 +138,4 @@ def _files(data: DataSpec | None, folders: DataFolders) -> set[Path]:
 
 
 def _samples_read(reads: Iterable[PathRead]) -> list[PathRead]:
-    return [read for read in reads if read.field != "tokenizer"]
+    return [read for read in reads if read.field not in {"tokenizer", "chat_template"}]

@@ -12,12 +12,15 @@ from torch import Tensor, nn
 from tuner.system.data_roots import DataRoots
 
 _TOKENIZER = "tokenizer.json"
+_CHAT_TEMPLATE = "chat_template.jinja"
+_SETTINGS = (_CHAT_TEMPLATE, "tokenizer_config.json")
+"""Files beside a `tokenizer.json` that chats need."""
 _ONE_FILE = "1000TB"
 """A size of files above that of any model: the weights are written as one file."""
 
 _TOKENIZER_FILES = (
     "added_tokens.json",
-    "chat_template.jinja",
+    _CHAT_TEMPLATE,
     "merges.txt",
     "preprocessor_config.json",
     "processor_config.json",
@@ -55,15 +58,31 @@ def copy_tokenizer(source: Path, folder: Path, roots: DataRoots) -> None:
     """Copy the files of a tokenizer, those that there are.
 
     Args:
-        source: a `tokenizer.json`, or the folder of a pretrained model.
+        source: a `tokenizer.json`, with its settings beside it, or the folder of a pretrained model.
         folder: an existing folder.
         roots: the folders that may be read.
 
     Raises:
         DataOutsideRootsError: when a file links to outside the roots.
     """
-    names = {source: _TOKENIZER} if source.is_file() else {source / name: name for name in _TOKENIZER_FILES}
+    names = {source / name: name for name in _TOKENIZER_FILES}
+    if source.is_file():
+        names = {source: _TOKENIZER} | {source.parent / name: name for name in _SETTINGS}
     for path, name in names.items():
         if path.is_file():
-            with roots.open(path) as stream, (folder / name).open("wb") as copy:
-                shutil.copyfileobj(stream, copy)
+            _copy(path, folder / name, roots)
+
+
+def copy_chat_template(source: Path, folder: Path, roots: DataRoots) -> None:
+    """Copy a chat template into a folder, if it is still there.
+
+    Raises:
+        DataOutsideRootsError: when the file lies outside the roots.
+    """
+    if source.is_file():
+        _copy(source, folder / _CHAT_TEMPLATE, roots)
+
+
+def _copy(source: Path, target: Path, roots: DataRoots) -> None:
+    with roots.open(source) as stream, target.open("wb") as copy:
+        shutil.copyfileobj(stream, copy)

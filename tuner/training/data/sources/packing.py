@@ -35,7 +35,7 @@ class PackedSamples:
     """
 
     stream: Tensor
-    """Tokens of all documents, int32 ``(tokens,)``."""
+    """Tokens of all documents, int32 ``(tokens,)``; those that are not learned as their bitwise complements."""
     pieces: Tensor
     """First token and end of each piece in the stream, int64 ``(pieces, 2)``: a whole document or a part of one."""
     bounds: Tensor
@@ -55,9 +55,14 @@ class PackedSamples:
             raise IndexError(index)
         first, end = self.bounds[index : index + 2].tolist()
         pieces = [self.stream[start:stop].long() for start, stop in self.pieces[first:end].tolist()]
-        labels = [torch.cat([piece.new_tensor([IGNORED_LABEL]), piece[1:]]) for piece in pieces]
         positions = [torch.arange(len(piece)) for piece in pieces]
-        return {"input_ids": torch.cat(pieces), "labels": torch.cat(labels), "position_ids": torch.cat(positions)}
+        tokens, places = torch.cat(pieces), torch.cat(positions)
+        ignored = (tokens < 0) | (places == 0)
+        return {
+            "input_ids": torch.where(tokens < 0, ~tokens, tokens),
+            "labels": tokens.masked_fill(ignored, IGNORED_LABEL),
+            "position_ids": places,
+        }
 
 
 def pack(documents: Iterable[list[int]], length: int, packing: Packing) -> PackedSamples:
@@ -66,7 +71,8 @@ def pack(documents: Iterable[list[int]], length: int, packing: Packing) -> Packe
     Documents of less than two tokens, which have none to predict, are left out.
 
     Args:
-        documents: token ids of each document; with `bfd` at most ``length``.
+        documents: token ids of each document, with `bfd` at most ``length``; the bitwise complement (``~id``) of one
+            that is not learned.
         length: tokens of a sequence.
         packing: see ``BatchSpec.packing``.
     """

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import starmap
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -14,7 +16,9 @@ from tuner.schemas.dataset import RecordsData
 from tuner.schemas.workload import WorkloadSpec
 from tuner.training.data.base import TrainingData, data_problem
 from tuner.training.data.files import DataFolders
-from tuner.training.data.sources.rows import Rows, read_rows, rows_with_text
+from tuner.training.data.sources.chat_template import ChatTemplate, messages_of, open_chat_template
+from tuner.training.data.sources.completions import checked_lengths, common_start
+from tuner.training.data.sources.rows import Rows, TextRows, holds_lists, read_rows, rows_with_lists, rows_with_text
 from tuner.training.data.sources.tokens import (
     PaddedCollation,
     TextTokenizer,
@@ -25,24 +29,96 @@ from tuner.training.data.sources.tokens import (
 from tuner.workloads.base import IGNORED_LABEL
 from tuner.workloads.causal.preference_pairs import PreferenceWorkload
 
-_ROWS_AT_A_TIME = 1000
+_PROMPT = "prompt"
+"""The default of ``RecordsData.prompt_field``."""
+
+
+class Pair(NamedTuple):
+    """The tokens of both sequences of a pair, and where the completions begin."""
+
+    chosen: list[int]
+    """Token ids of the prompt and the chosen completion."""
+    rejected: list[int]
+    """Token ids of the prompt and the rejected completion."""
+    prompt: int
+    """Number of tokens of the prompt."""
+
+
+PairEncoder: TypeAlias = Callable[[Mapping[str, Sequence[Any]]], list[Pair]]
+"""Encodes rows, given as a list of values for each field."""
+
+
+@dataclass(frozen=True)
+class PairedTexts:
+    """Encodes texts.
+
+    A prompt ends where the tokens of its texts (alone, and with a completion) are no longer equal, as in TRL, so that a
+    token of both belongs to the completion. Without a prompt alone it is what both begin with.
+    """
+
+    tokenizer: TextTokenizer
+    """A tokenizer that does not cut."""
+    prompt: str | None
+    """Field of the prompt; None if the completions hold it."""
+    sides: tuple[str, str]
+    """Fields of the chosen and the rejected completion."""
+
+    def __call__(self, rows: Mapping[str, Sequence[str]]) -> list[Pair]:
+        """Encode rows."""
+        sides = [list(rows[name]) for name in self.sides]
+        if self.prompt is None:
+            return list(starmap(_joint, zip(*map(self.tokenizer.encode_documents, sides), strict=True)))
+        prompts = list(rows[self.prompt])
+        whole = [[a + b for a, b in zip(prompts, side, strict=True)] for side in sides]
+        return list(starmap(_pair, zip(*map(self.tokenizer.encode_documents, (prompts, *whole)), strict=True)))
+
+
+@dataclass(frozen=True)
+class PairedConversations:
+    """Encodes conversations. Without a prompt alone it is the messages that both begin with."""
+
+    tokenizer: TextTokenizer
+    """A tokenizer that does not cut."""
+    template: ChatTemplate
+    """Makes texts of conversations."""
+    prompt: str | None
+    """Field of the prompt; None if the completions hold it."""
+    sides: tuple[str, str]
+    """Fields of the chosen and the rejected completion."""
+
+    def __call__(self, rows: Mapping[str, Sequence[Any]]) -> list[Pair]:
+        """Encode rows."""
+        sides = [list(map(messages_of, rows[name])) for name in self.sides]
+        if self.prompt is None:
+            prompts = [one[: common_start(one, other)] for one, other in zip(*sides, strict=True)]
+        else:
+            prompts = list(map(messages_of, rows[self.prompt]))
+            sides = [[[*a, *b] for a, b in zip(prompts, side, strict=True)] for side in sides]
+        alone = [self.template.render(messages, awaits_answer=True) for messages in prompts]
+        whole = [list(map(self.template.render, side)) for side in sides]
+        return list(starmap(_pair, zip(*map(self.tokenizer.encode_all, (alone, *whole)), strict=True)))
+
+
+def _pair(prompt: list[int], chosen: list[int], rejected: list[int]) -> Pair:
+    return Pair(chosen, rejected, min(common_start(prompt, chosen), common_start(prompt, rejected)))
+
+
+def _joint(chosen: list[int], rejected: list[int]) -> Pair:
+    return Pair(chosen, rejected, common_start(chosen, rejected))
 
 
 @dataclass(frozen=True)
 class PairSamples:
     """Pairs, encoded on access as two samples of ``input_ids`` and ``labels``: int64 ``(tokens,)``, the chosen first.
 
-    A sequence has the tokens of the prompt and of one completion, cut after ``length`` tokens. The completion begins
-    where the tokens of the three texts (the prompt alone, and with each completion) are no longer equal, as in TRL, so
-    that a token of both belongs to the completion. Labels of the prompt are ignored.
+    A sequence has the tokens of the prompt and of one completion, cut after ``length`` tokens. Labels of the prompt are
+    ignored.
     """
 
     rows: Rows
     """The rows whose prompt leaves room for a completion."""
-    fields: tuple[str, ...]
-    """Fields of the prompt, the chosen and the rejected completion."""
-    tokenizer: TextTokenizer
-    """A tokenizer that does not cut."""
+    encode: PairEncoder
+    """Encodes rows."""
     length: int
     """Tokens of the longest sequence."""
     padding_id: int
@@ -54,23 +130,14 @@ class PairSamples:
     def __getitem__(self, index: int) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         if not 0 <= index < len(self.rows):
             raise IndexError(index)
-        row = self.rows[index]
-        prompt, chosen, rejected = (row[name] for name in self.fields)
-        texts = self.tokenizer.encode_documents([prompt, prompt + chosen, prompt + rejected])
-        common = min(_common(texts[0], texts[1]), _common(texts[0], texts[2]))
-        return self._labelled(texts[1], common), self._labelled(texts[2], common)
+        (pair,) = self.encode(self.rows[index : index + 1])
+        return self._labelled(pair.chosen, pair.prompt), self._labelled(pair.rejected, pair.prompt)
 
     def _labelled(self, tokens: list[int], prompt: int) -> dict[str, Tensor]:
         ids = torch.tensor(tokens[: self.length] or [self.padding_id])
         labels = ids.clone()
         labels[: prompt if tokens else None] = IGNORED_LABEL
         return {"input_ids": ids, "labels": labels}
-
-
-def _common(one: list[int], other: list[int]) -> int:
-    """Number of tokens at the start of both."""
-    pairs = enumerate(zip(one, other, strict=False))
-    return next((index for index, (here, there) in pairs if here != there), min(len(one), len(other)))
 
 
 @dataclass(frozen=True)
@@ -97,33 +164,43 @@ def pairs_data(
     length = spec.batch.sequence_length or 0
     tokenizer = open_tokenizer(data.tokenizer, sys.maxsize, workload.vocabulary_size, folders)
     padding = padding_id(tokenizer, workload.config)
-    fields = {
-        "data.prompt_field": data.prompt_field,
-        "data.chosen_field": data.chosen_field,
-        "data.rejected_field": data.rejected_field,
-    }
-    found = rows_with_text(read_rows(data, folders), data, fields)
-    rooms, count = _rooms(found.rows, data.prompt_field, tokenizer, length), len(found.rows)
-    has_room = np.fromiter(rooms, dtype=bool, count=count)
-    if not has_room.any():
+    rows, encode = _prepared(data, tokenizer, folders)
+    fits = checked_lengths(rows.rows, encode, "data.chosen_field", lambda pair: _tokens_of(pair, length))
+    count = len(rows.rows)
+    lengths = np.fromiter(fits, dtype=np.int64, count=count)
+    if not lengths.any():
         message = f"no prompt has less than batch.sequence_length {length} tokens, which leaves room for a completion"
         raise data_problem("data.paths", message, ", ".join(data.paths))
-    kept = found.selected(has_room)
+    kept = rows.selected(lengths > 0)
     left_out = count - len(kept.rows)
     note = (
         f"{left_out:,} of {count:,} pairs are left out: their prompts have {length} tokens (batch.sequence_length) "
         "or more"
     )
     collation = PaddedCollation(padding, length if spec.compile else None, masked=False)
-    samples = PairSamples(kept.rows, tuple(fields.values()), tokenizer, length, padding)
+    samples = PairSamples(kept.rows, encode, length, padding)
     notes = (*((note,) if left_out else ()), *rope_notes(workload.config, collation, length))
-    lengths = kept.lengths if collation.length is None else None  # which pads to one shape
-    return TrainingData(samples, PairCollation(collation), notes=notes, lengths=lengths)
+    tokens = torch.from_numpy(lengths[lengths > 0])
+    lengths_known = tokens if collation.length is None else None  # which pads to one shape
+    return TrainingData(samples, PairCollation(collation), notes=notes, lengths=lengths_known)
 
 
-def _rooms(rows: Rows, field: str, tokenizer: TextTokenizer, length: int) -> Iterator[bool]:
-    """Yield for each row whether its prompt, without the tokens that the tokenizer adds behind it, leaves room."""
-    added = tokenizer.encode("a").added
-    behind = next((count for count, is_added in enumerate(reversed(added)) if not is_added), 0)
-    for some in rows.iter(_ROWS_AT_A_TIME):
-        yield from (len(ids) - behind < length for ids in tokenizer.encode_documents(some[field]))
+def _tokens_of(pair: Pair, length: int) -> int:
+    """Tokens of both sequences; 0 where the prompt leaves no room."""
+    return len(pair.chosen) + len(pair.rejected) if pair.prompt < length else 0
+
+
+def _prepared(data: RecordsData, tokenizer: TextTokenizer, folders: DataFolders) -> tuple[TextRows, PairEncoder]:
+    """The rows that have all fields, and their encoder."""
+    rows = read_rows(data, folders)
+    sides = {"data.chosen_field": data.chosen_field, "data.rejected_field": data.rejected_field}
+    is_chat = holds_lists(rows, data.chosen_field)
+    is_in_sides = data.prompt_field == _PROMPT and _PROMPT not in rows.column_names
+    is_beside = is_chat and not holds_lists(rows, data.prompt_field)  # a text that the conversations repeat
+    prompt = None if is_in_sides or is_beside else data.prompt_field
+    named = sides if prompt is None else {"data.prompt_field": prompt, **sides}
+    fields = (prompt, (data.chosen_field, data.rejected_field))
+    if is_chat:
+        chats = rows_with_lists(rows, data, named)
+        return chats, PairedConversations(tokenizer, open_chat_template(data, folders), *fields)
+    return rows_with_text(rows, data, named), PairedTexts(tokenizer, *fields)

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 
-from tuner.schemas.dataset import RecordsData
+from tuner.schemas.dataset import Packing, RecordsData
 from tuner.schemas.workload import Gpt, ReferenceModel, TransformersModel, WorkloadSpec
 from tuner.training.data.base import TrainingData, data_problem
 from tuner.training.data.files import DataFolders
 from tuner.training.data.seeding import generator_from_key
+from tuner.training.data.sources.completions import read_completions
 from tuner.training.data.sources.packing import PackedSamples, pack
 from tuner.training.data.sources.pair_records import pairs_data
 from tuner.training.data.sources.rows import Rows, TextRows, read_rows, rows_with_text
@@ -25,7 +26,7 @@ from tuner.training.data.sources.tokens import (
     padding_id,
     rope_notes,
 )
-from tuner.workloads.base import IGNORED_LABEL, Sample, Workload
+from tuner.workloads.base import IGNORED_LABEL, Sample, Samples, Workload
 from tuner.workloads.causal.decoders import CausalWorkload
 from tuner.workloads.causal.preference_pairs import PreferenceWorkload
 from tuner.workloads.hugging_face import LabelledWorkload
@@ -74,6 +75,8 @@ def records_data(data: RecordsData, spec: WorkloadSpec, workload: Workload, fold
     if isinstance(workload, PreferenceWorkload):
         return pairs_data(data, spec, workload, folders)
     task = _task_of(data, spec)
+    if data.has_completions:
+        return _completions_data(task, data, spec, workload, folders)
     length, packing = spec.batch.sequence_length or 0, spec.batch.packing
     config = getattr(workload, "config", None)
     longest = sys.maxsize if packing == "wrapped" else length
@@ -81,21 +84,52 @@ def records_data(data: RecordsData, spec: WorkloadSpec, workload: Workload, fold
     padding = padding_id(tokenizer, config)
     if packing is not None:
         rows, _ = rows_with_text(read_rows(data, folders), data, {_TEXT: data.text_field})
-        packed = pack(_documents(rows, data, tokenizer), length, packing)
-        if not len(packed):
-            raise data_problem("data.paths", "no row has a text of two tokens", ", ".join(data.paths))
-        collation = PaddedCollation(padding, length if spec.compile else None, masked=False)
-        return TrainingData(packed, collation, notes=(_packing_note(packed, length),))
-    (rows, lengths), encode = _PREPARATIONS[task](lambda: read_rows(data, folders), data, tokenizer, config)
-    samples = RecordSamples(rows, _pad_empty(encode, padding))
+        return _packed(_documents(rows, data, tokenizer), packing, padding, data, spec)
+    found, encode = _PREPARATIONS[task](lambda: read_rows(data, folders), data, tokenizer, config)
+    samples = RecordSamples(found.rows, _pad_empty(encode, padding))
+    ragged = _ragged(samples, found.lengths, padding, spec, workload)
+    return replace(ragged, classes=encode.names if isinstance(encode, _ClassEncoder) else ())
+
+
+def _completions_data(
+    task: str, data: RecordsData, spec: WorkloadSpec, workload: Workload, folders: DataFolders
+) -> TrainingData:
+    """Use the completions of rows, and the answers of conversations, as samples."""
+    if task != "causal-lm":
+        field = "completion_field" if data.completion_field is not None else "messages_field"
+        raise data_problem(f"data.{field}", f"is for causal-lm, and this is {task}", getattr(data, field))
+    length, packing = spec.batch.sequence_length or 0, spec.batch.packing
+    longest = sys.maxsize if packing == "wrapped" else length
+    found = read_completions(data, longest, _vocabulary_size(workload), folders)
+    padding = padding_id(found.tokenizer, getattr(workload, "config", None))
+    if packing is not None:
+        made = _packed(found.samples.documents(), packing, padding, data, spec)
+    else:
+        made = _ragged(found.samples, found.lengths, padding, spec, workload)
+    return replace(made, notes=(*found.notes, *made.notes))
+
+
+def _packed(
+    documents: Iterable[list[int]], packing: Packing, padding: int, data: RecordsData, spec: WorkloadSpec
+) -> TrainingData:
+    """Samples of sequences that are packed with the documents."""
+    length = spec.batch.sequence_length or 0
+    packed = pack(documents, length, packing)
+    if not len(packed):
+        raise data_problem("data.paths", "no row has a text of two tokens", ", ".join(data.paths))
+    collation = PaddedCollation(padding, length if spec.compile else None, masked=False)
+    return TrainingData(packed, collation, notes=(_packing_note(packed, length),))
+
+
+def _ragged(samples: Samples, lengths: Tensor, padding: int, spec: WorkloadSpec, workload: Workload) -> TrainingData:
+    """Samples of different lengths, each with a row."""
+    length = spec.batch.sequence_length or 0
     masked = isinstance(workload, (CausalWorkload, LabelledWorkload)) and workload.takes_mask
     collation = PaddedCollation(padding, length if spec.compile else None, masked=masked)
-    names = encode.names if isinstance(encode, _ClassEncoder) else ()
     return TrainingData(
         samples,
         collation,
-        classes=names,
-        notes=rope_notes(config, collation, length),
+        notes=rope_notes(getattr(workload, "config", None), collation, length),
         lengths=lengths if collation.length is None else None,  # which pads to one shape
     )
 

@@ -82,9 +82,7 @@ def rows_with_text(rows: Rows, data: RecordsData, texts: Mapping[str, str], labe
     Raises:
         SpecError: when a field is missing or holds no text, or no row has all texts.
     """
-    for field, name in (dict(texts) | ({"data.label_field": label} if label else {})).items():
-        if name not in rows.column_names:
-            raise data_problem(field, f"is not a field of these rows, which have {', '.join(rows.column_names)}", name)
+    _require(rows, dict(texts) | ({"data.label_field": label} if label else {}))
     for field, name in texts.items():
         if (kind := getattr(rows.features[name], "dtype", "nested")) not in {"string", "large_string"}:
             raise data_problem(field, f"holds {kind}, not text", name)
@@ -94,6 +92,46 @@ def rows_with_text(rows: Rows, data: RecordsData, texts: Mapping[str, str], labe
         raise data_problem(_PATHS, f"no row has text in {' and '.join(texts.values())}", ", ".join(data.paths))
     rows = rows.select_columns(list(dict.fromkeys([*texts.values(), *([label] if label else [])])))
     return TextRows(rows, torch.from_numpy(sizes.sum(axis=0))).selected(kept)
+
+
+def holds_lists(rows: Rows, name: str) -> bool:
+    """Return whether a field of the rows holds lists, as of messages. False where there is no such field."""
+    types = import_optional("pyarrow.types", "data.kind", "records")
+    if name not in rows.column_names:
+        return False
+    kind = rows.data.column(name).type
+    return bool(types.is_list(kind) or types.is_large_list(kind))
+
+
+def rows_with_lists(rows: Rows, data: RecordsData, lists: Mapping[str, str]) -> TextRows:
+    """The rows whose lists of messages all have one, with only these fields. Their lengths are numbers of messages.
+
+    Args:
+        rows: all rows.
+        data: names the files.
+        lists: names of the fields with messages, by the fields of the spec that name them.
+
+    Raises:
+        SpecError: when a field is missing or holds no messages, or no row has all lists.
+    """
+    _require(rows, lists)
+    for field, name in lists.items():
+        if not holds_lists(rows, name):
+            raise data_problem(field, "holds no lists of messages", name)
+    compute = import_optional("pyarrow.compute", "data.kind", "records")
+    counts = (compute.fill_null(compute.list_value_length(rows.data.column(name)), 0) for name in lists.values())
+    sizes = np.stack([np.asarray(found.to_numpy(), dtype=np.int64) for found in counts])
+    kept = np.logical_and.reduce(sizes > 0)
+    if not kept.any():
+        raise data_problem(_PATHS, f"no row has messages in {' and '.join(lists.values())}", ", ".join(data.paths))
+    return TextRows(rows.select_columns(list(lists.values())), torch.from_numpy(sizes.sum(axis=0))).selected(kept)
+
+
+def _require(rows: Rows, fields: Mapping[str, str]) -> None:
+    """Check that rows have fields, which are given by the fields of the spec that name them."""
+    for field, name in fields.items():
+        if name not in rows.column_names:
+            raise data_problem(field, f"is not a field of these rows, which have {', '.join(rows.column_names)}", name)
 
 
 def _text_bytes(rows: Rows, name: str) -> npt.NDArray[np.int64]:

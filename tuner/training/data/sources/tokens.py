@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -36,6 +36,17 @@ class Encoded:
     """1 where the tokenizer added a token, 0 where the text is."""
 
 
+class Located(NamedTuple):
+    """The tokens of a text, and where they are in it."""
+
+    ids: list[int]
+    """Token ids, without added tokens."""
+    spans: list[tuple[int, int]]
+    """First character and end of each token in the text."""
+    special: list[bool]
+    """Whether a token is a special one, which the text holds by its name."""
+
+
 class TextTokenizer(Protocol):
     """Converts text to token ids."""
 
@@ -54,6 +65,9 @@ class TextTokenizer(Protocol):
 
     def encode_all(self, texts: list[str]) -> list[list[int]]:
         """Convert each text to all of its tokens, without added ones."""
+
+    def locate(self, texts: list[str]) -> list[Located]:
+        """Convert each text to all of its tokens, without added ones, with their places."""
 
 
 class ByteTokenizer:
@@ -79,6 +93,16 @@ class ByteTokenizer:
         """Return all bytes of each text."""
         return [list(text.encode(errors="replace")) for text in texts]
 
+    def locate(self, texts: list[str]) -> list[Located]:
+        """Return all bytes of each text, with the characters that they are of. None is special."""
+        return [self._located(text) for text in texts]
+
+    @staticmethod
+    def _located(text: str) -> Located:
+        encoded = [(place, byte) for place, letter in enumerate(text) for byte in letter.encode(errors="replace")]
+        spans = [(place, place + 1) for place, _ in encoded]
+        return Located([byte for _, byte in encoded], spans, [False] * len(encoded))
+
 
 class FileTokenizer:
     """A Hugging Face `tokenizer.json`. Its settings for padding and truncation are not used."""
@@ -100,6 +124,8 @@ class FileTokenizer:
         self.vocabulary_size = 1 + max(self._tokenizer.get_vocab(with_added_tokens=True).values(), default=-1)
         self.padding_id = self._first_known(_PADDING_TOKENS)
         self.mask_id = self._first_known(_MASK_TOKENS)
+        added = self._tokenizer.get_added_tokens_decoder()
+        self._special = {number for number, token in added.items() if token.special}
 
     def _check_room(self, longest: int, path: Path) -> None:
         added = self._tokenizer.num_special_tokens_to_add(is_pair=False)
@@ -123,6 +149,13 @@ class FileTokenizer:
     def encode_all(self, texts: list[str]) -> list[list[int]]:
         """Convert each text to all of its tokens, several texts in parallel."""
         return [encoding.ids for encoding in self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)]
+
+    def locate(self, texts: list[str]) -> list[Located]:
+        """Convert each text to all of its tokens, with their places, several texts in parallel."""
+        return [
+            Located(encoding.ids, encoding.offsets, [number in self._special for number in encoding.ids])
+            for encoding in self._tokenizer.encode_batch(texts, add_special_tokens=False)
+        ]
 
 
 def open_tokenizer(name: str, longest: int, vocabulary_size: int, folders: DataFolders) -> TextTokenizer:

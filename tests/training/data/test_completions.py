@@ -1,0 +1,306 @@
+"""Rows with completions and conversations: what is learned of them, by transformers' own rendering of templates."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import re
+from pathlib import Path
+from typing import Any
+
+import datasets
+import pytest
+import torch
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from tests.support.factories import gpt_spec
+from tests.support.sources import built, problem
+from tests.training.data.test_data import write_rows
+from tests.training.test_adapters import LLAMA
+from tests.training.test_trained_model import spec_of
+from tuner.errors import SpecError
+from tuner.schemas.workload import WorkloadSpec
+from tuner.training.data import TrainingData
+from tuner.training.data.sources.chat_template import ChatTemplate
+from tuner.workloads.base import IGNORED_LABEL
+from tuner.workloads.build import build_model, build_workload
+
+LENGTH = 120
+MARKED = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if m.role == 'assistant' %}{% generation %}{{ m.content }}"
+    "<|im_end|>{% endgeneration %}{% else %}{{ m.content }}<|im_end|>{% endif %}{{ '\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+"""ChatML, with the answers marked."""
+PLAIN = MARKED.replace("{% generation %}", "").replace("{% endgeneration %}", "")
+INSTRUCTIONS = (
+    "{{ bos_token }}{% for m in messages %}{% if m.role == 'user' %}[INST] {{ m.content }} [/INST]"
+    "{% else %} {{ m.content | trim }} {{ eos_token }}{% endif %}{% endfor %}"
+)
+"""As of Llama 2: a space before the special token behind an answer."""
+THINKING = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if m.role == 'assistant' and loop.last %}<think>\n\n"
+    "</think>\n\n{% endif %}{{ m.content.split('</think>')[-1] }}<|im_end|>{{ '\n' }}{% endfor %}"
+)
+"""As of Qwen 3: earlier answers are without thoughts, so that the text of a part is not the beginning of the whole."""
+CHAT = [
+    {"role": "system", "content": "be short"},
+    {"role": "user", "content": "2 + 2?"},
+    {"role": "assistant", "content": "4, é"},
+    {"role": "user", "content": "sure?"},
+    {"role": "assistant", "content": "yes"},
+]
+SPECIAL = ("<|im_start|>", "<|im_end|>", "<s>", "</s>")
+
+
+@pytest.fixture(autouse=True)
+def _a_cache_of_its_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Hide the user's cache of `datasets`."""
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path / "cache"))
+
+
+@pytest.fixture
+def tokenizer(tmp_path: Path) -> Path:
+    """Bytes, and special tokens, in a folder of its own."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())[:240]
+    made = Tokenizer(models.BPE({letter: place for place, letter in enumerate(alphabet)}, []))
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = decoders.ByteLevel()
+    made.add_special_tokens([AddedToken(name, special=True, normalized=False) for name in SPECIAL])
+    (tmp_path / "tokenizer").mkdir()
+    path = tmp_path / "tokenizer/tokenizer.json"
+    made.save(str(path))
+    return path
+
+
+def rows_spec(
+    directory: Path, rows: list[dict[str, Any]], *, batch: dict[str, Any] | None = None, **fields: Any
+) -> WorkloadSpec:
+    """A small Llama on these rows."""
+    data = {"kind": "records", "paths": [str(write_rows(directory / "rows.jsonl", rows))], **fields}
+    return spec_of({"config": LLAMA}, batch={"sequence_length": LENGTH, **(batch or {})}, data=data)
+
+
+def chat_data(tokenizer: Path, template: str, chats: list[list[dict[str, Any]]], **fields: Any) -> TrainingData:
+    """Conversations, with a template beside the tokenizer."""
+    (tokenizer.parent / "chat_template.jinja").write_text(template)
+    (tokenizer.parent / "tokenizer_config.json").write_text(
+        json.dumps({"bos_token": {"content": "<s>"}, "eos_token": "</s>", "added_tokens_decoder": {}})
+    )
+    rows = [{"messages": chat} for chat in chats]
+    settings = {"tokenizer": str(tokenizer), "messages_field": "messages", **fields}
+    return built(rows_spec(tokenizer.parent, rows, **settings))
+
+
+def learned_texts(data: TrainingData, tokenizer: Path, index: int = 0) -> list[str]:
+    """The texts of the tokens that are learned, in runs."""
+    sample: dict[str, torch.Tensor] = data.samples[index]
+    decode = Tokenizer.from_file(str(tokenizer)).decode
+    found: list[list[int]] = [[]]
+    for number, label in zip(sample["input_ids"].tolist(), sample["labels"].tolist(), strict=True):
+        assert label in {number, IGNORED_LABEL}
+        if label == IGNORED_LABEL:
+            found.append([])
+        else:
+            found[-1].append(number)
+    return [decode(run, skip_special_tokens=False) for run in found if run]
+
+
+# --- conversations ---
+
+
+def test_tokens_and_answers_are_those_of_transformers(tokenizer: Path) -> None:
+    """With answers that the template marks, and with those of the same template without marks."""
+    oracle = PreTrainedTokenizerFast(tokenizer_file=str(tokenizer)).apply_chat_template(
+        CHAT, chat_template=MARKED, tokenize=True, return_dict=True, return_assistant_tokens_mask=True
+    )
+    wanted = [
+        number if learned else IGNORED_LABEL
+        for number, learned in zip(oracle["input_ids"], oracle["assistant_masks"], strict=True)
+    ]
+    assert 0 < sum(label != IGNORED_LABEL for label in wanted) < len(wanted) / 2
+    for template in (MARKED, PLAIN):
+        data = chat_data(tokenizer, template, [CHAT])
+        sample: dict[str, torch.Tensor] = data.samples[0]
+        assert sample["input_ids"].tolist() == oracle["input_ids"]
+        assert sample["labels"].tolist() == wanted
+        assert not data.notes
+        assert data.lengths is not None
+        assert data.lengths.tolist() == [len(wanted)]
+
+
+@pytest.mark.parametrize(
+    ("template", "learned"),
+    [
+        (PLAIN, ["4, é<|im_end|>", "yes<|im_end|>"]),
+        (THINKING, ["4, é<|im_end|>", "yes<|im_end|>"]),
+        (INSTRUCTIONS, ["4, é", "</s>", "yes", "</s>"]),
+    ],
+)
+def test_every_answer_is_learned_with_the_special_token_behind_it(
+    tokenizer: Path, template: str, learned: list[str]
+) -> None:
+    """Also where an answer that is not the last one is written otherwise than alone, and where space is behind it."""
+    chat = CHAT if template != INSTRUCTIONS else CHAT[1:]
+    assert learned_texts(chat_data(tokenizer, template, [chat]), tokenizer) == learned
+
+
+def test_messages_of_sharegpt_and_calls_of_tools_are_read(tokenizer: Path) -> None:
+    """Fields that only messages of other rows have are no fields of a message."""
+    calls = (
+        "{% for m in messages %}{% if m.tools is defined %}<call>{{ m.tools }}{% endif %}{{ m.role }}: "
+        "{{ m.content }}</s>{% endfor %}"
+    )
+    data = chat_data(
+        tokenizer,
+        calls,
+        [
+            [{"from": "human", "value": "hi"}, {"from": "gpt", "value": "ho"}],
+            [{"from": "human", "value": "hi"}, {"from": "gpt", "value": "", "tools": "look()"}],
+        ],
+    )
+    assert learned_texts(data, tokenizer) == ["ho</s>"]
+    assert learned_texts(data, tokenizer, 1) == ["<call>look()assistant: </s>"]
+
+
+def test_the_day_changes_no_sample() -> None:
+    """Templates that write today's date get a fixed one, in their own format."""
+    template = ChatTemplate("\n{% if strftime_now is defined %}{{ strftime_now('%d %b %Y, %Y-%m-%d') }}{% endif %}", {})
+    assert template.render([]) == "\n26 Jul 2024, 2024-07-26"
+    assert pickle.loads(pickle.dumps(template)).render([]) == template.render([])  # noqa: S301 - its own
+
+
+def test_a_template_runs_in_a_sandbox() -> None:
+    """It reaches nothing of Python, and cannot change the messages."""
+    for source in ("{{ ''.__class__.__mro__[1].__subclasses__() }}", "{{ messages.append(1) }}"):
+        with pytest.raises(ValueError, match="refuses it"):
+            ChatTemplate(source, {}).render(CHAT)
+
+
+def test_a_conversation_is_cut_and_may_have_nothing_to_learn(tokenizer: Path) -> None:
+    """Of which the result says how many."""
+    long = [{"role": "user", "content": "x" * 200}, CHAT[-1]]
+    data = chat_data(tokenizer, PLAIN, [CHAT, long, CHAT[:2], [*CHAT[:3], long[0], CHAT[-1]]])
+    assert data.notes == (
+        "2 of 4 rows are left out: they have nothing to learn in their first 120 tokens (batch.sequence_length)",
+    )
+    assert learned_texts(data, tokenizer, 1) == ["4, é<|im_end|>"]
+    assert len(data.samples[1]["input_ids"]) == LENGTH
+    whole = chat_data(tokenizer, PLAIN, [CHAT[:2]], train_on_prompts=True)
+    assert learned_texts(whole, tokenizer) == [
+        "<|im_start|>system\nbe short<|im_end|>\n<|im_start|>user\n2 + 2?<|im_end|>\n"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("rows", "fields", "field", "words"),
+    [
+        ([{"messages": CHAT}], {}, "data.chat_template", "is required"),
+        ([{"messages": CHAT}], {"chat_template": "nowhere.jinja"}, "data.chat_template", "is not a file"),
+        ([{"messages": "hi"}], {"chat_template": "plain"}, "data.messages_field", "holds no lists of messages"),
+        ([{"messages": ["hi"]}], {"chat_template": "plain"}, "data.messages_field", "'hi' is no message"),
+        ([{"messages": [{"text": "hi"}]}], {"chat_template": "plain"}, "data.messages_field", "no `role`, but text"),
+        (
+            [{"messages": CHAT}, {"messages": CHAT[2:]}],
+            {"chat_template": "strict"},
+            "data.messages_field",
+            "a system first .*'4, ",
+        ),
+        (
+            [{"chat": CHAT}],
+            {"chat_template": "plain"},
+            "data.messages_field",
+            "not a field of these rows, which have chat",
+        ),
+        ([{"messages": CHAT[:2]}], {"chat_template": "plain"}, "data.paths", "no row has anything to learn"),
+    ],
+)
+def test_rows_without_conversations_are_refused(
+    tmp_path: Path, rows: list[dict[str, Any]], fields: dict[str, Any], field: str, words: str
+) -> None:
+    """The field at fault is named, and the row."""
+    strict = "{% if messages[0].role != 'system' %}{{ raise_exception('a system first') }}{% endif %}"
+    for name, template in {"plain": PLAIN, "strict": strict + PLAIN}.items():
+        (tmp_path / name).write_text(template)
+    paths: dict[str, Any] = {name: str(tmp_path / value) for name, value in fields.items()}
+    found, message = problem(rows_spec(tmp_path, rows, messages_field="messages", **paths))
+    assert found == field
+    assert re.search(words, message), message
+
+
+# --- prompts with completions ---
+
+
+def test_the_loss_is_that_of_the_completions(tmp_path: Path) -> None:
+    """As transformers computes it with the labels of prompts ignored."""
+    rows = [{"prompt": "2 + 2 = ", "completion": "4"}, {"prompt": "say ", "completion": "a longer one"}]
+    spec = rows_spec(tmp_path, rows, completion_field="completion")
+    workload = build_workload(spec)
+    batch = built(spec).batch([0, 1])
+    assert (batch["labels"] != IGNORED_LABEL).sum(1).tolist() == [1, 12]
+    model = build_model(spec, workload)
+    total, weight = workload.loss_terms(model, batch)["next_token"]
+    assert weight == 13
+    losses = []
+    for row in rows:
+        ids = torch.tensor([*(row["prompt"] + row["completion"]).encode()])
+        labels = torch.where(torch.arange(len(ids)) < len(row["prompt"]), IGNORED_LABEL, ids)
+        losses.append(model(input_ids=ids[None], labels=labels[None]).loss)
+    torch.testing.assert_close(total, losses[0] + 12 * losses[1])
+
+
+def test_a_reference_model_learns_completions(tmp_path: Path) -> None:
+    """Which has no configuration of transformers."""
+    path = write_rows(tmp_path / "rows.jsonl", [{"question": "ab", "answer": "cd"}])
+    data = {"kind": "records", "paths": [str(path)], "prompt_field": "question", "completion_field": "answer"}
+    labels = built(gpt_spec(data=data)).batch([0])["labels"]
+    assert labels.tolist() == [[IGNORED_LABEL] * 2 + [*b"cd"]]
+
+
+def test_messages_may_be_a_prompt_and_its_completion(tokenizer: Path) -> None:
+    """Answers within the prompt are not learned."""
+    (tokenizer.parent / "chat_template.jinja").write_text(PLAIN)
+    rows = [{"prompt": CHAT[:4], "completion": CHAT[4:]}]
+    spec = rows_spec(tokenizer.parent, rows, completion_field="completion", tokenizer=str(tokenizer))
+    assert learned_texts(built(spec), tokenizer) == ["yes<|im_end|>"]
+
+
+@pytest.mark.parametrize("packing", ["bfd", "wrapped"])
+def test_completions_are_packed(tmp_path: Path, packing: str) -> None:
+    """With the labels that they have without packing."""
+    rows = [{"prompt": "p" * (number % 5 + 1), "completion": "c" * (number % 7 + 1)} for number in range(30)]
+    alone = built(rows_spec(tmp_path, rows, completion_field="completion"))
+    packed = built(
+        rows_spec(tmp_path, rows, completion_field="completion", batch={"packing": packing, "sequence_length": 16})
+    )
+    both = [data.batch(range(len(data))) for data in (alone, packed)]
+    learned = [sorted(batch["labels"][batch["labels"] != IGNORED_LABEL].tolist()) for batch in both]
+    if packing == "bfd":
+        assert learned[0] == learned[1] == [ord("c")] * sum(len(row["completion"]) for row in rows)
+    else:  # the first token of a part has nothing before it
+        assert 0.8 * len(learned[0]) < len(learned[1]) <= len(learned[0])
+    assert set(both[1]["input_ids"].flatten().tolist()) == {0, *b"pc"}
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"completion_field": "a", "messages_field": "b"}, "not both"),
+        ({"train_on_prompts": True}, "needs `completion_field` or `messages_field`"),
+    ],
+)
+def test_fields_that_contradict_each_other_are_refused(tmp_path: Path, fields: dict[str, Any], words: str) -> None:
+    """When the spec is read."""
+    with pytest.raises(SpecError, match=words):
+        rows_spec(tmp_path, [], **fields)
+
+
+def test_only_causal_models_learn_completions(tmp_path: Path) -> None:
+    """Others have targets of their own."""
+    spec = rows_spec(tmp_path, [{"prompt": "a", "completion": "b"}], completion_field="completion")
+    model = {"kind": "transformers", "task": "sequence-classification", "config": {**LLAMA, "pad_token_id": 0}}
+    other = WorkloadSpec.model_validate({**spec.model_dump(exclude={"model"}), "model": model})
+    field, words = problem(other)
+    assert field == "data.completion_field"
+    assert "is for causal-lm, and this is sequence-classification" in words

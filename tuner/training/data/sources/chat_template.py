@@ -1,0 +1,186 @@
+"""Conversations as texts, by the Jinja template of a model, with the parts that a model learns.
+
+transformers renders templates in a sandbox, and code beside a model is never run.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from tuner.errors import SpecError
+from tuner.schemas.dataset import OF_THE_MODEL, RecordsData
+from tuner.training.data.base import data_problem
+from tuner.training.data.files import DataFolders
+from tuner.training.data.sources.packages import import_optional
+
+Message: TypeAlias = Mapping[str, Any]
+"""A message with a `role`, and mostly a `content`; other fields are for the template."""
+Span: TypeAlias = tuple[int, int]
+"""First character and end of a part of a text."""
+
+_FIELD = "data.chat_template"
+_TEMPLATE, _CONFIG = "chat_template.jinja", "tokenizer_config.json"
+_LARGEST = 2**24
+"""Bytes of a file that are read: a hundred times the longest templates."""
+_ASSISTANT = "assistant"
+_SHAREGPT_ROLES = {"human": "user", "gpt": _ASSISTANT}
+_GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
+_MARKER = "\ue000"
+"""A character for private use, which no answer has."""
+_FIXED_DATE = (
+    "{% macro strftime_now(format) %}{{ format | replace('%d', '26') | replace('%m', '07') | replace('%b', 'Jul') "
+    "| replace('%B', 'July') | replace('%Y', '2024') | replace('%y', '24') }}{% endmacro %}\n"
+)
+"""Put before a template: the samples of a run may not depend on the day. The day is that of Llama 3's own template."""
+
+
+class ChatTemplate:
+    """A chat template.
+
+    Args:
+        source: the template.
+        tokens: its variables, such as `bos_token`.
+
+    Attributes:
+        marks_answers: whether the template says itself what is learned (`{% generation %}`).
+    """
+
+    def __init__(self, source: str, tokens: Mapping[str, str]) -> None:
+        self._source = _FIXED_DATE + source
+        self.marks_answers = _GENERATION.search(source) is not None
+        self._tokens = dict(tokens)
+        self._chat_templates = import_optional("transformers.utils.chat_template_utils", _FIELD, _TEMPLATE)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuilt, (self._source.removeprefix(_FIXED_DATE), self._tokens)
+
+    def render(self, messages: Sequence[Message], *, awaits_answer: bool = False) -> str:
+        """Make the text of a conversation; with ``awaits_answer`` up to where the assistant would begin to answer.
+
+        Raises:
+            ValueError: when the template refuses it.
+        """
+        return self._rendered(messages, add_generation_prompt=awaits_answer)[0]
+
+    def render_with_answers(self, messages: Sequence[Message], first: int = 0) -> tuple[str, list[Span]]:
+        """Make the text of a conversation, and find the answers of the assistant in it.
+
+        A template may mark them (`{% generation %}`). In others an answer is what changes when a single character
+        takes the place of the message: what the template writes around it is none of it.
+
+        Args:
+            messages: the conversation.
+            first: number of the first message whose answer is wanted.
+
+        Raises:
+            ValueError: when the template refuses it.
+        """
+        if self.marks_answers:
+            text, spans = self._rendered(messages, return_assistant_tokens_mask=True)
+            begin = len(self.render(messages[:first])) if first else 0
+            return text, [span for span in spans if span[1] > begin]
+        text = self.render(messages)
+        answers = [place for place in range(first, len(messages)) if messages[place]["role"] == _ASSISTANT]
+        marked = ({"role": _ASSISTANT, "content": _MARKER} for _ in answers)
+        others = [
+            [*messages[:place], mark, *messages[place + 1 :]] for place, mark in zip(answers, marked, strict=True)
+        ]
+        return text, [span for other in others if (span := _difference(text, self.render(other))) is not None]
+
+    def _rendered(self, messages: Sequence[Message], **options: bool) -> tuple[str, list[Span]]:
+        from jinja2 import TemplateError  # noqa: PLC0415 - it comes with torch
+
+        try:
+            texts, spans = self._chat_templates.render_jinja_template(
+                [list(messages)], chat_template=self._source, **options, **self._tokens
+            )
+        except (TemplateError, TypeError, ValueError, LookupError, AttributeError) as error:
+            raise ValueError(f"the chat template refuses it: {error}") from None
+        return texts[0], spans[0] if spans else []
+
+
+def _rebuilt(source: str, tokens: Mapping[str, str]) -> ChatTemplate:
+    """The template in another process, without its modules."""
+    return ChatTemplate(source, tokens)
+
+
+def _difference(text: str, marked: str) -> Span | None:
+    """The part of ``text`` in whose place ``marked`` has the marker; None where the template leaves it out."""
+    if _MARKER not in marked:
+        return None
+    begin = next((place for place, pair in enumerate(zip(text, marked, strict=False)) if pair[0] != pair[1]), len(text))
+    behind = zip(reversed(text), reversed(marked), strict=False)
+    rest = next((count for count, pair in enumerate(behind) if pair[0] != pair[1]), len(text))
+    return (begin, max(begin, len(text) - rest))
+
+
+def messages_of(value: Any) -> list[dict[str, Any]]:  # noqa: ANN401 - of a file
+    """The messages of a row, with `role` and `content`, without the fields that only messages of other rows have.
+
+    Raises:
+        ValueError: when a message has no role.
+    """
+    found = []
+    for message in value or ():
+        if not isinstance(message, Mapping):
+            raise ValueError(f"{message!r} is no message, which has a `role` and a `content`")  # noqa: TRY004 - a wrong row
+        fields = {name: field for name, field in message.items() if field is not None}
+        if "from" in fields and "role" not in fields:
+            role = fields.pop("from")
+            fields = {"role": _SHAREGPT_ROLES.get(role, role), "content": fields.pop("value", ""), **fields}
+        if "role" not in fields:
+            raise ValueError(f"a message has no `role`, but {', '.join(fields) or 'no field'}")
+        found.append(fields)
+    return found
+
+
+def open_chat_template(data: RecordsData, folders: DataFolders) -> ChatTemplate:
+    """Open the chat template of a spec, or that beside its tokenizer.
+
+    Raises:
+        SpecError: when there is none, or a file cannot be read.
+    """
+    folder = folders.pretrained if data.tokenizer == OF_THE_MODEL else Path(data.tokenizer).parent
+    beside = None if data.tokenizer == "bytes" else folder
+    config = json.loads(_read(beside / _CONFIG, folders) or "{}") if beside else {}
+    tokens = {name: _token(value) for name, value in config.items() if name.endswith("_token")}
+    if data.chat_template is not None:
+        source = _read(Path(data.chat_template), folders)
+        if source is None:
+            raise data_problem(_FIELD, "is not a file", data.chat_template)
+    else:
+        source = (_read(beside / _TEMPLATE, folders) if beside else None) or _default(config.get("chat_template"))
+    if not source:
+        message = "is required, as messages are read, and there is no template beside the tokenizer: give the file"
+        raise data_problem(_FIELD, message)
+    return ChatTemplate(source, {name: token for name, token in tokens.items() if token is not None})
+
+
+def _read(path: Path, folders: DataFolders) -> str | None:
+    """The text of a file; None if there is none."""
+    try:
+        with folders.open(_FIELD, path) as stream:
+            return stream.read(_LARGEST).decode()
+    except FileNotFoundError:
+        return None
+    except SpecError:
+        raise
+    except (OSError, ValueError) as error:
+        raise data_problem(_FIELD, f"cannot be read: {error}", path) from None
+
+
+def _token(value: Any) -> str | None:  # noqa: ANN401 - of a file
+    """A token of a `tokenizer_config.json`, which has its text or a description."""
+    found = value.get("content") if isinstance(value, dict) else value
+    return found if isinstance(found, str) else None
+
+
+def _default(templates: Any) -> str | None:  # noqa: ANN401 - of a file
+    """The template of a `tokenizer_config.json`: one, or a list of which one is named `default`."""
+    if isinstance(templates, list):
+        templates = {entry.get("name"): entry.get("template") for entry in templates}.get("default")
+    return templates if isinstance(templates, str) else None

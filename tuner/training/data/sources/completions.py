@@ -1,0 +1,238 @@
+"""Rows with completions to learn: prompts with completions, and conversations with answers of the assistant."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from textwrap import shorten
+from typing import Any, TypeAlias, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tuner.schemas.dataset import RecordsData
+from tuner.training.data.base import data_problem
+from tuner.training.data.files import DataFolders
+from tuner.training.data.sources.chat_template import ChatTemplate, Span, messages_of, open_chat_template
+from tuner.training.data.sources.rows import Rows, TextRows, holds_lists, read_rows, rows_with_lists, rows_with_text
+from tuner.training.data.sources.tokens import Located, TextTokenizer, open_tokenizer
+from tuner.workloads.base import IGNORED_LABEL
+
+_ROWS_AT_A_TIME = 1000
+_LONGEST_ROW = 200
+"""Characters of a row in a message."""
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True)
+class Learned:
+    """The tokens of a row, and which of them are learned."""
+
+    ids: list[int]
+    """Token ids."""
+    is_learned: list[bool]
+    """Whether the loss has a token."""
+
+    def cut(self, length: int) -> Learned:
+        """Return the first ``length`` tokens."""
+        return Learned(self.ids[:length], self.is_learned[:length])
+
+    def length_within(self, length: int) -> int:
+        """Number of all tokens; 0 where of the first ``length`` none is learned that others come before."""
+        return len(self.ids) if any(self.is_learned[1:length]) else 0
+
+
+CompletionEncoder: TypeAlias = Callable[[Mapping[str, Sequence[Any]]], list[Learned]]
+"""Finds the tokens of rows, a list of values for each field. A ValueError says that a row is no conversation."""
+
+
+@dataclass(frozen=True)
+class PromptedTexts:
+    """Encodes prompts with completions. A completion begins where the tokens with it differ from the prompt's alone."""
+
+    tokenizer: TextTokenizer
+    """A tokenizer that does not cut."""
+    fields: tuple[str, str]
+    """Fields of the prompt and of the completion."""
+
+    def __call__(self, rows: Mapping[str, Sequence[str]]) -> list[Learned]:
+        """Encode rows."""
+        prompts, completions = (rows[name] for name in self.fields)
+        alone = self.tokenizer.encode_documents(list(prompts))
+        whole = self.tokenizer.encode_documents([a + b for a, b in zip(prompts, completions, strict=True)])
+        return [_learned_from(common_start(*texts), texts[1]) for texts in zip(alone, whole, strict=True)]
+
+
+def _learned_from(begin: int, ids: list[int]) -> Learned:
+    return Learned(ids, [place >= begin for place in range(len(ids))])
+
+
+def common_start(one: Sequence[object], other: Sequence[object]) -> int:
+    """Number of elements that both begin with."""
+    pairs = enumerate(zip(one, other, strict=False))
+    return next((index for index, (here, there) in pairs if here != there), min(len(one), len(other)))
+
+
+@dataclass(frozen=True)
+class Conversations:
+    """Encodes conversations: the answers of the assistant are learned, each with the special token behind it."""
+
+    tokenizer: TextTokenizer
+    """A tokenizer that does not cut."""
+    template: ChatTemplate
+    """Makes texts of conversations."""
+    fields: tuple[str, ...]
+    """Fields with messages, which follow each other; answers of the last field are learned."""
+
+    def __call__(self, rows: Mapping[str, Sequence[Any]]) -> list[Learned]:
+        """Encode rows."""
+        chats = [self._rendered(parts) for parts in zip(*(rows[name] for name in self.fields), strict=True)]
+        located = self.tokenizer.locate([text for text, _ in chats])
+        return [self._learned(*chat, tokens) for chat, tokens in zip(chats, located, strict=True)]
+
+    def _rendered(self, parts: Sequence[Any]) -> tuple[str, list[Span]]:
+        found = [messages_of(part) for part in parts]
+        before = sum(map(len, found[:-1]))
+        return self.template.render_with_answers([message for part in found for message in part], before)
+
+    def _learned(self, text: str, spans: list[Span], tokens: Located) -> Learned:
+        """The tokens with a character of a span, and a special one behind a span, with at most space in between."""
+        flags = [any(begin < last and first < end for first, last in spans) for begin, end in tokens.spans]
+        for first, last in () if self.template.marks_answers else spans:
+            words = (
+                place for place, (begin, end) in enumerate(tokens.spans) if begin >= last and text[begin:end].strip()
+            )
+            behind = next(words, None)
+            if first < last and behind is not None and tokens.special[behind]:
+                flags[behind] = True
+        return Learned(tokens.ids, flags)
+
+
+@dataclass(frozen=True)
+class _WholeRows:
+    """Encodes rows of which all tokens are learned."""
+
+    encode: CompletionEncoder
+
+    def __call__(self, rows: Mapping[str, Sequence[Any]]) -> list[Learned]:
+        """Encode rows."""
+        return [_learned_from(0, found.ids) for found in self.encode(rows)]
+
+
+@dataclass(frozen=True)
+class CompletionSamples:
+    """Rows, encoded on access as ``input_ids`` and ``labels``, those of prompts ignored: int64 ``(tokens,)``."""
+
+    rows: Rows
+    """The rows with something to learn."""
+    encode: CompletionEncoder
+    """Encodes rows."""
+    length: int
+    """Tokens of the longest sequence."""
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        if not 0 <= index < len(self.rows):
+            raise IndexError(index)
+        (found,) = self.encode(self.rows[index : index + 1])
+        ids, is_learned = found.cut(self.length).ids, torch.tensor(found.is_learned[: self.length])
+        tokens = torch.tensor(ids)
+        return {"input_ids": tokens, "labels": torch.where(is_learned, tokens, IGNORED_LABEL)}
+
+    def documents(self) -> Iterator[list[int]]:
+        """Yield the token ids of each row, those that are not learned as their bitwise complements."""
+        for some in self.rows.iter(_ROWS_AT_A_TIME):
+            for found in self.encode(some):
+                kept = found.cut(self.length)
+                yield [
+                    number if learned else ~number for number, learned in zip(kept.ids, kept.is_learned, strict=True)
+                ]
+
+
+@dataclass(frozen=True)
+class Completions:
+    """Rows with completions, and what was found about them."""
+
+    samples: CompletionSamples
+    """The rows."""
+    lengths: Tensor
+    """Tokens of each row, int64 ``(rows,)``."""
+    notes: tuple[str, ...]
+    """Rows that are left out."""
+    tokenizer: TextTokenizer
+    """The tokenizer of the rows."""
+
+
+def read_completions(data: RecordsData, length: int, vocabulary_size: int, folders: DataFolders) -> Completions:
+    """Read the rows with something to learn in their first ``length`` tokens.
+
+    Raises:
+        SpecError: when a file, a field, the template or the tokenizer does not fit, or no row has anything to learn.
+    """
+    tokenizer = open_tokenizer(data.tokenizer, sys.maxsize, vocabulary_size, folders)
+    rows, encode = _prepared(data, tokenizer, folders)
+    if data.train_on_prompts:
+        encode = _WholeRows(encode)
+    field = "data.messages_field" if data.completion_field is None else "data.completion_field"
+    lengths = checked_lengths(rows.rows, encode, field, lambda found: found.length_within(length))
+    counts = np.fromiter(lengths, dtype=np.int64, count=len(rows.rows))
+    kept = rows.selected(counts > 0)
+    if not len(kept.rows):
+        message = f"no row has anything to learn in its first {length} tokens (batch.sequence_length)"
+        raise data_problem("data.paths", message, ", ".join(data.paths))
+    left_out = len(rows.rows) - len(kept.rows)
+    note = (
+        f"{left_out:,} of {len(rows.rows):,} rows are left out: they have nothing to learn in their first {length} "
+        "tokens (batch.sequence_length)"
+    )
+    samples = CompletionSamples(kept.rows, encode, length)
+    return Completions(samples, torch.from_numpy(counts[counts > 0]), (note,) if left_out else (), tokenizer)
+
+
+def checked_lengths(
+    rows: Rows,
+    encode: Callable[[Mapping[str, Sequence[Any]]], list[_T]],
+    field: str,
+    length_of: Callable[[_T], int],
+) -> Iterator[int]:
+    """Yield the length of each row that is encoded.
+
+    Raises:
+        SpecError: about ``field``, when a row cannot be encoded.
+    """
+    for some in rows.iter(_ROWS_AT_A_TIME):
+        try:
+            found = encode(some)
+        except ValueError:
+            found = [_encoded_alone(row, encode, field) for row in _each(some)]
+        yield from map(length_of, found)
+
+
+def _each(rows: Mapping[str, Sequence[Any]]) -> Iterator[dict[str, Any]]:
+    return (dict(zip(rows, values, strict=True)) for values in zip(*rows.values(), strict=True))
+
+
+def _encoded_alone(row: Mapping[str, Any], encode: Callable[[Mapping[str, Sequence[Any]]], list[_T]], field: str) -> _T:
+    try:
+        return encode({name: [value] for name, value in row.items()})[0]
+    except ValueError as error:
+        raise data_problem(
+            field, f"has a row that is no conversation: {error}", shorten(str(dict(row)), _LONGEST_ROW)
+        ) from None
+
+
+def _prepared(data: RecordsData, tokenizer: TextTokenizer, folders: DataFolders) -> tuple[TextRows, CompletionEncoder]:
+    """The rows that have all fields, and their encoder."""
+    rows = read_rows(data, folders)
+    if data.completion_field is None:
+        named = {"data.messages_field": data.messages_field or ""}
+    else:
+        named = {"data.prompt_field": data.prompt_field, "data.completion_field": data.completion_field}
+    if data.completion_field is None or holds_lists(rows, data.completion_field):
+        chats = rows_with_lists(rows, data, named)
+        return chats, Conversations(tokenizer, open_chat_template(data, folders), tuple(named.values()))
+    return rows_with_text(rows, data, named), PromptedTexts(tokenizer, (data.prompt_field, data.completion_field))
