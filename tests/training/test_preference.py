@@ -178,3 +178,14 @@ def test_precision_of_16_bits_trains(tmp_path: Path) -> None:
     trainer, _ = train(tmp_path, pairs_spec(precision="bf16"))
     assert {parameter.dtype for parameter in trainer.model.parameters()} == {torch.bfloat16}
     assert weights_of(tmp_path)
+
+
+@ADAPTERS
+def test_losses_are_scaled_in_fp16(tmp_path: Path, adapter: Any) -> None:
+    """Which changes weights by the precision of fp16 alone, with a division of the batch too."""
+    train(tmp_path / "fp32", pairs_spec(adapter), 10)
+    train(tmp_path / "fp16", pairs_spec(adapter, precision="fp16-mixed"), 3)
+    whole, found = weights_of(tmp_path / "fp32"), weights_of(tmp_path / "fp16")
+    assert set(found) == set(whole)
+    for name, value in found.items():
+        torch.testing.assert_close(value, whole[name], rtol=0, atol=5e-4)
