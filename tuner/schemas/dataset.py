@@ -53,7 +53,7 @@ class TextData(Document):
 
 
 class RecordsData(Document):
-    """Rows of local files, each a sample; for causal, masked and seq2seq language models and sequence classification.
+    """Rows of local files, each a sample; for causal, masked and seq2seq language models, and classifiers of texts.
 
     A text is cut at `batch.sequence_length` tokens, those that the tokenizer adds included; shorter ones are padded on
     the right, or packed (`batch.packing`). Rows without text are left out. With `preference` a row is a pair: the
@@ -69,9 +69,14 @@ class RecordsData(Document):
     format: Literal["json", "csv", "parquet", "text"] | None = None
     """Format of the files: `json` takes JSON lines and arrays, `text` has a row per line. By suffix when absent."""
     text_field: str = "text"
-    """Field with the text of a row. A row of plain text has only this field, named `text`."""
+    """Field with the text of a row. A row of plain text has only this field, named `text`. For `token-classification`
+    it holds the words of a text, a list."""
+    text_pair_field: str | None = None
+    """Field with the second text of a row, for `sequence-classification` of pairs. The longer text is cut first."""
     label_field: str = "label"
-    """Field with the class of a row: a number or a name. Names are numbered in sorted order."""
+    """Field with the class of a row: a number or a name. Names have the numbers of the model's `id2label`, if it has all
+    of them, else they are numbered in sorted order. For `token-classification` it holds the classes of the words, a
+    list; a negative number is no class."""
     target_field: str | None = None
     """Field with the target text, for `seq2seq-lm`."""
     completion_field: str | None = None
@@ -125,7 +130,8 @@ class ImagesData(Document):
     kind: Literal["images"]
     """Selects this kind of data."""
     path: str
-    """Folder with one folder per class, numbered in sorted order. A relative path starts at the working directory."""
+    """Folder with one folder per class, numbered as the names of `records` are. A relative path starts at the working
+    directory."""
 
     def paths_read(self) -> list[PathRead]:
         """Every path that a run reads."""

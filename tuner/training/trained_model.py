@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 import safetensors
@@ -31,11 +32,13 @@ class ModelWriter:
     Args:
         spec: the spec of the run.
         base: folder of the frozen model of an adapter, where the spec names none.
+        classes: names of the classes in the order of their numbers, where the data has names.
     """
 
-    def __init__(self, spec: WorkloadSpec, base: Path) -> None:
+    def __init__(self, spec: WorkloadSpec, base: Path, classes: Sequence[str] = ()) -> None:
         self._spec = spec
         self._base = base
+        self._classes = classes
 
     def __call__(self, weights: Weights, path: Path, folder: Path) -> str:
         """Write the weights to ``path``, and a transformers model to ``folder`` too. Return the SHA-256 of ``path``.
@@ -52,7 +55,7 @@ class ModelWriter:
             return save_weights(weights, path)
         with atomic_folder(folder, bytes_of_weights(weights)) as partial:
             if adapter is None:
-                save_pretrained(self._build_model, weights, partial)
+                save_pretrained(self._build_model, weights, partial, self._classes)
             else:
                 base = model.pretrained or str(self._base.absolute())
                 save_adapter(self._build_model, adapter, model.task, weights, base, model.revision, partial)

@@ -208,7 +208,7 @@ class Trainer:
         base = full_tensors(base_state(self.model), keep=not self.ranks.rank) if self._parts.writes_base else {}
         if self.ranks.rank:
             return ""
-        write = ModelWriter(self._parts.recommendation.request.workload, paths.base)
+        write = ModelWriter(self._parts.recommendation.request.workload, paths.base, self._parts.data.classes)
         with self._device.without_limit():
             if base:
                 write.write_base(base)

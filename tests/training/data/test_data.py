@@ -354,7 +354,7 @@ def test_a_compiled_model_sees_one_shape(tmp_path: Path, tokenizer: str) -> None
         ("sequence-classification", {"label_field": "text"}, ("data.label_field", "the model has 3 classes")),
         ("seq2seq-lm", {}, ("data.target_field", "required for seq2seq-lm")),
         ("masked-lm", {"tokenizer": "bytes"}, ("data.tokenizer", "no mask token")),
-        ("token-classification", {}, ("data.kind", "use a `python` model")),
+        ("token-classification", {}, ("data.text_field", "must hold lists")),
         ("image-classification", {}, ("data.kind", "not image-classification")),
     ],
 )

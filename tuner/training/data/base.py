@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from torch import Tensor
 
@@ -77,6 +78,19 @@ class TrainingData:
     def _sample(self, seed: int, epoch: int, index: int) -> Sample:
         seed_from_key("sample", seed, epoch, index)
         return self.samples[index]
+
+
+def class_numbers(names: Iterable[str], config: Any) -> dict[str, int]:  # noqa: ANN401 - a transformers configuration, or none
+    """Number named classes: as the model's config does (`id2label`), where it has all of them, else in sorted order.
+
+    Returns:
+        Numbers by name, rising; all of the config's names, or ``names``.
+    """
+    found = set(names)
+    known: dict[int, str] = getattr(config, "id2label", None) or {}
+    if found <= set(known.values()):
+        return {known[number]: number for number in sorted(known)}
+    return {name: number for number, name in enumerate(sorted(found))}
 
 
 def data_problem(field: str, message: str, value: object = "") -> SpecError:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -36,7 +37,9 @@ _TOKENIZER_FILES = (
 """The files that tokenizers and processors of transformers write."""
 
 
-def save_pretrained(build: Callable[[], nn.Module], weights: dict[str, Tensor], folder: Path) -> None:
+def save_pretrained(
+    build: Callable[[], nn.Module], weights: dict[str, Tensor], folder: Path, classes: Sequence[str] = ()
+) -> None:
     """Write config, generation config and weights into ``folder``.
 
     transformers writes the names of published checkpoints, which for some models (a mixture of experts) are not those
@@ -46,9 +49,14 @@ def save_pretrained(build: Callable[[], nn.Module], weights: dict[str, Tensor], 
         build: builds the model; it is called without memory for tensors (on the ``meta`` device).
         weights: all parameters and persistent buffers by name, on the CPU.
         folder: an existing folder.
+        classes: names of the classes for the config (`id2label`), in the order of their numbers.
     """
     with torch.device("meta"):
         model = build()
+    if classes:
+        config: Any = model.config
+        config.id2label = {**config.id2label, **dict(enumerate(classes))}
+        config.label2id = {name: number for number, name in config.id2label.items()}
     model.load_state_dict(weights, strict=False, assign=True)
     model.tie_weights()  # type: ignore[operator] # a method of transformers' models
     model.save_pretrained(folder, max_shard_size=_ONE_FILE)  # type: ignore[operator]

@@ -15,7 +15,7 @@ from torch.utils.data import default_collate
 from tuner.errors import TrainingError
 from tuner.schemas.dataset import ImagesData
 from tuner.schemas.workload import ReferenceModel, ResNet, TransformersModel, WorkloadSpec
-from tuner.training.data.base import TrainingData, data_problem
+from tuner.training.data.base import TrainingData, class_numbers, data_problem
 from tuner.training.data.files import DataFolders
 from tuner.training.data.seeding import preserved_random_state
 from tuner.training.data.sources.packages import import_optional
@@ -78,7 +78,7 @@ def images_data(data: ImagesData, spec: WorkloadSpec, workload: Workload, folder
         raise data_problem("data.kind", f"an image has {', '.join(map(str, _MODES))} channels, the model {channels}")
     import_optional("PIL.Image", "data.kind", data.kind)
     files = image_files(data.path, folders)
-    names = {name: number for number, name in enumerate(sorted({file.parent.name for file in files}))}
+    names = class_numbers({file.parent.name for file in files}, getattr(workload, "config", None))
     if len(names) > classes:
         raise data_problem("data.path", f"has {len(names)} folders, one per class, and the model {classes} classes")
     labels = torch.tensor([names[file.parent.name] for file in files])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,9 +16,10 @@ from tuner.training.data.base import TrainingData, data_problem
 from tuner.training.data.files import DataFolders
 from tuner.training.data.seeding import generator_from_key
 from tuner.training.data.sources.completions import read_completions
+from tuner.training.data.sources.labelled_texts import ClassEncoder, classification, token_classification
 from tuner.training.data.sources.packing import PackedSamples, pack
 from tuner.training.data.sources.pair_records import pairs_data
-from tuner.training.data.sources.rows import Rows, TextRows, read_rows, rows_with_text
+from tuner.training.data.sources.rows import Encoder, Prepared, Read, Rows, read_rows, rows_with_text
 from tuner.training.data.sources.tokens import (
     PaddedCollation,
     TextTokenizer,
@@ -37,15 +38,6 @@ _MASKED_SHARE, _MASK_SHARE, _RANDOM_SHARE = 0.15, 0.8, 0.1
 
 _ROWS_AT_A_TIME = 1000
 _TEXT = "data.text_field"
-
-Encoder = Callable[[int, dict[str, Any]], Sample]
-"""Makes a sample from a row's index and fields."""
-Read = Callable[[], Rows]
-"""Reads the rows of the files."""
-
-
-Prepared: TypeAlias = tuple[TextRows, Encoder]
-"""Rows, and the encoder of a row."""
 
 
 @dataclass(frozen=True)
@@ -75,12 +67,15 @@ def records_data(data: RecordsData, spec: WorkloadSpec, workload: Workload, fold
     if isinstance(workload, PreferenceWorkload):
         return pairs_data(data, spec, workload, folders)
     task = _task_of(data, spec)
+    _check_pairs(task, data)
     if data.has_completions:
         return _completions_data(task, data, spec, workload, folders)
     length, packing = spec.batch.sequence_length or 0, spec.batch.packing
     config = getattr(workload, "config", None)
     longest = sys.maxsize if packing == "wrapped" else length
-    tokenizer = open_tokenizer(data.tokenizer, longest, _vocabulary_size(workload), folders)
+    tokenizer = open_tokenizer(
+        data.tokenizer, longest, _vocabulary_size(workload), folders, takes_pairs=data.text_pair_field is not None
+    )
     padding = padding_id(tokenizer, config)
     if packing is not None:
         rows, _ = rows_with_text(read_rows(data, folders), data, {_TEXT: data.text_field})
@@ -88,7 +83,7 @@ def records_data(data: RecordsData, spec: WorkloadSpec, workload: Workload, fold
     found, encode = _PREPARATIONS[task](lambda: read_rows(data, folders), data, tokenizer, config)
     samples = RecordSamples(found.rows, _pad_empty(encode, padding))
     ragged = _ragged(samples, found.lengths, padding, spec, workload)
-    return replace(ragged, classes=encode.names if isinstance(encode, _ClassEncoder) else ())
+    return replace(ragged, classes=encode.names if isinstance(encode, ClassEncoder) else ())
 
 
 def _completions_data(
@@ -161,6 +156,12 @@ def _task_of(data: RecordsData, spec: WorkloadSpec) -> str:
     raise data_problem("data.kind", message, data.kind)
 
 
+def _check_pairs(task: str, data: RecordsData) -> None:
+    if data.text_pair_field is not None and task != "sequence-classification":
+        message = f"is for sequence-classification, and this is {task}"
+        raise data_problem("data.text_pair_field", message, data.text_pair_field)
+
+
 def _vocabulary_size(workload: Workload) -> int:
     if isinstance(workload, NextTokenWorkload):
         return workload.vocabulary_size
@@ -189,31 +190,6 @@ def _fill_empty(name: str, value: Tensor, padding: int) -> Tensor:
 def _causal(read: Read, data: RecordsData, tokenizer: TextTokenizer, _config: Any) -> Prepared:  # noqa: ANN401 - a transformers configuration, or none
     rows = rows_with_text(read(), data, {_TEXT: data.text_field})
     return rows, lambda _, row: torch.tensor(tokenizer.encode(row[data.text_field]).ids, dtype=torch.int64)
-
-
-def _classification(read: Read, data: RecordsData, tokenizer: TextTokenizer, config: Any) -> Prepared:  # noqa: ANN401 - likewise
-    rows = rows_with_text(read(), data, {_TEXT: data.text_field}, data.label_field)
-    return rows, _ClassEncoder(data, tokenizer, _classes(rows.rows, data.label_field, config.num_labels))
-
-
-@dataclass(frozen=True)
-class _ClassEncoder:
-    """Encoder of rows with the class of a text."""
-
-    data: RecordsData
-    tokenizer: TextTokenizer
-    classes: dict[Any, int]
-    """Numbers of the classes by their labels."""
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """Names of the classes in the order of their numbers; empty where labels are numbers."""
-        return tuple(name for name in self.classes if isinstance(name, str))
-
-    def __call__(self, _: int, row: dict[str, Any]) -> dict[str, Tensor]:
-        """Encode a row."""
-        ids = torch.tensor(self.tokenizer.encode(row[self.data.text_field]).ids, dtype=torch.int64)
-        return {"input_ids": ids, "labels": torch.tensor(self.classes[row[self.data.label_field]])}
 
 
 def _sequence_to_sequence(read: Read, data: RecordsData, tokenizer: TextTokenizer, config: Any) -> Prepared:  # noqa: ANN401 - likewise
@@ -270,32 +246,6 @@ _PREPARATIONS: dict[str, Callable[[Read, RecordsData, TextTokenizer, Any], Prepa
     "causal-lm": _causal,
     "masked-lm": _masked,
     "seq2seq-lm": _sequence_to_sequence,
-    "sequence-classification": _classification,
+    "sequence-classification": classification,
+    "token-classification": token_classification,
 }
-
-
-# --- fields ---
-
-
-def _classes(rows: Rows, field: str, classes: int) -> dict[Any, int]:
-    """Map labels to classes: numbers are classes, names are numbered in sorted order.
-
-    Raises:
-        SpecError: when labels are missing, are neither numbers nor names, or exceed the model's classes.
-    """
-    found = rows.select_columns([field]).with_format("arrow")[:].column(field).unique().to_pylist()
-    kind = getattr(rows.features[field], "dtype", "nested")
-    if None in found:
-        raise data_problem("data.label_field", "some rows with text have no label", field)
-    if kind not in {"string", "large_string"} and not kind.startswith(("int", "uint")):
-        raise data_problem("data.label_field", f"holds {kind}: must be whole numbers or names", field)
-    names = {name: number for number, name in enumerate(sorted(found))}
-    numbers = names if "string" in kind else {number: number for number in found}
-    wrong = [number for number in numbers.values() if not 0 <= number < classes]
-    if wrong:
-        described = f"{len(numbers)} names" if "string" in kind else f"the label {wrong[0]}"
-        message = (
-            f"holds {described}, and the model has {classes} classes (0 to {classes - 1}): set model.config.num_labels"
-        )
-        raise data_problem("data.label_field", message, field)
-    return numbers

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
@@ -17,6 +17,7 @@ from tuner.schemas.dataset import RecordsData
 from tuner.training.data.base import data_problem
 from tuner.training.data.files import DataFolders
 from tuner.training.data.sources.packages import import_optional
+from tuner.workloads.base import Sample
 
 Rows: TypeAlias = Any
 """A `datasets.Dataset`, memory-mapped from the cache of `datasets`."""
@@ -37,6 +38,13 @@ class TextRows(NamedTuple):
         rows = self.rows.select(np.flatnonzero(kept), keep_in_memory=True)
         return TextRows(rows, self.lengths[torch.from_numpy(kept)])
 
+
+Encoder: TypeAlias = Callable[[int, dict[str, Any]], Sample]
+"""Makes a sample from a row's index and fields."""
+Read: TypeAlias = Callable[[], Rows]
+"""Reads the rows of the files."""
+Prepared: TypeAlias = tuple[TextRows, Encoder]
+"""Rows, and the encoder of a row."""
 
 _PATHS = "data.paths"
 _ARCHIVES = ((b"PK\x03\x04", 0), (b"PK\x05\x06", 0), (b"PK\x07\x08", 0), (b"Rar!", 0), (b"ustar", 257))

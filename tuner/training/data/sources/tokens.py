@@ -18,11 +18,12 @@ from tuner.workloads.base import IGNORED_LABEL
 from tuner.workloads.causal.rope_scaling import longest_uncoupled
 
 _BYTE_VALUES = 256
+_SPACE = ord(" ")
 _PADDING_TOKENS = ("[PAD]", "<pad>", "<|pad|>")
 _MASK_TOKENS = ("[MASK]", "<mask>", "<|mask|>")
 """Common names of these tokens: a `tokenizer.json` does not state the purpose of a token."""
 _FIELD = "data.tokenizer"
-_FILLS = {"labels": IGNORED_LABEL, "attention_mask": 0, "position_ids": 0}
+_FILLS = {"labels": IGNORED_LABEL, "attention_mask": 0, "position_ids": 0, "token_type_ids": 0}
 """Padding of what is no token. A position 0 begins a document, so that nothing attends to padding."""
 
 
@@ -34,6 +35,8 @@ class Encoded:
     """Token ids, with the tokens that the tokenizer adds."""
     added: list[int]
     """1 where the tokenizer added a token, 0 where the text is."""
+    types: list[int]
+    """The type of each token: 1 for the second text of a pair, as the tokenizer's template has it."""
 
 
 class Located(NamedTuple):
@@ -57,8 +60,11 @@ class TextTokenizer(Protocol):
     mask_id: int | None
     """Mask token; None without one."""
 
-    def encode(self, text: str) -> Encoded:
-        """Convert a text to tokens, truncated to the tokenizer's longest length."""
+    def encode(self, text: str, pair: str | None = None) -> Encoded:
+        """Convert a text, or a pair of texts, to tokens, truncated to the tokenizer's longest length."""
+
+    def encode_words(self, words: list[str]) -> tuple[list[int], list[int | None]]:
+        """Convert words to tokens, truncated likewise, with the number of the word that each is of; None for none."""
 
     def encode_documents(self, texts: list[str]) -> list[list[int]]:
         """Convert each text to the ids that ``encode`` returns, several texts in parallel."""
@@ -80,10 +86,19 @@ class ByteTokenizer:
     def __init__(self, longest: int) -> None:
         self._longest = longest
 
-    def encode(self, text: str) -> Encoded:
-        """Return the first bytes."""
-        ids = list(text.encode(errors="replace")[: self._longest])
-        return Encoded(ids, [0] * len(ids))
+    def encode(self, text: str, pair: str | None = None) -> Encoded:
+        """Return the first bytes. There is nothing to part a pair."""
+        ids = list((text + (pair or "")).encode(errors="replace")[: self._longest])
+        return Encoded(ids, [0] * len(ids), [0] * len(ids))
+
+    def encode_words(self, words: list[str]) -> tuple[list[int], list[int | None]]:
+        """Return the first bytes, with a space between two words, which is of none."""
+        found: list[tuple[int, int | None]] = []
+        for number, word in enumerate(words):
+            found += [(_SPACE, None)] if found else []
+            found += [(byte, number) for byte in word.encode(errors="replace")]
+        kept = found[: self._longest]
+        return [byte for byte, _ in kept], [number for _, number in kept]
 
     def encode_documents(self, texts: list[str]) -> list[list[int]]:
         """Return the first bytes of each text."""
@@ -107,7 +122,7 @@ class ByteTokenizer:
 class FileTokenizer:
     """A Hugging Face `tokenizer.json`. Its settings for padding and truncation are not used."""
 
-    def __init__(self, path: Path, longest: int, folders: DataFolders) -> None:
+    def __init__(self, path: Path, longest: int, folders: DataFolders, *, takes_pairs: bool = False) -> None:
         tokenizers = import_optional("tokenizers", _FIELD, str(path))
         try:
             with folders.open(_FIELD, path) as stream:
@@ -120,16 +135,16 @@ class FileTokenizer:
         self._tokenizer.no_truncation()
         self._cutting = tokenizers.Tokenizer.from_str(self._tokenizer.to_str())
         self._cutting.enable_truncation(longest)
-        self._check_room(longest, path)
+        self._check_room(longest, path, takes_pairs=takes_pairs)
         self.vocabulary_size = 1 + max(self._tokenizer.get_vocab(with_added_tokens=True).values(), default=-1)
         self.padding_id = self._first_known(_PADDING_TOKENS)
         self.mask_id = self._first_known(_MASK_TOKENS)
         added = self._tokenizer.get_added_tokens_decoder()
         self._special = {number for number, token in added.items() if token.special}
 
-    def _check_room(self, longest: int, path: Path) -> None:
-        added = self._tokenizer.num_special_tokens_to_add(is_pair=False)
-        if added >= longest:
+    def _check_room(self, longest: int, path: Path, *, takes_pairs: bool) -> None:
+        added = self._tokenizer.num_special_tokens_to_add(is_pair=takes_pairs)
+        if added + takes_pairs >= longest:
             message = f"adds {added} tokens to a text, which leaves no room in batch.sequence_length {longest}"
             raise data_problem(_FIELD, message, path)
 
@@ -137,10 +152,15 @@ class FileTokenizer:
         ids = (self._tokenizer.token_to_id(token) for token in tokens)
         return next((found for found in ids if found is not None), None)
 
-    def encode(self, text: str) -> Encoded:
-        """Convert a text to tokens, with those that the tokenizer's template adds, truncated to the longest length."""
-        encoding = self._cutting.encode(text)
-        return Encoded(encoding.ids, encoding.special_tokens_mask)
+    def encode(self, text: str, pair: str | None = None) -> Encoded:
+        """Convert a text, or a pair of which the longer one is cut first, with what the tokenizer's template adds."""
+        encoding = self._cutting.encode(text, pair)
+        return Encoded(encoding.ids, encoding.special_tokens_mask, encoding.type_ids)
+
+    def encode_words(self, words: list[str]) -> tuple[list[int], list[int | None]]:
+        """Convert words to tokens, with those that the tokenizer's template adds, which are of no word."""
+        encoding = self._cutting.encode(words, is_pretokenized=True)
+        return encoding.ids, encoding.word_ids
 
     def encode_documents(self, texts: list[str]) -> list[list[int]]:
         """Convert each text to the ids that ``encode`` returns, several texts in parallel."""
@@ -158,16 +178,21 @@ class FileTokenizer:
         ]
 
 
-def open_tokenizer(name: str, longest: int, vocabulary_size: int, folders: DataFolders) -> TextTokenizer:
-    """Open the tokenizer that a spec names, for texts of at most ``longest`` tokens.
+def open_tokenizer(
+    name: str, longest: int, vocabulary_size: int, folders: DataFolders, *, takes_pairs: bool = False
+) -> TextTokenizer:
+    """Open the tokenizer that a spec names, for texts, or pairs of them, of at most ``longest`` tokens.
 
     Raises:
-        SpecError: when the file cannot be read or lies outside the folders, or has more token ids than the model.
+        SpecError: when the file cannot be read or lies outside the folders, or has more token ids than the model, or
+            does not tell the texts of a pair apart.
     """
     tokenizer: TextTokenizer = ByteTokenizer(longest)
+    if name == "bytes" and takes_pairs:
+        raise data_problem(_FIELD, "puts nothing between the texts of a pair: give a `tokenizer.json`", name)
     if name != "bytes":
         path = folders.pretrained / "tokenizer.json" if name == OF_THE_MODEL and folders.pretrained else Path(name)
-        tokenizer = FileTokenizer(path, longest, folders)
+        tokenizer = FileTokenizer(path, longest, folders, takes_pairs=takes_pairs)
     if tokenizer.vocabulary_size > vocabulary_size:
         message = f"has {tokenizer.vocabulary_size} token ids, more than the model's {vocabulary_size}"
         raise data_problem(_FIELD, message, name)
@@ -198,7 +223,7 @@ class PaddedCollation:
     """
 
     padding_id: int
-    """Id that token tensors are padded with; labels are padded with ``IGNORED_LABEL``, masks and positions with 0."""
+    """Id that token tensors are padded with; labels are padded with ``IGNORED_LABEL``, all else with 0."""
     length: int | None
     """Length that samples are padded to, so that all batches have one shape; None for the longest of the batch."""
     masked: bool
