@@ -74,8 +74,8 @@ class RecordsData(Document):
     text_pair_field: str | None = None
     """Field with the second text of a row, for `sequence-classification` of pairs. The longer text is cut first."""
     label_field: str = "label"
-    """Field with the class of a row: a number or a name. Names have the numbers of the model's `id2label`, if it has all
-    of them, else they are numbered in sorted order. For `token-classification` it holds the classes of the words, a
+    """Field with the class of a row: a number or a name. Names have the numbers of the model's `id2label`, if it has
+    all of them, else they are numbered in sorted order. For `token-classification` it holds the classes of the words, a
     list; a negative number is no class."""
     target_field: str | None = None
     """Field with the target text, for `seq2seq-lm`."""
