@@ -101,7 +101,8 @@ def test_the_model_takes_what_is_read(tmp_path: Path, tokenizer: str, rows: str)
 
 def test_names_of_classes_are_those_of_the_model(tmp_path: Path, tokenizer: str) -> None:
     """Names that the model has keep their numbers, others are numbered in sorted order; the trained model has them."""
-    ours: dict[str, Any] = {"id2label": {"0": "yes", "1": "maybe", "2": "no"}, "label2id": {"yes": 0, "maybe": 1, "no": 2}}
+    numbers = {"yes": 0, "maybe": 1, "no": 2}
+    ours: dict[str, Any] = {"id2label": {str(number): name for name, number in numbers.items()}, "label2id": numbers}
     known = pairs(tmp_path, tokenizer, **ours)
     assert built(known).classes == ("yes", "maybe", "no")
     assert built(known).batch([0, 1])["labels"].tolist() == [2, 0]
