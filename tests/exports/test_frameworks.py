@@ -121,6 +121,16 @@ def test_the_average_of_weights_is_kept_or_warned_about(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", FRAMEWORKS)
+def test_an_optimizer_of_the_workload_is_warned_about(name: str) -> None:
+    """Only a `python` workload may have one."""
+    assert (
+        "mine:build has a `build_optimizer`"
+        in warned(made(name, python_spec("mine:build")))["optimizer-of-the-workload"]
+    )
+    assert "optimizer-of-the-workload" not in warned(made(name))
+
+
+@pytest.mark.parametrize("name", FRAMEWORKS)
 def test_an_evaluation_is_warned_about(name: str) -> None:
     """No export holds samples out."""
     assert "hold samples out" in warned(made(name, gpt_spec(evaluation={"count": 5})))["evaluation"]

@@ -103,6 +103,7 @@ def of_the_workload(context: ExportContext, *, smooths_labels: bool = False) -> 
     """
     return (
         *longest_sample(context),
+        *optimizer_of_the_workload(context),
         *parameter_groups(context),
         *moving_average(context),
         *adapter_in_code(context),
@@ -126,6 +127,18 @@ def longest_sample(context: ExportContext) -> tuple[Advice, ...]:
         "more memory than was measured."
     )
     return (Advice(code="longest-sample", message=message),)
+
+
+def optimizer_of_the_workload(context: ExportContext) -> tuple[Advice, ...]:
+    """Warn that the optimizer that a `python` workload may have of its own is not written."""
+    model = spec_of(context).model
+    if not isinstance(model, PythonModel):
+        return ()
+    message = (
+        f"Where {model.target} has a `build_optimizer` or a `build_lr_scheduler`, they were measured and are not part "
+        "of this export: call them in place of the optimizer and the schedule of the spec."
+    )
+    return (Advice(code="optimizer-of-the-workload", message=message),)
 
 
 def parameter_groups(context: ExportContext) -> tuple[Advice, ...]:

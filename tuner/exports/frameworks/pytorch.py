@@ -12,6 +12,7 @@ from tuner.exports.spec_advice import (
     longest_sample,
     nodes,
     on_cpu,
+    optimizer_of_the_workload,
     packing_in_code,
     preference_in_code,
     replicated,
@@ -224,6 +225,7 @@ def _warnings(context: ExportContext) -> tuple[Advice, ...]:
         *packing_in_code(context),
         *preference_in_code(context),
         *held_out_samples(context),
+        *optimizer_of_the_workload(context),
     )
     return (*several, *in_code, *replicated(context), *longest_sample(context))
 
