@@ -8,17 +8,12 @@ from dataclasses import dataclass
 from textwrap import shorten
 from typing import Any, TypeAlias, TypeVar
 
-import numpy as np
-import torch
-from torch import Tensor
-
 from tuner.schemas.dataset import RecordsData
 from tuner.training.data.base import data_problem
 from tuner.training.data.files import DataFolders
 from tuner.training.data.sources.chat_template import ChatTemplate, Span, messages_of, open_chat_template
 from tuner.training.data.sources.rows import Rows, TextRows, holds_lists, read_rows, rows_with_lists, rows_with_text
-from tuner.training.data.sources.tokens import Located, TextTokenizer, open_tokenizer
-from tuner.workloads.base import IGNORED_LABEL
+from tuner.training.data.sources.tokens import Located, TextTokenizer, TokenSequences, open_tokenizer
 
 _ROWS_AT_A_TIME = 1000
 _LONGEST_ROW = 200
@@ -39,9 +34,15 @@ class Learned:
         """Return the first ``length`` tokens."""
         return Learned(self.ids[:length], self.is_learned[:length])
 
-    def length_within(self, length: int) -> int:
-        """Number of all tokens; 0 where of the first ``length`` none is learned that others come before."""
-        return len(self.ids) if any(self.is_learned[1:length]) else 0
+    @property
+    def teaches(self) -> bool:
+        """True if a token is learned that others come before."""
+        return any(self.is_learned[1:])
+
+    @property
+    def complemented(self) -> list[int]:
+        """The token ids, those that are not learned as their bitwise complements."""
+        return [number if learned else ~number for number, learned in zip(self.ids, self.is_learned, strict=True)]
 
 
 CompletionEncoder: TypeAlias = Callable[[Mapping[str, Sequence[Any]]], list[Learned]]
@@ -122,45 +123,11 @@ class _WholeRows:
 
 
 @dataclass(frozen=True)
-class CompletionSamples:
-    """Rows, encoded on access as ``input_ids`` and ``labels``, those of prompts ignored: int64 ``(tokens,)``."""
-
-    rows: Rows
-    """The rows with something to learn."""
-    encode: CompletionEncoder
-    """Encodes rows."""
-    length: int
-    """Tokens of the longest sequence."""
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def __getitem__(self, index: int) -> dict[str, Tensor]:
-        if not 0 <= index < len(self.rows):
-            raise IndexError(index)
-        (found,) = self.encode(self.rows[index : index + 1])
-        ids, is_learned = found.cut(self.length).ids, torch.tensor(found.is_learned[: self.length])
-        tokens = torch.tensor(ids)
-        return {"input_ids": tokens, "labels": torch.where(is_learned, tokens, IGNORED_LABEL)}
-
-    def documents(self) -> Iterator[list[int]]:
-        """Yield the token ids of each row, those that are not learned as their bitwise complements."""
-        for some in self.rows.iter(_ROWS_AT_A_TIME):
-            for found in self.encode(some):
-                kept = found.cut(self.length)
-                yield [
-                    number if learned else ~number for number, learned in zip(kept.ids, kept.is_learned, strict=True)
-                ]
-
-
-@dataclass(frozen=True)
 class Completions:
     """Rows with completions, and what was found about them."""
 
-    samples: CompletionSamples
-    """The rows."""
-    lengths: Tensor
-    """Tokens of each row, int64 ``(rows,)``."""
+    sequences: TokenSequences
+    """The rows with something to learn."""
     notes: tuple[str, ...]
     """Rows that are left out."""
     tokenizer: TextTokenizer
@@ -178,28 +145,21 @@ def read_completions(data: RecordsData, length: int, vocabulary_size: int, folde
     if data.train_on_prompts:
         encode = _WholeRows(encode)
     field = "data.messages_field" if data.completion_field is None else "data.completion_field"
-    lengths = checked_lengths(rows.rows, encode, field, lambda found: found.length_within(length))
-    counts = np.fromiter(lengths, dtype=np.int64, count=len(rows.rows))
-    kept = rows.selected(counts > 0)
-    if not len(kept.rows):
+    kept = (found.cut(length) for found in encoded_rows(rows.rows, encode, field))
+    sequences = TokenSequences.of(found.complemented for found in kept if found.teaches)
+    if not len(sequences):
         message = f"no row has anything to learn in its first {length} tokens (batch.sequence_length)"
         raise data_problem("data.paths", message, ", ".join(data.paths))
-    left_out = len(rows.rows) - len(kept.rows)
+    left_out = len(rows.rows) - len(sequences)
     note = (
         f"{left_out:,} of {len(rows.rows):,} rows are left out: they have nothing to learn in their first {length} "
         "tokens (batch.sequence_length)"
     )
-    samples = CompletionSamples(kept.rows, encode, length)
-    return Completions(samples, torch.from_numpy(counts[counts > 0]), (note,) if left_out else (), tokenizer)
+    return Completions(sequences, (note,) if left_out else (), tokenizer)
 
 
-def checked_lengths(
-    rows: Rows,
-    encode: Callable[[Mapping[str, Sequence[Any]]], list[_T]],
-    field: str,
-    length_of: Callable[[_T], int],
-) -> Iterator[int]:
-    """Yield the length of each row that is encoded.
+def encoded_rows(rows: Rows, encode: Callable[[Mapping[str, Sequence[Any]]], list[_T]], field: str) -> Iterator[_T]:
+    """Yield each row as it is encoded.
 
     Raises:
         SpecError: about ``field``, when a row cannot be encoded.
@@ -209,7 +169,7 @@ def checked_lengths(
             found = encode(some)
         except ValueError:
             found = [_encoded_alone(row, encode, field) for row in _each(some)]
-        yield from map(length_of, found)
+        yield from found
 
 
 def _each(rows: Mapping[str, Sequence[Any]]) -> Iterator[dict[str, Any]]:

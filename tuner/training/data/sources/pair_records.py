@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import starmap
 from typing import Any, NamedTuple, TypeAlias
 
-import numpy as np
-import torch
 from torch import Tensor
 
 from tuner.schemas.dataset import RecordsData
@@ -17,16 +15,16 @@ from tuner.schemas.workload import WorkloadSpec
 from tuner.training.data.base import TrainingData, data_problem
 from tuner.training.data.files import DataFolders
 from tuner.training.data.sources.chat_template import ChatTemplate, messages_of, open_chat_template
-from tuner.training.data.sources.completions import checked_lengths, common_start
-from tuner.training.data.sources.rows import Rows, TextRows, holds_lists, read_rows, rows_with_lists, rows_with_text
+from tuner.training.data.sources.completions import common_start, encoded_rows
+from tuner.training.data.sources.rows import TextRows, holds_lists, read_rows, rows_with_lists, rows_with_text
 from tuner.training.data.sources.tokens import (
     PaddedCollation,
     TextTokenizer,
+    TokenSequences,
     open_tokenizer,
     padding_id,
     rope_notes,
 )
-from tuner.workloads.base import IGNORED_LABEL
 from tuner.workloads.causal.preference_pairs import PreferenceWorkload
 
 _PROMPT = "prompt"
@@ -109,35 +107,18 @@ def _joint(chosen: list[int], rejected: list[int]) -> Pair:
 
 @dataclass(frozen=True)
 class PairSamples:
-    """Pairs, encoded on access as two samples of ``input_ids`` and ``labels``: int64 ``(tokens,)``, the chosen first.
+    """Pairs as two samples of ``input_ids`` and ``labels`` each, the chosen one first, those of prompts ignored."""
 
-    A sequence has the tokens of the prompt and of one completion, cut after ``length`` tokens. Labels of the prompt are
-    ignored.
-    """
-
-    rows: Rows
-    """The rows whose prompt leaves room for a completion."""
-    encode: PairEncoder
-    """Encodes rows."""
-    length: int
-    """Tokens of the longest sequence."""
-    padding_id: int
-    """Stands for a sequence without tokens."""
+    sequences: TokenSequences
+    """The sequences of all pairs, two of each."""
 
     def __len__(self) -> int:
-        return len(self.rows)
+        return len(self.sequences) // 2
 
     def __getitem__(self, index: int) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        if not 0 <= index < len(self.rows):
+        if not 0 <= index < len(self):
             raise IndexError(index)
-        (pair,) = self.encode(self.rows[index : index + 1])
-        return self._labelled(pair.chosen, pair.prompt), self._labelled(pair.rejected, pair.prompt)
-
-    def _labelled(self, tokens: list[int], prompt: int) -> dict[str, Tensor]:
-        ids = torch.tensor(tokens[: self.length] or [self.padding_id])
-        labels = ids.clone()
-        labels[: prompt if tokens else None] = IGNORED_LABEL
-        return {"input_ids": ids, "labels": labels}
+        return self.sequences[2 * index], self.sequences[2 * index + 1]
 
 
 @dataclass(frozen=True)
@@ -165,29 +146,30 @@ def pairs_data(
     tokenizer = open_tokenizer(data.tokenizer, sys.maxsize, workload.vocabulary_size, folders)
     padding = padding_id(tokenizer, workload.config)
     rows, encode = _prepared(data, tokenizer, folders)
-    fits = checked_lengths(rows.rows, encode, "data.chosen_field", lambda pair: _tokens_of(pair, length))
-    count = len(rows.rows)
-    lengths = np.fromiter(fits, dtype=np.int64, count=count)
-    if not lengths.any():
+    pairs = encoded_rows(rows.rows, encode, "data.chosen_field")
+    fitting = (pair for pair in pairs if pair.prompt < length)
+    samples = PairSamples(TokenSequences.of(side for pair in fitting for side in _sides(pair, length, padding)))
+    if not len(samples):
         message = f"no prompt has less than batch.sequence_length {length} tokens, which leaves room for a completion"
         raise data_problem("data.paths", message, ", ".join(data.paths))
-    kept = rows.selected(lengths > 0)
-    left_out = count - len(kept.rows)
+    left_out = len(rows.rows) - len(samples)
     note = (
-        f"{left_out:,} of {count:,} pairs are left out: their prompts have {length} tokens (batch.sequence_length) "
-        "or more"
+        f"{left_out:,} of {len(rows.rows):,} pairs are left out: their prompts have {length} tokens "
+        "(batch.sequence_length) or more"
     )
     collation = PaddedCollation(padding, length if spec.compile else None, masked=False)
-    samples = PairSamples(kept.rows, encode, length, padding)
     notes = (*((note,) if left_out else ()), *rope_notes(workload.config, collation, length))
-    tokens = torch.from_numpy(lengths[lengths > 0])
-    lengths_known = tokens if collation.length is None else None  # which pads to one shape
-    return TrainingData(samples, PairCollation(collation), notes=notes, lengths=lengths_known)
+    lengths = (
+        samples.sequences.lengths.view(-1, 2).sum(1) if collation.length is None else None
+    )  # which pads to one shape
+    return TrainingData(samples, PairCollation(collation), notes=notes, lengths=lengths)
 
 
-def _tokens_of(pair: Pair, length: int) -> int:
-    """Tokens of both sequences; 0 where the prompt leaves no room."""
-    return len(pair.chosen) + len(pair.rejected) if pair.prompt < length else 0
+def _sides(pair: Pair, length: int, padding: int) -> Iterator[list[int]]:
+    """Yield both sequences, cut, those of the prompt as their complements; padding stands for one without tokens."""
+    for ids in (pair.chosen, pair.rejected):
+        kept = ids[:length] or [~padding]
+        yield [~number for number in kept[: pair.prompt]] + kept[pair.prompt :]
 
 
 def _prepared(data: RecordsData, tokenizer: TextTokenizer, folders: DataFolders) -> tuple[TextRows, PairEncoder]:

@@ -98,9 +98,9 @@ def _completions_data(
     found = read_completions(data, longest, _vocabulary_size(workload), folders)
     padding = padding_id(found.tokenizer, getattr(workload, "config", None))
     if packing is not None:
-        made = _packed(found.samples.documents(), packing, padding, data, spec)
+        made = _packed(found.sequences, packing, padding, data, spec)
     else:
-        made = _ragged(found.samples, found.lengths, padding, spec, workload)
+        made = _ragged(found.sequences, found.sequences.lengths, padding, spec, workload)
     return replace(made, notes=(*found.notes, *made.notes))
 
 

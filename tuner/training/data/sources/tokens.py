@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from array import array
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -244,6 +247,54 @@ class PaddedCollation:
         for row, value in zip(joined, values, strict=True):
             row[: len(value)] = value
         return joined
+
+
+@dataclass(frozen=True)
+class TokenSequences:
+    """Sequences in host memory, 4 bytes a token, sliced on access.
+
+    A sample has ``input_ids`` and ``labels``, those of tokens that are not learned ignored: int64 ``(tokens,)``.
+    """
+
+    stream: Tensor
+    """Tokens of all sequences, int32 ``(tokens,)``; those that are not learned as bitwise complements (``~id``)."""
+    ends: Tensor
+    """0, and the end of each sequence in the stream, int64 ``(sequences + 1,)``."""
+
+    @classmethod
+    def of(cls, sequences: Iterable[list[int]]) -> TokenSequences:
+        """Store sequences of token ids, given as in the stream."""
+        stream, ends = array("i"), array("q", [0])
+        for ids in sequences:
+            stream.extend(ids)
+            ends.append(len(stream))
+        return cls(torch.from_numpy(np.asarray(stream)), torch.from_numpy(np.asarray(ends)))
+
+    @property
+    def lengths(self) -> Tensor:
+        """Tokens of each sequence, int64 ``(sequences,)``."""
+        return self.ends.diff()
+
+    def __len__(self) -> int:
+        return len(self.ends) - 1
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        tokens = self._tokens(index).long()
+        ignored = tokens < 0
+        return {
+            "input_ids": torch.where(ignored, ~tokens, tokens),
+            "labels": tokens.masked_fill(ignored, IGNORED_LABEL),
+        }
+
+    def __iter__(self) -> Iterator[list[int]]:
+        """Yield each sequence as in the stream."""
+        return (self._tokens(index).tolist() for index in range(len(self)))
+
+    def _tokens(self, index: int) -> Tensor:
+        if not 0 <= index < len(self):
+            raise IndexError(index)
+        first, end = self.ends[index : index + 2].tolist()
+        return self.stream[first:end]
 
 
 def rope_notes(config: Any, collation: PaddedCollation, length: int) -> tuple[str, ...]:  # noqa: ANN401 - a transformers configuration, or none
