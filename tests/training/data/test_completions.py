@@ -279,6 +279,26 @@ def test_messages_of_sharegpt_and_calls_of_tools_are_read(tokenizer: Path) -> No
     assert learned_texts(data, tokenizer, 1) == ["<call>look()assistant: </s>"]
 
 
+def test_arguments_of_tools_are_those_of_their_row(tokenizer: Path) -> None:
+    """Though a column may have the arguments of all rows. A template may ask for calls with a null content."""
+    template = (
+        "{% for m in messages %}{% if m.content is none %}{{ m.tool_calls | tojson }}</s>{% else %}"
+        "{{ m.role + m.content }}{% endif %}{% endfor %}"
+    )
+    chats: list[list[dict[str, Any]]] = [
+        [CHAT[1], {"role": "assistant", "content": None, "tool_calls": [{"name": "f", "arguments": arguments}]}]
+        for arguments in ({"a": 1}, {"b": {"c": 2}})
+    ]
+    chat_data(tokenizer, template, chats)
+    path = tokenizer.parent / "rows.parquet"
+    datasets.Dataset.from_dict({"messages": chats}).to_parquet(path)
+    spec = rows_spec(tokenizer.parent, [], messages_field="messages", tokenizer=str(tokenizer))
+    assert spec.data is not None
+    data = built(spec.model_copy(update={"data": spec.data.model_copy(update={"paths": (str(path),)})}))
+    texts = [learned_texts(data, tokenizer, index)[0] for index in range(2)]
+    assert texts == [f'[{{"name": "f", "arguments": {text}}}]</s>' for text in ('{"a": 1}', '{"b": {"c": 2}}')]
+
+
 def test_the_day_changes_no_sample() -> None:
     """Templates that write today's date get a fixed one, in their own format."""
     template = ChatTemplate("\n{% if strftime_now is defined %}{{ strftime_now('%d %b %Y, %Y-%m-%d') }}{% endif %}", {})

@@ -119,6 +119,16 @@ class ChatTemplate:
         return len(start) if text.startswith(start) else None
 
     def _rendered(self, messages: Sequence[Message], **options: bool) -> tuple[str, list[Span]]:
+        """Render messages; where that is refused, calls of tools with a null content, which some templates ask for."""
+        try:
+            return self._rendered_as_they_are(messages, options)
+        except ValueError:
+            with_nulls = [{"content": None, **message} if "tool_calls" in message else message for message in messages]
+            if with_nulls == messages:
+                raise
+            return self._rendered_as_they_are(with_nulls, options)
+
+    def _rendered_as_they_are(self, messages: Sequence[Message], options: Mapping[str, bool]) -> tuple[str, list[Span]]:
         from jinja2 import TemplateError  # noqa: PLC0415 - it comes with torch
 
         try:
@@ -159,6 +169,8 @@ def _common_length(one: str, other: str) -> int:
 def messages_of(value: Any) -> list[dict[str, Any]]:  # noqa: ANN401 - of a file
     """The messages of a row, with `role` and `content`, without the fields that only messages of other rows have.
 
+    Columns have the fields of all rows, also within the calls of tools, and null where a row has none.
+
     Raises:
         ValueError: when a message has no role.
     """
@@ -166,7 +178,7 @@ def messages_of(value: Any) -> list[dict[str, Any]]:  # noqa: ANN401 - of a file
     for message in value or ():
         if not isinstance(message, Mapping):
             raise ValueError(f"{message!r} is no message, which has a `role` and a `content`")  # noqa: TRY004 - a wrong row
-        fields = {name: field for name, field in message.items() if field is not None}
+        fields = {name: _without_nulls(field) for name, field in message.items() if field is not None}
         if "from" in fields and "role" not in fields:
             role = fields.pop("from")
             fields = {"role": _SHAREGPT_ROLES.get(role, role), "content": fields.pop("value", ""), **fields}
@@ -174,6 +186,13 @@ def messages_of(value: Any) -> list[dict[str, Any]]:  # noqa: ANN401 - of a file
             raise ValueError(f"a message has no `role`, but {', '.join(fields) or 'no field'}")
         found.append(fields)
     return found
+
+
+def _without_nulls(value: Any) -> Any:  # noqa: ANN401 - of a file
+    """The value, without the null fields of its mappings."""
+    if isinstance(value, Mapping):
+        return {name: _without_nulls(field) for name, field in value.items() if field is not None}
+    return [_without_nulls(field) for field in value] if isinstance(value, list) else value
 
 
 def open_chat_template(data: RecordsData, folders: DataFolders) -> ChatTemplate:
