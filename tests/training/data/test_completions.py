@@ -337,6 +337,12 @@ def test_a_conversation_is_cut_and_may_have_nothing_to_learn(tokenizer: Path) ->
         ([{"messages": ["hi"]}], {"chat_template": "plain"}, "data.messages_field", "'hi' is no message"),
         ([{"messages": [{"text": "hi"}]}], {"chat_template": "plain"}, "data.messages_field", "no `role`, but text"),
         (
+            [{"messages": [{"from": "human", "value": "hi"}, {"from": "function_call", "value": "f()"}]}],
+            {"chat_template": "plain"},
+            "data.messages_field",
+            "from 'function_call', which is none of human, gpt",
+        ),
+        (
             [{"messages": CHAT}, {"messages": CHAT[2:]}],
             {"chat_template": "strict"},
             "data.messages_field",

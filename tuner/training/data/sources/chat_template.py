@@ -27,7 +27,10 @@ _TEMPLATE, _CONFIG = "chat_template.jinja", "tokenizer_config.json"
 _LARGEST = 2**24
 """Bytes of a file that are read: a hundred times the longest templates."""
 _ASSISTANT = "assistant"
-_SHAREGPT_ROLES = {"human": "user", "gpt": _ASSISTANT}
+_SHAREGPT_ROLES = {"human": "user", "gpt": _ASSISTANT, "chatgpt": _ASSISTANT} | {
+    role: role for role in ("system", "user", _ASSISTANT, "tool")
+}
+"""Roles of messages, by what ShareGPT rows call them."""
 _GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
 _MARKER = "\ue000"
 """A character for private use, which no answer has."""
@@ -172,7 +175,7 @@ def messages_of(value: Any) -> list[dict[str, Any]]:  # noqa: ANN401 - of a file
     Columns have the fields of all rows, also within the calls of tools, and null where a row has none.
 
     Raises:
-        ValueError: when a message has no role.
+        ValueError: when a message has no role, or one of ShareGPT that is not known.
     """
     found = []
     for message in value or ():
@@ -180,12 +183,20 @@ def messages_of(value: Any) -> list[dict[str, Any]]:  # noqa: ANN401 - of a file
             raise ValueError(f"{message!r} is no message, which has a `role` and a `content`")  # noqa: TRY004 - a wrong row
         fields = {name: _without_nulls(field) for name, field in message.items() if field is not None}
         if "from" in fields and "role" not in fields:
-            role = fields.pop("from")
-            fields = {"role": _SHAREGPT_ROLES.get(role, role), "content": fields.pop("value", ""), **fields}
+            fields = {"role": _role_of(fields.pop("from")), "content": fields.pop("value", ""), **fields}
         if "role" not in fields:
             raise ValueError(f"a message has no `role`, but {', '.join(fields) or 'no field'}")
         found.append(fields)
     return found
+
+
+def _role_of(sender: object) -> str:
+    """The role of a sender of ShareGPT. Templates leave messages of others out without a word."""
+    role = _SHAREGPT_ROLES.get(str(sender))
+    if role is None:
+        known = ", ".join(_SHAREGPT_ROLES)
+        raise ValueError(f"a message is from {sender!r}, which is none of {known}: name its `role` instead of `from`")
+    return role
 
 
 def _without_nulls(value: Any) -> Any:  # noqa: ANN401 - of a file
