@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import pickle
 import re
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -79,10 +80,35 @@ def rows_spec(
 ) -> WorkloadSpec:
     """A small Llama on these rows."""
     data = {"kind": "records", "paths": [str(write_rows(directory / "rows.jsonl", rows))], **fields}
-    return spec_of({"config": LLAMA}, batch={"sequence_length": LENGTH, **(batch or {})}, data=data)
+    return spec_of(
+        {"config": {**LLAMA, "vocab_size": 512}}, batch={"sequence_length": LENGTH, **(batch or {})}, data=data
+    )
 
 
-def chat_data(tokenizer: Path, template: str, chats: list[list[dict[str, Any]]], **fields: Any) -> TrainingData:
+def published(name: str) -> str:
+    """A chat template as its authors published it, of the copies in TRL, which only the extra `bench` has."""
+    pytest.importorskip("trl")
+    return (files("trl") / "chat_templates" / f"{name}.jinja").read_text()
+
+
+def add_special_tokens(tokenizer: Path, template: str) -> None:
+    """Give a tokenizer the special tokens that a template writes, and all bytes."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    made = Tokenizer.from_file(str(tokenizer))
+    made.model = models.BPE({letter: place for place, letter in enumerate(alphabet)}, [])
+    names = {*SPECIAL, *re.findall(r"<\|\w+\|?>|<\w+\|>|<\uff5c[^\uff5c]+\uff5c>|<\w+_of_turn>", template)}
+    made.add_special_tokens([AddedToken(name, special=True, normalized=False) for name in sorted(names)])
+    made.save(str(tokenizer))
+
+
+def chat_data(
+    tokenizer: Path,
+    template: str,
+    chats: list[list[dict[str, Any]]],
+    *,
+    batch: dict[str, Any] | None = None,
+    **fields: Any,
+) -> TrainingData:
     """Conversations, with a template beside the tokenizer."""
     (tokenizer.parent / "chat_template.jinja").write_text(template)
     (tokenizer.parent / "tokenizer_config.json").write_text(
@@ -90,7 +116,7 @@ def chat_data(tokenizer: Path, template: str, chats: list[list[dict[str, Any]]],
     )
     rows = [{"messages": chat} for chat in chats]
     settings = {"tokenizer": str(tokenizer), "messages_field": "messages", **fields}
-    return built(rows_spec(tokenizer.parent, rows, **settings))
+    return built(rows_spec(tokenizer.parent, rows, batch=batch, **settings))
 
 
 def learned_texts(data: TrainingData, tokenizer: Path, index: int = 0) -> list[str]:
@@ -146,6 +172,95 @@ def test_every_answer_is_learned_with_the_special_token_behind_it(
     assert learned_texts(chat_data(tokenizer, template, [chat]), tokenizer) == learned
 
 
+@pytest.mark.parametrize(
+    ("name", "learned"),
+    [
+        ("qwen2_5", ["4, é<|im_end|>", "yes<|im_end|>"]),
+        ("qwen3", ["4, é<|im_end|>", "<think>\n\n</think>\n\nyes<|im_end|>"]),
+        ("llama3", ["4, é<|eot_id|>", "yes<|eot_id|>"]),
+        ("cohere2", [f"{word}<|END_RESPONSE|><|END_OF_TURN_TOKEN|>" for word in ("4, é", "yes")]),
+        ("gptoss", [f"<|channel|>final<|message|>{word}" for word in ("4, é<|end|>", "yes<|return|>")]),
+        ("phi3", ["4, é<|end|>", "yes<|end|>\n</s>"]),
+        ("glm4moe", ["\n<think></think>\n4, é<|user|>", "\n<think></think>\nyes"]),
+        ("deepseekv3", ["4, é<\uff5cend▁of▁sentence\uff5c>", "yes<\uff5cend▁of▁sentence\uff5c>"]),
+    ],
+)
+def test_answers_of_published_templates_are_all_that_the_assistant_writes(
+    tokenizer: Path, name: str, learned: list[str]
+) -> None:
+    """From the end of the generation prompt to the end of the turn."""
+    source = published(name)
+    add_special_tokens(tokenizer, source)
+    assert learned_texts(chat_data(tokenizer, source, [CHAT], batch={"sequence_length": 2000}), tokenizer) == learned
+
+
+@pytest.mark.parametrize("name", ["qwen3", "qwen3_5_think", "qwen3_8", "lfm2", "gemma3", "cohere2"])
+def test_answers_of_published_templates_are_those_of_trl(tokenizer: Path, name: str) -> None:
+    """Whose copy of a template has marks: thoughts are learned from where the model would begin to write them."""
+    source, marked = published(name), published(f"{name}_training")
+    add_special_tokens(tokenizer, source)
+    chat = [CHAT[1], {"role": "assistant", "content": "4", "reasoning_content": "so"}]
+    learned = [
+        learned_texts(chat_data(tokenizer, template, [chat], batch={"sequence_length": 2000}), tokenizer)
+        for template in (source, marked)
+    ]
+    if name in {"qwen3_5_think", "qwen3_8"}:  # whose generation prompts begin the thoughts
+        learned[1] = [text.removeprefix("<think>\n") for text in learned[1]]
+    assert learned[0] == [text.rstrip("\n") for text in learned[1]]
+    assert len(learned[0]) == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "call"),
+    [
+        ("qwen2_5", '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call><|im_end|>'),
+        ("gptoss", ' to=functions.add<|channel|>commentary json<|message|>{"a": 1}<|call|>'),
+        ("gemma4", "<|tool_call>call:add{a:1}<tool_call|><|tool_response>"),
+    ],
+)
+def test_calls_of_tools_are_learned_without_their_results(tokenizer: Path, name: str, call: str) -> None:
+    """Also with templates that refuse a result without its call, or write it into the turn of the assistant."""
+    source = published(name)
+    add_special_tokens(tokenizer, source)
+    calls = [{"type": "function", "function": {"name": "add", "arguments": {"a": 1}}}]
+    chat: list[dict[str, Any]] = [
+        CHAT[1],
+        {"role": "assistant", "content": "", "tool_calls": calls},
+        {"role": "tool", "name": "add", "content": "RESULT"},
+        CHAT[-1],
+    ]
+    data = chat_data(tokenizer, source, [chat], batch={"sequence_length": 2000})
+    learned = learned_texts(data, tokenizer)
+    assert learned[0] == call
+    assert len(learned) == 2
+    assert "yes" in learned[1]
+    assert not any("RESULT" in text for text in learned)
+
+
+def test_answers_begin_where_the_assistant_would_begin_to_write(tokenizer: Path) -> None:
+    """With thoughts that the template adds, and to the end of the turn, which may have two special tokens."""
+    template = (
+        "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if m.role == 'assistant' and loop.last %}<think>"
+        "{{ m.reasoning }}</think>{% endif %}{{ m.content }}<|im_end|></s>\n{% endfor %}"
+        "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    )
+    chat = [*CHAT[:4], {"role": "assistant", "content": "yes", "reasoning": "so"}]
+    learned = ["4, é<|im_end|>", "<think>so</think>yes<|im_end|></s>"]
+    assert learned_texts(chat_data(tokenizer, template, [chat], batch={"sequence_length": 200}), tokenizer) == learned
+
+
+def test_results_of_tools_in_the_turn_of_the_assistant_are_not_learned(tokenizer: Path) -> None:
+    """Nor is a template refused that has no result without its call."""
+    template = (
+        "{% for m in messages %}{% if m.role == 'tool' %}{% if not messages[loop.index0 - 1].calls %}"
+        "{{ raise_exception('no call') }}{% endif %}<result>{{ m.content }}{% else %}<|im_start|>{{ m.role }}\n"
+        "{{ m.calls or m.content }}<|im_end|>\n{% endif %}{% endfor %}"
+        "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    )
+    chat = [CHAT[1], {"role": "assistant", "calls": "add()"}, {"role": "tool", "content": "RESULT"}, CHAT[-1]]
+    assert learned_texts(chat_data(tokenizer, template, [chat]), tokenizer) == ["add()<|im_end|>", "yes<|im_end|>"]
+
+
 def test_messages_of_sharegpt_and_calls_of_tools_are_read(tokenizer: Path) -> None:
     """Fields that only messages of other rows have are no fields of a message."""
     calls = (
@@ -162,6 +277,26 @@ def test_messages_of_sharegpt_and_calls_of_tools_are_read(tokenizer: Path) -> No
     )
     assert learned_texts(data, tokenizer) == ["ho</s>"]
     assert learned_texts(data, tokenizer, 1) == ["<call>look()assistant: </s>"]
+
+
+def test_arguments_of_tools_are_those_of_their_row(tokenizer: Path) -> None:
+    """Though a column may have the arguments of all rows. A template may ask for calls with a null content."""
+    template = (
+        "{% for m in messages %}{% if m.content is none %}{{ m.tool_calls | tojson }}</s>{% else %}"
+        "{{ m.role + m.content }}{% endif %}{% endfor %}"
+    )
+    chats: list[list[dict[str, Any]]] = [
+        [CHAT[1], {"role": "assistant", "content": None, "tool_calls": [{"name": "f", "arguments": arguments}]}]
+        for arguments in ({"a": 1}, {"b": {"c": 2}})
+    ]
+    chat_data(tokenizer, template, chats)
+    path = tokenizer.parent / "rows.parquet"
+    datasets.Dataset.from_dict({"messages": chats}).to_parquet(path)
+    spec = rows_spec(tokenizer.parent, [], messages_field="messages", tokenizer=str(tokenizer))
+    assert spec.data is not None
+    data = built(spec.model_copy(update={"data": spec.data.model_copy(update={"paths": (str(path),)})}))
+    texts = [learned_texts(data, tokenizer, index)[0] for index in range(2)]
+    assert texts == [f'[{{"name": "f", "arguments": {text}}}]</s>' for text in ('{"a": 1}', '{"b": {"c": 2}}')]
 
 
 def test_the_day_changes_no_sample() -> None:
@@ -201,6 +336,12 @@ def test_a_conversation_is_cut_and_may_have_nothing_to_learn(tokenizer: Path) ->
         ([{"messages": "hi"}], {"chat_template": "plain"}, "data.messages_field", "holds no lists of messages"),
         ([{"messages": ["hi"]}], {"chat_template": "plain"}, "data.messages_field", "'hi' is no message"),
         ([{"messages": [{"text": "hi"}]}], {"chat_template": "plain"}, "data.messages_field", "no `role`, but text"),
+        (
+            [{"messages": [{"from": "human", "value": "hi"}, {"from": "function_call", "value": "f()"}]}],
+            {"chat_template": "plain"},
+            "data.messages_field",
+            "from 'function_call', which is none of human, gpt",
+        ),
         (
             [{"messages": CHAT}, {"messages": CHAT[2:]}],
             {"chat_template": "strict"},

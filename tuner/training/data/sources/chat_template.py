@@ -27,7 +27,10 @@ _TEMPLATE, _CONFIG = "chat_template.jinja", "tokenizer_config.json"
 _LARGEST = 2**24
 """Bytes of a file that are read: a hundred times the longest templates."""
 _ASSISTANT = "assistant"
-_SHAREGPT_ROLES = {"human": "user", "gpt": _ASSISTANT}
+_SHAREGPT_ROLES = {"human": "user", "gpt": _ASSISTANT, "chatgpt": _ASSISTANT} | {
+    role: role for role in ("system", "user", _ASSISTANT, "tool")
+}
+"""Roles of messages, by what ShareGPT rows call them."""
 _GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
 _MARKER = "\ue000"
 """A character for private use, which no answer has."""
@@ -52,6 +55,7 @@ class ChatTemplate:
     def __init__(self, source: str, tokens: Mapping[str, str]) -> None:
         self._source = _FIXED_DATE + source
         self.marks_answers = _GENERATION.search(source) is not None
+        self._prompts_answers = "add_generation_prompt" in source
         self._tokens = dict(tokens)
         self._chat_templates = import_optional("transformers.utils.chat_template_utils", _FIELD, _TEMPLATE)
 
@@ -69,8 +73,10 @@ class ChatTemplate:
     def render_with_answers(self, messages: Sequence[Message], first: int = 0) -> tuple[str, list[Span]]:
         """Make the text of a conversation, and find the answers of the assistant in it.
 
-        A template may mark them (`{% generation %}`). In others an answer is what changes when a single character
-        takes the place of the message: what the template writes around it is none of it.
+        A template may mark them (`{% generation %}`). In others an answer is what the assistant has to write when it is
+        asked: from the end of the generation prompt to the end of the turn. Templates that have no such prompt, or that
+        write earlier messages otherwise than the last, have as its ends what changes when a single character takes the
+        place of the message.
 
         Args:
             messages: the conversation.
@@ -85,13 +91,47 @@ class ChatTemplate:
             return text, [span for span in spans if span[1] > begin]
         text = self.render(messages)
         answers = [place for place in range(first, len(messages)) if messages[place]["role"] == _ASSISTANT]
-        marked = ({"role": _ASSISTANT, "content": _MARKER} for _ in answers)
-        others = [
-            [*messages[:place], mark, *messages[place + 1 :]] for place, mark in zip(answers, marked, strict=True)
-        ]
-        return text, [span for other in others if (span := _difference(text, self.render(other))) is not None]
+        found = (self._answer(text, messages, place) for place in answers)
+        return text, [span for span in found if span is not None]
+
+    def _answer(self, text: str, messages: Sequence[Message], place: int) -> Span | None:
+        """The part of ``text`` that the assistant writes as a message; None if the template leaves it out."""
+        before = self._start(text, messages[:place], awaits_answer=True)
+        is_last = place + 1 == len(messages)
+        whole = len(text) if is_last else self._start(text, messages[: place + 1])
+        turn = None if before is None or whole is None else (before, max(before, len(text[:whole].rstrip())))
+        if turn is not None and self._prompts_answers:
+            return turn
+        marked = [*messages[:place], {"role": _ASSISTANT, "content": _MARKER}, *messages[place + 1 :]]
+        try:
+            changed = _difference(text, self.render(marked))
+        except ValueError:
+            if turn is None:
+                raise
+            return turn
+        if changed is None or before is None or not self._prompts_answers:
+            return changed
+        return (before, max(before, changed[1]))
+
+    def _start(self, text: str, messages: Sequence[Message], *, awaits_answer: bool = False) -> int | None:
+        """Length of the text of the first messages; None if ``text`` does not begin with it."""
+        try:
+            start = self.render(messages, awaits_answer=awaits_answer)
+        except ValueError:
+            return None
+        return len(start) if text.startswith(start) else None
 
     def _rendered(self, messages: Sequence[Message], **options: bool) -> tuple[str, list[Span]]:
+        """Render messages; where that is refused, calls of tools with a null content, which some templates ask for."""
+        try:
+            return self._rendered_as_they_are(messages, options)
+        except ValueError:
+            with_nulls = [{"content": None, **message} if "tool_calls" in message else message for message in messages]
+            if with_nulls == messages:
+                raise
+            return self._rendered_as_they_are(with_nulls, options)
+
+    def _rendered_as_they_are(self, messages: Sequence[Message], options: Mapping[str, bool]) -> tuple[str, list[Span]]:
         from jinja2 import TemplateError  # noqa: PLC0415 - it comes with torch
 
         try:
@@ -112,30 +152,58 @@ def _difference(text: str, marked: str) -> Span | None:
     """The part of ``text`` in whose place ``marked`` has the marker; None where the template leaves it out."""
     if _MARKER not in marked:
         return None
-    begin = next((place for place, pair in enumerate(zip(text, marked, strict=False)) if pair[0] != pair[1]), len(text))
-    behind = zip(reversed(text), reversed(marked), strict=False)
-    rest = next((count for count, pair in enumerate(behind) if pair[0] != pair[1]), len(text))
+    begin = _common_length(text, marked)
+    rest = _common_length(text[::-1], marked[::-1])
     return (begin, max(begin, len(text) - rest))
+
+
+def _common_length(one: str, other: str) -> int:
+    """Number of characters that both texts begin with."""
+    low, high = 0, min(len(one), len(other))
+    while low < high:  # halves, as comparing slices is faster than a loop over characters
+        middle = (low + high + 1) // 2
+        if one[low:middle] == other[low:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low
 
 
 def messages_of(value: Any) -> list[dict[str, Any]]:  # noqa: ANN401 - of a file
     """The messages of a row, with `role` and `content`, without the fields that only messages of other rows have.
 
+    Columns have the fields of all rows, also within the calls of tools, and null where a row has none.
+
     Raises:
-        ValueError: when a message has no role.
+        ValueError: when a message has no role, or one of ShareGPT that is not known.
     """
     found = []
     for message in value or ():
         if not isinstance(message, Mapping):
             raise ValueError(f"{message!r} is no message, which has a `role` and a `content`")  # noqa: TRY004 - a wrong row
-        fields = {name: field for name, field in message.items() if field is not None}
+        fields = {name: _without_nulls(field) for name, field in message.items() if field is not None}
         if "from" in fields and "role" not in fields:
-            role = fields.pop("from")
-            fields = {"role": _SHAREGPT_ROLES.get(role, role), "content": fields.pop("value", ""), **fields}
+            fields = {"role": _role_of(fields.pop("from")), "content": fields.pop("value", ""), **fields}
         if "role" not in fields:
             raise ValueError(f"a message has no `role`, but {', '.join(fields) or 'no field'}")
         found.append(fields)
     return found
+
+
+def _role_of(sender: object) -> str:
+    """The role of a sender of ShareGPT. Templates leave messages of others out without a word."""
+    role = _SHAREGPT_ROLES.get(str(sender))
+    if role is None:
+        known = ", ".join(_SHAREGPT_ROLES)
+        raise ValueError(f"a message is from {sender!r}, which is none of {known}: name its `role` instead of `from`")
+    return role
+
+
+def _without_nulls(value: Any) -> Any:  # noqa: ANN401 - of a file
+    """The value, without the null fields of its mappings."""
+    if isinstance(value, Mapping):
+        return {name: _without_nulls(field) for name, field in value.items() if field is not None}
+    return [_without_nulls(field) for field in value] if isinstance(value, list) else value
 
 
 def open_chat_template(data: RecordsData, folders: DataFolders) -> ChatTemplate:

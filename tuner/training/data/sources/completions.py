@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from textwrap import shorten
@@ -99,14 +100,20 @@ class Conversations:
         return self.template.render_with_answers([message for part in found for message in part], before)
 
     def _learned(self, text: str, spans: list[Span], tokens: Located) -> Learned:
-        """The tokens with a character of a span, and a special one behind a span, with at most space in between."""
-        flags = [any(begin < last and first < end for first, last in spans) for begin, end in tokens.spans]
-        for first, last in () if self.template.marks_answers else spans:
-            words = (
-                place for place, (begin, end) in enumerate(tokens.spans) if begin >= last and text[begin:end].strip()
-            )
+        """The tokens with a character of a span, and a special one behind a span, with at most space in between.
+
+        A span that ends with a special token has its end.
+        """
+        begins, ends = map(list, zip(*tokens.spans, strict=True)) if tokens.spans else ([], [])
+        flags = [False] * len(begins)
+        for first, last in spans:
+            some = range(bisect_right(ends, first), bisect_left(begins, last))
+            flags[some.start : some.stop] = [True] * len(some)
+            if self.template.marks_answers or not some or tokens.special[some[-1]]:
+                continue
+            words = (place for place in range(some.stop, len(begins)) if text[begins[place] : ends[place]].strip())
             behind = next(words, None)
-            if first < last and behind is not None and tokens.special[behind]:
+            if behind is not None and tokens.special[behind]:
                 flags[behind] = True
         return Learned(tokens.ids, flags)
 
