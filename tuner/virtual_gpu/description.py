@@ -200,7 +200,7 @@ class VirtualHost(Document):
     """Processes outside of the session that hold memory."""
     failures: Annotated[tuple[Annotated[Failure, Field(discriminator="kind")], ...], Field(max_length=64)] = ()
     """Failures to inject at the beginning."""
-    host_memory_bytes: ByteSize = 2048 * MIB
+    host_memory_bytes: ByteSize = 4096 * MIB
     """Memory of this host with which each process may back the memory of the GPUs. Copies and fills beyond are left
     out, and the contents of the memory are then undefined."""
 
