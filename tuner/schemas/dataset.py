@@ -85,6 +85,9 @@ class RecordsData(Document):
     messages_field: str | None = None
     """Field with a conversation: a list of messages with `role` and `content` (or `from` and `value`, as ShareGPT has
     them). The loss is over the messages of the assistant, each with the special token behind it. For `causal-lm`."""
+    tools_field: str | None = None
+    """Field with the tools that the assistant may call, for the chat template: a list of their JSON schemas, or that
+    list as JSON text. A row may have none."""
     train_on_prompts: bool = False
     """Whether the loss is over all tokens of completions and conversations, those of their prompts included."""
     chat_template: str | None = None

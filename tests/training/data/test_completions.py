@@ -23,7 +23,7 @@ from tests.training.test_trained_model import spec_of
 from tuner.errors import SpecError
 from tuner.schemas.workload import WorkloadSpec
 from tuner.training.data import TrainingData
-from tuner.training.data.sources.chat_template import ChatTemplate
+from tuner.training.data.sources.chat_template import Chat, ChatTemplate
 from tuner.workloads.base import IGNORED_LABEL
 from tuner.workloads.build import build_model, build_workload
 
@@ -299,18 +299,52 @@ def test_arguments_of_tools_are_those_of_their_row(tokenizer: Path) -> None:
     assert texts == [f'[{{"name": "f", "arguments": {text}}}]</s>' for text in ('{"a": 1}', '{"b": {"c": 2}}')]
 
 
+def test_tools_are_for_the_template(tokenizer: Path) -> None:
+    """A list of schemas, or one as JSON text; without them, none."""
+    template = "{% if tools %}[{{ tools[0].name }}]{% endif %}" + PLAIN
+    for tools in ([{"name": "add"}], json.dumps([{"name": "add"}])):
+        rows = [{"messages": CHAT, "tools": tools}, {"messages": CHAT, "tools": None}]
+        (tokenizer.parent / "chat_template.jinja").write_text(template)
+        fields = {"messages_field": "messages", "tools_field": "tools", "tokenizer": str(tokenizer)}
+        data = built(rows_spec(tokenizer.parent, rows, **fields))
+        texts = [
+            Tokenizer.from_file(str(tokenizer)).decode(data.samples[index]["input_ids"].tolist()) for index in (0, 1)
+        ]
+        assert texts[0] == "[add]" + texts[1]
+        assert learned_texts(data, tokenizer) == learned_texts(data, tokenizer, 1)
+    rows = [{"messages": CHAT, "tools": "add()"}]
+    assert problem(rows_spec(tokenizer.parent, rows, **fields))[0] == "data.messages_field"
+
+
+@pytest.mark.parametrize("template", [PLAIN, MARKED])
+def test_an_answer_of_no_weight_is_not_learned(tokenizer: Path, template: str) -> None:
+    """As OpenAI's data has it; a content may be in parts."""
+    chat = [
+        *CHAT[:2],
+        {**CHAT[2], "weight": 0},
+        {"role": "user", "content": [{"type": "text", "text": "su"}, {"type": "text", "text": "re?"}]},
+        {**CHAT[4], "weight": 1},
+    ]
+    data = chat_data(tokenizer, template, [chat, CHAT])
+    assert learned_texts(data, tokenizer) == ["yes<|im_end|>"]
+    assert data.samples[0]["input_ids"].tolist() == data.samples[1]["input_ids"].tolist()
+    picture = [{"role": "user", "content": [{"type": "image", "image": "a.png"}]}, CHAT[4]]
+    with pytest.raises(SpecError, match="is not read, which only has texts"):
+        chat_data(tokenizer, template, [picture])
+
+
 def test_the_day_changes_no_sample() -> None:
     """Templates that write today's date get a fixed one, in their own format."""
     template = ChatTemplate("\n{% if strftime_now is defined %}{{ strftime_now('%d %b %Y, %Y-%m-%d') }}{% endif %}", {})
-    assert template.render([]) == "\n26 Jul 2024, 2024-07-26"
-    assert pickle.loads(pickle.dumps(template)).render([]) == template.render([])  # noqa: S301 - its own
+    assert template.render(Chat([])) == "\n26 Jul 2024, 2024-07-26"
+    assert pickle.loads(pickle.dumps(template)).render(Chat([])) == template.render(Chat([]))  # noqa: S301 - its own
 
 
 def test_a_template_runs_in_a_sandbox() -> None:
     """It reaches nothing of Python, and cannot change the messages."""
     for source in ("{{ ''.__class__.__mro__[1].__subclasses__() }}", "{{ messages.append(1) }}"):
         with pytest.raises(ValueError, match="refuses it"):
-            ChatTemplate(source, {}).render(CHAT)
+            ChatTemplate(source, {}).render(Chat([*CHAT]))
 
 
 def test_a_conversation_is_cut_and_may_have_nothing_to_learn(tokenizer: Path) -> None:

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from itertools import compress
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from tuner.errors import SpecError
 from tuner.schemas.dataset import OF_THE_MODEL, RecordsData
@@ -41,6 +42,19 @@ _FIXED_DATE = (
 """Put before a template: the samples of a run may not depend on the day. The day is that of Llama 3's own template."""
 
 
+class Chat(NamedTuple):
+    """A conversation."""
+
+    messages: list[Message]
+    """Its messages."""
+    tools: list[Any] | None = None
+    """JSON schemas of the tools that the assistant may call."""
+
+    def of(self, messages: list[Message]) -> Chat:
+        """Return another conversation with the same tools."""
+        return Chat(messages, self.tools)
+
+
 class ChatTemplate:
     """A chat template.
 
@@ -62,16 +76,16 @@ class ChatTemplate:
     def __reduce__(self) -> tuple[Any, ...]:
         return _rebuilt, (self._source.removeprefix(_FIXED_DATE), self._tokens)
 
-    def render(self, messages: Sequence[Message], *, awaits_answer: bool = False) -> str:
+    def render(self, chat: Chat, *, awaits_answer: bool = False) -> str:
         """Make the text of a conversation; with ``awaits_answer`` up to where the assistant would begin to answer.
 
         Raises:
             ValueError: when the template refuses it.
         """
-        return self._rendered(messages, add_generation_prompt=awaits_answer)[0]
+        return self._rendered(chat, add_generation_prompt=awaits_answer)[0]
 
-    def render_with_answers(self, messages: Sequence[Message], first: int = 0) -> tuple[str, list[Span]]:
-        """Make the text of a conversation, and find the answers of the assistant in it.
+    def render_with_answers(self, chat: Chat, first: int = 0) -> tuple[str, list[Span]]:
+        """Make the text of a conversation, and find the answers of the assistant in it, but those of `weight` 0.
 
         A template may mark them (`{% generation %}`). In others an answer is what the assistant has to write when it is
         asked: from the end of the generation prompt to the end of the turn. Templates that have no such prompt, or that
@@ -79,32 +93,38 @@ class ChatTemplate:
         place of the message.
 
         Args:
-            messages: the conversation.
+            chat: the conversation.
             first: number of the first message whose answer is wanted.
 
         Raises:
-            ValueError: when the template refuses it.
+            ValueError: when the template refuses it, or its marks are not those of the messages.
         """
+        answers = [place for place, message in enumerate(chat.messages) if message["role"] == _ASSISTANT]
+        wanted = [place >= first and chat.messages[place].get("weight") != 0 for place in answers]
         if self.marks_answers:
-            text, spans = self._rendered(messages, return_assistant_tokens_mask=True)
-            begin = len(self.render(messages[:first])) if first else 0
-            return text, [span for span in spans if span[1] > begin]
-        text = self.render(messages)
-        answers = [place for place in range(first, len(messages)) if messages[place]["role"] == _ASSISTANT]
-        found = (self._answer(text, messages, place) for place in answers)
+            text, spans = self._rendered(chat, return_assistant_tokens_mask=True)
+            if all(wanted):
+                return text, spans
+            if len(spans) != len(answers):
+                message = f"the chat template marks {len(spans)} answers, and there are {len(answers)}"
+                raise ValueError(f"{message}: which of them are not to be learned cannot be told")
+            return text, list(compress(spans, wanted))
+        text = self.render(chat)
+        found = (self._answer(text, chat, place) for place in compress(answers, wanted))
         return text, [span for span in found if span is not None]
 
-    def _answer(self, text: str, messages: Sequence[Message], place: int) -> Span | None:
+    def _answer(self, text: str, chat: Chat, place: int) -> Span | None:
         """The part of ``text`` that the assistant writes as a message; None if the template leaves it out."""
-        before = self._start(text, messages[:place], awaits_answer=True)
+        messages = chat.messages
+        before = self._start(text, chat.of(messages[:place]), awaits_answer=True)
         is_last = place + 1 == len(messages)
-        whole = len(text) if is_last else self._start(text, messages[: place + 1])
+        whole = len(text) if is_last else self._start(text, chat.of(messages[: place + 1]))
         turn = None if before is None or whole is None else (before, max(before, len(text[:whole].rstrip())))
         if turn is not None and self._prompts_answers:
             return turn
         marked = [*messages[:place], {"role": _ASSISTANT, "content": _MARKER}, *messages[place + 1 :]]
         try:
-            changed = _difference(text, self.render(marked))
+            changed = _difference(text, self.render(chat.of(marked)))
         except ValueError:
             if turn is None:
                 raise
@@ -113,30 +133,30 @@ class ChatTemplate:
             return changed
         return (before, max(before, changed[1]))
 
-    def _start(self, text: str, messages: Sequence[Message], *, awaits_answer: bool = False) -> int | None:
+    def _start(self, text: str, chat: Chat, *, awaits_answer: bool = False) -> int | None:
         """Length of the text of the first messages; None if ``text`` does not begin with it."""
         try:
-            start = self.render(messages, awaits_answer=awaits_answer)
+            start = self.render(chat, awaits_answer=awaits_answer)
         except ValueError:
             return None
         return len(start) if text.startswith(start) else None
 
-    def _rendered(self, messages: Sequence[Message], **options: bool) -> tuple[str, list[Span]]:
+    def _rendered(self, chat: Chat, **options: bool) -> tuple[str, list[Span]]:
         """Render messages; where that is refused, calls of tools with a null content, which some templates ask for."""
         try:
-            return self._rendered_as_they_are(messages, options)
+            return self._rendered_as_they_are(chat, options)
         except ValueError:
-            with_nulls = [{"content": None, **message} if "tool_calls" in message else message for message in messages]
-            if with_nulls == messages:
+            with_nulls = [{"content": None, **fields} if "tool_calls" in fields else fields for fields in chat.messages]
+            if with_nulls == chat.messages:
                 raise
-            return self._rendered_as_they_are(with_nulls, options)
+            return self._rendered_as_they_are(chat.of(with_nulls), options)
 
-    def _rendered_as_they_are(self, messages: Sequence[Message], options: Mapping[str, bool]) -> tuple[str, list[Span]]:
+    def _rendered_as_they_are(self, chat: Chat, options: Mapping[str, bool]) -> tuple[str, list[Span]]:
         from jinja2 import TemplateError  # noqa: PLC0415 - it comes with torch
 
         try:
             texts, spans = self._chat_templates.render_jinja_template(
-                [list(messages)], chat_template=self._source, **options, **self._tokens
+                [chat.messages], chat.tools, chat_template=self._source, **options, **self._tokens
             )
         except (TemplateError, TypeError, ValueError, LookupError, AttributeError) as error:
             raise ValueError(f"the chat template refuses it: {error}") from None
@@ -182,12 +202,34 @@ def messages_of(value: Any) -> list[dict[str, Any]]:  # noqa: ANN401 - of a file
         if not isinstance(message, Mapping):
             raise ValueError(f"{message!r} is no message, which has a `role` and a `content`")  # noqa: TRY004 - a wrong row
         fields = {name: _without_nulls(field) for name, field in message.items() if field is not None}
+        if isinstance(fields.get("content"), list):
+            fields["content"] = _joined(fields["content"])
         if "from" in fields and "role" not in fields:
             fields = {"role": _role_of(fields.pop("from")), "content": fields.pop("value", ""), **fields}
         if "role" not in fields:
             raise ValueError(f"a message has no `role`, but {', '.join(fields) or 'no field'}")
         found.append(fields)
     return found
+
+
+def _joined(parts: list[Any]) -> str:
+    """The text of a content that is given in parts, as OpenAI's interface takes it."""
+    for part in parts:
+        if not isinstance(part, Mapping) or not isinstance(part.get("text"), str):
+            raise ValueError(f"the part {part!r} of a message is not read, which only has texts")  # noqa: TRY004 - a wrong row
+    return "".join(part["text"] for part in parts)
+
+
+def tools_of(value: Any) -> list[Any] | None:  # noqa: ANN401 - of a file
+    """The tools of a row: a list, or one as JSON text; None without any.
+
+    Raises:
+        ValueError: when they are neither.
+    """
+    tools = json.loads(value) if isinstance(value, str) and value else value
+    if tools and not isinstance(tools, list):
+        raise ValueError(f"tools are {type(tools).__name__}, and not a list of their schemas")
+    return [_without_nulls(tool) for tool in tools] if tools else None
 
 
 def _role_of(sender: object) -> str:

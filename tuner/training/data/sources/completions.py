@@ -6,13 +6,21 @@ import sys
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from textwrap import shorten
 from typing import Any, TypeAlias, TypeVar
 
 from tuner.schemas.dataset import RecordsData
 from tuner.training.data.base import data_problem
 from tuner.training.data.files import DataFolders
-from tuner.training.data.sources.chat_template import ChatTemplate, Span, messages_of, open_chat_template
+from tuner.training.data.sources.chat_template import (
+    Chat,
+    ChatTemplate,
+    Span,
+    messages_of,
+    open_chat_template,
+    tools_of,
+)
 from tuner.training.data.sources.rows import Rows, TextRows, holds_lists, read_rows, rows_with_lists, rows_with_text
 from tuner.training.data.sources.tokens import Located, TextTokenizer, TokenSequences, open_tokenizer
 
@@ -87,17 +95,20 @@ class Conversations:
     """Makes texts of conversations."""
     fields: tuple[str, ...]
     """Fields with messages, which follow each other; answers of the last field are learned."""
+    tools: str | None = None
+    """Field with the tools of a row."""
 
     def __call__(self, rows: Mapping[str, Sequence[Any]]) -> list[Learned]:
         """Encode rows."""
-        chats = [self._rendered(parts) for parts in zip(*(rows[name] for name in self.fields), strict=True)]
+        chats = [self._rendered(row) for row in each_row(rows)]
         located = self.tokenizer.locate([text for text, _ in chats])
         return [self._learned(*chat, tokens) for chat, tokens in zip(chats, located, strict=True)]
 
-    def _rendered(self, parts: Sequence[Any]) -> tuple[str, list[Span]]:
-        found = [messages_of(part) for part in parts]
-        before = sum(map(len, found[:-1]))
-        return self.template.render_with_answers([message for part in found for message in part], before)
+    def _rendered(self, row: Mapping[str, Any]) -> tuple[str, list[Span]]:
+        parts = [messages_of(row[name]) for name in self.fields]
+        before = sum(map(len, parts[:-1]))
+        chat = Chat(list(chain.from_iterable(parts)), None if self.tools is None else tools_of(row[self.tools]))
+        return self.template.render_with_answers(chat, before)
 
     def _learned(self, text: str, spans: list[Span], tokens: Located) -> Learned:
         """The tokens with a character of a span, and a special one behind a span, with at most space in between.
@@ -175,11 +186,12 @@ def encoded_rows(rows: Rows, encode: Callable[[Mapping[str, Sequence[Any]]], lis
         try:
             found = encode(some)
         except ValueError:
-            found = [_encoded_alone(row, encode, field) for row in _each(some)]
+            found = [_encoded_alone(row, encode, field) for row in each_row(some)]
         yield from found
 
 
-def _each(rows: Mapping[str, Sequence[Any]]) -> Iterator[dict[str, Any]]:
+def each_row(rows: Mapping[str, Sequence[Any]]) -> Iterator[dict[str, Any]]:
+    """Yield the fields of each row, of a list of values for each field."""
     return (dict(zip(rows, values, strict=True)) for values in zip(*rows.values(), strict=True))
 
 
@@ -200,6 +212,7 @@ def _prepared(data: RecordsData, tokenizer: TextTokenizer, folders: DataFolders)
     else:
         named = {"data.prompt_field": data.prompt_field, "data.completion_field": data.completion_field}
     if data.completion_field is None or holds_lists(rows, data.completion_field):
-        chats = rows_with_lists(rows, data, named)
-        return chats, Conversations(tokenizer, open_chat_template(data, folders), tuple(named.values()))
+        chats = rows_with_lists(rows, data, named, data.tools_field)
+        template = open_chat_template(data, folders)
+        return chats, Conversations(tokenizer, template, tuple(named.values()), data.tools_field)
     return rows_with_text(rows, data, named), PromptedTexts(tokenizer, (data.prompt_field, data.completion_field))

@@ -14,7 +14,7 @@ from tuner.schemas.dataset import RecordsData
 from tuner.schemas.workload import WorkloadSpec
 from tuner.training.data.base import TrainingData, data_problem
 from tuner.training.data.files import DataFolders
-from tuner.training.data.sources.chat_template import ChatTemplate, messages_of, open_chat_template
+from tuner.training.data.sources.chat_template import Chat, ChatTemplate, messages_of, open_chat_template, tools_of
 from tuner.training.data.sources.completions import common_start, encoded_rows
 from tuner.training.data.sources.rows import TextRows, holds_lists, read_rows, rows_with_lists, rows_with_text
 from tuner.training.data.sources.tokens import (
@@ -83,6 +83,8 @@ class PairedConversations:
     """Field of the prompt; None if the completions hold it."""
     sides: tuple[str, str]
     """Fields of the chosen and the rejected completion."""
+    tools: str | None = None
+    """Field with the tools of a row."""
 
     def __call__(self, rows: Mapping[str, Sequence[Any]]) -> list[Pair]:
         """Encode rows."""
@@ -92,8 +94,9 @@ class PairedConversations:
         else:
             prompts = list(map(messages_of, rows[self.prompt]))
             sides = [[[*a, *b] for a, b in zip(prompts, side, strict=True)] for side in sides]
-        alone = [self.template.render(messages, awaits_answer=True) for messages in prompts]
-        whole = [list(map(self.template.render, side)) for side in sides]
+        tools = list(map(tools_of, rows[self.tools])) if self.tools else [None] * len(prompts)
+        alone = [self.template.render(chat, awaits_answer=True) for chat in map(Chat, prompts, tools)]
+        whole = [list(map(self.template.render, map(Chat, side, tools))) for side in sides]
         return list(starmap(_pair, zip(*map(self.tokenizer.encode_all, (alone, *whole)), strict=True)))
 
 
@@ -183,6 +186,6 @@ def _prepared(data: RecordsData, tokenizer: TextTokenizer, folders: DataFolders)
     named = sides if prompt is None else {"data.prompt_field": prompt, **sides}
     fields = (prompt, (data.chosen_field, data.rejected_field))
     if is_chat:
-        chats = rows_with_lists(rows, data, named)
-        return chats, PairedConversations(tokenizer, open_chat_template(data, folders), *fields)
+        chats = rows_with_lists(rows, data, named, data.tools_field)
+        return chats, PairedConversations(tokenizer, open_chat_template(data, folders), *fields, data.tools_field)
     return rows_with_text(rows, data, named), PairedTexts(tokenizer, *fields)

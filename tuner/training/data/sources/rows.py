@@ -111,18 +111,19 @@ def holds_lists(rows: Rows, name: str) -> bool:
     return bool(types.is_list(kind) or types.is_large_list(kind))
 
 
-def rows_with_lists(rows: Rows, data: RecordsData, lists: Mapping[str, str]) -> TextRows:
-    """The rows whose lists of messages all have one, with only these fields. Their lengths are numbers of messages.
+def rows_with_lists(rows: Rows, data: RecordsData, lists: Mapping[str, str], tools: str | None = None) -> TextRows:
+    """The rows whose lists all have an element, with only these fields and the tools. Their lengths count elements.
 
     Args:
         rows: all rows.
         data: names the files.
-        lists: names of the fields with messages, by the fields of the spec that name them.
+        lists: names of the fields with lists, by the fields of the spec that name them.
+        tools: name of the field with tools, of any type.
 
     Raises:
         SpecError: when a field is missing or holds no messages, or no row has all lists.
     """
-    _require(rows, lists)
+    _require(rows, {**lists, **({"data.tools_field": tools} if tools else {})})
     for field, name in lists.items():
         if not holds_lists(rows, name):
             raise data_problem(field, "holds no lists of messages", name)
@@ -132,7 +133,9 @@ def rows_with_lists(rows: Rows, data: RecordsData, lists: Mapping[str, str]) -> 
     kept = np.logical_and.reduce(sizes > 0)
     if not kept.any():
         raise data_problem(_PATHS, f"no row has messages in {' and '.join(lists.values())}", ", ".join(data.paths))
-    return TextRows(rows.select_columns(list(lists.values())), torch.from_numpy(sizes.sum(axis=0))).selected(kept)
+    return TextRows(
+        rows.select_columns([*lists.values(), *([tools] if tools else [])]), torch.from_numpy(sizes.sum(axis=0))
+    ).selected(kept)
 
 
 def _require(rows: Rows, fields: Mapping[str, str]) -> None:
