@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import safetensors.torch
 import torch
+from huggingface_hub import ModelCard
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import (
     AutoModelForCausalLM,
@@ -158,6 +159,26 @@ def test_the_tokenizer_of_a_spec_makes_the_tokens_of_the_run(pretrained: Path, t
     train(tmp_path / "run", spec_of({"pretrained": str(base)}, data=data))
     written = AutoTokenizer.from_pretrained(RunPaths(tmp_path / "run").pretrained)
     assert written("a b a")["input_ids"] == tokenizer.encode("a b a").ids == [3, 2, 4, 3]
+
+
+def test_the_model_card_has_the_plan_and_its_evidence(pretrained: Path, tmp_path: Path) -> None:
+    """And the evaluations, but no path of this machine; the hub reads its front matter."""
+    spec = spec_of({"pretrained": str(pretrained)}, evaluation={"fraction": 0.2, "metrics": ["perplexity"]})
+    train(tmp_path, spec)
+    card = ModelCard.load(RunPaths(tmp_path).pretrained / "README.md")
+    assert (card.data.library_name, card.data.tags) == ("transformers", ["batchwright"])
+    proof = recommendation(spec, 10, 4).evidence.proof.statement
+    assert proof
+    for text in (
+        "| 4 + 3 + 3 |",
+        "10 samples per update",
+        proof,
+        "| updates | 4 |",
+        f"last, after update {UPDATES} | loss",
+    ):
+        assert text in card.text
+    assert str(pretrained.parent) not in card.content
+    assert "pretrained weights of a local folder" in card.text
 
 
 def test_a_resumed_run_needs_no_folder(pretrained: Path, tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from tuner.training.checkpoints import Weights, bytes_of_weights, save_weights, 
 from tuner.workloads.adapters.adapter_output import save_adapter
 from tuner.workloads.build import build_workload
 from tuner.workloads.pretrained.hub_files import cache_roots, cached_model
+from tuner.workloads.pretrained.model_card import CARD
 from tuner.workloads.pretrained.pretrained_output import (
     copy_chat_template,
     copy_generation_config,
@@ -38,11 +39,13 @@ class ModelWriter:
     Args:
         spec: the spec of the run.
         base: folder of the frozen model of an adapter, where the spec names none.
+        card: the model card of a transformers model.
         classes: names of the classes in the order of their numbers, where the data has names.
     """
 
-    def __init__(self, spec: WorkloadSpec, base: Path, classes: Sequence[str] = ()) -> None:
+    def __init__(self, spec: WorkloadSpec, base: Path, card: str, classes: Sequence[str] = ()) -> None:
         self._spec = spec
+        self._card = card
         self._base = base
         self._classes = classes
 
@@ -66,6 +69,7 @@ class ModelWriter:
                 base = model.pretrained or str(self._base.absolute())
                 save_adapter(self._build_model, adapter, model.task, weights, base, model.revision, partial)
             self._copy_files(model, partial)
+            (partial / CARD).write_text(self._card, encoding="utf-8")  # in place of the empty form that peft writes
         linked = _linked(folder / _WEIGHTS, weights, path) if adapter is None else None
         return linked or save_weights(weights, path)
 
