@@ -79,7 +79,7 @@ def write_transformers_model(folder: Path) -> str:
     spec = transformers_spec("causal-lm", config, batch={"sequence_length": 8})
     weights = build_workload(spec).build_model().state_dict()
     paths = RunPaths(folder)
-    return ModelWriter(spec, paths.base)(weights, paths.weights, paths.pretrained)
+    return ModelWriter(spec, paths.base, "# Card\n")(weights, paths.weights, paths.pretrained)
 
 
 Writer = Callable[[Path], object]

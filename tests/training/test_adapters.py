@@ -95,6 +95,7 @@ def test_peft_loads_the_adapter(base: Path, tmp_path: Path, classes: str) -> Non
         "adapter_config.json",
         "adapter_model.safetensors",
     }
+    assert "Plan and evidence" in (folder / "README.md").read_text(encoding="utf-8")
     if classes == "PeftModel":
         loaded = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base), folder)
     else:

@@ -10,7 +10,14 @@ from typing import Any
 import pytest
 import safetensors.torch
 import torch
-from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
+from huggingface_hub import ModelCard
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    GenerationConfig,
+)
 
 from tests.support.factories import recommendation
 from tests.support.whole_runs import run_to_end
@@ -128,6 +135,50 @@ def test_fine_tuning_is_exact(pretrained: Path, tmp_path: Path) -> None:
     for tensors in weights.values():
         for name, value in tensors.items():
             torch.testing.assert_close(value, whole[name], rtol=1e-5, atol=1e-6)
+
+
+def test_the_generation_config_is_that_of_the_pretrained_model(pretrained: Path, tmp_path: Path) -> None:
+    """A chat model still stops at each of its end tokens, and samples as it was meant to."""
+    base = shutil.copytree(pretrained, tmp_path / "base")
+    GenerationConfig(eos_token_id=[0, 7], do_sample=True, temperature=0.6).save_pretrained(base)
+    train(tmp_path / "run", spec_of({"pretrained": str(base)}))
+    written = AutoModelForCausalLM.from_pretrained(RunPaths(tmp_path / "run").pretrained).generation_config
+    assert (written.eos_token_id, written.do_sample, written.temperature) == ([0, 7], True, 0.6)
+
+
+def test_the_tokenizer_of_a_spec_makes_the_tokens_of_the_run(pretrained: Path, tmp_path: Path) -> None:
+    """Neither that of the pretrained model nor the class of the model's type replaces it."""
+    base = shutil.copytree(pretrained, tmp_path / "base")
+    (base / "tokenizer_config.json").write_text('{"tokenizer_class": "GPT2Tokenizer"}')
+    tokenizer = Tokenizer(models.BPE({"a": 1, "Ġ": 2, "Ġa": 3, "b": 4}, [("Ġ", "a")]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel()
+    path = tmp_path / "own.json"
+    tokenizer.save(str(path))
+    (tmp_path / "rows.txt").write_text("a b\nb a\n" * 20)
+    data = {"kind": "records", "paths": [str(tmp_path / "rows.txt")], "tokenizer": str(path)}
+    train(tmp_path / "run", spec_of({"pretrained": str(base)}, data=data))
+    written = AutoTokenizer.from_pretrained(RunPaths(tmp_path / "run").pretrained)
+    assert written("a b a")["input_ids"] == tokenizer.encode("a b a").ids == [3, 2, 4, 3]
+
+
+def test_the_model_card_has_the_plan_and_its_evidence(pretrained: Path, tmp_path: Path) -> None:
+    """And the evaluations, but no path of this machine; the hub reads its front matter."""
+    spec = spec_of({"pretrained": str(pretrained)}, evaluation={"fraction": 0.2, "metrics": ["perplexity"]})
+    train(tmp_path, spec)
+    card = ModelCard.load(RunPaths(tmp_path).pretrained / "README.md")
+    assert (card.data.library_name, card.data.tags) == ("transformers", ["batchwright"])
+    proof = recommendation(spec, 10, 4).evidence.proof.statement
+    assert proof
+    for text in (
+        "| 4 + 3 + 3 |",
+        "10 samples per update",
+        proof,
+        "| updates | 4 |",
+        f"last, after update {UPDATES} | loss",
+    ):
+        assert text in card.text
+    assert str(pretrained.parent) not in card.content
+    assert "pretrained weights of a local folder" in card.text
 
 
 def test_a_resumed_run_needs_no_folder(pretrained: Path, tmp_path: Path) -> None:

@@ -21,7 +21,14 @@ from tuner.training.checkpoints import Weights, bytes_of_weights, save_weights, 
 from tuner.workloads.adapters.adapter_output import save_adapter
 from tuner.workloads.build import build_workload
 from tuner.workloads.pretrained.hub_files import cache_roots, cached_model
-from tuner.workloads.pretrained.pretrained_output import copy_chat_template, copy_tokenizer, save_pretrained
+from tuner.workloads.pretrained.model_card import CARD
+from tuner.workloads.pretrained.pretrained_output import (
+    copy_chat_template,
+    copy_generation_config,
+    copy_tokenizer,
+    copy_tokenizer_of_model,
+    save_pretrained,
+)
 
 _WEIGHTS = "model.safetensors"
 
@@ -32,11 +39,13 @@ class ModelWriter:
     Args:
         spec: the spec of the run.
         base: folder of the frozen model of an adapter, where the spec names none.
+        card: the model card of a transformers model.
         classes: names of the classes in the order of their numbers, where the data has names.
     """
 
-    def __init__(self, spec: WorkloadSpec, base: Path, classes: Sequence[str] = ()) -> None:
+    def __init__(self, spec: WorkloadSpec, base: Path, card: str, classes: Sequence[str] = ()) -> None:
         self._spec = spec
+        self._card = card
         self._base = base
         self._classes = classes
 
@@ -59,7 +68,8 @@ class ModelWriter:
             else:
                 base = model.pretrained or str(self._base.absolute())
                 save_adapter(self._build_model, adapter, model.task, weights, base, model.revision, partial)
-            self._copy_tokenizer(model, partial)
+            self._copy_files(model, partial)
+            (partial / CARD).write_text(self._card, encoding="utf-8")  # in place of the empty form that peft writes
         linked = _linked(folder / _WEIGHTS, weights, path) if adapter is None else None
         return linked or save_weights(weights, path)
 
@@ -77,13 +87,15 @@ class ModelWriter:
         plain = self._spec.model_copy(update={"activation_checkpointing": False, "adapter": None, "preference": None})
         return build_workload(plain).build_model()
 
-    def _copy_tokenizer(self, model: TransformersModel, folder: Path) -> None:
+    def _copy_files(self, model: TransformersModel, folder: Path) -> None:
         roots = DataRoots.from_environment(os.environ)
-        if (hub_model := model.hub_model) is not None:
-            if (snapshot := cached_model(hub_model)) is not None:
-                copy_tokenizer(snapshot, folder, cache_roots(snapshot))
-        elif model.pretrained is not None:
-            copy_tokenizer(Path(model.pretrained), folder, roots)
+        source, source_roots = None if model.pretrained is None else Path(model.pretrained), roots
+        if model.hub_model is not None and (source := cached_model(model.hub_model)) is not None:
+            source_roots = cache_roots(source)
+        if source is not None:
+            copy_tokenizer_of_model(source, folder, source_roots)
+            if self._spec.adapter is None:
+                copy_generation_config(source, folder, source_roots)
         tokenizer = getattr(self._spec.data, "tokenizer", "bytes")
         if tokenizer not in {"bytes", OF_THE_MODEL}:
             copy_tokenizer(Path(tokenizer), folder, roots)

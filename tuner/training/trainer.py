@@ -22,6 +22,7 @@ from tuner.training.trained_model import ModelWriter
 from tuner.units import format_bytes
 from tuner.workloads.adapters.adapter_weights import base_state, trained_state
 from tuner.workloads.base import Batch
+from tuner.workloads.pretrained.model_card import model_card
 
 ProgressSink = Callable[[TrainingProgress], None]
 
@@ -208,7 +209,9 @@ class Trainer:
         base = full_tensors(base_state(self.model), keep=not self.ranks.rank) if self._parts.writes_base else {}
         if self.ranks.rank:
             return ""
-        write = ModelWriter(self._parts.recommendation.request.workload, paths.base, self._parts.data.classes)
+        found, evaluation = self._parts.recommendation, self.evaluation.summary() if self.evaluation else None
+        card = model_card(found, self.position.update, evaluation)
+        write = ModelWriter(found.request.workload, paths.base, card, self._parts.data.classes)
         with self._device.without_limit():
             if base:
                 write.write_base(base)

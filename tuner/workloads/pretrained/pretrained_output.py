@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,11 @@ from torch import Tensor, nn
 
 from tuner.system.data_roots import DataRoots
 
+_GENERATION = "generation_config.json"
 _TOKENIZER = "tokenizer.json"
+_TOKENIZER_SETTINGS = "tokenizer_config.json"
 _CHAT_TEMPLATE = "chat_template.jinja"
-_SETTINGS = (_CHAT_TEMPLATE, "tokenizer_config.json")
+_SETTINGS = (_CHAT_TEMPLATE, _TOKENIZER_SETTINGS)
 """Files beside a `tokenizer.json` that chats need."""
 _ONE_FILE = "1000TB"
 """A size of files above that of any model: the weights are written as one file."""
@@ -30,11 +33,13 @@ _TOKENIZER_FILES = (
     "spiece.model",
     _TOKENIZER,
     "tokenizer.model",
-    "tokenizer_config.json",
+    _TOKENIZER_SETTINGS,
     "vocab.json",
     "vocab.txt",
 )
 """The files that tokenizers and processors of transformers write."""
+_OTHER_TOKENIZERS = tuple(set(_TOKENIZER_FILES) - {_CHAT_TEMPLATE, "preprocessor_config.json", "processor_config.json"})
+"""The files of a tokenizer that another one replaces."""
 
 
 def save_pretrained(
@@ -62,23 +67,57 @@ def save_pretrained(
     model.save_pretrained(folder, max_shard_size=_ONE_FILE)  # type: ignore[operator]
 
 
-def copy_tokenizer(source: Path, folder: Path, roots: DataRoots) -> None:
-    """Copy the files of a tokenizer, those that there are.
+def copy_generation_config(source: Path, folder: Path, roots: DataRoots) -> None:
+    """Copy the generation config of a pretrained model: the tokens at which it stops, and how it samples.
 
     Args:
-        source: a `tokenizer.json`, with its settings beside it, or the folder of a pretrained model.
+        source: the folder of the model.
+        folder: an existing folder.
+        roots: the folders that may be read.
+
+    Raises:
+        DataOutsideRootsError: when the file links to outside the roots.
+    """
+    _copy_those_of((_GENERATION,), source, folder, roots)
+
+
+def copy_tokenizer_of_model(source: Path, folder: Path, roots: DataRoots) -> None:
+    """Copy the files of a pretrained model's tokenizer and processor, those that there are.
+
+    Args:
+        source: the folder of the model.
         folder: an existing folder.
         roots: the folders that may be read.
 
     Raises:
         DataOutsideRootsError: when a file links to outside the roots.
     """
-    names = {source / name: name for name in _TOKENIZER_FILES}
-    if source.is_file():
-        names = {source: _TOKENIZER} | {source.parent / name: name for name in _SETTINGS}
-    for path, name in names.items():
-        if path.is_file():
-            _copy(path, folder / name, roots)
+    _copy_those_of(_TOKENIZER_FILES, source, folder, roots)
+
+
+def copy_tokenizer(source: Path, folder: Path, roots: DataRoots) -> None:
+    """Copy a tokenizer in place of one that is there, so that `AutoTokenizer` makes the tokens of the run.
+
+    Without settings transformers takes the class of the model's type, which replaces parts of the `tokenizer.json`
+    (the pre-tokenizer of a GPT-2): they name the class that takes the file as it is.
+
+    Args:
+        source: a `tokenizer.json`, with its settings beside it.
+        folder: an existing folder.
+        roots: the folders that may be read.
+
+    Raises:
+        DataOutsideRootsError: when a file links to outside the roots.
+    """
+    if not source.is_file():
+        return
+    for name in _OTHER_TOKENIZERS:
+        (folder / name).unlink(missing_ok=True)
+    _copy(source, folder / _TOKENIZER, roots)
+    _copy_those_of(_SETTINGS, source.parent, folder, roots)
+    if not (folder / _TOKENIZER_SETTINGS).exists():
+        settings = json.dumps({"tokenizer_class": "PreTrainedTokenizerFast"}, indent=2)
+        (folder / _TOKENIZER_SETTINGS).write_text(f"{settings}\n", encoding="utf-8")
 
 
 def copy_chat_template(source: Path, folder: Path, roots: DataRoots) -> None:
@@ -89,6 +128,12 @@ def copy_chat_template(source: Path, folder: Path, roots: DataRoots) -> None:
     """
     if source.is_file():
         _copy(source, folder / _CHAT_TEMPLATE, roots)
+
+
+def _copy_those_of(names: Iterable[str], source: Path, folder: Path, roots: DataRoots) -> None:
+    for name in names:
+        if (source / name).is_file():
+            _copy(source / name, folder / name, roots)
 
 
 def _copy(source: Path, target: Path, roots: DataRoots) -> None:
