@@ -45,7 +45,7 @@ THINKING = (
     "</think>\n\n{% endif %}{{ m.content.split('</think>')[-1] }}<|im_end|>{{ '\n' }}{% endfor %}"
 )
 """As of Qwen 3: earlier answers are without thoughts, so that the text of a part is not the beginning of the whole."""
-CHAT = [
+CHAT: list[dict[str, Any]] = [
     {"role": "system", "content": "be short"},
     {"role": "user", "content": "2 + 2?"},
     {"role": "assistant", "content": "4, é"},
@@ -303,9 +303,9 @@ def test_tools_are_for_the_template(tokenizer: Path) -> None:
     """A list of schemas, or one as JSON text; without them, none."""
     template = "{% if tools %}[{{ tools[0].name }}]{% endif %}" + PLAIN
     for tools in ([{"name": "add"}], json.dumps([{"name": "add"}])):
-        rows = [{"messages": CHAT, "tools": tools}, {"messages": CHAT, "tools": None}]
+        rows: list[dict[str, Any]] = [{"messages": CHAT, "tools": tools}, {"messages": CHAT, "tools": None}]
         (tokenizer.parent / "chat_template.jinja").write_text(template)
-        fields = {"messages_field": "messages", "tools_field": "tools", "tokenizer": str(tokenizer)}
+        fields: dict[str, Any] = {"messages_field": "messages", "tools_field": "tools", "tokenizer": str(tokenizer)}
         data = built(rows_spec(tokenizer.parent, rows, **fields))
         texts = [
             Tokenizer.from_file(str(tokenizer)).decode(data.samples[index]["input_ids"].tolist()) for index in (0, 1)
@@ -319,7 +319,7 @@ def test_tools_are_for_the_template(tokenizer: Path) -> None:
 @pytest.mark.parametrize("template", [PLAIN, MARKED])
 def test_an_answer_of_no_weight_is_not_learned(tokenizer: Path, template: str) -> None:
     """As OpenAI's data has it; a content may be in parts."""
-    chat = [
+    chat: list[dict[str, Any]] = [
         *CHAT[:2],
         {**CHAT[2], "weight": 0},
         {"role": "user", "content": [{"type": "text", "text": "su"}, {"type": "text", "text": "re?"}]},
@@ -328,7 +328,7 @@ def test_an_answer_of_no_weight_is_not_learned(tokenizer: Path, template: str) -
     data = chat_data(tokenizer, template, [chat, CHAT])
     assert learned_texts(data, tokenizer) == ["yes<|im_end|>"]
     assert data.samples[0]["input_ids"].tolist() == data.samples[1]["input_ids"].tolist()
-    picture = [{"role": "user", "content": [{"type": "image", "image": "a.png"}]}, CHAT[4]]
+    picture: list[dict[str, Any]] = [{"role": "user", "content": [{"type": "image", "image": "a.png"}]}, CHAT[4]]
     with pytest.raises(SpecError, match="is not read, which only has texts"):
         chat_data(tokenizer, template, [picture])
 

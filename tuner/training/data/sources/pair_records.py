@@ -14,7 +14,14 @@ from tuner.schemas.dataset import RecordsData
 from tuner.schemas.workload import WorkloadSpec
 from tuner.training.data.base import TrainingData, data_problem
 from tuner.training.data.files import DataFolders
-from tuner.training.data.sources.chat_template import Chat, ChatTemplate, messages_of, open_chat_template, tools_of
+from tuner.training.data.sources.chat_template import (
+    Chat,
+    ChatTemplate,
+    Message,
+    messages_of,
+    open_chat_template,
+    tools_of,
+)
 from tuner.training.data.sources.completions import common_start, encoded_rows
 from tuner.training.data.sources.rows import TextRows, holds_lists, read_rows, rows_with_lists, rows_with_text
 from tuner.training.data.sources.tokens import (
@@ -88,15 +95,15 @@ class PairedConversations:
 
     def __call__(self, rows: Mapping[str, Sequence[Any]]) -> list[Pair]:
         """Encode rows."""
-        sides = [list(map(messages_of, rows[name])) for name in self.sides]
+        sides: list[list[list[Message]]] = [[[*messages_of(chat)] for chat in rows[name]] for name in self.sides]
         if self.prompt is None:
             prompts = [one[: common_start(one, other)] for one, other in zip(*sides, strict=True)]
         else:
-            prompts = list(map(messages_of, rows[self.prompt]))
+            prompts = [[*messages_of(chat)] for chat in rows[self.prompt]]
             sides = [[[*a, *b] for a, b in zip(prompts, side, strict=True)] for side in sides]
         tools = list(map(tools_of, rows[self.tools])) if self.tools else [None] * len(prompts)
-        alone = [self.template.render(chat, awaits_answer=True) for chat in map(Chat, prompts, tools)]
-        whole = [list(map(self.template.render, map(Chat, side, tools))) for side in sides]
+        alone = [self.template.render(Chat(*chat), awaits_answer=True) for chat in zip(prompts, tools, strict=True)]
+        whole = [[self.template.render(Chat(*chat)) for chat in zip(side, tools, strict=True)] for side in sides]
         return list(starmap(_pair, zip(*map(self.tokenizer.encode_all, (alone, *whole)), strict=True)))
 
 
