@@ -387,6 +387,18 @@ def test_missing_tensorboard_is_found_before_any_work(monkeypatch: pytest.Monkey
         running.check_run(tuning_request(), TrainingRequest(trackers=("tensorboard",)), "cpu")
 
 
+@pytest.mark.parametrize("field", ["data", "evaluation.data"])
+def test_missing_files_are_found_before_any_work(tmp_path: Path, field: str) -> None:
+    """Those of the evaluation too: by the field, with the folder that relative paths start at."""
+    there, missing = ({"kind": "text", "paths": [str(tmp_path / name)]} for name in ("there*", "missing*"))
+    (tmp_path / "there.txt").write_text("some text")
+    given = {"data": there, "evaluation.data": there} | {field: missing}
+    spec = gpt_spec(data=given["data"], evaluation={"data": given["evaluation.data"]})
+    with pytest.raises(SpecError, match=rf"{field}\.paths: no file matches .*missing\*"):
+        running.check_run(tuning_request(spec), TrainingRequest(), "cpu")
+    running.check_run(tuning_request(gpt_spec(data=there)), TrainingRequest(), "cpu")
+
+
 def shown(*updates: TrainingProgress) -> list[str]:
     """What the progress of a run looks like where there is no terminal."""
     console = Console(file=io.StringIO(), width=120)

@@ -19,6 +19,7 @@ from tuner.schemas.recommendation import Recommendation
 from tuner.schemas.requests import TrainingRequest, TuningRequest
 from tuner.schemas.training import TrainingResult
 from tuner.schemas.workload import WorkloadSpec
+from tuner.system.data_roots import expand_glob
 from tuner.training.launching.launcher import TrainingProcess
 from tuner.workloads.required_packages import require_packages, require_trackers
 
@@ -87,7 +88,7 @@ def check_run(tuning: TuningRequest, training: TrainingRequest, device: str | No
     Raises:
         DeviceError: when this host lacks the device, or has fewer cards than the run has processes.
         PlanError: when the run has more processes than its updates have samples.
-        SpecError: when a required package is missing.
+        SpecError: when a required package is missing, or no file of the data is there.
     """
     processes = training.processes_per_node or tuning.spec.parallelism.world_size
     if find_device(device).kind == "cuda":
@@ -95,7 +96,24 @@ def check_run(tuning: TuningRequest, training: TrainingRequest, device: str | No
     share_per_rank(tuning.effective_batch_size, processes)
     if isinstance(tuning.spec, WorkloadSpec):
         require_packages(tuning.spec)
+        _require_files(tuning.spec)
     require_trackers(training.trackers)
+
+
+def _require_files(spec: WorkloadSpec) -> None:
+    held_out = None if spec.evaluation is None else spec.evaluation.data
+    read = [
+        (part, path)
+        for part, data in (("data", spec.data), ("evaluation.data", held_out))
+        for path in ([] if data is None else data.paths_read())
+    ]
+    problems = [
+        FieldProblem(f"{part}.{path.field}", f"no file matches (from {Path.cwd()})", path.path)
+        for part, path in read
+        if not any(expand_glob(path.pattern))
+    ]
+    if problems:
+        raise SpecError(problems)
 
 
 def _require_cards(processes: int) -> None:

@@ -195,6 +195,7 @@ def _load(builder: str, files: list[Path], cache: Path | None) -> Rows:
             return datasets.load_dataset(builder, data_files=names, split="train", **options)
     except Exception as error:  # noqa: BLE001 - each reader raises its own kinds of error
         cause = " ".join(str(error.__cause__ or error).split())
+        cause = cause or ("there are no rows" if isinstance(error, StopIteration) else type(error).__name__)
         raise data_problem(_PATHS, f"cannot be read as {builder}: {cause}", f"{files[0]} and so on") from None
 
 
