@@ -99,7 +99,7 @@ def run_tuning(
             tuning.warm_start_from(warm_start)
         observer.set_activity("checking that the loss is a sum over samples")
         begin_estimate(tuning, runner.begin_estimate)
-        check_coupling(tuning, runner.check_coupling)
+        _check_coupling(tuning, device, runner)
         observer.set_activity("checking the spec and estimating its memory")
         prepare_search(tuning, runner.check, runner.expect)
         for probe in remaining_probes(tuning, runner.late_estimate):
@@ -123,6 +123,20 @@ def _supervisor(
     if request.command is None:
         return ProbeSupervisor(device, early.children.take)
     return CommandSupervisor(device, early.command_server)
+
+
+def _check_coupling(tuning: Tuning, device: DeviceInfo, runner: ProbeSupervisor | CommandSupervisor) -> None:
+    """Check for coupled samples.
+
+    Raises:
+        DeviceError: when the device failed, with what NVML says of one that no longer responds.
+    """
+    try:
+        check_coupling(tuning, runner.check_coupling)
+    except DeviceError as error:
+        if (failure := device_failure(device)) is None:
+            raise
+        raise DeviceError(f"{failure}. The check for coupled samples ended with: {error}") from None
 
 
 def _require_device(device: DeviceInfo, result: ProbeResult) -> None:
