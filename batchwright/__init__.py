@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from tuner.library.find_batch_size import find_batch_size, with_batch_size
     from tuner.library.recommendation import Recommendation
     from tuner.library.tuning import estimate, plan, tune
-    from tuner.schemas.dataset import BatchSpec
+    from tuner.schemas.dataset.batch_spec import BatchSpec
     from tuner.schemas.optimizer import OptimizerSpec, ParameterGroup, ScheduleSpec
     from tuner.schemas.plans import Plan
     from tuner.schemas.requests import TuningRequest
@@ -44,7 +44,7 @@ _MODULES = {
     "tuner.library.find_batch_size": ("find_batch_size", "with_batch_size"),
     "tuner.library.recommendation": ("Recommendation",),
     "tuner.library.tuning": ("estimate", "plan", "tune"),
-    "tuner.schemas.dataset": ("BatchSpec",),
+    "tuner.schemas.dataset.batch_spec": ("BatchSpec",),
     "tuner.schemas.optimizer": ("OptimizerSpec", "ParameterGroup", "ScheduleSpec"),
     "tuner.schemas.plans": ("Plan",),
     "tuner.schemas.requests": ("TuningRequest",),

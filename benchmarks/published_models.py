@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 - torch's own idiom
 
-from tuner.schemas.dataset import BatchSpec
+from tuner.schemas.dataset.batch_spec import BatchSpec
 from tuner.schemas.workload import TransformersModel
 from tuner.workloads.base import LossTerms, Workload
 from tuner.workloads.hugging_face import transformers_workload

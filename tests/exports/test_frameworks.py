@@ -18,7 +18,7 @@ from tests.support.factories import CPU, CUDA, gpt_spec, mlp_spec, python_spec, 
 from tuner.errors import ExportError
 from tuner.exports.base import Export, ExportOptions
 from tuner.exports.registry import TARGETS, export
-from tuner.schemas.dataset import PreferenceSpec
+from tuner.schemas.dataset.preference_spec import PreferenceSpec
 from tuner.schemas.workload import WorkloadSpec
 
 SCHEMAS = Path(__file__).parent / "schemas"

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 - torch's own idiom
 
-from tuner.schemas.dataset import BatchSpec
+from tuner.schemas.dataset.batch_spec import BatchSpec
 from tuner.schemas.workload import Gpt, Mlp, ReferenceModel, ResNet
 from tuner.workloads.base import Workload
 from tuner.workloads.reference import ClassificationWorkload, reference_workload

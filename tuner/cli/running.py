@@ -101,16 +101,11 @@ def check_run(tuning: TuningRequest, training: TrainingRequest, device: str | No
 
 
 def _require_files(spec: WorkloadSpec) -> None:
-    held_out = None if spec.evaluation is None else spec.evaluation.data
-    read = [
-        (part, path)
-        for part, data in (("data", spec.data), ("evaluation.data", held_out))
-        for path in ([] if data is None else data.paths_read())
-    ]
     problems = [
-        FieldProblem(f"{part}.{path.field}", f"no file matches (from {Path.cwd()})", path.path)
-        for part, path in read
-        if not any(expand_glob(path.pattern))
+        FieldProblem(f"{field}.{read.field}", f"no file matches (from {Path.cwd()})", read.path)
+        for field, data in spec.data_by_field.items()
+        for read in data.paths_read()
+        if not any(expand_glob(read.pattern))
     ]
     if problems:
         raise SpecError(problems)

@@ -13,7 +13,7 @@ from tuner.planning.coupled_loss import is_undivided
 from tuner.planning.objectives import alternatives, describe_choice
 from tuner.planning.parameters import DEFAULT_PARAMETERS, SearchParameters
 from tuner.planning.plan_proof import PlanProof
-from tuner.schemas.dataset import BatchSpec
+from tuner.schemas.dataset.batch_spec import BatchSpec
 from tuner.schemas.plans import Plan
 from tuner.schemas.recommendation import (
     Advice,

@@ -5,8 +5,8 @@ every field has a description, which the OpenAPI document shows.
 
 From the user's file to the result:
 
-- ``workload`` is the spec of the training; ``dataset`` is its `data` part, ``optimizer`` its optimizer and schedule,
-  and the package ``model`` has its adapter.
+- ``workload`` is the spec of the training; the package ``dataset`` has its samples, ``optimizer`` its optimizer and
+  schedule, and the package ``model`` its adapter.
 - ``requests`` has the requests for a tuning, a probe, an estimate of peaks and a training run; ``estimates`` has the
   request for an estimate for GPUs and its result; ``gpus`` describes a card.
 - ``results`` has the results of probes; ``plans`` the micro-batches of an update; ``recommendation`` the plan with its

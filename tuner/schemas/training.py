@@ -9,7 +9,7 @@ from typing import TypeAlias
 from pydantic import Field
 
 from tuner.schemas.base import Document, NonNegativeFloat, NonNegativeInt, PositiveInt
-from tuner.schemas.dataset import EvaluatedWeights
+from tuner.schemas.dataset.evaluation_spec import EvaluatedWeights
 
 
 class RunOutcome(StrEnum):

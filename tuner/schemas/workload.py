@@ -13,7 +13,10 @@ from typing import Annotated, ClassVar, Literal, Self
 from pydantic import Field, JsonValue, ValidationInfo, field_validator, model_validator
 
 from tuner.schemas.base import Document, load_document, parse_document
-from tuner.schemas.dataset import OF_THE_MODEL, BatchSpec, DataSpec, EvaluationSpec, PreferenceSpec
+from tuner.schemas.dataset.batch_spec import BatchSpec
+from tuner.schemas.dataset.data_spec import OF_THE_MODEL, DataSpec
+from tuner.schemas.dataset.evaluation_spec import EvaluationSpec
+from tuner.schemas.dataset.preference_spec import PreferenceSpec
 from tuner.schemas.model.adapter import QUANTIZED, LoraAdapter
 from tuner.schemas.model.hub import HUB_ID, REVISION, HubModel
 from tuner.schemas.optimizer import OptimizerSpec, ScheduleSpec
@@ -261,22 +264,20 @@ class WorkloadSpec(Document):
 
     @model_validator(mode="after")
     def _has_labels_to_smooth(self) -> Self:
-        task = self.model.task if isinstance(self.model, TransformersModel) else ""
         if self.label_smoothing and self.preference is not None:
             raise ValueError("`label_smoothing` is for a cross-entropy: use `preference.label_smoothing`")
-        if self.label_smoothing and task in _TASKS_WITHOUT_CLASSES:
-            raise ValueError(f"`label_smoothing` is for a cross-entropy over labels, which {task} does not have")
+        if self.label_smoothing and self._task in _TASKS_WITHOUT_CLASSES:
+            raise ValueError(f"`label_smoothing` is for a cross-entropy over labels, which {self._task} does not have")
         if self.label_smoothing and self.model.kind == "python":
             raise ValueError("`label_smoothing` is for the losses of Batchwright: a `python` target has its own loss")
         return self
 
     @model_validator(mode="after")
     def _has_labels_to_evaluate(self) -> Self:
-        task = self.model.task if isinstance(self.model, TransformersModel) else ""
         if self.evaluation is not None:
             self.evaluation.require_use(
-                unlabelled=task if task in _TASKS_WITHOUT_CLASSES else "",
-                has_vocabulary=self._is_text(self.model) and not task.endswith("-classification"),
+                unlabelled=self._task if self._task in _TASKS_WITHOUT_CLASSES else "",
+                has_vocabulary=self._is_text and not self._task.endswith("-classification"),
                 has_averages=self.ema_decay is not None,
                 has_pairs=self.preference is not None,
             )
@@ -284,15 +285,20 @@ class WorkloadSpec(Document):
 
     @model_validator(mode="after")
     def _has_the_tokenizer_of_its_model(self) -> Self:
-        if self.reads_tokenizer_of_model and getattr(self.model, "pretrained", None) is None:
+        if self.reads_tokenizer_of_model and not self.is_pretrained:
             raise ValueError("`tokenizer: pretrained` is that of `model.pretrained`, which the spec does not name")
         return self
 
     @property
     def reads_tokenizer_of_model(self) -> bool:
         """True if the tokenizer of training or held-out texts is in the folder of the pretrained model."""
+        return any(getattr(data, "tokenizer", None) == OF_THE_MODEL for data in self.data_by_field.values())
+
+    @property
+    def data_by_field(self) -> dict[str, DataSpec]:
+        """The data that a run reads: of `data` and of `evaluation.data`, where the spec has them."""
         held_out = None if self.evaluation is None else self.evaluation.data
-        return any(getattr(data, "tokenizer", None) == OF_THE_MODEL for data in (self.data, held_out))
+        return {field: read for field, read in (("data", self.data), ("evaluation.data", held_out)) if read is not None}
 
     @model_validator(mode="after")
     def _adapts_a_transformers_model(self) -> Self:
@@ -322,46 +328,42 @@ class WorkloadSpec(Document):
     def _has_samples_of_a_decoder(self) -> Self:
         described = self.model.task if isinstance(self.model, TransformersModel) else f"a `{self.model.kind}` model"
         if self.preference is not None:
-            self.preference.require_use(described, self.batch, self.data, self.evaluation)
+            self.preference.require_use(described, self.batch, self.data_by_field)
             if self.adapter is not None and self.adapter.bias != "none":
                 raise ValueError("`adapter.bias` must be `none`: the model itself is the reference of `preference`")
-        self.batch.require_packing(described, self.data, self.evaluation)
+        self.batch.require_packing(described, self.data_by_field, self.evaluation)
         return self
 
     @model_validator(mode="after")
     def _has_what_its_model_and_optimizer_need(self) -> Self:
-        model = self.model
+        model, length = self.model, self.batch.sequence_length
         self.optimizer.require_strategy(self.parallelism.strategy)
-        if self._is_text(model) and self.batch.sequence_length is None:
+        if self._is_text and length is None:
             raise ValueError("`batch.sequence_length` is required by a text model: tokens of the longest sample")
         if isinstance(model, ReferenceModel) and isinstance(model.architecture, ResNet) and not self.batch.image_size:
             raise ValueError("`batch.image_size` is required by `resnet`: pixels of the largest image's side")
-        if self.batch.sequence_length == 1 and self._predicts_the_next_token(model):
+        if length == 1 and self._task == "causal-lm":
             raise ValueError("`batch.sequence_length` is 1, but predicting the next token needs at least 2")
-        limit = self._longest_position(model)
-        length = self.batch.sequence_length
-        if limit is not None and length is not None and length > limit:
+        if length is not None and (limit := self._longest_position) is not None and length > limit:
             raise ValueError(f"`batch.sequence_length` is {length}, but the model's config allows {limit} positions")
         return self
 
-    @staticmethod
-    def _is_text(model: TransformersModel | ReferenceModel | PythonModel) -> bool:
-        if isinstance(model, TransformersModel):
-            return model.task != "image-classification"
-        return isinstance(model, ReferenceModel) and isinstance(model.architecture, Gpt)
+    @property
+    def _task(self) -> str:
+        """The task of a transformers model; `causal-lm` of the reference `gpt`, empty of another model."""
+        if isinstance(self.model, TransformersModel):
+            return self.model.task
+        return "causal-lm" if isinstance(getattr(self.model, "architecture", None), Gpt) else ""
 
-    @staticmethod
-    def _predicts_the_next_token(model: TransformersModel | ReferenceModel | PythonModel) -> bool:
-        if isinstance(model, TransformersModel):
-            return model.task == "causal-lm"
-        return isinstance(model, ReferenceModel) and isinstance(model.architecture, Gpt)
+    @property
+    def _is_text(self) -> bool:
+        return self._task not in {"", "image-classification"}
 
-    @staticmethod
-    def _longest_position(model: TransformersModel | ReferenceModel | PythonModel) -> int | None:
+    @property
+    def _longest_position(self) -> int | None:
         """The position limit, where the spec itself states one (the config's default is checked when it is built)."""
-        if not isinstance(model, TransformersModel):
-            return None
-        limits = [model.config.get(name) for name in ("n_positions", "max_position_embeddings")]
+        config = self.model.config if isinstance(self.model, TransformersModel) else {}
+        limits = [config.get(name) for name in ("n_positions", "max_position_embeddings")]
         return next((limit for limit in limits if isinstance(limit, int) and limit > 0), None)
 
     @property

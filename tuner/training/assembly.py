@@ -31,7 +31,7 @@ from tuner.training.batch_schedule import BatchSchedule, Position
 from tuner.training.checkpoints import Checkpoints
 from tuner.training.data import DataFolders, TrainingData, epoch_order
 from tuner.training.evaluation.evaluator import Evaluator, evaluated_workload
-from tuner.training.evaluation.held_out_data import build_run_data
+from tuner.training.evaluation.held_out_data import RunData, build_run_data
 from tuner.training.evaluation.library_metrics import import_metrics
 from tuner.training.evaluation.run_evaluation import RunEvaluation
 from tuner.training.fsdp import shard
@@ -125,12 +125,7 @@ def build_run(
     workload = build_workload(spec)
     import_metrics(spec)
     is_new = ranks.gather(paths.checkpointed_update())[0] is None
-    folders = DataFolders.of_run(paths.cache / "datasets")
-    needs_pretrained = is_new or _has_frozen_weights(spec) or spec.reads_tokenizer_of_model
-    pretrained = _pretrained(spec, folders.roots) if needs_pretrained else None
-    if pretrained is not None:
-        folders = folders.with_pretrained(*pretrained)
-    run_data = build_run_data(spec, workload, folders, ranks.size)
+    pretrained, run_data = _read(spec, workload, paths, ranks, is_new=is_new)
     data = run_data.training
     notes += data.notes
     epoch_order(request.seed, 0, len(data))  # allocated before the limit; the order of any other epoch is as large
@@ -170,6 +165,18 @@ def build_run(
         base_sha256=base_sha256,
         notes=notes,
     )
+
+
+def _read(
+    spec: WorkloadSpec, workload: Workload, paths: RunPaths, ranks: Ranks, *, is_new: bool
+) -> tuple[tuple[Path, DataRoots] | None, RunData]:
+    """Find the folder of the pretrained model, where this process needs it, and read the data."""
+    folders = DataFolders.of_run(paths.cache / "datasets")
+    needs_pretrained = is_new or _has_frozen_weights(spec) or spec.reads_tokenizer_of_model
+    pretrained = _pretrained(spec, folders.roots) if needs_pretrained else None
+    if pretrained is not None:
+        folders = folders.with_pretrained(*pretrained)
+    return pretrained, build_run_data(spec, workload, folders, ranks.size)
 
 
 def trainable_micro_batch_size(recommendation: Recommendation) -> int:

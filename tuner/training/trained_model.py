@@ -13,7 +13,7 @@ from pathlib import Path
 import safetensors
 from torch import nn
 
-from tuner.schemas.dataset import OF_THE_MODEL
+from tuner.schemas.dataset.data_spec import OF_THE_MODEL
 from tuner.schemas.workload import TransformersModel, WorkloadSpec
 from tuner.system.data_roots import DataRoots
 from tuner.system.files import atomic_folder, atomic_path
@@ -24,9 +24,8 @@ from tuner.workloads.pretrained.hub_files import cache_roots, cached_model
 from tuner.workloads.pretrained.model_card import CARD
 from tuner.workloads.pretrained.pretrained_output import (
     copy_chat_template,
-    copy_generation_config,
+    copy_files_of_model,
     copy_tokenizer,
-    copy_tokenizer_of_model,
     save_pretrained,
 )
 
@@ -93,9 +92,7 @@ class ModelWriter:
         if model.hub_model is not None and (source := cached_model(model.hub_model)) is not None:
             source_roots = cache_roots(source)
         if source is not None:
-            copy_tokenizer_of_model(source, folder, source_roots)
-            if self._spec.adapter is None:
-                copy_generation_config(source, folder, source_roots)
+            copy_files_of_model(source, folder, source_roots, generates=self._spec.adapter is None)
         tokenizer = getattr(self._spec.data, "tokenizer", "bytes")
         if tokenizer not in {"bytes", OF_THE_MODEL}:
             copy_tokenizer(Path(tokenizer), folder, roots)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from tuner.errors import FieldProblem, SpecError
-from tuner.schemas.dataset import BatchSpec
+from tuner.schemas.dataset.batch_spec import BatchSpec
 from tuner.workloads.base import LossTerms, random_tokens
 
 TransformersConfig: TypeAlias = Any

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from tuner.errors import FieldProblem, SpecError
-from tuner.schemas.dataset import BatchSpec, PreferenceSpec
+from tuner.schemas.dataset.batch_spec import BatchSpec
+from tuner.schemas.dataset.preference_spec import PreferenceSpec
 from tuner.schemas.model.adapter import LoraAdapter
 from tuner.schemas.workload import TransformersModel, TransformersTask
 from tuner.workloads.adapters.lora import inject_lora

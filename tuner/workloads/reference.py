@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 - torch's own idiom
 from torch.utils.checkpoint import checkpoint
 
-from tuner.schemas.dataset import BatchSpec
+from tuner.schemas.dataset.batch_spec import BatchSpec
 from tuner.schemas.workload import Gpt, Mlp, ReferenceModel, ResNet
 from tuner.workloads.base import (
     LabelScores,

@@ -13,7 +13,7 @@ from importlib.util import find_spec
 from typing import get_args
 
 from tuner.errors import FieldProblem, SpecError
-from tuner.schemas.dataset import EvaluationSpec
+from tuner.schemas.dataset.evaluation_spec import EvaluationSpec
 from tuner.schemas.optimizer import OptimizerSpec
 from tuner.schemas.requests import TrackerName
 from tuner.schemas.workload import WorkloadSpec

@@ -17,7 +17,7 @@ from service.errors import (
 from service.store.models import UNLIMITED, Quota
 from tuner.errors import DataOutsideRootsError
 from tuner.hardware.allocator_env import CUDA_ALLOCATOR_VARIABLES
-from tuner.schemas.dataset import PathRead
+from tuner.schemas.dataset.data_spec import PathRead
 from tuner.schemas.recommendation import Recommendation
 from tuner.schemas.workload import PythonModel, TransformersModel, WorkloadSpec
 from tuner.system.data_roots import DataRoots, expand_glob, literal_prefix
@@ -92,11 +92,9 @@ class Policy:
         Raises:
             DataPathNotAllowedError: naming the path and the setting.
         """
-        for read in spec.data.paths_read() if spec.data is not None else []:
-            self._check_path("spec.data", read)
-        held_out = spec.evaluation.data if spec.evaluation is not None else None
-        for read in held_out.paths_read() if held_out is not None else []:
-            self._check_path("spec.evaluation.data", read)
+        for field, data in spec.data_by_field.items():
+            for read in data.paths_read():
+                self._check_path(f"spec.{field}", read)
 
     @staticmethod
     def check_foreign(recommendation: Recommendation, probe_variables: Collection[str]) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import pickle
 import re
 from importlib.resources import files
 from pathlib import Path
@@ -337,7 +336,6 @@ def test_the_day_changes_no_sample() -> None:
     """Templates that write today's date get a fixed one, in their own format."""
     template = ChatTemplate("\n{% if strftime_now is defined %}{{ strftime_now('%d %b %Y, %Y-%m-%d') }}{% endif %}", {})
     assert template.render(Chat([])) == "\n26 Jul 2024, 2024-07-26"
-    assert pickle.loads(pickle.dumps(template)).render(Chat([])) == template.render(Chat([]))  # noqa: S301 - its own
 
 
 def test_a_template_runs_in_a_sandbox() -> None:
@@ -367,7 +365,7 @@ def test_a_conversation_is_cut_and_may_have_nothing_to_learn(tokenizer: Path) ->
     [
         ([{"messages": CHAT}], {}, "data.chat_template", "is required"),
         ([{"messages": CHAT}], {"chat_template": "nowhere.jinja"}, "data.chat_template", "is not a file"),
-        ([{"messages": "hi"}], {"chat_template": "plain"}, "data.messages_field", "holds no lists of messages"),
+        ([{"messages": "hi"}], {"chat_template": "plain"}, "data.messages_field", "holds no lists, as of messages"),
         ([{"messages": ["hi"]}], {"chat_template": "plain"}, "data.messages_field", "'hi' is no message"),
         ([{"messages": [{"text": "hi"}]}], {"chat_template": "plain"}, "data.messages_field", "no `role`, but text"),
         (

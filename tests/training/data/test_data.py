@@ -20,7 +20,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, 
 from tests.support.factories import gpt_spec, mlp_spec, transformers_spec
 from tests.support.sources import built, problem
 from tuner.errors import SpecError
-from tuner.schemas.dataset import EvaluationSpec, TextData
+from tuner.schemas.dataset.data_spec import TextData
+from tuner.schemas.dataset.evaluation_spec import EvaluationSpec
 from tuner.schemas.workload import WorkloadSpec
 from tuner.training.batch_schedule import BatchSchedule, Position
 from tuner.training.data import DataFolders, SampleRange, WindowLoader, build_data, epoch_order

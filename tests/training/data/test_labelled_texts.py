@@ -154,6 +154,8 @@ def test_words_may_be_bytes_and_classes_names(tmp_path: Path) -> None:
         ({"tokens": ["a"], "tags": 0}, "data.label_field", "must hold lists"),
         ({"tokens": ["a"], "tags": [3]}, "data.label_field", "the label 3, and the model has 3 classes"),
         ({"tokens": ["a"], "tags": [0.5]}, "data.label_field", "whole numbers or names"),
+        ({"tokens": [1], "tags": [0]}, "data.text_field", "must hold lists of words"),
+        ({"tokens": ["a", None], "tags": [0, 1]}, "data.text_field", "must hold lists of words"),
         ({"words": ["a"], "tags": [0]}, "data.text_field", "not a field of these rows"),
     ],
 )

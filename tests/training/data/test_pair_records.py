@@ -169,7 +169,7 @@ def test_fields_have_the_names_that_rows_give_them(tmp_path: Path) -> None:
             {"prompt": "a", "chosen": [{"role": "x"}], "rejected": "b"},
             {},
             "data.rejected_field",
-            "no lists of messages",
+            "no lists, as of messages",
         ),
         ({"prompt": "a", "chosen": "b", "rejected": [{"role": "x"}]}, {}, "data.rejected_field", "not text"),
         ({"prompt": "a", "chosen": "", "rejected": "b"}, {}, "data.paths", "no row has text in prompt and chosen"),

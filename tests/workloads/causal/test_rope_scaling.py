@@ -15,7 +15,7 @@ from tests.support.factories import transformers_spec
 from tests.support.sources import built
 from tests.workloads.causal.test_document_masks import LLAMA, packed_spec, small
 from tuner.errors import SpecError
-from tuner.schemas.dataset import BatchSpec
+from tuner.schemas.dataset.batch_spec import BatchSpec
 from tuner.schemas.workload import TransformersModel
 from tuner.workloads.build import build_model, build_workload
 from tuner.workloads.causal.decoders import CausalWorkload, PackedWorkload

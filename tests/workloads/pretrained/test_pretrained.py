@@ -23,7 +23,7 @@ from tuner.schemas.workload import TransformersModel, WorkloadSpec, parse_spec
 from tuner.system.data_roots import ANY_FILE, DataRoots
 from tuner.workloads.build import build_model, build_workload
 from tuner.workloads.pretrained.folder_config import with_pretrained_config
-from tuner.workloads.pretrained.pretrained_output import copy_tokenizer, copy_tokenizer_of_model
+from tuner.workloads.pretrained.pretrained_output import copy_files_of_model, copy_tokenizer
 from tuner.workloads.pretrained.starting_weights import StartingWeights
 
 GPT2 = {
@@ -191,7 +191,7 @@ def test_links_to_outside_the_roots_are_refused(tmp_path: Path, read: str) -> No
     uses: dict[str, Callable[[], object]] = {
         "config": lambda: with_pretrained_config(pretrained_spec(root / "gpt2"), roots),
         "weights": lambda: load(spec, roots=roots),
-        "tokenizer": lambda: copy_tokenizer_of_model(root / "gpt2", tmp_path / "copies", roots),
+        "tokenizer": lambda: copy_files_of_model(root / "gpt2", tmp_path / "copies", roots, generates=True),
     }
     with pytest.raises(DataOutsideRootsError):
         uses[read]()
@@ -280,7 +280,7 @@ def test_the_files_of_a_tokenizer_are_copied(tmp_path: Path) -> None:
     copy_tokenizer(tmp_path / "source" / "words.json", tmp_path / "copy", ANY_FILE)
     (tmp_path / "copy" / "config.json").write_text(json.dumps(GPT2))
     (tmp_path / "again").mkdir()
-    copy_tokenizer_of_model(tmp_path / "copy", tmp_path / "again", ANY_FILE)
+    copy_files_of_model(tmp_path / "copy", tmp_path / "again", ANY_FILE, generates=False)
     (tmp_path / "again" / "config.json").write_text(json.dumps(GPT2))
     assert sorted(path.name for path in (tmp_path / "again").iterdir()) == [
         "config.json",

@@ -4,7 +4,7 @@
 may be read; ``order`` shuffles an epoch as a function of (seed, epoch); ``loading`` prefetches windows in workers;
 ``seeding`` makes random choices a function of (seed, epoch, sample); ``base`` collates samples into a batch.
 
-A new kind of data is a document in ``tuner.schemas.dataset``, a module in ``sources``, and a case in ``build``.
+A new kind of data is a document in ``tuner.schemas.dataset.data_spec``, a module in ``sources``, a case in ``build``.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import assert_never
 
-from tuner.schemas.dataset import ArraysData, ImagesData, RecordsData, SyntheticData, TextData, WorkloadData
+from tuner.schemas.dataset.data_spec import ArraysData, ImagesData, RecordsData, SyntheticData, TextData, WorkloadData
 from tuner.schemas.workload import WorkloadSpec
 from tuner.training.data.base import TrainingData, data_problem
 from tuner.training.data.files import DataFolders

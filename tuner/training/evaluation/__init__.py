@@ -8,5 +8,5 @@ ends early.
 
 An evaluation leaves no trace in the training: random numbers and the modes of modules are restored, and buffers, but
 for those of a model that ranks share, which evaluation mode leaves as they are in torch's own modules. A new
-metric is a name in ``tuner.schemas.dataset``, and its figures are computed in ``evaluation_sums``.
+metric is a name in ``tuner.schemas.dataset.evaluation_spec``, and its figures are computed in ``evaluation_sums``.
 """

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from tuner.errors import WorkloadError
-from tuner.schemas.dataset import REWARD_METRICS, MetricName
+from tuner.schemas.dataset.evaluation_spec import REWARD_METRICS, MetricName
 from tuner.schemas.training import MicroBatchSplit
 from tuner.training.evaluation.library_metrics import LibraryMetrics
 from tuner.training.micro_batches.loss_window import check_pairs, sum_by_name

@@ -23,7 +23,7 @@ from torch.distributed.fsdp import FSDPModule
 from tuner.errors import FieldProblem, InvalidSizeError, OutOfMemoryError, SpecError, WorkloadError
 from tuner.hardware.memory_devices.base import MemoryDevice
 from tuner.planning.accumulation import balanced_split
-from tuner.schemas.dataset import EvaluationSpec
+from tuner.schemas.dataset.evaluation_spec import EvaluationSpec
 from tuner.schemas.training import MicroBatchSplit
 from tuner.schemas.workload import WorkloadSpec
 from tuner.training.accumulation.collectives import Ranks

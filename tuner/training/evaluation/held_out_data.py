@@ -10,16 +10,8 @@ from pathlib import Path
 import torch
 
 from tuner.errors import SpecError
-from tuner.schemas.dataset import (
-    DataSpec,
-    EvaluationSpec,
-    HeldOutData,
-    ImagesData,
-    PathRead,
-    RecordsData,
-    TextData,
-    WorkloadData,
-)
+from tuner.schemas.dataset.data_spec import DataSpec, ImagesData, PathRead, RecordsData, TextData, WorkloadData
+from tuner.schemas.dataset.evaluation_spec import EvaluationSpec, HeldOutData
 from tuner.schemas.workload import WorkloadSpec
 from tuner.training.data.base import TrainingData, data_problem
 from tuner.training.data.build import build_data
@@ -54,8 +46,7 @@ def build_run_data(spec: WorkloadSpec, workload: Workload, folders: DataFolders,
             other classes, or there are fewer held-out samples than ranks.
     """
     found = _parts(spec, workload, folders)
-    reads = (spec.data, None if spec.evaluation is None else spec.evaluation.data)
-    if any(isinstance(data, (TextData, RecordsData)) for data in reads):
+    if any(isinstance(data, (TextData, RecordsData)) for data in spec.data_by_field.values()):
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # or `tokenizers` warns at every fork from now on
     held_out = len(found.held_out or ())
     if spec.evaluation is not None and held_out < ranks:

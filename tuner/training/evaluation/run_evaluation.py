@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from tuner.schemas.dataset import EvaluationSpec
+from tuner.schemas.dataset.evaluation_spec import EvaluationSpec
 from tuner.schemas.training import EvaluationReport, EvaluationSummary, TrainedFigures
 from tuner.training.evaluation.evaluation_sums import figures
 from tuner.training.evaluation.evaluator import Evaluator

@@ -14,7 +14,7 @@ from typing import Any, BinaryIO
 
 from pydantic import ValidationError
 
-from tuner.schemas.dataset import EvaluationSpec
+from tuner.schemas.dataset.evaluation_spec import EvaluationSpec
 from tuner.schemas.recommendation import Recommendation
 from tuner.schemas.requests import TrainingRequest
 from tuner.schemas.training import TrainingProgress

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, TypeAlias
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 - torch's own idiom
 
-from tuner.schemas.dataset import PreferenceSpec
+from tuner.schemas.dataset.preference_spec import PreferenceSpec
 from tuner.workloads.base import IGNORED_LABEL, LossTerms, cross_entropies, random_tokens
 from tuner.workloads.causal.decoders import vocabulary_size_of
 from tuner.workloads.causal.reference_policy import as_reference

@@ -67,32 +67,19 @@ def save_pretrained(
     model.save_pretrained(folder, max_shard_size=_ONE_FILE)  # type: ignore[operator]
 
 
-def copy_generation_config(source: Path, folder: Path, roots: DataRoots) -> None:
-    """Copy the generation config of a pretrained model: the tokens at which it stops, and how it samples.
-
-    Args:
-        source: the folder of the model.
-        folder: an existing folder.
-        roots: the folders that may be read.
-
-    Raises:
-        DataOutsideRootsError: when the file links to outside the roots.
-    """
-    _copy_those_of((_GENERATION,), source, folder, roots)
-
-
-def copy_tokenizer_of_model(source: Path, folder: Path, roots: DataRoots) -> None:
+def copy_files_of_model(source: Path, folder: Path, roots: DataRoots, *, generates: bool) -> None:
     """Copy the files of a pretrained model's tokenizer and processor, those that there are.
 
     Args:
         source: the folder of the model.
         folder: an existing folder.
         roots: the folders that may be read.
+        generates: whether to copy the generation config too: the tokens at which it stops, and how it samples.
 
     Raises:
         DataOutsideRootsError: when a file links to outside the roots.
     """
-    _copy_those_of(_TOKENIZER_FILES, source, folder, roots)
+    _copy_those_of((*_TOKENIZER_FILES, *((_GENERATION,) if generates else ())), source, folder, roots)
 
 
 def copy_tokenizer(source: Path, folder: Path, roots: DataRoots) -> None:

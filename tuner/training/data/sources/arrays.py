@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils.data import default_collate
 
 from tuner.errors import SpecError
-from tuner.schemas.dataset import ArraysData
+from tuner.schemas.dataset.data_spec import ArraysData
 from tuner.schemas.workload import Gpt, ReferenceModel, TransformersModel, WorkloadSpec
 from tuner.training.data.base import TrainingData, data_problem
 from tuner.training.data.files import DataFolders

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
 from tuner.errors import SpecError
-from tuner.schemas.dataset import OF_THE_MODEL, RecordsData
+from tuner.schemas.dataset.data_spec import OF_THE_MODEL, RecordsData
 from tuner.training.data.base import data_problem
 from tuner.training.data.files import DataFolders
 from tuner.training.data.sources.packages import import_optional
@@ -72,9 +72,6 @@ class ChatTemplate:
         self._prompts_answers = "add_generation_prompt" in source
         self._tokens = dict(tokens)
         self._chat_templates = import_optional("transformers.utils.chat_template_utils", _FIELD, _TEMPLATE)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _rebuilt, (self._source.removeprefix(_FIXED_DATE), self._tokens)
 
     def render(self, chat: Chat, *, awaits_answer: bool = False) -> str:
         """Make the text of a conversation; with ``awaits_answer`` up to where the assistant would begin to answer.
@@ -163,11 +160,6 @@ class ChatTemplate:
         return texts[0], spans[0] if spans else []
 
 
-def _rebuilt(source: str, tokens: Mapping[str, str]) -> ChatTemplate:
-    """The template in another process, without its modules."""
-    return ChatTemplate(source, tokens)
-
-
 def _difference(text: str, marked: str) -> Span | None:
     """The part of ``text`` in whose place ``marked`` has the marker; None where the template leaves it out."""
     if _MARKER not in marked:
@@ -189,7 +181,7 @@ def _common_length(one: str, other: str) -> int:
     return low
 
 
-def messages_of(value: Any) -> list[dict[str, Any]]:  # noqa: ANN401 - of a file
+def messages_of(value: Any) -> list[Message]:  # noqa: ANN401 - of a file
     """The messages of a row, with `role` and `content`, without the fields that only messages of other rows have.
 
     Columns have the fields of all rows, also within the calls of tools, and null where a row has none.
@@ -197,7 +189,7 @@ def messages_of(value: Any) -> list[dict[str, Any]]:  # noqa: ANN401 - of a file
     Raises:
         ValueError: when a message has no role, or one of ShareGPT that is not known.
     """
-    found = []
+    found: list[Message] = []
     for message in value or ():
         if not isinstance(message, Mapping):
             raise ValueError(f"{message!r} is no message, which has a `role` and a `content`")  # noqa: TRY004 - a wrong row

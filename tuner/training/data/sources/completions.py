@@ -10,7 +10,7 @@ from itertools import chain
 from textwrap import shorten
 from typing import Any, TypeAlias, TypeVar
 
-from tuner.schemas.dataset import RecordsData
+from tuner.schemas.dataset.data_spec import RecordsData
 from tuner.training.data.base import data_problem
 from tuner.training.data.files import DataFolders
 from tuner.training.data.sources.chat_template import (
@@ -37,7 +37,7 @@ class Learned:
     ids: list[int]
     """Token ids."""
     is_learned: list[bool]
-    """Whether the loss has a token."""
+    """True for a token of the loss."""
 
     def cut(self, length: int) -> Learned:
         """Return the first ``length`` tokens."""
@@ -130,17 +130,6 @@ class Conversations:
 
 
 @dataclass(frozen=True)
-class _WholeRows:
-    """Encodes rows of which all tokens are learned."""
-
-    encode: CompletionEncoder
-
-    def __call__(self, rows: Mapping[str, Sequence[Any]]) -> list[Learned]:
-        """Encode rows."""
-        return [_learned_from(0, found.ids) for found in self.encode(rows)]
-
-
-@dataclass(frozen=True)
 class Completions:
     """Rows with completions, and what was found about them."""
 
@@ -160,20 +149,22 @@ def read_completions(data: RecordsData, length: int, vocabulary_size: int, folde
     """
     tokenizer = open_tokenizer(data.tokenizer, sys.maxsize, vocabulary_size, folders)
     rows, encode = _prepared(data, tokenizer, folders)
-    if data.train_on_prompts:
-        encode = _WholeRows(encode)
     field = "data.messages_field" if data.completion_field is None else "data.completion_field"
-    kept = (found.cut(length) for found in encoded_rows(rows.rows, encode, field))
+    encoded = encoded_rows(rows.rows, encode, field)
+    if data.train_on_prompts:
+        encoded = (_learned_from(0, found.ids) for found in encoded)
+    kept = (found.cut(length) for found in encoded)
     sequences = TokenSequences.of(found.complemented for found in kept if found.teaches)
     if not len(sequences):
         message = f"no row has anything to learn in its first {length} tokens (batch.sequence_length)"
         raise data_problem("data.paths", message, ", ".join(data.paths))
-    left_out = len(rows.rows) - len(sequences)
-    note = (
-        f"{left_out:,} of {len(rows.rows):,} rows are left out: they have nothing to learn in their first {length} "
-        "tokens (batch.sequence_length)"
-    )
-    return Completions(sequences, (note,) if left_out else (), tokenizer)
+    reason = f"they have nothing to learn in their first {length} tokens (batch.sequence_length)"
+    return Completions(sequences, left_out(len(sequences), len(rows.rows), "rows", reason), tokenizer)
+
+
+def left_out(kept: int, count: int, what: str, reason: str) -> tuple[str, ...]:
+    """The note on rows that are not used; none where all are."""
+    return (f"{count - kept:,} of {count:,} {what} are left out: {reason}",) if kept < count else ()
 
 
 def encoded_rows(rows: Rows, encode: Callable[[Mapping[str, Sequence[Any]]], list[_T]], field: str) -> Iterator[_T]:

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils.data import default_collate
 
 from tuner.errors import TrainingError
-from tuner.schemas.dataset import ImagesData
+from tuner.schemas.dataset.data_spec import ImagesData
 from tuner.schemas.workload import ReferenceModel, ResNet, TransformersModel, WorkloadSpec
 from tuner.training.data.base import TrainingData, class_numbers, data_problem
 from tuner.training.data.files import DataFolders

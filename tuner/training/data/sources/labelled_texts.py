@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tuner.schemas.dataset import RecordsData
+from tuner.schemas.dataset.data_spec import RecordsData
 from tuner.training.data.base import class_numbers, data_problem
 from tuner.training.data.sources.packages import import_optional
 from tuner.training.data.sources.rows import Prepared, Read, Rows, holds_lists, rows_with_lists, rows_with_text
@@ -87,10 +87,11 @@ def token_classification(read: Read, data: RecordsData, tokenizer: TextTokenizer
             raise data_problem(field, "must hold lists for token-classification: the words, and their labels", name)
     rows = rows_with_lists(found, data, {_TEXT: data.text_field, _LABEL: data.label_field})
     compute = import_optional("pyarrow.compute", "data.kind", "records")
-    words, labels = (
-        compute.list_value_length(rows.rows.with_format("arrow")[:].column(name)).to_numpy()
-        for name in (data.text_field, data.label_field)
-    )
+    columns = [rows.rows.with_format("arrow")[:].column(name) for name in (data.text_field, data.label_field)]
+    texts = compute.list_flatten(columns[0])
+    if "string" not in str(texts.type) or texts.null_count:
+        raise data_problem(_TEXT, "must hold lists of words, each a text", data.text_field)
+    words, labels = (compute.list_value_length(column).to_numpy() for column in columns)
     if wrong := np.flatnonzero(words != labels).tolist():
         message = f"a row has {labels[wrong[0]]} labels for {words[wrong[0]]} words"
         raise data_problem(_LABEL, message, rows.rows[wrong[0]][data.text_field])

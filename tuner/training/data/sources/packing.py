@@ -17,7 +17,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from tuner.schemas.dataset import Packing
+from tuner.schemas.dataset.batch_spec import Packing
+from tuner.training.data.sources.tokens import TokenSequences, with_labels
 from tuner.workloads.base import IGNORED_LABEL
 
 Integers: TypeAlias = npt.NDArray[np.int64]
@@ -55,14 +56,9 @@ class PackedSamples:
             raise IndexError(index)
         first, end = self.bounds[index : index + 2].tolist()
         pieces = [self.stream[start:stop].long() for start, stop in self.pieces[first:end].tolist()]
-        positions = [torch.arange(len(piece)) for piece in pieces]
-        tokens, places = torch.cat(pieces), torch.cat(positions)
-        ignored = (tokens < 0) | (places == 0)
-        return {
-            "input_ids": torch.where(tokens < 0, ~tokens, tokens),
-            "labels": tokens.masked_fill(ignored, IGNORED_LABEL),
-            "position_ids": places,
-        }
+        tokens, places = torch.cat(pieces), torch.cat([torch.arange(len(piece)) for piece in pieces])
+        sample = with_labels(tokens)
+        return {**sample, "labels": sample["labels"].masked_fill(places == 0, IGNORED_LABEL), "position_ids": places}
 
 
 def pack(documents: Iterable[list[int]], length: int, packing: Packing) -> PackedSamples:
@@ -76,13 +72,8 @@ def pack(documents: Iterable[list[int]], length: int, packing: Packing) -> Packe
         length: tokens of a sequence.
         packing: see ``BatchSpec.packing``.
     """
-    stream, sizes = array("i"), array("i")
-    for ids in documents:
-        if len(ids) >= _FEWEST_TOKENS:
-            stream.extend(ids)
-            sizes.append(len(ids))
-    counts = np.asarray(sizes, dtype=np.int64)
-    ends = np.append(0, np.cumsum(counts))
+    kept = TokenSequences.of(ids for ids in documents if len(ids) >= _FEWEST_TOKENS)
+    counts, ends = kept.lengths.numpy(), kept.ends.numpy()
     match packing:
         case "bfd":
             order, bounds = best_fit_decreasing(counts, length)
@@ -94,7 +85,7 @@ def pack(documents: Iterable[list[int]], length: int, packing: Packing) -> Packe
         case _:
             assert_never(packing)
     return PackedSamples(
-        stream=torch.from_numpy(np.asarray(stream)),
+        stream=kept.stream,
         pieces=torch.from_numpy(pieces),
         bounds=torch.from_numpy(bounds),
         documents=len(counts),

@@ -10,19 +10,18 @@ from typing import Any, NamedTuple, TypeAlias
 
 from torch import Tensor
 
-from tuner.schemas.dataset import RecordsData
+from tuner.schemas.dataset.data_spec import RecordsData
 from tuner.schemas.workload import WorkloadSpec
 from tuner.training.data.base import TrainingData, data_problem
 from tuner.training.data.files import DataFolders
 from tuner.training.data.sources.chat_template import (
     Chat,
     ChatTemplate,
-    Message,
     messages_of,
     open_chat_template,
     tools_of,
 )
-from tuner.training.data.sources.completions import common_start, encoded_rows
+from tuner.training.data.sources.completions import common_start, encoded_rows, left_out
 from tuner.training.data.sources.rows import TextRows, holds_lists, read_rows, rows_with_lists, rows_with_text
 from tuner.training.data.sources.tokens import (
     PaddedCollation,
@@ -34,8 +33,7 @@ from tuner.training.data.sources.tokens import (
 )
 from tuner.workloads.causal.preference_pairs import PreferenceWorkload
 
-_PROMPT = "prompt"
-"""The default of ``RecordsData.prompt_field``."""
+_PROMPT = RecordsData.model_fields["prompt_field"].default
 
 
 class Pair(NamedTuple):
@@ -95,11 +93,11 @@ class PairedConversations:
 
     def __call__(self, rows: Mapping[str, Sequence[Any]]) -> list[Pair]:
         """Encode rows."""
-        sides: list[list[list[Message]]] = [[[*messages_of(chat)] for chat in rows[name]] for name in self.sides]
+        sides = [list(map(messages_of, rows[name])) for name in self.sides]
         if self.prompt is None:
             prompts = [one[: common_start(one, other)] for one, other in zip(*sides, strict=True)]
         else:
-            prompts = [[*messages_of(chat)] for chat in rows[self.prompt]]
+            prompts = list(map(messages_of, rows[self.prompt]))
             sides = [[[*a, *b] for a, b in zip(prompts, side, strict=True)] for side in sides]
         tools = list(map(tools_of, rows[self.tools])) if self.tools else [None] * len(prompts)
         alone = [self.template.render(Chat(*chat), awaits_answer=True) for chat in zip(prompts, tools, strict=True)]
@@ -121,6 +119,11 @@ class PairSamples:
 
     sequences: TokenSequences
     """The sequences of all pairs, two of each."""
+
+    @property
+    def lengths(self) -> Tensor:
+        """Tokens of both sequences of each pair, int64 ``(pairs,)``."""
+        return self.sequences.lengths.view(-1, 2).sum(1)
 
     def __len__(self) -> int:
         return len(self.sequences) // 2
@@ -162,17 +165,17 @@ def pairs_data(
     if not len(samples):
         message = f"no prompt has less than batch.sequence_length {length} tokens, which leaves room for a completion"
         raise data_problem("data.paths", message, ", ".join(data.paths))
-    left_out = len(rows.rows) - len(samples)
-    note = (
-        f"{left_out:,} of {len(rows.rows):,} pairs are left out: their prompts have {length} tokens "
-        "(batch.sequence_length) or more"
-    )
+    reason = f"their prompts have {length} tokens (batch.sequence_length) or more"
     collation = PaddedCollation(padding, length if spec.compile else None, masked=False)
-    notes = (*((note,) if left_out else ()), *rope_notes(workload.config, collation, length))
-    lengths = (
-        samples.sequences.lengths.view(-1, 2).sum(1) if collation.length is None else None
-    )  # which pads to one shape
-    return TrainingData(samples, PairCollation(collation), notes=notes, lengths=lengths)
+    return TrainingData(
+        samples,
+        PairCollation(collation),
+        notes=(
+            *left_out(len(samples), len(rows.rows), "pairs", reason),
+            *rope_notes(workload.config, collation, length),
+        ),
+        lengths=samples.lengths if collation.length is None else None,  # which pads to one shape
+    )
 
 
 def _sides(pair: Pair, length: int, padding: int) -> Iterator[list[int]]:

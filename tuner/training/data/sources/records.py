@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tuner.schemas.dataset import Packing, RecordsData
+from tuner.schemas.dataset.batch_spec import Packing
+from tuner.schemas.dataset.data_spec import RecordsData
 from tuner.schemas.workload import Gpt, ReferenceModel, TransformersModel, WorkloadSpec
 from tuner.training.data.base import TrainingData, data_problem
 from tuner.training.data.files import DataFolders

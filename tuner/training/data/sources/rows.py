@@ -13,7 +13,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from tuner.schemas.dataset import RecordsData
+from tuner.schemas.dataset.data_spec import RecordsData
 from tuner.training.data.base import data_problem
 from tuner.training.data.files import DataFolders
 from tuner.training.data.sources.packages import import_optional
@@ -90,25 +90,12 @@ def rows_with_text(rows: Rows, data: RecordsData, texts: Mapping[str, str], labe
     Raises:
         SpecError: when a field is missing or holds no text, or no row has all texts.
     """
-    _require(rows, dict(texts) | ({"data.label_field": label} if label else {}))
+    others = {"data.label_field": label} if label else {}
+    _require(rows, {**texts, **others})
     for field, name in texts.items():
         if (kind := getattr(rows.features[name], "dtype", "nested")) not in {"string", "large_string"}:
             raise data_problem(field, f"holds {kind}, not text", name)
-    sizes = np.stack([_text_bytes(rows, name) for name in texts.values()])
-    kept = np.logical_and.reduce(sizes > 0)
-    if not kept.any():
-        raise data_problem(_PATHS, f"no row has text in {' and '.join(texts.values())}", ", ".join(data.paths))
-    rows = rows.select_columns(list(dict.fromkeys([*texts.values(), *([label] if label else [])])))
-    return TextRows(rows, torch.from_numpy(sizes.sum(axis=0))).selected(kept)
-
-
-def holds_lists(rows: Rows, name: str) -> bool:
-    """Return whether a field of the rows holds lists, as of messages. False where there is no such field."""
-    types = import_optional("pyarrow.types", "data.kind", "records")
-    if name not in rows.column_names:
-        return False
-    kind = rows.data.column(name).type
-    return bool(types.is_list(kind) or types.is_large_list(kind))
+    return _rows_with_all(rows, data, "text", texts, others, "binary_length")
 
 
 def rows_with_lists(rows: Rows, data: RecordsData, lists: Mapping[str, str], tools: str | None = None) -> TextRows:
@@ -121,21 +108,37 @@ def rows_with_lists(rows: Rows, data: RecordsData, lists: Mapping[str, str], too
         tools: name of the field with tools, of any type.
 
     Raises:
-        SpecError: when a field is missing or holds no messages, or no row has all lists.
+        SpecError: when a field is missing or holds no lists, or no row has all lists.
     """
-    _require(rows, {**lists, **({"data.tools_field": tools} if tools else {})})
+    others = {"data.tools_field": tools} if tools else {}
+    _require(rows, {**lists, **others})
     for field, name in lists.items():
         if not holds_lists(rows, name):
-            raise data_problem(field, "holds no lists of messages", name)
+            raise data_problem(field, "holds no lists, as of messages or of words", name)
+    return _rows_with_all(rows, data, "elements", lists, others, "list_value_length")
+
+
+def _rows_with_all(  # noqa: PLR0913, PLR0917 - what the two kinds of rows differ in
+    rows: Rows, data: RecordsData, wanted: str, fields: Mapping[str, str], others: Mapping[str, str], measure: str
+) -> TextRows:
+    """The rows of which all ``fields`` have a length by a function of pyarrow, with these and the ``others``."""
     compute = import_optional("pyarrow.compute", "data.kind", "records")
-    counts = (compute.fill_null(compute.list_value_length(rows.data.column(name)), 0) for name in lists.values())
-    sizes = np.stack([np.asarray(found.to_numpy(), dtype=np.int64) for found in counts])
+    lengths = (getattr(compute, measure)(rows.data.column(name)) for name in fields.values())
+    sizes = np.stack([np.asarray(compute.fill_null(found, 0).to_numpy(), dtype=np.int64) for found in lengths])
     kept = np.logical_and.reduce(sizes > 0)
     if not kept.any():
-        raise data_problem(_PATHS, f"no row has messages in {' and '.join(lists.values())}", ", ".join(data.paths))
-    return TextRows(
-        rows.select_columns([*lists.values(), *([tools] if tools else [])]), torch.from_numpy(sizes.sum(axis=0))
-    ).selected(kept)
+        raise data_problem(_PATHS, f"no row has {wanted} in {' and '.join(fields.values())}", ", ".join(data.paths))
+    rows = rows.select_columns(list(dict.fromkeys([*fields.values(), *others.values()])))
+    return TextRows(rows, torch.from_numpy(sizes.sum(axis=0))).selected(kept)
+
+
+def holds_lists(rows: Rows, name: str) -> bool:
+    """Return whether a field of the rows holds lists, as of messages. False where there is no such field."""
+    types = import_optional("pyarrow.types", "data.kind", "records")
+    if name not in rows.column_names:
+        return False
+    kind = rows.data.column(name).type
+    return bool(types.is_list(kind) or types.is_large_list(kind))
 
 
 def _require(rows: Rows, fields: Mapping[str, str]) -> None:
@@ -143,13 +146,6 @@ def _require(rows: Rows, fields: Mapping[str, str]) -> None:
     for field, name in fields.items():
         if name not in rows.column_names:
             raise data_problem(field, f"is not a field of these rows, which have {', '.join(rows.column_names)}", name)
-
-
-def _text_bytes(rows: Rows, name: str) -> npt.NDArray[np.int64]:
-    """Bytes of each row's text, int64 ``(rows,)``; 0 where the text is missing."""
-    compute = import_optional("pyarrow.compute", "data.kind", "records")
-    sizes = compute.fill_null(compute.binary_length(rows.data.column(name)), 0)
-    return np.asarray(sizes.to_numpy(), dtype=np.int64)
 
 
 def _opened(path: Path, folders: DataFolders) -> tuple[int, int]:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from tuner.errors import SpecError
-from tuner.schemas.dataset import OF_THE_MODEL
+from tuner.schemas.dataset.data_spec import OF_THE_MODEL
 from tuner.training.data.base import data_problem
 from tuner.training.data.files import DataFolders
 from tuner.training.data.sources.packages import import_optional
@@ -50,7 +50,7 @@ class Located(NamedTuple):
     spans: list[tuple[int, int]]
     """First character and end of each token in the text."""
     special: list[bool]
-    """Whether a token is a special one, which the text holds by its name."""
+    """True for a special token, which the text holds by its name."""
 
 
 class TextTokenizer(Protocol):
@@ -279,12 +279,7 @@ class TokenSequences:
         return len(self.ends) - 1
 
     def __getitem__(self, index: int) -> dict[str, Tensor]:
-        tokens = self._tokens(index).long()
-        ignored = tokens < 0
-        return {
-            "input_ids": torch.where(ignored, ~tokens, tokens),
-            "labels": tokens.masked_fill(ignored, IGNORED_LABEL),
-        }
+        return with_labels(self._tokens(index).long())
 
     def __iter__(self) -> Iterator[list[int]]:
         """Yield each sequence as in the stream."""
@@ -295,6 +290,12 @@ class TokenSequences:
             raise IndexError(index)
         first, end = self.ends[index : index + 2].tolist()
         return self.stream[first:end]
+
+
+def with_labels(tokens: Tensor) -> dict[str, Tensor]:
+    """The ``input_ids`` and ``labels`` of token ids, of which those that are not learned are bitwise complements."""
+    ignored = tokens < 0
+    return {"input_ids": torch.where(ignored, ~tokens, tokens), "labels": tokens.masked_fill(ignored, IGNORED_LABEL)}
 
 
 def rope_notes(config: Any, collation: PaddedCollation, length: int) -> tuple[str, ...]:  # noqa: ANN401 - a transformers configuration, or none
