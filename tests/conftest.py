@@ -19,6 +19,8 @@ from tests.support.paths import ROOT
 from tuner.hardware.inventory import cpu
 from tuner.probing.supervisor import ProbeSupervisor
 
+pytest_plugins = ("tests.support.processor_time",)
+
 settings.register_profile("batchwright", deadline=None)  # no example fails for a busy machine
 settings.load_profile("batchwright")
 
