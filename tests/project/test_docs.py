@@ -29,10 +29,10 @@ from tuner.planning import coupled_loss, search
 
 DOCS = ROOT / "docs"
 PAGES = {path.stem: path.read_text() for path in sorted(DOCS.glob("*.md"))}
-LONG = {"commands", "data", "estimate", "exports", "own-loop", "start", "tune"}
-"""Pages whose commands take half a minute or more."""
+SHORT = {"deployment", "library", "side-by-side", "troubleshooting"}
+"""Pages that take less than three seconds to follow."""
 RUN = [
-    pytest.param(name, marks=pytest.mark.thorough if name in LONG else ())
+    pytest.param(name, marks=() if name in SHORT else pytest.mark.thorough)
     for name, text in PAGES.items()
     if any(it.reason is None for it in blocks_of(text))
 ]
@@ -50,7 +50,6 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         yield served.url
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("page", RUN)
 def test_the_page_runs(page: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     """Its commands and programs, from top to bottom in an empty folder, print what it shows."""

@@ -7,9 +7,12 @@ import re
 import subprocess
 import sys
 
+import pytest
+
 from tests.support.paths import EXAMPLES
 
 
+@pytest.mark.thorough
 def test_the_own_loop_is_exact_and_the_tutorials_is_not() -> None:
     """In every window, the short last one included, by the errors that `examples/own_loop.py` prints."""
     command = [sys.executable, "-W", "error", str(EXAMPLES / "own_loop.py")]

@@ -50,6 +50,7 @@ def test_without_a_card_nothing_is_written(tmp_path: Path) -> None:
     assert not (tmp_path / "found.json").exists()
 
 
+@pytest.mark.thorough
 def test_a_part_that_fails_does_not_end_the_others(
     evidence: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -54,27 +54,43 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         yield served.url
 
 
-@pytest.mark.slow
-def test_the_commands_tune_and_print_what_is_shown(tmp_path: Path) -> None:
-    """The spec is written and tuned; the plan and the proof are printed as shown, but for their figures."""
-    reader = Reader(tmp_path, lambda: ADDRESS)
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The reader's folder after the commands, each of which printed what the README shows."""
+    path = tmp_path_factory.mktemp("reader")
+    reader = Reader(path, lambda: ADDRESS)
     for block in blocks_of(README):
         if block.reason is None and block.language in {"yaml", "console"}:
             reader.assert_works(block)
-    found = json.loads((tmp_path / "recommendation.json").read_text())
+    return path
+
+
+@pytest.fixture(scope="module")
+def printed(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The output of the Python code, run as it stands in a process of its own."""
+    (code,) = blocks("python")
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=tmp_path_factory.mktemp("code"),
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_the_commands_tune_and_print_what_is_shown(folder: Path) -> None:
+    """The spec is written and tuned; the plan and the proof are printed as shown, but for their figures."""
+    found = json.loads((folder / "recommendation.json").read_text())
     assert sum(found["plan"]["micro_batch_sizes"][0]) == 100
 
 
-@pytest.mark.slow
-def test_the_python_code_finds_a_plan_with_its_proof(tmp_path: Path) -> None:
-    """Run as it stands in a process of its own, it prints micro-batches that add up to the effective batch."""
-    (code,) = blocks("python")
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=tmp_path, timeout=300
-    )
-    assert done.returncode == 0, done.stderr
-    plan, _, proof = done.stdout.partition(") ")
-    (effective,) = re.findall(r"effective_batch_size=(\d+)", code)
+def test_the_python_code_finds_a_plan_with_its_proof(printed: str) -> None:
+    """It prints micro-batches that add up to the effective batch, and the proof."""
+    plan, _, proof = printed.partition(") ")
+    (effective,) = re.findall(r"effective_batch_size=(\d+)", *blocks("python"))
     assert sum(map(int, re.findall(r"\d+", plan))) == int(effective)
     assert "fits and the next size" in proof
 
@@ -92,8 +108,8 @@ def test_the_curl_call_is_accepted(service: str) -> None:
 
 def test_the_wheel_is_built_as_named(tmp_path: Path) -> None:
     """It has the README's file name, the extras that the README installs, and the command."""
-    command = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", str(tmp_path)]
-    done = subprocess.run([*command, "."], cwd=ROOT, capture_output=True, text=True, check=False, timeout=120)
+    command = [sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory", str(tmp_path)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=120)
     assert done.returncode == 0, done.stderr
     (name, extras), *others = re.findall(r'"dist/(\S+\.whl)\[([\w,]+)\]"', README)
     assert others == []

@@ -37,7 +37,6 @@ def measured(name: str, folder: Path) -> dict[str, Any]:
 # --- the scripts ---
 
 
-@pytest.mark.slow
 @pytest.mark.thorough
 def test_ours_trains_with_the_effective_batch_and_the_gradient_of_the_full_one(tmp_path: Path) -> None:
     """Two updates of 50 samples and one of the 25 that are left, whatever size was found."""

@@ -44,6 +44,12 @@ def processor_seconds() -> float:
     return spent.user + spent.system + spent.children_user + spent.children_system + _of_descendants(os.getpid())
 
 
+def _own_seconds() -> float:
+    """Return the processor time of this process alone."""
+    spent = os.times()
+    return spent.user + spent.system
+
+
 def _of_descendants(parent: int) -> float:
     """Return the processor time of the living descendants of a process, and of the children they waited for."""
     seconds = 0.0
@@ -113,7 +119,8 @@ class ProcessorTime:
         self._measured = 0
         self._slowness: list[float] = []
         self._tests: dict[str, float] = defaultdict(float)
-        self._of_processes = 0.0
+        self._own = 0.0
+        self._outside = 0.0
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_protocol(self) -> Generator[None, object, object]:
@@ -121,6 +128,7 @@ class ProcessorTime:
         if self._measured % _TESTS_PER_SAMPLE == 0:
             self._slowness.append(slowness())
         self._measured += 1
+        self._add_outside()
         self._mark, self._modules, self._of_test = processor_seconds(), len(sys.modules), 0.0
         return (yield)
 
@@ -145,11 +153,17 @@ class ProcessorTime:
         self._mark, self._shared = now, 0.0
         report.__dict__.update(processor_seconds=seconds - shared, shared_processor_seconds=shared)  # xdist sends these
         self._of_test += seconds - shared
+        self._own = _own_seconds()
         if report.when == "call" and report.passed and self._of_test > TEST_LIMIT_SECONDS and self._is_judged(item):
             judged = self._of_test / slowness()
             if judged > TEST_LIMIT_SECONDS:
                 report.outcome, report.longrepr = "failed", too_long(judged)
         return report
+
+    def _add_outside(self) -> None:
+        """Count what this process took since the last phase of a test, or since it began."""
+        self._own, before = _own_seconds(), self._own
+        self._outside += self._own - before
 
     def _is_judged(self, item: pytest.Item) -> bool:
         """Return whether `make test` runs the test and the test did not pay for later ones."""
@@ -163,34 +177,28 @@ class ProcessorTime:
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: Any) -> None:
-        """Add what a process of pytest-xdist took in all."""
+        """Add what a process of pytest-xdist took outside of tests."""
         seconds, samples = getattr(node, "workeroutput", {}).get("processor_time", (0.0, []))
-        self._of_processes += seconds
+        self._outside += seconds
         self._slowness += samples
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
-        """Hand on what this process took, or fail a session that took more than its budget."""
+        """Hand on what this process took outside of tests, or fail a session that took more than its budget."""
+        self._add_outside()
         if hasattr(self._config, "workeroutput"):
-            self._config.workeroutput["processor_time"] = (processor_seconds(), self._slowness)
+            self._config.workeroutput["processor_time"] = (self._outside, self._slowness)
             return
         if not self._tests:
             return
-        if self._config.cache is not None:
-            self._config.cache.set(CACHE_KEY, {**self._tests, "collection": self._of_collection()})
+        if (cache := getattr(self._config, "cache", None)) is not None:  # absent with `-p no:cacheprovider`
+            cache.set(CACHE_KEY, {**self._tests, "outside of tests": self._outside})
         if self._is_over() and session.exitstatus == pytest.ExitCode.OK:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
     def _seconds(self) -> float:
         """Return the seconds of the whole session."""
-        if not self._of_processes:
-            return processor_seconds()
-        own = os.times()
-        return self._of_processes + own.user + own.system
-
-    def _of_collection(self) -> float:
-        """Return the seconds outside of tests: those of collection, and between tests."""
-        return max(0.0, self._seconds() - sum(self._tests.values()))
+        return self._outside + sum(self._tests.values())
 
     def _mean_slowness(self) -> float:
         return sum(self._slowness) / len(self._slowness) if self._slowness else 1.0
@@ -207,7 +215,7 @@ class ProcessorTime:
             return
         budget = self._config.getoption("processor_budget")
         terminalreporter.write_line(
-            f"Processor time: {self._seconds():.0f} s, of which {self._of_collection():.0f} s outside of tests"
+            f"Processor time: {self._seconds():.0f} s, {self._outside:.0f} s of it outside of tests"
             + (f". The budget is {budget:.0f} s" if budget is not None else "")
             + (f" (this machine is {slower:.2f} times slower)" if (slower := self._mean_slowness()) >= 1.05 else "")
             + "."
