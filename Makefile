@@ -52,7 +52,7 @@ TEST_PROCESSES ?= 4
 test: $(VENV)/dev $(VENV)/docs $(VENV)/browser  ## Install what the tests need, and run them
 	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist worksteal --processor-budget 900
 
-thorough-test: $(VENV)/dev $(VENV)/docs  ## The longer cases of tests: every page of docs/ is followed, fine-tuning learns
+thorough-test: $(VENV)/dev $(VENV)/docs $(VENV)/browser  ## Run the tests that `make test` leaves out for their length
 	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -m thorough -n $(TEST_PROCESSES) --dist worksteal
 
 # MKL's packing buffers are those of its code for Intel's processors, which a preloaded library has it run on any make.
@@ -77,7 +77,7 @@ FAST := tests/planning tests/schemas tests/exports tests/cli/test_export.py test
   tests/project/test_imports.py tests/project/test_structure.py
 
 check: lint  ## Before a commit: style, types, and the tests that need no torch, database or browser
-	$(BIN)/python -m pytest -q -n 2 --dist worksteal -p tests.support.fast_tests -m 'not (slow or torch or exports)' $(FAST)
+	$(BIN)/python -m pytest -q -n 2 --dist worksteal -p tests.support.fast_tests -m 'not (thorough or torch or exports)' $(FAST)
 
 format: $(VENV)/dev  ## Format the code
 	$(BIN)/ruff format .

@@ -83,9 +83,7 @@ def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> 
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with the slow modules, and skip tests whose marker names what is not here; the last lines count these."""
-    slow = {item.path for item in items if item.get_closest_marker("slow")}
-    items.sort(key=lambda item: item.path not in slow)  # so that no process runs a slow test while the others are done
+    """Skip tests whose marker names what is not here; the last lines count these."""
     for marker, (is_here, reason, _) in _REQUIREMENTS.items():
         marked = [item for item in items if item.get_closest_marker(marker)]
         if marked and not is_here():
