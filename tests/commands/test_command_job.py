@@ -11,10 +11,12 @@ import sys
 import time
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
 from tests.commands.injected.test_subreaper import await_file, is_running
+from tests.commands.recorded import Clock, Replay, record_of, shape, store, stored
 from tests.support.exports.plans import command_plan
 from tests.support.factories import CPU
 from tuner.commands.command_job import CommandJob
@@ -94,33 +96,48 @@ def run(found: Recommendation, folder: Path, updates: int = 4) -> TrainingResult
 TRAINING = ("{micro_batch_size}", "{gradient_accumulation_steps}", "{updates}")
 
 
+def really_ended(mode: str, found: Recommendation, folder: Path) -> TrainingResult:
+    """Run a job, which reports what its record has."""
+    began = time.monotonic()
+    with CommandJob(folder) as job:
+        job.start(found, 4)
+        result = ended(job)
+        record = record_of(job._folder, began, job.paths.log)
+    if "RENEW_RECORDS" in os.environ:
+        store(f"job-{mode}", record)
+    assert shape(record) == shape(stored(f"job-{mode}"))
+    return result
+
+
+def replayed(mode: str, found: Recommendation, folder: Path) -> TrainingResult:
+    """Follow a job by its record."""
+    replay = Replay(stored(f"job-{mode}"), Clock())
+    with patch("tuner.commands.command_job.FreshCommand", replay):
+        return run(found, folder)
+
+
+@pytest.mark.parametrize("is_real", [False, pytest.param(True, marks=pytest.mark.thorough)], ids=["recorded", "real"])
 @pytest.mark.parametrize(
     ("mode", "outcome", "message", "noted"),
     [
-        ("", "SUCCEEDED", "the command ended with exit status 0 after 4 updates (64 samples)", None),
+        ("plain", "SUCCEEDED", "the command ended with exit status 0 after 4 updates (64 samples)", None),
         ("large", "SUCCEEDED", "after 4 updates (64 samples)", "is above the limit of 300.00 MiB"),
-        pytest.param(
+        (
             "more",
             "SUCCEEDED",
             "after 4 updates (72 samples)",
             "1 of 4 updates had other micro-batches than the plan",
-            marks=pytest.mark.thorough,
         ),
-        pytest.param(
-            "caught",
-            "SUCCEEDED",
-            "after 3 updates (48 samples)",
-            "The program caught the error",
-            marks=pytest.mark.thorough,
-        ),
+        ("caught", "SUCCEEDED", "after 3 updates (48 samples)", "The program caught the error"),
         ("oom", "FAILED", "the command ran out of memory in update 3 on rank 0", None),
     ],
 )
 def test_a_job_runs_to_its_end_and_is_counted(
-    tmp_path: Path, mode: str, outcome: str, message: str, noted: str | None
+    tmp_path: Path, mode: str, outcome: str, message: str, noted: str | None, *, is_real: bool
 ) -> None:
     """Its updates, its samples, its peak, and an OOM that ends it or that it catches."""
-    result = run(of_program(tmp_path, TRAINS, *TRAINING, environment={"MODE": mode}), tmp_path / "job")
+    found = of_program(tmp_path, TRAINS, *TRAINING, environment={"MODE": mode})
+    result = (really_ended if is_real else replayed)(mode, found, tmp_path / "job")
 
     assert (result.outcome, result.limit_bytes) == (outcome, 300 * MEBIBYTE)
     assert message in result.message
@@ -133,6 +150,21 @@ def test_a_job_runs_to_its_end_and_is_counted(
         assert "The plan was 2 x 8 samples: 16; the peak was" in result.message
         assert "--probe-updates" in result.message
     assert TrainingResult.model_validate_json((tmp_path / "job" / "result.json").read_text()) == result
+
+
+@pytest.fixture(scope="module")
+def counted(tmp_path_factory: pytest.TempPathFactory) -> TrainingResult:
+    """The result of a real job that trains."""
+    folder = tmp_path_factory.mktemp("job")
+    found = of_program(folder, TRAINS, *TRAINING, environment={"MODE": "more"})
+    return run(found, folder / "job")
+
+
+def test_the_updates_of_a_real_job_are_counted(counted: TrainingResult) -> None:
+    """By the code that is injected into its process."""
+    assert (counted.outcome, counted.updates, counted.samples_seen) == (RunOutcome.SUCCEEDED, 4, 72)
+    assert len(counted.notes) == 1
+    assert 0 < (counted.peak_bytes or 0) < 300 * MEBIBYTE
 
 
 def test_a_job_keeps_its_files(tmp_path: Path) -> None:
