@@ -13,8 +13,8 @@ import sys
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Callable, Collection, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,14 +23,19 @@ from unittest.mock import patch
 
 from tests.commands.program_list import PLAIN, Program, misbehaving
 from tests.commands.trials import probe_request
+from tests.support.exports.plans import command_plan
+from tests.support.factories import CPU
 from tests.support.paths import ROOT
 from tuner.commands import command_supervisor
+from tuner.commands.command_job import CommandJob
 from tuner.commands.command_supervisor import CommandProbe
 from tuner.commands.launching import FreshCommand, Launch
 from tuner.commands.outcomes import EndedCommand
 from tuner.hardware.inventory import cpu
 from tuner.schemas.command import CommandSpec
+from tuner.schemas.recommendation import Headroom, Recommendation
 from tuner.schemas.requests import ProbeRequest
+from tuner.schemas.training import TrainingResult
 from tuner.system.files import tail
 
 FOLDER = ROOT / "tests" / "commands" / "reports"
@@ -90,6 +95,30 @@ CASES: dict[str, Case] = {
 """Probes by the name of their record."""
 
 
+MEBIBYTE = 1024**2
+_TRAINS = """
+import json, os, sys, torch
+size, steps, updates = (int(text) for text in sys.argv[1:4])
+mode = os.environ.get("MODE")
+class Wide(torch.nn.Linear):
+    def forward(self, batch):
+        if mode == "caught" and made == 2: torch.empty(1 << 50)
+        return super().forward(batch)
+model = Wide(8, 8)
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+for made in range(updates):
+    for _ in range(steps + (mode == "more" and made == 1)):
+        try: model(torch.randn(size, 8)).sum().backward()
+        except RuntimeError: pass
+    optimizer.step(); optimizer.zero_grad()
+    print("made", made, flush=True)
+    if mode == "large" and made == 1: torch.ones(400 * 2**18)
+    if mode == "oom" and made == 1: torch.empty(1 << 50)
+"""
+JOBS = ("plain", "large", "more", "caught", "oom")
+"""Modes of a program whose jobs are recorded, each as `job-MODE`."""
+
+
 # --- recording ---
 
 
@@ -110,6 +139,37 @@ def run_case(name: str, folder: Path) -> tuple[EndedCommand, Record]:
 def _probe(request: ProbeRequest, folder: Path) -> CommandProbe:
     assert isinstance(request.spec, CommandSpec)
     return CommandProbe(request, request.spec, cpu(), folder)
+
+
+def of_program(tmp_path: Path, code: str, *arguments: str, **fields: Any) -> Recommendation:
+    """The recommendation of a program, with two micro-batches of 8 samples and a limit of 300 MiB."""
+    script = tmp_path / "program.py"
+    script.write_text(code)
+    found = command_plan(sys.executable, str(script), *arguments, device=CPU, **fields)
+    headroom = Headroom(limit_bytes=300 * MEBIBYTE, peak_bytes=1, free_bytes=1, free_fraction=0.5)
+    return found.model_copy(update={"headroom": headroom})
+
+
+def result_of_running(job: CommandJob) -> TrainingResult:
+    """Wait for the end of a job; pytest's limit ends a wait in vain."""
+    while (result := job.poll()) is None:
+        time.sleep(0.02)
+    return result
+
+
+def plan_of_job(mode: str, folder: Path) -> Recommendation:
+    """The recommendation of the program of a job, in one of its modes."""
+    sizes = ("{micro_batch_size}", "{gradient_accumulation_steps}", "{updates}")
+    return of_program(folder, _TRAINS, *sizes, environment={"MODE": mode})
+
+
+def run_job(mode: str, folder: Path) -> tuple[TrainingResult, Record]:
+    """Run a job of four updates in an empty folder, and record it."""
+    began = time.monotonic()
+    with CommandJob(folder / "job") as job:
+        job.start(plan_of_job(mode, folder), 4)
+        result = result_of_running(job)
+        return result, {"ending": result.outcome.name, **record_of(job._folder, began, job.paths.log)}
 
 
 def record_of(folder: Path, began: float, log: Path | None = None) -> Record:
@@ -171,10 +231,7 @@ def store(name: str, record: Record) -> None:
 
 
 def shape(record: Record) -> dict[str, Any]:
-    """The part of a record that every run of its program has: its ending, and the events with the types of their fields.
-
-    An event of a process may come twice, or its value be another; where one of its values is null, any may be.
-    """
+    """The part of a record that every run has: how it ended, and its kinds of events with the types of their fields."""
     events: dict[str, dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
     for event in [*record["events"], *({"event": "progress", **written} for written in record["progress"].values())]:
         for name, value in event.items():
@@ -263,19 +320,27 @@ def replay(name: str, folder: Path) -> EndedCommand:
     return replace(ended, unreached=record["unreached"])
 
 
+@contextmanager
+def replayed_commands(name: str) -> Iterator[None]:
+    """Within the block every fresh start of a command is a replay of one record."""
+    clock = Clock()
+    with _time_of(clock), patch.object(command_supervisor, "FreshCommand", Replay(stored(name), clock)):
+        yield
+
+
 def _time_of(clock: Clock) -> AbstractContextManager[object]:
     return patch.object(command_supervisor, "time", SimpleNamespace(monotonic=clock.monotonic))
 
 
-def _renew(names: list[str], run: Callable[[str, Path], tuple[EndedCommand, Record]] = run_case) -> None:
+def _renew(names: list[str]) -> None:
     FOLDER.mkdir(exist_ok=True)
     for name in names:
         with tempfile.TemporaryDirectory() as folder:
-            began = time.monotonic()
-            _, record = run(name, Path(folder))
-            store(name, record)
-            print(f"{name}: {record['ending']} after {time.monotonic() - began:.1f} s")  # noqa: T201
+            mode = name.removeprefix("job-")
+            _, record = run_case(name, Path(folder)) if mode == name else run_job(mode, Path(folder))
+        store(name, record)
+        print(name, record["ending"])  # noqa: T201
 
 
 if __name__ == "__main__":
-    _renew(sys.argv[1:] or list(CASES))
+    _renew(sys.argv[1:] or [*CASES, *(f"job-{mode}" for mode in JOBS)])

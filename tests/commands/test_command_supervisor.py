@@ -64,7 +64,9 @@ class Programs:
         self.folder = folder
         self._code = folder / "code.py"
         self._script = folder / "program.py"
-        self._script.write_text(f"{IMPORTS}exec(compile(open({str(self._code)!r}).read(), {str(self._code)!r}, 'exec'))")
+        self._script.write_text(
+            f"{IMPORTS}exec(compile(open({str(self._code)!r}).read(), {str(self._code)!r}, 'exec'))"
+        )
         self._supervisor = CommandSupervisor(cpu())
 
     def probe(self, code: str, size: int = 4, **fields: Any) -> ProbeResult:
@@ -126,9 +128,7 @@ def test_a_program_that_fits_ends_after_its_updates_and_leaves_nothing(fresh: tu
     assert leftovers(str(folder / "program.py")) == []
 
 
-def test_a_forked_process_has_the_result_of_a_fresh_one(
-    programs: Programs, fresh: tuple[ProbeResult, Path]
-) -> None:
+def test_a_forked_process_has_the_result_of_a_fresh_one(programs: Programs, fresh: tuple[ProbeResult, Path]) -> None:
     """The same updates are counted. What the imports took is part of both peaks, which differ by steps of the heap."""
     forked = programs.probe(SETUP + TRAINS)
     assert (forked.outcome, forked.message) == (Outcome.FIT, fresh[0].message)

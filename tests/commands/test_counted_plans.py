@@ -62,7 +62,13 @@ class Probes:
     def run(self, way: str, *, steps: int = STEPS, **fields: Any) -> ProbeResult:
         """Probe one way of the program."""
         self._way.write_text(way)
-        words = (sys.executable, str(self._script), str(self._way), "{micro_batch_size}", "{gradient_accumulation_steps}")
+        words = (
+            sys.executable,
+            str(self._script),
+            str(self._way),
+            "{micro_batch_size}",
+            "{gradient_accumulation_steps}",
+        )
         data = {
             "spec": {"model": {"kind": "command", "argv": words, "environment": {"OMP_NUM_THREADS": "1"}}},
             "micro_batch_size": SIZE,

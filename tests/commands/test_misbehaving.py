@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tests.commands.program_list import FOLDER, Program, misbehaving
-from tests.commands.recorded import CASES, LARGE, SIZE, TIGHT, replay, run_case, shape, stored
+from tests.commands.recorded import CASES, JOBS, LARGE, SIZE, TIGHT, replay, run_case, shape, stored
 from tests.commands.trials import probe
 from tuner.commands.outcomes import EndedCommand, result_of
 from tuner.schemas.results import Outcome, ProbeResult
@@ -64,7 +64,7 @@ def ends_with(program: Program, folder: Path, limit: int | None = None, **fields
 
 def test_every_record_is_of_a_case() -> None:
     """None is left of a case that went."""
-    assert {path.stem for path in (FOLDER.parent / "reports").iterdir()} == {*CASES}
+    assert {path.stem for path in (FOLDER.parent / "reports").iterdir()} == {*CASES, *(f"job-{mode}" for mode in JOBS)}
 
 
 @pytest.mark.parametrize("way", ["ignores-accumulation", "drops-the-last-micro-batch"])
