@@ -20,8 +20,6 @@ from nbclient.exceptions import CellExecutionError
 
 from tests.support.paths import ROOT
 
-pytestmark = pytest.mark.slow
-
 WORKLOAD = """
 import torch, batchwright
 from torch import nn
@@ -95,18 +93,22 @@ def notebook(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Notebook]:
     _ENDED.append(opened)
 
 
-def test_a_class_of_a_cell_and_a_lambda(notebook: Notebook) -> None:
+@pytest.fixture(scope="module")
+def shown(notebook: Notebook) -> list[Any]:
+    """The outputs of a cell that shows a recommendation and the progress of its search."""
+    return notebook.run(f"options['progress'] = True\nfound = {FIND}\noptions['progress'] = False\nfound")
+
+
+def test_a_class_of_a_cell_and_a_lambda(notebook: Notebook, shown: list[Any]) -> None:
     """The plan is exact, a larger size ran out of memory, and the cell shows the recommendation."""
-    (shown,) = notebook.run(f"found = {FIND}\nfound")
-    assert "ran out of memory" in shown.data["text/html"]
+    assert "ran out of memory" in shown[-1].data["text/html"]
     checks = "print(sum(map(sum, found.plan.micro_batch_sizes)), found.evidence.proof.shows_larger_fail)"
     assert notebook.printed(checks).split() == ["30", "True"]
 
 
-def test_progress_is_shown(notebook: Notebook) -> None:
+def test_progress_is_shown(shown: list[Any]) -> None:
     """A reader sees the probes while they run."""
-    outputs = notebook.run(f"options['progress'] = True\nfound = {FIND}\noptions['progress'] = False")
-    text = " ".join(str(output) for output in outputs)
+    text = " ".join(str(output) for output in shown[:-1])
     assert "FIT" in text
     assert "OOM" in text
 
