@@ -26,7 +26,7 @@ from tuner.planning.accumulation import balanced_plan
 from tuner.units import parse_bytes
 
 SAMPLES = 30
-"""Of an update. On the CPU the samples of the whole update are held in memory: 120 MiB."""
+"""Of an update. On the CPU the samples of the whole update are held in memory: 60 MiB."""
 pytestmark = pytest.mark.usefixtures("forked")
 SPEC = {"model": {"kind": "python", "target": "tests.support.heavy_samples:Workload"}}
 
@@ -98,18 +98,18 @@ def test_a_model_is_copied() -> None:
 
 
 def test_an_optimizer_of_ones_own_counts() -> None:
-    """A model of 36 MiB: what fits beside its gradients depends on the optimizer's state (none, or 72 MiB)."""
+    """A model of 10 MiB: what fits beside its gradients depends on the optimizer's state (none, or 20 MiB)."""
 
     class Larger(Scaled):
         def __init__(self) -> None:
             super().__init__()
-            self.more = nn.Parameter(torch.zeros(8 * VALUES))
+            self.more = nn.Parameter(torch.zeros(4 * VALUES))
 
         def forward(self, samples: Tensor) -> Tensor:
             return super().forward(samples) + 0 * self.more.sum()
 
     stateless, stateful = (
-        found(build_model=Larger, optimizer=optimizer, memory_limit="280MiB", effective_batch_size=12)
+        found(build_model=Larger, optimizer=optimizer, memory_limit="110MiB", effective_batch_size=8)
         for optimizer in (torch.optim.SGD, torch.optim.NAdam)
     )
     assert (stateless.largest_micro_batch_size or 0) > (stateful.largest_micro_batch_size or 0) > 0
@@ -237,13 +237,13 @@ def test_what_cannot_be_pickled_is_named() -> None:
 
 
 def test_a_full_disk_is_named_with_the_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A model of 4 MiB has no room on the disk for temporary files; nothing of it stays there."""
+    """A model of 2 MiB has no room on the disk for temporary files; nothing of it stays there."""
     with small_disk(tmp_path / "disk", 64 * 1024) as disk:
         monkeypatch.setattr(tempfile, "tempdir", str(disk))
         with pytest.raises(StorageError, match=r"functions\.pickle cannot be written: the disk is full") as raised:
             found(build_model=Scaled())
         assert list(disk.iterdir()) == []
-    assert "4.00 MiB needed" in str(raised.value)
+    assert "2.00 MiB needed" in str(raised.value)
     assert "set TMPDIR to a folder on another disk" in str(raised.value)
 
 
