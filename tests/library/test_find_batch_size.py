@@ -97,21 +97,29 @@ def test_a_model_is_copied() -> None:
     assert torch.equal(model.weights, torch.ones(VALUES))
 
 
-def test_an_optimizer_of_ones_own_counts() -> None:
-    """A model of 10 MiB: what fits beside its gradients depends on the optimizer's state (none, or 20 MiB)."""
+class Larger(Scaled):
+    """A model of 10 MiB."""
 
-    class Larger(Scaled):
-        def __init__(self) -> None:
-            super().__init__()
-            self.more = nn.Parameter(torch.zeros(4 * VALUES))
+    def __init__(self) -> None:
+        super().__init__()
+        self.more = nn.Parameter(torch.zeros(4 * VALUES))
 
-        def forward(self, samples: Tensor) -> Tensor:
-            return super().forward(samples) + 0 * self.more.sum()
+    def forward(self, samples: Tensor) -> Tensor:
+        """As that of fewer weights."""
+        return super().forward(samples) + 0 * self.more.sum()
 
-    stateless, stateful = (
-        found(build_model=Larger, optimizer=optimizer, memory_limit="110MiB", effective_batch_size=8)
-        for optimizer in (torch.optim.SGD, torch.optim.NAdam)
-    )
+
+@pytest.fixture(scope="module")
+def of_optimizers(forked: None) -> tuple[Recommendation, Recommendation]:
+    """The recommendations of a larger model for an optimizer without a state and for one with 20 MiB."""
+    del forked
+    options: dict[str, Any] = {"build_model": Larger, "memory_limit": "110MiB", "effective_batch_size": 8}
+    return found(optimizer=torch.optim.SGD, **options), found(optimizer=torch.optim.NAdam, **options)
+
+
+def test_an_optimizer_of_ones_own_counts(of_optimizers: tuple[Recommendation, Recommendation]) -> None:
+    """What fits beside the gradients depends on the optimizer's state."""
+    stateless, stateful = of_optimizers
     assert (stateless.largest_micro_batch_size or 0) > (stateful.largest_micro_batch_size or 0) > 0
     assert "own-optimizer" in {advice.code for advice in stateless.to_hugging_face().warnings}
 
