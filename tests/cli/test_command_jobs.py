@@ -123,7 +123,7 @@ def test_a_command_that_is_not_there_is_refused_before_any_work(tmp_path: Path) 
     assert "model.argv.0: is no program that can be started" in done.stderr
 
 
-@pytest.mark.slow
+@pytest.mark.usefixtures("forked")
 def test_a_recommendation_alone_trains_what_was_tuned(tmp_path: Path) -> None:
     """It has the spec, of a workload as of a command."""
     path = tmp_path / "recommendation.json"

@@ -8,7 +8,9 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
+from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -48,6 +50,10 @@ def batchwright(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=240)
 
 
+CommandLine = Callable[..., subprocess.CompletedProcess[str]]
+"""The command line in the test's own process, or in one of its own."""
+
+
 @pytest.fixture
 def spec_file(tmp_path: Path) -> Path:
     """A small spec on the disk."""
@@ -58,7 +64,7 @@ def spec_file(tmp_path: Path) -> Path:
 
 def test_help_names_every_command_and_exit_code() -> None:
     """`--help` is worth reading."""
-    text = " ".join(batchwright("--help").stdout.split())
+    text = " ".join(called("--help").stdout.split())
     for word in ("tune", "plan", "train", "run", "serve", "devices", "Exit codes", "no micro-batch fits"):
         assert word in text
 
@@ -66,14 +72,14 @@ def test_help_names_every_command_and_exit_code() -> None:
 def test_a_misspelt_variable_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """By every command, with the nearest name, whether the variable is the library's own or a service's."""
     monkeypatch.setenv("BATCHWRIGHT_PORT", "8001")
-    assert batchwright("formats").returncode == 0
+    assert called("formats").returncode == 0
     monkeypatch.setenv("BATCHWRIGHT_PRT", "8001")
     monkeypatch.setenv("BATCHWRIGHT_WORKSPACE", "workspaces.json")
-    refused = batchwright("formats")
+    refused = called("formats")
     assert refused.returncode == 2
     for name in ("BATCHWRIGHT_PORT", "BATCHWRIGHT_WORKSPACES"):
         assert f"did you mean `{name}`?" in refused.stderr
-    assert batchwright("formats", "--help").returncode == 0
+    assert called("formats", "--help").returncode == 0
 
 
 _LISTS_SERVICE = """
@@ -123,15 +129,38 @@ def test_a_uniform_plan_says_what_it_changes() -> None:
     assert "100 instead of 101" in " ".join(called(*arguments).stdout.split())
 
 
-def test_tune_then_train_then_resume(spec_file: Path, tmp_path: Path) -> None:
-    """The whole path: the answer alone on standard output, probes on standard error, a run, a resume."""
-    rec, run = tmp_path / "rec.json", tmp_path / "run"
+@pytest.fixture(scope="module", params=[called, pytest.param(batchwright, marks=pytest.mark.thorough)])
+def whole_path(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, forked: None
+) -> tuple[Path, list[subprocess.CompletedProcess[str]]]:
+    """What a tuning, a run and its resume printed, and the folder of their files."""
+    del forked
+    folder, command_line = tmp_path_factory.mktemp("path"), request.param
+    spec, rec = folder / "spec.json", folder / "rec.json"
+    spec.write_text(gpt_spec().model_dump_json())
     limits = ("--effective-batch-size", "300", "--device", "cpu", "--memory-limit", "120MiB", "--baseline", "8x4")
     names = ("--name", "small GPT", "--project", "tests", "--label", "team=nlp", "--label", "example.com/tier=")
-    tuned = batchwright("tune", spec_file, *limits, *names, "--json", "-o", rec)
+    tuned = command_line("tune", spec, *limits, *names, "--json", "-o", rec)
+    train = (
+        "train",
+        spec,
+        "--recommendation",
+        rec,
+        "--output-dir",
+        folder / "run",
+        "--checkpoint-every",
+        "2",
+        "--json",
+    )
+    return folder, [tuned, command_line(*train, "--updates", "2"), called(*train, "--updates", "3")]
+
+
+def test_tune_then_train_then_resume(whole_path: tuple[Path, list[subprocess.CompletedProcess[str]]]) -> None:
+    """The whole path: the answer alone on standard output, probes on standard error, a run, a resume."""
+    folder, (tuned, *runs) = whole_path
     assert tuned.returncode == 0, tuned.stderr
     found = Recommendation.model_validate_json(tuned.stdout)
-    assert found == Recommendation.model_validate_json(rec.read_text())
+    assert found == Recommendation.model_validate_json((folder / "rec.json").read_text())
     assert (found.name, found.project) == ("small GPT", "tests")
     assert found.labels == {"team": "nlp", "example.com/tier": ""}
     assert sum(plan_of(found).micro_batch_sizes[0]) == 300
@@ -139,10 +168,8 @@ def test_tune_then_train_then_resume(spec_file: Path, tmp_path: Path) -> None:
     assert (found.gain.baseline.effective_batch_size, found.gain.memory_source) == (32, "measured")
     assert found.gain.speedup is not None
     assert tuned.stderr.count("probe ") == len(found.evidence.probes)
-    command = ("train", spec_file, "--recommendation", rec, "--output-dir", run, "--checkpoint-every", "2", "--json")
-    first = json.loads(batchwright(*command, "--updates", "2").stdout)
+    first, second = (json.loads(run.stdout) for run in runs)
     assert (first["outcome"], first["updates"], first["resumed_from"]) == ("SUCCEEDED", 2, None)
-    second = json.loads(called(*command, "--updates", "3").stdout)
     assert (second["outcome"], second["updates"], second["resumed_from"]) == ("SUCCEEDED", 3, 2)
 
 
@@ -328,17 +355,18 @@ def test_a_loss_that_couples_samples_fails_before_any_probe(tmp_path: Path) -> N
     assert (run.returncode, json.loads(run.stdout)["reason"]) == (4, "coupled-loss")
 
 
-def test_a_device_that_fails_before_the_first_probe_ends_the_tuning(tmp_path: Path) -> None:
+@pytest.mark.parametrize("command_line", [called, pytest.param(batchwright, marks=pytest.mark.thorough)])
+def test_a_device_that_fails_before_the_first_probe_ends_the_tuning(tmp_path: Path, command_line: CommandLine) -> None:
     """Exit code 5 and the device's error, though the next process could use it: the second tuning does."""
     path = tmp_path / "spec.json"
     arguments = {"way": "breaks-the-device-once", "argument": str(tmp_path / "failed")}
     model = {"kind": "python", "target": "tests.support.misbehaving:build", "arguments": arguments}
     path.write_text(mlp_spec(model=model).model_dump_json())
     command = ("tune", path, "--effective-batch-size", "8", "--device", "cpu", "--memory-limit", "64MiB", "--json")
-    ended = batchwright(*command)
+    ended = command_line(*command)
     assert ended.returncode == 5, ended.stderr
     assert "the device failed: CUDA error: uncorrectable ECC error" in json.loads(ended.stdout)["message"]
-    assert batchwright(*command).returncode == 0
+    assert command_line(*command).returncode == 0
 
 
 def test_a_loss_that_couples_samples_is_tuned_where_that_is_allowed(tmp_path: Path) -> None:
@@ -459,6 +487,22 @@ def test_the_first_of_several_skipped_updates_has_a_line() -> None:
 
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_an_interrupt_while_tuning_is_an_exit_code(
+    spec_file: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals, status: int
+) -> None:
+    """Interrupted by Ctrl-C or a scheduler: the signal's exit code."""
+
+    def tune(*_: object) -> Recommendation:
+        os.kill(os.getpid(), number)
+        time.sleep(60)
+        raise AssertionError("no signal came")
+
+    monkeypatch.setattr(running, "tune", tune)
+    assert called("tune", spec_file, "--effective-batch-size", "8", "--device", "cpu").returncode == status
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_an_interrupt_while_tuning_leaves_no_process(
     spec_file: Path, tmp_path: Path, number: signal.Signals, status: int
 ) -> None:
@@ -493,13 +537,43 @@ def test_an_interrupt_while_tuning_leaves_no_process(
         time.sleep(0.05)
 
 
+def trains_without_end(spec_file: Path, folder: Path) -> tuple[tuple[str | Path, ...], RunPaths]:
+    """The words of a command that trains, and its run."""
+    (folder / "rec.json").write_text(recommendation(gpt_spec(), 40, 2).model_dump_json())
+    run = RunPaths(folder / "run")
+    files = ("--recommendation", folder / "rec.json", "--output-dir", run.directory)
+    return ("train", spec_file, *files, "--updates", "100000", "--checkpoint-every", "100000", "--json"), run
+
+
 def test_sigterm_while_training_leaves_a_checkpoint(spec_file: Path, tmp_path: Path) -> None:
     """A scheduler's SIGTERM, sent twice, ends the run: STOPPED, exit code 143, the last update on the disk."""
-    (tmp_path / "rec.json").write_text(recommendation(gpt_spec(), 40, 2).model_dump_json())
-    run = RunPaths(tmp_path / "run")
-    command: list[str | Path] = [sys.executable, "-m", "tuner.cli", "train", spec_file]
-    command += ["--recommendation", tmp_path / "rec.json", "--output-dir", run.directory]
-    command += ["--updates", "100000", "--checkpoint-every", "100000", "--json"]
+    words, run = trains_without_end(spec_file, tmp_path)
+
+    def terminate() -> None:
+        while not run.progress.exists():
+            time.sleep(0.02)
+        for _ in range(2):
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(0.05)
+
+    before = signal.signal(signal.SIGTERM, lambda *_: None)  # a second one may come after the command
+    sender = threading.Thread(target=terminate, daemon=True)
+    sender.start()
+    try:
+        done = called(*words)
+        sender.join()
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    result = TrainingResult.model_validate_json(done.stdout)
+    assert (done.returncode, result.outcome) == (143, RunOutcome.STOPPED)
+    assert result.updates == run.checkpointed_update()
+
+
+@pytest.mark.thorough
+def test_sigterm_to_a_process_that_trains_leaves_a_checkpoint(spec_file: Path, tmp_path: Path) -> None:
+    """The same in a process of its own."""
+    words, run = trains_without_end(spec_file, tmp_path)
+    command = [sys.executable, "-m", "tuner.cli", *words]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
     while not run.progress.exists():
         assert process.poll() is None

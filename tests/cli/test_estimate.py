@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
 
@@ -18,7 +20,7 @@ from tests.support.command import called
 from tests.support.factories import mlp_spec, python_spec
 from tuner.cli.arguments import estimate_request
 from tuner.cli.estimate_display import estimate_panel, estimate_table, fits_nowhere
-from tuner.errors import SpecError, VirtualGpuError
+from tuner.errors import EstimateError, SpecError, VirtualGpuError
 from tuner.hardware.gpu_table import GPUS
 from tuner.planning.accumulation import balanced_plan
 from tuner.schemas.estimates import Engine, Estimate, EstimateRequest, GpuEstimate, PeakBreakdown, PeakEstimate, Verdict
@@ -45,17 +47,23 @@ def written(folder: Path, spec: WorkloadSpec) -> Path:
 # --- real estimates ---
 
 
-def test_one_gpu_in_detail(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def of_one_gpu(tmp_path_factory: pytest.TempPathFactory) -> subprocess.CompletedProcess[str]:
+    """The real estimate of one GPU."""
+    spec = written(tmp_path_factory.mktemp("spec"), mlp_spec())
+    return batchwright("estimate", spec, "--gpu", "NVIDIA A10G", "--effective-batch-size", "100")
+
+
+def test_one_gpu_in_detail(of_one_gpu: subprocess.CompletedProcess[str]) -> None:
     """The verdict, the interval, what holds the memory, and the plan; nothing on standard error but progress."""
-    done = batchwright(
-        "estimate", written(tmp_path, mlp_spec()), "--gpu", "NVIDIA A10G", "--effective-batch-size", "100"
-    )
+    done = of_one_gpu
     assert done.returncode == 0, done.stderr
     text = " ".join(done.stdout.split())
     for words in ("estimate: fits", "A10G: 21.40 GiB usable", "100 fits surely", "parameters", "not measured"):
         assert words in text
 
 
+@pytest.mark.thorough
 def test_what_fits_nowhere_ends_with_its_own_code(tmp_path: Path) -> None:
     """Exit code 3, with the numbers as JSON; a GPU on which it fits makes it 0."""
     spec = written(tmp_path, mlp_spec(model={"kind": "reference", "architecture": LARGE}))
@@ -71,6 +79,7 @@ def test_what_fits_nowhere_ends_with_its_own_code(tmp_path: Path) -> None:
     assert "does not fit" in done.stdout
 
 
+@pytest.mark.thorough
 def test_failing_code_is_reported_with_its_own_message(tmp_path: Path) -> None:
     """Exit code 4, the error as JSON on standard output; on a terminal the place in the code comes with it."""
     spec = written(tmp_path, python_spec("tests.support.misbehaving:build", way="raises"))
@@ -92,6 +101,7 @@ def test_the_remedy_of_a_time_limit_is_an_option(tmp_path: Path) -> None:
     assert "longer than 1 s: raise `--timeout`" in " ".join(done.stderr.split())
 
 
+@pytest.mark.thorough
 def test_sigterm_leaves_no_process_and_no_files(tmp_path: Path) -> None:
     """SIGTERM ends it: exit code 143, and what traced code has started ends with it."""
     journal = tmp_path / "processes.txt"
@@ -155,6 +165,65 @@ def test_the_catalogue_is_listed() -> None:
     assert [line for line in done.stdout.splitlines() if line.startswith("H100-80GB ") and "9.0" in line]
     documents = [json.loads(line) for line in batchwright("gpus", "--json").stdout.splitlines()]
     assert [document["name"] for document in documents] == [gpu.name for gpu in GPUS]
+
+
+# --- exit codes of scripted estimates ---
+
+
+Scripted = Callable[[Callable[[], Estimate]], None]
+
+
+@pytest.fixture
+def scripted(monkeypatch: pytest.MonkeyPatch) -> Scripted:
+    """Has a function answer instead of the tracing process."""
+
+    def script(answer: Callable[[], Estimate]) -> None:
+        monkeypatch.setattr("tuner.estimation.client.estimate", lambda *_, **__: answer())
+
+    return script
+
+
+@pytest.mark.parametrize(
+    ("verdicts", "status"), [("DOES_NOT_FIT DOES_NOT_FIT", 3), ("DOES_NOT_FIT FITS", 0), ("UNCERTAIN", 0)]
+)
+def test_nowhere_is_an_exit_code(tmp_path: Path, scripted: Scripted, verdicts: str, status: int) -> None:
+    """A GPU on which the workload may fit makes it 0."""
+    answer = estimate(*(card("L4", Verdict[verdict]) for verdict in verdicts.split()))
+    scripted(lambda: answer)
+    command = ("estimate", written(tmp_path, mlp_spec()), "--gpu", "L4")
+    assert batchwright(*command).returncode == status
+    done = batchwright(*command, "--json")
+    assert (done.returncode, Estimate.model_validate_json(done.stdout)) == (status, answer)
+
+
+def test_an_error_of_traced_code_is_an_exit_code(tmp_path: Path, scripted: Scripted) -> None:
+    """4: as JSON with the message alone, on a terminal with the place in the code."""
+    error = EstimateError("labels must be below 10")
+    error.add_note("in misbehaving.py")
+
+    def fail() -> Estimate:
+        raise error
+
+    scripted(fail)
+    command = ("estimate", written(tmp_path, mlp_spec()), "--gpu", "L4")
+    done = batchwright(*command, "--json")
+    assert (done.returncode, json.loads(done.stdout)["message"]) == (4, "labels must be below 10")
+    done = batchwright(*command)
+    assert done.returncode == 4
+    assert "in misbehaving.py" in done.stderr
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_is_an_exit_code(tmp_path: Path, scripted: Scripted, number: signal.Signals, status: int) -> None:
+    """The signal comes while the command waits for the tracing process."""
+
+    def wait() -> Estimate:
+        os.kill(os.getpid(), number)
+        time.sleep(60)
+        raise AssertionError("no signal came")
+
+    scripted(wait)
+    assert batchwright("estimate", written(tmp_path, mlp_spec()), "--gpu", "L4").returncode == status
 
 
 # --- the virtual engine, where it cannot run ---

@@ -9,42 +9,32 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from unittest.mock import patch
 
 import pytest
 
 from tests.commands.injected.test_subreaper import await_file, is_running
-from tests.support.exports.plans import command_plan
-from tests.support.factories import CPU
+from tests.commands.recorded import (
+    MEBIBYTE,
+    Clock,
+    Replay,
+    of_program,
+    plan_of_job,
+    result_of_running,
+    run_job,
+    shape,
+    stored,
+)
 from tuner.commands.command_job import CommandJob
 from tuner.commands.job_outcomes import EndedJob, result_of_job
 from tuner.commands.job_progress import JobReports
 from tuner.commands.templates import Figures
 from tuner.errors import TrainingError
-from tuner.schemas.recommendation import Headroom, Recommendation
+from tuner.schemas.recommendation import Recommendation
 from tuner.schemas.training import RunOutcome, TrainingResult
 
-MEBIBYTE = 1024**2
-TRAINS = """
-import json, os, sys, torch
-size, steps, updates = (int(text) for text in sys.argv[1:4])
-mode = os.environ.get("MODE")
-class Wide(torch.nn.Linear):
-    def forward(self, batch):
-        if mode == "caught" and made == 2: torch.empty(1 << 50)
-        return super().forward(batch)
-model = Wide(8, 8)
-optimizer = torch.optim.SGD(model.parameters(), 0.1)
-for made in range(updates):
-    for _ in range(steps + (mode == "more" and made == 1)):
-        try: model(torch.randn(size, 8)).sum().backward()
-        except RuntimeError: pass
-    optimizer.step(); optimizer.zero_grad()
-    print("made", made, flush=True)
-    if mode == "large" and made == 1: torch.ones(400 * 2**18)
-    if mode == "oom" and made == 1: torch.empty(1 << 50)
-"""
 SLEEPS = """
 import os, signal, subprocess, sys, time
 if sys.argv[1] == "deaf": signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -68,59 +58,50 @@ time.sleep(600)
 """
 
 
-def of_program(tmp_path: Path, code: str, *arguments: str, **fields: Any) -> Recommendation:
-    """The recommendation of a program, with two micro-batches of 8 samples and a limit of 300 MiB."""
-    script = tmp_path / "program.py"
-    script.write_text(code)
-    found = command_plan(sys.executable, str(script), *arguments, device=CPU, **fields)
-    headroom = Headroom(limit_bytes=300 * MEBIBYTE, peak_bytes=1, free_bytes=1, free_fraction=0.5)
-    return found.model_copy(update={"headroom": headroom})
-
-
-def ended(job: CommandJob) -> TrainingResult:
-    """Wait for the end of a job; pytest's limit ends a wait in vain."""
-    while (result := job.poll()) is None:
-        time.sleep(0.02)
-    return result
-
-
 def run(found: Recommendation, folder: Path, updates: int = 4) -> TrainingResult:
     """Run a job to its end."""
     with CommandJob(folder) as job:
         job.start(found, updates)
-        return ended(job)
+        return result_of_running(job)
 
 
-TRAINING = ("{micro_batch_size}", "{gradient_accumulation_steps}", "{updates}")
+@pytest.fixture(params=["recorded", pytest.param("real", marks=pytest.mark.thorough)])
+def result_in(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[str], TrainingResult]:
+    """The results of jobs by their modes: of their records, or of runs, which report what the records have."""
+
+    def found(mode: str) -> TrainingResult:
+        if request.param == "real":
+            result, record = run_job(mode, tmp_path)
+            assert shape(record) == shape(stored(f"job-{mode}"))
+        else:
+            with patch("tuner.commands.command_job.FreshCommand", Replay(stored(f"job-{mode}"), Clock())):
+                result = run(plan_of_job(mode, tmp_path), tmp_path / "job")
+        assert TrainingResult.model_validate_json((tmp_path / "job" / "result.json").read_text()) == result
+        return result
+
+    return found
 
 
 @pytest.mark.parametrize(
     ("mode", "outcome", "message", "noted"),
     [
-        ("", "SUCCEEDED", "the command ended with exit status 0 after 4 updates (64 samples)", None),
+        ("plain", "SUCCEEDED", "the command ended with exit status 0 after 4 updates (64 samples)", None),
         ("large", "SUCCEEDED", "after 4 updates (64 samples)", "is above the limit of 300.00 MiB"),
-        pytest.param(
+        (
             "more",
             "SUCCEEDED",
             "after 4 updates (72 samples)",
             "1 of 4 updates had other micro-batches than the plan",
-            marks=pytest.mark.thorough,
         ),
-        pytest.param(
-            "caught",
-            "SUCCEEDED",
-            "after 3 updates (48 samples)",
-            "The program caught the error",
-            marks=pytest.mark.thorough,
-        ),
+        ("caught", "SUCCEEDED", "after 3 updates (48 samples)", "The program caught the error"),
         ("oom", "FAILED", "the command ran out of memory in update 3 on rank 0", None),
     ],
 )
 def test_a_job_runs_to_its_end_and_is_counted(
-    tmp_path: Path, mode: str, outcome: str, message: str, noted: str | None
+    result_in: Callable[[str], TrainingResult], mode: str, outcome: str, message: str, noted: str | None
 ) -> None:
     """Its updates, its samples, its peak, and an OOM that ends it or that it catches."""
-    result = run(of_program(tmp_path, TRAINS, *TRAINING, environment={"MODE": mode}), tmp_path / "job")
+    result = result_in(mode)
 
     assert (result.outcome, result.limit_bytes) == (outcome, 300 * MEBIBYTE)
     assert message in result.message
@@ -132,7 +113,20 @@ def test_a_job_runs_to_its_end_and_is_counted(
     if mode == "oom":
         assert "The plan was 2 x 8 samples: 16; the peak was" in result.message
         assert "--probe-updates" in result.message
-    assert TrainingResult.model_validate_json((tmp_path / "job" / "result.json").read_text()) == result
+
+
+@pytest.fixture(scope="module")
+def counted(tmp_path_factory: pytest.TempPathFactory) -> TrainingResult:
+    """The result of a real job that trains."""
+    folder = tmp_path_factory.mktemp("job")
+    return run(plan_of_job("more", folder), folder / "job")
+
+
+def test_the_updates_of_a_real_job_are_counted(counted: TrainingResult) -> None:
+    """By the code that is injected into its process."""
+    assert (counted.outcome, counted.updates, counted.samples_seen) == (RunOutcome.SUCCEEDED, 4, 72)
+    assert len(counted.notes) == 1
+    assert 0 < (counted.peak_bytes or 0) < 300 * MEBIBYTE
 
 
 def test_a_job_keeps_its_files(tmp_path: Path) -> None:
@@ -183,7 +177,7 @@ def test_a_signal_reaches_the_command(tmp_path: Path, kind: str, exit_status: in
         while not Path(f"/proc/{command}/status").read_text().count("SigCgt:\t0000000000004") and kind == "saves":
             time.sleep(0.01)  # until its handler is there
         job.request_stop(signal.SIGTERM)
-        result = ended(job)
+        result = result_of_running(job)
 
     assert (result.outcome, result.exit_status) == (RunOutcome.STOPPED, exit_status)
     assert "stopped by SIGTERM" in result.message
@@ -200,7 +194,7 @@ def test_a_command_that_ignores_the_signal_is_killed(tmp_path: Path) -> None:
         processes = [int(text) for text in await_file(told).split()]
         job.request_stop(signal.SIGTERM)
         job.kill()
-        result = ended(job)
+        result = result_of_running(job)
 
     assert (result.outcome, result.exit_status) == (RunOutcome.STOPPED, None)
     assert "had to be killed" in result.message
@@ -228,7 +222,7 @@ def test_nothing_is_left_of_a_job_whose_subreaper_is_killed(tmp_path: Path) -> N
         command, child = (int(text) for text in await_file(told).split())
         keeper = int(Path(f"/proc/{command}/stat").read_text().rpartition(")")[2].split()[1])
         os.kill(keeper, signal.SIGKILL)
-        result = ended(job)
+        result = result_of_running(job)
 
     assert (result.outcome, result.error_type) == (RunOutcome.FAILED, "lost")
     assert not is_running(command)
@@ -284,7 +278,7 @@ def test_a_job_waits_for_an_earlier_one_of_its_folder_to_end(tmp_path: Path) -> 
             assert job.poll() is None
             time.sleep(0.01)
         fcntl.flock(log, fcntl.LOCK_UN)
-        assert ended(job).outcome is RunOutcome.SUCCEEDED
+        assert result_of_running(job).outcome is RunOutcome.SUCCEEDED
 
 
 @pytest.mark.parametrize(("made", "outcome"), [(3, RunOutcome.STOPPED), (4, RunOutcome.SUCCEEDED)])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +20,8 @@ from tuner.schemas.results import Outcome, Phase, ProbeResult
 MIB = 1024**2
 LIMIT = 400 * MIB
 """More than the imports of torch's optimizers take (100 MiB), and less than a hundred of the programs' samples."""
+IMPORTS = "import sys, time, torch\nfrom torch.nn import functional as F\n"
 SETUP = """
-import sys, time, torch
-from torch.nn import functional as F
 size, steps = int(sys.argv[1]), int(sys.argv[2])
 model = torch.nn.Linear(64, 64)
 optimizer = torch.optim.SGD(model.parameters(), 0.1)
@@ -37,21 +37,58 @@ for number, batch in enumerate(loader, 1):
     if number % steps == 0:
         optimizer.step(); optimizer.zero_grad()
 """
+SIZES = ("{micro_batch_size}", "{gradient_accumulation_steps}")
 
 
-def probe(tmp_path: Path, code: str, size: int = 4, *, launcher: tuple[str, ...] = (), **fields: Any) -> ProbeResult:
-    """Probe a program at a size, with two micro-batches in an update."""
-    script = tmp_path / "program.py"
-    script.write_text(code)
-    model = {
-        "kind": "command",
-        "argv": (*(launcher or (sys.executable,)), str(script), "{micro_batch_size}", "{gradient_accumulation_steps}"),
-        **fields.pop("model", {}),
-    }
+def request(script: Path, size: int = 4, *, launcher: tuple[str, ...] = (), **fields: Any) -> ProbeRequest:
+    """The request of a probe of a program at a size, with two micro-batches in an update."""
+    argv = (*(launcher or (sys.executable,)), str(script), *SIZES)
+    model = {"kind": "command", "argv": argv, **fields.pop("model", {})}
     spec = CommandSpec.model_validate({"model": model, "parallelism": {"world_size": fields.pop("ranks", 1)}})
-    request = {"micro_batch_size": size, "samples_per_window": 2 * size, "device": "cpu", "limit_bytes": LIMIT}
+    common = {"micro_batch_size": size, "samples_per_window": 2 * size, "device": "cpu", "limit_bytes": LIMIT}
+    return ProbeRequest.model_validate({"spec": spec, **common, **fields})
+
+
+def probe(tmp_path: Path, code: str, **fields: Any) -> ProbeResult:
+    """Probe a program by a supervisor of its own."""
+    script = tmp_path / "program.py"
+    script.write_text(IMPORTS + code)
     with CommandSupervisor(cpu()) as supervisor:
-        return supervisor.run(ProbeRequest.model_validate({"spec": spec, **request, **fields}))
+        return supervisor.run(request(script, **fields))
+
+
+class Programs:
+    """Programs that begin with the same imports, so that the processes of all are forked from one server."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._code = folder / "code.py"
+        self._script = folder / "program.py"
+        self._script.write_text(
+            f"{IMPORTS}exec(compile(open({str(self._code)!r}).read(), {str(self._code)!r}, 'exec'))"
+        )
+        self._supervisor = CommandSupervisor(cpu())
+
+    def probe(self, code: str, size: int = 4, **fields: Any) -> ProbeResult:
+        """Probe what follows the imports."""
+        self._code.write_text(code)
+        result = self._supervisor.run(request(self._script, size, **fields))
+        assert result.forked is not fields.get("runs_plan", False), result
+        return result
+
+    def close(self) -> None:
+        """End the server."""
+        self._supervisor.close()
+
+
+@pytest.fixture(scope="module")
+def programs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Programs]:
+    """Programs whose imports are executed once."""
+    found = Programs(tmp_path_factory.mktemp("programs"))
+    assert found.probe(SETUP + TRAINS).outcome is Outcome.FIT
+    yield found
+    found.close()
+    assert leftovers(str(found.folder)) == []
 
 
 def leftovers(of: str) -> list[str]:
@@ -65,44 +102,55 @@ def leftovers(of: str) -> list[str]:
     return [line for line in lines if of in line]
 
 
-@pytest.fixture
-def scratch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folder of temporary folders."""
-    folder = tmp_path / "scratch"
-    folder.mkdir()
-    monkeypatch.setattr(tempfile, "tempdir", str(folder))
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "compiled"))  # torch's own, which stays
-    return folder
+@pytest.fixture(scope="module")
+def fresh(tmp_path_factory: pytest.TempPathFactory) -> tuple[ProbeResult, Path]:
+    """The probe of a program that fits, in a process of its own, and the folder with what it left."""
+    folder = tmp_path_factory.mktemp("fresh")
+    (folder / "scratch").mkdir()
+    with pytest.MonkeyPatch.context() as changed:
+        changed.setattr(tempfile, "tempdir", str(folder / "scratch"))
+        changed.setenv("TORCHINDUCTOR_CACHE_DIR", str(folder / "compiled"))  # torch's own, which stays
+        code = SETUP + TRAINS + f"open({str(folder / 'ended')!r}, 'w')"
+        result = probe(folder, code, runs_plan=True)
+    return result, folder
 
 
-def test_a_program_that_fits_ends_after_its_updates_and_leaves_nothing(tmp_path: Path, scratch: Path) -> None:
+def test_a_program_that_fits_ends_after_its_updates_and_leaves_nothing(fresh: tuple[ProbeResult, Path]) -> None:
     """The probe fits with its updates counted, and the program does not reach its own end."""
-    result = probe(tmp_path, SETUP + TRAINS + f"open({str(tmp_path / 'ended')!r}, 'w')")
-    assert (result.outcome, result.phase) == (Outcome.FIT, Phase.DONE), result
+    result, folder = fresh
+    assert (result.outcome, result.phase, result.forked) == (Outcome.FIT, Phase.DONE, False), result
     assert result.counted is not None
     assert result.counted.statement == "2 backward passes of 4 samples per update: 8, as planned"
     assert 0 < (result.process_peak_bytes or 0) < LIMIT
     assert result.timing is not None
-    assert not (tmp_path / "ended").exists()
-    assert list(scratch.iterdir()) == []
-    assert leftovers(str(tmp_path / "program.py")) == []
+    assert {path.name for path in folder.iterdir()} <= {"program.py", "scratch", "compiled"}
+    assert list((folder / "scratch").iterdir()) == []
+    assert leftovers(str(folder / "program.py")) == []
 
 
-def test_the_memory_between_two_micro_batches_is_that_without_activations(tmp_path: Path) -> None:
+def test_a_forked_process_has_the_result_of_a_fresh_one(programs: Programs, fresh: tuple[ProbeResult, Path]) -> None:
+    """The same updates are counted. What the imports took is part of both peaks, which differ by steps of the heap."""
+    forked = programs.probe(SETUP + TRAINS)
+    assert (forked.outcome, forked.message) == (Outcome.FIT, fresh[0].message)
+    assert abs((forked.process_peak_bytes or 0) - (fresh[0].process_peak_bytes or 0)) <= 8 * MIB
+
+
+def test_the_memory_between_two_micro_batches_is_that_without_activations(programs: Programs) -> None:
     """The peak lies above it by what the samples of a micro-batch take, so that the search knows the slope at once."""
     kept = SETUP + "kept = torch.ones(40, 2**18)\n" + TRAINS
-    small, large = (probe(tmp_path, kept, size=size) for size in (4, 16))
+    small, large = (programs.probe(kept, size) for size in (4, 16))
     resident = [result.resident_bytes or 0 for result in (small, large)]
     assert resident[0] > 40 * MIB
     assert abs(resident[1] - resident[0]) < 4 * MIB
     assert (large.process_peak_bytes or 0) - resident[1] > 16 * 4 * MIB
 
 
-def test_a_shortage_is_an_oom_with_its_request(tmp_path: Path) -> None:
-    """And with the phase in which it came."""
-    result = probe(tmp_path, SETUP + TRAINS, size=200)
+def test_a_shortage_is_an_oom_with_its_request(programs: Programs) -> None:
+    """And with the phase in which it came. The limit holds in one process: the next fits again."""
+    result = programs.probe(SETUP + TRAINS, 200)
     assert (result.outcome, result.phase) == (Outcome.OOM, Phase.WARMUP)
     assert result.message == "asked for 800.00 MiB more in the first update"
+    assert programs.probe(SETUP + TRAINS).outcome is Outcome.FIT
 
 
 IN_A_LIBRARY = SETUP + TRAINS.replace(
@@ -115,14 +163,15 @@ IN_OWN_CODE = SETUP + TRAINS.replace(
 
 
 @pytest.mark.parametrize("code", [IN_A_LIBRARY, IN_OWN_CODE], ids=["in a module", "outside of any module"])
-def test_a_shortage_that_the_program_catches_is_an_oom(tmp_path: Path, code: str) -> None:
+def test_a_shortage_that_the_program_catches_is_an_oom(programs: Programs, code: str) -> None:
     """Otherwise the program would train with another size than the probe's, and be called a fit."""
-    assert probe(tmp_path, code, size=200).outcome is Outcome.OOM
+    assert programs.probe(code, 200).outcome is Outcome.OOM
 
 
+@pytest.mark.thorough
 def test_a_program_that_trains_nothing_is_an_error_of_its_own(tmp_path: Path) -> None:
     """Other ways to end without an answer are those of ``test_misbehaving``."""
-    result = probe(tmp_path, "import torch")
+    result = probe(tmp_path, "")
     assert (result.outcome, result.error_type) == (Outcome.ERROR, "ended-early")
     assert "it imported torch, and trained nothing" in result.message
 
@@ -134,9 +183,9 @@ def test_a_stopped_probe_leaves_nothing(tmp_path: Path) -> None:
     spec = CommandSpec.model_validate(
         {"model": {"kind": "command", "argv": (sys.executable, str(script), "{micro_batch_size}")}}
     )
-    request = ProbeRequest(spec=spec, micro_batch_size=1, samples_per_window=1, device="cpu")
+    stopped = ProbeRequest(spec=spec, micro_batch_size=1, samples_per_window=1, device="cpu")
     with pytest.raises(ProbeCancelledError), CommandSupervisor(cpu()) as supervisor:
-        supervisor.run(request, lambda: bool(leftovers(str(script))))
+        supervisor.run(stopped, lambda: bool(leftovers(str(script))))
     assert leftovers(str(script)) == []
 
 
@@ -151,6 +200,7 @@ rank = torch.distributed.get_rank()
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
 
 
+@pytest.mark.thorough
 def test_the_updates_of_all_ranks_are_counted(tmp_path: Path) -> None:
     """In the processes that a launcher started."""
     result = probe(tmp_path, RANKS + TRAINS, launcher=TORCHRUN, ranks=2)
@@ -159,12 +209,12 @@ def test_the_updates_of_all_ranks_are_counted(tmp_path: Path) -> None:
     assert result.counted.statement.startswith("2 backward passes of 4 samples per update on each of 2 ranks: 16")
 
 
-def test_loaders_that_fork_are_outside_of_the_limit(tmp_path: Path) -> None:
+def test_loaders_that_fork_are_outside_of_the_limit(programs: Programs) -> None:
     """Their memory is not the training process's."""
     forks = SETUP.replace("batch_size=size)", "batch_size=size, num_workers=1, collate_fn=collate)").replace(
-        "loader =", "def collate(rows):\n    torch.ones(2**27)\n    return torch.stack(rows)\nloader ="
+        "loader =", "def collate(rows):\n    torch.ones(2**26)\n    return torch.stack(rows)\nloader ="
     )
-    result = probe(tmp_path, forks + TRAINS)
+    result = programs.probe(forks + TRAINS, limit_bytes=LIMIT // 2)
     assert result.outcome is Outcome.FIT, result
     assert result.counted is not None
     assert result.counted.as_planned
@@ -183,6 +233,7 @@ if spec is not None:
 """A ``sitecustomize`` that runs the one it hides, as other tools have: which is ours again."""
 
 
+@pytest.mark.thorough
 def test_the_users_own_sitecustomize_runs(tmp_path: Path) -> None:
     """The user's module runs under its name, and its error is raised as without a probe."""
     own = tmp_path / "own"

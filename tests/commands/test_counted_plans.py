@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from tuner.commands.command_supervisor import CommandSupervisor
+from tests.support.factories import probe_result
+from tuner.commands.command_supervisor import CommandSupervisor, proves_fresh_start
 from tuner.hardware.inventory import find_device
 from tuner.schemas.requests import ProbeRequest
 from tuner.schemas.results import Outcome, ProbeResult
@@ -20,7 +21,7 @@ SIZE, STEPS = 4, 5
 MEBIBYTE = 1024**2
 PROGRAM = """
 import sys, torch
-way, size, steps = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+way, size, steps = open(sys.argv[1]).read(), int(sys.argv[2]), int(sys.argv[3])
 model = torch.nn.Linear(1024, 1024)
 optimizers = [torch.optim.AdamW(model.parameters())]
 if way == "second-optimizer":
@@ -51,15 +52,23 @@ for number, batch in enumerate(loader, 1):
 
 
 class Probes:
-    """Probes of the program by one supervisor, so that it is imported once."""
+    """Probes of the program by one supervisor. The command is the same for all ways, so that it is imported once."""
 
-    def __init__(self, script: Path) -> None:
-        self._script = script
+    def __init__(self, folder: Path) -> None:
+        self._script, self._way = folder / "program.py", folder / "way"
+        self._script.write_text(PROGRAM)
         self.supervisor = CommandSupervisor(find_device("cpu"))
 
     def run(self, way: str, *, steps: int = STEPS, **fields: Any) -> ProbeResult:
         """Probe one way of the program."""
-        words = (sys.executable, str(self._script), way, "{micro_batch_size}", "{gradient_accumulation_steps}")
+        self._way.write_text(way)
+        words = (
+            sys.executable,
+            str(self._script),
+            str(self._way),
+            "{micro_batch_size}",
+            "{gradient_accumulation_steps}",
+        )
         data = {
             "spec": {"model": {"kind": "command", "argv": words, "environment": {"OMP_NUM_THREADS": "1"}}},
             "micro_batch_size": SIZE,
@@ -73,9 +82,8 @@ class Probes:
 @pytest.fixture(scope="module")
 def probes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Probes]:
     """Probes of the program."""
-    script = tmp_path_factory.mktemp("counted") / "program.py"
-    script.write_text(PROGRAM)
-    made = Probes(script)
+    made = Probes(tmp_path_factory.mktemp("counted"))
+    assert made.run("plain").forked
     yield made
     made.supervisor.close()
 
@@ -129,6 +137,7 @@ def test_an_update_of_two_micro_batches_is_made_whole(probes: Probes) -> None:
     assert passes(probes.run("plain", steps=2)) == (2, 2)
 
 
+@pytest.mark.thorough
 def test_a_fit_that_leaves_little_room_is_no_proof_of_its_plan(probes: Probes) -> None:
     """Peaks of forked and fresh processes differ a little. The plan's own run is fresh at once."""
     limit = (probes.run("plain").process_peak_bytes or 0) + 3 * MEBIBYTE
@@ -138,3 +147,24 @@ def test_a_fit_that_leaves_little_room_is_no_proof_of_its_plan(probes: Probes) -
     assert not searched.counted.of_plan
     plan = probes.run("plain", limit_bytes=limit, runs_plan=True)
     assert (plan.outcome, plan.forked, passes(plan)) == (Outcome.FIT, False, (STEPS,))
+
+
+@pytest.mark.parametrize(
+    ("outcome", "limit", "peak", "of_plan", "proven"),
+    [
+        pytest.param(Outcome.FIT, 100, 96, True, True, id="4 MiB are left"),
+        pytest.param(Outcome.FIT, 100, 97, True, False, id="less is left"),
+        pytest.param(Outcome.FIT, 1000, 991, True, False, id="less than a hundredth is left"),
+        pytest.param(Outcome.FIT, None, 97, True, True, id="without a limit"),
+        pytest.param(Outcome.FIT, 100, 97, False, True, id="a fit of a search"),
+        pytest.param(Outcome.OOM, 100, 97, False, True, id="an OOM of a search"),
+        pytest.param(Outcome.OOM, 100, 97, True, False, id="an OOM of a plan"),
+        pytest.param(Outcome.ERROR, 100, 10, False, False, id="an error"),
+    ],
+)
+def test_a_forked_fit_proves_a_plan_that_leaves_room(
+    outcome: Outcome, limit: int | None, peak: int, *, of_plan: bool, proven: bool
+) -> None:
+    """The peaks of a forked and of a fresh process differ by up to 4 MiB, or a hundredth of the limit."""
+    fields = {"limit_bytes": limit and limit * MEBIBYTE, "verifies_plan": of_plan}
+    assert proves_fresh_start(probe_result(4, outcome, peak * MEBIBYTE, **fields)) is proven

@@ -115,6 +115,7 @@ def processes_naming(text: str) -> dict[int, str]:
     return {pid: line for pid, line in lines.items() if text in line and pid != os.getpid()}
 
 
+@pytest.mark.thorough
 def test_the_arguments_of_each_probe_arrive(probed: Probed) -> None:
     """The first probe is forked too, and so is the run of a plan, which starts no server."""
     results = [probed.probe(4), probed.probe(7), probed.probe(5, runs_plan=True), probed.fresh(6)]
@@ -123,6 +124,7 @@ def test_the_arguments_of_each_probe_arrive(probed: Probed) -> None:
     assert probed.log() == ["[4, 2]", "[7, 2]", "[5, 2]", "[6, 2]"]
 
 
+@pytest.mark.thorough
 def test_a_forked_plan_that_nearly_fills_its_limit_runs_anew(probed: Probed) -> None:
     """The peaks of forked and fresh processes differ a little. A search takes the forked one, and no plan is proven."""
     limit = 15 * 2**18 + (probed.probe(20).process_peak_bytes or 0)
@@ -132,6 +134,7 @@ def test_a_forked_plan_that_nearly_fills_its_limit_runs_anew(probed: Probed) -> 
     assert probed.log() == ["[20, 2]"] * 3
 
 
+@pytest.mark.thorough
 def test_a_variable_that_torch_reads_late_is_not_read_early(probed: Probed) -> None:
     """The server has executed imports that torch delays until a program has an optimizer."""
     probed.write(record="[os.environ.setdefault('TORCHDYNAMO_DISABLE', '1'), 'torch._dynamo' in sys.modules]")
@@ -140,6 +143,7 @@ def test_a_variable_that_torch_reads_late_is_not_read_early(probed: Probed) -> N
     assert probed.log() == ['["1", true]', '["1", false]']
 
 
+@pytest.mark.thorough
 def test_an_oom_of_a_forked_process_is_one(probed: Probed) -> None:
     """The limit holds in it, and the next probe is forked again."""
     results = [probed.probe(200), probed.probe(4)]
@@ -153,6 +157,7 @@ RECORD = (
 )
 
 
+@pytest.mark.thorough
 def test_a_forked_program_finds_what_a_fresh_one_does(probed: Probed) -> None:
     """Its environment, working directory, session, arguments and standard input are those of its own probe."""
     here = probed.folder / "here"
@@ -168,6 +173,7 @@ def test_a_forked_program_finds_what_a_fresh_one_does(probed: Probed) -> None:
     assert str(here) in second
 
 
+@pytest.mark.thorough
 def test_the_peak_of_a_forked_process_is_that_of_a_fresh_one(probed: Probed) -> None:
     """The imports after torch's count in both."""
     probed.write(IMPORTS + "import unittest.mock, xml.dom.minidom, torch.utils.benchmark\n")
@@ -176,6 +182,7 @@ def test_the_peak_of_a_forked_process_is_that_of_a_fresh_one(probed: Probed) -> 
     assert abs((forked.process_peak_bytes or 0) - (fresh.process_peak_bytes or 0)) <= 4 * 1024**2
 
 
+@pytest.mark.thorough
 def test_what_a_program_does_before_an_import_is_not_passed_by(probed: Probed) -> None:
     """A variable that the program sets before it imports torch is there when torch is imported."""
     probed.write("import json, os, sys\nos.environ['TORCH_LOGS'] = '+nonsense_of_a_test'\nimport torch\n")
@@ -188,6 +195,7 @@ def test_what_a_program_does_before_an_import_is_not_passed_by(probed: Probed) -
     assert probed.log()[-1] == "[false]"
 
 
+@pytest.mark.thorough
 def test_a_module_of_the_programs_own_is_executed_in_each_probe(probed: Probed) -> None:
     """Its leading imports are executed in the server, and nothing else of it."""
     (probed.folder / "own").mkdir()
@@ -202,6 +210,7 @@ def test_a_module_of_the_programs_own_is_executed_in_each_probe(probed: Probed) 
     assert probed.log() == ["[true, true]"] * 2
 
 
+@pytest.mark.thorough
 def test_a_module_runs_as_a_program(probed: Probed) -> None:
     """`python -m` executes the packages of the module first."""
     package = probed.folder / "package"
@@ -240,11 +249,12 @@ def test_words_of_the_interpreter_are_not_changed(probed: Probed) -> None:
     assert [probed.probe(size, model=model).forked for size in (4, 5)] == [True, False]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "line",
     [
         "import threading; threading.Thread(target=event.wait, daemon=True).start()",
-        pytest.param("fds", marks=pytest.mark.thorough),
+        "fds",
     ],
 )
 def test_an_import_that_cannot_be_forked_takes_fresh_starts(probed: Probed, line: str) -> None:
@@ -258,6 +268,7 @@ def test_an_import_that_cannot_be_forked_takes_fresh_starts(probed: Probed, line
     assert [(result.outcome, result.forked) for result in results] == [(Outcome.FIT, False)] * 2
 
 
+@pytest.mark.thorough
 def test_a_program_with_an_error_is_repeated_anew(probed: Probed) -> None:
     """The result is that of the fresh start, with its traceback."""
     probed.write(record="[1 / 0]")
@@ -270,6 +281,7 @@ def test_a_program_with_an_error_is_repeated_anew(probed: Probed) -> None:
     assert "SyntaxError" in broken.message
 
 
+@pytest.mark.thorough
 def test_grandchildren_end_with_a_forked_probe(probed: Probed) -> None:
     """A process in a session of its own ends, and the server does not."""
     daemon = "__import__('subprocess').Popen(['/bin/sleep', '3600'], start_new_session=True).pid"
@@ -315,6 +327,7 @@ def _parent(pid: int) -> int:
     return 0
 
 
+@pytest.mark.thorough
 def test_a_killed_server_is_replaced_by_fresh_starts(probed: Probed) -> None:
     """Between two probes, and in the middle of one."""
     assert probed.probe(4).forked
@@ -330,10 +343,11 @@ AWAITS_ANOTHER = TRAINS.replace(
 """Trains once the log has the records of two starts."""
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "is_training",
     [
-        pytest.param(False, id="during its imports", marks=pytest.mark.thorough),
+        pytest.param(False, id="during its imports"),
         pytest.param(True, id="during a probe"),
     ],
 )
@@ -348,6 +362,7 @@ def test_a_server_that_is_killed_at_work_is_replaced(probed: Probed, *, is_train
     assert len(probed.log()) == 1 + is_training
 
 
+@pytest.mark.thorough
 def test_a_cancelled_probe_ends_its_own_tree(probed: Probed) -> None:
     """During the imports it ends the server, and after them its own tree alone."""
     with pytest.raises(ProbeCancelledError):
@@ -370,6 +385,7 @@ probed.probe(4)
 """
 
 
+@pytest.mark.thorough
 def test_a_killed_supervisor_leaves_no_process_and_no_folder(probed: Probed, tmp_path: Path) -> None:
     """The subreaper of the server ends all, and removes the folders."""
     probed.write(record="__import__('time').sleep(600)")
@@ -424,6 +440,7 @@ def early() -> Iterator[EarlyProcesses]:
     found.close()
 
 
+@pytest.mark.thorough
 def test_the_server_that_the_command_line_started_forks_the_probes(probed: Probed, early: EarlyProcesses) -> None:
     """It has the variables, the folder and the arguments of the first probe, and no other server is started."""
     probed.write(record="[size, os.environ['KIND'], os.environ['PYTHONHASHSEED'], os.getcwd()]")
@@ -439,12 +456,13 @@ def test_the_server_that_the_command_line_started_forks_the_probes(probed: Probe
     assert [line.partition(",")[0] for line in probed.log()] == ["[4", "[7"]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "options",
     [
         pytest.param(["--env", "PYTHONHASHSEED=7"], id="a variable that Python reads"),
-        pytest.param(["--probe-argument", "more"], id="more arguments", marks=pytest.mark.thorough),
-        pytest.param(["--working-directory", "/"], id="another folder", marks=pytest.mark.thorough),
+        pytest.param(["--probe-argument", "more"], id="more arguments"),
+        pytest.param(["--working-directory", "/"], id="another folder"),
     ],
 )
 def test_a_server_that_was_started_for_another_command_is_replaced(
@@ -476,6 +494,7 @@ def test_what_cannot_be_foreseen_is_not_started(early: EarlyProcesses, options: 
     assert early.command_server is None
 
 
+@pytest.mark.thorough
 def test_the_server_of_a_command_line_with_an_error_ends(probed: Probed) -> None:
     """The command line is refused, and nothing of the command is left."""
     command = [sys.executable, "-m", "tuner.cli", "tune", "--effective-batch-size=nonsense", "--device=cpu"]

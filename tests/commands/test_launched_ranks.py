@@ -55,6 +55,7 @@ def launched(tmp_path: Path) -> Iterator[Launched]:
     assert processes_naming(str(tmp_path)) == {}
 
 
+@pytest.mark.thorough
 def test_a_rank_is_forked_in_every_probe(launched: Launched) -> None:
     """With the figures of its own probe, which the launcher gives it."""
     results = [launched.probe(4), launched.probe(7), launched.fresh(6)]
@@ -67,6 +68,7 @@ def test_a_rank_is_forked_in_every_probe(launched: Launched) -> None:
     assert first == second != fresh
 
 
+@pytest.mark.thorough
 def test_every_rank_of_a_probe_is_forked(launched: Launched) -> None:
     """Each has its own rank, and all a new rendezvous."""
     launched.ranks = 2
@@ -84,6 +86,7 @@ def _of_two_ranks(launched: Launched, size: int) -> ProbeRequest:
     return ProbeRequest.model_validate(request)
 
 
+@pytest.mark.thorough
 def test_the_peak_of_a_forked_rank_is_that_of_a_fresh_one(launched: Launched) -> None:
     """Its limit counts from the same place."""
     forked, fresh = launched.probe(20), launched.fresh(20)
@@ -93,6 +96,7 @@ def test_the_peak_of_a_forked_rank_is_that_of_a_fresh_one(launched: Launched) ->
     assert len(set(launched.imported_at())) == 2
 
 
+@pytest.mark.thorough
 def test_a_rank_with_other_variables_is_not_forked(launched: Launched) -> None:
     """A variable of the rank is read before its imports end. The next server has what that rank had."""
     site = launched.folder / "site"
@@ -108,6 +112,7 @@ def test_a_rank_with_other_variables_is_not_forked(launched: Launched) -> None:
     assert launched.log() == ['"0"'] * 2
 
 
+@pytest.mark.thorough
 def test_the_rank_of_an_unknown_launcher_is_forked_from_the_second_probe_on(launched: Launched) -> None:
     """The first shows how it is started."""
     launcher = launched.folder / "launch.py"
@@ -121,6 +126,7 @@ def test_the_rank_of_an_unknown_launcher_is_forked_from_the_second_probe_on(laun
     assert first != second == third
 
 
+@pytest.mark.thorough
 def test_a_rank_ignores_the_signals_that_its_launcher_has_it_ignore(launched: Launched) -> None:
     """The fork server of a command under `nohup` ignores SIGHUP, torchrun handles it, and its ranks do neither."""
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
@@ -136,12 +142,13 @@ def test_a_rank_ignores_the_signals_that_its_launcher_has_it_ignore(launched: La
     assert launched.log() == ['["SIG_DFL"]'] * 2
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "record",
     [
-        pytest.param("[1 / 0]", marks=pytest.mark.thorough),
+        "[1 / 0]",
         "[os.kill(os.getpid(), 11)]",
-        pytest.param("[sys.exit(3)]", marks=pytest.mark.thorough),
+        "[sys.exit(3)]",
     ],
 )
 def test_a_rank_that_ends_is_repeated_anew(launched: Launched, record: str) -> None:
@@ -151,6 +158,7 @@ def test_a_rank_that_ends_is_repeated_anew(launched: Launched, record: str) -> N
     assert (result.outcome, result.forked) == (Outcome.ERROR, False), result
 
 
+@pytest.mark.thorough
 def test_a_cancelled_probe_leaves_no_rank(launched: Launched) -> None:
     """Nor what the rank has started, in a session of its own."""
     daemon = "__import__('subprocess').Popen(['/bin/sleep', '3600'], start_new_session=True).pid"
@@ -163,6 +171,7 @@ def test_a_cancelled_probe_leaves_no_rank(launched: Launched) -> None:
     assert launched.probe(4).rank_not_forked is None
 
 
+@pytest.mark.thorough
 def test_a_signal_to_the_process_that_stands_in_reaches_the_rank(launched: Launched) -> None:
     """Launchers end their ranks by signals to the processes that they have started."""
     ends = "__import__('signal').signal(15, lambda *_: (open(sys.argv[3], 'a').write('ended'), os._exit(0)))"

@@ -1,8 +1,11 @@
-"""Programs that do what a prober may not expect: each has its outcome, and none leaves a process."""
+"""Programs that do what a prober may not expect: each has its outcome, and none leaves a process.
+
+The outcomes are shown by what the programs once reported (`recorded.py`), and at length by the programs themselves.
+"""
 
 from __future__ import annotations
 
-import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,15 +13,12 @@ from typing import Any
 import pytest
 
 from tests.commands.program_list import FOLDER, Program, misbehaving
+from tests.commands.recorded import CASES, JOBS, LARGE, SIZE, TIGHT, replay, run_case, shape, stored
 from tests.commands.trials import probe
+from tuner.commands.outcomes import EndedCommand, result_of
 from tuner.schemas.results import Outcome, ProbeResult
 
-pytestmark = [pytest.mark.slow, pytest.mark.torch]
-
-SIZE = 2
-LARGE = 10
-TIGHT = 160 * 1024**2
-"""Too little for `LARGE` samples, which take 190 MiB, and enough for half of them, which take 130."""
+End = Callable[[str], ProbeResult]
 
 
 def processes_naming(text: str) -> list[str]:
@@ -32,92 +32,137 @@ def processes_naming(text: str) -> list[str]:
     return [line for line in lines if text in line]
 
 
-def ends_with(
-    program: Program,
-    folder: Path,
-    size: int = SIZE,
-    limit: int | None = None,
-    **fields: Any,
-) -> ProbeResult:
+@pytest.fixture(
+    params=["recorded", pytest.param("real", marks=[pytest.mark.thorough, pytest.mark.torch])],
+)
+def end(request: pytest.FixtureRequest, tmp_path: Path) -> End:
+    """The results of cases: of their records, or of runs, which report what the records have."""
+
+    def found(name: str) -> ProbeResult:
+        ended = replay(name, tmp_path) if request.param == "recorded" else really_ended(name, tmp_path)
+        assert ended.ending.name == stored(name)["ending"]
+        return result_of(ended)
+
+    return found
+
+
+def really_ended(name: str, folder: Path) -> EndedCommand:
+    """Run a case, which leaves no process and reports what its record has."""
+    ended, record = run_case(name, folder)
+    assert processes_naming(str(folder)) == []
+    assert shape(record) == shape(stored(name))
+    return ended
+
+
+def ends_with(program: Program, folder: Path, limit: int | None = None, **fields: Any) -> ProbeResult:
     """The result of a probe of a program, which is given a folder and leaves no process that names it."""
     named = replace(program, argv=(*program.argv, "--output-dir", str(folder)))
-    result = probe(named, size, limit, **{"timeout_seconds": 120.0, **fields})
+    result = probe(named, fields.pop("size", SIZE), limit, **{"timeout_seconds": 120.0, **fields})
     assert processes_naming(str(folder)) == []
     return result
 
 
-@pytest.mark.parametrize(
-    "way", [pytest.param("ignores-accumulation", marks=pytest.mark.thorough), "drops-the-last-micro-batch"]
-)
-def test_a_program_that_does_not_accumulate_as_told_is_refused_with_both_figures(way: str, tmp_path: Path) -> None:
+def test_every_record_is_of_a_case() -> None:
+    """None is left of a case that went."""
+    assert {path.stem for path in (FOLDER.parent / "reports").iterdir()} == {*CASES, *(f"job-{mode}" for mode in JOBS)}
+
+
+@pytest.mark.parametrize("way", ["ignores-accumulation", "drops-the-last-micro-batch"])
+def test_a_program_that_does_not_accumulate_as_told_is_refused_with_both_figures(way: str, end: End) -> None:
     """The program makes updates of one micro-batch, where the plan has two."""
-    result = ends_with(misbehaving(way), tmp_path)
+    result = end(way)
 
     assert (result.outcome, result.error_type) == (Outcome.ERROR, "plan-not-followed")
     assert "1 backward pass of 2 samples per update: 2; planned were 2 of 2 samples: 4" in result.message
 
 
-@pytest.mark.thorough
-def test_a_program_that_multiplies_its_batch_is_refused_with_both_figures(tmp_path: Path) -> None:
+def test_a_program_that_multiplies_its_batch_is_refused_with_both_figures(end: End) -> None:
     """The program takes the batch of all ranks for that of each."""
-    result = ends_with(misbehaving("multiplies-by-the-ranks"), tmp_path)
+    result = end("multiplies-by-the-ranks")
 
     assert (result.outcome, result.error_type) == (Outcome.ERROR, "plan-not-followed")
     assert "2 backward passes of 4 samples per update: 8; planned were 2 of 2 samples: 4" in result.message
 
 
-@pytest.mark.parametrize(
-    "is_fresh", [pytest.param(True, id="fresh", marks=pytest.mark.thorough), pytest.param(False, id="forked")]
-)
-def test_an_oom_that_the_program_survives_is_no_fit(tmp_path: Path, *, is_fresh: bool) -> None:
+def test_an_oom_that_the_program_survives_is_no_fit(end: End) -> None:
     """The program goes on with half of the batch, which would fit."""
+    assert end("swallows-oom").outcome is Outcome.OOM
+
+
+def test_half_of_the_batch_fits(end: End) -> None:
+    """The same program, under the same limit."""
+    assert end("swallows-no-oom").outcome is Outcome.FIT
+
+
+@pytest.mark.thorough
+@pytest.mark.torch
+def test_an_oom_that_a_forked_program_survives_is_no_fit(tmp_path: Path) -> None:
+    """The limit holds in a forked process."""
     program = misbehaving("swallows-oom")
 
-    assert ends_with(program, tmp_path, LARGE, TIGHT, runs_plan=is_fresh).outcome is Outcome.OOM
-    assert ends_with(program, tmp_path, LARGE // 2, TIGHT, runs_plan=is_fresh).outcome is Outcome.FIT
+    assert ends_with(program, tmp_path, TIGHT, size=LARGE, runs_plan=False).outcome is Outcome.OOM
+    assert ends_with(program, tmp_path, TIGHT, size=LARGE // 2, runs_plan=False).outcome is Outcome.FIT
 
 
-def test_the_oom_of_one_rank_ends_those_that_wait_for_it(tmp_path: Path) -> None:
+def test_the_oom_of_one_rank_ends_those_that_wait_for_it(end: End) -> None:
     """A rank that catches its error keeps the other in a collective, which is no time-out."""
-    result = ends_with(misbehaving("hangs-after-the-oom-of-a-rank", ranks=2), tmp_path, LARGE // 2, 5 * TIGHT // 4)
+    result = end("hangs-after-the-oom-of-a-rank")
 
     assert result.outcome is Outcome.OOM
     assert "on rank 1" in result.message
 
 
+def test_the_updates_of_all_ranks_are_counted(end: End) -> None:
+    """In the processes that a launcher started."""
+    result = end("two-ranks")
+
+    assert (result.outcome, result.counted and result.counted.world_size) == (Outcome.FIT, 2)
+    assert result.counted is not None
+    assert result.counted.statement == "2 backward passes of 2 samples per update on each of 2 ranks: 8, as planned"
+
+
+@pytest.mark.parametrize("way", ["forks-loader-workers", "executes-another-interpreter", "starts-a-shell"])
+def test_updates_are_found_in_whichever_process_makes_them(way: str, end: End) -> None:
+    """Other processes of the program report too."""
+    assert_counted(end(way))
+
+
+@pytest.mark.thorough
+@pytest.mark.torch
 @pytest.mark.parametrize(
     ("way", "is_fresh"),
     [
-        pytest.param("forks-loader-workers", True, marks=pytest.mark.thorough),
         ("forks-loader-workers", False),
-        ("executes-another-interpreter", True),
-        pytest.param("executes-another-interpreter", False, marks=pytest.mark.thorough),
-        pytest.param(
-            "starts-a-shell", True, marks=pytest.mark.thorough
-        ),  # forked, its child is as fresh as that of the program above
-        pytest.param("prints-megabytes", True, marks=pytest.mark.thorough),
-        pytest.param("prints-megabytes", False, marks=pytest.mark.thorough),
-        pytest.param("traps-sigterm", True, marks=pytest.mark.thorough),
+        ("executes-another-interpreter", False),
+        ("prints-megabytes", True),
+        ("prints-megabytes", False),
+        ("traps-sigterm", True),
         ("traps-sigterm", False),
-    ],
+    ],  # forked, the child of a shell is as fresh as that of another interpreter
 )
 def test_an_unusual_program_is_counted_as_any_other(way: str, tmp_path: Path, *, is_fresh: bool) -> None:
     """Its updates are found in whichever process makes them, and all of its processes end."""
     result = ends_with(misbehaving(way), tmp_path, runs_plan=is_fresh)
 
-    assert (result.outcome, result.forked) == (Outcome.FIT, not is_fresh)
+    assert result.forked is not is_fresh
+    assert_counted(result)
+
+
+def assert_counted(result: ProbeResult) -> None:
+    """The result is that of any other program."""
+    assert result.outcome is Outcome.FIT, result
     assert "2 backward passes of 2 samples per update: 4, as planned" in result.message
     assert len(result.model_dump_json()) < 20_000
 
 
-@pytest.mark.parametrize(
-    "way", [pytest.param("executes-another-interpreter", marks=pytest.mark.thorough), "starts-a-shell"]
-)
-def test_the_budget_holds_in_the_process_that_trains(way: str, tmp_path: Path) -> None:
-    """A limit passes into an interpreter that another process started."""
-    assert ends_with(misbehaving(way), tmp_path, LARGE, TIGHT).outcome is Outcome.OOM
+@pytest.mark.parametrize("name", ["oom-of-another-interpreter", "oom-behind-a-shell"])
+def test_the_budget_holds_in_the_process_that_trains(name: str, end: End) -> None:
+    """Not only in the one that was started."""
+    assert end(name).outcome is Outcome.OOM
 
 
+@pytest.mark.thorough
+@pytest.mark.torch
 def test_a_grandchild_with_a_session_of_its_own_ends_with_the_probe(tmp_path: Path) -> None:
     """Its parent has ended, so that no process group and no parent leads to it."""
     result = ends_with(misbehaving("leaves-grandchildren"), tmp_path)
@@ -127,6 +172,8 @@ def test_a_grandchild_with_a_session_of_its_own_ends_with_the_probe(tmp_path: Pa
     assert not Path(f"/proc/{identifier}/cmdline").exists()
 
 
+@pytest.mark.thorough
+@pytest.mark.torch
 def test_what_a_program_writes_lies_where_it_was_told(tmp_path: Path) -> None:
     """A probe adds nothing to the folder that the program runs in."""
     program = misbehaving("writes-into-its-folder")
@@ -138,78 +185,74 @@ def test_what_a_program_writes_lies_where_it_was_told(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.rglob("*")) == ["checkpoint.pt", "here", "log.txt"]
 
 
-@pytest.mark.parametrize("way", ["steps-by-hand", pytest.param("never-steps", marks=pytest.mark.thorough)])
-def test_passes_without_a_step_are_an_error_of_their_own(way: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("way", ["steps-by-hand", "never-steps"])
+def test_passes_without_a_step_are_an_error_of_their_own(way: str, end: End) -> None:
     """A step by anything else than an optimizer of torch is not counted, which the message says."""
-    result = ends_with(misbehaving(way), tmp_path)
+    result = end(way)
 
     assert (result.outcome, result.error_type) == (Outcome.ERROR, "never-steps")
-    assert "backward passes were counted without a step" in result.message
+    assert "64 backward passes were counted without a step" in result.message
     assert "torch.optim.Optimizer" in result.message
 
 
-def test_steps_without_a_backward_pass_are_an_error_of_their_own(tmp_path: Path) -> None:
+def test_steps_without_a_backward_pass_are_an_error_of_their_own(end: End) -> None:
     """Steps without a backward pass train nothing."""
-    result = ends_with(misbehaving("steps-without-backward"), tmp_path)
+    result = end("steps-without-backward")
 
     assert (result.outcome, result.error_type) == (Outcome.ERROR, "no-backward")
     assert "without a backward pass" in result.message
 
 
-@pytest.mark.parametrize(
-    ("way", "told"),
-    [("ends-early", "1 of 2 updates"), pytest.param("ends-at-once", "usage: train", marks=pytest.mark.thorough)],
-)
-def test_a_program_that_ends_before_its_updates_is_no_fit(way: str, told: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("way", "told"), [("ends-early", "1 of 2 updates"), ("ends-at-once", "usage: train")])
+def test_a_program_that_ends_before_its_updates_is_no_fit(way: str, told: str, end: End) -> None:
     """The program exits with 0, and the result has its updates and its output."""
-    result = ends_with(misbehaving(way), tmp_path)
+    result = end(way)
 
     assert (result.outcome, result.error_type) == (Outcome.ERROR, "ended-early")
     assert told in f"{result.message} {result.details} {result.traceback}"
 
 
-def test_an_isolated_interpreter_is_not_reached_and_the_result_says_so(tmp_path: Path) -> None:
+def test_an_isolated_interpreter_is_not_reached_and_the_result_says_so(end: End) -> None:
     """`python -I` reads no PYTHONPATH."""
-    result = ends_with(misbehaving("ends-early", isolated=True), tmp_path)
+    result = end("isolated")
 
     assert (result.outcome, result.error_type) == (Outcome.ERROR, "not-reached")
     assert "-I" in result.message
 
 
-@pytest.mark.parametrize(
-    ("argv", "error_type"),
-    [
-        (("/bin/echo", "{micro_batch_size}"), "no-python"),
-        ((sys.executable, "-c", "pass", "{micro_batch_size}"), "no-torch"),
-    ],
-)
-def test_a_command_without_python_or_torch_is_told_apart(argv: tuple[str, ...], error_type: str) -> None:
+@pytest.mark.parametrize("name", ["no-python", "no-torch"])
+def test_a_command_without_python_or_torch_is_told_apart(name: str, end: End) -> None:
     """Neither command could train."""
-    result = probe(Program("other", argv), SIZE)
+    result = end(name)
 
-    assert (result.outcome, result.error_type) == (Outcome.ERROR, error_type)
+    assert (result.outcome, result.error_type) == (Outcome.ERROR, name)
 
 
-def test_a_hang_before_the_first_pass_counts_as_loading(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["no-python", "no-torch"])
+def test_a_process_without_torch_really_ends(name: str, tmp_path: Path) -> None:
+    """The end of the real command is that of the record, and takes a moment."""
+    assert result_of(really_ended(name, tmp_path)).error_type == name
+
+
+def test_a_hang_before_the_first_pass_counts_as_loading(end: End) -> None:
     """Loading has a time limit of its own."""
-    program = replace(misbehaving("hangs-before-the-first-pass"), loading_timeout_seconds=2.0)
-
-    result = ends_with(program, tmp_path)
+    result = end("hangs-before-the-first-pass")
 
     assert (result.outcome, result.error_type) == (Outcome.TIMED_OUT, "loading-timed-out")
+    assert "within 30 s (loading_timeout_seconds); it was before the first forward pass" in result.message
 
 
-def test_a_hang_in_training_is_shown_with_its_stack(tmp_path: Path) -> None:
+def test_a_hang_in_training_is_shown_with_its_stack(end: End) -> None:
     """The time limit counts from the first forward pass."""
-    result = ends_with(misbehaving("hangs-after-the-first-pass"), tmp_path, timeout_seconds=2.0)
+    result = end("hangs-after-the-first-pass")
 
-    assert result.outcome is Outcome.TIMED_OUT
+    assert (result.outcome, result.error_type) == (Outcome.TIMED_OUT, "timed-out")
     assert "hangs_after_the_first_pass" in f"{result.details} {result.traceback}"
 
 
-def test_an_error_of_the_program_is_shown_as_it_printed_it(tmp_path: Path) -> None:
+def test_an_error_of_the_program_is_shown_as_it_printed_it(end: End) -> None:
     """The message is its last line, and the traceback is there."""
-    result = ends_with(misbehaving("raises"), tmp_path)
+    result = end("raises")
 
     assert (result.outcome, result.error_type) == (Outcome.ERROR, "exit status 1")
     assert "no column is called `labels`" in result.message

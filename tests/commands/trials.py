@@ -18,14 +18,14 @@ MICRO_BATCHES = 2
 """In an update of a probe, as in those of a search."""
 
 
-def probe(
+def probe_request(
     program: Program,
     size: int,
     limit_bytes: int | None = None,
     timeout_seconds: float = 300.0,
     **fields: Any,
-) -> ProbeResult:
-    """One probe of a program, in a fresh process as a plan is run; with ``runs_plan=False``, forked after imports."""
+) -> ProbeRequest:
+    """The request of one probe of a program."""
     data: dict[str, Any] = {
         "spec": program.spec(),
         "micro_batch_size": size,
@@ -36,7 +36,12 @@ def probe(
         "runs_plan": True,
         **fields,
     }
-    request = ProbeRequest.model_validate(data)
+    return ProbeRequest.model_validate(data)
+
+
+def probe(program: Program, size: int, limit_bytes: int | None = None, **fields: Any) -> ProbeResult:
+    """One probe of a program, in a fresh process as a plan is run; with ``runs_plan=False``, forked after imports."""
+    request = probe_request(program, size, limit_bytes, **fields)
     with CommandSupervisor(find_device(request.device)) as supervisor:
         return supervisor.run(request)
 

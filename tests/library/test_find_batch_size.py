@@ -26,7 +26,7 @@ from tuner.planning.accumulation import balanced_plan
 from tuner.units import parse_bytes
 
 SAMPLES = 30
-"""Of an update. On the CPU the samples of the whole update are held in memory: 120 MiB."""
+"""Of an update. On the CPU the samples of the whole update are held in memory: 60 MiB."""
 pytestmark = pytest.mark.usefixtures("forked")
 SPEC = {"model": {"kind": "python", "target": "tests.support.heavy_samples:Workload"}}
 
@@ -97,21 +97,29 @@ def test_a_model_is_copied() -> None:
     assert torch.equal(model.weights, torch.ones(VALUES))
 
 
-def test_an_optimizer_of_ones_own_counts() -> None:
-    """A model of 64 MiB: what fits beside its gradients depends on the optimizer's state (none, or 128 MiB)."""
+class Larger(Scaled):
+    """A model of 10 MiB."""
 
-    class Larger(Scaled):
-        def __init__(self) -> None:
-            super().__init__()
-            self.more = nn.Parameter(torch.zeros(16 * VALUES))
+    def __init__(self) -> None:
+        super().__init__()
+        self.more = nn.Parameter(torch.zeros(4 * VALUES))
 
-        def forward(self, samples: Tensor) -> Tensor:
-            return super().forward(samples) + 0 * self.more.sum()
+    def forward(self, samples: Tensor) -> Tensor:
+        """As that of fewer weights."""
+        return super().forward(samples) + 0 * self.more.sum()
 
-    stateless, stateful = (
-        found(build_model=Larger, optimizer=optimizer, memory_limit="560MiB", effective_batch_size=24)
-        for optimizer in (torch.optim.SGD, torch.optim.NAdam)
-    )
+
+@pytest.fixture(scope="module")
+def of_optimizers(forked: None) -> tuple[Recommendation, Recommendation]:
+    """The recommendations of a larger model for an optimizer without a state and for one with 20 MiB."""
+    del forked
+    options: dict[str, Any] = {"build_model": Larger, "memory_limit": "110MiB", "effective_batch_size": 8}
+    return found(optimizer=torch.optim.SGD, **options), found(optimizer=torch.optim.NAdam, **options)
+
+
+def test_an_optimizer_of_ones_own_counts(of_optimizers: tuple[Recommendation, Recommendation]) -> None:
+    """What fits beside the gradients depends on the optimizer's state."""
+    stateless, stateful = of_optimizers
     assert (stateless.largest_micro_batch_size or 0) > (stateful.largest_micro_batch_size or 0) > 0
     assert "own-optimizer" in {advice.code for advice in stateless.to_hugging_face().warnings}
 
@@ -237,13 +245,13 @@ def test_what_cannot_be_pickled_is_named() -> None:
 
 
 def test_a_full_disk_is_named_with_the_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A model of 4 MiB has no room on the disk for temporary files; nothing of it stays there."""
+    """A model of 2 MiB has no room on the disk for temporary files; nothing of it stays there."""
     with small_disk(tmp_path / "disk", 64 * 1024) as disk:
         monkeypatch.setattr(tempfile, "tempdir", str(disk))
         with pytest.raises(StorageError, match=r"functions\.pickle cannot be written: the disk is full") as raised:
             found(build_model=Scaled())
         assert list(disk.iterdir()) == []
-    assert "4.00 MiB needed" in str(raised.value)
+    assert "2.00 MiB needed" in str(raised.value)
     assert "set TMPDIR to a folder on another disk" in str(raised.value)
 
 

@@ -20,12 +20,10 @@ from nbclient.exceptions import CellExecutionError
 
 from tests.support.paths import ROOT
 
-pytestmark = pytest.mark.slow
-
 WORKLOAD = """
 import torch, batchwright
 from torch import nn
-VALUES = 2**20
+VALUES = 2**19
 
 class Scaled(nn.Module):
     def __init__(self):
@@ -37,9 +35,10 @@ class Scaled(nn.Module):
 def loss(model, batch):
     return model(batch).square().sum() / VALUES, len(batch)
 
-options = dict(effective_batch_size=30, memory_limit="256MiB", device="cpu", progress=False)
+options = dict(effective_batch_size=30, memory_limit="128MiB", device="cpu", progress=False)
 """
-FIND = "batchwright.find_batch_size(Scaled, lambda size: torch.randn(size, VALUES), loss, **options)"
+BATCH = "lambda size: torch.rand(size, 1).expand(size, VALUES).contiguous()"
+FIND = f"batchwright.find_batch_size(Scaled, {BATCH}, loss, **options)"
 CHILDREN = """
 import glob
 print([child for file in glob.glob("/proc/self/task/*/children") for child in open(file).read().split()])
@@ -95,33 +94,39 @@ def notebook(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Notebook]:
     _ENDED.append(opened)
 
 
-def test_a_class_of_a_cell_and_a_lambda(notebook: Notebook) -> None:
+@pytest.fixture(scope="module")
+def shown(notebook: Notebook) -> list[Any]:
+    """The outputs of a cell that shows a recommendation and the progress of its search."""
+    return notebook.run(f"options['progress'] = True\nfound = {FIND}\noptions['progress'] = False\nfound")
+
+
+def test_a_class_of_a_cell_and_a_lambda(notebook: Notebook, shown: list[Any]) -> None:
     """The plan is exact, a larger size ran out of memory, and the cell shows the recommendation."""
-    (shown,) = notebook.run(f"found = {FIND}\nfound")
-    assert "ran out of memory" in shown.data["text/html"]
+    assert "ran out of memory" in shown[-1].data["text/html"]
     checks = "print(sum(map(sum, found.plan.micro_batch_sizes)), found.evidence.proof.shows_larger_fail)"
     assert notebook.printed(checks).split() == ["30", "True"]
 
 
-def test_progress_is_shown(notebook: Notebook) -> None:
+def test_progress_is_shown(shown: list[Any]) -> None:
     """A reader sees the probes while they run."""
-    outputs = notebook.run(f"options['progress'] = True\nfound = {FIND}\noptions['progress'] = False")
-    text = " ".join(str(output) for output in outputs)
+    text = " ".join(str(output) for output in shown[:-1])
     assert "FIT" in text
     assert "OOM" in text
 
 
+@pytest.mark.thorough
 def test_a_bug_of_a_cell_is_shown_with_its_line(notebook: Notebook) -> None:
     """The traceback of the user's function is in the cell's error."""
-    bug = "def buggy(size):\n    return torch.randn(size, VALUES, layout='sparse')\n"
+    bug = "def buggy(size):\n    return torch.rand(size, VALUES, layout='sparse')\n"
     with pytest.raises(CellExecutionError) as raised:
-        notebook.run(bug + FIND.replace("lambda size: torch.randn(size, VALUES)", "buggy"))
+        notebook.run(bug + FIND.replace(BATCH, "buggy"))
     assert "TuningFailedError" in str(raised.value)
     assert "in buggy" in str(raised.value)
 
 
-def test_an_interrupt_ends_the_processes(notebook: Notebook) -> None:
-    """The notebook's button: no process is left, and the next cell runs."""
+@pytest.fixture(scope="module")
+def interrupted(notebook: Notebook) -> str:
+    """The error of a cell that was interrupted in a function of the user."""
     slow = "import time\ndef endless(size):\n    open('started', 'w').close()\n    time.sleep(600)\n"
     marker = Path(notebook.client.resources["metadata"]["path"], "started")
 
@@ -134,7 +139,13 @@ def test_an_interrupt_ends_the_processes(notebook: Notebook) -> None:
 
     started = threading.Thread(target=interrupt, daemon=True)
     started.start()
-    with pytest.raises(CellExecutionError, match="KeyboardInterrupt"):
-        notebook.run(slow + FIND.replace("lambda size: torch.randn(size, VALUES)", "endless"))
+    with pytest.raises(CellExecutionError) as raised:
+        notebook.run(slow + FIND.replace(BATCH, "endless"))
     started.join()
+    return str(raised.value)
+
+
+def test_an_interrupt_ends_the_processes(notebook: Notebook, interrupted: str) -> None:
+    """The notebook's button: no process is left, and the next cell runs."""
+    assert "KeyboardInterrupt" in interrupted
     assert notebook.printed(CHILDREN).strip() == "[]"
