@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 from urllib.parse import urlsplit
 
 from playwright.sync_api import Browser, ConsoleMessage, Page, Request, Response, expect, sync_playwright
@@ -34,6 +36,36 @@ def chromium() -> Iterator[Browser]:
         browser = playwright.chromium.launch(executable_path=_program(), args=_ARGUMENTS)
         yield browser
         browser.close()
+
+
+@dataclass
+class Pausable:
+    """A browser whose event loop runs in the thread of the tests only within ``resumed``.
+
+    A test that starts a loop of its own, as ``asyncio.run`` does, fails in a thread where a loop runs.
+    """
+
+    browser: Browser
+    loop: asyncio.AbstractEventLoop
+
+    @contextmanager
+    def resumed(self) -> Iterator[Browser]:
+        """Run the loop until the end of the block."""
+        asyncio._set_running_loop(self.loop)
+        try:
+            yield self.browser
+        finally:
+            asyncio._set_running_loop(None)
+
+
+@contextmanager
+def pausable_chromium() -> Iterator[Pausable]:
+    """Start a browser and pause its loop."""
+    with chromium() as browser:
+        loop = asyncio.get_running_loop()
+        asyncio._set_running_loop(None)
+        yield Pausable(browser, loop)
+        asyncio._set_running_loop(loop)  # Playwright ends it
 
 
 @dataclass
@@ -89,3 +121,27 @@ def watched(browser: Browser, url: str, **options: object) -> Iterator[Watched]:
         made.check()
     finally:
         context.close()
+
+
+class Modules:
+    """The ES modules of the pages, imported into one open page of a service."""
+
+    def __init__(self, page: Page) -> None:
+        self.page = page
+        self._folder = str(page.locator("script[type=module]").first.get_attribute("src")).rpartition("/")[0]
+
+    def run(self, body: str, given: object = None) -> Any:
+        """Return what the body of a JavaScript function returns.
+
+        The body can use ``given``, ``load(name)`` for the exports of a module, ``place`` for an empty element of the
+        page, and ``drawn()``, which resolves when Preact has drawn.
+        """
+        function = f"""async ([folder, given]) => {{
+            const load = (name) => import(`${{folder}}/${{name}}.js`);
+            const place = document.getElementById("content");
+            (await load("preact-htm")).render(null, place);
+            place.replaceChildren();
+            const drawn = () => new Promise((resolve) => setTimeout(resolve));
+            {body}
+        }}"""
+        return self.page.evaluate(function, [self._folder, given])
