@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from playwright.sync_api import Browser
 
-from tests.support.service.browser import Pausable, pausable_chromium
+from tests.support.service.browser import Pausable, pausable_chromium, without_charts
 
 
 @pytest.fixture(scope="package")
@@ -22,3 +23,10 @@ def browser(chromium: Pausable) -> Iterator[Browser]:
     """The browser, for a module of tests of pages."""
     with chromium.resumed() as opened:
         yield opened
+
+
+@pytest.fixture
+def no_charts(tmp_path: Path) -> Iterator[None]:
+    """Leave the charts of the test's services empty."""
+    with without_charts(tmp_path):
+        yield

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from playwright.sync_api import Browser, Locator, Page, expect
 
 from service.domain.api_keys import Scope, make_key
@@ -86,6 +87,7 @@ def test_chosen_tunings_are_deleted_with_the_keyboard_alone(browser: Browser, se
     assert [state_of(service, name) for name in (first, second, left)] == [None, None, State.SUCCEEDED]
 
 
+@pytest.mark.thorough
 def test_each_refusal_is_shown_with_its_reason(browser: Browser, service: Running) -> None:
     """A tuning that another page has deleted meanwhile is refused by name, the other is deleted, and both leave."""
     gone, other = ended(service, 5, name="gone"), ended(service, 6, name="other")
@@ -106,6 +108,7 @@ def test_each_refusal_is_shown_with_its_reason(browser: Browser, service: Runnin
     assert state_of(service, other) is None
 
 
+@pytest.mark.thorough
 def test_a_long_selection_is_sent_in_parts(browser: Browser, service: Running) -> None:
     """More than one request takes are cancelled; the acts that apply follow the states of the rows."""
     ended(service, 5)
@@ -132,6 +135,7 @@ def test_a_long_selection_is_sent_in_parts(browser: Browser, service: Running) -
     assert {state_of(service, name) for name in ids} == {State.CANCELLED}
 
 
+@pytest.mark.thorough
 def test_chosen_rows_stay_chosen_while_the_list_is_read_again(browser: Browser, service: Running) -> None:
     """A row that changes keeps its tick and the focus; one that leaves the list is no longer chosen."""
     (waiting,) = queued(service, 1)
@@ -149,6 +153,7 @@ def test_chosen_rows_stay_chosen_while_the_list_is_read_again(browser: Browser, 
         expect(bar(page).get_by_role("status")).to_have_text("1 tuning selected")
 
 
+@pytest.mark.thorough
 def test_tunings_are_compared_by_their_recommendations(browser: Browser, service: Running) -> None:
     """From the list of tunings, without those that have none."""
     for size in (5, 6):
@@ -183,6 +188,7 @@ def test_acts_follow_the_scopes_and_the_owner(browser: Browser, service: Running
         expect(bar(page)).to_have_count(0)
 
 
+@pytest.mark.thorough
 def test_jobs_are_deleted_with_what_is_theirs(browser: Browser, service: Running) -> None:
     """The dialog of jobs names their files."""
     body = {"recommendation": recommendation().model_dump(mode="json"), "training": {"updates": 5}}

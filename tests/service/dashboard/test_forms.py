@@ -45,6 +45,7 @@ def test_a_preset_is_a_request_of_a_known_model(name: str) -> None:
     check_workload(request.spec)
 
 
+@pytest.mark.thorough
 def test_a_preset_fills_the_form_with_all_of_it(service: Running, browser: Browser) -> None:
     """The form's request equals the preset, for each of them; the page stays accessible."""
     with watched(browser, service.url) as opened:
@@ -57,6 +58,7 @@ def test_a_preset_fills_the_form_with_all_of_it(service: Running, browser: Brows
         assert page.evaluate(VIOLATIONS, WCAG) == []
 
 
+@pytest.mark.thorough
 def test_an_adapter_of_defaults_is_kept(service: Running, browser: Browser) -> None:
     """Choosing the kind is enough, and choosing none takes the adapter out again."""
     with watched(browser, service.url) as opened:
@@ -127,6 +129,7 @@ def opened_form(page: Page) -> None:
     page.get_by_label("Workload", exact=True).select_option("command")
 
 
+@pytest.mark.thorough
 def test_a_command_is_tuned_from_its_form(registered: Running, browser: Browser) -> None:
     """Fields, defaults and bounds are those that the operator registered; the pages after it show the command."""
     with watched(browser, registered.url) as opened:
@@ -180,6 +183,7 @@ def command_in_steps(run: TrainingRun, on_progress: OnProgress, grace_seconds: G
     )
 
 
+@pytest.mark.thorough
 def test_a_command_is_run_from_its_recommendation(start_service: StartService, browser: Browser, file: Path) -> None:
     """The dialog asks for updates alone; the page of the job has the counted updates, the peak, the log and notes."""
     service = start_service(trainer=command_in_steps, commands=file)
@@ -242,6 +246,7 @@ def test_a_pasted_spec_chooses_the_form_of_its_kind(registered: Running, browser
         expect(page.get_by_label("Effective batch size")).to_have_value("256")
 
 
+@pytest.mark.thorough
 def test_without_commands_the_form_has_no_choice(start_service: StartService, browser: Browser) -> None:
     """Nor a field that does nothing."""
     with watched(browser, start_service().url) as opened:
@@ -250,6 +255,7 @@ def test_without_commands_the_form_has_no_choice(start_service: StartService, br
         expect(page.get_by_label("Workload", exact=True)).to_have_count(0)
 
 
+@pytest.mark.thorough
 def test_the_form_of_a_command_is_accessible(registered: Running, browser: Browser) -> None:
     """By the rules of axe."""
     with watched(browser, registered.url) as opened:

@@ -50,6 +50,7 @@ def test_stale_recommendations_are_marked_and_confirmed(upgraded: tuple[Running,
     assert len(service.runner.sizes) == len(names)
 
 
+@pytest.mark.thorough
 def test_the_page_of_a_stale_recommendation_confirms_it(upgraded: tuple[Running, list[str]], browser: Browser) -> None:
     """One click leads to the tuning of one probe; the page then says nothing of other conditions."""
     service, (name, _) = upgraded
@@ -65,6 +66,7 @@ def test_the_page_of_a_stale_recommendation_confirms_it(upgraded: tuple[Running,
     assert len(service.runner.sizes) == 1
 
 
+@pytest.mark.thorough
 def test_a_recommendation_is_confirmed_once(upgraded: tuple[Running, list[str]], browser: Browser) -> None:
     """A second request has the first one's key, and says what came of that; confirmed rows are no longer chosen."""
     service, names = upgraded
@@ -89,6 +91,7 @@ def test_a_recommendation_is_confirmed_once(upgraded: tuple[Running, list[str]],
     assert {key for _, key in keys}.isdisjoint({None, ""})
 
 
+@pytest.mark.thorough
 def test_a_replaced_recommendation_is_not_confirmed_again(
     upgraded: tuple[Running, list[str]], browser: Browser
 ) -> None:
@@ -104,6 +107,7 @@ def test_a_replaced_recommendation_is_not_confirmed_again(
         expect(page.get_by_role("button", name="Confirm 1 recommendation")).to_be_visible()
 
 
+@pytest.mark.thorough
 def test_the_page_of_a_recommendation_survives_failures(upgraded: tuple[Running, list[str]], browser: Browser) -> None:
     """It asks again after an outage, and shows why a confirmation is refused below what changed."""
     service, (name, _) = upgraded
@@ -119,6 +123,7 @@ def test_the_page_of_a_recommendation_survives_failures(upgraded: tuple[Running,
         expect(page.get_by_role("button", name="Confirm it")).to_be_enabled()
 
 
+@pytest.mark.thorough
 def test_a_confirmation_is_not_sent_again_while_the_page_leaves(
     upgraded: tuple[Running, list[str]], browser: Browser
 ) -> None:

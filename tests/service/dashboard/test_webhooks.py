@@ -92,6 +92,7 @@ def test_a_webhook_from_its_registration_to_its_end(service: Running, receiver: 
     assert service.http.get("/v1/webhooks").json()["items"] == []
 
 
+@pytest.mark.thorough
 def test_what_was_given_up_is_found_and_sent_again(service: Running, receiver: Receiver, browser: Browser) -> None:
     """The list counts it, the page says why, and a chip finds it; then it is delivered."""
     receiver.replies[:] = [status(500), status(204)]
@@ -127,6 +128,7 @@ def test_a_refused_address_stays_in_the_form(service: Running, browser: Browser)
         expect(page.get_by_label("Address")).to_have_value("https://elsewhere.example/x")
 
 
+@pytest.mark.thorough
 def test_without_an_allowed_host_the_page_names_the_setting(start_service: StartService, browser: Browser) -> None:
     """Nothing can be registered, and an unknown webhook says so."""
     with watched(browser, start_service().url) as opened:
@@ -137,6 +139,7 @@ def test_without_an_allowed_host_the_page_names_the_setting(start_service: Start
         expect(page.get_by_role("heading", name="No such webhook")).to_be_visible()
 
 
+@pytest.mark.thorough
 def test_webhooks_are_for_administrators(service: Running, browser: Browser) -> None:
     """Another key sees the scope that it lacks; its page asks the API for nothing."""
     new, text = make_key("reader", (Scope.TUNINGS_READ,))

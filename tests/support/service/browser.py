@@ -8,10 +8,14 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+import pytest
 from playwright.sync_api import Browser, ConsoleMessage, Page, Request, Response, expect, sync_playwright
+
+from service.dashboard import assets
 
 VARIABLE = "BATCHWRIGHT_TEST_CHROMIUM"
 _NAMES = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome")
@@ -66,6 +70,15 @@ def pausable_chromium() -> Iterator[Pausable]:
         asyncio._set_running_loop(None)
         yield Pausable(browser, loop)
         asyncio._set_running_loop(loop)  # Playwright ends it
+
+
+@contextmanager
+def without_charts(folder: Path) -> Iterator[None]:
+    """Leave the charts of services that start in the block empty: plotly.js takes two seconds of each page."""
+    (stub := folder / assets.PLOTLY).write_text("globalThis.Plotly = { react() {} };")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(assets, "_plotly_file", lambda: stub)
+        yield
 
 
 @dataclass
