@@ -10,9 +10,8 @@ from playwright.sync_api import Browser, Locator, Page, expect
 from service.domain.api_keys import Scope, make_key
 from service.domain.bulk import MOST_IDS
 from service.domain.states import State
-from tests.service.dashboard.test_quality import AXE, VIOLATIONS, WCAG
 from tests.support.factories import recommendation, tuning_request
-from tests.support.service.browser import watched
+from tests.support.service.browser import violations, watched
 from tests.support.service.running import Running
 from tests.support.service.stores import engine_at, fill
 
@@ -47,12 +46,6 @@ def bar(page: Page) -> Locator:
     return page.get_by_role("group", name="Selection")
 
 
-def check(page: Page) -> None:
-    """Check that axe finds nothing of WCAG 2.2 AA."""
-    page.evaluate(AXE)
-    assert page.evaluate(VIOLATIONS, WCAG) == []
-
-
 def test_chosen_tunings_are_deleted_with_the_keyboard_alone(browser: Browser, service: Running) -> None:
     """Select with the space bar, ask, keep by default, delete, and hear the result; the others stay."""
     first, second, left = (ended(service, size, name=f"run {size}") for size in (5, 6, 7))
@@ -70,7 +63,7 @@ def test_chosen_tunings_are_deleted_with_the_keyboard_alone(browser: Browser, se
         expect(dialog).to_contain_text("run 6")
         expect(dialog).to_contain_text("run 5")
         expect(dialog).to_contain_text("Their recommendations stay")
-        check(page)
+        assert violations(page) == []
         expect(page.locator(":focus")).to_have_text("Keep them")
         page.keyboard.press("Enter")
         expect(dialog).to_have_count(0)
@@ -83,7 +76,7 @@ def test_chosen_tunings_are_deleted_with_the_keyboard_alone(browser: Browser, se
         expect(page.get_by_text("2 tunings deleted", exact=True)).to_be_visible()
         expect(page.locator("tbody tr")).to_have_count(1)
         expect(bar(page).get_by_role("status")).to_be_empty()
-        check(page)
+        assert violations(page) == []
     assert [state_of(service, name) for name in (first, second, left)] == [None, None, State.SUCCEEDED]
 
 

@@ -14,8 +14,7 @@ from playwright.sync_api import Browser, Page, Route, expect
 from service.dashboard.new_tuning import presets
 from service.domain.work import TuningSubmission
 from service.worker.executors.base import GraceSeconds, OnProgress, TrainingRun
-from tests.service.dashboard.test_quality import AXE, VIOLATIONS, WCAG
-from tests.support.service.browser import watched
+from tests.support.service.browser import violations, watched
 from tests.support.service.registered import DEFINITION, commands_file, submission
 from tests.support.service.running import Running, StartService
 from tuner.schemas.training import CommandProgress, RunOutcome, TrainingResult
@@ -54,8 +53,7 @@ def test_a_preset_fills_the_form_with_all_of_it(service: Running, browser: Brows
             page.get_by_label("Model from the presets").select_option(name)
             expect(page.get_by_label("Effective batch size")).to_have_value(str(request["effective_batch_size"]))
             assert TuningSubmission.model_validate(preview(page)) == TuningSubmission.model_validate(request), name
-        page.evaluate(AXE)
-        assert page.evaluate(VIOLATIONS, WCAG) == []
+        assert violations(page) == []
 
 
 @pytest.mark.thorough
@@ -197,8 +195,7 @@ def test_a_command_is_run_from_its_recommendation(start_service: StartService, b
         dialog.get_by_label("Updates").fill("4")
         dialog.get_by_role("button", name="Show the command").click()
         expect(dialog.get_by_text("train recommendation.json --output-dir . --updates 4")).to_be_visible()
-        page.evaluate(AXE)
-        assert page.evaluate(VIOLATIONS, WCAG) == []
+        assert violations(page) == []
         dialog.get_by_role("button", name="Start training").click()
         page.wait_for_url(re.compile(r"/jobs/job_"))
         expect(page.locator("#state .badge")).to_have_text("Succeeded")
@@ -210,8 +207,7 @@ def test_a_command_is_run_from_its_recommendation(start_service: StartService, b
         expect(page.locator("#notices")).to_contain_text("an update was unlike")
         for absent in ("#loss", "#learning-rate", "#checkpoints"):
             expect(page.locator(absent)).to_be_hidden()
-        page.evaluate(AXE)
-        assert page.evaluate(VIOLATIONS, WCAG) == []
+        assert violations(page) == []
 
 
 def test_a_wrong_argument_is_shown_beside_its_field(registered: Running, browser: Browser) -> None:
@@ -261,5 +257,4 @@ def test_the_form_of_a_command_is_accessible(registered: Running, browser: Brows
     with watched(browser, registered.url) as opened:
         page = opened.open("/tunings/new")
         opened_form(page)
-        page.evaluate(AXE)
-        assert page.evaluate(VIOLATIONS, WCAG) == []
+        assert violations(page) == []

@@ -13,9 +13,8 @@ from playwright.sync_api import Browser, Locator, Page, Route, expect
 from service.domain.api_keys import Scope, make_key
 from service.domain.problems import Problem
 from service.domain.states import State
-from tests.service.dashboard.test_quality import AXE, VIOLATIONS, WCAG
 from tests.support.factories import tuning_request
-from tests.support.service.browser import watched
+from tests.support.service.browser import violations, watched
 from tests.support.service.running import Running, StartService
 from tests.support.service.stores import engine_at, fill
 
@@ -58,8 +57,7 @@ def test_a_click_on_a_head_sorts_the_whole_list(service: Running, browser: Brows
         expect(page).to_have_url(re.compile(r"\?sort=effective_batch_size$"))
         page.reload()
         expect_order(page, 6, 37, 100)
-        page.evaluate(AXE)
-        assert page.evaluate(VIOLATIONS, WCAG) == []
+        assert violations(page) == []
         page.get_by_label("Select run 37").check()
         page.get_by_role("button", name="Submitted").click()
         expect_order(page, *reversed(SIZES))
@@ -192,8 +190,7 @@ def test_the_list_of_jobs_shows_how_far_they_are(service: Running, browser: Brow
         page = opened.open("/jobs")
         expect(page.get_by_role("meter", name="Updates done")).to_have_attribute("aria-valuetext", "5 of 5")
         expect(page.get_by_role("img", name=re.compile(r"^Loss from \d\S* to \d\S*$"))).to_be_visible()
-        page.evaluate(AXE)
-        assert page.evaluate(VIOLATIONS, WCAG) == []
+        assert violations(page) == []
 
 
 # --- filters as chips ---
@@ -248,8 +245,7 @@ def test_each_filter_is_a_chip_that_a_click_removes(varied: Running, browser: Br
         expect(chips(page)).to_have_text(
             [re.compile(text) for text in ("State: Cancelled", "State: Failed", "Model: nothing")]
         )
-        page.evaluate(AXE)
-        assert page.evaluate(VIOLATIONS, WCAG) == []
+        assert violations(page) == []
         remove(page, "Model: nothing")
         expect(rows(page)).to_have_count(4)
         remove(page, "State: Cancelled")

@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, Route, expect
 
-from tests.service.dashboard.test_quality import AXE, VIOLATIONS, WCAG
 from tests.support.factories import tuning_request
-from tests.support.service.browser import watched
+from tests.support.service.browser import violations, watched
 from tests.support.service.processes import wait_until
 from tests.support.service.running import Running, running
 from tests.support.service.scripted import ScriptedRunner, Trainer
@@ -32,8 +31,7 @@ def test_stale_recommendations_are_marked_and_confirmed(upgraded: tuple[Running,
     with watched(browser, service.url) as opened:
         page = opened.open("/recommendations")
         expect(page.get_by_role("cell", name="stale torch 2.8 → 2.9")).to_have_count(2)
-        page.evaluate(AXE)
-        assert page.evaluate(VIOLATIONS, WCAG) == []
+        assert violations(page) == []
         page.get_by_label(re.compile("^Select all")).check()
         page.get_by_role("button", name="Confirm 2 recommendations").click()
         tunings = page.get_by_role("status").filter(has_text="2 recommendations being confirmed").get_by_role("link")

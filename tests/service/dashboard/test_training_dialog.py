@@ -8,9 +8,8 @@ from typing import Any, Literal
 import pytest
 from playwright.sync_api import Browser, Locator, Page, expect
 
-from tests.service.dashboard.test_quality import AXE, VIOLATIONS, WCAG
 from tests.support.factories import mlp_spec, tuning_request
-from tests.support.service.browser import Watched, watched
+from tests.support.service.browser import Watched, violations, watched
 from tests.support.service.running import Running, StartService
 from tests.support.service.scripted import ScriptedRunner
 
@@ -140,7 +139,6 @@ def test_the_dialog_is_accessible_and_fits(
         dialog.get_by_text("More settings").click()
         dialog.get_by_role("button", name="Show the command").click()
         expect(dialog.get_by_role("group", name="Command")).to_be_visible()
-        page.evaluate(AXE)
-        assert page.evaluate(VIOLATIONS, WCAG) == []
+        assert violations(page) == []
         assert dialog.evaluate("(it) => it.scrollWidth <= it.clientWidth")
         assert page.evaluate("document.documentElement.scrollWidth") <= 360

@@ -8,6 +8,7 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from importlib import resources
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -21,6 +22,10 @@ VARIABLE = "BATCHWRIGHT_TEST_CHROMIUM"
 _NAMES = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome")
 """The first has no window, and takes a third less of the processor for the same pages."""
 _ARGUMENTS = ["--no-sandbox", "--disable-quic", "--disable-background-networking", "--disable-component-update"]
+_AXE = resources.files("axe_playwright_python").joinpath("axe.min.js")
+_WCAG = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa"]
+_VIOLATIONS = """async (tags) => (await axe.run({runOnly: tags, resultTypes: ["violations"]})).violations.map(
+    (rule) => [rule.id, rule.nodes.map((node) => node.html)])"""
 TIMEOUT_MILLISECONDS = 60_000
 """Several times what a page takes on a busy machine. A failed expectation is silent for as long as this."""
 
@@ -134,6 +139,14 @@ def watched(browser: Browser, url: str, **options: object) -> Iterator[Watched]:
         made.check()
     finally:
         context.close()
+
+
+def violations(page: Page) -> list[Any]:
+    """Return what axe finds against WCAG 2.2 AA in a page: each rule with the elements that violate it."""
+    if not page.evaluate("'axe' in globalThis"):
+        page.evaluate(_AXE.read_text(encoding="utf-8"))
+    found: list[Any] = page.evaluate(_VIOLATIONS, _WCAG)
+    return found
 
 
 class Modules:
