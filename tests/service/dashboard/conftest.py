@@ -9,11 +9,15 @@ import pytest
 from playwright.sync_api import Browser
 
 from tests.support.service.browser import Pausable, pausable_chromium, without_charts
+from tests.support.service.running import running
+from tests.support.service.scripted import ScriptedRunner, Trainer
 
 
 @pytest.fixture(scope="package")
-def chromium() -> Iterator[Pausable]:
+def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pausable]:
     """A browser, which costs half a second to start and nothing while it has no page."""
+    with running(tmp_path_factory.mktemp("first"), ScriptedRunner(37), Trainer()):
+        pass  # the first service of a process makes the API's document, which takes longer than a test
     with pausable_chromium() as opened:
         yield opened
 

@@ -46,9 +46,9 @@ def bar(page: Page) -> Locator:
     return page.get_by_role("group", name="Selection")
 
 
-def test_chosen_tunings_are_deleted_with_the_keyboard_alone(browser: Browser, service: Running) -> None:
-    """Select with the space bar, ask, keep by default, delete, and hear the result; the others stay."""
-    first, second, left = (ended(service, size, name=f"run {size}") for size in (5, 6, 7))
+def test_the_keyboard_chooses_tunings_and_keeps_them(browser: Browser, service: Running) -> None:
+    """Select with the space bar; the dialog names the chosen ones, keeps them by default, and gives the focus back."""
+    first, *_ = (ended(service, size, name=f"run {size}") for size in (5, 6, 7))
     with watched(browser, service.url) as opened:
         page = opened.open("/tunings")
         expect(bar(page)).to_contain_text("Select all 3 shown")
@@ -69,8 +69,18 @@ def test_chosen_tunings_are_deleted_with_the_keyboard_alone(browser: Browser, se
         expect(dialog).to_have_count(0)
         expect(page.locator(":focus")).to_have_text("Delete 2 tunings")
         assert state_of(service, first) == State.SUCCEEDED
+
+
+def test_the_keyboard_deletes_chosen_tunings(browser: Browser, service: Running) -> None:
+    """The second button of the dialog deletes, and the result is announced; the others stay."""
+    first, second, left = (ended(service, size, name=f"run {size}") for size in (5, 6, 7))
+    with watched(browser, service.url) as opened:
+        page = opened.open("/tunings")
+        for name in ("run 5", "run 6"):
+            page.get_by_label(f"Select {name}").check()
+        bar(page).get_by_role("button", name="Delete 2 tunings").focus()
         page.keyboard.press("Enter")
-        expect(dialog).to_be_visible()
+        expect(page.get_by_role("dialog", name="Delete 2 tunings?")).to_be_visible()
         page.keyboard.press("Tab")
         page.keyboard.press("Enter")
         expect(page.get_by_text("2 tunings deleted", exact=True)).to_be_visible()

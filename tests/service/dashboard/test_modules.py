@@ -409,7 +409,7 @@ def test_a_long_selection_is_sent_in_parts(modules: Modules) -> None:
     parts: list[list[str]] = []
 
     def respond(route: Route) -> None:
-        sent = route.request.post_data_json
+        sent: Any = route.request.post_data_json
         assert sent["action"] == "delete"
         parts.append(sent["ids"])
         problem = {"detail": "It is held."}

@@ -82,7 +82,8 @@ def test_a_tuning_that_fits(service: Running, visit: Open) -> None:
 
 def test_the_peaks_of_the_probes_are_drawn(service: Running, visit: Open) -> None:
     """By plotly.js, which nothing of the page's policy keeps from drawing."""
-    page = visit(service).open(f"/tunings/{tune(service)['id']}")
+    small = {"width": 500, "height": 300}  # drawn by the processor
+    page = visit(service, viewport=small).open(f"/tunings/{tune(service)['id']}")
     expect(page.locator("#chart .main-svg").first).to_be_attached()
 
 
