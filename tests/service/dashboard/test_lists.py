@@ -152,7 +152,6 @@ def test_an_act_that_ends_while_a_filter_is_loading_empties_no_list(service: Run
         expect(rows.filter(has_text="Cancelled")).to_have_count(1)
 
 
-@pytest.mark.thorough
 def test_columns_are_chosen_and_kept_in_the_address(service: Running, browser: Browser) -> None:
     """A column that is not wanted leaves; the row's name always stays."""
     with watched(browser, service.url) as opened:

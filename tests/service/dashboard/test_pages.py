@@ -87,7 +87,7 @@ def test_the_peaks_of_the_probes_are_drawn(service: Running, visit: Open) -> Non
     expect(page.locator("#chart .main-svg").first).to_be_attached()
 
 
-@pytest.mark.thorough
+@pytest.mark.usefixtures("no_charts")
 def test_a_tuning_in_which_nothing_fits(start_service: StartService, visit: Open) -> None:
     """The recommendation names the reason, and has no exports."""
     service = start_service(ScriptedRunner(0))
@@ -116,8 +116,8 @@ class Allocator(ScriptedRunner):
         )
 
 
-@pytest.mark.thorough
-@pytest.mark.parametrize("apart", [False, True])
+@pytest.mark.usefixtures("no_charts")
+@pytest.mark.parametrize("apart", [pytest.param(False, marks=pytest.mark.thorough), True])
 def test_the_allocators_message_is_behind_details(start_service: StartService, visit: Open, *, apart: bool) -> None:
     """Headlines, the proof and the table have short words; the raw text is behind details."""
     runner = Allocator(37)
@@ -169,7 +169,6 @@ def test_a_tuning_that_fails(start_service: StartService, visit: Open) -> None:
     expect(state(page)).to_have_text("Succeeded")
 
 
-@pytest.mark.thorough
 def test_a_device_that_takes_no_work_shows_the_cause(start_service: StartService, visit: Open, tmp_path: Path) -> None:
     """The overview shows the cause beside the device, not the state free, until the cause is gone."""
     (in_the_way := tmp_path / "disk").write_text("")
@@ -345,7 +344,6 @@ def test_an_export_is_copied(service: Running, visit: Open) -> None:
     assert page.evaluate("navigator.clipboard.readText()") == made["files"][0]["content"]
 
 
-@pytest.mark.thorough
 def test_an_inexact_export_says_so(service: Running, visit: Open) -> None:
     """The export is refused with a message until it is allowed, and then shows both numbers."""
     found = tune(service, spec=mlp_spec(parallelism={"world_size": 2}), effective_batch_size=101)["recommendation"]
@@ -495,7 +493,6 @@ def test_a_key_for_jobs_sees_which_scope_other_pages_need(service: Running, brow
         expect(opened.open("/").locator("#running")).to_contain_text("Nothing is running")
 
 
-@pytest.mark.thorough
 def test_a_filled_form_survives_an_expired_session(service: Running, browser: Browser) -> None:
     """Whose session has ended signs in again, and finds the form as it was; the next visitor of the tab does not."""
     with watched(browser, service.url) as opened:

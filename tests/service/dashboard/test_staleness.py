@@ -105,7 +105,6 @@ def test_a_replaced_recommendation_is_not_confirmed_again(
         expect(page.get_by_role("button", name="Confirm 1 recommendation")).to_be_visible()
 
 
-@pytest.mark.thorough
 def test_the_page_of_a_recommendation_survives_failures(upgraded: tuple[Running, list[str]], browser: Browser) -> None:
     """It asks again after an outage, and shows why a confirmation is refused below what changed."""
     service, (name, _) = upgraded

@@ -66,7 +66,6 @@ def test_one_click_starts_no_training(service: Running, browser: Browser, recomm
         assert jobs(service) == []
 
 
-@pytest.mark.thorough
 def test_the_command_is_shown_before_anything_runs(service: Running, browser: Browser, recommendation_id: str) -> None:
     """Command, environment and files of the dry run for what is filled in; a change takes them away."""
     with watched(browser, service.url) as opened:
