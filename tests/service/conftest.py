@@ -8,13 +8,11 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser
 
 from service.client import Client
 from service.domain.identifiers import IdentifierSource
 from service.store.database.engine import open_engine
 from service.store.store import Store
-from tests.support.service.browser import chromium
 from tests.support.service.postgres import Databases, databases
 from tests.support.service.running import Running, StartService, migrated, running
 from tests.support.service.scripted import ScriptedRunner, Trainer
@@ -89,11 +87,4 @@ def shared_service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running
 def client(service: Running) -> Iterator[Client]:
     """A client of ``service``."""
     with service.client as opened:
-        yield opened
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    """One for each module: Playwright keeps its thread's event loop, which other modules' tests need."""
-    with chromium() as opened:
         yield opened

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from playwright.sync_api import Browser, Locator, Page, expect
 
 from service.domain.api_keys import Scope, make_key
 from service.domain.bulk import MOST_IDS
 from service.domain.states import State
-from tests.service.dashboard.test_quality import AXE, VIOLATIONS, WCAG
 from tests.support.factories import recommendation, tuning_request
-from tests.support.service.browser import watched
+from tests.support.service.browser import violations, watched
 from tests.support.service.running import Running
 from tests.support.service.stores import engine_at, fill
 
@@ -46,15 +46,9 @@ def bar(page: Page) -> Locator:
     return page.get_by_role("group", name="Selection")
 
 
-def check(page: Page) -> None:
-    """Check that axe finds nothing of WCAG 2.2 AA."""
-    page.evaluate(AXE)
-    assert page.evaluate(VIOLATIONS, WCAG) == []
-
-
-def test_chosen_tunings_are_deleted_with_the_keyboard_alone(browser: Browser, service: Running) -> None:
-    """Select with the space bar, ask, keep by default, delete, and hear the result; the others stay."""
-    first, second, left = (ended(service, size, name=f"run {size}") for size in (5, 6, 7))
+def test_the_keyboard_chooses_tunings_and_keeps_them(browser: Browser, service: Running) -> None:
+    """Select with the space bar; the dialog names the chosen ones, keeps them by default, and gives the focus back."""
+    first, *_ = (ended(service, size, name=f"run {size}") for size in (5, 6, 7))
     with watched(browser, service.url) as opened:
         page = opened.open("/tunings")
         expect(bar(page)).to_contain_text("Select all 3 shown")
@@ -69,23 +63,34 @@ def test_chosen_tunings_are_deleted_with_the_keyboard_alone(browser: Browser, se
         expect(dialog).to_contain_text("run 6")
         expect(dialog).to_contain_text("run 5")
         expect(dialog).to_contain_text("Their recommendations stay")
-        check(page)
+        assert violations(page) == []
         expect(page.locator(":focus")).to_have_text("Keep them")
         page.keyboard.press("Enter")
         expect(dialog).to_have_count(0)
         expect(page.locator(":focus")).to_have_text("Delete 2 tunings")
         assert state_of(service, first) == State.SUCCEEDED
+
+
+def test_the_keyboard_deletes_chosen_tunings(browser: Browser, service: Running) -> None:
+    """The second button of the dialog deletes, and the result is announced; the others stay."""
+    first, second, left = (ended(service, size, name=f"run {size}") for size in (5, 6, 7))
+    with watched(browser, service.url) as opened:
+        page = opened.open("/tunings")
+        for name in ("run 5", "run 6"):
+            page.get_by_label(f"Select {name}").check()
+        bar(page).get_by_role("button", name="Delete 2 tunings").focus()
         page.keyboard.press("Enter")
-        expect(dialog).to_be_visible()
+        expect(page.get_by_role("dialog", name="Delete 2 tunings?")).to_be_visible()
         page.keyboard.press("Tab")
         page.keyboard.press("Enter")
         expect(page.get_by_text("2 tunings deleted", exact=True)).to_be_visible()
         expect(page.locator("tbody tr")).to_have_count(1)
         expect(bar(page).get_by_role("status")).to_be_empty()
-        check(page)
+        assert violations(page) == []
     assert [state_of(service, name) for name in (first, second, left)] == [None, None, State.SUCCEEDED]
 
 
+@pytest.mark.thorough
 def test_each_refusal_is_shown_with_its_reason(browser: Browser, service: Running) -> None:
     """A tuning that another page has deleted meanwhile is refused by name, the other is deleted, and both leave."""
     gone, other = ended(service, 5, name="gone"), ended(service, 6, name="other")
@@ -106,6 +111,7 @@ def test_each_refusal_is_shown_with_its_reason(browser: Browser, service: Runnin
     assert state_of(service, other) is None
 
 
+@pytest.mark.thorough
 def test_a_long_selection_is_sent_in_parts(browser: Browser, service: Running) -> None:
     """More than one request takes are cancelled; the acts that apply follow the states of the rows."""
     ended(service, 5)
@@ -132,6 +138,7 @@ def test_a_long_selection_is_sent_in_parts(browser: Browser, service: Running) -
     assert {state_of(service, name) for name in ids} == {State.CANCELLED}
 
 
+@pytest.mark.thorough
 def test_chosen_rows_stay_chosen_while_the_list_is_read_again(browser: Browser, service: Running) -> None:
     """A row that changes keeps its tick and the focus; one that leaves the list is no longer chosen."""
     (waiting,) = queued(service, 1)
@@ -149,6 +156,7 @@ def test_chosen_rows_stay_chosen_while_the_list_is_read_again(browser: Browser, 
         expect(bar(page).get_by_role("status")).to_have_text("1 tuning selected")
 
 
+@pytest.mark.thorough
 def test_tunings_are_compared_by_their_recommendations(browser: Browser, service: Running) -> None:
     """From the list of tunings, without those that have none."""
     for size in (5, 6):
@@ -183,6 +191,7 @@ def test_acts_follow_the_scopes_and_the_owner(browser: Browser, service: Running
         expect(bar(page)).to_have_count(0)
 
 
+@pytest.mark.thorough
 def test_jobs_are_deleted_with_what_is_theirs(browser: Browser, service: Running) -> None:
     """The dialog of jobs names their files."""
     body = {"recommendation": recommendation().model_dump(mode="json"), "training": {"updates": 5}}

@@ -70,6 +70,7 @@ def test_a_device_shows_its_memory_and_its_work(page: Page) -> None:
     expect(page.locator("#worker")).to_contain_text("Alive")
 
 
+@pytest.mark.thorough
 def test_a_device_shows_its_history(page: Page) -> None:
     """Work of days ago is in the week; recent work and failures are those of this device, with their messages."""
     strip = page.locator("#history").get_by_role("img")
@@ -89,6 +90,7 @@ def test_a_device_shows_its_history(page: Page) -> None:
     page.wait_for_url(f"**{PATH}")
 
 
+@pytest.mark.thorough
 def test_a_device_leads_to_the_others_of_its_host(page: Page) -> None:
     """One whose worker reads no memory says so, and a tuning's page leads to its device."""
     page.locator("#host").get_by_role("link", name="cuda:0").click()
@@ -101,6 +103,7 @@ def test_a_device_leads_to_the_others_of_its_host(page: Page) -> None:
     page.wait_for_url(f"**{PATH}")
 
 
+@pytest.mark.thorough
 def test_a_device_that_no_worker_serves_keeps_its_history(busy: Running, browser: Browser) -> None:
     """The page says so, and lists what ran there."""
     with watched(browser, busy.url) as opened:
@@ -110,6 +113,7 @@ def test_a_device_that_no_worker_serves_keeps_its_history(busy: Running, browser
         expect(page.locator("#queue")).to_have_count(0)
 
 
+@pytest.mark.thorough
 def test_a_key_without_tunings_sees_no_device(service: Running, browser: Browser) -> None:
     """The page names the scope, and asks for nothing that would be refused."""
     new, text = make_key("jobs alone", (Scope.JOBS_READ,))

@@ -14,8 +14,7 @@ from playwright.sync_api import Browser, Page, Route, expect
 from service.dashboard.new_tuning import presets
 from service.domain.work import TuningSubmission
 from service.worker.executors.base import GraceSeconds, OnProgress, TrainingRun
-from tests.service.dashboard.test_quality import AXE, VIOLATIONS, WCAG
-from tests.support.service.browser import watched
+from tests.support.service.browser import violations, watched
 from tests.support.service.registered import DEFINITION, commands_file, submission
 from tests.support.service.running import Running, StartService
 from tuner.schemas.training import CommandProgress, RunOutcome, TrainingResult
@@ -45,6 +44,7 @@ def test_a_preset_is_a_request_of_a_known_model(name: str) -> None:
     check_workload(request.spec)
 
 
+@pytest.mark.thorough
 def test_a_preset_fills_the_form_with_all_of_it(service: Running, browser: Browser) -> None:
     """The form's request equals the preset, for each of them; the page stays accessible."""
     with watched(browser, service.url) as opened:
@@ -53,10 +53,10 @@ def test_a_preset_fills_the_form_with_all_of_it(service: Running, browser: Brows
             page.get_by_label("Model from the presets").select_option(name)
             expect(page.get_by_label("Effective batch size")).to_have_value(str(request["effective_batch_size"]))
             assert TuningSubmission.model_validate(preview(page)) == TuningSubmission.model_validate(request), name
-        page.evaluate(AXE)
-        assert page.evaluate(VIOLATIONS, WCAG) == []
+        assert violations(page) == []
 
 
+@pytest.mark.thorough
 def test_an_adapter_of_defaults_is_kept(service: Running, browser: Browser) -> None:
     """Choosing the kind is enough, and choosing none takes the adapter out again."""
     with watched(browser, service.url) as opened:
@@ -127,6 +127,7 @@ def opened_form(page: Page) -> None:
     page.get_by_label("Workload", exact=True).select_option("command")
 
 
+@pytest.mark.thorough
 def test_a_command_is_tuned_from_its_form(registered: Running, browser: Browser) -> None:
     """Fields, defaults and bounds are those that the operator registered; the pages after it show the command."""
     with watched(browser, registered.url) as opened:
@@ -180,6 +181,7 @@ def command_in_steps(run: TrainingRun, on_progress: OnProgress, grace_seconds: G
     )
 
 
+@pytest.mark.thorough
 def test_a_command_is_run_from_its_recommendation(start_service: StartService, browser: Browser, file: Path) -> None:
     """The dialog asks for updates alone; the page of the job has the counted updates, the peak, the log and notes."""
     service = start_service(trainer=command_in_steps, commands=file)
@@ -193,8 +195,7 @@ def test_a_command_is_run_from_its_recommendation(start_service: StartService, b
         dialog.get_by_label("Updates").fill("4")
         dialog.get_by_role("button", name="Show the command").click()
         expect(dialog.get_by_text("train recommendation.json --output-dir . --updates 4")).to_be_visible()
-        page.evaluate(AXE)
-        assert page.evaluate(VIOLATIONS, WCAG) == []
+        assert violations(page) == []
         dialog.get_by_role("button", name="Start training").click()
         page.wait_for_url(re.compile(r"/jobs/job_"))
         expect(page.locator("#state .badge")).to_have_text("Succeeded")
@@ -206,8 +207,7 @@ def test_a_command_is_run_from_its_recommendation(start_service: StartService, b
         expect(page.locator("#notices")).to_contain_text("an update was unlike")
         for absent in ("#loss", "#learning-rate", "#checkpoints"):
             expect(page.locator(absent)).to_be_hidden()
-        page.evaluate(AXE)
-        assert page.evaluate(VIOLATIONS, WCAG) == []
+        assert violations(page) == []
 
 
 def test_a_wrong_argument_is_shown_beside_its_field(registered: Running, browser: Browser) -> None:
@@ -242,6 +242,7 @@ def test_a_pasted_spec_chooses_the_form_of_its_kind(registered: Running, browser
         expect(page.get_by_label("Effective batch size")).to_have_value("256")
 
 
+@pytest.mark.thorough
 def test_without_commands_the_form_has_no_choice(start_service: StartService, browser: Browser) -> None:
     """Nor a field that does nothing."""
     with watched(browser, start_service().url) as opened:
@@ -250,10 +251,10 @@ def test_without_commands_the_form_has_no_choice(start_service: StartService, br
         expect(page.get_by_label("Workload", exact=True)).to_have_count(0)
 
 
+@pytest.mark.thorough
 def test_the_form_of_a_command_is_accessible(registered: Running, browser: Browser) -> None:
     """By the rules of axe."""
     with watched(browser, registered.url) as opened:
         page = opened.open("/tunings/new")
         opened_form(page)
-        page.evaluate(AXE)
-        assert page.evaluate(VIOLATIONS, WCAG) == []
+        assert violations(page) == []

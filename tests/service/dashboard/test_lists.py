@@ -1,21 +1,25 @@
-"""The order and the columns of lists in a real browser, kept in the page's address."""
+"""The order, the columns and the filters of lists in a real browser, kept in the page's address."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, Page, Route, expect
+from playwright.sync_api import Browser, Locator, Page, Route, expect
 
-from tests.service.dashboard.test_quality import AXE, VIOLATIONS, WCAG
+from service.domain.api_keys import Scope, make_key
+from service.domain.problems import Problem
+from service.domain.states import State
 from tests.support.factories import tuning_request
-from tests.support.service.browser import watched
-from tests.support.service.running import Running
+from tests.support.service.browser import violations, watched
+from tests.support.service.running import Running, StartService
 from tests.support.service.stores import engine_at, fill
 
 SIZES = [6, 100, 37]
+PROBLEM = Problem(type="about:blank", title="It failed", detail="The workload failed.", code="workload-error")
 
 
 @pytest.fixture
@@ -53,8 +57,7 @@ def test_a_click_on_a_head_sorts_the_whole_list(service: Running, browser: Brows
         expect(page).to_have_url(re.compile(r"\?sort=effective_batch_size$"))
         page.reload()
         expect_order(page, 6, 37, 100)
-        page.evaluate(AXE)
-        assert page.evaluate(VIOLATIONS, WCAG) == []
+        assert violations(page) == []
         page.get_by_label("Select run 37").check()
         page.get_by_role("button", name="Submitted").click()
         expect_order(page, *reversed(SIZES))
@@ -62,6 +65,7 @@ def test_a_click_on_a_head_sorts_the_whole_list(service: Running, browser: Brows
         expect(page).to_have_url(re.compile(r"/tunings$"))
 
 
+@pytest.mark.thorough
 def test_a_sorted_list_is_paged_in_its_order(service: Running, browser: Browser) -> None:
     """Filters and the order go together: the service sorts what matches."""
     with watched(browser, service.url) as opened:
@@ -76,6 +80,7 @@ def test_a_sorted_list_is_paged_in_its_order(service: Running, browser: Browser)
         expect(page.get_by_label("Search")).to_have_value("")
 
 
+@pytest.mark.thorough
 def test_a_text_is_searched_while_it_is_typed(service: Running, browser: Browser) -> None:
     """The space between two words stays when the first word is applied."""
     with watched(browser, service.url) as opened:
@@ -123,6 +128,7 @@ def test_nothing_is_loaded_below_a_list_that_is_being_replaced(service: Running,
         expect(rows.filter(has_text="cuda:7")).to_have_count(60)
 
 
+@pytest.mark.thorough
 def test_an_act_that_ends_while_a_filter_is_loading_empties_no_list(service: Running, browser: Browser) -> None:
     """The rows of before stay until those of the filter are read."""
     with engine_at(service.settings.url) as engine:
@@ -146,40 +152,6 @@ def test_an_act_that_ends_while_a_filter_is_loading_empties_no_list(service: Run
         expect(rows.filter(has_text="Cancelled")).to_have_count(1)
 
 
-AFTER_A_CHANGE = """
-async (after) => {
-  const { makePages } = await import(new URL("pagination.js", document.querySelector('script[src*="/lists.js"]').src));
-  let rows = ["a", "b", "c", "d"];
-  const read = async (cursor, limit) => {
-    const found = rows.slice(cursor === null ? 0 : rows.indexOf(cursor) + 1).slice(0, limit);
-    return { items: found.map((id) => ({ id })), next_cursor: found.at(-1) === rows.at(-1) ? null : found.at(-1) };
-  };
-  const pages = makePages(read, { size: 2, isNewestFirst: false });
-  await pages.refresh(() => true);
-  await pages.load();
-  rows = after;
-  await pages.refresh(() => true);
-  const shown = pages.rows().map(({ id }) => id);
-  while (pages.hasOlder()) {
-    await pages.load();
-  }
-  return [shown, pages.rows().map(({ id }) => id)];
-}
-"""
-"""The rows of a sorted list of two loaded pages after a change, and those after all further pages were loaded."""
-
-
-@pytest.mark.parametrize(
-    ("after", "shown"),
-    [("axbcd", "axbcd"), ("xabcd", "xabcd"), ("xyabcd", "xy"), ("bacd", "bacd"), ("acd", "acd"), ("abcd", "abcd")],
-)
-def test_new_rows_push_none_out_of_a_sorted_list(service: Running, browser: Browser, after: str, shown: str) -> None:
-    """Rows pushed off the first page stay, also when a new one became its last; else they are loaded again."""
-    with watched(browser, service.url) as opened:
-        found = opened.open("/tunings").evaluate(AFTER_A_CHANGE, list(after))
-    assert ["".join(ids) for ids in found] == [shown, after]
-
-
 def test_columns_are_chosen_and_kept_in_the_address(service: Running, browser: Browser) -> None:
     """A column that is not wanted leaves; the row's name always stays."""
     with watched(browser, service.url) as opened:
@@ -194,6 +166,7 @@ def test_columns_are_chosen_and_kept_in_the_address(service: Running, browser: B
         expect(page.get_by_role("columnheader", name="Plan")).to_have_count(0)
 
 
+@pytest.mark.thorough
 def test_narrow_pages_sort_by_a_choice(service: Running, browser: Browser) -> None:
     """Cards have no heads to click on; a list without an order to choose has none."""
     with watched(browser, service.url, viewport={"width": 360, "height": 740}) as opened:
@@ -206,6 +179,7 @@ def test_narrow_pages_sort_by_a_choice(service: Running, browser: Browser) -> No
         expect(page.get_by_label("Order")).to_have_count(0)
 
 
+@pytest.mark.thorough
 def test_the_list_of_jobs_shows_how_far_they_are(service: Running, browser: Browser) -> None:
     """The updates that are done, and the losses as a line with its ends in words."""
     found = service.http.get("/v1/recommendations").json()["items"][0]["id"]
@@ -215,5 +189,145 @@ def test_the_list_of_jobs_shows_how_far_they_are(service: Running, browser: Brow
         page = opened.open("/jobs")
         expect(page.get_by_role("meter", name="Updates done")).to_have_attribute("aria-valuetext", "5 of 5")
         expect(page.get_by_role("img", name=re.compile(r"^Loss from \d\S* to \d\S*$"))).to_be_visible()
-        page.evaluate(AXE)
-        assert page.evaluate(VIOLATIONS, WCAG) == []
+        assert violations(page) == []
+
+
+# --- filters as chips ---
+
+
+@pytest.fixture
+def varied(start_service: StartService) -> Running:
+    """A service with tunings of three states, two models, and two projects."""
+    service = start_service()
+    with engine_at(service.settings.url) as engine:
+        fill(engine, 3, state=State.CANCELLED, model="gpt", project="language")
+        fill(engine, 2, state=State.SUCCEEDED, model="vit", project="vision")
+        failure: dict[str, Any] = {"problem": PROBLEM.model_dump_json(), "problem_code": PROBLEM.code, "ended_at": 5}
+        fill(engine, 1, state=State.FAILED, model="vit", labels="\nteam=a\ntier=b\n", **failure)
+    return service
+
+
+def rows(page: Page) -> Locator:
+    """The rows of the list."""
+    return page.locator("tbody tr")
+
+
+def chips(page: Page) -> Locator:
+    """The set filters."""
+    return page.get_by_role("list", name="Set filters").locator(".chip")
+
+
+def remove(page: Page, text: str) -> None:
+    """Click on a chip."""
+    page.get_by_role("button", name=f"Remove the filter {text}", exact=True).click()
+
+
+@pytest.mark.thorough
+def test_each_filter_is_a_chip_that_a_click_removes(varied: Running, browser: Browser) -> None:
+    """States add up, another model replaces the first, and the address has what is set."""
+    with watched(browser, varied.url) as opened:
+        page = opened.open("/tunings")
+        expect(rows(page)).to_have_count(6)
+        expect(chips(page)).to_have_count(0)
+        page.get_by_role("combobox", name="State").select_option("Cancelled")
+        expect(rows(page)).to_have_count(3)
+        page.get_by_role("combobox", name="State").select_option("Failed")
+        expect(rows(page)).to_have_count(4)
+        expect(page).to_have_url(re.compile(r"\?state=CANCELLED&state=FAILED$"))
+        page.get_by_label("Filter by").select_option("Model")
+        page.get_by_role("combobox", name="Model").fill("gpt")
+        page.get_by_role("combobox", name="Model").press("Enter")
+        expect(rows(page)).to_have_count(3)
+        page.get_by_role("combobox", name="Model").fill("nothing")
+        page.get_by_role("button", name="Add", exact=True).click()
+        expect(page.get_by_text("No matches for these filters")).to_be_visible()
+        expect(chips(page)).to_have_text(
+            [re.compile(text) for text in ("State: Cancelled", "State: Failed", "Model: nothing")]
+        )
+        assert violations(page) == []
+        remove(page, "Model: nothing")
+        expect(rows(page)).to_have_count(4)
+        remove(page, "State: Cancelled")
+        expect(rows(page)).to_have_count(1)
+        expect(page).to_have_url(re.compile(r"\?state=FAILED$"))
+
+
+def test_the_keyboard_adds_and_removes_filters(varied: Running, browser: Browser) -> None:
+    """Delete and Enter remove a chip; the focus goes to the next one, then back to the fields."""
+    with watched(browser, varied.url) as opened:
+        page = opened.open("/tunings?project=vision&state=SUCCEEDED&state=FAILED")
+        expect(rows(page)).to_have_count(2)
+        expect(chips(page)).to_have_count(3)
+        page.get_by_label("Filter by").focus()
+        for key in ("Tab", "Tab"):
+            page.keyboard.press(key)
+        expect(page.locator(":focus")).to_have_accessible_name("Remove the filter State: Succeeded")
+        page.keyboard.press("Delete")
+        expect(page.locator(":focus")).to_have_accessible_name("Remove the filter State: Failed")
+        expect(page.get_by_text("No matches for these filters")).to_be_visible()
+        page.keyboard.press("Enter")
+        expect(page.locator(":focus")).to_have_accessible_name("Remove the filter Project: vision")
+        expect(rows(page)).to_have_count(2)
+        page.keyboard.press("Backspace")
+        expect(page.locator(":focus")).to_have_accessible_name("Filter by")
+        expect(rows(page)).to_have_count(6)
+        expect(page).to_have_url(re.compile(r"/tunings$"))
+        page.get_by_label("Filter by").select_option("Label")
+        page.keyboard.press("Tab")
+        page.keyboard.type("team")
+        page.keyboard.press("Enter")
+        expect(chips(page)).to_have_count(0)
+        page.keyboard.type("=a")
+        page.keyboard.press("Enter")
+        expect(chips(page)).to_have_count(1)
+        expect(rows(page)).to_have_count(1)
+
+
+@pytest.mark.thorough
+def test_filters_of_the_address_are_shown_and_cleared_together(varied: Running, browser: Browser) -> None:
+    """Also the time, and what no option offers is left out; all of them go with one click."""
+    with watched(browser, varied.url, viewport={"width": 360, "height": 740}) as opened:
+        page = opened.open(
+            "/tunings?state=FAILED&state=nothing&problem_code=workload-error&created_after=2100-01-02T03:04:05Z"
+        )
+        expect(page.get_by_text("No matches for these filters")).to_be_visible()
+        expect(chips(page)).to_have_text(
+            [
+                re.compile(text)
+                for text in ("State: Failed", "Created after: .* Jan 2100", "Cause of failure: workload-error")
+            ]
+        )
+        assert page.evaluate("document.documentElement.scrollWidth") <= 360
+        page.get_by_role("button", name=re.compile("Created after")).click()
+        expect(rows(page)).to_have_count(1)
+        page.reload()
+        expect(rows(page)).to_have_count(1)
+        page.get_by_role("button", name="Clear all").click()
+        expect(rows(page)).to_have_count(6)
+        expect(chips(page)).to_have_count(0)
+        expect(page.get_by_label("Filter by")).to_be_focused()
+        page.get_by_label("Filter by").select_option("Created after")
+        page.get_by_label("Created after", exact=True).fill("2100-01-02T03:04")
+        page.get_by_role("button", name="Add", exact=True).click()
+        expect(page.get_by_text("No matches for these filters")).to_be_visible()
+
+
+@pytest.mark.thorough
+def test_projects_and_owners_lead_to_their_lists(varied: Running, browser: Browser) -> None:
+    """A click on a row's project or owner filters the list by it."""
+    new, text = make_key("night scheduler", (Scope.ADMIN,))
+    varied.system.store.keys.add(new)
+    with engine_at(varied.settings.url) as engine:
+        fill(engine, 2, keys=(new.id,), state=State.CANCELLED)
+    with watched(browser, varied.url) as opened:
+        page = opened.open("/sign-in?next=/tunings")
+        page.get_by_label("API key").fill(text)
+        page.get_by_role("button", name="Sign in").click()
+        expect(rows(page)).to_have_count(8)
+        page.get_by_role("link", name="night scheduler").first.click()
+        expect(rows(page)).to_have_count(2)
+        expect(chips(page)).to_have_text([re.compile("Owner: night scheduler")])
+        remove(page, "Owner: night scheduler")
+        page.get_by_role("link", name="vision").first.click()
+        expect(rows(page)).to_have_count(2)
+        expect(chips(page)).to_have_text([re.compile("Project: vision")])

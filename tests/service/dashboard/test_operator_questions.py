@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -16,7 +16,7 @@ from service.domain.api_keys import Scope, make_key
 from service.domain.problems import Problem
 from service.domain.states import State
 from tests.support.factories import mlp_spec, tuning_request
-from tests.support.service.browser import watched
+from tests.support.service.browser import Watched, watched, without_charts
 from tests.support.service.running import Running, running
 from tests.support.service.scripted import ScriptedRunner, Trainer
 from tests.support.service.stores import engine_at, fill
@@ -31,7 +31,12 @@ PLAN = "4 steps \N{MULTIPLICATION SIGN} 32"
 @pytest.fixture(scope="module")
 def upgraded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Running, str]]:
     """A service after an upgrade of torch, with failures, a cancellation and a gain; and an administrator's key."""
-    data = tmp_path_factory.mktemp("operator") / "data"
+    folder = tmp_path_factory.mktemp("operator")
+    with without_charts(folder):
+        yield from _upgraded(folder / "data")
+
+
+def _upgraded(data: Path) -> Iterator[tuple[Running, str]]:
     with running(data, ScriptedRunner(37), Trainer(), torch="2.8") as before, before.client as client:
         baseline = Baseline(micro_batch_size=8, accumulation_steps=16)
         replacing = tuning_request(effective_batch_size=128, baseline=baseline)
@@ -82,22 +87,23 @@ class Operator:
         return found
 
 
-@pytest.fixture
-def operator(upgraded: tuple[Running, str], browser: Browser) -> Iterator[Operator]:
-    """An administrator who has just signed in."""
-    with _signed_in(upgraded, browser) as page:
-        yield Operator(page)
-
-
-@contextmanager
-def _signed_in(upgraded: tuple[Running, str], browser: Browser) -> Iterator[Page]:
+@pytest.fixture(scope="module")
+def signed_in(upgraded: tuple[Running, str], browser: Browser) -> Iterator[Watched]:
+    """The page of an administrator who has signed in."""
     service, text = upgraded
     with watched(browser, service.url) as opened:
         page = opened.open("/sign-in?next=/")
         page.get_by_label("API key").fill(text)
         page.get_by_role("button", name="Sign in").click()
         expect(page.get_by_role("heading", name="Overview")).to_be_visible()
-        yield page
+        yield opened
+
+
+@pytest.fixture
+def operator(signed_in: Watched) -> Iterator[Operator]:
+    """An administrator at the overview."""
+    yield Operator(signed_in.open("/"))
+    signed_in.check()
 
 
 def test_which_models_waste_their_cards(operator: Operator) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shlex
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -17,15 +16,15 @@ import pytest
 from playwright.sync_api import Browser, Page, expect
 
 from service.domain.api_keys import Scope, make_key
+from tests.service.dashboard.test_modules import CPU_WORDS
 from tests.support.factories import mlp_spec, recommendation, tuning_request
 from tests.support.service.browser import Watched, watched
 from tests.support.service.processes import slow_service
 from tests.support.service.running import Running, StartService
 from tests.support.service.scripted import ScriptedRunner, Trainer, until_stopped
 from tests.support.service.stores import set_work
-from tuner.cli.arguments import option_of
 from tuner.errors import WorkloadError
-from tuner.schemas.requests import Baseline, ProbeRequest, TuningRequest
+from tuner.schemas.requests import ProbeRequest
 from tuner.schemas.results import Outcome, ProbeResult
 
 Open = Callable[..., Watched]
@@ -63,6 +62,7 @@ def state(page: Page) -> Any:
 # --- a tuning of every outcome ---
 
 
+@pytest.mark.usefixtures("no_charts")
 def test_a_tuning_that_fits(service: Running, visit: Open) -> None:
     """From the form to the recommendation: plan, chart, probes, and the call that reproduces the tuning."""
     page = visit(service).open("/tunings/new")
@@ -71,7 +71,6 @@ def test_a_tuning_that_fits(service: Running, visit: Open) -> None:
     for place, figure in enumerate(["3", "34", "1", "100", "37"]):
         expect(page.locator("#answer .figure-value").nth(place)).to_have_text(figure)
     expect(page.locator(".plan-piece")).to_have_text(["34", "33", "33"])
-    expect(page.locator("#chart .main-svg").first).to_be_attached()
     recorded = service.http.get(f"/v1/tunings/{identifier}/probes").json()["items"]
     expect(page.locator("#probes tbody tr")).to_have_count(len(recorded))
     block = page.locator("figure.code", has_text="Over HTTP")
@@ -81,6 +80,14 @@ def test_a_tuning_that_fits(service: Running, visit: Open) -> None:
     assert body == service.http.get(f"/v1/tunings/{identifier}").json()["request"]
 
 
+def test_the_peaks_of_the_probes_are_drawn(service: Running, visit: Open) -> None:
+    """By plotly.js, which nothing of the page's policy keeps from drawing."""
+    small = {"width": 500, "height": 300}  # drawn by the processor
+    page = visit(service, viewport=small).open(f"/tunings/{tune(service)['id']}")
+    expect(page.locator("#chart .main-svg").first).to_be_attached()
+
+
+@pytest.mark.usefixtures("no_charts")
 def test_a_tuning_in_which_nothing_fits(start_service: StartService, visit: Open) -> None:
     """The recommendation names the reason, and has no exports."""
     service = start_service(ScriptedRunner(0))
@@ -91,17 +98,6 @@ def test_a_tuning_in_which_nothing_fits(start_service: StartService, visit: Open
     page.get_by_role("link", name="Recommendation and exports").click()
     expect(page.locator("#answer")).to_contain_text("No micro-batch fits")
     expect(page.locator("#exports")).to_be_hidden()
-
-
-CPU_WORDS = (
-    "[enforce fail at alloc_cpu.cpp:127] . DefaultCPUAllocator: can't allocate memory: you tried to allocate 2097152 "
-    "bytes. Error code 12 (Cannot allocate memory)"
-)
-CUDA_WORDS = (
-    "CUDA out of memory. Tried to allocate 1.50 GiB. GPU 0 has a total capacity of 79.10 GiB. "
-    "See documentation for Memory Management  "
-    "(https://pytorch.org/docs/stable/notes/cuda.html#environment-variables)"
-)
 
 
 class Allocator(ScriptedRunner):
@@ -120,7 +116,8 @@ class Allocator(ScriptedRunner):
         )
 
 
-@pytest.mark.parametrize("apart", [False, True])
+@pytest.mark.usefixtures("no_charts")
+@pytest.mark.parametrize("apart", [pytest.param(False, marks=pytest.mark.thorough), True])
 def test_the_allocators_message_is_behind_details(start_service: StartService, visit: Open, *, apart: bool) -> None:
     """Headlines, the proof and the table have short words; the raw text is behind details."""
     runner = Allocator(37)
@@ -141,68 +138,7 @@ def test_the_allocators_message_is_behind_details(start_service: StartService, v
     assert "enforce fail" not in page.locator("#answer").inner_text()
 
 
-def test_the_shown_command_has_every_option_of_the_request(service: Running, visit: Open) -> None:
-    """A request without defaults: the command line reads each of its fields back from the shown command."""
-    changed: dict[str, Any] = {
-        "objective": "fastest",
-        "device": "cuda:1",
-        "memory_limit_bytes": 2**30,
-        "memory_margin": 0.1,
-        "granularity": 8,
-        "max_micro_batch_size": 64,
-        "uniform": True,
-        "what_if": True,
-        "probe_timeout_seconds": 60.0,
-        "allow_batch_coupling": True,
-        "baseline": Baseline(micro_batch_size=8, accumulation_steps=16),
-    }
-    request = tuning_request(**changed)
-    hardware = {"gpu": "H100-80GB", "min_memory_bytes": 2**36}
-    for_hardware = tuning_request(device=None, hardware=hardware)
-    seen = request.model_fields_set | for_hardware.model_fields_set
-    assert seen == set(TuningRequest.model_fields) - {"uniform_only"}  # of commands
-    page = visit(service).open("/tunings")
-    module = page.locator("script[type=module]").first.get_attribute("src")
-    assert module is not None
-    path = module.rpartition("/")[0] + "/reproduce.js"
-    call = "async ([path, request]) => (await import(path)).asCommand(request)"
-    for sent, fields in ((request, changed), (for_hardware, hardware)):
-        words = shlex.split(page.evaluate(call, [path, sent.model_dump(mode="json")]))
-        options = {word for word in words if word.startswith("--")}
-        assert ("8x16" in words) == ("baseline" in fields)
-        assert options == {"--effective-batch-size", *(option_of(field) for field in fields)}
-
-
-def test_every_text_of_an_allocator_is_shortened(service: Running, visit: Open) -> None:
-    """Messages of both devices are shortened within a sentence; other messages, and raw text sent apart, are kept."""
-    page = visit(service).open("/tunings")
-    module = page.locator("script[type=module]").first.get_attribute("src")
-    assert module is not None
-    path = module.rpartition("/")[0] + "/device_words.js"
-    texts = [
-        f"44 ran out of memory (out of memory in phase measure: {CPU_WORDS}).",
-        f"{CUDA_WORDS}",
-        f"38 failed (out of memory in phase build: {CUDA_WORDS}).",
-        f"{CPU_WORDS}; then {CPU_WORDS}",
-        "the loss is no sum [of terms]",
-    ]
-    shortened = page.evaluate("async ([path, texts]) => texts.map((await import(path)).shortened)", [path, texts])
-    assert shortened == [
-        "44 ran out of memory (asked for 2.00 MiB more in the measured update).",
-        "asked for 1.50 GiB more",
-        "38 failed (asked for 1.50 GiB more while the model was built).",
-        "asked for 2.00 MiB more; then asked for 2.00 MiB more",
-        "the loss is no sum [of terms]",
-    ]
-    shown = page.evaluate(
-        "async (path) => { const place = document.createElement('p');"
-        "(await import(path.replace('device_words', 'preact-htm'))).render("
-        "(await import(path)).withDetails('short', 'the raw text'), place); return place.textContent }",
-        path,
-    )
-    assert shown == "shortMessage of the allocatorthe raw text"
-
-
+@pytest.mark.thorough
 def test_a_bound_is_not_called_the_largest_that_fits(start_service: StartService, visit: Open) -> None:
     """The label says where no larger size was tried."""
     runner = ScriptedRunner(500)
@@ -217,13 +153,13 @@ def test_a_bound_is_not_called_the_largest_that_fits(start_service: StartService
     expect(page.locator("#answer")).to_contain_text("largest micro-batch that fits (samples)")
 
 
+@pytest.mark.usefixtures("no_charts")
 def test_a_tuning_that_fails(start_service: StartService, visit: Open) -> None:
     """The page shows the problem, and the tuning can be repeated."""
     runner = ScriptedRunner(37)
     runner.spec_error = WorkloadError("the loss is no sum")
     service = start_service(runner)
-    page = visit(service).open("/tunings/new")
-    submit(page)
+    page = visit(service).open(f"/tunings/{queued(service, 'tunings', 100)}")
     expect(state(page)).to_have_text("Failed")
     expect(page.get_by_role("alert")).to_contain_text("the loss is no sum")
     runner.spec_error = None
@@ -248,7 +184,8 @@ def test_a_device_that_takes_no_work_shows_the_cause(start_service: StartService
     expect(device).not_to_contain_text(str(in_the_way))
 
 
-@pytest.mark.parametrize("kind", ["tunings", "jobs"])
+@pytest.mark.usefixtures("no_charts")
+@pytest.mark.parametrize("kind", ["tunings", pytest.param("jobs", marks=pytest.mark.thorough)])
 def test_waiting_work_shows_its_queue_position(start_service: StartService, visit: Open, kind: str) -> None:
     """The position is updated as the queue moves, and disappears when the work no longer waits."""
     started = threading.Event()
@@ -279,12 +216,12 @@ def queued(service: Running, kind: str, size: int) -> str:
     return str(made.json()["id"])
 
 
+@pytest.mark.usefixtures("no_charts")
 def test_a_tuning_that_is_cancelled(start_service: StartService, visit: Open) -> None:
     """The button ends the running probe; the page shows the new state without a reload."""
     started = threading.Event()
     service = start_service(ScriptedRunner(37, until_stopped(started)))
-    page = visit(service).open("/tunings/new")
-    submit(page)
+    page = visit(service).open(f"/tunings/{queued(service, 'tunings', 100)}")
     assert started.wait(240)
     expect(state(page)).to_have_text("Running")
     page.evaluate("window.same = true")
@@ -293,6 +230,7 @@ def test_a_tuning_that_is_cancelled(start_service: StartService, visit: Open) ->
     assert page.evaluate("window.same")
 
 
+@pytest.mark.usefixtures("no_charts")
 def test_probes_appear_as_they_end(start_service: StartService, visit: Open) -> None:
     """Each probe appears by itself, to the end, without a reload."""
     steps = threading.Semaphore(0)
@@ -302,8 +240,7 @@ def test_probes_appear_as_they_end(start_service: StartService, visit: Open) -> 
             pass
 
     service = start_service(ScriptedRunner(37, wait_for_step))
-    page = visit(service).open("/tunings/new")
-    submit(page)
+    page = visit(service).open(f"/tunings/{queued(service, 'tunings', 100)}")
     expect(page.locator("#probes")).to_contain_text("No probe has ended yet")
     for number in (1, 2):
         steps.release()
@@ -315,6 +252,7 @@ def test_probes_appear_as_they_end(start_service: StartService, visit: Open) -> 
         expect(page.locator("#answer .figure-value").nth(place)).to_have_text(figure)
 
 
+@pytest.mark.usefixtures("no_charts")
 def test_wrong_fields_are_marked(service: Running, visit: Open) -> None:
     """An error of the service is shown at its field; an unreadable value is not sent."""
     opened = visit(service)
@@ -334,6 +272,7 @@ def test_wrong_fields_are_marked(service: Running, visit: Open) -> None:
     expect(page.locator("#facts")).to_contain_text("2.00 GiB")
 
 
+@pytest.mark.thorough
 def test_yaml_fills_the_form(service: Running, visit: Open) -> None:
     """A pasted spec becomes the request body."""
     page = visit(service).open("/tunings/new")
@@ -349,6 +288,7 @@ def test_yaml_fills_the_form(service: Running, visit: Open) -> None:
     assert (sent["batch"], sent["precision"]) == ({"image_size": 16}, "bf16")
 
 
+@pytest.mark.thorough
 def test_the_first_start_offers_an_example(service: Running, visit: Open) -> None:
     """The overview of an empty service leads to a form that is filled in, and no longer does after a tuning."""
     page = visit(service).open("/")
@@ -429,6 +369,7 @@ def opened_job(start_service: StartService, visit: Open, trainer: Trainer) -> Pa
     return opened.open(f"/jobs/{made['id']}")
 
 
+@pytest.mark.thorough
 def test_a_job_is_followed_and_cancelled(start_service: StartService, visit: Open) -> None:
     """The page shows the updates; the button cancels the job."""
     page = opened_job(start_service, visit, Trainer(hold_at=7))
@@ -438,6 +379,7 @@ def test_a_job_is_followed_and_cancelled(start_service: StartService, visit: Ope
     expect(state(page)).to_have_text("Cancelled")
 
 
+@pytest.mark.usefixtures("no_charts")
 def test_a_job_shows_its_evaluations(start_service: StartService, visit: Open) -> None:
     """Held-out loss and metrics of each evaluation are listed, the newest first, and the best one is marked."""
     page = opened_job(start_service, visit, Trainer(hold_at=7, evaluates=True))
@@ -453,6 +395,7 @@ def test_a_job_shows_its_evaluations(start_service: StartService, visit: Open) -
 # --- who may ---
 
 
+@pytest.mark.usefixtures("no_charts")
 def test_signing_in_and_out(service: Running, visit: Open) -> None:
     """An unknown key is refused, a valid one opens the requested page, and after signing out nothing is shown."""
     key = service_key(service, *Scope)
@@ -473,6 +416,7 @@ def test_signing_in_and_out(service: Running, visit: Open) -> None:
     expect(page).to_have_url(re.compile(r"/sign-in"))
 
 
+@pytest.mark.thorough
 def test_a_key_without_the_scope(service: Running, visit: Open) -> None:
     """A key that may only read is offered nothing else, and the API refuses the rest as well."""
     key = service_key(service, Scope.TUNINGS_READ)
@@ -502,9 +446,96 @@ def service_key(service: Running, *scopes: Scope) -> str:
     return text
 
 
+# --- visitors who come from elsewhere, may read little, or come back ---
+
+ID = "0" * 32
+READING = [
+    "/",
+    f"/tunings/tun_{ID}",
+    "/recommendations",
+    f"/recommendations/compare?id=rec_{ID}&id=rec_{'1' * 32}",
+    f"/recommendations/rec_{ID}",
+]
+
+
+def sign_in(page: Page, service: Running, *scopes: Scope) -> None:
+    """As whoever has a new key of these scopes."""
+    new, text = make_key("visitor", scopes)
+    service.system.store.keys.add(new)
+    page.goto(f"{service.url}/sign-in")
+    page.get_by_label("API key").fill(text)
+    page.get_by_role("button", name="Sign in").click()
+    page.wait_for_url(f"{service.url}/")
+
+
+def test_a_link_of_another_site_opens_its_page(service: Running, browser: Browser) -> None:
+    """Who is signed in sees it at once, though the browser sends no cookie along the link."""
+    with watched(browser, service.url) as opened:
+        sign_in(opened.page, service, Scope.JOBS_READ)
+        elsewhere = service.url.replace("127.0.0.1", "elsewhere.example")
+        link = f'<a href="{service.url}/jobs?state=FAILED">see</a>'
+        opened.page.route(f"{elsewhere}/**", lambda route: route.fulfill(body=link, content_type="text/html"))
+        opened.page.goto(elsewhere)
+        opened.page.get_by_role("link").click()
+        expect(opened.page).to_have_url(re.compile(r"127\.0\.0\.1:\d+/jobs\?state=FAILED$"))
+        expect(opened.page.locator("h1")).to_have_text("Jobs")
+        opened.excused = ("foreign request: http://elsewhere.example",)
+
+
+@pytest.mark.parametrize("pages", [READING[:1], pytest.param(READING[1:], marks=pytest.mark.thorough)])
+def test_a_key_for_jobs_sees_which_scope_other_pages_need(service: Running, browser: Browser, pages: list[str]) -> None:
+    """No page makes a call that the API would refuse: each names the scope (a 403 would fail the test)."""
+    with watched(browser, service.url) as opened:
+        sign_in(opened.page, service, Scope.JOBS_READ)
+        for path in pages:
+            page = opened.open(path)
+            expect(page.locator("main .alert")).to_contain_text("tunings:read")
+        expect(opened.open("/").locator("#running")).to_contain_text("Nothing is running")
+
+
+def test_a_filled_form_survives_an_expired_session(service: Running, browser: Browser) -> None:
+    """Whose session has ended signs in again, and finds the form as it was; the next visitor of the tab does not."""
+    with watched(browser, service.url) as opened:
+        opened.excused = ("401",)
+        sign_in(opened.page, service, Scope.TUNINGS_READ, Scope.TUNINGS_WRITE)
+        page = opened.open("/tunings/new")
+        page.get_by_role("button", name="a small GPT").click()
+        page.get_by_label("Effective batch size").fill("123")
+        page.context.clear_cookies()
+        page.get_by_role("button", name="Submit the tuning").click()
+        page.wait_for_url(re.compile(r"/sign-in\?next="))
+        new, text = make_key("again", (Scope.TUNINGS_READ, Scope.TUNINGS_WRITE))
+        service.system.store.keys.add(new)
+        page.get_by_label("API key").fill(text)
+        page.get_by_role("button", name="Sign in").click()
+        page.wait_for_url(f"{service.url}/tunings/new")
+        expect(page.get_by_label("Effective batch size")).to_have_value("123")
+        expect(page.locator("#preview")).to_contain_text('"gpt"')
+        page.reload()
+        expect(page.get_by_label("Effective batch size")).to_have_value("")
+
+
+@pytest.mark.thorough
+def test_escape_does_not_lose_a_new_key(service: Running, browser: Browser) -> None:
+    """It is shown once: only the button that says so closes it."""
+    with watched(browser, service.url) as opened:
+        sign_in(opened.page, service, Scope.ADMIN)
+        page = opened.open("/keys")
+        page.get_by_role("button", name="New key").click()
+        page.get_by_label("Name").fill("night shift")
+        page.get_by_role("button", name="Create the key").click()
+        expect(page.get_by_text("Copy it now")).to_be_visible()
+        for _ in range(3):
+            page.keyboard.press("Escape")
+        expect(page.get_by_text("Copy it now")).to_be_visible()
+        page.get_by_role("button", name="Done").click()
+        expect(page.get_by_text("Copy it now")).to_have_count(0)
+
+
 # --- the service dies ---
 
 
+@pytest.mark.thorough
 def test_a_page_recovers_when_the_service_comes_back(browser: Browser, tmp_path: Path) -> None:
     """The open page reports a killed service, reconnects after its restart, and shows the end of the tuning."""
     start = partial(
@@ -525,6 +556,7 @@ def test_a_page_recovers_when_the_service_comes_back(browser: Browser, tmp_path:
         assert page.evaluate("window.same")
 
 
+@pytest.mark.thorough
 def test_the_overview_shows_when_a_device_was_in_use(service: Running, visit: Open) -> None:
     """A strip for each device, with its words; one that held no work says so."""
     made = tune(service)

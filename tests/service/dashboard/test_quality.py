@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from importlib import resources
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,17 +15,13 @@ from service.domain.api_keys import Scope, make_key
 from service.store.database.engine import open_engine, write_transaction
 from service.store.database.schema import work_items
 from tests.support.factories import mlp_spec, recommendation, tuning_request
-from tests.support.service.browser import Watched, watched
+from tests.support.service.browser import Watched, violations, watched, without_charts
 from tests.support.service.running import Running, running
 from tests.support.service.scripted import ScriptedRunner, Trainer
 from tuner.errors import WorkloadError
 from tuner.hardware.memory_in_use import MemoryInUse
 
-AXE = resources.files("axe_playwright_python").joinpath("axe.min.js").read_text(encoding="utf-8")
-WCAG = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa"]
 HOSTILE = "\"><img src=x onerror=alert(1)><script>alert(2)</script>'</title>{{7*7}}"
-VIOLATIONS = """async (tags) => (await axe.run({runOnly: tags})).violations.map(
-    (rule) => [rule.id, rule.nodes.map((node) => node.html)])"""
 WITHOUT_CHARTS = (
     "/",
     "/tunings",
@@ -69,12 +65,25 @@ def ended(service: Running, path: str, body: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def populated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PopulatedService]:
+    """A service with content, whose charts are empty."""
+    folder = tmp_path_factory.mktemp("pages")
+    with without_charts(folder), _populated(folder / "data") as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def with_charts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PopulatedService]:
+    """A service with content."""
+    with _populated(tmp_path_factory.mktemp("drawn")) as made:
+        yield made
+
+
+@contextmanager
+def _populated(folder: Path) -> Iterator[PopulatedService]:
     """Tunings that fit and that fail, recommendations, a job; hostile text in every field that a caller controls."""
     runner = ScriptedRunner(37)
     runner.memory = MemoryInUse(used_bytes=5 * 2**30, own_bytes=2**30)
-    with running(
-        tmp_path_factory.mktemp("pages"), runner, Trainer(), webhook_hosts=("http://hooks.example",)
-    ) as service:
+    with running(folder, runner, Trainer(), webhook_hosts=("http://hooks.example",)) as service:
         hook = {"url": "http://hooks.example/told", "name": HOSTILE[:100], "events": ["job.failed"]}
         webhook = service.http.post("/v1/webhooks", json=hook).json()["id"]
         hostile = {"kind": "transformers", "task": "causal-lm", "config": {"model_type": HOSTILE[:90]}}
@@ -120,23 +129,37 @@ def excused(opened: Watched) -> Watched:
 # --- accessible -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("theme", ["light", pytest.param("dark", marks=pytest.mark.thorough)])
-def test_no_page_violates_wcag(browser: Browser, populated: PopulatedService, theme: Literal["light", "dark"]) -> None:
+@pytest.mark.thorough
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_no_page_violates_wcag(
+    browser: Browser, with_charts: PopulatedService, theme: Literal["light", "dark"]
+) -> None:
     """Axe finds nothing of WCAG 2.2 AA; pages are not wider than the smallest screen; only this origin is asked."""
-    pages = [*(path for path in WITHOUT_CHARTS if path.startswith("/")), *populated.paths.values()]
+    pages = [*(path for path in WITHOUT_CHARTS if path.startswith("/")), *with_charts.paths.values()]
+    with watched(browser, with_charts.service.url, color_scheme=theme) as opened:
+        assert faults_of(excused(opened), pages) == {}
+
+
+@pytest.mark.parametrize("name", ["/", "{tuning}", "{recommendation}"])
+def test_a_usual_page_violates_no_wcag(browser: Browser, populated: PopulatedService, name: str) -> None:
+    """The same of pages that every operator opens."""
+    with watched(browser, populated.service.url) as opened:
+        assert faults_of(opened, [populated.paths.get(name, name)]) == {}
+
+
+def faults_of(opened: Watched, pages: Sequence[str]) -> dict[str, list[Any]]:
+    """What axe finds, by page; every page has to fit on the smallest screen."""
     found = {}
-    with watched(browser, populated.service.url, color_scheme=theme) as opened:
-        excused(opened)
-        for path in pages:
-            page = settled(opened, path)
-            page.evaluate(AXE)
-            found[path] = page.evaluate(VIOLATIONS, WCAG)
-            page.set_viewport_size({"width": 320, "height": 640})
-            assert page.evaluate("document.documentElement.scrollWidth") <= 320, path
-            page.set_viewport_size({"width": 1280, "height": 900})
-    assert {path: faults for path, faults in found.items() if faults} == {}
+    for path in pages:
+        page = settled(opened, path)
+        found[path] = violations(page)
+        page.set_viewport_size({"width": 320, "height": 640})
+        assert page.evaluate("document.documentElement.scrollWidth") <= 320, path
+        page.set_viewport_size({"width": 1280, "height": 900})
+    return {path: faults for path, faults in found.items() if faults}
 
 
+@pytest.mark.thorough
 def test_the_sign_in_page_is_accessible(browser: Browser, tmp_path: Path) -> None:
     """With a key in the store, everything leads there."""
     with running(tmp_path, ScriptedRunner(37), Trainer()) as service:
@@ -144,11 +167,7 @@ def test_the_sign_in_page_is_accessible(browser: Browser, tmp_path: Path) -> Non
         with watched(browser, service.url) as opened:
             page = opened.open("/jobs")
             expect(page.get_by_role("heading", name="Sign in")).to_be_visible()
-            page.evaluate(AXE)
-            faults = page.evaluate(
-                "async (tags) => (await axe.run({runOnly: tags})).violations.map((it) => it.id)", WCAG
-            )
-    assert faults == []
+            assert violations(page) == []
 
 
 def test_pages_work_with_the_keyboard_alone(browser: Browser, populated: PopulatedService) -> None:
@@ -172,13 +191,19 @@ def test_pages_work_with_the_keyboard_alone(browser: Browser, populated: Populat
 # --- hostile text ---------------------------------------------------------------------------------------------------
 
 
-def test_hostile_text_is_escaped(browser: Browser, populated: PopulatedService) -> None:
-    """Names, messages and addresses of callers run nothing and show as they are (a dialog or an error would fail)."""
-    with watched(browser, populated.service.url) as opened:
+@pytest.mark.thorough
+def test_no_page_runs_hostile_text(browser: Browser, with_charts: PopulatedService) -> None:
+    """Names, messages and addresses of callers run nothing (a dialog or an error would fail)."""
+    with watched(browser, with_charts.service.url) as opened:
         excused(opened)
-        for path in ("/", "/tunings", "/recommendations", "/devices/host/cpu", *populated.paths.values()):
+        for path in ("/", "/tunings", "/recommendations", "/devices/host/cpu", *with_charts.paths.values()):
             page = settled(opened, path)
             assert page.locator("img, main script, main iframe").count() == 0, path
+
+
+def test_hostile_text_is_escaped(browser: Browser, populated: PopulatedService) -> None:
+    """Names, messages and addresses of callers show as they are, and run nothing."""
+    with watched(browser, populated.service.url) as opened:
         page = settled(opened, populated.paths["{failed}"])
         expect(page.get_by_role("alert")).to_contain_text(HOSTILE)
         page = settled(opened, "/tunings")
@@ -187,6 +212,7 @@ def test_hostile_text_is_escaped(browser: Browser, populated: PopulatedService) 
         assert page.locator("img").count() == 0
 
 
+@pytest.mark.thorough
 def test_a_hostile_next_page_is_ignored(browser: Browser, tmp_path: Path) -> None:
     """Whatever `next` says, who signs in stays on this service."""
     with running(tmp_path, ScriptedRunner(37), Trainer()) as service:
@@ -228,10 +254,11 @@ def transferred(page: Page, path: str) -> tuple[int, int]:
     return int(sum(received.values()) - of_fonts), int(of_fonts)
 
 
-def test_pages_without_a_chart_are_light(browser: Browser, populated: PopulatedService) -> None:
+@pytest.mark.parametrize("pages", [("/tunings",), pytest.param(WITHOUT_CHARTS, marks=pytest.mark.thorough)])
+def test_pages_without_a_chart_are_light(browser: Browser, populated: PopulatedService, pages: Sequence[str]) -> None:
     """Under 100 KB each, everything counted but the API's document that the form is made from, and the font of all."""
     weights = {}
-    for name in WITHOUT_CHARTS:
+    for name in pages:
         path = populated.paths.get(name, name)
         with watched(browser, populated.service.url) as opened:
             weights[name] = transferred(opened.page, opened.url + path)
@@ -239,6 +266,7 @@ def test_pages_without_a_chart_are_light(browser: Browser, populated: PopulatedS
     assert all(0 < font < 31_000 for _, font in weights.values())
 
 
+@pytest.mark.thorough
 def test_figures_are_set_in_our_font(browser: Browser, populated: PopulatedService) -> None:
     """The font comes from this origin, is there before the first paint or not shown, and its figures have one width."""
     with watched(browser, populated.service.url) as opened:
@@ -251,6 +279,7 @@ def test_figures_are_set_in_our_font(browser: Browser, populated: PopulatedServi
         assert widths["i"] < widths["m"]
 
 
+@pytest.mark.thorough
 def test_a_long_list_shows_only_some_pages(browser: Browser, tmp_path: Path) -> None:
     """With 10,000 tunings stored a long list holds some of its rows; `benchmarks/reaction_times.py` measures paints."""
     with running(tmp_path, ScriptedRunner(37), Trainer()) as service:

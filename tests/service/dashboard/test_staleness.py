@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, Route, expect
 
-from tests.service.dashboard.test_quality import AXE, VIOLATIONS, WCAG
 from tests.support.factories import tuning_request
-from tests.support.service.browser import watched
+from tests.support.service.browser import violations, watched
 from tests.support.service.processes import wait_until
 from tests.support.service.running import Running, running
 from tests.support.service.scripted import ScriptedRunner, Trainer
@@ -32,8 +31,7 @@ def test_stale_recommendations_are_marked_and_confirmed(upgraded: tuple[Running,
     with watched(browser, service.url) as opened:
         page = opened.open("/recommendations")
         expect(page.get_by_role("cell", name="stale torch 2.8 → 2.9")).to_have_count(2)
-        page.evaluate(AXE)
-        assert page.evaluate(VIOLATIONS, WCAG) == []
+        assert violations(page) == []
         page.get_by_label(re.compile("^Select all")).check()
         page.get_by_role("button", name="Confirm 2 recommendations").click()
         tunings = page.get_by_role("status").filter(has_text="2 recommendations being confirmed").get_by_role("link")
@@ -50,6 +48,7 @@ def test_stale_recommendations_are_marked_and_confirmed(upgraded: tuple[Running,
     assert len(service.runner.sizes) == len(names)
 
 
+@pytest.mark.thorough
 def test_the_page_of_a_stale_recommendation_confirms_it(upgraded: tuple[Running, list[str]], browser: Browser) -> None:
     """One click leads to the tuning of one probe; the page then says nothing of other conditions."""
     service, (name, _) = upgraded
@@ -65,6 +64,7 @@ def test_the_page_of_a_stale_recommendation_confirms_it(upgraded: tuple[Running,
     assert len(service.runner.sizes) == 1
 
 
+@pytest.mark.thorough
 def test_a_recommendation_is_confirmed_once(upgraded: tuple[Running, list[str]], browser: Browser) -> None:
     """A second request has the first one's key, and says what came of that; confirmed rows are no longer chosen."""
     service, names = upgraded
@@ -89,6 +89,7 @@ def test_a_recommendation_is_confirmed_once(upgraded: tuple[Running, list[str]],
     assert {key for _, key in keys}.isdisjoint({None, ""})
 
 
+@pytest.mark.thorough
 def test_a_replaced_recommendation_is_not_confirmed_again(
     upgraded: tuple[Running, list[str]], browser: Browser
 ) -> None:
@@ -119,6 +120,7 @@ def test_the_page_of_a_recommendation_survives_failures(upgraded: tuple[Running,
         expect(page.get_by_role("button", name="Confirm it")).to_be_enabled()
 
 
+@pytest.mark.thorough
 def test_a_confirmation_is_not_sent_again_while_the_page_leaves(
     upgraded: tuple[Running, list[str]], browser: Browser
 ) -> None:

@@ -8,9 +8,8 @@ from typing import Any, Literal
 import pytest
 from playwright.sync_api import Browser, Locator, Page, expect
 
-from tests.service.dashboard.test_quality import AXE, VIOLATIONS, WCAG
 from tests.support.factories import mlp_spec, tuning_request
-from tests.support.service.browser import Watched, watched
+from tests.support.service.browser import Watched, violations, watched
 from tests.support.service.running import Running, StartService
 from tests.support.service.scripted import ScriptedRunner
 
@@ -54,6 +53,7 @@ def jobs(service: Running) -> list[dict[str, Any]]:
     return found
 
 
+@pytest.mark.thorough
 def test_one_click_starts_no_training(service: Running, browser: Browser, recommendation_id: str) -> None:
     """The dialog opens on the number of updates; Escape closes it, and gives the focus back."""
     with watched(browser, service.url) as opened:
@@ -87,6 +87,7 @@ def test_the_command_is_shown_before_anything_runs(service: Running, browser: Br
         assert jobs(service) == []
 
 
+@pytest.mark.usefixtures("no_charts")
 def test_the_run_has_the_settings_of_the_form(service: Running, browser: Browser, recommendation_id: str) -> None:
     """With the keyboard alone: every setting reaches the job, and its page opens."""
     with watched(browser, service.url) as opened:
@@ -107,7 +108,10 @@ def test_the_run_has_the_settings_of_the_form(service: Running, browser: Browser
         assert training["trackers"] == ["tensorboard"]
 
 
-@pytest.mark.parametrize(("typed", "words"), [("many", "is not a number"), ("0", "must be at least 1")])
+@pytest.mark.parametrize(
+    ("typed", "words"),
+    [pytest.param("many", "is not a number", marks=pytest.mark.thorough), ("0", "must be at least 1")],
+)
 def test_an_invalid_setting_is_marked_at_its_field(
     service: Running, browser: Browser, recommendation_id: str, typed: str, words: str
 ) -> None:
@@ -123,6 +127,7 @@ def test_an_invalid_setting_is_marked_at_its_field(
         assert jobs(service) == []
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("theme", ["light", "dark"])
 def test_the_dialog_is_accessible_and_fits(
     service: Running, browser: Browser, recommendation_id: str, theme: Literal["light", "dark"]
@@ -133,7 +138,6 @@ def test_the_dialog_is_accessible_and_fits(
         dialog.get_by_text("More settings").click()
         dialog.get_by_role("button", name="Show the command").click()
         expect(dialog.get_by_role("group", name="Command")).to_be_visible()
-        page.evaluate(AXE)
-        assert page.evaluate(VIOLATIONS, WCAG) == []
+        assert violations(page) == []
         assert dialog.evaluate("(it) => it.scrollWidth <= it.clientWidth")
         assert page.evaluate("document.documentElement.scrollWidth") <= 360

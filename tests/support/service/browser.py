@@ -2,19 +2,30 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from importlib import resources
+from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
+import pytest
 from playwright.sync_api import Browser, ConsoleMessage, Page, Request, Response, expect, sync_playwright
+
+from service.dashboard import assets
 
 VARIABLE = "BATCHWRIGHT_TEST_CHROMIUM"
 _NAMES = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome")
 """The first has no window, and takes a third less of the processor for the same pages."""
 _ARGUMENTS = ["--no-sandbox", "--disable-quic", "--disable-background-networking", "--disable-component-update"]
+_AXE = resources.files("axe_playwright_python").joinpath("axe.min.js")
+_WCAG = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa"]
+_VIOLATIONS = """async (tags) => (await axe.run({runOnly: tags, resultTypes: ["violations"]})).violations.map(
+    (rule) => [rule.id, rule.nodes.map((node) => node.html)])"""
 TIMEOUT_MILLISECONDS = 60_000
 """Several times what a page takes on a busy machine. A failed expectation is silent for as long as this."""
 
@@ -34,6 +45,45 @@ def chromium() -> Iterator[Browser]:
         browser = playwright.chromium.launch(executable_path=_program(), args=_ARGUMENTS)
         yield browser
         browser.close()
+
+
+@dataclass
+class Pausable:
+    """A browser whose event loop runs in the thread of the tests only within ``resumed``.
+
+    A test that starts a loop of its own, as ``asyncio.run`` does, fails in a thread where a loop runs.
+    """
+
+    browser: Browser
+    loop: asyncio.AbstractEventLoop
+
+    @contextmanager
+    def resumed(self) -> Iterator[Browser]:
+        """Run the loop until the end of the block."""
+        asyncio._set_running_loop(self.loop)
+        try:
+            yield self.browser
+        finally:
+            asyncio._set_running_loop(None)
+
+
+@contextmanager
+def pausable_chromium() -> Iterator[Pausable]:
+    """Start a browser and pause its loop."""
+    with chromium() as browser:
+        loop = asyncio.get_running_loop()
+        asyncio._set_running_loop(None)
+        yield Pausable(browser, loop)
+        asyncio._set_running_loop(loop)  # Playwright ends it
+
+
+@contextmanager
+def without_charts(folder: Path) -> Iterator[None]:
+    """Leave the charts of services that start in the block empty: plotly.js takes two seconds of each page."""
+    (stub := folder / assets.PLOTLY).write_text("globalThis.Plotly = { react() {} };")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(assets, "_plotly_file", lambda: stub)
+        yield
 
 
 @dataclass
@@ -89,3 +139,35 @@ def watched(browser: Browser, url: str, **options: object) -> Iterator[Watched]:
         made.check()
     finally:
         context.close()
+
+
+def violations(page: Page) -> list[Any]:
+    """Return what axe finds against WCAG 2.2 AA in a page: each rule with the elements that violate it."""
+    if not page.evaluate("'axe' in globalThis"):
+        page.evaluate(_AXE.read_text(encoding="utf-8"))
+    found: list[Any] = page.evaluate(_VIOLATIONS, _WCAG)
+    return found
+
+
+class Modules:
+    """The ES modules of the pages, imported into one open page of a service."""
+
+    def __init__(self, page: Page) -> None:
+        self.page = page
+        self._folder = str(page.locator("script[type=module]").first.get_attribute("src")).rpartition("/")[0]
+
+    def run(self, body: str, given: object = None) -> Any:
+        """Return what the body of a JavaScript function returns.
+
+        The body can use ``given``, ``load(name)`` for the exports of a module, ``place`` for an empty element of the
+        page, and ``drawn()``, which resolves when Preact has drawn.
+        """
+        function = f"""async ([folder, given]) => {{
+            const load = (name) => import(`${{folder}}/${{name}}.js`);
+            const place = document.getElementById("content");
+            (await load("preact-htm")).render(null, place);
+            place.replaceChildren();
+            const drawn = () => new Promise((resolve) => setTimeout(resolve));
+            {body}
+        }}"""
+        return self.page.evaluate(function, [self._folder, given])
