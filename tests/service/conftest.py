@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
+from functools import cache
 from pathlib import Path
 
+import httpx._transports.default
 import pytest
 from playwright.sync_api import Browser
 
@@ -15,11 +17,15 @@ from service.domain.identifiers import IdentifierSource
 from service.store.database.engine import open_engine
 from service.store.store import Store
 from tests.support.service.browser import chromium
+from tests.support.service.forked_processes import forked_processes
 from tests.support.service.postgres import Databases, databases
 from tests.support.service.running import Running, StartService, migrated, running
 from tests.support.service.scripted import ScriptedRunner, Trainer
 
 _BACKENDS = ["sqlite", "postgresql"]
+
+# No test asks another certificate of a peer, and each new context reads all of them.
+httpx._transports.default.create_ssl_context = cache(httpx._transports.default.create_ssl_context)
 
 
 @pytest.fixture(scope="session")
@@ -61,6 +67,13 @@ def store(database_url: str) -> Iterator[Store]:
 def new_id() -> Callable[[str], str]:
     """Makes identifiers."""
     return IdentifierSource().new
+
+
+@pytest.fixture(scope="module", params=["forked", pytest.param("started", marks=pytest.mark.thorough)])
+def starts(request: pytest.FixtureRequest) -> Iterator[None]:
+    """The way that processes of the service start: forked from this one, or as thorough tests alone, new interpreters."""
+    with forked_processes() if request.param == "forked" else nullcontext():
+        yield
 
 
 @pytest.fixture

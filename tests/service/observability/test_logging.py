@@ -349,6 +349,7 @@ def test_a_no_op_span_keeps_the_given_trace() -> None:
     assert current_trace_parent() is None
 
 
+@pytest.mark.usefixtures("starts")
 def test_spans_follow_a_request_to_its_probes(tmp_path: Path) -> None:
     """With the extra and its variables, request, tuning and probes are spans of the caller's trace."""
     pytest.importorskip("opentelemetry.sdk")
