@@ -71,7 +71,7 @@ def new_id() -> Callable[[str], str]:
 
 @pytest.fixture(scope="module", params=["forked", pytest.param("started", marks=pytest.mark.thorough)])
 def starts(request: pytest.FixtureRequest) -> Iterator[None]:
-    """The way that processes of the service start: forked from this one, or as thorough tests alone, new interpreters."""
+    """How processes of the service start: forked from this one; in thorough tests as new interpreters too."""
     with forked_processes() if request.param == "forked" else nullcontext():
         yield
 

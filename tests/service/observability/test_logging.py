@@ -254,6 +254,7 @@ def test_the_trace_reaches_the_probes(start_service: StartService) -> None:
     assert seen[0] == {}
 
 
+@pytest.mark.thorough
 def test_a_probes_process_has_the_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The environment has it, for a workload's instrumentation; the next probe of the same server has its own."""
     code = (
@@ -300,6 +301,7 @@ def test_a_jobs_process_has_the_trace(tmp_path: Path) -> None:
 # --- spans ---
 
 
+@pytest.mark.thorough
 def test_opentelemetry_is_imported_only_if_enabled() -> None:
     """A service is built without it."""
     code = (

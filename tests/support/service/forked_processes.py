@@ -122,7 +122,9 @@ class _Standby(_Process):
             die_with_parent(service_id)
             _name(b"standby")
             message, (channel, *_), *_ = socket.recv_fds(theirs, 65_536, 1)
-            command, number = json.loads(message)
+            command, environment, number = json.loads(message)
+            os.environ.clear()
+            os.environ.update(environment)
             os.dup2(channel, number)
             os.setsid()
             _become({}, number)
@@ -135,7 +137,8 @@ class _Standby(_Process):
     def hired(self, command: list[str], *, pass_fds: Sequence[int], **_: Any) -> _Process:
         """Run a command, with one descriptor of this process, in a session of its own."""
         with self._ours:
-            socket.send_fds(self._ours, [json.dumps([command, *pass_fds]).encode()], pass_fds)
+            message = json.dumps([command, dict(os.environ), *pass_fds])
+            socket.send_fds(self._ours, [message.encode()], pass_fds)
         return self
 
 
@@ -150,6 +153,8 @@ def _run_to_end(main: Callable[[], None]) -> NoReturn:
         main()
         status = 0
     except SystemExit as ended:
+        if isinstance(ended.code, str):
+            sys.stderr.write(f"{ended.code}\n")
         status = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
     except BaseException:  # noqa: BLE001 - an interpreter would print it, too
         traceback.print_exc()
@@ -166,12 +171,12 @@ def _become(streams: Mapping[int, int], *kept: int) -> None:
     for number, source in streams.items():
         os.dup2(source, number)
     for number in map(int, os.listdir("/proc/self/fd")):  # noqa: PTH208 - their numbers
-        if number > 2 and number not in kept:  # noqa: PLR2004 - those of standard streams
+        if number > 2 and number not in kept:
             with suppress(OSError):
                 os.close(number)
     logging.getLogger().handlers.clear()
-    sys.stdin, sys.stdout = open(0, closefd=False), open(1, "w", closefd=False)  # noqa: PTH123, SIM115 - descriptors
-    sys.stderr = open(2, "w", buffering=1, closefd=False)  # noqa: PTH123, SIM115 - a descriptor
+    sys.stdin, sys.stdout = open(0, closefd=False), open(1, "w", closefd=False)  # noqa: SIM115 - descriptors
+    sys.stderr = open(2, "w", buffering=1, closefd=False)  # noqa: SIM115 - a descriptor
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     warnings.resetwarnings()
@@ -180,8 +185,9 @@ def _become(streams: Mapping[int, int], *kept: int) -> None:
 
 def _run(arguments: list[str]) -> None:
     """Run a module, a script or a text as ``python`` does."""
-    while arguments[0] == "-P":
-        del arguments[0]
+    while arguments[0] in {"-P", "-W"}:
+        if arguments.pop(0) == "-W":
+            warnings.simplefilter(arguments.pop(0))  # type: ignore[arg-type]
     kind = arguments[0]
     sys.argv = arguments[kind == "-m" :]
     if kind == "-m":
