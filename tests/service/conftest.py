@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, nullcontext
@@ -16,6 +17,7 @@ from service.client import Client
 from service.domain.identifiers import IdentifierSource
 from service.store.database.engine import open_engine
 from service.store.store import Store
+from tests.support.forked import import_torch
 from tests.support.service.browser import chromium
 from tests.support.service.forked_processes import forked_processes
 from tests.support.service.postgres import Databases, databases
@@ -25,7 +27,22 @@ from tests.support.service.scripted import ScriptedRunner, Trainer
 _BACKENDS = ["sqlite", "postgresql"]
 
 # No test asks another certificate of a peer, and each new context reads all of them.
-httpx._transports.default.create_ssl_context = cache(httpx._transports.default.create_ssl_context)
+vars(httpx._transports.default)["create_ssl_context"] = cache(httpx.create_ssl_context)
+
+
+@pytest.fixture(autouse=True)
+def _log_level() -> Iterator[None]:
+    """A service that was started in this process leaves its level of logging to no other test."""
+    before = logging.getLogger().level
+    yield
+    logging.getLogger().setLevel(before)
+
+
+@pytest.fixture(scope="module")
+def forked(forked: None) -> None:
+    """As for all tests, with torch imported before one of them is measured."""
+    del forked
+    import_torch()
 
 
 @pytest.fixture(scope="session")

@@ -55,6 +55,12 @@ def forked_starts(fsync_seconds: float = 0.0) -> Iterator[None]:
         yield
 
 
+def import_torch() -> None:
+    """Start the server from which processes are forked, if there is none, and wait until it has torch imported."""
+    with Path(os.devnull).open("wb") as log:
+        _ForkedProcess(dict(os.environ), log.fileno(), os.getpid).wait()
+
+
 @contextmanager
 def real_starts() -> Iterator[None]:
     """Within the block, which is in one of ``forked_starts``, interpreters are started as ever."""
