@@ -34,7 +34,7 @@ from service.worker.hosting import child_process
 from tests.support.service import processes, running
 from tuner.system.processes import die_with_parent
 
-_PR_SET_NAME = 15  # <linux/prctl.h>
+_PR_SET_PDEATHSIG, _PR_SET_NAME = 1, 15  # <linux/prctl.h>
 _STANDBYS = 2
 """Processes of workers that a service can start: the first, and one after that was killed."""
 
@@ -129,6 +129,7 @@ class _Standby(_Process):
             os.setsid()
             _become({}, number)
             _name(b"python")
+            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, 0, 0, 0, 0)  # from here on it is the program's own task
             _run(command[1:])
 
         with theirs:
