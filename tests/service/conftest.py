@@ -2,22 +2,45 @@
 
 from __future__ import annotations
 
+import logging
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
+from functools import cache
 from pathlib import Path
 
+import httpx._transports.default
 import pytest
 
 from service.client import Client
 from service.domain.identifiers import IdentifierSource
 from service.store.database.engine import open_engine
 from service.store.store import Store
+from tests.support.forked import import_torch
+from tests.support.service.forked_processes import forked_processes
 from tests.support.service.postgres import Databases, databases
 from tests.support.service.running import Running, StartService, migrated, running
 from tests.support.service.scripted import ScriptedRunner, Trainer
 
 _BACKENDS = ["sqlite", "postgresql"]
+
+# No test asks another certificate of a peer, and each new context reads all of them.
+vars(httpx._transports.default)["create_ssl_context"] = cache(httpx.create_ssl_context)
+
+
+@pytest.fixture(autouse=True)
+def _log_level() -> Iterator[None]:
+    """A service that was started in this process leaves its level of logging to no other test."""
+    before = logging.getLogger().level
+    yield
+    logging.getLogger().setLevel(before)
+
+
+@pytest.fixture(scope="module")
+def forked(forked: None) -> None:
+    """As for all tests, with torch imported before one of them is measured."""
+    del forked
+    import_torch()
 
 
 @pytest.fixture(scope="session")
@@ -59,6 +82,13 @@ def store(database_url: str) -> Iterator[Store]:
 def new_id() -> Callable[[str], str]:
     """Makes identifiers."""
     return IdentifierSource().new
+
+
+@pytest.fixture(scope="module", params=["forked", pytest.param("started", marks=pytest.mark.thorough)])
+def starts(request: pytest.FixtureRequest) -> Iterator[None]:
+    """How processes of the service start: forked from this one; in thorough tests as new interpreters too."""
+    with forked_processes() if request.param == "forked" else nullcontext():
+        yield
 
 
 @pytest.fixture

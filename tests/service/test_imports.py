@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.support.paths import ROOT
 
 BLOCK = "from tests.support.blocked_imports import block; block(*{blocked!r})\n"
@@ -31,6 +33,7 @@ def test_the_sdk_imports_no_more_of_the_service_than_its_documents() -> None:
     assert {name.split(".")[1] for name in loaded} == {"client", "domain"}
 
 
+@pytest.mark.thorough
 def test_the_service_never_imports_torch() -> None:
     """Neither the API nor the workers' own process loads torch."""
     assert (
@@ -39,15 +42,20 @@ def test_the_service_never_imports_torch() -> None:
     )
 
 
-def test_a_process_of_workers_imports_nothing_of_the_http_side() -> None:
-    """A worker that imports no HTTP code starts and restarts sooner, and takes less memory."""
-    blocked = {"torch", "fastapi", "starlette", "uvicorn", "jinja2"}
+def test_a_process_of_workers_imports_nothing_that_it_does_not_need(tmp_path: Path) -> None:
+    """No HTTP code, so that it starts sooner and takes less memory; no torch, engine or driver of PostgreSQL either."""
+    http, engines = {"fastapi", "starlette", "uvicorn", "jinja2"}, {"ray", "submitit"}
+    blocked = {"torch", "opentelemetry", "psycopg", "psycopg_binary", "psycopg_c", *http, *engines}
     code = (
-        "import sys, service.entrypoints.hosted_worker, service.entrypoints.work; print('service.api' in sys.modules)"
+        "import sys, service.entrypoints.hosted_worker, service.entrypoints.work, service.entrypoints.node_jobs\n"
+        "from service.store.store import open_store\n"
+        f"store = open_store('sqlite:///{tmp_path}/service.db'); store.queue.check(); store.close()\n"
+        "print({'service.api', 'service.dispatch', 'service.observability.opentelemetry'} & set(sys.modules))"
     )
-    assert run(BLOCK.format(blocked=blocked) + code) == "False"
+    assert run(BLOCK.format(blocked=blocked) + code) == "set()"
 
 
+@pytest.mark.thorough
 def test_only_the_dispatcher_imports_an_engine() -> None:
     """The API, the workers of hosts and those of a cluster's nodes run where Ray and submitit cannot be imported."""
     modules = "serve, service.entrypoints.work, service.entrypoints.node_jobs, service.entrypoints.hosted_worker"
@@ -55,12 +63,14 @@ def test_only_the_dispatcher_imports_an_engine() -> None:
     assert run(BLOCK.format(blocked={"ray", "submitit"}) + code) == "False"
 
 
+@pytest.mark.thorough
 def test_the_service_runs_where_torch_cannot_be_imported() -> None:
     """A whole service is built, its document included, with torch blocked."""
     code = "from service.entrypoints.export_openapi import export_openapi; print(len(export_openapi()) > 1000)"
     assert run(BLOCK.format(blocked={"torch"}) + code) == "True"
 
 
+@pytest.mark.thorough
 def test_a_database_of_sqlite_needs_no_extra(tmp_path: Path) -> None:
     """The driver of PostgreSQL is an extra; a default installation serves without it."""
     code = (

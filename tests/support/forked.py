@@ -55,6 +55,12 @@ def forked_starts(fsync_seconds: float = 0.0) -> Iterator[None]:
         yield
 
 
+def import_torch() -> None:
+    """Start the server from which processes are forked, if there is none, and wait until it has torch imported."""
+    with Path(os.devnull).open("wb") as log:
+        _ForkedProcess(dict(os.environ), log.fileno(), os.getpid).wait()
+
+
 @contextmanager
 def real_starts() -> Iterator[None]:
     """Within the block, which is in one of ``forked_starts``, interpreters are started as ever."""
@@ -70,7 +76,7 @@ def _module_with(popen: Callable[..., Any]) -> SimpleNamespace:
 class _ForkedProcess:
     """What is used of ``subprocess.Popen``: a process that leads a session of its own."""
 
-    def __init__(self, environment: dict[str, str], log: int, main: Callable[..., None], *arguments: Any) -> None:
+    def __init__(self, environment: dict[str, str], log: int, main: Callable[..., object], *arguments: Any) -> None:
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload([*_PRELOADED, *late_imports()])
         with patch.dict(os.environ, CPU_ENVIRONMENT):
@@ -123,7 +129,7 @@ def _child(command: list[str], **options: Any) -> Any:
 
 
 def _become(
-    folder: Path, environment: dict[str, str], log: Connection, main: Callable[..., None], *arguments: Any
+    folder: Path, environment: dict[str, str], log: Connection, main: Callable[..., object], *arguments: Any
 ) -> None:
     """In the forked process: what ``Popen`` and the interpreter's start would do, and the rest of its life."""
     os.setsid()

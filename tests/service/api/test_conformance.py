@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -16,12 +17,13 @@ from tests.support.service.conformance import (
     scripted_service,
     started,
 )
+from tests.support.service.running import Running
 
 FEW = ("--seed", "1", "--max-examples", "2", "--phases", "examples,fuzzing,stateful")
 ONE_OF_EACH = ("--seed", "1", "--max-examples", "1", "--phases", "fuzzing")
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_schemathesis_finds_no_violation(tmp_path: Path) -> None:
     """Generated requests, and those that links lead to, get the documented responses."""
     with started(scripted_service(tmp_path), tmp_path, keys=True) as service:
@@ -31,7 +33,6 @@ def test_schemathesis_finds_no_violation(tmp_path: Path) -> None:
     assert found.cases > 50
 
 
-@pytest.mark.slow
 @pytest.mark.thorough
 @pytest.mark.parametrize("keys", [pytest.param(True, id="keys"), pytest.param(False, id="no keys")])
 def test_clients_without_a_key_get_documented_responses(tmp_path: Path, *, keys: bool) -> None:
@@ -41,12 +42,22 @@ def test_clients_without_a_key_get_documented_responses(tmp_path: Path, *, keys:
     assert found.failures == 0, found.output
 
 
+@pytest.mark.thorough
 def test_a_generated_client_completes_a_tuning(tmp_path: Path) -> None:
     """The client that openapi-python-client makes submits, waits, and reads a plan that adds up."""
     generate_by_openapi_python_client(tmp_path)
     with started(scripted_service(tmp_path), tmp_path, keys=True) as service:
         found = complete_a_tuning(sys.executable, "openapi-python-client", tmp_path, service)
     assert found["largest_micro_batch_size"] == 37
+
+
+def test_every_operation_gives_a_declared_response(shared_service: Running) -> None:
+    """Without a body, and about resources that do not exist, each status has its media type in the document."""
+    for path, operations in json.loads(DOCUMENT.read_text())["paths"].items():
+        for method, operation in operations.items():
+            response = shared_service.http.request(method, re.sub(r"{\w+}", "tun_" + "0" * 32, path))
+            declared = operation["responses"][str(response.status_code)]["content"]
+            assert response.headers["content-type"].partition(";")[0] in declared, (method, path)
 
 
 def test_every_reference_of_the_document_resolves() -> None:

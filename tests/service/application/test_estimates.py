@@ -90,6 +90,7 @@ def client(shared_service: Running) -> Iterator[Client]:
         yield opened
 
 
+@pytest.mark.thorough
 def test_an_estimate_says_what_fits_and_that_it_is_one(client: Client) -> None:
     """In the order asked, under the catalogue's names, with the plan, and marked as not measured."""
     found = client.estimates.create(
@@ -103,6 +104,7 @@ def test_an_estimate_says_what_fits_and_that_it_is_one(client: Client) -> None:
         assert (gpu.peak.micro_batch_size, gpu.peak.verdict) == (8, Verdict.FITS)
 
 
+@pytest.mark.thorough
 def test_a_question_asked_again_is_answered_from_memory(client: Client) -> None:
     """Also with other data, rates and time limit: not even the time it took differs. Another GPU asks another."""
     first = client.estimates.create(estimate_request(None, "RTX 3090"))
@@ -148,6 +150,7 @@ def test_code_is_traced_only_by_allow_list(client: Client) -> None:
     assert (problem.status, problem.code) == (403, "python-target-not-allowed")
 
 
+@pytest.mark.thorough
 def test_what_cannot_be_traced_is_told_in_the_workloads_words(start_service: StartService, hanging: Hanging) -> None:
     """422 with the error of the caller's own code."""
     del hanging
@@ -177,6 +180,7 @@ def posted(url: str, request: EstimateRequest) -> socket.socket:
     return connection
 
 
+@pytest.mark.thorough
 def test_slots_are_bounded_and_freed_by_a_client_that_goes_away(
     start_service: StartService, hanging: Hanging, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -195,12 +199,11 @@ def test_slots_are_bounded_and_freed_by_a_client_that_goes_away(
         assert client.estimates.create(estimate_request()).gpus[0].feasible is Verdict.FITS
 
 
-def test_estimates_leave_the_api_its_threads(start_service: StartService, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_estimates_leave_the_api_its_threads(start_service: StartService) -> None:
     """While more estimates are made than the API has threads for everything else, everything else is answered."""
     service = start_service(estimate_slots=45)
-    estimator = Scripted()
+    estimator = scripted_in(service)
     estimator.go_on.clear()
-    monkeypatch.setattr(service.system.context.estimates, "_estimator", estimator)
     with ExitStack() as stack:
         for size in range(1, 46):
             stack.enter_context(posted(service.url, estimate_request(micro_batch_size=size)))
@@ -210,6 +213,7 @@ def test_estimates_leave_the_api_its_threads(start_service: StartService, monkey
         estimator.go_on.set()
 
 
+@pytest.mark.thorough
 def test_a_service_that_ends_ends_its_estimates(start_service: StartService, hanging: Hanging) -> None:
     """The waiting caller gets an error, and no process is left."""
     service = start_service(python_targets=TARGET)
@@ -240,6 +244,8 @@ class Scripted:
 
     def __init__(self) -> None:
         self.asked = 0
+        self.stopped = 0
+        self.error: Exception | None = None
         self.begun = threading.Semaphore(0)
         self.go_on = threading.Event()
         self.go_on.set()
@@ -248,8 +254,11 @@ class Scripted:
         """Answer with the number of the call as the number of parameters."""
         self.asked += 1
         self.begun.release()
+        if self.error is not None:
+            raise self.error
         while not self.go_on.wait(0.01):
             if should_stop():
+                self.stopped += 1
                 raise EstimateCancelledError("told to stop")
         gpus = tuple(
             GpuEstimate(
@@ -258,6 +267,57 @@ class Scripted:
             for name in request.gpus
         )
         return Estimate(decisions="cpu", parameters=self.asked, gpus=gpus, versions={}, seconds=0.0)
+
+
+def scripted_in(service: Running) -> Scripted:
+    """Replace the estimator of a service that has made no estimate."""
+    estimator = Scripted()
+    service.system.context.estimates._estimator = estimator
+    return estimator
+
+
+def test_estimates_over_http_are_those_of_the_estimator(start_service: StartService) -> None:
+    """In the order asked; asked again from memory, a GPU by another name too; its error is told in its words."""
+    service = start_service()
+    estimator = scripted_in(service)
+    with service.client as client:
+        found = client.estimates.create(estimate_request(None, "NVIDIA A10G", "16GiB"))
+        assert (found.measured, [gpu.gpu for gpu in found.gpus]) == (False, ["NVIDIA A10G", "16GiB"])
+        assert client.estimates.create(estimate_request(None, "A10G", "16GiB", timeout_seconds=60.0)) == found
+        assert client.estimates.create(estimate_request(None, "L4")).parameters == 2
+        estimator.error = EstimateError("labels must be below 10")
+        problem = refused(client, estimate_request(None, "T4"))
+    assert (problem.status, problem.code, problem.detail) == (422, "cannot-estimate", "labels must be below 10")
+
+
+def test_a_client_that_goes_away_frees_its_slot(start_service: StartService, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While the slot is taken others are 503 with when to come back; a closed connection stops the estimate."""
+    service = start_service()
+    estimator = scripted_in(service)
+    estimator.go_on.clear()
+    monkeypatch.setattr(service.system.context.estimates, "_limits", EstimateLimits(wait_seconds=0.05))
+    with posted(service.url, estimate_request()):
+        assert estimator.begun.acquire(timeout=PATIENCE_SECONDS)
+        busy = service.http.post("/v1/estimates", json=json.loads(estimate_request().model_dump_json()))
+        assert (busy.status_code, busy.json()["code"], "retry-after" in busy.headers) == (503, "estimates-busy", True)
+        assert estimator.stopped == 0
+    until(lambda: estimator.stopped == 1)
+    estimator.go_on.set()
+    with service.client as client:
+        assert client.estimates.create(estimate_request()).gpus[0].feasible is Verdict.FITS
+
+
+def test_an_estimate_ends_with_the_service(start_service: StartService) -> None:
+    """The caller that waits for it gets an error."""
+    service = start_service()
+    estimator = scripted_in(service)
+    estimator.go_on.clear()
+    body = json.loads(estimate_request().model_dump_json())
+    with in_background(lambda: service.http.post("/v1/estimates", json=body)) as asked:
+        assert estimator.begun.acquire(timeout=PATIENCE_SECONDS)
+        service.system.context.feed.close()
+        answer = asked.result(PATIENCE_SECONDS)
+    assert (answer.status_code, answer.json()["code"], estimator.stopped) == (503, "estimate-cancelled", 1)
 
 
 def bounded(estimator: Scripted, *targets: str, **limits: Any) -> Estimates:

@@ -214,7 +214,7 @@ def steps_needed(request: TuningRequest, size: int) -> int:
     return -(-request.effective_batch_size // size)
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.thorough) for seed in (1, 2))])
 def test_an_answer_is_served_for_its_own_fingerprint_only(store: Store, seed: int) -> None:
     """Over random requests, devices, versions and limits: without a probe exactly when the fingerprint was answered."""
     source, answers = random.Random(seed), dict[str, Recommendation]()
@@ -419,6 +419,7 @@ def test_the_store_keeps_what_leads_a_tuning(store: Store, new_id: NewId) -> Non
     assert listed == {led.id: "rec_1", plain.id: None}
 
 
+@pytest.mark.thorough
 def test_a_database_from_before_goes_on(database_url: str, new_id: NewId) -> None:
     """Tunings that are there already keep no question: they are read as ever, are served, and lead nothing."""
     engine = open_engine(database_url)
@@ -461,6 +462,7 @@ def test_the_api_shows_what_leads_a_tuning(client: Client) -> None:
 # --- with real probes ---
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("forked")
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)  # scripted probes are recorded by both above
 def test_a_real_answer_is_confirmed_by_one_real_probe(store: Store) -> None:

@@ -27,9 +27,9 @@ from service.client import (
 from service.client.resources.api import AsyncCalls
 from service.domain.states import State, WorkKind
 from service.domain.work import Event, EventKind
-from service.entrypoints.export_openapi import export_openapi
 from service.worker.executors.base import GraceSeconds, OnProgress, TrainingRun
 from tests.support.factories import mlp_spec, recommendation, tuning_request
+from tests.support.paths import OPENAPI
 from tests.support.service.running import Running, StartService
 from tests.support.service.scripted import ScriptedRunner, Trainer, until_stopped
 from tests.support.service.scripted_network import Driver, Script, all_names, page, problem
@@ -317,7 +317,7 @@ def test_every_operation_of_the_service_has_a_call() -> None:
 
     assert Driver("blocking")(script, call_all) == len(script.seen)
     sent = [(request.method.lower(), request.url.path) for request in script.seen]
-    paths = json.loads(export_openapi())["paths"]
+    paths = json.loads(OPENAPI.read_text())["paths"]
     documented = [
         (method, path)
         for path, item in paths.items()

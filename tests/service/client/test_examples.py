@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
-import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 from typing_extensions import override
@@ -16,9 +15,12 @@ from service.domain.api_keys import Scope, make_key
 from service.domain.states import State
 from tests.support.factories import tuning_request
 from tests.support.paths import EXAMPLES
+from tests.support.service.processes import spoken
 from tests.support.service.running import Running, StartService
 from tests.support.service.scripted import ScriptedRunner, until_stopped
 from tuner.errors import WorkloadError
+
+pytestmark = pytest.mark.usefixtures("starts")
 
 NOWHERE = "http://127.0.0.1:1"
 SHOW = ["--", "sh", "-c", 'env | grep -E "BATCHWRIGHT_|ALLOC" | sort; exit 9']
@@ -35,9 +37,12 @@ class WithEnvironment(ScriptedRunner):
 
 def run_example(name: str, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     """Run an example; warnings are errors there too."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("BATCHWRIGHT_", "SLURM_"))}
-    command = [sys.executable, "-W", "error", str(EXAMPLES / name), *arguments]
-    return subprocess.run(command, env=kept | environment, capture_output=True, text=True, check=False, timeout=120)
+    with TemporaryDirectory() as folder:
+        output = Path(folder, "output")
+        command = ["-W", "error", str(EXAMPLES / name), *arguments]
+        with spoken(command, "no such line", environment, output) as started:
+            status = started.end()
+        return subprocess.CompletedProcess(command, status, output.read_text(), "".join(started.lines))
 
 
 @pytest.fixture

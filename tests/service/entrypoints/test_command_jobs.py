@@ -16,7 +16,6 @@ from tests.support.service.processes import (
     PATIENCE_SECONDS,
     are_gone,
     children_of,
-    processes_with,
     spoken,
     wait_until,
 )
@@ -24,7 +23,7 @@ from tests.support.service.registered import commands_file, recommended
 from tuner.hardware.inventory import cpu
 from tuner.schemas.recommendation import Recommendation
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.usefixtures("starts")
 
 LASTS = """
 import os, signal, subprocess, sys, time
@@ -73,7 +72,8 @@ def test_a_job_survives_its_worker_and_its_service(tmp_path: Path) -> None:
         descendants = children_of(served.process.pid)
         assert descendants > first
         assert not [each for each in descendants if HIDDEN in Path(f"/proc/{each}/environ").read_text()]
-        (worker,) = descendants & processes_with("service.entrypoints.hosted_worker")
+        direct = Path(f"/proc/{served.process.pid}/task").glob("*/children")
+        (worker,) = descendants & {int(each) for path in direct for each in path.read_text().split()}
         os.kill(worker, signal.SIGKILL)
         second = started(2)
         assert are_gone(first)

@@ -21,15 +21,15 @@ from tests.support.service.processes import LISTENS, PATIENCE_SECONDS, Spoken, s
 DESCRIPTORS = 256
 HALF_HEAD = b"POST /v1/tunings HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-"
 LIMITED = (
-    "import os, resource, sys; resource.setrlimit(resource.RLIMIT_NOFILE, (int(sys.argv[1]),) * 2); "
-    "os.execv(sys.executable, [sys.executable, *sys.argv[2:]])"
+    "import resource, runpy, sys; resource.setrlimit(resource.RLIMIT_NOFILE, (int(sys.argv.pop(1)),) * 2); "
+    "runpy.run_module('tuner.cli', run_name='__main__', alter_sys=True)"
 )
 
 
 @contextmanager
 def served(data_dir: Path, *arguments: str, descriptors: int = DESCRIPTORS, **settings: str) -> Iterator[Spoken]:
     """A service as the command line serves it, with few descriptors."""
-    command = ["-c", LIMITED, str(descriptors), "-m", "tuner.cli", "serve", "--port", "0", *arguments]
+    command = ["-c", LIMITED, str(descriptors), "serve", "--port", "0", *arguments]
     environment = {f"BATCHWRIGHT_{name.upper()}": value for name, value in settings.items()}
     with spoken(command, LISTENS, {"BATCHWRIGHT_DATA_DIR": str(data_dir), **environment}) as started:
         yield started
@@ -63,8 +63,9 @@ def answered(client: httpx.Client, path: str) -> bool:
 
 
 @pytest.fixture(scope="module")
-def small(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Spoken]:
+def small(starts: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Spoken]:
     """A service with few descriptors, and no workers."""
+    del starts
     with served(tmp_path_factory.mktemp("small"), "--no-worker") as started:
         yield started
 
@@ -110,6 +111,7 @@ def test_a_service_without_descriptors_goes_on_when_it_has_some(small: Spoken) -
     assert len([line for line in small.lines if "Traceback" in line]) <= 5
 
 
+@pytest.mark.usefixtures("starts")
 def test_followers_leave_connections_to_others(tmp_path: Path) -> None:
     """With every connection following a tuning, a further one is refused by name; other requests are answered."""
     journal, few = tmp_path / "journal", {"BATCHWRIGHT_MAX_CONNECTIONS": "16"}

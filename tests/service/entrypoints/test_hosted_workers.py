@@ -29,6 +29,8 @@ from tests.support.service.processes import (
 from tests.support.service.scripted import ScriptedRunner
 from tuner.planning.session import Tuning
 
+pytestmark = pytest.mark.usefixtures("starts")
+
 PROBE_SECONDS = 0.25
 LEASE_SECONDS = 6.0
 """Eight heartbeats: a busy machine may miss some of them."""
@@ -170,6 +172,7 @@ def test_a_cancellation_reaches_a_probe_of_another_process(api: Api, start_worke
     assert noted(journals / "far")[-1] == "stopped"
 
 
+@pytest.mark.thorough
 def test_a_cancelled_job_leaves_no_process(api: Api, start_worker: StartWorker) -> None:
     """Once it is CANCELLED its processes are gone."""
     worker = start_worker("far", lease_seconds=15.0)
@@ -230,7 +233,7 @@ def test_a_second_signal_ends_a_worker_faster(
     assert api.get(path)["state"] == "QUEUED"
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_a_killed_workers_job_ends_with_the_same_weights(api: Api, start_worker: StartWorker, tmp_path: Path) -> None:
     """Kill -9 leaves no process of the job; the next worker goes on from its checkpoint to bit-equal weights."""
     runs = str(tmp_path / "runs")
@@ -249,7 +252,6 @@ def test_a_killed_workers_job_ends_with_the_same_weights(api: Api, start_worker:
     assert ended["result"]["weights_sha256"] == whole["result"]["weights_sha256"]
 
 
-@pytest.mark.slow
 def test_kill_minus_nine_leaves_no_probe(tmp_path: Path, shared: str) -> None:
     """With a real probe in a process: it and the fork server that it came from end with their worker."""
     arguments = ["--database-url", shared]

@@ -36,6 +36,7 @@ def test_nothing_that_runs_is_unhealthy() -> None:
     assert "no process of `batchwright serve` or `batchwright work` runs here" in done.stderr
 
 
+@pytest.mark.usefixtures("starts")
 def test_an_api_is_asked_at_its_own_address(tmp_path: Path, own_folder: Path) -> None:
     """On a port that the system picked; and no longer, once the process has ended."""
     environment = {"BATCHWRIGHT_DATA_DIR": str(tmp_path / "data"), "TMPDIR": str(own_folder)}
@@ -124,6 +125,7 @@ def test_every_address_is_reached_from_here(host: str, url: str) -> None:
     assert api_url(host, 1) == url
 
 
+@pytest.mark.usefixtures("starts")
 def test_a_worker_renews_its_record(tmp_path: Path, own_folder: Path) -> None:
     """`work` is healthy from its start, and renews the record while its threads run."""
     environment = {"BATCHWRIGHT_DATA_DIR": str(tmp_path / "data"), "TMPDIR": str(own_folder)}

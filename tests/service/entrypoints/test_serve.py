@@ -21,14 +21,26 @@ import pytest
 from service.client import Client
 from service.domain.states import State
 from service.domain.work import Event
+from service.entrypoints import serve as serve_module
 from service.entrypoints.serve import _listening, serve
 from service.errors import ConfigurationError, DeviceTakenError
 from service.settings import Settings
 from tests.support.factories import CPU, recommendation, tuning_request
-from tests.support.service.processes import PATIENCE_SECONDS, Spoken, are_gone, children_of, slow_service, wait_until
+from tests.support.service.processes import (
+    PATIENCE_SECONDS,
+    Spoken,
+    are_gone,
+    children_of,
+    slow_service,
+    spoken,
+    wait_until,
+)
+from tests.support.service.running import application
 from tests.support.service.scripted import ScriptedRunner
 from tuner.planning.session import Tuning
 from tuner.schemas.requests import TrainingRequest
+
+pytestmark = pytest.mark.usefixtures("starts")
 
 PROBE_SECONDS = 0.25
 START_SECONDS = 120.0
@@ -51,8 +63,9 @@ def shared_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def shared(shared_folder: Path) -> Iterator[Spoken]:
+def shared(starts: None, shared_folder: Path) -> Iterator[Spoken]:
     """Return a served process for the tests that end nothing; requests differ, so that no answer is another's."""
+    del starts
     journal = shared_folder.with_name("probes.txt")
     journal.touch()
     with slow_service(shared_folder, journal, PROBE_SECONDS) as served:
@@ -278,8 +291,9 @@ def test_the_service_is_not_opened_to_other_machines(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("shared")
-def test_a_second_service_on_the_same_devices_is_refused(shared_folder: Path) -> None:
+def test_a_second_service_on_the_same_devices_is_refused(shared_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The error names the served device and its owner."""
+    monkeypatch.setattr(serve_module, "app_of", application)
     with pytest.raises(DeviceTakenError, match="cpu is served by host:"):
         serve(Settings(data_dir=shared_folder, node_name="host", port=0, devices="cpu"))
 
@@ -328,25 +342,25 @@ except ServiceError as error:
 """A service whose workers are slow to start; meanwhile another process listens on its port, or it gets a signal."""
 
 
-def starting(tmp_path: Path, what: str) -> subprocess.CompletedProcess[str]:
-    """Start a service to which something happens meanwhile, and return how it ended."""
-    command = [sys.executable, "-c", _STARTING, str(tmp_path), what]
-    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=START_SECONDS)
+def starting(tmp_path: Path, what: str) -> tuple[int, str, str]:
+    """Start a service to which something happens meanwhile; return its exit status, and what it printed on both."""
+    with spoken(["-c", _STARTING, str(tmp_path), what], "no such line", output=tmp_path / "output") as started:
+        status = started.end()
+    return status, (tmp_path / "output").read_text(), "".join(started.lines)
 
 
 def test_a_port_that_is_taken_during_the_start_is_named(tmp_path: Path) -> None:
     """Two services that are started at once on one port: the second is refused in our words, and ends its workers."""
-    done = starting(tmp_path, "listen")
-    assert "ConfigurationError cannot listen on 127.0.0.1 port" in done.stdout
-    assert "handed back" in done.stdout
-    assert (done.returncode, done.stderr) == (0, "")
+    status, printed, told = starting(tmp_path, "listen")
+    assert "ConfigurationError cannot listen on 127.0.0.1 port" in printed
+    assert "handed back" in printed
+    assert (status, told) == (0, "")
 
 
-@pytest.mark.parametrize("number", ["SIGTERM", pytest.param("SIGINT", marks=pytest.mark.thorough)])
+@pytest.mark.parametrize("number", ["SIGTERM", "SIGINT"])
 def test_a_service_that_is_told_to_end_during_its_start_hands_back(tmp_path: Path, number: str) -> None:
     """Its workers may run something by then, which must not look as if they had vanished."""
-    done = starting(tmp_path, number)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "handed back\n", "")
+    assert starting(tmp_path, number) == (0, "handed back\n", "")
 
 
 _ORPHANING = """

@@ -16,6 +16,7 @@ from tuner.errors import SpecError
 from tuner.system.own_variables import OTHER_VARIABLES
 
 
+@pytest.mark.usefixtures("starts")
 def test_serve_listens_where_variables_say(tmp_path: Path) -> None:
     """Host and port of the environment, when the command names none."""
     environment = {

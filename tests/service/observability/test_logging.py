@@ -254,6 +254,7 @@ def test_the_trace_reaches_the_probes(start_service: StartService) -> None:
     assert seen[0] == {}
 
 
+@pytest.mark.thorough
 def test_a_probes_process_has_the_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The environment has it, for a workload's instrumentation; the next probe of the same server has its own."""
     code = (
@@ -300,6 +301,7 @@ def test_a_jobs_process_has_the_trace(tmp_path: Path) -> None:
 # --- spans ---
 
 
+@pytest.mark.thorough
 def test_opentelemetry_is_imported_only_if_enabled() -> None:
     """A service is built without it."""
     code = (
@@ -349,6 +351,7 @@ def test_a_no_op_span_keeps_the_given_trace() -> None:
     assert current_trace_parent() is None
 
 
+@pytest.mark.usefixtures("starts")
 def test_spans_follow_a_request_to_its_probes(tmp_path: Path) -> None:
     """With the extra and its variables, request, tuning and probes are spans of the caller's trace."""
     pytest.importorskip("opentelemetry.sdk")

@@ -170,6 +170,7 @@ def test_a_sender_that_breaks_loses_nothing(store: Store, new_id: NewId) -> None
     assert store.deliveries.backlog().pending == 1
 
 
+@pytest.mark.usefixtures("starts")
 def test_a_killed_service_tells_after_its_restart(tmp_path: Path, receiver: Receiver) -> None:
     """Killed with kill -9 while the receiver has not answered: the same message comes again, none is lost."""
     receiver.replies = [silent(receiver.released)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import threading
@@ -118,7 +119,7 @@ def test_a_claim_behind_those_of_many_others_is_repeated_at_once(
         threading.Event().wait(1.0)  # several times as long as a claim has patience
         assert store.work.get(work_id).state is State.QUEUED
     assert ended(store, work_id).state is State.SUCCEEDED
-    assert caplog.records == []
+    assert [record for record in caplog.records if record.levelno >= logging.WARNING] == []
 
 
 @pytest.mark.parametrize("condition", ["TRUE", LISTENING], ids=["every connection", "the listening one"])

@@ -21,7 +21,7 @@ from service.worker.executors.base import TrainingRun
 from service.worker.executors.local import LocalExecutor
 from tests.support.exports.plans import command_plan
 from tests.support.factories import CPU, CUDA, recommendation
-from tests.support.forked import forked_starts
+from tests.support.forked import forked_starts, import_torch
 from tests.support.service.scripted import ScriptedRunner
 from tuner.hardware.allocator_env import visible_devices
 from tuner.schemas.requests import TrainingRequest
@@ -51,6 +51,12 @@ def executor() -> Iterator[LocalExecutor]:
     opened.close()
 
 
+@pytest.fixture(scope="module")
+def fork_server() -> None:
+    """Import torch where ranks are forked from, before a test is measured."""
+    import_torch()
+
+
 def two_ranks(directory: Path, updates: int) -> TrainingRun:
     """A small run on synthetic data, planned for two ranks."""
     return TrainingRun(directory, recommendation(world_size=2), TrainingRequest(updates=updates))
@@ -64,6 +70,7 @@ def test_a_dry_run_names_as_many_processes_as_there_are_ranks(client: Client) ->
     assert "torch.distributed.run" not in client.jobs.configure(planned, TrainingRequest(processes_per_node=1)).command
 
 
+@pytest.mark.thorough
 def test_the_command_of_a_dry_run_trains_its_ranks(client: Client, tmp_path: Path) -> None:
     """With the files of the answer in a folder, as a launcher of one's own would start it."""
     configured = client.jobs.configure(recommendation(world_size=2), TrainingRequest(updates=2))
@@ -108,6 +115,7 @@ def test_the_job_of_a_command_needs_a_card_for_each_rank() -> None:
     assert hardware_of_job(command_plan(*argv, device=CUDA), TrainingRequest()) is None
 
 
+@pytest.mark.thorough
 def test_a_command_of_two_ranks_trains_as_a_job(executor: LocalExecutor, tmp_path: Path) -> None:
     """Both ranks are counted, and the samples of an update are those of the plan."""
     (tmp_path / "program.py").write_text(TWO_RANKS)
@@ -146,6 +154,7 @@ def test_the_ranks_of_a_job_see_its_cards_only() -> None:
     }
 
 
+@pytest.mark.usefixtures("fork_server")
 def test_two_ranks_train_together(executor: LocalExecutor, tmp_path: Path) -> None:
     """Each takes half of the effective batch."""
     made: list[Any] = []
@@ -155,6 +164,7 @@ def test_two_ranks_train_together(executor: LocalExecutor, tmp_path: Path) -> No
     assert [(update.samples, sum(update.micro_batch_sizes)) for update in made] == [(10, 5)] * 3
 
 
+@pytest.mark.thorough
 def test_no_rank_outlives_its_job(executor: LocalExecutor, tmp_path: Path) -> None:
     """A failed listener of a run (a lost lease, say) ends every process of the run."""
     alive: set[str] = set()
@@ -170,6 +180,7 @@ def test_no_rank_outlives_its_job(executor: LocalExecutor, tmp_path: Path) -> No
     assert processes_of(tmp_path) == set()
 
 
+@pytest.mark.usefixtures("fork_server")
 def test_a_stopped_job_of_two_ranks_goes_on(executor: LocalExecutor, tmp_path: Path) -> None:
     """Told to stop, the ranks write a checkpoint together; the job goes on from it."""
     seen = threading.Event()

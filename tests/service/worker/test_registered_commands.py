@@ -21,8 +21,6 @@ from tuner.schemas.requests import TuningRequest
 from tuner.schemas.results import Outcome
 from tuner.schemas.training import CommandProgress
 
-pytestmark = pytest.mark.slow
-
 LEAVES = """
 import signal, subprocess, sys, time
 from pathlib import Path
@@ -66,6 +64,7 @@ def wait_for(path: Path) -> None:
     pytest.fail(f"{path} is not there")
 
 
+@pytest.mark.thorough
 @pytest.mark.torch
 def test_a_command_is_tuned_and_its_plan_proven(client: Client) -> None:
     """Each sample takes 12 MiB: of the divisors of 60, 20 fit into 400 MiB, and 30 do not."""
@@ -91,6 +90,7 @@ def test_a_running_command_is_ended_by_a_cancellation(client: Client, operator: 
     assert not [path for path in running_commands() if str(operator) in path]
 
 
+@pytest.mark.thorough
 @pytest.mark.torch
 def test_a_job_is_counted_and_watched(client: Client) -> None:
     """Its events have the updates so far, and its result the samples and the peak beside the limit."""

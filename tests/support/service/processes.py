@@ -170,7 +170,7 @@ def processes_with(text: str) -> set[int]:
 
 
 def children_of(process: int) -> set[int]:
-    """Ids of every process that descends from one, zombies aside."""
+    """Ids of every process that descends from one, zombies and standbys of ``forked_processes`` aside."""
     parents: dict[int, int] = {}
     for path in Path("/proc").glob("[0-9]*/stat"):
         try:
@@ -178,7 +178,7 @@ def children_of(process: int) -> set[int]:
         except OSError:
             continue
         state, parent = rest.split()[:2]
-        if state != "Z":
+        if state != "Z" and not name.endswith("(standby"):
             parents[int(name.split()[0])] = int(parent)
     found: set[int] = set()
     level = {process}

@@ -13,12 +13,13 @@ from tests.support.factories import CPU
 from tuner.schemas.results import DeviceInfo
 
 PROGRAM = """
-import os, sys, time, torch
+import os, sys, time
 
 options = dict(word[2:].split("=", 1) for word in sys.argv[1:] if "=" in word)
 if options["note"] == "hold":
     open("held", "w").close()
     time.sleep(600)
+import torch
 print(repr(options["note"]))
 model = torch.nn.Linear(64, 64)
 optimizer = torch.optim.SGD(model.parameters(), float(options["rate"]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import socket
 import tempfile
 import threading
@@ -24,6 +25,7 @@ from service.settings import Settings
 from service.store.store import open_store
 from service.worker.executors.inline import InlineExecutor
 from tests.support.factories import CPU
+from tests.support.paths import OPENAPI
 from tests.support.service.processes import PATIENCE_SECONDS
 from tests.support.service.scripted import ScriptedRunner, Trainer
 from tuner.hardware.memory_in_use import MemoryInUse
@@ -69,8 +71,11 @@ def listening(app: FastAPI) -> Iterator[str]:
             thread.join()
 
 
-_documents: list[dict[str, Any]] = []
-"""The OpenAPI document, once it is made: it is the same for every service, and takes longer than its start."""
+@cache
+def document() -> dict[str, Any]:
+    """Return the exported OpenAPI document, which a test compares with the service: making it takes a second."""
+    found: dict[str, Any] = json.loads(OPENAPI.read_text(encoding="utf-8"))
+    return found
 
 
 @cache
@@ -82,11 +87,10 @@ def migrated() -> bytes:
         return path.read_bytes()
 
 
-def _app(system: System, settings: Settings) -> FastAPI:
+def application(system: System, settings: Settings) -> FastAPI:
+    """Return the application of a built service, with a document that is not made anew."""
     app = app_of(system, settings)
-    if not _documents:
-        _documents.append(app.openapi())
-    app.openapi_schema = _documents[0]
+    app.openapi_schema = document()
     return app
 
 
@@ -118,7 +122,7 @@ def running(
         database.write_bytes(migrated())
     system = build(settings, lambda device: _Executor(device, runner, trainer), [device], {"torch": torch})
     with (
-        listening(_app(system, settings)) as url,
+        listening(application(system, settings)) as url,
         httpx.Client(base_url=url, verify=False, timeout=PATIENCE_SECONDS) as http,  # noqa: S501
     ):
         yield Running(url, http, runner, trainer, system, settings)

@@ -13,12 +13,12 @@ from tests.support.service.asking import body, ended, problem_in
 from tests.support.service.running import Running
 
 
-@pytest.fixture
-def recommendation_id(service: Running) -> str:
+@pytest.fixture(scope="module")
+def recommendation_id(shared_service: Running) -> str:
     """The id of a recommendation, in a service with two tunings."""
     for size in (5, 6):
-        response = service.http.post("/v1/tunings", json=body(effective_batch_size=size))
-        tuning = ended(service.http, response.headers["location"])
+        response = shared_service.http.post("/v1/tunings", json=body(effective_batch_size=size))
+        tuning = ended(shared_service.http, response.headers["location"])
     return str(tuning["recommendation_id"])
 
 
@@ -37,25 +37,25 @@ ODD = ["?limit=0", "?limit=201", "?limit=01", "?limit=x", "?limit=1&limit=2", "?
 @pytest.mark.parametrize("path", ["/v1/tunings", "/v1/jobs"])
 @pytest.mark.parametrize("query", [*QUERIES, *ODD, "?cursor=j" + "0" * 32])
 def test_the_fast_path_of_lists_responds_as_the_framework(
-    service: Running, recommendation_id: str, monkeypatch: pytest.MonkeyPatch, path: str, query: str
+    shared_service: Running, recommendation_id: str, monkeypatch: pytest.MonkeyPatch, path: str, query: str
 ) -> None:
     """Rows, refusals and headers are equal for all queries."""
     assert recommendation_id
-    short = service.http.get(f"{path}{query}")
+    short = shared_service.http.get(f"{path}{query}")
     _disable_fast_paths(monkeypatch)
-    assert comparable(short) == comparable(service.http.get(f"{path}{query}"))
+    assert comparable(short) == comparable(shared_service.http.get(f"{path}{query}"))
 
 
 @pytest.mark.parametrize("known", [None, "*", '"other"', "x" * 2001])
 def test_the_fast_path_of_recommendations_responds_as_the_framework(
-    service: Running, recommendation_id: str, monkeypatch: pytest.MonkeyPatch, known: str | None
+    shared_service: Running, recommendation_id: str, monkeypatch: pytest.MonkeyPatch, known: str | None
 ) -> None:
     """An existing and a missing recommendation, with any `If-None-Match`."""
     headers = {} if known is None else {"If-None-Match": known}
     paths = [f"/v1/recommendations/{recommendation_id}", "/v1/recommendations/rec_" + "0" * 32, "/v1/recommendations/x"]
-    short = [comparable(service.http.get(path, headers=headers)) for path in paths]
+    short = [comparable(shared_service.http.get(path, headers=headers)) for path in paths]
     _disable_fast_paths(monkeypatch)
-    assert short == [comparable(service.http.get(path, headers=headers)) for path in paths]
+    assert short == [comparable(shared_service.http.get(path, headers=headers)) for path in paths]
 
 
 def test_a_fast_path_requires_the_scope(service: Running) -> None:
