@@ -123,6 +123,17 @@ def test_a_command_that_takes_sizes_only_is_judged_by_them(folder: Path) -> None
     assert judged(folder, takes_accumulation=False).as_planned is False
 
 
+def test_every_rank_is_awaited(folder: Path) -> None:
+    """A rank that has made its updates does not end those that have not."""
+    reports = Reports(folder)
+    rank(folder, 0, (4, 100, 100), ranks=2)
+    reports.read()
+    assert not reports.are_finished
+    rank(folder, 1, (4, 100, 100), ranks=2)
+    reports.read()
+    assert reports.are_finished
+
+
 def test_lengths_that_vary_are_reported(folder: Path) -> None:
     """The evidence has the longest sequence."""
     rank(folder, 0, (4, 100, 100), (4, 100, 100), sequences=[64, 128])

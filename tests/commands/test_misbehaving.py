@@ -247,6 +247,8 @@ def test_a_hang_in_training_is_shown_with_its_stack(end: End) -> None:
     result = end("hangs-after-the-first-pass")
 
     assert (result.outcome, result.error_type) == (Outcome.TIMED_OUT, "timed-out")
+    assert result.seconds.warmup is not None
+    assert result.seconds.warmup >= 2.0
     assert "hangs_after_the_first_pass" in f"{result.details} {result.traceback}"
 
 
