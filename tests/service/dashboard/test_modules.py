@@ -150,7 +150,7 @@ def test_the_shown_command_has_every_option_of_the_request(modules: Modules) -> 
 def test_occupancy_is_drawn_and_said(modules: Modules) -> None:
     """A bar for each share, the time of the last work in words, and the seconds; a slot without work has none."""
     day = {"start": "2026-01-01T00:00:00Z", "end": "2026-01-02T00:00:00Z", "bucket_seconds": 1800}
-    shares = {"slot": "host/cpu", "tunings": [0.5, 1] + [0] * 46, "jobs": [0.5, 0] + [0] * 46, "busy": 2 / 48}
+    shares = {"slot": "host/cpu", "tunings": [0.5, 1] + [0] * 46, "jobs": [0.5, 0, 0.5] + [0] * 45, "busy": 2 / 48}
     words, held, bars, nothing = modules.run(
         """const { occupancyOf, strip, busyWords, secondsHeld } = await load("occupancy");
         const found = occupancyOf("host/cpu", given);
@@ -159,8 +159,8 @@ def test_occupancy_is_drawn_and_said(modules: Modules) -> None:
         return [busyWords(found), secondsHeld(found), bars, busyWords(occupancyOf("elsewhere/cpu", given))];""",
         day | {"devices": [shares]},
     )
-    assert re.fullmatch(r"Busy 4\.2 % of the last 24 hours, last in the half hour from .*:30:00", words)
-    assert (held, bars) == ({"tunings": "45 min", "jobs": "15 min"}, [2, 1])
+    assert re.fullmatch(r"Busy 4\.2 % of the last 24 hours, last in the half hour from .*:00:00", words)
+    assert (held, bars) == ({"tunings": "45 min", "jobs": "30 min"}, [2, 2])
     assert nothing == "Held no work in the last 24 hours"
 
 
@@ -415,7 +415,7 @@ def test_a_long_selection_is_sent_in_parts(modules: Modules) -> None:
         problem = {"detail": "It is held."}
         results = [{"id": name, "state": None, "status": 204, "problem": None} for name in sent["ids"]]
         if sent["ids"][0] == "tun_0":
-            results[0] |= {"state": "FAILED", "status": 409, "problem": problem}
+            results[0] |= {"status": 409, "problem": problem}
         route.fulfill(json={"items": results})
 
     page = modules.page

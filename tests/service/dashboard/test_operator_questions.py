@@ -122,6 +122,7 @@ def test_why_did_that_fail_and_how_often(operator: Operator) -> None:
     expect(causes.locator("tbody tr")).to_contain_text(PROBLEM.detail)
     operator.click(str(FAILURES))
     expect(operator.rows()).to_have_count(FAILURES)
+    expect(operator.page.get_by_text(f"Cause of failure: {PROBLEM.code}")).to_be_visible()
     operator.open_first()
     expect(operator.page.get_by_text(PROBLEM.detail)).to_be_visible()
 

@@ -255,12 +255,12 @@ def transferred(page: Page, path: str) -> tuple[int, int]:
 
 
 @pytest.mark.parametrize("pages", [("/tunings",), pytest.param(WITHOUT_CHARTS, marks=pytest.mark.thorough)])
-def test_pages_without_a_chart_are_light(browser: Browser, populated: PopulatedService, pages: Sequence[str]) -> None:
+def test_pages_without_a_chart_are_light(browser: Browser, with_charts: PopulatedService, pages: Sequence[str]) -> None:
     """Under 100 KB each, everything counted but the API's document that the form is made from, and the font of all."""
     weights = {}
     for name in pages:
-        path = populated.paths.get(name, name)
-        with watched(browser, populated.service.url) as opened:
+        path = with_charts.paths.get(name, name)
+        with watched(browser, with_charts.service.url) as opened:
             weights[name] = transferred(opened.page, opened.url + path)
     assert {name: weight for name, (weight, _) in weights.items() if weight >= 100_000} == {}
     assert all(0 < font < 31_000 for _, font in weights.values())
