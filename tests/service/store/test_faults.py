@@ -188,7 +188,12 @@ def test_no_method_is_left_out(store: Store) -> None:
     assert methods == set(READS_AND_WRITES)
 
 
-@pytest.mark.parametrize("name", READS_AND_WRITES)
+FIRST = {name.partition(".")[0]: name for name in reversed(READS_AND_WRITES)}.values()
+"""The first method of each interface. The others share its transactions, and are thorough cases."""
+CASES = [pytest.param(name, marks=() if name in FIRST else pytest.mark.thorough) for name in READS_AND_WRITES]
+
+
+@pytest.mark.parametrize("name", CASES)
 def test_a_call_whose_connection_is_lost_fails_and_can_be_repeated(postgresql_store: Store, name: str) -> None:
     """The call fails as a whole, with our error; the same call, made again, is done."""
     store, call = postgresql_store, READS_AND_WRITES[name]

@@ -15,6 +15,7 @@ from service.worker.executors.base import DeviceBusyError, Executor, GraceSecond
 from service.worker.executors.inline import InlineExecutor
 from service.worker.executors.local import LocalExecutor
 from tests.support.factories import CPU, mlp_spec, recommendation, tuning_request
+from tests.support.service.processes import are_gone
 from tests.support.service.scripted import ScriptedRunner, progress, until_stopped
 from tuner.errors import ProbeCancelledError, SpecError
 from tuner.schemas.requests import ProbeRequest, TrainingRequest
@@ -256,6 +257,23 @@ def test_a_run_that_is_killed_again_and_again_fails(
     assert "killed from outside (SIGKILL)" in result.message
 
 
+def test_no_process_outlives_its_listener(
+    local: LocalExecutor, processes: list[TrainingProcess], tmp_path: Path
+) -> None:
+    """A lost lease, say, ends every process of the run before the caller hears of it."""
+    alive: set[int] = set()
+
+    def fail(updates: Sequence[RunProgress]) -> None:
+        if updates:
+            alive.update(processes[0].pids)
+            raise ValueError("the listener's own")
+
+    with pytest.raises(ValueError, match="the listener's own"):
+        local.train(training_run(tmp_path, 100_000), fail, on)
+    assert alive
+    assert are_gone(alive)
+
+
 def test_a_run_that_is_told_to_stop_may_be_given_less_time_later(tmp_path: Path) -> None:
     """A second signal, or a lost lease, ends at the next poll what was given long to write its checkpoint."""
 
@@ -265,8 +283,10 @@ def test_a_run_that_is_told_to_stop_may_be_given_less_time_later(tmp_path: Path)
         def request_stop(self) -> None:
             """Pass nothing on."""
             asked.append(len(polled))
+            pids.update(self.pids)
 
     asked: list[int] = []
+    pids: set[int] = set()
     polled: list[float | None] = []
     graces = iter([None, 600.0, 600.0])
 
@@ -280,6 +300,8 @@ def test_a_run_that_is_told_to_stop_may_be_given_less_time_later(tmp_path: Path)
     assert asked == [2]
     assert result.outcome is not RunOutcome.SUCCEEDED
     assert polled[1:] == [600.0, 600.0, 0.0]
+    assert pids
+    assert are_gone(pids)
 
 
 def test_a_run_waits_for_the_process_that_still_has_its_folder(local: LocalExecutor, tmp_path: Path) -> None:

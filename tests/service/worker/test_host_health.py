@@ -156,6 +156,9 @@ def test_no_work_fails_while_its_folder_cannot_be_made(store: Store, start: Star
     assert {ended(store, work).state for work in works} == {State.SUCCEEDED}
 
 
+@pytest.mark.parametrize(
+    "database_url", ["sqlite", pytest.param("postgresql", marks=pytest.mark.thorough)], indirect=True
+)
 def test_a_disk_that_fills_beside_a_running_job_hands_it_back(store: Store, start: StartWorker, tmp_path: Path) -> None:
     """Others fill the disk while a process trains: its checkpoint waits for room, and the job ends well."""
     with small_disk(tmp_path / "runs", 4 * MIB) as runs:
