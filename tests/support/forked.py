@@ -6,6 +6,7 @@ they are forked has what a CPU's recommendation sets for the allocator, which is
 
 from __future__ import annotations
 
+import functools
 import gc
 import multiprocessing
 import os
@@ -48,6 +49,7 @@ def forked_starts(fsync_seconds: float = 0.0) -> Iterator[None]:
         def __init__(self, command: list[str], *, env: Mapping[str, str], stdout: BinaryIO, **_: Any) -> None:
             super().__init__(dict(env), stdout.fileno(), _train, command[-2], fsync_seconds)
 
+    start_server()
     with (
         patch.object(rank_processes, "subprocess", _module_with(Trainer)),
         patch.object(spawn, "subprocess", _module_with(_child)),
@@ -62,6 +64,29 @@ def real_starts() -> Iterator[None]:
         yield
 
 
+def forked_process(
+    main: Callable[..., None], *arguments: Any, environment: Mapping[str, str], log: BinaryIO
+) -> _ForkedProcess:
+    """Start a process that calls ``main`` with torch imported: a function of a module, with a name of its own."""
+    return _ForkedProcess(dict(environment), log.fileno(), main, *arguments)
+
+
+@functools.cache
+def start_server() -> None:
+    """Start the server, and wait until all is imported there: fixtures pay for that, and not the first test."""
+    process = _context().Process(target=int)
+    process.start()
+    process.join()
+
+
+def _context() -> multiprocessing.context.ForkServerContext:
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([*_PRELOADED, *late_imports()])
+    with patch.dict(os.environ, CPU_ENVIRONMENT):
+        forkserver.ensure_running()
+    return context
+
+
 def _module_with(popen: Callable[..., Any]) -> SimpleNamespace:
     """What is used of ``subprocess``, with another ``Popen``."""
     return SimpleNamespace(Popen=popen, DEVNULL=subprocess.DEVNULL, TimeoutExpired=subprocess.TimeoutExpired)
@@ -71,12 +96,8 @@ class _ForkedProcess:
     """What is used of ``subprocess.Popen``: a process that leads a session of its own."""
 
     def __init__(self, environment: dict[str, str], log: int, main: Callable[..., None], *arguments: Any) -> None:
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload([*_PRELOADED, *late_imports()])
-        with patch.dict(os.environ, CPU_ENVIRONMENT):
-            forkserver.ensure_running()
         with Connection(os.dup(log)) as told:  # of all that stands for a descriptor, this can be handed on
-            self._process = context.Process(target=_become, args=(Path.cwd(), environment, told, main, *arguments))
+            self._process = _context().Process(target=_become, args=(Path.cwd(), environment, told, main, *arguments))
             self._process.start()
         self.pid = int(self._process.pid or 0)
         while self.poll() is None and os.getsid(self.pid) != self.pid:  # ``Popen`` returns later than that

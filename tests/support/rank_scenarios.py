@@ -1,11 +1,10 @@
-"""Scenarios of two ranks, each in its own process: ``python rank_scenarios.py FOLDER`` writes ``rank-R.pt`` there.
+"""Scenarios of two ranks, each in its own process, in which ``main`` writes ``rank-R.pt`` into a folder.
 
 Every scenario is a function of the ranks that returns the values that the tests check.
 """
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -519,7 +518,3 @@ def main(folder: Path) -> None:
     outcomes = {name: scenario(ranks) for name, scenario in SCENARIOS.items()}
     torch.save(outcomes, folder / f"rank-{ranks.rank}.pt")
     ranks.close()
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]))

@@ -13,8 +13,9 @@ from peft import AutoPeftModelForCausalLM
 from transformers import AutoModelForCausalLM
 
 from tests.support.factories import recommendation
-from tests.support.whole_runs import run_to_end
-from tests.training.test_adapters import LLAMA, change_a_bias, logits, stop, weights_of
+from tests.support.faults import relative_distance
+from tests.support.whole_runs import run_to_end, weights_of
+from tests.training.test_adapters import LLAMA, change_a_bias, logits, stop
 from tests.training.test_trained_model import GPT2, UPDATES, spec_of, train
 from tuner.errors import CheckpointError
 from tuner.hardware.memory_devices.factory import open_device
@@ -59,10 +60,7 @@ def test_training_on_pairs_is_exact(tmp_path: Path, adapter: Any) -> None:
     whole = weights_of(tmp_path / "10")
     assert not any(COPY in name for name in whole)
     for size in (1, 3):
-        found = weights_of(tmp_path / str(size))
-        assert set(found) == set(whole)
-        for name, value in found.items():
-            torch.testing.assert_close(value, whole[name], rtol=1e-5, atol=1e-6)
+        assert relative_distance(weights_of(tmp_path / str(size)), whole) < 1e-6
 
 
 @pytest.mark.parametrize("model", ["config", "pretrained"])
@@ -126,10 +124,7 @@ def test_two_ranks_train_as_one(tmp_path: Path, adapter: Any) -> None:
         directory = tmp_path / f"{strategy}-{ranks}"
         result = run_to_end(directory, recommendation(spec, 10, 4), TrainingRequest(updates=UPDATES))
         assert result.outcome is RunOutcome.SUCCEEDED, result
-        single, found = weights_of(tmp_path / "ddp-1"), weights_of(directory)
-        assert set(found) == set(single)
-        for name, value in found.items():
-            torch.testing.assert_close(value, single[name], rtol=1e-5, atol=1e-6)
+        assert relative_distance(weights_of(directory), weights_of(tmp_path / "ddp-1")) < 1e-6
         assert result.evaluation is not None
         assert result.evaluation.last is not None
         margins = json.loads((tmp_path / "margin").read_text()) if ranks > 1 else result.evaluation.last.metrics
@@ -185,7 +180,4 @@ def test_losses_are_scaled_in_fp16(tmp_path: Path, adapter: Any) -> None:
     """Which changes weights by the precision of fp16 alone, with a division of the batch too."""
     train(tmp_path / "fp32", pairs_spec(adapter), 10)
     train(tmp_path / "fp16", pairs_spec(adapter, precision="fp16-mixed"), 3)
-    whole, found = weights_of(tmp_path / "fp32"), weights_of(tmp_path / "fp16")
-    assert set(found) == set(whole)
-    for name, value in found.items():
-        torch.testing.assert_close(value, whole[name], rtol=0, atol=5e-4)
+    assert relative_distance(weights_of(tmp_path / "fp16"), weights_of(tmp_path / "fp32")) < 1e-3

@@ -11,6 +11,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from tests.support.factories import gpt_spec, recommendation
+from tests.support.faults import relative_distance
 from tests.support.soak import killed_and_resumed
 from tests.support.whole_runs import ENVIRONMENT, run_to_end
 from tests.training.evaluation.test_run_evaluation import DROPOUT, Scripted, evaluations, loop_for
@@ -190,8 +191,7 @@ def test_ranks_that_share_a_model_evaluate_its_averages(tmp_path: Path) -> None:
         assert theirs.trained is not None
         assert ours.trained.loss == pytest.approx(theirs.trained.loss, rel=1e-4)
     best = [load_file(RunPaths(tmp_path / name).best_weights) for name in ("shared", "alone")]
-    for name, tensor in best[0].items():
-        torch.testing.assert_close(tensor, best[1][name], rtol=1e-3, atol=1e-4)
+    assert relative_distance(*best) < 1e-3
 
 
 def test_averages_that_are_not_kept_are_refused() -> None:
