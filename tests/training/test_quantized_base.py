@@ -56,6 +56,11 @@ LLAMA = {
     "eos_token_id": 0,
 }
 KINDS: list[dict[str, Any]] = [{"kind": "nf4"}, {"kind": "fp4", "double_quantization": True}, {"kind": "int8"}]
+ONE_KIND = pytest.mark.parametrize(
+    "quantization",
+    [pytest.param(kind, id=kind["kind"], marks=() if kind is KINDS[0] else pytest.mark.thorough) for kind in KINDS],
+)
+"""Training with the other kinds is thorough: each layer's product is tested for all."""
 BLOCK, SCALES_BLOCK, CODE_TABLE = 64, 256, 256 * 4
 
 
@@ -79,8 +84,19 @@ def packed_bytes(layer: QuantizedLinear, *, double: bool) -> int:
 # --- memory ---
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16", "bf16-mixed"])
-@pytest.mark.parametrize("quantization", KINDS, ids=lambda fields: fields["kind"])
+@pytest.mark.parametrize(
+    ("quantization", "precision"),
+    [
+        pytest.param(
+            quantization,
+            precision,
+            id=f"{quantization['kind']}-{precision}",
+            marks=() if ours == theirs else pytest.mark.thorough,
+        )
+        for ours, quantization in enumerate(KINDS)
+        for theirs, precision in enumerate(("bf16", "fp32", "bf16-mixed"))
+    ],
+)
 def test_an_estimate_has_the_bytes_of_what_runs(quantization: dict[str, Any], precision: str) -> None:
     """Of packed weights and scales, and of the temporaries of an update, in which weights are unpacked."""
     spec = probed(quantization, precision=precision)
@@ -102,6 +118,7 @@ def test_an_estimate_has_the_bytes_of_what_runs(quantization: dict[str, Any], pr
     assert abs(taken - found) < 0.005 * found
 
 
+@pytest.mark.thorough
 def test_a_trace_for_a_card_has_the_packed_base() -> None:
     """And unpacks a weight for many tokens, in the type of the products; needs a C++ compiler."""
     kinds = {"whole": None, "nf4": KINDS[0], "int8": KINDS[2]}
@@ -182,7 +199,7 @@ def test_peft_loads_the_adapter_above_the_same_base(base: Path, tmp_path: Path, 
     assert not torch.allclose(logits(loaded), logits(quantised_by_transformers()), rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("quantization", KINDS, ids=lambda fields: fields["kind"])
+@ONE_KIND
 def test_training_above_a_quantised_base_is_exact(base: Path, tmp_path: Path, quantization: dict[str, Any]) -> None:
     """However the batch is divided; biases may be trained too."""
     spec = quantised(base, quantization, adapter={"bias": "all"})
@@ -194,7 +211,9 @@ def test_training_above_a_quantised_base_is_exact(base: Path, tmp_path: Path, qu
         assert relative_distance(weights_of(tmp_path / str(size)), whole) < 1e-6
 
 
-@pytest.mark.parametrize("quantization", KINDS[1:], ids=lambda fields: fields["kind"])
+@pytest.mark.parametrize(
+    "quantization", [pytest.param(KINDS[1], id="fp4"), pytest.param(KINDS[2], id="int8", marks=pytest.mark.thorough)]
+)
 def test_a_run_learns_resumes_and_keeps_its_base(base: Path, tmp_path: Path, quantization: dict[str, Any]) -> None:
     """Checkpoints hold the adapter alone, and a run goes on above the same codes to the same bits."""
     optimizer = {"name": "adamw8bit", "learning_rate": 0.02}

@@ -241,6 +241,7 @@ def test_the_division_of_updates_changes_nothing(tmp_path: Path, packing: str) -
     assert [note for note in trainer.notes if "records are packed into" in note]
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("forked")
 def test_a_killed_run_resumes_to_equal_weights(tmp_path: Path) -> None:
     """To the bit, after SIGKILL, with the sequences packed again; the result says what packing has saved."""

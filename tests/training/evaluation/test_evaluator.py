@@ -260,7 +260,7 @@ def test_a_batch_beyond_the_real_limit_is_halved(tmp_path: Path) -> None:
     assert last.loss is not None
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_the_proven_micro_batch_is_evaluated_undivided(tmp_path: Path) -> None:
     """Under the limit that a tuning has filled: where a training step fits, an evaluation with its metrics fits."""
     architecture = {"name": "gpt", "layers": 2, "heads": 2, "width": 64, "vocabulary_size": 4096}

@@ -71,14 +71,15 @@ def test_without_such_a_metric_nothing_is_computed() -> None:
     assert metrics.compute() == {}
 
 
-def test_two_ranks_count_what_one_does(tmp_path: Path) -> None:
+@pytest.mark.parametrize("strategy", ["ddp", pytest.param("fsdp", marks=pytest.mark.thorough)])
+def test_two_ranks_count_what_one_does(tmp_path: Path, strategy: str) -> None:
     """The counts of each rank's share are summed, also where ranks share the model."""
     found = []
-    for ranks, strategy in ((1, "ddp"), (2, "ddp"), (2, "fsdp")):
+    for ranks in (1, 2):
         parallelism = {"world_size": ranks, "strategy": strategy}
         spec = mlp_spec(evaluation={"count": 21, "metrics": list(NAMES)}, parallelism=parallelism)
         result = run_to_end(
-            tmp_path / f"{ranks}-{strategy}",
+            tmp_path / str(ranks),
             recommendation(spec, 16, 3, world_size=ranks, environment=ENVIRONMENT),
             TrainingRequest(updates=1),
         )
@@ -87,7 +88,6 @@ def test_two_ranks_count_what_one_does(tmp_path: Path) -> None:
         assert result.evaluation.first is not None
         found.append(result.evaluation.first.metrics)
     assert found[0] == pytest.approx(found[1])
-    assert found[0] == pytest.approx(found[2])
     assert set(found[0]) == set(NAMES)
 
 

@@ -49,7 +49,7 @@ def test_copies_of_the_data_are_in_the_folder_of_the_run(tmp_path: Path, elsewhe
     assert left_in(elsewhere) == []
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_compiled_code_is_in_the_folder_of_the_run(
     tmp_path: Path, elsewhere: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
