@@ -64,11 +64,22 @@ def real_starts() -> Iterator[None]:
         yield
 
 
-def forked_process(
-    main: Callable[..., None], *arguments: Any, environment: Mapping[str, str], log: BinaryIO
-) -> _ForkedProcess:
-    """Start a process that calls ``main`` with torch imported: a function of a module, with a name of its own."""
-    return _ForkedProcess(dict(environment), log.fileno(), main, *arguments)
+def run_two_ranks(folder: Path, main: Callable[..., None], *arguments: Any, seconds: float = 600.0) -> None:
+    """Call a module's function in two processes, the ranks of one group, with ``folder`` and the arguments."""
+    start_server()
+    variables = {**os.environ, "WORLD_SIZE": "2", "BATCHWRIGHT_RENDEZVOUS": str(folder / "rendezvous")}
+    with (folder / "log").open("ab") as log:
+        processes = [
+            _ForkedProcess({**variables, "RANK": rank, "LOCAL_RANK": rank}, log.fileno(), main, folder, *arguments)
+            for rank in ("0", "1")
+        ]
+    try:
+        for process in processes:
+            assert process.wait(seconds) == 0, (folder / "log").read_text()
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
 
 
 @functools.cache

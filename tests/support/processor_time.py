@@ -176,8 +176,8 @@ class ProcessorTime:
             return
         if not self._tests:
             return
-        if self._config.cache is not None:
-            self._config.cache.set(CACHE_KEY, {**self._tests, "collection": self._of_collection()})
+        if (cache := getattr(self._config, "cache", None)) is not None:  # absent with `-p no:cacheprovider`
+            cache.set(CACHE_KEY, {**self._tests, "collection": self._of_collection()})
         if self._is_over() and session.exitstatus == pytest.ExitCode.OK:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
 

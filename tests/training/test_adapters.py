@@ -184,8 +184,9 @@ def test_a_base_in_bf16_keeps_its_adapter_in_fp32(base: Path, tmp_path: Path) ->
     torch.testing.assert_close(logits(loaded), logits(trainer.model), rtol=0.0, atol=0.0)
 
 
-@pytest.mark.parametrize("strategy", [pytest.param("ddp", marks=pytest.mark.thorough), "fsdp"])
-@pytest.mark.parametrize("precision", ["fp32", pytest.param("bf16", marks=pytest.mark.thorough)])
+@pytest.mark.thorough
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_two_ranks_train_an_adapter_of_a_classifier(base: Path, tmp_path: Path, precision: str, strategy: str) -> None:
     """Sharded or not, the adapter and the head equal those of one rank, and peft loads them."""
     for ranks in (1, 2):

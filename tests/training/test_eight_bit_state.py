@@ -131,6 +131,7 @@ def on_cuda() -> dict[str, Trace]:
     return {name: traces[0] for name, traces in traced_on_cuda(cases).items()}
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", NAMES)
 def test_a_trace_for_a_card_has_the_state_alone(on_cuda: dict[str, Trace], name: str) -> None:
     """The kernels of a card change state and parameters in place."""

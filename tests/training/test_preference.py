@@ -13,15 +13,17 @@ import torch
 from peft import AutoPeftModelForCausalLM
 from transformers import AutoModelForCausalLM
 
+from tests.support import rank_scenarios
 from tests.support.factories import recommendation
 from tests.support.faults import relative_distance
+from tests.support.forked import run_two_ranks
 from tests.support.whole_runs import run_to_end, weights_of
 from tests.training.test_adapters import LLAMA, change_a_bias, logits, stop
 from tests.training.test_trained_model import GPT2, UPDATES, spec_of, train
 from tuner.errors import CheckpointError
 from tuner.hardware.memory_devices.factory import open_device
 from tuner.schemas.requests import TrainingRequest
-from tuner.schemas.training import RunOutcome, TrainingProgress
+from tuner.schemas.training import EvaluationSummary, RunOutcome, TrainingProgress
 from tuner.schemas.workload import WorkloadSpec
 from tuner.training.assembly import build_run
 from tuner.training.launching.run_directory import RunPaths
@@ -120,25 +122,63 @@ def test_peft_loads_the_adapter(tmp_path: Path) -> None:
     torch.testing.assert_close(logits(loaded), logits(trainer.model), rtol=0.0, atol=0.0)
 
 
-@pytest.mark.parametrize("strategy", ["ddp", pytest.param("fsdp", marks=pytest.mark.thorough)])
-@pytest.mark.parametrize("adapter", [None, THOROUGH_ADAPTER], ids=["whole", "adapter"])
-def test_two_ranks_train_as_one(tmp_path: Path, adapter: Any, strategy: str) -> None:
+def of_two_ranks(adapter: Any, strategy: str) -> WorkloadSpec:
+    """A spec for two ranks, with an evaluation."""
+    evaluation = {"count": 5, "metrics": [*METRICS]}
+    return pairs_spec(adapter, parallelism={"strategy": strategy, "world_size": 2}, evaluation=evaluation)
+
+
+TWO_RANKS = {
+    f"{strategy}-{name}": of_two_ranks(adapter, strategy)
+    for strategy, name, adapter in (("ddp", "whole", None), ("fsdp", "whole", None), ("fsdp", "adapter", LORA))
+}
+TWO_RANKS["fsdp-classifier"] = spec_of(
+    {"config": {**GPT2, "num_labels": 3}, "task": "sequence-classification"},
+    adapter=LORA,
+    parallelism={"strategy": "fsdp", "world_size": 2},
+)
+
+
+@pytest.fixture(scope="module")
+def trained_by_two(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folders of runs of two ranks, by the names of their specs."""
+    folder = tmp_path_factory.mktemp("ranks")
+    run_two_ranks(folder, rank_scenarios.train, TWO_RANKS, UPDATES)
+    return folder
+
+
+@pytest.mark.parametrize("name", TWO_RANKS)
+def test_runs_of_two_ranks_train_as_one(trained_by_two: Path, tmp_path: Path, name: str) -> None:
     """Sharded or not, the weights and the figures of the evaluation equal those of one rank."""
-    summed = 16 * math.log(256)  # a margin is a small difference of log-likelihoods of 16 tokens
-    reports = []
+    trainer, _ = train(tmp_path, TWO_RANKS[name].with_world_size(1))
+    assert relative_distance(weights_of(trained_by_two / name), weights_of(tmp_path)) < 1e-6
+    if trainer.evaluation is not None:
+        found = EvaluationSummary.model_validate_json((trained_by_two / name / "evaluation.json").read_bytes())
+        equal_figures(found, trainer.evaluation.summary())
+
+
+def equal_figures(found: EvaluationSummary | None, single: EvaluationSummary | None) -> None:
+    """Check the last rewards. A margin is a small difference of log-likelihoods, each of 16 tokens."""
+    assert found is not None
+    assert single is not None
+    assert found.last is not None
+    assert single.last is not None
+    assert found.last.metrics == pytest.approx(single.last.metrics, abs=1e-7 * 16 * math.log(256))
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+@ADAPTERS
+def test_processes_of_two_ranks_train_as_one(tmp_path: Path, adapter: Any, strategy: str) -> None:
+    """So do runs in processes of their own."""
+    results = []
     for ranks in (1, 2):
-        spec = pairs_spec(
-            adapter,
-            parallelism={"strategy": strategy, "world_size": ranks},
-            evaluation={"count": 5, "metrics": [*METRICS]},
-        )
+        spec = of_two_ranks(adapter, strategy).with_world_size(ranks)
         result = run_to_end(tmp_path / str(ranks), recommendation(spec, 10, 4), TrainingRequest(updates=UPDATES))
         assert result.outcome is RunOutcome.SUCCEEDED, result
-        assert result.evaluation is not None
-        assert result.evaluation.last is not None
-        reports.append(result.evaluation.last.metrics)
+        results.append(result)
     assert relative_distance(weights_of(tmp_path / "2"), weights_of(tmp_path / "1")) < 1e-6
-    assert reports[1] == pytest.approx(reports[0], abs=1e-7 * summed)
+    equal_figures(results[1].evaluation, results[0].evaluation)
 
 
 def written_pairs(path: Path) -> None:

@@ -194,7 +194,8 @@ def test_a_resumed_run_needs_no_folder(pretrained: Path, tmp_path: Path) -> None
     assert resumed == undisturbed
 
 
-@pytest.mark.parametrize("strategy", ["ddp", pytest.param("fsdp", marks=pytest.mark.thorough)])
+@pytest.mark.thorough
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
 def test_two_ranks_fine_tune_a_classifier(pretrained: Path, tmp_path: Path, strategy: str) -> None:
     """Both start from the same weights and the same random head, sharded or not, and one of them writes the model."""
     for ranks in (1, 2):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from typing import Any
 
@@ -12,12 +11,9 @@ from torch import Tensor
 
 from tests.support import rank_scenarios
 from tests.support.faults import bit_equal, relative_distance, relative_error
-from tests.support.forked import forked_process, start_server
+from tests.support.forked import run_two_ranks
 from tuner.training.accumulation.collectives import ProcessGroup, single_rank_group
 from tuner.training.accumulation.engine import GradientAccumulation
-
-_LIMIT_SECONDS = 600
-"""For all scenarios together."""
 
 Outcomes = list[dict[str, Any]]
 
@@ -26,22 +22,7 @@ Outcomes = list[dict[str, Any]]
 def both(tmp_path_factory: pytest.TempPathFactory) -> Outcomes:
     """The outcomes of the two ranks, by scenario."""
     folder = tmp_path_factory.mktemp("ranks")
-    start_server()
-    variables = {**os.environ, "WORLD_SIZE": "2", "BATCHWRIGHT_RENDEZVOUS": str(folder / "rendezvous")}
-    with (folder / "log").open("ab") as log:
-        processes = [
-            forked_process(
-                rank_scenarios.main, folder, environment={**variables, "RANK": rank, "LOCAL_RANK": rank}, log=log
-            )
-            for rank in ("0", "1")
-        ]
-    try:
-        for process in processes:
-            assert process.wait(_LIMIT_SECONDS) == 0, (folder / "log").read_text()
-    finally:
-        for process in processes:
-            process.kill()
-            process.wait()
+    run_two_ranks(folder, rank_scenarios.main)
     return [torch.load(folder / f"rank-{rank}.pt", weights_only=False) for rank in range(2)]
 
 
