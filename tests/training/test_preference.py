@@ -123,9 +123,10 @@ def test_peft_loads_the_adapter(tmp_path: Path) -> None:
 
 
 def of_two_ranks(adapter: Any, strategy: str) -> WorkloadSpec:
-    """A spec for two ranks, with an evaluation."""
-    evaluation = {"count": 5, "metrics": [*METRICS]}
-    return pairs_spec(adapter, parallelism={"strategy": strategy, "world_size": 2}, evaluation=evaluation)
+    """A spec for two ranks, with an evaluation of the trained weights and of their averages."""
+    evaluation = {"count": 5, "metrics": [*METRICS], "weights": "both"}
+    parallelism = {"strategy": strategy, "world_size": 2}
+    return pairs_spec(adapter, parallelism=parallelism, evaluation=evaluation, ema_decay=0.5)
 
 
 TWO_RANKS = {
@@ -159,11 +160,15 @@ def test_runs_of_two_ranks_train_as_one(trained_by_two: Path, tmp_path: Path, na
 
 def equal_figures(found: EvaluationSummary | None, single: EvaluationSummary | None) -> None:
     """Check the last rewards. A margin is a small difference of log-likelihoods, each of 16 tokens."""
+    rounding = 1e-7 * 16 * math.log(256)
     assert found is not None
     assert single is not None
     assert found.last is not None
+    assert found.last.trained is not None
     assert single.last is not None
-    assert found.last.metrics == pytest.approx(single.last.metrics, abs=1e-7 * 16 * math.log(256))
+    assert single.last.trained is not None
+    assert found.last.metrics == pytest.approx(single.last.metrics, abs=rounding)
+    assert found.last.trained.metrics == pytest.approx(single.last.trained.metrics, abs=rounding)
 
 
 @pytest.mark.thorough

@@ -21,6 +21,7 @@ from tests.support.factories import recommendation
 from tests.support.faults import relative_distance
 from tests.support.sources import built, problem
 from tests.support.whole_runs import ENVIRONMENT, run_to_end, wait_for, weights_of
+from tests.training.test_adapters import stop
 from tests.training.test_trained_model import GPT2, UPDATES, spec_of, train
 from tuner.errors import SpecError
 from tuner.schemas.requests import TrainingRequest
@@ -239,6 +240,14 @@ def test_the_division_of_updates_changes_nothing(tmp_path: Path, packing: str) -
         trainer, _ = train(tmp_path / str(size), spec, size)
         assert relative_distance(weights_of(tmp_path / str(size)), weights_of(tmp_path / "10")) < 1e-6
     assert [note for note in trainer.notes if "records are packed into" in note]
+
+
+def test_a_stopped_run_resumes_to_equal_weights(tmp_path: Path) -> None:
+    """To the bit, with the sequences packed again."""
+    spec = records_spec(tmp_path, TEXTS)
+    _, undisturbed = train(tmp_path / "whole", spec)
+    stop(tmp_path / "run", spec)
+    assert train(tmp_path / "run", spec)[1] == undisturbed
 
 
 @pytest.mark.thorough

@@ -49,6 +49,14 @@ def test_copies_of_the_data_are_in_the_folder_of_the_run(tmp_path: Path, elsewhe
     assert left_in(elsewhere) == []
 
 
+def test_caches_of_libraries_are_in_the_folder_of_the_run(tmp_path: Path) -> None:
+    """Data, code of models, and compiled code, by variables that the libraries read."""
+    paths = RunPaths(tmp_path)
+    variables = paths.cache_variables()
+    assert {"HF_DATASETS_CACHE", "HF_MODULES_CACHE", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"} <= set(variables)
+    assert all(Path(folder).is_relative_to(paths.cache) for folder in variables.values())
+
+
 @pytest.mark.thorough
 def test_compiled_code_is_in_the_folder_of_the_run(
     tmp_path: Path, elsewhere: list[Path], monkeypatch: pytest.MonkeyPatch
