@@ -122,7 +122,9 @@ def relative_distance(found: Gradients, truth: Gradients) -> float:
     that it was part of.
     """
     assert found.keys() == truth.keys()
-    ours, theirs = (torch.cat([tensors[name].flatten().double() for name in truth]) for tensors in (found, truth))
+    ours, theirs = (
+        torch.cat([tensors[name].detach().flatten().double() for name in truth]) for tensors in (found, truth)
+    )
     return float((ours - theirs).norm() / theirs.norm())
 
 

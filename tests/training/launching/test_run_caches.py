@@ -13,6 +13,7 @@ from tuner.schemas.requests import TrainingRequest
 from tuner.schemas.training import RunOutcome
 from tuner.training.launching.run_directory import RunPaths
 
+pytestmark = pytest.mark.usefixtures("forked")
 TEXT = "a text that nobody else has, which is long enough for a sample"
 VARIABLES = ["HF_HOME", "HF_DATASETS_CACHE", "XDG_CACHE_HOME", "MPLCONFIGDIR", "TORCHINDUCTOR_CACHE_DIR"]
 
