@@ -50,6 +50,7 @@ class Limited:
         torch.rand(3)
         if not model.training and len(batch['x']) > self.most:
             raise MemoryError('injected')
+        assert model.training or not torch.is_grad_enabled()
         logits = model(batch['x'])
         loss = torch.nn.functional.cross_entropy(logits, batch['y'], reduction='sum')
         return LabelScores({'loss': (loss, len(batch['x']))}, logits, batch['y'])
