@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias, cast
 
 import torch
@@ -115,9 +115,16 @@ def relative_error(found: Gradients, truth: Gradients) -> float:
     )
 
 
-def relative_distance(found: Iterable[Tensor], truth: Iterable[Tensor]) -> float:
-    """The L2 norm of the difference over that of ``truth``, all tensors together."""
-    ours, theirs = (torch.cat([tensor.flatten().double() for tensor in tensors]) for tensors in (found, truth))
+def relative_distance(found: Gradients, truth: Gradients) -> float:
+    """Return the L2 norm of the difference over that of ``truth``, all tensors together.
+
+    Weights of two runs are compared by it too: a single weight may be near zero, and its rounding is that of the sums
+    that it was part of.
+    """
+    assert found.keys() == truth.keys()
+    ours, theirs = (
+        torch.cat([tensors[name].detach().flatten().double() for name in truth]) for tensors in (found, truth)
+    )
     return float((ours - theirs).norm() / theirs.norm())
 
 

@@ -6,6 +6,7 @@ they are forked has what a CPU's recommendation sets for the allocator, which is
 
 from __future__ import annotations
 
+import functools
 import gc
 import multiprocessing
 import os
@@ -48,6 +49,7 @@ def forked_starts(fsync_seconds: float = 0.0) -> Iterator[None]:
         def __init__(self, command: list[str], *, env: Mapping[str, str], stdout: BinaryIO, **_: Any) -> None:
             super().__init__(dict(env), stdout.fileno(), _train, command[-2], fsync_seconds)
 
+    start_server()
     with (
         patch.object(rank_processes, "subprocess", _module_with(Trainer)),
         patch.object(spawn, "subprocess", _module_with(_child)),
@@ -55,17 +57,45 @@ def forked_starts(fsync_seconds: float = 0.0) -> Iterator[None]:
         yield
 
 
-def import_torch() -> None:
-    """Start the server from which processes are forked, if there is none, and wait until it has torch imported."""
-    with Path(os.devnull).open("wb") as log:
-        _ForkedProcess(dict(os.environ), log.fileno(), os.getpid).wait()
-
-
 @contextmanager
 def real_starts() -> Iterator[None]:
     """Within the block, which is in one of ``forked_starts``, interpreters are started as ever."""
     with patch.object(rank_processes, "subprocess", subprocess), patch.object(spawn, "subprocess", subprocess):
         yield
+
+
+def run_two_ranks(folder: Path, main: Callable[..., None], *arguments: Any, seconds: float = 600.0) -> None:
+    """Call a module's function in two processes, the ranks of one group, with ``folder`` and the arguments."""
+    start_server()
+    variables = {**os.environ, "WORLD_SIZE": "2", "BATCHWRIGHT_RENDEZVOUS": str(folder / "rendezvous")}
+    with (folder / "log").open("ab") as log:
+        processes = [
+            _ForkedProcess({**variables, "RANK": rank, "LOCAL_RANK": rank}, log.fileno(), main, folder, *arguments)
+            for rank in ("0", "1")
+        ]
+    try:
+        for process in processes:
+            assert process.wait(seconds) == 0, (folder / "log").read_text()
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+
+
+@functools.cache
+def start_server() -> None:
+    """Start the server, and wait until all is imported there: fixtures pay for that, and not the first test."""
+    process = _context().Process(target=int)
+    process.start()
+    process.join()
+
+
+def _context() -> multiprocessing.context.ForkServerContext:
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([*_PRELOADED, *late_imports()])
+    with patch.dict(os.environ, CPU_ENVIRONMENT):
+        forkserver.ensure_running()
+    return context
 
 
 def _module_with(popen: Callable[..., Any]) -> SimpleNamespace:
@@ -77,12 +107,8 @@ class _ForkedProcess:
     """What is used of ``subprocess.Popen``: a process that leads a session of its own."""
 
     def __init__(self, environment: dict[str, str], log: int, main: Callable[..., object], *arguments: Any) -> None:
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload([*_PRELOADED, *late_imports()])
-        with patch.dict(os.environ, CPU_ENVIRONMENT):
-            forkserver.ensure_running()
         with Connection(os.dup(log)) as told:  # of all that stands for a descriptor, this can be handed on
-            self._process = context.Process(target=_become, args=(Path.cwd(), environment, told, main, *arguments))
+            self._process = _context().Process(target=_become, args=(Path.cwd(), environment, told, main, *arguments))
             self._process.start()
         self.pid = int(self._process.pid or 0)
         while self.poll() is None and os.getsid(self.pid) != self.pid:  # ``Popen`` returns later than that

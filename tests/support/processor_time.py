@@ -13,6 +13,7 @@ import sys
 import time
 from collections import defaultdict
 from collections.abc import Generator, Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -64,14 +65,12 @@ def _of_descendants(parent: int) -> float:
 
 def _children(parent: int) -> Iterable[int]:
     """Return the living children of a process; none if the kernel lacks CONFIG_PROC_CHILDREN (proc(5))."""
-    try:
-        return [
-            int(child)
-            for thread in Path(f"/proc/{parent}/task").iterdir()
-            for child in (thread / "children").read_bytes().split()
-        ]
-    except OSError:
-        return []
+    found: list[int] = []
+    with suppress(OSError):  # the process has ended since
+        for thread in Path(f"/proc/{parent}/task").iterdir():
+            with suppress(OSError):  # the thread has: the children of the others count all the same
+                found += map(int, (thread / "children").read_bytes().split())
+    return found
 
 
 def slowness() -> float:

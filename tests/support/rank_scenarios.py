@@ -1,11 +1,10 @@
-"""Scenarios of two ranks, each in its own process: ``python rank_scenarios.py FOLDER`` writes ``rank-R.pt`` there.
+"""Scenarios of two ranks, each in its own process: ``main`` writes ``rank-R.pt`` into a folder. And runs of two ranks.
 
 Every scenario is a function of the ranks that returns the values that the tests check.
 """
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -15,15 +14,21 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.nn import functional as F  # noqa: N812 - torch's own idiom
 
-from tests.support.factories import gpt_spec
+from tests.support.factories import gpt_spec, recommendation
 from tuner.errors import BatchwrightError, WorkloadError
+from tuner.hardware.memory_devices.factory import open_device
 from tuner.planning.accumulation import balanced_plan
+from tuner.schemas.requests import TrainingRequest
+from tuner.schemas.workload import WorkloadSpec
 from tuner.training.accumulation.collectives import Ranks, join_ranks
 from tuner.training.accumulation.engine import GradientAccumulation
+from tuner.training.assembly import build_run
 from tuner.training.batch_schedule import BatchSchedule, Position
 from tuner.training.data import SampleRange
 from tuner.training.fsdp import full_tensors, load_optimizer, load_weights, shard
+from tuner.training.launching.run_directory import RunPaths
 from tuner.training.micro_batches.splitting import MicroBatch, sliced, split_batch
+from tuner.training.trainer import Trainer
 from tuner.workloads.base import IGNORED_LABEL, LossTerms, pad_tokens
 from tuner.workloads.build import build_model, build_workload
 
@@ -521,5 +526,17 @@ def main(folder: Path) -> None:
     ranks.close()
 
 
-if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+def train(folder: Path, specs: Mapping[str, WorkloadSpec], updates: int) -> None:
+    """Make a run of each spec in a folder of its name, with its evaluation beside the weights.
+
+    Runs of two ranks otherwise import their libraries in two processes each.
+    """
+    ranks = join_ranks(CPU)
+    for name, spec in specs.items():
+        paths, request = RunPaths(folder / name), TrainingRequest(updates=updates)
+        trainer = Trainer(build_run(recommendation(spec, 10, 4), request, paths, open_device("cpu"), ranks))
+        trainer.run(lambda _: None)
+        trainer.save_weights()
+        if trainer.evaluation is not None and not ranks.rank:
+            (paths.directory / "evaluation.json").write_text(trainer.evaluation.summary().model_dump_json())
+    ranks.close()

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from tuner.hardware.allocator_env import CPU_ENVIRONMENT
 from tuner.schemas.recommendation import Recommendation
 from tuner.schemas.requests import TrainingRequest
 from tuner.schemas.training import TrainingResult
 from tuner.training.launching.launcher import TrainingProcess
+from tuner.training.launching.run_directory import RunPaths
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 MIB = 1024**2
 ENVIRONMENT = dict(CPU_ENVIRONMENT)
@@ -28,3 +33,10 @@ def wait_for(process: TrainingProcess) -> TrainingResult:
     while (result := process.poll()) is None:
         time.sleep(0.02)
     return result
+
+
+def weights_of(directory: Path) -> dict[str, Tensor]:
+    """Return what a run has trained, by name."""
+    from safetensors.torch import load_file  # noqa: PLC0415 - imports torch
+
+    return load_file(RunPaths(directory).weights)

@@ -193,7 +193,7 @@ def test_a_process_reports_the_checkpoint_that_it_resumes_from(run: Path) -> Non
     assert f"note: checkpoint {run / 'checkpoints' / NEWEST} is damaged" in (run / "log.txt").read_text()
 
 
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+@pytest.mark.parametrize("strategy", ["ddp", pytest.param("fsdp", marks=pytest.mark.thorough)])
 def test_ranks_resume_from_the_same_older_checkpoint(tmp_path: Path, strategy: str) -> None:
     """Rank 0 chooses the checkpoint for all ranks, with sharded models too."""
     spec = gpt_spec(parallelism={"world_size": 2, "strategy": strategy})

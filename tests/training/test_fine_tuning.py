@@ -21,7 +21,6 @@ from tuner.schemas.training import EvaluationReport, EvaluationSummary, RunOutco
 from tuner.training.launching.run_directory import ProgressLog, RunPaths
 
 pytestmark = [
-    pytest.mark.slow,
     pytest.mark.thorough,
     pytest.mark.usefixtures("forked"),
     pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning"),  # read by peft

@@ -125,6 +125,7 @@ def test_a_stopped_run_resumes_bit_equal(tmp_path: Path, monkeypatch: pytest.Mon
         assert torch.equal(ours, theirs)
 
 
+@pytest.mark.thorough
 def test_a_killed_run_ends_with_the_weights_of_an_undisturbed_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from tests.support.paths import SUPPORT
+from tests.support import rank_scenarios
+from tests.support.faults import bit_equal, relative_distance, relative_error
+from tests.support.forked import run_two_ranks
 from tuner.training.accumulation.collectives import ProcessGroup, single_rank_group
 from tuner.training.accumulation.engine import GradientAccumulation
-
-_LIMIT_SECONDS = 600
-"""For all scenarios together, the start of two interpreters included."""
 
 Outcomes = list[dict[str, Any]]
 
@@ -27,32 +22,8 @@ Outcomes = list[dict[str, Any]]
 def both(tmp_path_factory: pytest.TempPathFactory) -> Outcomes:
     """The outcomes of the two ranks, by scenario."""
     folder = tmp_path_factory.mktemp("ranks")
-    processes = [_start(rank, folder) for rank in range(2)]
-    try:
-        for process in processes:
-            _, words = process.communicate(timeout=_LIMIT_SECONDS)
-            assert process.returncode == 0, words
-    finally:
-        for process in processes:
-            process.kill()
-            process.wait()
+    run_two_ranks(folder, rank_scenarios.main)
     return [torch.load(folder / f"rank-{rank}.pt", weights_only=False) for rank in range(2)]
-
-
-def _start(rank: int, folder: Path) -> subprocess.Popen[str]:
-    place = {
-        "RANK": str(rank),
-        "WORLD_SIZE": "2",
-        "LOCAL_RANK": str(rank),
-        "BATCHWRIGHT_RENDEZVOUS": str(folder / "rendezvous"),
-        "OMP_NUM_THREADS": "1",
-    }
-    return subprocess.Popen(
-        [sys.executable, str(SUPPORT / "rank_scenarios.py"), str(folder)],
-        env={**os.environ, **place},
-        stderr=subprocess.PIPE,
-        text=True,
-    )
 
 
 def error(outcome: dict[str, Any], name: str = "gradient") -> float:
@@ -190,17 +161,14 @@ def test_shards_give_the_weights_of_one_process(both: Outcomes) -> None:
     """Two clipped AdamW updates under FSDP, one rank with a padding micro-batch: within 1e-5 of a whole model."""
     for outcome in both:
         seen = outcome["in_shards"]
-        assert seen["weights"].keys() == seen["truth"].keys()
-        for name, truth in seen["truth"].items():
-            torch.testing.assert_close(seen["weights"][name], truth, rtol=1e-4, atol=1e-5)
+        assert relative_distance(seen["weights"], seen["truth"]) < 1e-5
 
 
 def test_a_plan_gives_shards_as_many_micro_batches_on_every_rank(both: Outcomes) -> None:
     """In a short last window too, where rank 1 has one sample and a padding micro-batch."""
     assert [outcome["planned_shards"]["sizes"] for outcome in both] == [[(2, 1), (2, 1)], [(1, 1), (1,)]]
     for outcome in both:
-        for name, truth in outcome["planned_shards"]["truth"].items():
-            torch.testing.assert_close(outcome["planned_shards"]["weights"][name], truth, rtol=1e-4, atol=1e-5)
+        assert relative_distance(outcome["planned_shards"]["weights"], outcome["planned_shards"]["truth"]) < 1e-5
 
 
 def test_shards_in_bf16_are_summed_in_fp32(both: Outcomes) -> None:
@@ -218,9 +186,8 @@ def test_shards_go_into_a_checkpoint_whole_and_come_back(both: Outcomes) -> None
     assert all(same(seen["resumed"][name], tensor) for name, tensor in seen["weights"].items())
     assert seen["state"]["param_groups"] == seen["state_truth"]["param_groups"]
     for number, values in seen["state"]["state"].items():
-        for name, value in values.items():
-            assert same(value, seen["again"]["state"][number][name])
-            torch.testing.assert_close(value, seen["state_truth"]["state"][number][name], rtol=1e-3, atol=1e-6)
+        assert bit_equal(values, seen["again"]["state"][number])
+        assert relative_error(values, seen["state_truth"]["state"][number]) < 1e-3
 
 
 def test_shards_that_average_are_refused(both: Outcomes) -> None:

@@ -284,7 +284,7 @@ def standard_errors(values: Sequence[float], truth: float) -> float:
         pytest.param((1,), (4, 4, 4, 4), id="equal", marks=pytest.mark.thorough),
         pytest.param((1,), (1, 7, 3, 5), id="unequal"),
         pytest.param((1,), (12, 4), id="two", marks=pytest.mark.thorough),
-        pytest.param((4, 5, 6), (4, 4, 4, 4), id="ragged samples"),
+        pytest.param((4, 5, 6), (4, 4, 4, 4), id="ragged samples", marks=pytest.mark.thorough),
     ],
 )
 def test_the_interval_contains_what_per_sample_gradients_say(lengths: Sequence[int], sizes: Sequence[int]) -> None:

@@ -112,7 +112,8 @@ def test_a_model_keeps_its_own_tensors() -> None:
         torch.testing.assert_close(parameter.detach(), content, rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("capability", ["default", pytest.param("avx2", marks=pytest.mark.thorough)])
+@pytest.mark.thorough
+@pytest.mark.parametrize("capability", ["default", "avx2"])
 def test_the_verdicts_are_those_of_any_processor(capability: str) -> None:
     """Torch's kernels for narrower vectors, one thread, and other sums of the maths library."""
     environment = {"ATEN_CPU_CAPABILITY": capability, "OMP_NUM_THREADS": "1", "MKL_CBWR": "COMPATIBLE"}

@@ -50,6 +50,7 @@ class Limited:
         torch.rand(3)
         if not model.training and len(batch['x']) > self.most:
             raise MemoryError('injected')
+        assert model.training or not torch.is_grad_enabled()
         logits = model(batch['x'])
         loss = torch.nn.functional.cross_entropy(logits, batch['y'], reduction='sum')
         return LabelScores({'loss': (loss, len(batch['x']))}, logits, batch['y'])
@@ -260,7 +261,7 @@ def test_a_batch_beyond_the_real_limit_is_halved(tmp_path: Path) -> None:
     assert last.loss is not None
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_the_proven_micro_batch_is_evaluated_undivided(tmp_path: Path) -> None:
     """Under the limit that a tuning has filled: where a training step fits, an evaluation with its metrics fits."""
     architecture = {"name": "gpt", "layers": 2, "heads": 2, "width": 64, "vocabulary_size": 4096}

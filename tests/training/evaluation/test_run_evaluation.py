@@ -308,10 +308,10 @@ def test_a_killed_run_ends_as_one_that_was_not(tmp_path: Path) -> None:
     """SIGKILL after evaluations that no checkpoint has: they are made again, with the same figures and weights."""
     spec = spec_with(every=2, early_stopping={"patience": 50})
     found = recommendation(spec, 16, 5, environment=ENVIRONMENT)
-    request = TrainingRequest(updates=31, checkpoint_every=10)
+    request = TrainingRequest(updates=13, checkpoint_every=4)
     whole = run_to_end(tmp_path / "whole", found, request)
     assert whole.outcome is RunOutcome.SUCCEEDED, whole.message
-    result = killed_and_resumed(tmp_path / "killed", found, request, 13)
+    result = killed_and_resumed(tmp_path / "killed", found, request, 6)
     assert result.weights_sha256 == whole.weights_sha256
     logs = [ProgressLog(RunPaths(tmp_path / name).progress).new_lines() for name in ("killed", "whole")]
     assert evaluations(logs[0]) == evaluations(logs[1])
@@ -343,7 +343,7 @@ def held_up(directory: Path, **evaluation: Any) -> WorkloadSpec:
     )
 
 
-@pytest.mark.parametrize("update", [4, 8])
+@pytest.mark.parametrize("update", [4, pytest.param(8, marks=pytest.mark.thorough)])
 def test_a_kill_in_an_evaluation_loses_no_update(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, update: int) -> None:
     """The checkpoint is there before the evaluation, between two updates and at the end; all is recorded once."""
     monkeypatch.chdir(tmp_path)
@@ -418,7 +418,7 @@ def test_a_proven_size_is_added_with_the_evaluation(tmp_path: Path) -> None:
     assert resumed.evaluation.evaluator.proof() == (2, 2)
 
 
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+@pytest.mark.parametrize("strategy", ["ddp", pytest.param("fsdp", marks=pytest.mark.thorough)])
 def test_two_ranks_evaluate_what_one_does(tmp_path: Path, strategy: str) -> None:
     """Each takes its share of 11 samples; the figures are those of one process, and the weights as without."""
     spec = gpt_spec(evaluation={"count": 11, "every": 2, "metrics": ["accuracy", "perplexity"]})
@@ -486,7 +486,7 @@ def test_ranks_that_share_a_model_restart_with_smaller_batches(tmp_path: Path, m
     assert "at most 2 samples instead of 4" in " ".join(result.notes)
 
 
-@pytest.mark.parametrize("size", [1, 2])
+@pytest.mark.parametrize("size", [1, pytest.param(2, marks=pytest.mark.thorough)])
 def test_ranks_that_share_a_model_stop_within_an_evaluation(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int
 ) -> None:

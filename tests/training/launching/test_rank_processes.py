@@ -10,13 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from safetensors.torch import load_file
 
 from tests.support.factories import gpt_spec, mlp_spec, recommendation
-from tests.support.forked import real_starts
+from tests.support.faults import relative_distance
 from tests.support.scarce import fill, small_disk
-from tests.support.whole_runs import ENVIRONMENT, MIB, run_to_end, wait_for
+from tests.support.whole_runs import ENVIRONMENT, MIB, run_to_end, wait_for, weights_of
 from tuner.schemas.requests import TrainingRequest
 from tuner.schemas.training import RunOutcome, TrainingProgress
 from tuner.schemas.workload import WorkloadSpec
@@ -37,18 +35,11 @@ def progress_of(directory: Path) -> list[TrainingProgress]:
     return [TrainingProgress.model_validate_json(line) for line in lines]
 
 
-def weights_of(directory: Path) -> torch.Tensor:
-    """A run's final weights in a row."""
-    weights = load_file(RunPaths(directory).weights)
-    return torch.cat([weights[name].flatten() for name in sorted(weights)])
-
-
-def wide_gpt(**changes: Any) -> WorkloadSpec:
-    """A GPT whose activations of 200 samples take about 130 MiB, of 100 about 70 MiB."""
-    architecture = {"name": "gpt", "layers": 2, "heads": 2, "width": 64, "vocabulary_size": 256}
-    return gpt_spec(
+def wide_mlp(**changes: Any) -> WorkloadSpec:
+    """Return a model that computes little and whose activations take about 120 MiB for 200 samples, 60 MiB for 100."""
+    architecture = {"name": "mlp", "input_features": 8, "hidden_features": 50_000, "hidden_layers": 1, "classes": 2}
+    return mlp_spec(
         model={"kind": "reference", "architecture": architecture},
-        batch={"sequence_length": 64},
         optimizer=SGD,
         data={"kind": "synthetic", "samples": 500},
         **changes,
@@ -58,7 +49,7 @@ def wide_gpt(**changes: Any) -> WorkloadSpec:
 @pytest.mark.parametrize("gathering", ["scratch", pytest.param("in-place", marks=pytest.mark.thorough)])
 def test_a_run_restarts_with_smaller_micro_batches(tmp_path: Path, gathering: str) -> None:
     """A real allocation failure in update 1: split, reported, the effective batch kept, the same weights."""
-    spec, request = wide_gpt(gradient_gathering=gathering), TrainingRequest(updates=3)
+    spec, request = wide_mlp(gradient_gathering=gathering), TrainingRequest(updates=3)
     roomy = recommendation(spec, 200, 50, limit_bytes=1000 * MIB, environment=ENVIRONMENT)
     assert run_to_end(tmp_path / "roomy", roomy, request).outcome is RunOutcome.SUCCEEDED
     tight = recommendation(spec, 200, 200, limit_bytes=90 * MIB, environment=ENVIRONMENT)
@@ -69,7 +60,7 @@ def test_a_run_restarts_with_smaller_micro_batches(tmp_path: Path, gathering: st
     assert "allocate" in made[0].splits[0].message
     assert [progress.samples for progress in made] == [200, 200, 100]
     assert [progress.micro_batch_sizes for progress in made] == [(100, 100), (100, 100), (100,)]
-    torch.testing.assert_close(weights_of(tmp_path / "tight"), weights_of(tmp_path / "roomy"), rtol=1e-5, atol=1e-6)
+    assert relative_distance(weights_of(tmp_path / "tight"), weights_of(tmp_path / "roomy")) < 1e-6
 
 
 def test_two_ranks_train_what_one_process_trains(tmp_path: Path) -> None:
@@ -86,7 +77,7 @@ def test_two_ranks_train_what_one_process_trains(tmp_path: Path) -> None:
     assert [progress.samples for progress in progress_of(tmp_path / "two")] == [
         progress.samples for progress in progress_of(tmp_path / "one")
     ]
-    torch.testing.assert_close(weights_of(tmp_path / "two"), weights_of(tmp_path / "one"), rtol=1e-4, atol=1e-6)
+    assert relative_distance(weights_of(tmp_path / "two"), weights_of(tmp_path / "one")) < 1e-6
     assert RunPaths(tmp_path / "two").average_weights.exists()
 
 
@@ -102,12 +93,12 @@ def test_a_run_resumes_with_another_number_of_ranks(tmp_path: Path) -> None:
     second = run_to_end(tmp_path / "mixed", found, TrainingRequest(updates=8))
     assert (second.outcome, second.resumed_from) == (RunOutcome.SUCCEEDED, 5)
     assert [progress.update for progress in progress_of(tmp_path / "mixed")] == list(range(1, 9))
-    torch.testing.assert_close(weights_of(tmp_path / "mixed"), weights_of(tmp_path / "one"), rtol=1e-4, atol=1e-6)
+    assert relative_distance(weights_of(tmp_path / "mixed"), weights_of(tmp_path / "one")) < 1e-6
 
 
 def test_shards_that_run_out_of_memory_resume_smaller(tmp_path: Path) -> None:
     """FSDP ranks cannot split alone: both end, and resume from the checkpoint with half the micro-batch."""
-    spec = wide_gpt(parallelism={"world_size": 2, "strategy": "fsdp"})
+    spec = wide_mlp(parallelism={"world_size": 2, "strategy": "fsdp"})
     found = recommendation(spec, 200, 100, limit_bytes=50 * MIB, environment=ENVIRONMENT, world_size=2)
     directory = tmp_path / "run #1?"  # characters that mean something in a URL
     result = run_to_end(directory, found, TrainingRequest(updates=2, checkpoint_every=1))
@@ -141,6 +132,19 @@ def test_shards_of_which_one_runs_out_of_memory_resume_smaller(tmp_path: Path, m
     assert [progress.micro_batch_sizes for progress in progress_of(tmp_path / "run")] == [(2, 2), (2, 2)]
 
 
+def test_several_ranks_are_started_by_torchrun() -> None:
+    """One rank needs no launcher; over several hosts, each runs the command."""
+    python, worker = ["python", "-P", "-m"], ["-m", "tuner.training.worker", "run"]
+    alone, both, two_hosts = (
+        training_command(Path("run"), processes, "python", hosts=hosts) for processes, hosts in ((1, 1), (2, 1), (1, 2))
+    )
+    assert alone == [*python[:-1], *worker]
+    assert both == [*python, "torch.distributed.run", "--standalone", "--nproc-per-node=2", *worker]
+    across = ["--nnodes=2", "--rdzv-backend=static", "--nproc-per-node=1"]
+    assert two_hosts == [*python, "torch.distributed.run", *across, *worker]
+
+
+@pytest.mark.thorough
 def test_torchrun_starts_a_run(tmp_path: Path) -> None:
     """The configured command of a plan for two ranks is torchrun's, and it trains."""
     found, paths = recommendation(gpt_spec(), 16, 3, world_size=2), RunPaths(tmp_path)
@@ -203,12 +207,9 @@ def test_a_process_that_lingers_after_its_result_is_ended(tmp_path: Path, monkey
         "    return W()\n"
     )
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    monkeypatch.setattr(launcher, "_LINGER_SECONDS", 0.5)
+    monkeypatch.setattr(launcher, "_LINGER_SECONDS", 0.1)
     spec = mlp_spec(model={"kind": "python", "target": "lingers:build"}, data={"kind": "workload"})
-    process = TrainingProcess(tmp_path / "run")
-    with real_starts():
-        process.start(recommendation(spec, 4, 2), TrainingRequest(updates=1))
-        result = wait_for(process)
+    result = run_to_end(tmp_path / "run", recommendation(spec, 4, 2), TrainingRequest(updates=1))
     assert (result.outcome, result.updates) == (RunOutcome.SUCCEEDED, 1)
 
 

@@ -13,6 +13,7 @@ from tuner.schemas.requests import TrainingRequest
 from tuner.schemas.training import RunOutcome
 from tuner.training.launching.run_directory import RunPaths
 
+pytestmark = pytest.mark.usefixtures("forked")
 TEXT = "a text that nobody else has, which is long enough for a sample"
 VARIABLES = ["HF_HOME", "HF_DATASETS_CACHE", "XDG_CACHE_HOME", "MPLCONFIGDIR", "TORCHINDUCTOR_CACHE_DIR"]
 
@@ -49,7 +50,15 @@ def test_copies_of_the_data_are_in_the_folder_of_the_run(tmp_path: Path, elsewhe
     assert left_in(elsewhere) == []
 
 
-@pytest.mark.slow
+def test_caches_of_libraries_are_in_the_folder_of_the_run(tmp_path: Path) -> None:
+    """Data, code of models, and compiled code, by variables that the libraries read."""
+    paths = RunPaths(tmp_path)
+    variables = paths.cache_variables()
+    assert {"HF_DATASETS_CACHE", "HF_MODULES_CACHE", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"} <= set(variables)
+    assert all(Path(folder).is_relative_to(paths.cache) for folder in variables.values())
+
+
+@pytest.mark.thorough
 def test_compiled_code_is_in_the_folder_of_the_run(
     tmp_path: Path, elsewhere: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -71,6 +71,7 @@ def test_an_evaluation_is_told(changes: dict[str, Any], words: str) -> None:
     assert list(events(progress(7, evaluations=(report,)))) == [f"evaluation {words}"]
 
 
+@pytest.mark.usefixtures("forked")
 def test_a_run_tells_what_happens(tmp_path: Path) -> None:
     """Its beginning, its loss, its checkpoints and its end, each with the time; a process that resumes goes on."""
     found = recommendation(effective_batch_size=16)

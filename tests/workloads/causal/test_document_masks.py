@@ -131,7 +131,7 @@ def test_the_division_of_packed_sequences_changes_nothing(size: int) -> None:
     loss, gradient = gradient_of(workload, model, [batch])
     loss_of_parts, gradient_of_parts = gradient_of(workload, model, parts)
     assert loss == pytest.approx(loss_of_parts, rel=1e-12)
-    torch.testing.assert_close(gradient, gradient_of_parts, rtol=1e-9, atol=1e-13)
+    assert float((gradient - gradient_of_parts).abs().max()) < 1e-12 * float(gradient_of_parts.abs().max())
 
 
 def test_a_batch_without_masks_between_documents_would_differ() -> None:
