@@ -1,7 +1,8 @@
 """Processes of ours that start at once: forked from a server that has torch imported, which takes seconds to import.
 
-They are the real ones in all but their start: training processes, and the fork servers of probes. The server from which
-they are forked has what a CPU's recommendation sets for the allocator, which is read when a process starts.
+They are the real ones in all but their start: training processes, and the fork servers of probes and of estimates. The
+server from which they are forked has what a CPU's recommendation sets for the allocator, which is read when a process
+starts. Tracing processes have a server of their own, because the stand-in for CUDA is loaded before torch.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ import multiprocessing
 import os
 import subprocess
 import sys
+import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -32,6 +35,10 @@ _PRELOADED = [
     "tuner.probing.child.fork_server",
     "tuner.probing.child.worker",
 ]
+_RUNNING = forkserver._forkserver
+_TRACING = forkserver.ForkServer()
+_STARTING = threading.Lock()
+"""Held while a process is started: which server forks it is a global of ``multiprocessing``."""
 
 
 @contextmanager
@@ -46,7 +53,7 @@ def forked_starts(fsync_seconds: float = 0.0) -> Iterator[None]:
         """One rank of a run."""
 
         def __init__(self, command: list[str], *, env: Mapping[str, str], stdout: BinaryIO, **_: Any) -> None:
-            super().__init__(dict(env), stdout.fileno(), _train, command[-2], fsync_seconds)
+            super().__init__(_RUNNING, dict(env), stdout.fileno(), _train, command[-2], fsync_seconds)
 
     with (
         patch.object(rank_processes, "subprocess", _module_with(Trainer)),
@@ -70,13 +77,29 @@ def _module_with(popen: Callable[..., Any]) -> SimpleNamespace:
 class _ForkedProcess:
     """What is used of ``subprocess.Popen``: a process that leads a session of its own."""
 
-    def __init__(self, environment: dict[str, str], log: int, main: Callable[..., None], *arguments: Any) -> None:
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload([*_PRELOADED, *late_imports()])
-        with patch.dict(os.environ, CPU_ENVIRONMENT):
-            forkserver.ensure_running()
-        with Connection(os.dup(log)) as told:  # of all that stands for a descriptor, this can be handed on
-            self._process = context.Process(target=_become, args=(Path.cwd(), environment, told, main, *arguments))
+    def __init__(
+        self,
+        server: forkserver.ForkServer,
+        environment: dict[str, str],
+        log: int,
+        main: Callable[..., None],
+        *arguments: Any,
+    ) -> None:
+        if server is _TRACING:
+            server.set_forkserver_preload(["tests.support.tracing_preload"])
+        else:
+            server.set_forkserver_preload([*_PRELOADED, *late_imports()])
+        hidden = {"CUDA_VISIBLE_DEVICES": ""} if server is _TRACING else {}
+        with (
+            _STARTING,
+            patch.object(forkserver, "connect_to_new_process", server.connect_to_new_process),
+            Connection(os.dup(log)) as told,  # of all that stands for a descriptor, this can be handed on
+        ):
+            with patch.dict(os.environ, CPU_ENVIRONMENT | hidden):
+                server.ensure_running()
+            self._process = multiprocessing.get_context("forkserver").Process(
+                target=_become, args=(Path.cwd(), environment, told, main, *arguments)
+            )
             self._process.start()
         self.pid = int(self._process.pid or 0)
         while self.poll() is None and os.getsid(self.pid) != self.pid:  # ``Popen`` returns later than that
@@ -107,19 +130,23 @@ class _ForkedProcess:
         self._process.kill()
 
 
-class _ForkedServer(_ForkedProcess):
-    """The fork server of a supervisor."""
+def _child(command: list[str], *, env: Mapping[str, str], stdin: int, stdout: BinaryIO, **options: Any) -> Any:
+    """A fork server of probes or of estimates by a fork, any other child process as ever."""
+    with Connection(os.dup(stdin)) as connection:
+        if "tuner.probing.child.fork_server" in command:
+            return _ForkedProcess(_RUNNING, dict(env), stdout.fileno(), _serve, connection)
+        if "tuner.estimation.tracing.worker" in command:
+            return _ForkedProcess(_TRACING, dict(env), stdout.fileno(), _serve_estimates, connection, command[-1])
+    return subprocess.Popen(command, env=env, stdin=stdin, stdout=stdout, **options)
 
-    def __init__(self, *, env: Mapping[str, str], stdin: int, stdout: BinaryIO) -> None:
-        with Connection(os.dup(stdin)) as connection:
-            super().__init__(dict(env), stdout.fileno(), _serve, connection)
 
-
-def _child(command: list[str], **options: Any) -> Any:
-    """A fork server of probes by a fork, any other child process as ever."""
-    if "tuner.probing.child.fork_server" not in command:
-        return subprocess.Popen(command, **options)
-    return _ForkedServer(**{name: options[name] for name in ("env", "stdin", "stdout")})
+def run_where_traced(main: Callable[..., None], *arguments: Any) -> None:
+    """Run a function to its end in a process that has loaded the stand-in for CUDA and torch, and traced nothing."""
+    with tempfile.TemporaryFile() as log:
+        process = _ForkedProcess(_TRACING, dict(os.environ) | {"CUDA_VISIBLE_DEVICES": ""}, log.fileno(), main, *arguments)
+        status = process.wait(600)
+        log.seek(0)
+        assert status == 0, log.read().decode(errors="replace")[-3000:]
 
 
 def _become(
@@ -161,3 +188,12 @@ def _serve(connection: Connection) -> None:
     from tuner.probing.child import fork_server  # noqa: PLC0415 - only where torch is imported already
 
     fork_server.main(connection, os.getppid(), [])
+
+
+def _serve_estimates(connection: Connection, idle_seconds: str) -> None:
+    """A fork server of estimates: its own ``main``, but the stand-in for CUDA may be loaded, as torch is."""
+    from tuner.estimation import cuda_shim  # noqa: PLC0415 - only where both are imported already
+    from tuner.estimation.tracing import worker  # noqa: PLC0415 - likewise
+
+    vars(worker)["load_shim"] = lambda: cuda_shim.Shim(cuda_shim._load(cuda_shim.cache_folder()))
+    worker.main(connection, os.getppid(), [idle_seconds])
