@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-from tests.support.forked import forked_starts
+from tests.support.forked import forked_starts, start_tracing_server
 from tests.support.paths import ROOT
 from tuner.hardware.inventory import cpu
 from tuner.probing.supervisor import ProbeSupervisor
@@ -129,6 +129,13 @@ def forked() -> Iterator[None]:
     """Runs and supervisors of the module's tests start no interpreter: their processes are forked, torch imported."""
     with forked_starts():
         yield
+
+
+@pytest.fixture(scope="module")
+def tracing(forked: None) -> None:
+    """Tracing processes of the module's tests are forked too; their server starts now, and not within a test."""
+    del forked
+    start_tracing_server()
 
 
 @pytest.fixture(scope="module")

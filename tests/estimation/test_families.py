@@ -28,7 +28,7 @@ from tuner.schemas.requests import ProbeRequest
 from tuner.schemas.results import Outcome
 from tuner.schemas.workload import Precision, WorkloadSpec
 
-pytestmark = pytest.mark.usefixtures("forked")
+pytestmark = pytest.mark.usefixtures("tracing")
 
 WIDE = {"hidden_size": 64, "intermediate_size": 64}
 TEXT = {"sequence_length": 16}
@@ -104,9 +104,9 @@ families = pytest.mark.parametrize(
 
 
 @pytest.fixture(scope="module")
-def pool(forked: None) -> Iterator[EstimatePool]:
+def pool(tracing: None) -> Iterator[EstimatePool]:
     """A process that traces."""
-    del forked
+    del tracing
     with closing(EstimatePool()) as running:
         yield running
 

@@ -18,6 +18,7 @@ from torch.nn.functional import grouped_mm
 from transformers import BertConfig, BertForSequenceClassification
 
 from tests.support.factories import gpt_spec, mlp_spec, python_spec, resnet_spec, transformers_spec
+from tests.support.forked import real_starts
 from tests.support.traced import held_bytes, most_bytes, traced_on_cuda
 from tuner.errors import EstimateCancelledError, EstimateError, EstimateTimedOutError, SpecError
 from tuner.estimation import attention_kernels
@@ -35,6 +36,8 @@ from tuner.estimation.tracing.torch_internals import FakeTensorMode
 from tuner.schemas.estimates import EstimateRequest, Verdict
 from tuner.schemas.gpus import KernelProfile
 from tuner.schemas.workload import WorkloadSpec
+
+pytestmark = pytest.mark.usefixtures("tracing")
 
 MIB = 1024**2
 FLOAT = 4
@@ -133,6 +136,8 @@ KINDS: dict[str, WorkloadSpec] = {
 LONG = {
     "gpt, smoothed labels",
     "gpt, fused",
+    "gpt2, preference pairs, with an adapter",
+    "t5",
     "bert",
     "llama",
     "vit",
@@ -478,7 +483,31 @@ def test_arguments_that_the_grouped_kernel_refuses_are_refused(changes: dict[str
         grouped_mm(left, right, **arguments)
 
 
-def test_a_library_imported_during_a_trace_initialises_models_afterwards() -> None:
+LATE = """
+from tests.support.traced_models import Tokens
+
+class Late(Tokens):
+    def build_model(self):
+        import library_of_a_test
+        return super().build_model()
+"""
+
+
+def test_a_library_imported_during_a_trace_keeps_the_initialisers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The library keeps a function of ``torch.nn.init`` when it is first imported, and the function still works."""
+    (tmp_path / "workload_of_a_test.py").write_text(LATE)
+    (tmp_path / "library_of_a_test.py").write_text("from torch.nn.init import normal_\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    trace(python_spec("workload_of_a_test:Late"), 2, accumulates=True)
+    values = torch.full((8,), torch.nan)
+    sys.modules["library_of_a_test"].normal_(values)
+    assert values.isfinite().all()
+
+
+@pytest.mark.thorough
+def test_transformers_imported_during_a_trace_initialises_models_afterwards() -> None:
     """The functions of ``torch.nn.init`` are kept by transformers when it is first imported."""
     code = """
 import sys, torch
@@ -681,7 +710,7 @@ def test_processes_that_cannot_be_started_are_reported(
         monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
     else:
         monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "gone"))
-    with pytest.raises(EstimateError, match="tracing process cannot be started"):
+    with real_starts(), pytest.raises(EstimateError, match="tracing process cannot be started"):
         estimate(_request(mlp_spec()))
 
 

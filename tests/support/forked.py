@@ -74,6 +74,15 @@ def _module_with(popen: Callable[..., Any]) -> SimpleNamespace:
     return SimpleNamespace(Popen=popen, DEVNULL=subprocess.DEVNULL, TimeoutExpired=subprocess.TimeoutExpired)
 
 
+def _ensure_running(server: forkserver.ForkServer) -> None:
+    """Start a server, with all that its processes need imported, unless it runs."""
+    hidden = {"CUDA_VISIBLE_DEVICES": ""} if server is _TRACING else {}
+    imported = ["tests.support.tracing_preload"] if server is _TRACING else [*_PRELOADED, *late_imports()]
+    with patch.dict(os.environ, CPU_ENVIRONMENT | hidden):
+        server.set_forkserver_preload(imported)
+        server.ensure_running()
+
+
 class _ForkedProcess:
     """What is used of ``subprocess.Popen``: a process that leads a session of its own."""
 
@@ -85,18 +94,12 @@ class _ForkedProcess:
         main: Callable[..., None],
         *arguments: Any,
     ) -> None:
-        if server is _TRACING:
-            server.set_forkserver_preload(["tests.support.tracing_preload"])
-        else:
-            server.set_forkserver_preload([*_PRELOADED, *late_imports()])
-        hidden = {"CUDA_VISIBLE_DEVICES": ""} if server is _TRACING else {}
         with (
             _STARTING,
             patch.object(forkserver, "connect_to_new_process", server.connect_to_new_process),
             Connection(os.dup(log)) as told,  # of all that stands for a descriptor, this can be handed on
         ):
-            with patch.dict(os.environ, CPU_ENVIRONMENT | hidden):
-                server.ensure_running()
+            _ensure_running(server)
             self._process = multiprocessing.get_context("forkserver").Process(
                 target=_become, args=(Path.cwd(), environment, told, main, *arguments)
             )
@@ -138,6 +141,11 @@ def _child(command: list[str], *, env: Mapping[str, str], stdin: int, stdout: Bi
         if "tuner.estimation.tracing.worker" in command:
             return _ForkedProcess(_TRACING, dict(env), stdout.fileno(), _serve_estimates, connection, command[-1])
     return subprocess.Popen(command, env=env, stdin=stdin, stdout=stdout, **options)
+
+
+def start_tracing_server() -> None:
+    """Start the server of tracing processes before a test needs one, and wait until it has imported torch."""
+    run_where_traced(os._exit, 0)
 
 
 def run_where_traced(main: Callable[..., None], *arguments: Any) -> None:
