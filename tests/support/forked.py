@@ -151,7 +151,9 @@ def start_tracing_server() -> None:
 def run_where_traced(main: Callable[..., None], *arguments: Any) -> None:
     """Run a function to its end in a process that has loaded the stand-in for CUDA and torch, and traced nothing."""
     with tempfile.TemporaryFile() as log:
-        process = _ForkedProcess(_TRACING, dict(os.environ) | {"CUDA_VISIBLE_DEVICES": ""}, log.fileno(), main, *arguments)
+        process = _ForkedProcess(
+            _TRACING, dict(os.environ) | {"CUDA_VISIBLE_DEVICES": ""}, log.fileno(), main, *arguments
+        )
         status = process.wait(600)
         log.seek(0)
         assert status == 0, log.read().decode(errors="replace")[-3000:]

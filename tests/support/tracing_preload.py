@@ -1,4 +1,4 @@
-"""Import the stand-in for CUDA, and then torch: the first import of the process from which tracing processes are forked.
+"""The first import of the process from which tracing processes are forked: the stand-in for CUDA, and then torch.
 
 Without a C++ compiler there is no stand-in, as in a tracing process.
 """

@@ -382,7 +382,6 @@ def test_what_ifs_are_shown_as_estimated() -> None:
 # --- against real tunings ---
 
 
-@pytest.mark.slow
 @pytest.mark.thorough
 @pytest.mark.torch
 @pytest.mark.usefixtures("forked")
