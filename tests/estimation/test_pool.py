@@ -14,9 +14,8 @@ from pathlib import Path
 import pytest
 
 from tests.support.factories import mlp_spec, transformers_spec
-from tests.support.forked import real_starts
 from tuner.errors import EstimateCancelledError, EstimateError, SpecError
-from tuner.estimation.client import estimate, tracing_server
+from tuner.estimation.client import tracing_server
 from tuner.estimation.pool import EstimatePool
 from tuner.schemas.estimates import Estimate, EstimateRequest
 from tuner.schemas.workload import WorkloadSpec
@@ -49,19 +48,6 @@ def warm(tracing: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Es
 def first(warm: EstimatePool) -> Estimate:
     """The first estimate."""
     return _answer(warm)
-
-
-@pytest.fixture(scope="module")
-def really_started() -> Estimate:
-    """An estimate of a process that is not forked: an interpreter that imports torch after the stand-in for CUDA."""
-    with real_starts():
-        return estimate(_request())
-
-
-def test_a_process_of_its_own_traces_the_decisions_of_cuda(really_started: Estimate) -> None:
-    """The stand-in for CUDA is compiled, and loaded before torch."""
-    assert (really_started.decisions, really_started.notes) == ("cuda", ())
-    assert really_started.gpus[0].peak is not None
 
 
 def _request(spec: WorkloadSpec | None = None) -> EstimateRequest:

@@ -14,6 +14,7 @@ from tuner.estimation.tracing import session
 from tuner.estimation.tracing.recorder import Recorder
 from tuner.schemas.gpus import KernelProfile
 from tuner.schemas.workload import Precision, WorkloadSpec
+from tuner.workloads.build import build_workload
 
 PROFILE = KernelProfile(compute_capability=(9, 0), kind="cuda")
 MAMBA: dict[str, Any] = {"hidden_size": 64, "state_size": 16, "num_hidden_layers": 2, "vocab_size": 128}
@@ -38,6 +39,13 @@ def every_step(_: Recorder) -> Iterator[None]:
     yield
 
 
+@pytest.fixture(scope="module")
+def imported() -> None:
+    """Transformers, and its Mamba, which take seconds to import."""
+    build_workload(recurrent("mamba", 16))
+
+
+@pytest.mark.usefixtures("imported")
 @pytest.mark.parametrize("length", [128, pytest.param(145, marks=pytest.mark.thorough)])
 @pytest.mark.parametrize(
     ("kind", "precision"),

@@ -33,7 +33,7 @@ from tuner.estimation.tracing.session import trace
 from tuner.estimation.tracing.shape_cache import ShapeCache
 from tuner.estimation.tracing.sized_workload import SizedWorkload, _scaled
 from tuner.estimation.tracing.torch_internals import FakeTensorMode
-from tuner.schemas.estimates import EstimateRequest, Verdict
+from tuner.schemas.estimates import Estimate, EstimateRequest, Verdict
 from tuner.schemas.gpus import KernelProfile
 from tuner.schemas.workload import WorkloadSpec
 
@@ -653,6 +653,19 @@ def test_estimates_work_without_a_compiler(tmp_path: Path, monkeypatch: pytest.M
 
 def _request(spec: WorkloadSpec, **changes: Any) -> EstimateRequest:
     return EstimateRequest(spec=spec, gpus=("A10G",), **changes)
+
+
+@pytest.fixture(scope="module")
+def really_started() -> Estimate:
+    """An estimate of a process that is not forked: an interpreter that imports torch after the stand-in for CUDA."""
+    with real_starts():
+        return estimate(_request(mlp_spec()))
+
+
+def test_a_process_of_its_own_traces_the_decisions_of_cuda(really_started: Estimate) -> None:
+    """The stand-in for CUDA is compiled, and loaded before torch."""
+    assert (really_started.decisions, really_started.notes) == ("cuda", ())
+    assert really_started.gpus[0].peak is not None
 
 
 @pytest.fixture
