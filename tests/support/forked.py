@@ -143,18 +143,23 @@ def _child(command: list[str], *, env: Mapping[str, str], stdin: int, stdout: Bi
     return subprocess.Popen(command, env=env, stdin=stdin, stdout=stdout, **options)
 
 
-def start_tracing_server() -> None:
-    """Start the server of tracing processes before a test needs one, and wait until it has imported torch."""
-    run_where_traced(os._exit, 0)
+def await_server(*, traces: bool = False) -> None:
+    """Start the server of tracing processes, or that of others, and wait until it has imported torch.
+
+    A fixture calls it, so that no test pays for the imports.
+    """
+    _run_to_end(_TRACING if traces else _RUNNING, os._exit, 0)
 
 
 def run_where_traced(main: Callable[..., None], *arguments: Any) -> None:
     """Run a function to its end in a process that has loaded the stand-in for CUDA and torch, and traced nothing."""
+    _run_to_end(_TRACING, main, *arguments)
+
+
+def _run_to_end(server: forkserver.ForkServer, main: Callable[..., None], *arguments: Any) -> None:
     with tempfile.TemporaryFile() as log:
-        process = _ForkedProcess(
-            _TRACING, dict(os.environ) | {"CUDA_VISIBLE_DEVICES": ""}, log.fileno(), main, *arguments
-        )
-        status = process.wait(600)
+        environment = dict(os.environ) | ({"CUDA_VISIBLE_DEVICES": ""} if server is _TRACING else {})
+        status = _ForkedProcess(server, environment, log.fileno(), main, *arguments).wait(600)
         log.seek(0)
         assert status == 0, log.read().decode(errors="replace")[-3000:]
 
