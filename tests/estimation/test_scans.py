@@ -14,7 +14,6 @@ from tuner.estimation.tracing import session
 from tuner.estimation.tracing.recorder import Recorder
 from tuner.schemas.gpus import KernelProfile
 from tuner.schemas.workload import Precision, WorkloadSpec
-from tuner.workloads.build import build_model, build_workload
 
 PROFILE = KernelProfile(compute_capability=(9, 0), kind="cuda")
 MAMBA: dict[str, Any] = {"hidden_size": 64, "state_size": 16, "num_hidden_layers": 2, "vocab_size": 128}
@@ -42,8 +41,7 @@ def every_step(_: Recorder) -> Iterator[None]:
 @pytest.fixture(scope="module")
 def imported() -> None:
     """Transformers, and its Mamba, which take seconds to import."""
-    spec = recurrent("mamba", 16)
-    build_model(spec, build_workload(spec))
+    session.trace(recurrent("mamba", 16), 2, accumulates=False, profile=PROFILE)
 
 
 @pytest.mark.usefixtures("imported")

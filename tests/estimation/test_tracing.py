@@ -33,6 +33,7 @@ from tuner.estimation.tracing.session import trace
 from tuner.estimation.tracing.shape_cache import ShapeCache
 from tuner.estimation.tracing.sized_workload import SizedWorkload, _scaled
 from tuner.estimation.tracing.torch_internals import FakeTensorMode
+from tuner.schemas.dataset.preference_spec import PreferenceSpec
 from tuner.schemas.estimates import Estimate, EstimateRequest, Verdict
 from tuner.schemas.gpus import KernelProfile
 from tuner.schemas.workload import WorkloadSpec
@@ -233,6 +234,23 @@ def test_an_adapter_trains_a_copy_of_the_head(on_cuda: dict[str, list[Trace]]) -
     base = sum(map(torch.numel, BertForSequenceClassification(config).parameters()))
     buffers = 2 * config.max_position_embeddings * INDEX  # positions, and types of tokens
     assert held_bytes(taken, "first-update", Category.PARAMETERS) == (base + matrices + head) * FLOAT + buffers
+
+
+@pytest.mark.parametrize("adapter", [None, {"kind": "lora"}], ids=["copy", "adapter"])
+def test_the_reference_of_preference_pairs_has_weights_alone(adapter: dict[str, Any] | None) -> None:
+    """A frozen copy, or the model below the adapter: no gradients, optimizer state or activations of its own."""
+    config = {"model_type": "gpt2", "n_layer": 2, "n_embd": 64, "n_head": 2, "vocab_size": 64}
+    texts = transformers_spec("causal-lm", config, batch={"sequence_length": 64}, adapter=adapter)
+    pairs = texts.model_copy(update={"preference": PreferenceSpec(kind="dpo")})
+    plain, found = trace(texts, 8, accumulates=True), trace(pairs, 4, accumulates=True)
+    weights, state = (
+        [held_bytes(taken, "end", category) for taken in (plain, found)]
+        for category in (Category.PARAMETERS, Category.OPTIMIZER_STATE)
+    )
+    assert weights[1] == pytest.approx(weights[0] * (1 if adapter else 2), rel=0.01)
+    assert state[0] == state[1]
+    most = [most_bytes(taken, Category.ACTIVATIONS) for taken in (plain, found)]
+    assert most[1] == pytest.approx(most[0], rel=0.1)
 
 
 def test_parallel_traces_equal_sequential_ones(on_cuda: dict[str, list[Trace]]) -> None:
@@ -496,14 +514,15 @@ class Late(Tokens):
 def test_a_library_imported_during_a_trace_keeps_the_initialisers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The library keeps a function of ``torch.nn.init`` when it is first imported, and the function still works."""
+    """The library keeps functions of ``torch.nn.init`` when it is first imported, and they still work."""
     (tmp_path / "workload_of_a_test.py").write_text(LATE)
-    (tmp_path / "library_of_a_test.py").write_text("from torch.nn.init import normal_\n")
+    (tmp_path / "library_of_a_test.py").write_text("from torch.nn.init import kaiming_uniform_, normal_, zeros_\n")
     monkeypatch.syspath_prepend(tmp_path)
     trace(python_spec("workload_of_a_test:Late"), 2, accumulates=True)
-    values = torch.full((8,), torch.nan)
-    sys.modules["library_of_a_test"].normal_(values)
-    assert values.isfinite().all()
+    for initialise in ("kaiming_uniform_", "normal_", "zeros_"):
+        values = torch.full((8, 8), torch.nan)
+        getattr(sys.modules["library_of_a_test"], initialise)(values)
+        assert values.isfinite().all()
 
 
 @pytest.mark.thorough
