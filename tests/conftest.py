@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-from tests.support.forked import forked_starts
+from tests.support.forked import await_server, forked_starts
 from tests.support.paths import ROOT
 from tuner.hardware.inventory import cpu
 from tuner.probing.supervisor import ProbeSupervisor
@@ -125,8 +125,16 @@ def _own_world(monkeypatch: pytest.MonkeyPatch, _data_folders: Iterator[Path]) -
 @pytest.fixture(scope="module")
 def forked() -> Iterator[None]:
     """Runs and supervisors of the module's tests start no interpreter: their processes are forked, torch imported."""
+    await_server()
     with forked_starts():
         yield
+
+
+@pytest.fixture(scope="module")
+def tracing(forked: None) -> None:
+    """Tracing processes of the module's tests are forked too; their server starts now, and not within a test."""
+    del forked
+    await_server(traces=True)
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.factories import transformers_spec
+from tests.support.factories import transformers_spec, tuning_request
 from tests.workloads.test_published_configs import (
     CLIP,
     DEBERTA_V3,
@@ -28,7 +28,7 @@ from tuner.schemas.requests import ProbeRequest
 from tuner.schemas.results import Outcome
 from tuner.schemas.workload import Precision, WorkloadSpec
 
-pytestmark = pytest.mark.usefixtures("forked")
+pytestmark = pytest.mark.usefixtures("tracing")
 
 WIDE = {"hidden_size": 64, "intermediate_size": 64}
 TEXT = {"sequence_length": 16}
@@ -98,28 +98,35 @@ LONG = {
     "adapter of vit",
 }
 """Families beside which another of the same kind is always tried."""
-families = pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.thorough if name in LONG else ()) for name in FAMILIES]
-)
+ESTIMATED = {"qwen3-moe", "mamba", "wav2vec2", "llama in shards of bf16"}
+"""Families whose estimate takes a path of the code of its own."""
+
+
+def families(tried: set[str]) -> pytest.MarkDecorator:
+    """All families, of which `make test` runs only some."""
+    return pytest.mark.parametrize(
+        "name", [pytest.param(name, marks=() if name in tried else pytest.mark.thorough) for name in FAMILIES]
+    )
 
 
 @pytest.fixture(scope="module")
-def pool(forked: None) -> Iterator[EstimatePool]:
+def pool(tracing: None) -> Iterator[EstimatePool]:
     """A process that traces."""
-    del forked
+    del tracing
     with closing(EstimatePool()) as running:
         yield running
 
 
 @pytest.fixture(scope="module")
 def supervisor(forked: None) -> Iterator[ProbeSupervisor]:
-    """A process that probes."""
+    """A process that probes, and has imported transformers."""
     del forked
     with ProbeSupervisor(cpu()) as running:
+        running.check(tuning_request(FAMILIES["clip"]))
         yield running
 
 
-@families
+@families(ESTIMATED)
 def test_a_family_is_estimated_for_a_card(name: str, pool: EstimatePool) -> None:
     """An estimate succeeds, and the requested size fits."""
     (found,) = pool.estimate(EstimateRequest(spec=FAMILIES[name], gpus=("A10G",), micro_batch_size=8)).gpus
@@ -128,7 +135,7 @@ def test_a_family_is_estimated_for_a_card(name: str, pool: EstimatePool) -> None
     assert found.peak.verdict is Verdict.FITS
 
 
-@families
+@families(FAMILIES.keys() - LONG)
 def test_a_family_is_probed_on_the_cpu(name: str, supervisor: ProbeSupervisor) -> None:
     """Two updates of real micro-batches, within a budget."""
     request = ProbeRequest(

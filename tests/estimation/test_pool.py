@@ -21,6 +21,8 @@ from tuner.schemas.estimates import Estimate, EstimateRequest
 from tuner.schemas.workload import WorkloadSpec
 from tuner.system.fork_server.spawn import ChildProcess
 
+pytestmark = pytest.mark.usefixtures("tracing")
+
 _STARTED = """
 import time
 from tuner.estimation.pool import EstimatePool
@@ -31,8 +33,9 @@ with EstimatePool()._borrow() as server:
 
 
 @pytest.fixture(scope="module")
-def warm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EstimatePool]:
+def warm(tracing: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[EstimatePool]:
     """A pool without a compiler, which would take time."""
+    del tracing
     with pytest.MonkeyPatch.context() as patched:
         patched.setenv("CXX", "/bin/false")
         patched.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))

@@ -22,7 +22,7 @@ JAMBA = {**HEADS, "hidden_size": 64, "vocab_size": 128, "num_hidden_layers": 2, 
 JAMBA |= {"num_experts_per_tok": 1, "mamba_dt_rank": 4}
 JAMBA |= {"attn_layer_period": 2, "attn_layer_offset": 1, "use_mamba_kernels": False, "mamba_d_state": 16}
 JAMBA |= {"expert_layer_period": 2, "expert_layer_offset": 1, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
-KINDS = {"mamba": MAMBA, "falcon_mamba": MAMBA, "jamba": JAMBA}
+KINDS = {"mamba": MAMBA | {"num_hidden_layers": 1}, "falcon_mamba": MAMBA, "jamba": JAMBA}
 
 
 def recurrent(kind: str, length: int, precision: Precision = "fp32") -> WorkloadSpec:
@@ -38,6 +38,13 @@ def every_step(_: Recorder) -> Iterator[None]:
     yield
 
 
+@pytest.fixture(scope="module")
+def imported() -> None:
+    """Transformers, and its Mamba, which take seconds to import."""
+    session.trace(recurrent("mamba", 16), 2, accumulates=False, profile=PROFILE)
+
+
+@pytest.mark.usefixtures("imported")
 @pytest.mark.parametrize("length", [128, pytest.param(145, marks=pytest.mark.thorough)])
 @pytest.mark.parametrize(
     ("kind", "precision"),

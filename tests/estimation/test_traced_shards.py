@@ -37,7 +37,7 @@ def peak(taken: Trace) -> int:
     return most
 
 
-@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.thorough)])
 def test_a_rank_holds_its_shard_of_everything_that_lasts(ranks: int) -> None:
     """Parameters and momentum are divided by the ranks; no gradients or gathered parameters stay between updates."""
     optimizer = {"name": "sgd", "momentum": 0.9}  # Adam counts its steps for each parameter, whole on every rank
@@ -54,7 +54,7 @@ def test_layers_are_gathered_one_after_the_other() -> None:
     wide = {
         "model": {
             "kind": "reference",
-            "architecture": {"name": "gpt", "layers": 6, "heads": 2, "width": 128, "vocabulary_size": 64},
+            "architecture": {"name": "gpt", "layers": 4, "heads": 2, "width": 128, "vocabulary_size": 64},
         },
     }
     whole, shard = (
@@ -67,7 +67,7 @@ def test_layers_are_gathered_one_after_the_other() -> None:
 @pytest.mark.parametrize(
     "changes",
     [
-        {},
+        pytest.param({}, marks=pytest.mark.thorough),
         {"precision": "fp16-mixed", "gradient_clipping": 1.0},
         {"precision": "bf16-mixed", "activation_checkpointing": True, "ema_decay": 0.9},
     ],

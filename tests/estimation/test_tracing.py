@@ -18,6 +18,7 @@ from torch.nn.functional import grouped_mm
 from transformers import BertConfig, BertForSequenceClassification
 
 from tests.support.factories import gpt_spec, mlp_spec, python_spec, resnet_spec, transformers_spec
+from tests.support.forked import real_starts
 from tests.support.traced import held_bytes, most_bytes, traced_on_cuda
 from tuner.errors import EstimateCancelledError, EstimateError, EstimateTimedOutError, SpecError
 from tuner.estimation import attention_kernels
@@ -32,9 +33,12 @@ from tuner.estimation.tracing.session import trace
 from tuner.estimation.tracing.shape_cache import ShapeCache
 from tuner.estimation.tracing.sized_workload import SizedWorkload, _scaled
 from tuner.estimation.tracing.torch_internals import FakeTensorMode
-from tuner.schemas.estimates import EstimateRequest, Verdict
+from tuner.schemas.dataset.preference_spec import PreferenceSpec
+from tuner.schemas.estimates import Estimate, EstimateRequest, Verdict
 from tuner.schemas.gpus import KernelProfile
 from tuner.schemas.workload import WorkloadSpec
+
+pytestmark = pytest.mark.usefixtures("tracing")
 
 MIB = 1024**2
 FLOAT = 4
@@ -133,6 +137,8 @@ KINDS: dict[str, WorkloadSpec] = {
 LONG = {
     "gpt, smoothed labels",
     "gpt, fused",
+    "gpt2, preference pairs, with an adapter",
+    "t5",
     "bert",
     "llama",
     "vit",
@@ -228,6 +234,23 @@ def test_an_adapter_trains_a_copy_of_the_head(on_cuda: dict[str, list[Trace]]) -
     base = sum(map(torch.numel, BertForSequenceClassification(config).parameters()))
     buffers = 2 * config.max_position_embeddings * INDEX  # positions, and types of tokens
     assert held_bytes(taken, "first-update", Category.PARAMETERS) == (base + matrices + head) * FLOAT + buffers
+
+
+@pytest.mark.parametrize("adapter", [None, {"kind": "lora"}], ids=["copy", "adapter"])
+def test_the_reference_of_preference_pairs_has_weights_alone(adapter: dict[str, Any] | None) -> None:
+    """A frozen copy, or the model below the adapter: no gradients, optimizer state or activations of its own."""
+    config = {"model_type": "gpt2", "n_layer": 2, "n_embd": 64, "n_head": 2, "vocab_size": 64}
+    texts = transformers_spec("causal-lm", config, batch={"sequence_length": 64}, adapter=adapter)
+    pairs = texts.model_copy(update={"preference": PreferenceSpec(kind="dpo")})
+    plain, found = trace(texts, 8, accumulates=True), trace(pairs, 4, accumulates=True)
+    weights, state = (
+        [held_bytes(taken, "end", category) for taken in (plain, found)]
+        for category in (Category.PARAMETERS, Category.OPTIMIZER_STATE)
+    )
+    assert weights[1] == pytest.approx(weights[0] * (1 if adapter else 2), rel=0.01)
+    assert state[0] == state[1]
+    most = [most_bytes(taken, Category.ACTIVATIONS) for taken in (plain, found)]
+    assert most[1] == pytest.approx(most[0], rel=0.1)
 
 
 def test_parallel_traces_equal_sequential_ones(on_cuda: dict[str, list[Trace]]) -> None:
@@ -478,7 +501,32 @@ def test_arguments_that_the_grouped_kernel_refuses_are_refused(changes: dict[str
         grouped_mm(left, right, **arguments)
 
 
-def test_a_library_imported_during_a_trace_initialises_models_afterwards() -> None:
+LATE = """
+from tests.support.traced_models import Tokens
+
+class Late(Tokens):
+    def build_model(self):
+        import library_of_a_test
+        return super().build_model()
+"""
+
+
+def test_a_library_imported_during_a_trace_keeps_the_initialisers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The library keeps functions of ``torch.nn.init`` when it is first imported, and they still work."""
+    (tmp_path / "workload_of_a_test.py").write_text(LATE)
+    (tmp_path / "library_of_a_test.py").write_text("from torch.nn.init import kaiming_uniform_, normal_, zeros_\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    trace(python_spec("workload_of_a_test:Late"), 2, accumulates=True)
+    for initialise in ("kaiming_uniform_", "normal_", "zeros_"):
+        values = torch.full((8, 8), torch.nan)
+        getattr(sys.modules["library_of_a_test"], initialise)(values)
+        assert values.isfinite().all()
+
+
+@pytest.mark.thorough
+def test_transformers_imported_during_a_trace_initialises_models_afterwards() -> None:
     """The functions of ``torch.nn.init`` are kept by transformers when it is first imported."""
     code = """
 import sys, torch
@@ -626,6 +674,19 @@ def _request(spec: WorkloadSpec, **changes: Any) -> EstimateRequest:
     return EstimateRequest(spec=spec, gpus=("A10G",), **changes)
 
 
+@pytest.fixture(scope="module")
+def really_started() -> Estimate:
+    """An estimate of a process that is not forked: an interpreter that imports torch after the stand-in for CUDA."""
+    with real_starts():
+        return estimate(_request(mlp_spec()))
+
+
+def test_a_process_of_its_own_traces_the_decisions_of_cuda(really_started: Estimate) -> None:
+    """The stand-in for CUDA is compiled, and loaded before torch."""
+    assert really_started.decisions == "cuda"
+    assert really_started.gpus[0].peak is not None
+
+
 @pytest.fixture
 def workloads_of_the_tests(monkeypatch: pytest.MonkeyPatch) -> None:
     """Disable the compiler, which would take time."""
@@ -681,7 +742,7 @@ def test_processes_that_cannot_be_started_are_reported(
         monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
     else:
         monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "gone"))
-    with pytest.raises(EstimateError, match="tracing process cannot be started"):
+    with real_starts(), pytest.raises(EstimateError, match="tracing process cannot be started"):
         estimate(_request(mlp_spec()))
 
 

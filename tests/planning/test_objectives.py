@@ -641,7 +641,7 @@ def test_a_timing_probe_that_fails_is_still_known_as_one(supervisor: ProbeSuperv
 
 
 @pytest.mark.torch
-@pytest.mark.parametrize("objective", ["fewest_steps", "fastest"])
+@pytest.mark.parametrize("objective", ["fewest_steps", pytest.param("fastest", marks=pytest.mark.thorough)])
 def test_a_real_tuning(supervisor: ProbeSupervisor, objective: Objective) -> None:
     """A plan that is exact, proven, and listed with what was measured."""
     request = tuning_request(SPEC, 30_000, objective=objective, memory_limit_bytes=48 * MIB)

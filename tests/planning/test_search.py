@@ -168,10 +168,23 @@ def oracles(draw: st.DrawFn, within: SearchSpace) -> Oracle:
     )
 
 
-@many
+@settings(many, max_examples=100)
 @given(st.data())
 def test_the_answer_is_exact_and_proven_for_every_monotone_workload(data: st.DataObject) -> None:
     """Whatever the memory figures say, the largest candidate that fits is found, within the promised probes."""
+    check_answer(data)
+
+
+@pytest.mark.thorough
+@many
+@given(st.data())
+def test_the_answer_is_exact_and_proven_for_many_monotone_workloads(data: st.DataObject) -> None:
+    """Four times as many workloads."""
+    check_answer(data)
+
+
+def check_answer(data: st.DataObject) -> None:
+    """Run a search, and compare its answer with the largest candidate that fits."""
     within = data.draw(spaces())
     oracle = data.draw(oracles(within))
     course = MicroBatchSearch(within)
@@ -194,7 +207,7 @@ def test_the_answer_is_exact_and_proven_for_every_monotone_workload(data: st.Dat
     assert course.warnings == ()
 
 
-@settings(many, max_examples=100)
+@settings(many, max_examples=50)
 @given(st.data())
 def test_a_search_rebuilt_from_its_results_goes_on_in_the_same_way(data: st.DataObject) -> None:
     """After every prefix of the results a new search asks for the size that the first one asked for."""
@@ -205,7 +218,7 @@ def test_a_search_rebuilt_from_its_results_goes_on_in_the_same_way(data: st.Data
 @settings(many, max_examples=300)
 @given(st.data())
 def test_many_searches_rebuilt_from_their_results_go_on_in_the_same_way(data: st.DataObject) -> None:
-    """Three times as many searches, each with all of its prefixes."""
+    """Six times as many searches, each with all of its prefixes."""
     check_rebuilt(data)
 
 
@@ -224,10 +237,23 @@ def check_rebuilt(data: st.DataObject) -> None:
         course.tell(results[-1])
 
 
-@settings(many, max_examples=300)
+@settings(many, max_examples=100)
 @given(spaces(), st.integers(0, 10**6))
 def test_a_search_ends_with_a_bracket_even_when_fitting_is_not_monotone(within: SearchSpace, seed: int) -> None:
     """Random outcomes, some told beforehand: the answer is a fit below every failure, and the next size failed."""
+    check_bracket(within, seed)
+
+
+@pytest.mark.thorough
+@settings(many, max_examples=300)
+@given(spaces(), st.integers(0, 10**6))
+def test_many_searches_end_with_a_bracket_when_fitting_is_not_monotone(within: SearchSpace, seed: int) -> None:
+    """Three times as many searches."""
+    check_bracket(within, seed)
+
+
+def check_bracket(within: SearchSpace, seed: int) -> None:
+    """Search among random outcomes, and check that the verdict brackets a fit and a failure."""
 
     def oracle(size: int) -> ProbeResult:
         outcome = Random(f"{seed}/{size}").choice([Outcome.FIT, Outcome.FIT, Outcome.OOM, Outcome.INVALID_SIZE])
@@ -463,8 +489,11 @@ def elastic_search(largest: int, give: float, off: float, seed: int) -> list[Pro
     return results
 
 
-@pytest.mark.parametrize("give", [0.0, 0.03, 0.06, 0.09])
-@pytest.mark.parametrize("largest", [20, 33, 45])
+thorough = pytest.mark.thorough
+
+
+@pytest.mark.parametrize("give", [0.0, pytest.param(0.03, marks=thorough), pytest.param(0.06, marks=thorough), 0.09])
+@pytest.mark.parametrize("largest", [20, pytest.param(33, marks=thorough), pytest.param(45, marks=thorough)])
 def test_peaks_that_the_limit_cuts_off_do_not_make_the_search_creep(largest: int, give: float) -> None:
     """A peak at the limit is only a lower bound of the request: the search leaps, and takes 4 probes, median."""
     taken = [len(elastic_search(largest, give, off, seed)) for off in (-0.02, 0.0, 0.01, 0.03) for seed in range(10)]

@@ -42,8 +42,8 @@ def probe(workload: WorkloadSpec, size: int, ranks: int, **changes: Any) -> Prob
 @pytest.mark.parametrize(
     ("strategy", "ranks"),
     [
-        ("ddp", 2),
-        ("fsdp", 2),
+        pytest.param("ddp", 2, marks=pytest.mark.thorough),
+        pytest.param("fsdp", 2, marks=pytest.mark.thorough),
         pytest.param("ddp", 4, marks=pytest.mark.fleet),
         pytest.param("fsdp", 4, marks=pytest.mark.fleet),
     ],
@@ -71,6 +71,16 @@ def test_the_largest_size_of_real_ranks_is_that_of_a_scan(
     assert fit.held_bytes == max(rank.held_bytes or 0 for rank in fit.ranks)
 
 
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_all_ranks_run_under_a_budget_each(supervisor: ProbeSupervisor, strategy: str) -> None:
+    """Two samples fit on both ranks, and the largest peak counts. With 64 a rank runs out of memory."""
+    fit, oom = (supervisor.run(probe(spec(strategy, 2), size, 2)) for size in (2, 64))
+    assert [rank.outcome for rank in fit.ranks] == [Outcome.FIT, Outcome.FIT]
+    assert fit.held_bytes == max(rank.held_bytes or 0 for rank in fit.ranks)
+    assert (fit.outcome, oom.outcome) == (Outcome.FIT, Outcome.OOM)
+    assert len(oom.ranks) == 2
+
+
 def test_a_rank_that_runs_out_of_memory_ends_the_others(supervisor: ProbeSupervisor) -> None:
     """The others would wait for ever: they are ended, and the outcome is an OOM."""
     found = supervisor.run(probe(misbehaving("fail on the second rank"), 4, 2))
@@ -85,6 +95,18 @@ def test_a_rank_that_crashes_ends_the_others(supervisor: ProbeSupervisor) -> Non
     assert "SIGSEGV" in f"{found.message} {found.error_type}"
 
 
+def test_one_rank_in_a_simulated_group_holds_a_shard(supervisor: ProbeSupervisor) -> None:
+    """Its memory is below that of the whole model."""
+    wide = {"model": {"kind": "reference", "architecture": ARCHITECTURE | {"layers": 4, "width": 256}}}
+    sharded, alone = (parse_spec(spec("fsdp", ranks).model_dump(mode="json") | wide) for ranks in (4, 1))
+    simulated, whole = (supervisor.run(probe(found, 1, 0, limit_bytes=400 * MIB)) for found in (sharded, alone))
+    assert (simulated.outcome, simulated.simulated_ranks, whole.simulated_ranks) == (Outcome.FIT, 4, None)
+    assert simulated.held_bytes is not None
+    assert whole.held_bytes is not None
+    assert simulated.held_bytes < 0.8 * whole.held_bytes
+
+
+@pytest.mark.thorough
 def test_one_rank_in_a_simulated_group_has_real_shards(supervisor: ProbeSupervisor) -> None:
     """Its memory is that of a rank among real ones, and below that of the whole model."""
     wide = {"model": {"kind": "reference", "architecture": ARCHITECTURE | {"layers": 4, "width": 256}}}

@@ -9,6 +9,8 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 import pytest
@@ -36,7 +38,7 @@ from tuner.schemas.results import Outcome, Phase
 from tuner.schemas.workload import WorkloadSpec
 from tuner.system.fork_server.spawn import ChildProcess, Start
 
-pytestmark = pytest.mark.usefixtures("forked")
+pytestmark = pytest.mark.usefixtures("tracing")
 
 MIB = 1024**2
 
@@ -118,11 +120,11 @@ def test_a_model_larger_than_the_budget_is_an_oom_while_building(supervisor: Pro
 
 def test_accumulation_raises_the_peak(supervisor: ProbeSupervisor) -> None:
     """The gradients of the first micro-batch stay: about the parameters' bytes more."""
-    architecture = {"name": "mlp", "input_features": 16, "hidden_features": 2048, "hidden_layers": 3}
+    architecture = {"name": "mlp", "input_features": 16, "hidden_features": 1536, "hidden_layers": 3}
     optimizer = {"name": "sgd", "learning_rate": 0.1, "implementation": "for-loop"}
     spec = mlp_spec(model={"kind": "reference", "architecture": architecture}, optimizer=optimizer)
-    alone = supervisor.run(probe(spec, size=2048, window=2048, limit=None))
-    accumulating = supervisor.run(probe(spec, size=2048, window=4096, limit=None))
+    alone = supervisor.run(probe(spec, size=1024, window=1024, limit=None))
+    accumulating = supervisor.run(probe(spec, size=1024, window=2048, limit=None))
     assert alone.model is not None
     assert alone.process_peak_bytes is not None
     assert accumulating.process_peak_bytes is not None
@@ -539,10 +541,11 @@ def test_a_running_comparison_can_be_cancelled(supervisor: ProbeSupervisor) -> N
     assert supervisor.run(probe(mlp_spec())).outcome is Outcome.FIT
 
 
-def test_close_is_idempotent_and_leaves_no_process() -> None:
+@pytest.mark.parametrize("starts", [nullcontext, pytest.param(real_starts, marks=pytest.mark.thorough)])
+def test_close_is_idempotent_and_leaves_no_process(starts: Callable[[], AbstractContextManager[None]]) -> None:
     """Closing twice is fine, and the server is gone."""
     running = ProbeSupervisor(cpu())
-    with real_starts():
+    with starts():
         running.warm_up()
     process = running._server.start().process
     running.close()

@@ -89,8 +89,9 @@ def test_the_commands_tune_and_print_what_is_shown(folder: Path) -> None:
 
 def test_the_python_code_finds_a_plan_with_its_proof(printed: str) -> None:
     """It prints micro-batches that add up to the effective batch, and the proof."""
+    (code,) = blocks("python")
     plan, _, proof = printed.partition(") ")
-    (effective,) = re.findall(r"effective_batch_size=(\d+)", *blocks("python"))
+    (effective,) = re.findall(r"effective_batch_size=(\d+)", code)
     assert sum(map(int, re.findall(r"\d+", plan))) == int(effective)
     assert "fits and the next size" in proof
 

@@ -16,7 +16,7 @@ from service.client import Client
 from service.domain.identifiers import IdentifierSource
 from service.store.database.engine import open_engine
 from service.store.store import Store
-from tests.support.forked import start_server
+from tests.support.forked import await_server
 from tests.support.service.forked_processes import forked_processes
 from tests.support.service.postgres import Databases, databases
 from tests.support.service.running import Running, StartService, migrated, running
@@ -40,7 +40,7 @@ def _log_level() -> Iterator[None]:
 def forked(forked: None) -> None:
     """As for all tests, with torch imported before one of them is measured."""
     del forked
-    start_server()
+    await_server()
 
 
 @pytest.fixture(scope="session")

@@ -1,7 +1,8 @@
 """Processes of ours that start at once: forked from a server that has torch imported, which takes seconds to import.
 
-They are the real ones in all but their start: training processes, and the fork servers of probes. The server from which
-they are forked has what a CPU's recommendation sets for the allocator, which is read when a process starts.
+They are the real ones in all but their start: training processes, and the fork servers of probes and of estimates. The
+server from which they are forked has what a CPU's recommendation sets for the allocator, which is read when a process
+starts. Tracing processes have a server of their own, because the stand-in for CUDA is loaded before torch.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ import multiprocessing
 import os
 import subprocess
 import sys
+import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -33,6 +36,10 @@ _PRELOADED = [
     "tuner.probing.child.fork_server",
     "tuner.probing.child.worker",
 ]
+_RUNNING = forkserver._forkserver
+_TRACING = forkserver.ForkServer()
+_STARTING = threading.Lock()
+"""Held while a process is started: which server forks it is a global of ``multiprocessing``."""
 
 
 @contextmanager
@@ -47,9 +54,9 @@ def forked_starts(fsync_seconds: float = 0.0) -> Iterator[None]:
         """One rank of a run."""
 
         def __init__(self, command: list[str], *, env: Mapping[str, str], stdout: BinaryIO, **_: Any) -> None:
-            super().__init__(dict(env), stdout.fileno(), _train, command[-2], fsync_seconds)
+            super().__init__(_RUNNING, dict(env), stdout.fileno(), _train, command[-2], fsync_seconds)
 
-    start_server()
+    await_server()
     with (
         patch.object(rank_processes, "subprocess", _module_with(Trainer)),
         patch.object(spawn, "subprocess", _module_with(_child)),
@@ -66,11 +73,13 @@ def real_starts() -> Iterator[None]:
 
 def run_two_ranks(folder: Path, main: Callable[..., None], *arguments: Any, seconds: float = 600.0) -> None:
     """Call a module's function in two processes, the ranks of one group, with ``folder`` and the arguments."""
-    start_server()
+    await_server()
     variables = {**os.environ, "WORLD_SIZE": "2", "BATCHWRIGHT_RENDEZVOUS": str(folder / "rendezvous")}
     with (folder / "log").open("ab") as log:
         processes = [
-            _ForkedProcess({**variables, "RANK": rank, "LOCAL_RANK": rank}, log.fileno(), main, folder, *arguments)
+            _ForkedProcess(
+                _RUNNING, {**variables, "RANK": rank, "LOCAL_RANK": rank}, log.fileno(), main, folder, *arguments
+            )
             for rank in ("0", "1")
         ]
     try:
@@ -82,33 +91,40 @@ def run_two_ranks(folder: Path, main: Callable[..., None], *arguments: Any, seco
             process.wait()
 
 
-@functools.cache
-def start_server() -> None:
-    """Start the server, and wait until all is imported there: fixtures pay for that, and not the first test."""
-    process = _context().Process(target=int)
-    process.start()
-    process.join()
-
-
-def _context() -> multiprocessing.context.ForkServerContext:
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([*_PRELOADED, *late_imports()])
-    with patch.dict(os.environ, CPU_ENVIRONMENT):
-        forkserver.ensure_running()
-    return context
-
-
 def _module_with(popen: Callable[..., Any]) -> SimpleNamespace:
     """What is used of ``subprocess``, with another ``Popen``."""
     return SimpleNamespace(Popen=popen, DEVNULL=subprocess.DEVNULL, TimeoutExpired=subprocess.TimeoutExpired)
 
 
+def _ensure_running(server: forkserver.ForkServer) -> None:
+    """Start a server, with all that its processes need imported, unless it runs."""
+    hidden = {"CUDA_VISIBLE_DEVICES": ""} if server is _TRACING else {}
+    imported = ["tests.support.tracing_preload"] if server is _TRACING else [*_PRELOADED, *late_imports()]
+    with patch.dict(os.environ, CPU_ENVIRONMENT | hidden):
+        server.set_forkserver_preload(imported)
+        server.ensure_running()
+
+
 class _ForkedProcess:
     """What is used of ``subprocess.Popen``: a process that leads a session of its own."""
 
-    def __init__(self, environment: dict[str, str], log: int, main: Callable[..., object], *arguments: Any) -> None:
-        with Connection(os.dup(log)) as told:  # of all that stands for a descriptor, this can be handed on
-            self._process = _context().Process(target=_become, args=(Path.cwd(), environment, told, main, *arguments))
+    def __init__(
+        self,
+        server: forkserver.ForkServer,
+        environment: dict[str, str],
+        log: int,
+        main: Callable[..., object],
+        *arguments: Any,
+    ) -> None:
+        with (
+            _STARTING,
+            patch.object(forkserver, "connect_to_new_process", server.connect_to_new_process),
+            Connection(os.dup(log)) as told,  # of all that stands for a descriptor, this can be handed on
+        ):
+            _ensure_running(server)
+            self._process = multiprocessing.get_context("forkserver").Process(
+                target=_become, args=(Path.cwd(), environment, told, main, *arguments)
+            )
             self._process.start()
         self.pid = int(self._process.pid or 0)
         while self.poll() is None and os.getsid(self.pid) != self.pid:  # ``Popen`` returns later than that
@@ -139,19 +155,36 @@ class _ForkedProcess:
         self._process.kill()
 
 
-class _ForkedServer(_ForkedProcess):
-    """The fork server of a supervisor."""
+def _child(command: list[str], *, env: Mapping[str, str], stdin: int, stdout: BinaryIO, **options: Any) -> Any:
+    """A fork server of probes or of estimates by a fork, any other child process as ever."""
+    with Connection(os.dup(stdin)) as connection:
+        if "tuner.probing.child.fork_server" in command:
+            return _ForkedProcess(_RUNNING, dict(env), stdout.fileno(), _serve, connection)
+        if "tuner.estimation.tracing.worker" in command:
+            return _ForkedProcess(_TRACING, dict(env), stdout.fileno(), _serve_estimates, connection, command[-1])
+    return subprocess.Popen(command, env=env, stdin=stdin, stdout=stdout, **options)
 
-    def __init__(self, *, env: Mapping[str, str], stdin: int, stdout: BinaryIO) -> None:
-        with Connection(os.dup(stdin)) as connection:
-            super().__init__(dict(env), stdout.fileno(), _serve, connection)
+
+@functools.cache
+def await_server(*, traces: bool = False) -> None:
+    """Start the server of tracing processes, or that of others, and wait until it has imported torch.
+
+    A fixture calls it, so that no test pays for the imports.
+    """
+    _run_to_end(_TRACING if traces else _RUNNING, os._exit, 0)
 
 
-def _child(command: list[str], **options: Any) -> Any:
-    """A fork server of probes by a fork, any other child process as ever."""
-    if "tuner.probing.child.fork_server" not in command:
-        return subprocess.Popen(command, **options)
-    return _ForkedServer(**{name: options[name] for name in ("env", "stdin", "stdout")})
+def run_where_traced(main: Callable[..., None], *arguments: Any) -> None:
+    """Run a function to its end in a process that has loaded the stand-in for CUDA and torch, and traced nothing."""
+    _run_to_end(_TRACING, main, *arguments)
+
+
+def _run_to_end(server: forkserver.ForkServer, main: Callable[..., None], *arguments: Any) -> None:
+    with tempfile.TemporaryFile() as log:
+        environment = dict(os.environ) | ({"CUDA_VISIBLE_DEVICES": ""} if server is _TRACING else {})
+        status = _ForkedProcess(server, environment, log.fileno(), main, *arguments).wait(600)
+        log.seek(0)
+        assert status == 0, log.read().decode(errors="replace")[-3000:]
 
 
 def _become(
@@ -193,3 +226,12 @@ def _serve(connection: Connection) -> None:
     from tuner.probing.child import fork_server  # noqa: PLC0415 - only where torch is imported already
 
     fork_server.main(connection, os.getppid(), [])
+
+
+def _serve_estimates(connection: Connection, idle_seconds: str) -> None:
+    """A fork server of estimates: its own ``main``, but the stand-in for CUDA may be loaded, as torch is."""
+    from tuner.estimation import cuda_shim  # noqa: PLC0415 - only where both are imported already
+    from tuner.estimation.tracing import worker  # noqa: PLC0415 - likewise
+
+    vars(worker)["load_shim"] = lambda: cuda_shim.Shim(cuda_shim._load(cuda_shim.cache_folder()))
+    worker.main(connection, os.getppid(), [idle_seconds])

@@ -1,37 +1,32 @@
-"""Traces taken with CUDA's decisions, in a process of its own: torch must not be imported before the shim.
+"""Traces taken with CUDA's decisions, in a process of their own: torch must not be imported before the shim.
 
 The shim is compiled into the user's cache folder, once for all tests and for the commands that they call.
-
-``python traced.py`` reads ``[{"name", "spec", "sizes", "accumulates", "compute_capability"}, ...]`` from its standard
-input and prints the traces by name. A case with ``"forked"`` is traced by several processes, of which so many sizes are
-expected to be told.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
+import tempfile
+from pathlib import Path
 from typing import Any
 
+from tests.support.forked import run_where_traced
 from tuner.estimation.trace import Category, Trace
 from tuner.schemas.gpus import KernelProfile
 
 
 def traced_on_cuda(cases: list[dict[str, Any]]) -> dict[str, list[Trace]]:
-    """The traces of each case, by name."""
-    ended = subprocess.run(
-        [sys.executable, __file__],
-        input=json.dumps(cases),
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=600,
-        env={**os.environ, "CUDA_VISIBLE_DEVICES": ""},  # as where estimates are traced: no card of this host
-    )
-    assert ended.returncode == 0, ended.stderr[-3000:]
-    found = json.loads(ended.stdout.splitlines()[-1])
+    """The traces of each case, by name.
+
+    Args:
+        cases: ``{"name", "spec", "sizes", "accumulates", "compute_capability"}`` each. A case with ``"forked"`` is
+            traced by several processes, of which so many sizes are expected to be told.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "traces.json"
+        run_where_traced(_trace, cases, path)
+        found = json.loads(path.read_bytes())
     return {name: [Trace.model_validate(trace) for trace in traces] for name, traces in found.items()}
 
 
@@ -61,19 +56,17 @@ def held_bytes(trace: Trace, mark: str, category: Category | None = None) -> int
     return held
 
 
-def main() -> None:
-    """Trace every case."""
-    from tuner.estimation.cuda_shim import load_shim  # noqa: PLC0415 - before torch
-
-    shim = load_shim()
+def _trace(cases: list[dict[str, Any]], path: Path) -> None:
+    """Trace every case, and write the traces."""
     from tests.support import traced_models  # noqa: F401, PLC0415 - imported by the process that forks others
-    from tuner.estimation.tracing.runs import TracedRuns  # noqa: PLC0415 - torch comes with it
+    from tuner.estimation.cuda_shim import Shim, _load, cache_folder  # noqa: PLC0415 - only where it is traced
+    from tuner.estimation.tracing.runs import TracedRuns  # noqa: PLC0415 - likewise
     from tuner.estimation.tracing.shape_cache import ShapeCache  # noqa: PLC0415 - likewise
     from tuner.schemas.workload import parse_spec  # noqa: PLC0415 - likewise
 
-    shapes = ShapeCache()
+    shim, shapes = Shim(_load(cache_folder())), ShapeCache()
     prepared = []
-    for case in json.loads(sys.stdin.read()):
+    for case in cases:
         profile = KernelProfile(compute_capability=tuple(case["compute_capability"]), kind="cuda")
         runs = TracedRuns(parse_spec(case["spec"]), shim=shim, processes=3 if "forked" in case else 1, shapes=shapes)
         runs.prepare((profile, size, case["accumulates"]) for size in case["sizes"])
@@ -83,9 +76,5 @@ def main() -> None:
     for case, profile, runs in prepared:  # only now are there backward passes in this process, and autograd's threads
         traces = [runs.get(profile, size, accumulates=case["accumulates"]).trace for size in case["sizes"]]
         found[case["name"]] = [trace.model_dump(mode="json") for trace in traces]
-    print(json.dumps(found), flush=True)  # noqa: T201 - this is the answer
+    path.write_text(json.dumps(found))
     os._exit(0)  # as tasks of the fork server do: at a regular end torch's threads may abort the process
-
-
-if __name__ == "__main__":
-    main()

@@ -275,6 +275,7 @@ def run_in(directory: Path, spec: WorkloadSpec, roots: DataRoots) -> tuple[RunOu
     return result.outcome, result.message
 
 
+@pytest.mark.usefixtures("forked")
 def test_a_run_reads_below_its_folders_alone(root: Path, outside: Path, tmp_path: Path) -> None:
     """The allowed folders reach the processes that read; a link to outside ends the run with its name."""
     (root / "a.txt").write_text(TEXT * 40)
@@ -289,6 +290,7 @@ def test_a_run_reads_below_its_folders_alone(root: Path, outside: Path, tmp_path
     assert run_in(tmp_path / "three", spec, DataRoots(None))[0] is RunOutcome.SUCCEEDED
 
 
+@pytest.mark.usefixtures("forked")
 def test_without_folders_no_file_may_be_read(root: Path, tmp_path: Path) -> None:
     """An empty list of folders allows no file."""
     (root / "a.txt").write_text(TEXT * 40)

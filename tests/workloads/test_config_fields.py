@@ -17,6 +17,7 @@ from tuner.errors import SpecError
 from tuner.schemas.workload import parse_spec
 from tuner.workloads import config_safety
 from tuner.workloads.build import build_model, build_workload, check_workload
+from tuner.workloads.transformers_import import import_transformers
 
 GPT2: dict[str, Any] = {"model_type": "gpt2", "n_layer": 1, "n_embd": 16, "n_head": 2, "vocab_size": 64}
 GPT2 |= {"bos_token_id": 0, "eos_token_id": 0}
@@ -167,6 +168,17 @@ workload.loss_terms(build_model(spec, workload), workload.make_batch(2))
 """
 
 
+def test_transformers_is_imported_without_kernels_of_a_hub(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The variable that transformers reads is set, unless the user has set it."""
+    for given, expected in ((None, "0"), ("1", "1")):
+        monkeypatch.delenv("USE_HUB_KERNELS", raising=False)
+        if given is not None:
+            monkeypatch.setenv("USE_HUB_KERNELS", given)
+        import_transformers()
+        assert os.environ["USE_HUB_KERNELS"] == expected
+
+
+@pytest.mark.thorough
 def test_a_model_that_fetches_its_kernels_does_not(tmp_path: Path) -> None:
     """Mamba asks a hub for kernels where the package `kernels` is installed, which runs what it finds there."""
     calls = tmp_path / "calls"

@@ -4,6 +4,11 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
+
+import pytest
+
+from tuner.workloads.transformers_import import _strip_prefix
 
 _CODE = """
 import sys
@@ -26,6 +31,22 @@ assert given.GPT2Config.__module__ == "transformers.models.gpt2.configuration_gp
 """
 
 
+def test_a_scan_of_transformers_serves_its_models(tmp_path: Path) -> None:
+    """The names below a folder are those of a scan of the folder alone."""
+    from transformers.utils.import_utils import define_import_structure  # noqa: PLC0415 - takes seconds to import
+
+    folder = tmp_path / "models"
+    for name in ("gpt", "other"):
+        (folder / name).mkdir(parents=True)
+        (folder / name / "__init__.py").write_text("")
+        (folder / name / f"modeling_{name}.py").write_text(f'__all__ = ["{name.title()}Model"]\n')
+    (folder / "__init__.py").write_text("")
+    scanned = _strip_prefix("models", define_import_structure(folder, prefix="models"))
+    assert scanned == define_import_structure(folder / "__init__.py")
+    assert any("gpt.modeling_gpt" in modules for modules in scanned.values())
+
+
+@pytest.mark.thorough
 def test_models_are_found_as_by_a_plain_import() -> None:
     """Names and modules are equal to those of a plain import, and the folder is scanned once."""
     done = subprocess.run([sys.executable, "-c", _CODE], capture_output=True, text=True, check=False, timeout=250)

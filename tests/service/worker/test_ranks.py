@@ -21,7 +21,7 @@ from service.worker.executors.base import TrainingRun
 from service.worker.executors.local import LocalExecutor
 from tests.support.exports.plans import command_plan
 from tests.support.factories import CPU, CUDA, recommendation
-from tests.support.forked import forked_starts, start_server
+from tests.support.forked import await_server, forked_starts
 from tests.support.service.scripted import ScriptedRunner
 from tuner.hardware.allocator_env import visible_devices
 from tuner.schemas.requests import TrainingRequest
@@ -54,7 +54,7 @@ def executor() -> Iterator[LocalExecutor]:
 @pytest.fixture(scope="module")
 def fork_server() -> None:
     """Import torch where ranks are forked from, before a test is measured."""
-    start_server()
+    await_server()
 
 
 def two_ranks(directory: Path, updates: int) -> TrainingRun:

@@ -107,15 +107,17 @@ def test_descendants_end_with_the_process(made: list[ChildProcess], prestarted: 
         time.sleep(0.01)
 
 
+@pytest.mark.parametrize("is_awaited", [False, pytest.param(True, marks=pytest.mark.thorough)])
 def test_an_estimate_takes_the_process_that_the_command_started(
-    made: list[ChildProcess], prestarted: Prestarted
+    made: list[ChildProcess], prestarted: Prestarted, *, is_awaited: bool
 ) -> None:
     """The processes that the command prestarts are those that the estimate and the supervisor take."""
     early = EarlyProcesses(prestarted)
     entry.start_processes(["estimate", "spec.yaml"], early)
     entry.start_processes(["tune", "spec.yaml", "--device", "cpu"], early)
     with closing(tracing_server(prestarted.take)) as tracer, ProbeSupervisor(cpu(), prestarted.take) as supervisor:
-        supervisor.warm_up()
+        if is_awaited:
+            supervisor.warm_up()
         assert [tracer.start(), supervisor._server.start()] == made
 
 

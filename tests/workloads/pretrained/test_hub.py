@@ -142,6 +142,45 @@ def write_spec(folder: Path, **changes: Any) -> str:
     return "spec.json"
 
 
+FETCHING = """
+import json, sys
+from tuner.schemas.workload import parse_spec
+from tuner.workloads.pretrained.folder_config import with_pretrained_config
+from tuner.workloads.pretrained.hub_files import fetch_model
+model = with_pretrained_config(parse_spec(json.loads(sys.argv[1]))).model
+folder = fetch_model(model.hub_model) if model.revision else None
+print(json.dumps([model.pretrained, model.revision, model.config, str(folder)]))
+"""
+
+
+def fetched(hub: Hub, model: dict[str, Any], **environment: str) -> subprocess.CompletedProcess[str]:
+    """Read the config of a model into a spec and fetch the model, as a run does, without torch."""
+    spec = {"model": {**MODEL, **model}, "batch": {"sequence_length": 16}, "data": TEXT}
+    given = {**os.environ, "HF_ENDPOINT": hub.address, "HF_HOME": str(hub.folder.parent / "cache"), **environment}
+    return subprocess.run(
+        [sys.executable, "-c", FETCHING, json.dumps(spec)],
+        env={**given, "PYTHONPATH": str(ROOT)},
+        cwd=hub.folder.parent,
+        capture_output=True,
+        text=True,
+        timeout=280,
+        check=False,
+    )
+
+
+def test_a_model_is_fetched_at_a_commit(hub: Hub) -> None:
+    """The config and the files of the model, and no code. What was fetched suffices without a network."""
+    done = fetched(hub, {})
+    assert done.returncode == 0, done.stderr
+    name, revision, config, folder = json.loads(done.stdout)
+    assert (name, revision, Path(folder).name, config["vocab_size"]) == ("acme/tiny", COMMIT, COMMIT, 8)
+    assert sorted(hub.asked) == ["config.json", "generation_config.json", "model.safetensors", "tokenizer.json"]
+    again = fetched(hub, {}, HF_HUB_OFFLINE="1")
+    assert again.stdout == done.stdout, again.stderr
+    assert len(hub.asked) == 4
+
+
+@pytest.mark.thorough
 @pytest.mark.filterwarnings("default")  # peft calls what transformers has deprecated
 def test_a_run_starts_from_a_commit_of_the_hub(hub: Hub, tmp_path: Path) -> None:
     """Config, weights and tokenizer are fetched, no code, and the recommendation, the note and the adapter name it.
@@ -175,7 +214,7 @@ def test_a_run_starts_from_a_commit_of_the_hub(hub: Hub, tmp_path: Path) -> None
     assert PeftModel.from_pretrained(base, tmp_path / "run/pretrained")
 
 
-@pytest.mark.parametrize(
+troubles = pytest.mark.parametrize(
     ("model", "environment", "message"),
     [
         ({"pretrained": "acme/none"}, {}, "acme/none.* does not exist, or is private"),
@@ -185,7 +224,22 @@ def test_a_run_starts_from_a_commit_of_the_hub(hub: Hub, tmp_path: Path) -> None
         ({"config": {"n_layers": 3}}, {}, "did you mean n_layer"),
     ],
 )
+
+
+@troubles
 def test_a_model_that_cannot_be_had_is_told_in_words(
+    hub: Hub, model: dict[str, Any], environment: dict[str, str], message: str
+) -> None:
+    """A wrong name or revision, no network, and a misspelt field."""
+    done = fetched(hub, model, **environment)
+    assert done.returncode != 0
+    assert "SpecError" in done.stderr
+    assert re.search(message, " ".join(done.stderr.split())), done.stderr
+
+
+@pytest.mark.thorough
+@troubles
+def test_the_command_line_says_why_a_model_cannot_be_had(
     hub: Hub, tmp_path: Path, model: dict[str, Any], environment: dict[str, str], message: str
 ) -> None:
     """A wrong name or revision, no network, and a misspelt field."""
@@ -215,6 +269,16 @@ def test_a_connection_that_breaks_off_is_told_in_words(hub: Hub) -> None:
 
 def test_a_folder_comes_first(hub: Hub, tmp_path: Path) -> None:
     """A folder of that name is read, as transformers does, unless a revision is asked for."""
+    save(tmp_path / "acme/tiny", {**GPT2, "vocab_size": 300})
+    name, revision, config, _ = json.loads(fetched(hub, {}).stdout)
+    assert (name, revision, config["vocab_size"]) == (str(tmp_path / "acme/tiny"), None, 300)
+    assert not hub.asked
+    assert json.loads(fetched(hub, {"revision": "main"}).stdout)[2]["vocab_size"] == 8
+
+
+@pytest.mark.thorough
+def test_an_estimate_reads_a_folder_first(hub: Hub, tmp_path: Path) -> None:
+    """A folder of the model's name is read, as transformers does, unless a revision is asked for."""
     save(tmp_path / "acme/tiny", {**GPT2, "vocab_size": 300})
     done = batchwright(hub, "estimate", write_spec(tmp_path), "--gpu", "H100-80GB", "--json")
     assert done.returncode == 0, done.stderr

@@ -1,0 +1,25 @@
+"""The first import of the process from which tracing processes are forked: the stand-in for CUDA, and then torch.
+
+Without a C++ compiler there is no stand-in, as in a tracing process.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+from tuner.estimation.cuda_shim import NoCompilerError, load_shim
+from tuner.workloads.preload import import_early, late_imports
+
+with suppress(NoCompilerError):
+    load_shim()
+import_early(
+    (
+        "tuner.estimation.tracing.worker",
+        "tuner.estimation.tracing.sized_workload",
+        "tuner.estimation.tracing.peak_curve",
+        *late_imports(),
+        "transformers.modeling_utils",
+        "transformers.models.auto.modeling_auto",
+        "peft",
+    )
+)
