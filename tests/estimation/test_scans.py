@@ -45,7 +45,7 @@ def imported() -> None:
 
 
 @pytest.mark.usefixtures("imported")
-@pytest.mark.parametrize("length", [128, pytest.param(145, marks=pytest.mark.thorough)])
+@pytest.mark.parametrize("length", [96, pytest.param(145, marks=pytest.mark.thorough)])
 @pytest.mark.parametrize(
     ("kind", "precision"),
     [
