@@ -38,7 +38,7 @@ _SOFT_LIMITS = {kind: resource.getrlimit(kind)[0] for kind in (resource.RLIMIT_D
 
 
 def _has_gpu() -> bool:
-    import torch  # noqa: PLC0415 - only where GPU tests were collected
+    import torch
 
     return torch.cuda.is_available()
 

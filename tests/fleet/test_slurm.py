@@ -47,7 +47,7 @@ def test_a_job_says_to_which_nodes_it_was_restricted(
     slurm: Slurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A job that excludes a node may run on the other one; a job that excludes none, on any."""
-    from service.dispatch.slurm_engine import SlurmEngine  # noqa: PLC0415 - submitit is not installed everywhere
+    from service.dispatch.slurm_engine import SlurmEngine
 
     for name, value in environment_of(slurm).items():
         monkeypatch.setenv(name, value)
@@ -64,7 +64,7 @@ def test_a_job_says_to_which_nodes_it_was_restricted(
 
 def test_a_job_whose_launch_fails_ends(slurm: Slurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Slurm would hold a requeued one until someone releases it, and its work would wait with it."""
-    from service.dispatch.slurm_engine import SlurmEngine  # noqa: PLC0415 - as above
+    from service.dispatch.slurm_engine import SlurmEngine
 
     for name, value in environment_of(slurm).items():
         monkeypatch.setenv(name, value)

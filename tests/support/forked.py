@@ -212,9 +212,9 @@ def _train(directory: str, fsync_seconds: float) -> None:
         real(fd)
 
     os.fsync = slow_fsync
-    import torch  # noqa: PLC0415 - only where it is imported already
+    import torch
 
-    from tuner.training import worker  # noqa: PLC0415 - likewise
+    from tuner.training import worker
 
     if threads := os.environ.get("OMP_NUM_THREADS"):
         torch.set_num_threads(int(threads))  # what it reads of the environment when imported
@@ -223,15 +223,15 @@ def _train(directory: str, fsync_seconds: float) -> None:
 
 def _serve(connection: Connection) -> None:
     """A fork server: its own ``main``."""
-    from tuner.probing.child import fork_server  # noqa: PLC0415 - only where torch is imported already
+    from tuner.probing.child import fork_server
 
     fork_server.main(connection, os.getppid(), [])
 
 
 def _serve_estimates(connection: Connection, idle_seconds: str) -> None:
     """A fork server of estimates: its own ``main``, but the stand-in for CUDA may be loaded, as torch is."""
-    from tuner.estimation import cuda_shim  # noqa: PLC0415 - only where both are imported already
-    from tuner.estimation.tracing import worker  # noqa: PLC0415 - likewise
+    from tuner.estimation import cuda_shim
+    from tuner.estimation.tracing import worker
 
     vars(worker)["load_shim"] = lambda: cuda_shim.Shim(cuda_shim._load(cuda_shim.cache_folder()))
     worker.main(connection, os.getppid(), [idle_seconds])

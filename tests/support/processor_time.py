@@ -239,7 +239,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def main() -> None:
     """Print the seconds of the last session by folder of tests."""
-    import json  # noqa: PLC0415
+    import json
 
     tests = json.loads(Path(".pytest_cache/v", CACHE_KEY).read_text())
     for group, (number, seconds) in by_group(tests, int(sys.argv[1]) if len(sys.argv) > 1 else 2).items():

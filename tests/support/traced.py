@@ -58,11 +58,11 @@ def held_bytes(trace: Trace, mark: str, category: Category | None = None) -> int
 
 def _trace(cases: list[dict[str, Any]], path: Path) -> None:
     """Trace every case, and write the traces."""
-    from tests.support import traced_models  # noqa: F401, PLC0415 - imported by the process that forks others
-    from tuner.estimation.cuda_shim import Shim, _load, cache_folder  # noqa: PLC0415 - only where it is traced
-    from tuner.estimation.tracing.runs import TracedRuns  # noqa: PLC0415 - likewise
-    from tuner.estimation.tracing.shape_cache import ShapeCache  # noqa: PLC0415 - likewise
-    from tuner.schemas.workload import parse_spec  # noqa: PLC0415 - likewise
+    from tests.support import traced_models  # noqa: F401 - imported by the process that forks others
+    from tuner.estimation.cuda_shim import Shim, _load, cache_folder
+    from tuner.estimation.tracing.runs import TracedRuns
+    from tuner.estimation.tracing.shape_cache import ShapeCache
+    from tuner.schemas.workload import parse_spec
 
     shim, shapes = Shim(_load(cache_folder())), ShapeCache()
     prepared = []

@@ -87,8 +87,8 @@ class Plain(Tokens):
 
     def build_model(self) -> nn.Module:
         """GPT-2 124M without dropout."""
-        from tuner.schemas.workload import Gpt  # noqa: PLC0415 - only this one needs it
-        from tuner.workloads.reference import GptNetwork  # noqa: PLC0415 - likewise
+        from tuner.schemas.workload import Gpt
+        from tuner.workloads.reference import GptNetwork
 
         sizes = Gpt(name="gpt", layers=12, heads=12, width=768, vocabulary_size=50257)
         return GptNetwork(sizes, 1024, recompute=False)

@@ -37,6 +37,6 @@ def wait_for(process: TrainingProcess) -> TrainingResult:
 
 def weights_of(directory: Path) -> dict[str, Tensor]:
     """Return what a run has trained, by name."""
-    from safetensors.torch import load_file  # noqa: PLC0415 - imports torch
+    from safetensors.torch import load_file
 
     return load_file(RunPaths(directory).weights)

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import safetensors.torch
 import torch
-from peft import AutoPeftModelForCausalLM, PeftModel
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
 from tests.support.factories import recommendation
@@ -82,6 +81,8 @@ def test_training_an_adapter_is_exact(base: Path, tmp_path: Path, model: str) ->
 @pytest.mark.parametrize("classes", ["PeftModel", "AutoPeftModel"])
 def test_peft_loads_the_adapter(base: Path, tmp_path: Path, classes: str) -> None:
     """With the logits of the model that was trained; the base is the folder that the spec names."""
+    from peft import AutoPeftModelForCausalLM, PeftModel
+
     spec = adapted(base, {"use_rslora": True, "alpha": 3.5, "bias": "all", "modules_to_save": ["ln_f"]})
     trainer, _ = train(tmp_path, spec)
     folder = RunPaths(tmp_path).pretrained
@@ -101,6 +102,8 @@ def test_peft_loads_the_adapter(base: Path, tmp_path: Path, classes: str) -> Non
 
 def test_a_random_base_is_written_beside_its_adapter(tmp_path: Path) -> None:
     """Nothing else holds its weights; averages are an adapter of their own."""
+    from peft import AutoPeftModelForCausalLM, PeftModel
+
     trainer, _ = train(tmp_path, spec_of({"config": LLAMA}, adapter={"kind": "lora"}, ema_decay=0.5))
     paths = RunPaths(tmp_path)
     loaded = AutoPeftModelForCausalLM.from_pretrained(paths.pretrained)
@@ -180,6 +183,8 @@ def test_a_base_in_bf16_keeps_its_adapter_in_fp32(base: Path, tmp_path: Path) ->
     kinds = {parameter.dtype for parameter in trainer.model.parameters() if not parameter.requires_grad}
     assert kinds == {torch.bfloat16}
     assert {value.dtype for value in weights_of(tmp_path).values()} == {torch.float32}
+    from peft import AutoPeftModelForCausalLM
+
     loaded = AutoPeftModelForCausalLM.from_pretrained(RunPaths(tmp_path).pretrained, dtype=torch.bfloat16)
     torch.testing.assert_close(logits(loaded), logits(trainer.model), rtol=0.0, atol=0.0)
 
@@ -202,6 +207,8 @@ def test_two_ranks_train_an_adapter_of_a_classifier(base: Path, tmp_path: Path, 
     assert any("score.modules_to_save" in name for name in found)
     assert relative_distance(found, weights_of(tmp_path / "1")) < (1e-6 if precision == "fp32" else 1e-2)
     model = AutoModelForSequenceClassification.from_pretrained(base, num_labels=3, pad_token_id=0)
+    from peft import PeftModel
+
     loaded = PeftModel.from_pretrained(model, RunPaths(tmp_path / "2").pretrained).state_dict()
     head = "base_model.model.score.modules_to_save.default.weight"
     assert torch.equal(loaded[head], found[head.removeprefix("base_model.model.")].float())

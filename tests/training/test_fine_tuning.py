@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from peft import PeftModel
 from torch.nn import functional as F  # noqa: N812 - torch's own idiom
 from transformers import AutoModelForCausalLM
 
@@ -146,6 +145,8 @@ def test_transformers_and_peft_load_the_best_model(python: Trained, english: Tra
     folder = python.paths.pretrained_best
     if (folder / "adapter_config.json").exists():
         base = AutoModelForCausalLM.from_pretrained(english.paths.pretrained_best)
+        from peft import PeftModel
+
         model = PeftModel.from_pretrained(base, folder)
     else:
         model = AutoModelForCausalLM.from_pretrained(folder)

@@ -10,7 +10,6 @@ from typing import Any
 import datasets
 import pytest
 import torch
-from peft import AutoPeftModelForCausalLM
 from transformers import AutoModelForCausalLM
 
 from tests.support import rank_scenarios
@@ -118,6 +117,8 @@ def test_checkpoints_and_results_hold_the_policy_alone(tmp_path: Path) -> None:
 def test_peft_loads_the_adapter(tmp_path: Path) -> None:
     """With the logits of the model that was trained."""
     trainer, _ = train(tmp_path, pairs_spec(LORA))
+    from peft import AutoPeftModelForCausalLM
+
     loaded = AutoPeftModelForCausalLM.from_pretrained(RunPaths(tmp_path).pretrained)
     torch.testing.assert_close(logits(loaded), logits(trainer.model), rtol=0.0, atol=0.0)
 

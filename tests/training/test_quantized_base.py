@@ -7,8 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from bitsandbytes.nn import Linear8bitLt
-from peft import PeftModel
 from torch import Tensor
 from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 
@@ -172,6 +170,9 @@ def quantised(base: Path, quantization: dict[str, Any], **changes: Any) -> Workl
 @pytest.mark.parametrize("quantization", KINDS, ids=lambda fields: fields["kind"])
 def test_peft_loads_the_adapter_above_the_same_base(base: Path, tmp_path: Path, quantization: dict[str, Any]) -> None:
     """As transformers quantises it: equal logits, and other ones than those of the base alone."""
+    from bitsandbytes.nn import Linear8bitLt
+    from peft import PeftModel
+
     trainer, _ = train(tmp_path, quantised(base, quantization))
     config = BitsAndBytesConfig(load_in_8bit=True)
     if quantization["kind"] != "int8":

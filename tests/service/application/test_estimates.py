@@ -232,7 +232,7 @@ def test_a_service_that_ends_ends_its_estimates(start_service: StartService, han
 
 def test_the_number_of_slots_is_a_setting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """`BATCHWRIGHT_ESTIMATE_SLOTS`, one when left out."""
-    from service.settings import Settings  # noqa: PLC0415 - after the environment is set
+    from service.settings import Settings
 
     assert Settings(data_dir=tmp_path).estimate_slots == 1
     monkeypatch.setenv("BATCHWRIGHT_ESTIMATE_SLOTS", "3")

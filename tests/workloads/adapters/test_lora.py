@@ -5,10 +5,8 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-import peft
 import pytest
 import torch
-from peft.tuners.lora import LoraLayer
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification
 
 from tests.support.factories import CPU, mlp_spec, transformers_spec
@@ -48,6 +46,8 @@ def trained(model: torch.nn.Module) -> dict[str, tuple[int, ...]]:
 
 def scales(model: torch.nn.Module) -> list[float]:
     """The factors of the updates, one for each module that is adapted."""
+    from peft.tuners.lora import LoraLayer
+
     return [module.scaling["default"] for module in model.modules() if isinstance(module, LoraLayer)]
 
 
@@ -66,6 +66,8 @@ def scales(model: torch.nn.Module) -> list[float]:
 )
 def test_an_adapter_trains_what_peft_trains(fields: dict[str, Any], own: dict[str, Any]) -> None:
     """Names, shapes, and the scale of the update are those of ``get_peft_model``."""
+    import peft
+
     model = built(adapted(**fields))
     config = peft.LoraConfig(task_type="CAUSAL_LM", **own)
     expected = peft.get_peft_model(AutoModelForCausalLM.from_config(AutoConfig.for_model(**GPT2)), config)
@@ -80,6 +82,8 @@ def test_an_adapter_trains_what_peft_trains(fields: dict[str, Any], own: dict[st
 @pytest.mark.filterwarnings("ignore:fan_in_fan_out is set to:UserWarning")
 def test_the_head_of_a_classifier_is_trained() -> None:
     """As peft does for the task, since a new head starts from random values."""
+    import peft
+
     labels = {"num_labels": 3}
     model = built(adapted("sequence-classification", labels))
     network = AutoModelForSequenceClassification.from_config(AutoConfig.for_model(**GPT2, **labels))

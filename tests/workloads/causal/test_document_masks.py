@@ -62,7 +62,7 @@ def packed_spec(config: dict[str, Any], **changes: Any) -> WorkloadSpec:
 
 def small(kind: str) -> dict[str, Any]:
     """Fields of a small config of a type, of those in ``SIZES`` that it has."""
-    from transformers import CONFIG_MAPPING  # noqa: PLC0415 - takes a second
+    from transformers import CONFIG_MAPPING
 
     default = CONFIG_MAPPING[kind]()
     return {"model_type": kind, **{name: size for name, size in SIZES.items() if hasattr(default, name)}}

@@ -209,7 +209,7 @@ def test_a_run_starts_from_a_commit_of_the_hub(hub: Hub, tmp_path: Path) -> None
     assert again.returncode == 0, again.stdout + again.stderr
     assert len(hub.asked) == asked
     base = AutoModelForCausalLM.from_pretrained(hub.folder)
-    from peft import PeftModel  # noqa: PLC0415 - takes seconds to import
+    from peft import PeftModel
 
     assert PeftModel.from_pretrained(base, tmp_path / "run/pretrained")
 

@@ -271,7 +271,7 @@ def test_the_digest_is_that_of_the_files(folder: Path) -> None:
 
 def test_the_files_of_a_tokenizer_are_copied(tmp_path: Path) -> None:
     """``AutoTokenizer`` loads the copy, from a folder or from a file of any name."""
-    from tokenizers import Tokenizer, models  # noqa: PLC0415 - comes with transformers
+    from tokenizers import Tokenizer, models
 
     (tmp_path / "source").mkdir()
     Tokenizer(models.WordLevel({"a": 0, "?": 1}, unk_token="?")).save(str(tmp_path / "source" / "words.json"))  # noqa: S106 - no password
