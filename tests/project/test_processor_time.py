@@ -20,7 +20,7 @@ import pytest
 from tests.support import processor_time
 processor_time.REFERENCE_SECONDS = 1e9  # no machine is slower than the reference
 
-CHILD = "import sys, time\\nwhile time.process_time() < 0.3: pass\\nprint(flush=True); sys.stdin.read()"
+CHILD = "import sys, time\\nwhile time.process_time() < 0.2: pass\\nprint(flush=True); sys.stdin.read()"
 
 def spin(seconds):
     end = time.process_time() + seconds
@@ -29,22 +29,22 @@ def spin(seconds):
 LIMITED = (
     SPIN
     + """
-processor_time.TEST_LIMIT_SECONDS = 0.2
+processor_time.TEST_LIMIT_SECONDS = 0.15
 
 @pytest.fixture(scope="module")
-def shared(): spin(0.3)
+def shared(): spin(0.2)
 
 @pytest.fixture
 def child():
     with subprocess.Popen([sys.executable, "-c", CHILD], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as running:
         yield running
 
-def test_own(): spin(0.3)
+def test_own(): spin(0.2)
 def test_ended_child(): subprocess.run([sys.executable, "-c", CHILD], stdin=subprocess.DEVNULL)
 def test_living_child(child): child.stdout.readline()
-def test_other_failure(): spin(0.3); assert not "its own reason"
+def test_other_failure(): spin(0.2); assert not "its own reason"
 @pytest.mark.thorough
-def test_marked(): spin(0.3)
+def test_marked(): spin(0.2)
 def test_of_shared(shared): pass
 def test_waits(): time.sleep(0.3)
 """
@@ -66,7 +66,7 @@ def test_a_test_above_the_limit_fails_and_says_what_to_do(tmp_path: Path) -> Non
     outcomes = {name: outcome for outcome, name in re.findall(r"^(\w+ED) .*::test_(\w+)", done.stdout, re.MULTILINE)}
     above = ("own", "ended_child", "living_child", "other_failure")
     assert outcomes == dict.fromkeys(above, "FAILED") | dict.fromkeys(("marked", "of_shared", "waits"), "PASSED")
-    assert done.stdout.count("The limit in `make test` is 0.2 s. Make the test cheaper, or mark it `thorough`") == 3
+    assert done.stdout.count("The limit in `make test` is 0.15 s. Make the test cheaper, or mark it `thorough`") == 3
     assert "its own reason" in done.stdout
     assert re.search(
         r"^Processor time: \d s, \d s of it outside of tests\. The budget is 1000 s\.$", done.stdout, re.MULTILINE
