@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,11 +12,13 @@ from tests.probing.test_supervisor import MIB, misbehaving
 from tests.support.factories import CPU, gpt_spec, tuning_request
 from tuner.hardware.inventory import cpu
 from tuner.planning.session import Tuning
-from tuner.probing.child.ranks import merged_result
+from tuner.probing.child.ranks import merged_result, run_ranks
+from tuner.probing.protocol import ProbePaths
 from tuner.probing.supervisor import ProbeSupervisor
 from tuner.schemas.requests import ProbeRequest
-from tuner.schemas.results import Outcome, ProbeResult
+from tuner.schemas.results import Outcome, Phase, ProbeResult
 from tuner.schemas.workload import WorkloadSpec, parse_spec
+from tuner.training.accumulation.collectives import RENDEZVOUS
 
 pytestmark = pytest.mark.usefixtures("forked")
 
@@ -121,6 +125,20 @@ def test_one_rank_in_a_simulated_group_has_real_shards(supervisor: ProbeSupervis
     assert simulated.held_bytes == pytest.approx(real.held_bytes, rel=0.1)
     assert simulated.resident_bytes is not None
     assert simulated.held_bytes < 0.8 * whole.held_bytes
+
+
+def test_each_rank_is_told_its_place(tmp_path: Path) -> None:
+    """Its number, how many there are, where they meet, and its device."""
+
+    def report(paths: ProbePaths, request: ProbeRequest) -> None:
+        told = [os.environ[name] for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", RENDEZVOUS)]
+        (paths.directory / "told").write_text(" ".join([*told, request.device]))
+        paths.write_result(ProbeResult(micro_batch_size=1, accumulates=True, outcome=Outcome.FIT, phase=Phase.DONE))
+
+    request = probe(spec("ddp", 2), 1, 2, rank_devices=("cuda:0", "cuda:1"))
+    run_ranks(ProbePaths(tmp_path), request, report)
+    told = [(tmp_path / f"rank-{rank}" / "told").read_text() for rank in range(2)]
+    assert told == [f"{rank} {rank} 2 {tmp_path / 'rendezvous'} cuda:{rank}" for rank in range(2)]
 
 
 def test_the_worst_rank_decides() -> None:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,7 +22,6 @@ from tuner.library.tuning import tuning_request
 from tuner.planning.fingerprint import memory_part
 from tuner.schemas.workload import TransformersModel, WorkloadSpec, parse_spec
 from tuner.system.data_roots import ANY_FILE, DataRoots
-from tuner.system.fork_map import run_in_forks
 from tuner.workloads.build import build_model, build_workload
 from tuner.workloads.pretrained.folder_config import with_pretrained_config
 from tuner.workloads.pretrained.pretrained_output import copy_files_of_model, copy_tokenizer
@@ -289,21 +291,32 @@ def test_the_files_of_a_tokenizer_are_copied(tmp_path: Path) -> None:
     assert AutoTokenizer.from_pretrained(tmp_path / "again")("a").input_ids == [0]
 
 
+def test_loading_starts_no_thread(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A job takes what its probe took, which has random weights: threads of the loader and its bar take 8 MiB each."""
+    started: list[threading.Thread] = []
+    start = threading.Thread.start
+    monkeypatch.setattr(threading.Thread, "start", lambda thread: (started.append(thread), start(thread))[1])
+    StartingWeights(folder, print)(AutoModelForCausalLM, AutoConfig.from_pretrained(folder))
+    assert not started
+
+
+@pytest.mark.thorough
 def test_loading_leaves_no_stacks_of_threads(folder: Path) -> None:
     """A job takes what its probe took, which has random weights: threads of the loader and its bar take 8 MiB each."""
-    config = AutoConfig.from_pretrained(folder)
+    program = f"""
+import pathlib, sys, transformers
+from tuner.workloads.pretrained.starting_weights import StartingWeights
 
-    def loaded_mebibytes() -> float:
-        """Return how much private memory grows when the weights are loaded."""
-        before = _private_mebibytes()
-        StartingWeights(folder, print)(AutoModelForCausalLM, config)
-        return _private_mebibytes() - before
-
-    (grown,) = run_in_forks([loaded_mebibytes], 1)
-    assert grown is not None
-    assert grown < 6.0
-
-
-def _private_mebibytes() -> float:
-    status = Path("/proc/self/status").read_text()
+def private_mebibytes():
+    status = pathlib.Path("/proc/self/status").read_text()
     return int(status.partition("VmData:")[2].split()[0]) / 1024
+
+config = transformers.AutoConfig.from_pretrained({str(folder)!r})
+kept = transformers.AutoModelForCausalLM.from_config(config)
+before = private_mebibytes()
+loaded = StartingWeights(pathlib.Path({str(folder)!r}), print)(transformers.AutoModelForCausalLM, config)
+print(private_mebibytes() - before)
+"""
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stderr
+    assert float(ended.stdout) < 6.0
