@@ -14,7 +14,7 @@ from tests.support.paths import ROOT
 
 MOST_MODULES = 14
 """Modules of a package, its ``__init__`` and subpackages aside: as many as a reader takes in at a glance."""
-MODULES_ALLOWED = {"tests/support": 26, "tests/support/service": 20, "service/store/database/migrations/versions": 99}
+MODULES_ALLOWED = {"tests/support": 27, "tests/support/service": 20, "service/store/database/migrations/versions": 99}
 """Folders of helpers, each of which has its line in ``tests/support/README.md``, and a history that only grows."""
 FEWEST_LINES = 3
 """Lines of a package's docstring, by which it can hold more than a title."""
