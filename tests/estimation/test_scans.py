@@ -46,19 +46,14 @@ def imported() -> None:
 
 @pytest.mark.usefixtures("imported")
 @pytest.mark.parametrize(
-    ("length", "accumulates"),
+    ("kind", "precision", "length", "accumulates"),
     [
-        (96, False),
-        pytest.param(128, True, marks=pytest.mark.thorough),
-        pytest.param(145, True, marks=pytest.mark.thorough),
-    ],
-)
-@pytest.mark.parametrize(
-    ("kind", "precision"),
-    [
-        ("mamba", "fp32"),
-        *(pytest.param(kind, "fp32", marks=pytest.mark.thorough) for kind in KINDS if kind != "mamba"),
-        pytest.param("mamba", "bf16-mixed", marks=pytest.mark.thorough),
+        ("mamba", "fp32", 96, False),
+        *(
+            pytest.param(kind, precision, length, True, marks=pytest.mark.thorough)
+            for kind, precision in (*((kind, "fp32") for kind in KINDS), ("mamba", "bf16-mixed"))
+            for length in (128, 145)
+        ),
     ],
 )
 def test_groups_of_steps_take_the_memory_of_the_steps(
