@@ -66,7 +66,8 @@ def test_a_test_above_the_limit_fails_and_says_what_to_do(tmp_path: Path) -> Non
     outcomes = {name: outcome for outcome, name in re.findall(r"^(\w+ED) .*::test_(\w+)", done.stdout, re.MULTILINE)}
     above = ("own", "ended_child", "living_child", "other_failure")
     assert outcomes == dict.fromkeys(above, "FAILED") | dict.fromkeys(("marked", "of_shared", "waits"), "PASSED")
-    assert done.stdout.count("The limit in `make test` is 0.15 s. Make the test cheaper, or mark it `thorough`") == 3
+    sections = done.stdout.partition(" short test summary ")[0]
+    assert sections.count("The limit in `make test` is 0.15 s. Make the test cheaper, or mark it `thorough`") == 3
     assert "its own reason" in done.stdout
     assert re.search(
         r"^Processor time: \d s, \d s of it outside of tests\. The budget is 1000 s\.$", done.stdout, re.MULTILINE

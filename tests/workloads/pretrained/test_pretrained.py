@@ -295,7 +295,12 @@ def test_loading_starts_no_thread(folder: Path, monkeypatch: pytest.MonkeyPatch)
     """A job takes what its probe took, which has random weights: threads of the loader and its bar take 8 MiB each."""
     started: list[threading.Thread] = []
     start = threading.Thread.start
-    monkeypatch.setattr(threading.Thread, "start", lambda thread: (started.append(thread), start(thread))[1])
+
+    def noted_start(thread: threading.Thread) -> None:
+        started.append(thread)
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", noted_start)
     StartingWeights(folder, print)(AutoModelForCausalLM, AutoConfig.from_pretrained(folder))
     assert not started
 
