@@ -34,7 +34,7 @@ SHORT = {"deployment", "library", "side-by-side", "troubleshooting"}
 RUN = [
     pytest.param(name, marks=() if name in SHORT else pytest.mark.thorough)
     for name, text in PAGES.items()
-    if any(it.reason is None for it in blocks_of(text))
+    if name != "start" and any(it.reason is None for it in blocks_of(text))
 ]
 MOST_NOT_RUN = 18
 """Blocks that no test runs, over all pages; four of them need a Docker engine or a cluster."""
@@ -57,6 +57,24 @@ def test_the_page_runs(page: str, tmp_path: Path, request: pytest.FixtureRequest
     for block in blocks_of(PAGES[page]):
         if block.reason is None:
             reader.assert_works(block)
+
+
+@pytest.fixture(scope="module")
+def started(tmp_path_factory: pytest.TempPathFactory, service: str) -> Path:
+    """The folder of a reader of the first page, where each command printed what the page shows."""
+    folder = tmp_path_factory.mktemp("start")
+    reader = Reader(folder, lambda: service)
+    for block in blocks_of(PAGES["start"]):
+        if block.reason is None:
+            reader.assert_works(block)
+    return folder
+
+
+def test_the_first_page_leads_to_a_plan_and_a_run(started: Path) -> None:
+    """A reader has tuned, and trained three updates with the plan."""
+    found = json.loads((started / "recommendation.json").read_text())
+    assert sum(found["plan"]["micro_batch_sizes"][0]) == 100
+    assert len((started / "runs/first/progress.jsonl").read_text().splitlines()) == 3
 
 
 def test_few_blocks_are_not_run() -> None:
