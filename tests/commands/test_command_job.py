@@ -129,6 +129,19 @@ def test_the_updates_of_a_real_job_are_counted(counted: TrainingResult) -> None:
     assert 0 < (counted.peak_bytes or 0) < 300 * MEBIBYTE
 
 
+@pytest.fixture(scope="module")
+def caught(tmp_path_factory: pytest.TempPathFactory) -> TrainingResult:
+    """The result of a real job whose program catches an OOM of its model."""
+    folder = tmp_path_factory.mktemp("job")
+    return run(plan_of_job("caught", folder), folder / "job")
+
+
+def test_an_oom_that_a_real_job_catches_is_noted(caught: TrainingResult) -> None:
+    """It is seen where it passes the model, since the program ends without an error."""
+    assert caught.outcome is RunOutcome.SUCCEEDED
+    assert ["The program caught the error" in note for note in caught.notes] == [True]
+
+
 def test_a_job_keeps_its_files(tmp_path: Path) -> None:
     """The rendered configuration, what the command wrote, all of its output, and the recommendation."""
     code = (
