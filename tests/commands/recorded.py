@@ -37,6 +37,7 @@ from tuner.schemas.recommendation import Headroom, Recommendation
 from tuner.schemas.requests import ProbeRequest
 from tuner.schemas.training import TrainingResult
 from tuner.system.files import tail
+from tuner.system.temporary_folders import TemporaryFolder
 
 FOLDER = ROOT / "tests" / "commands" / "reports"
 SIZE = 2
@@ -123,17 +124,19 @@ JOBS = ("plain", "large", "more", "caught", "oom")
 
 
 def run_case(name: str, folder: Path) -> tuple[EndedCommand, Record]:
-    """Run the program of a case in a process of its own, in an empty folder, and record its probe."""
+    """Run the program of a case in a process of its own, in an empty folder, and record its probe.
+
+    As in a supervisor the probe's own folder is a temporary one: below ``folder`` the paths of sockets may be too long.
+    """
     request = CASES[name].request(folder)
-    own = folder / "probe"
-    own.mkdir()
-    ended = _probe(request, own).run(FreshCommand, lambda: False)
-    return ended, {
-        "ending": ended.ending.name,
-        "seconds": round(ended.ended_at - ended.requested_at, 3),
-        "unreached": [_without_paths(line) for line in ended.unreached],
-        **record_of(own, ended.requested_at),
-    }
+    with TemporaryFolder() as own:
+        ended = _probe(request, own).run(FreshCommand, lambda: False)
+        return ended, {
+            "ending": ended.ending.name,
+            "seconds": round(ended.ended_at - ended.requested_at, 3),
+            "unreached": [_without_paths(line) for line in ended.unreached],
+            **record_of(own, ended.requested_at),
+        }
 
 
 def _probe(request: ProbeRequest, folder: Path) -> CommandProbe:
