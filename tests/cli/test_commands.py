@@ -133,7 +133,7 @@ def test_a_uniform_plan_says_what_it_changes() -> None:
 def whole_path(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, forked: None
 ) -> tuple[Path, list[subprocess.CompletedProcess[str]]]:
-    """What a tuning, a run and its resume printed, and the folder of their files."""
+    """Return the output of a tuning, a run and its resume, and the folder of their files."""
     del forked
     folder, command_line = tmp_path_factory.mktemp("path"), request.param
     spec, rec = folder / "spec.json", folder / "rec.json"
@@ -571,7 +571,7 @@ def test_sigterm_while_training_leaves_a_checkpoint(spec_file: Path, tmp_path: P
 
 @pytest.mark.thorough
 def test_sigterm_to_a_process_that_trains_leaves_a_checkpoint(spec_file: Path, tmp_path: Path) -> None:
-    """The same in a process of its own."""
+    """Interrupt the command in a process of its own."""
     words, run = trains_without_end(spec_file, tmp_path)
     command = [sys.executable, "-m", "tuner.cli", *words]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)

@@ -1,4 +1,4 @@
-"""What the processes of programs once reported, and how a supervisor meets it again without them.
+"""Recorded reports of the processes of programs, and their replay to a supervisor without the programs.
 
 `python -m tests.commands.recorded [NAME ...]` runs the programs of `CASES` and renews their records in `reports/`: read
 what changed before you keep it. A record has the events of all processes in order, the end of the command, and no path

@@ -129,7 +129,7 @@ def test_a_program_that_fits_ends_after_its_updates_and_leaves_nothing(fresh: tu
 
 
 def test_a_forked_process_has_the_result_of_a_fresh_one(programs: Programs, fresh: tuple[ProbeResult, Path]) -> None:
-    """The same updates are counted. What the imports took is part of both peaks, which differ by steps of the heap."""
+    """Both count the same updates. Their peaks include the imports and differ by steps of the heap."""
     forked = programs.probe(SETUP + TRAINS)
     assert (forked.outcome, forked.message) == (Outcome.FIT, fresh[0].message)
     assert abs((forked.process_peak_bytes or 0) - (fresh[0].process_peak_bytes or 0)) <= 8 * MIB

@@ -90,7 +90,7 @@ def test_an_oom_that_the_program_survives_is_no_fit(end: End) -> None:
 
 
 def test_half_of_the_batch_fits(end: End) -> None:
-    """The same program, under the same limit."""
+    """The program of the test above fits with half of its batch under the same limit."""
     assert end("swallows-no-oom").outcome is Outcome.FIT
 
 

@@ -103,7 +103,7 @@ ESTIMATED = {"qwen3-moe", "mamba", "wav2vec2", "llama in shards of bf16"}
 
 
 def families(tried: set[str]) -> pytest.MarkDecorator:
-    """All families, of which `make test` runs only some."""
+    """All families. `make test` runs only some of them."""
     return pytest.mark.parametrize(
         "name", [pytest.param(name, marks=() if name in tried else pytest.mark.thorough) for name in FAMILIES]
     )

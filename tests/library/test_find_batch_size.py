@@ -118,7 +118,7 @@ def of_optimizers(forked: None) -> tuple[Recommendation, Recommendation]:
 
 
 def test_an_optimizer_of_ones_own_counts(of_optimizers: tuple[Recommendation, Recommendation]) -> None:
-    """What fits beside the gradients depends on the optimizer's state."""
+    """Fewer samples fit beside the state of an optimizer that keeps more of it."""
     stateless, stateful = of_optimizers
     assert (stateless.largest_micro_batch_size or 0) > (stateful.largest_micro_batch_size or 0) > 0
     assert "own-optimizer" in {advice.code for advice in stateless.to_hugging_face().warnings}

@@ -56,7 +56,7 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The reader's folder after the commands, each of which printed what the README shows."""
+    """The reader's folder after the commands. Each printed what the README shows."""
     path = tmp_path_factory.mktemp("reader")
     reader = Reader(path, lambda: ADDRESS)
     for block in blocks_of(README):

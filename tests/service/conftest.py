@@ -16,7 +16,6 @@ from service.client import Client
 from service.domain.identifiers import IdentifierSource
 from service.store.database.engine import open_engine
 from service.store.store import Store
-from tests.support.forked import await_server
 from tests.support.service.forked_processes import forked_processes
 from tests.support.service.postgres import Databases, databases
 from tests.support.service.running import Running, StartService, migrated, running
@@ -34,13 +33,6 @@ def _log_level() -> Iterator[None]:
     before = logging.getLogger().level
     yield
     logging.getLogger().setLevel(before)
-
-
-@pytest.fixture(scope="module")
-def forked(forked: None) -> None:
-    """As for all tests, with torch imported before one of them is measured."""
-    del forked
-    await_server()
 
 
 @pytest.fixture(scope="session")

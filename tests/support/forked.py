@@ -156,7 +156,7 @@ class _ForkedProcess:
 
 
 def _child(command: list[str], *, env: Mapping[str, str], stdin: int, stdout: BinaryIO, **options: Any) -> Any:
-    """A fork server of probes or of estimates by a fork, any other child process as ever."""
+    """Fork a fork server of probes or of estimates; start any other child process with `subprocess`."""
     with Connection(os.dup(stdin)) as connection:
         if "tuner.probing.child.fork_server" in command:
             return _ForkedProcess(_RUNNING, dict(env), stdout.fileno(), _serve, connection)

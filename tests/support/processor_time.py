@@ -8,6 +8,7 @@ there a fixed computation is here. Printed figures are as measured. The seconds 
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 import time
@@ -239,8 +240,6 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def main() -> None:
     """Print the seconds of the last session by folder of tests."""
-    import json
-
     tests = json.loads(Path(".pytest_cache/v", CACHE_KEY).read_text())
     for group, (number, seconds) in by_group(tests, int(sys.argv[1]) if len(sys.argv) > 1 else 2).items():
         print(f"| {group} | {number} | {seconds:.0f} |")  # noqa: T201

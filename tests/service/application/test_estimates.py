@@ -277,7 +277,7 @@ def scripted_in(service: Running) -> Scripted:
 
 
 def test_estimates_over_http_are_those_of_the_estimator(start_service: StartService) -> None:
-    """In the order asked; asked again from memory, a GPU by another name too; its error is told in its words."""
+    """Answers keep the order; repeated ones come from memory, also for another name of a GPU; errors keep theirs."""
     service = start_service()
     estimator = scripted_in(service)
     with service.client as client:

@@ -1,4 +1,4 @@
-"""What the tests of the pages share: a browser for all modules that one process runs."""
+"""Fixtures of the pages' tests: one browser for all modules that a process runs."""
 
 from __future__ import annotations
 

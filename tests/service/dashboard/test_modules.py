@@ -183,7 +183,7 @@ PAGED = """
   await pages.refresh(() => true);
   const shown = pages.rows().map(({ id }) => id);
 """
-"""A sorted list of which some pages are loaded, and its shown rows after a change."""
+"""A sorted list with some of its pages loaded, and its shown rows after a change."""
 
 
 @pytest.mark.parametrize(
@@ -288,7 +288,7 @@ FORM = """
   };
   render(html`<${Shown} />`, place);
 """
-"""The form of a new tuning, of which the fields of the spec are shown."""
+"""The form of a new tuning, with the fields of the spec shown."""
 PRESETS = {name: request for family in presets().values() for name, request in family.items()}
 
 

@@ -469,7 +469,7 @@ def sign_in(page: Page, service: Running, *scopes: Scope) -> None:
 
 
 def test_a_link_of_another_site_opens_its_page(service: Running, browser: Browser) -> None:
-    """Who is signed in sees it at once, though the browser sends no cookie along the link."""
+    """A signed-in user sees the page at once, although the browser sends no cookie along the link."""
     with watched(browser, service.url) as opened:
         sign_in(opened.page, service, Scope.JOBS_READ)
         elsewhere = service.url.replace("127.0.0.1", "elsewhere.example")
@@ -494,7 +494,7 @@ def test_a_key_for_jobs_sees_which_scope_other_pages_need(service: Running, brow
 
 
 def test_a_filled_form_survives_an_expired_session(service: Running, browser: Browser) -> None:
-    """Whose session has ended signs in again, and finds the form as it was; the next visitor of the tab does not."""
+    """A user whose session ended signs in again and finds the form filled; the next visitor of the tab does not."""
     with watched(browser, service.url) as opened:
         opened.excused = ("401",)
         sign_in(opened.page, service, Scope.TUNINGS_READ, Scope.TUNINGS_WRITE)

@@ -142,13 +142,13 @@ def test_no_page_violates_wcag(
 
 @pytest.mark.parametrize("name", ["/", "{tuning}", "{recommendation}"])
 def test_a_usual_page_violates_no_wcag(browser: Browser, populated: PopulatedService, name: str) -> None:
-    """The same of pages that every operator opens."""
+    """Pages that every operator opens have no violation either."""
     with watched(browser, populated.service.url) as opened:
         assert faults_of(opened, [populated.paths.get(name, name)]) == {}
 
 
 def faults_of(opened: Watched, pages: Sequence[str]) -> dict[str, list[Any]]:
-    """What axe finds, by page; every page has to fit on the smallest screen."""
+    """Violations that axe finds, by page; every page fits on the smallest screen."""
     found = {}
     for path in pages:
         page = settled(opened, path)
