@@ -35,6 +35,8 @@ _CACHE_SECONDS = 2.0
 
 _MOST_MODELS = 20
 _OCCUPANCY_CACHE_SECONDS = 10.0
+_SHARE_DIGITS = 7
+"""A millisecond of a bucket of two hours is a share of 1.4e-7: work is never told as none."""
 
 
 class _Recent(Generic[Key, Value]):
@@ -130,7 +132,9 @@ def _occupancy(found: OccupancyBuckets, period: OccupancyPeriod) -> Occupancy:
         by_slot[busy.slot][busy.kind][busy.bucket] += busy.seconds
 
     def shares(seconds: list[float]) -> tuple[float, ...]:
-        return tuple(round(min(each / length, 1.0), 4) for each, length in zip(seconds, lengths, strict=True))
+        return tuple(
+            round(min(each / length, 1.0), _SHARE_DIGITS) for each, length in zip(seconds, lengths, strict=True)
+        )
 
     return Occupancy(
         start=found.start,
@@ -141,7 +145,7 @@ def _occupancy(found: OccupancyBuckets, period: OccupancyPeriod) -> Occupancy:
                 slot=slot,
                 tunings=shares(seconds[WorkKind.TUNING]),
                 jobs=shares(seconds[WorkKind.JOB]),
-                busy=round(min(sum(map(sum, seconds.values())) / total, 1.0), 4),
+                busy=round(min(sum(map(sum, seconds.values())) / total, 1.0), _SHARE_DIGITS),
             )
             for slot, seconds in sorted(by_slot.items())
         ),

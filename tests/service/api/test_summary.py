@@ -12,7 +12,7 @@ from service.application.statistics import OccupancyCases, SummaryCases
 from service.client import Client
 from service.domain.api_keys import KEYLESS, Caller, Scope, make_key
 from service.domain.states import State, WorkKind
-from service.domain.workers import Period
+from service.domain.workers import OccupancyPeriod, Period
 from service.errors import StoreUnavailableError
 from service.store.models import Ending
 from service.store.store import Store
@@ -180,6 +180,17 @@ def test_the_occupancy_has_a_share_for_each_half_hour(start_service: StartServic
     assert 7200 / 86_400 - 0.001 < device.busy < 7200 / (86_400 - 1800) + 0.001
     set_work(service.settings.url, document["id"], device_ms=0)
     assert service.http.get("/v1/occupancy").json() == found.model_dump(mode="json")
+
+
+@pytest.mark.parametrize("period", OccupancyPeriod)
+def test_work_of_a_millisecond_is_not_told_as_none(start_service: StartService, period: OccupancyPeriod) -> None:
+    """The shares of a device say that it held work, however short."""
+    service = start_service()
+    document = ended(service.http, service.http.post("/v1/tunings", json=body()).headers["location"])
+    set_work(service.settings.url, document["id"], device_ms=1)
+    with service.client as client:
+        (device,) = client.occupancy(period).devices
+    assert max(device.tunings) > 0
 
 
 def test_the_occupancy_of_a_week_has_buckets_of_two_hours(start_service: StartService) -> None:
