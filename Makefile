@@ -68,7 +68,7 @@ intel-mkl-test: $(VENV)/dev $(VENV)/docs $(VENV)/browser $(VENV)/intel_mkl.so  #
 lint: $(VENV)/dev  ## Style, types and formatting
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy batchwright tuner service tests benchmarks examples tools
+	$(BIN)/mypy tuner/batchwright service tests benchmarks examples tools
 
 # Tests that need neither torch nor a database nor a browser: with the plugin, importing one of these raises.
 FAST := tests/planning tests/schemas tests/exports tests/cli/test_export.py tests/hardware/test_gpu_lookup.py \
@@ -104,7 +104,7 @@ $(VIRTUAL_GPU)/ready: constraints.txt requirements/runtime.txt requirements/dev.
 	$(VIRTUAL_PIP) install --quiet --no-deps --no-build-isolation -e .
 	@touch $@
 
-ON_VIRTUAL_GPU := $(VIRTUAL_PYTHON) -m tuner.virtual_gpu --gpu H100-80GB -- $(VIRTUAL_PYTHON)
+ON_VIRTUAL_GPU := $(VIRTUAL_PYTHON) -m batchwright.virtual_gpu --gpu H100-80GB -- $(VIRTUAL_PYTHON)
 NO_VIRTUAL_GPU := SKIPPED: no test ran on a virtual card, since torch's CUDA build cannot be had here (see above).
 
 # First the tests that describe a host each, then those of a physical card that a virtual one can pass: every process of

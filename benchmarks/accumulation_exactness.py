@@ -38,11 +38,11 @@ from accumulation_task import Task, ragged_samples
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 - torch's own idiom
 
-from tuner.hardware.inventory import cpu
-from tuner.planning.fingerprint import installed_versions
-from tuner.training.accumulation.collectives import Ranks, join_ranks
-from tuner.training.accumulation.engine import GradientAccumulation, split_batch
-from tuner.workloads.base import IGNORED_LABEL, count_labels, summed_cross_entropy
+from batchwright.hardware.inventory import cpu
+from batchwright.planning.fingerprint import installed_versions
+from batchwright.training.accumulation.collectives import Ranks, join_ranks
+from batchwright.training.accumulation.engine import GradientAccumulation, split_batch
+from batchwright.workloads.base import IGNORED_LABEL, count_labels, summed_cross_entropy
 
 # --- the published results, by our engine ---
 

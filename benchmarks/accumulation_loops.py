@@ -13,9 +13,9 @@ from accumulation_task import MICRO_BATCH, CausalModelWithKeywords, Task, collat
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
-from tuner.training.accumulation.collectives import join_ranks
-from tuner.training.accumulation.engine import GradientAccumulation, windows
-from tuner.workloads.base import count_labels
+from batchwright.training.accumulation.collectives import join_ranks
+from batchwright.training.accumulation.engine import GradientAccumulation, windows
+from batchwright.workloads.base import count_labels
 
 
 def naive(task: Task, *, steps_at_the_end: bool = True) -> None:

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 - torch's own idiom
 from torch.utils.data import DataLoader, IterableDataset
 
-from tuner.schemas.workload import parse_spec
-from tuner.workloads.base import IGNORED_LABEL, count_labels, pad_tokens
-from tuner.workloads.build import build_workload
+from batchwright.schemas.workload import parse_spec
+from batchwright.workloads.base import IGNORED_LABEL, count_labels, pad_tokens
+from batchwright.workloads.build import build_workload
 
 TARGETS = (40, 22, 30, 15, 36, 30, 20, 7, 25, 12)
 """Tokens of each sample that count: those after the first."""

@@ -34,9 +34,9 @@ from typing import Any
 import httpx
 from api_load_rows import Rows, in_turn
 
+from batchwright.hardware.inventory import cpu
 from service.domain.api_keys import Scope, make_key
 from service.store.store import open_store
-from tuner.hardware.inventory import cpu
 
 HERE = Path(__file__).resolve().parent
 SIZES = (1_000, 10_000, 100_000)
@@ -264,7 +264,7 @@ def prepared(folder: Path, load: Load, rounds: int) -> Iterator[tuple[Pair, Rows
     rows.grow_to(SIZES[0])
     with ExitStack() as stack:
         stack.callback(rows.close)
-        serve = ["-m", "tuner.cli", "serve", "--port", str(ours), "--database-url", url]
+        serve = ["-m", "batchwright", "serve", "--port", str(ours), "--database-url", url]
         stack.enter_context(serving(serve, ours, "/livez", settings))
         files = []
         for what, paths in reads(rows, ours).items():

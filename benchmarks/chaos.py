@@ -35,9 +35,9 @@ from chaos_deployment import Deployment, PostgresqlDatabase, SqliteDatabase
 from chaos_faults import Choices, faults_of
 from chaos_rounds import Reference, Round, play, request, undisturbed
 
+from batchwright.hardware.inventory import cpu
+from batchwright.planning.fingerprint import installed_versions
 from tests.support.service.postgres import databases
-from tuner.hardware.inventory import cpu
-from tuner.planning.fingerprint import installed_versions
 
 _TRIES = 4
 

@@ -103,7 +103,7 @@ class Deployment:
             self.components = {"service": self._component("service", serve, "/livez")}
 
     def _component(self, log: str, command: list[str], ready: str) -> Component:
-        whole = [sys.executable, "-m", "tuner.cli", *command]
+        whole = [sys.executable, "-m", "batchwright", *command]
         return Component(whole, self._environment(), self.folder / f"{log}.log", lambda: self.answers(ready))
 
     def _environment(self) -> dict[str, str]:

@@ -26,11 +26,11 @@ class Found:
     def role(self) -> str:
         """What it is, by its command: a child of the fork server has that one's."""
         for words, role in (
-            ("tuner.probing.child.fork_server", "fork server"),
-            ("tuner.training.worker", "training"),
-            ("tuner.cli work", "worker"),
+            ("batchwright.probing.child.fork_server", "fork server"),
+            ("batchwright.training.worker", "training"),
+            ("batchwright.cli work", "worker"),
             ("service.entrypoints.hosted_worker", "worker"),
-            ("tuner.cli serve", "service"),
+            ("batchwright.cli serve", "service"),
         ):
             if words in self.command:
                 return role

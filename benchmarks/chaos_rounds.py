@@ -14,14 +14,14 @@ from typing import Any
 from chaos_deployment import TARGET, Deployment
 from chaos_faults import Choices, Fault, KillWhileAsked, Struck
 
+from batchwright.schemas.recommendation import Recommendation
+from batchwright.schemas.requests import TrainingRequest, TuningRequest
+from batchwright.schemas.results import Outcome
+from batchwright.schemas.workload import parse_spec
+from batchwright.training.launching.run_directory import RunPaths
 from service.client import Client
 from service.client.errors import ClientError
 from service.domain.work import Job, RecordedProbe, Tuning, WorkSummary
-from tuner.schemas.recommendation import Recommendation
-from tuner.schemas.requests import TrainingRequest, TuningRequest
-from tuner.schemas.results import Outcome
-from tuner.schemas.workload import parse_spec
-from tuner.training.launching.run_directory import RunPaths
 
 MIB = 1024**2
 TRAINING = TrainingRequest(updates=40, checkpoint_every=4, seed=7)

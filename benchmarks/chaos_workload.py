@@ -17,10 +17,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from tuner.probing.protocol import ProbePaths
-from tuner.schemas.workload import Gpt
-from tuner.workloads.base import Workload
-from tuner.workloads.reference import GptNetwork, NextTokenWorkload
+from batchwright.probing.protocol import ProbePaths
+from batchwright.schemas.workload import Gpt
+from batchwright.workloads.base import Workload
+from batchwright.workloads.reference import GptNetwork, NextTokenWorkload
 
 FOLDER_VARIABLE = "CHAOS_FOLDER"
 """Names the folder of the journal and of the device's lock file."""

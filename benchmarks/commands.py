@@ -38,11 +38,11 @@ from typing import Any
 from commands_peers import PEERS
 from finders_trials import Diary, Found, Outcome, Trial, run_finder
 
+from batchwright.hardware.allocator_env import CPU_ENVIRONMENT
+from batchwright.schemas import results
+from batchwright.system.files import write_atomically
 from tests.commands.program_list import FOLDER, ONE_THREAD, PLAIN, WITH_FRAMEWORKS, Program
 from tests.commands.trials import budget_for, probe
-from tuner.hardware.allocator_env import CPU_ENVIRONMENT
-from tuner.schemas import results
-from tuner.system.files import write_atomically
 
 HERE = Path(__file__).resolve().parent
 OURS = "Batchwright"
@@ -92,7 +92,18 @@ def ours(program: Program, budget: int, folder: Path) -> tuple[Found, Row]:
         (folder / name).write_text(text)
     templates = [f"--template={name}={folder / name}" for name in program.files]
     where = [f"--working-directory={program.folder}", "--memory-margin=0", "--no-uniform-only", f"--output={answer}"]
-    command = [sys.executable, "-m", "tuner.cli", "tune", *options, *variables, *templates, *where, "--", *program.argv]
+    command = [
+        sys.executable,
+        "-m",
+        "batchwright",
+        "tune",
+        *options,
+        *variables,
+        *templates,
+        *where,
+        "--",
+        *program.argv,
+    ]
     began = time.monotonic()
     ended = run_finder(command, Diary(folder / "ours.jsonl"), dict(os.environ), TIMEOUT_SECONDS)
     seconds = time.monotonic() - began

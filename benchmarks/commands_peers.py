@@ -27,8 +27,8 @@ from finders_trials import Diary, Outcome
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from tuner.hardware.failures import FailureKind, classify_exception
-from tuner.hardware.memory_devices.cpu import status_bytes
+from batchwright.hardware.failures import FailureKind, classify_exception
+from batchwright.hardware.memory_devices.cpu import status_bytes
 
 STARTED_BYTES = status_bytes("VmData")
 """Private memory after torch's import."""

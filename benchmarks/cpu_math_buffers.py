@@ -28,10 +28,10 @@ from typing import Any
 
 from cpu_repeatability import requests
 
-from tuner.hardware.allocator_env import CPU_ENVIRONMENT, CPU_MATH
-from tuner.hardware.inventory import cpu
-from tuner.planning.fingerprint import installed_versions
-from tuner.schemas.workload import WorkloadSpec, parse_spec
+from batchwright.hardware.allocator_env import CPU_ENVIRONMENT, CPU_MATH
+from batchwright.hardware.inventory import cpu
+from batchwright.planning.fingerprint import installed_versions
+from batchwright.schemas.workload import WorkloadSpec, parse_spec
 
 GPT2 = {"model_type": "gpt2", "n_layer": 2, "n_head": 4, "n_embd": 128, "n_positions": 64, "vocab_size": 256}
 SIZES = {"gpt2": 40, "gpt": 64, "mlp": 2048, "resnet": 32}
@@ -52,11 +52,11 @@ def specs() -> dict[str, WorkloadSpec]:
 
 def measure(name: str) -> dict[str, float]:
     """In a process of its own: CPU seconds of an update, and the peak of private memory in bytes."""
-    from tuner.hardware.memory_devices.factory import open_device  # noqa: PLC0415 - torch is not for the process that starts others
-    from tuner.training.accumulation.collectives import Ranks  # noqa: PLC0415
-    from tuner.training.micro_batches.splitting import sliced  # noqa: PLC0415
-    from tuner.training.update_engine import UpdateEngine  # noqa: PLC0415
-    from tuner.workloads.build import build_model, build_workload  # noqa: PLC0415
+    from batchwright.hardware.memory_devices.factory import open_device  # noqa: PLC0415 - torch is not for the process that starts others
+    from batchwright.training.accumulation.collectives import Ranks  # noqa: PLC0415
+    from batchwright.training.micro_batches.splitting import sliced  # noqa: PLC0415
+    from batchwright.training.update_engine import UpdateEngine  # noqa: PLC0415
+    from batchwright.workloads.build import build_model, build_workload  # noqa: PLC0415
 
     spec, size = specs()[name], SIZES[name]
     workload = build_workload(spec)

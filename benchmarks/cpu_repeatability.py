@@ -15,13 +15,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from tuner.hardware.inventory import cpu
-from tuner.planning.fingerprint import installed_versions
-from tuner.planning.session import Tuning
-from tuner.probing.supervisor import ProbeSupervisor
-from tuner.schemas.recommendation import Recommendation
-from tuner.schemas.requests import TuningRequest
-from tuner.schemas.workload import parse_spec
+from batchwright.hardware.inventory import cpu
+from batchwright.planning.fingerprint import installed_versions
+from batchwright.planning.session import Tuning
+from batchwright.probing.supervisor import ProbeSupervisor
+from batchwright.schemas.recommendation import Recommendation
+from batchwright.schemas.requests import TuningRequest
+from batchwright.schemas.workload import parse_spec
 
 MIB = 1024**2
 

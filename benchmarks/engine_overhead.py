@@ -37,14 +37,14 @@ from typing import Any, get_args
 import torch
 from torch import Tensor, nn
 
-from tuner.hardware.allocator_env import CPU_ALLOCATOR, CPU_THREADS
-from tuner.hardware.inventory import cpu
-from tuner.planning.fingerprint import installed_versions
-from tuner.schemas.workload import parse_spec
-from tuner.torch_internals import foreach_add_
-from tuner.training.accumulation.engine import Gathering, GradientAccumulation
-from tuner.workloads.base import Batch, LossTerms
-from tuner.workloads.build import build_workload
+from batchwright.hardware.allocator_env import CPU_ALLOCATOR, CPU_THREADS
+from batchwright.hardware.inventory import cpu
+from batchwright.planning.fingerprint import installed_versions
+from batchwright.schemas.workload import parse_spec
+from batchwright.torch_internals import foreach_add_
+from batchwright.training.accumulation.engine import Gathering, GradientAccumulation
+from batchwright.workloads.base import Batch, LossTerms
+from batchwright.workloads.build import build_workload
 
 MAX_NORM = 1.0
 YARDSTICK = "hand-written"

@@ -29,14 +29,14 @@ from typing import Any
 import estimator_published
 from finders_workloads import Case, cases
 
-from tuner.errors import EstimateError, WorkloadError
-from tuner.hardware.inventory import find_device
-from tuner.planning.fingerprint import installed_versions
-from tuner.planning.session import Tuning
-from tuner.probing.supervisor import ProbeSupervisor
-from tuner.schemas.estimates import EstimateRequest
-from tuner.schemas.results import DeviceInfo, Outcome, ProbeResult
-from tuner.system.files import write_atomically
+from batchwright.errors import EstimateError, WorkloadError
+from batchwright.hardware.inventory import find_device
+from batchwright.planning.fingerprint import installed_versions
+from batchwright.planning.session import Tuning
+from batchwright.probing.supervisor import ProbeSupervisor
+from batchwright.schemas.estimates import EstimateRequest
+from batchwright.schemas.results import DeviceInfo, Outcome, ProbeResult
+from batchwright.system.files import write_atomically
 
 HERE = Path(__file__).resolve().parent
 RUNS = 5
@@ -98,7 +98,7 @@ class Bench:
         return {size: {"process": round(expected.used_bytes(size))} for size in sizes}, expected.seconds
 
     def _for_card(self, case: Case, sizes: list[int]) -> tuple[dict[int, Figures], float]:
-        from tuner.estimation.client import estimate  # noqa: PLC0415 - a card's alone
+        from batchwright.estimation.client import estimate  # noqa: PLC0415 - a card's alone
 
         found: dict[int, Figures] = {}
         seconds = 0.0
@@ -182,7 +182,7 @@ def command_seconds(cards: tuple[str, ...]) -> list[float]:
     with tempfile.TemporaryDirectory() as folder:
         spec = Path(folder) / "gpt2.json"
         spec.write_text(json.dumps(GPT2), encoding="utf-8")
-        command = [sys.executable, "-m", "tuner.cli", "estimate", str(spec), "--effective-batch-size", "512", *cards]
+        command = [sys.executable, "-m", "batchwright", "estimate", str(spec), "--effective-batch-size", "512", *cards]
         for _ in range(RUNS):
             began = time.monotonic()
             subprocess.run(command, check=True, stdout=subprocess.DEVNULL)  # noqa: S603 - our own command

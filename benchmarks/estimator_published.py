@@ -24,10 +24,10 @@ from fractions import Fraction
 from statistics import median, quantiles
 from typing import Any, Literal
 
-from tuner.estimation.pool import EstimatePool
-from tuner.hardware.gpu_lookup import find_gpu
-from tuner.schemas.estimates import EstimateRequest, PeakEstimate
-from tuner.schemas.workload import parse_spec
+from batchwright.estimation.pool import EstimatePool
+from batchwright.hardware.gpu_lookup import find_gpu
+from batchwright.schemas.estimates import EstimateRequest, PeakEstimate
+from batchwright.schemas.workload import parse_spec
 
 MIB = 1024**2
 GIB = 1024**3

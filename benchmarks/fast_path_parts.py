@@ -29,6 +29,8 @@ from api_load_rows import Rows
 from pydantic_core import to_json
 from starlette.concurrency import run_in_threadpool
 
+from batchwright.cli.entry import main as batchwright
+from batchwright.hardware.inventory import cpu
 from service.api.reads.fast_path import FastRoute
 from service.api.strict_route import StrictRoute
 from service.auth.api_keys import KeyAuthenticator
@@ -40,8 +42,6 @@ from service.store.database.engine import read_transaction
 from service.store.models import EVERYTHING, WorkRow
 from service.store.store import open_store
 from service.store.work_queries import Listing, SqlWorkStore
-from tuner.cli.entry import main as batchwright
-from tuner.hardware.inventory import cpu
 
 ROWS = 10_000
 WAITING = 100

@@ -40,14 +40,14 @@ from finders_peers import PEERS
 from finders_trials import Diary, Found, run_finder
 from finders_workloads import Case, cases
 
-import tuner
-from tuner.errors import WorkloadError
-from tuner.hardware.inventory import find_device
-from tuner.planning.fingerprint import canonical_json, installed_versions
-from tuner.planning.session import Tuning
-from tuner.probing.supervisor import ProbeSupervisor
-from tuner.schemas.results import DeviceInfo, Outcome, ProbeResult
-from tuner.system.files import write_atomically
+import batchwright
+from batchwright.errors import WorkloadError
+from batchwright.hardware.inventory import find_device
+from batchwright.planning.fingerprint import canonical_json, installed_versions
+from batchwright.planning.session import Tuning
+from batchwright.probing.supervisor import ProbeSupervisor
+from batchwright.schemas.results import DeviceInfo, Outcome, ProbeResult
+from batchwright.system.files import write_atomically
 
 HERE = Path(__file__).resolve().parent
 OURS, SERVED = "Batchwright", "Batchwright, served"
@@ -180,7 +180,7 @@ def halved(fits: Callable[[int], bool], bound: int) -> int:
 
 def truth_fingerprint(tuning: Tuning, scan: Scan) -> str:
     """SHA-256 of what a scan depends on: the tuning's own fingerprint, the code that a probe runs, the scan."""
-    root = Path(tuner.__file__).parent
+    root = Path(batchwright.__file__).parent
     sources = [path for name in MEASURING_CODE for path in _python_files(root / name)]
     sources.append(HERE / "finders_workloads.py")
     digests = {str(path.relative_to(HERE.parent)): hashlib.sha256(path.read_bytes()).hexdigest() for path in sources}

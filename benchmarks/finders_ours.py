@@ -15,7 +15,7 @@ from typing import Any
 
 from finders_trials import Diary, Outcome
 
-from tuner.cli import entry
+from batchwright.cli import entry
 
 OUTCOMES: dict[str, Outcome] = {"FIT": "fit", "OOM": "oom"}
 
@@ -49,12 +49,12 @@ def served(request_path: Path, diary: Diary) -> dict[str, Any]:
     """
     from datetime import UTC, datetime  # noqa: PLC0415 - the command imports what it needs by itself
 
-    from tuner.hardware.inventory import find_device  # noqa: PLC0415 - likewise
-    from tuner.planning.driver import check_coupling, prepare_search, remaining_probes  # noqa: PLC0415 - likewise
-    from tuner.planning.fingerprint import installed_versions  # noqa: PLC0415 - likewise
-    from tuner.planning.session import Tuning  # noqa: PLC0415 - likewise
-    from tuner.probing.supervisor import ProbeSupervisor  # noqa: PLC0415 - likewise
-    from tuner.schemas.requests import TuningRequest  # noqa: PLC0415 - likewise
+    from batchwright.hardware.inventory import find_device  # noqa: PLC0415 - likewise
+    from batchwright.planning.driver import check_coupling, prepare_search, remaining_probes  # noqa: PLC0415 - likewise
+    from batchwright.planning.fingerprint import installed_versions  # noqa: PLC0415 - likewise
+    from batchwright.planning.session import Tuning  # noqa: PLC0415 - likewise
+    from batchwright.probing.supervisor import ProbeSupervisor  # noqa: PLC0415 - likewise
+    from batchwright.schemas.requests import TuningRequest  # noqa: PLC0415 - likewise
 
     request = TuningRequest.model_validate_json(request_path.read_bytes())
     device = find_device(request.device)

@@ -29,16 +29,16 @@ import torch
 from finders_trials import Diary, Outcome
 from torch import Tensor, nn
 
-from tuner.errors import OutOfMemoryError
-from tuner.hardware.memory_devices.base import MemoryDevice
-from tuner.hardware.memory_devices.factory import open_device
-from tuner.schemas.requests import TuningRequest
-from tuner.training.micro_batches.splitting import sliced, to_device
-from tuner.training.optimizers import build_optimizer
-from tuner.training.precision import autocast
-from tuner.workloads.base import Batch
-from tuner.workloads.build import build_model, build_workload
-from tuner.workloads.preload import import_early, late_imports
+from batchwright.errors import OutOfMemoryError
+from batchwright.hardware.memory_devices.base import MemoryDevice
+from batchwright.hardware.memory_devices.factory import open_device
+from batchwright.schemas.requests import TuningRequest
+from batchwright.training.micro_batches.splitting import sliced, to_device
+from batchwright.training.optimizers import build_optimizer
+from batchwright.training.precision import autocast
+from batchwright.workloads.base import Batch
+from batchwright.workloads.build import build_model, build_workload
+from batchwright.workloads.preload import import_early, late_imports
 
 UPDATES, MICRO_BATCHES = 2, 2
 _DRAWN = 64

@@ -12,10 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tuner.schemas.requests import TuningRequest
-from tuner.schemas.results import DeviceInfo
-from tuner.schemas.workload import parse_spec
-from tuner.workloads.base import LossTerms, random_tokens, summed_cross_entropy
+from batchwright.schemas.requests import TuningRequest
+from batchwright.schemas.results import DeviceInfo
+from batchwright.schemas.workload import parse_spec
+from batchwright.workloads.base import LossTerms, random_tokens, summed_cross_entropy
 
 ROOMY_BYTES = 1024**3
 """The limit on the CPU under which peaks are measured that a budget is set by. No workload's peak comes near it."""

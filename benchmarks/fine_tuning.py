@@ -38,23 +38,23 @@ import torch
 from fine_tuning_runs import WAYS, Batch, Task, build_model, padded, trained, unwrapped
 from torch import Tensor, nn
 
-from tuner.hardware.allocator_env import CPU_ENVIRONMENT
-from tuner.hardware.inventory import cpu
-from tuner.library.tuning import tune
-from tuner.planning.fingerprint import installed_versions
-from tuner.schemas.recommendation import Recommendation
-from tuner.schemas.requests import TrainingRequest
-from tuner.schemas.training import RunOutcome, TrainingProgress, TrainingResult
-from tuner.schemas.workload import WorkloadSpec, parse_spec
-from tuner.system.files import write_atomically
-from tuner.training.data import epoch_order
-from tuner.training.launching.launcher import TrainingProcess
-from tuner.training.launching.run_directory import RunPaths
-from tuner.training.micro_batches.rng_state import seed_everything
-from tuner.workloads.adapters.adapter_weights import trained_state
-from tuner.workloads.build import build_workload
-from tuner.workloads.pretrained.folder_config import with_pretrained_config
-from tuner.workloads.pretrained.starting_weights import StartingWeights
+from batchwright.hardware.allocator_env import CPU_ENVIRONMENT
+from batchwright.hardware.inventory import cpu
+from batchwright.library.tuning import tune
+from batchwright.planning.fingerprint import installed_versions
+from batchwright.schemas.recommendation import Recommendation
+from batchwright.schemas.requests import TrainingRequest
+from batchwright.schemas.training import RunOutcome, TrainingProgress, TrainingResult
+from batchwright.schemas.workload import WorkloadSpec, parse_spec
+from batchwright.system.files import write_atomically
+from batchwright.training.data import epoch_order
+from batchwright.training.launching.launcher import TrainingProcess
+from batchwright.training.launching.run_directory import RunPaths
+from batchwright.training.micro_batches.rng_state import seed_everything
+from batchwright.workloads.adapters.adapter_weights import trained_state
+from batchwright.workloads.build import build_workload
+from batchwright.workloads.pretrained.folder_config import with_pretrained_config
+from batchwright.workloads.pretrained.starting_weights import StartingWeights
 
 HERE = Path(__file__).resolve().parent
 LENGTH, EFFECTIVE_BATCH, MICRO_BATCH = 128, 32, 8

@@ -24,8 +24,8 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, Trainer, TrainingArguments
 from transformers.models.gpt2 import modeling_gpt2  # noqa: F401 - before memory is counted
 
-from tuner.hardware.memory_devices.factory import open_device
-from tuner.system.files import write_atomically
+from batchwright.hardware.memory_devices.factory import open_device
+from batchwright.system.files import write_atomically
 
 IGNORED = -100
 Batch = dict[str, Tensor]

@@ -34,6 +34,9 @@ from fleet_database import Observer, process_seconds
 from fleet_hosts import UPDATES_THAT_HOLD, Plan, hardware
 from sqlalchemy import URL, insert, make_url
 
+from batchwright.hardware.inventory import cpu
+from batchwright.planning.fingerprint import installed_versions
+from batchwright.schemas.requests import TrainingRequest
 from service.domain.identifiers import IdentifierSource
 from service.domain.states import State, WorkKind
 from service.domain.work import JobRequest
@@ -44,9 +47,6 @@ from service.store.store import Store, open_store
 from tests.support.factories import recommendation
 from tests.support.service.postgres import Databases, own_server
 from tests.support.service.scripted import new_work
-from tuner.hardware.inventory import cpu
-from tuner.planning.fingerprint import installed_versions
-from tuner.schemas.requests import TrainingRequest
 
 PROCESSES = 5
 """Processes of hosts; one of them is killed, so that a fifth of the hosts vanishes."""

@@ -40,10 +40,10 @@ from fleet_chaos_faults import FAULTS, strike
 from fleet_chaos_service import Service, TimeIsUpError, Watch, mark_processes
 from fleet_chaos_work import Kind, References, job_kinds, judge, submit, tuning_kinds, undisturbed
 
+from batchwright.hardware.inventory import cpu
+from batchwright.planning.fingerprint import installed_versions
+from batchwright.system.files import write_atomically
 from tests.fleet.work import workers
-from tuner.hardware.inventory import cpu
-from tuner.planning.fingerprint import installed_versions
-from tuner.system.files import write_atomically
 
 _BUSY = 2
 """Workers that must run before a fault."""

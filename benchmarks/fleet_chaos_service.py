@@ -57,7 +57,7 @@ class Service:
             "BATCHWRIGHT_LEASE_SECONDS": str(LEASE_SECONDS),
             **cluster.environment,
         }
-        command = [sys.executable, "-m", "tuner.cli", "serve", "--port", str(port), *cluster.options]
+        command = [sys.executable, "-m", "batchwright", "serve", "--port", str(port), *cluster.options]
         self.api = Component(command, environment, folder / "api.log", self.answers)
         self.client = Client(self.url, retry_seconds=_RETRY_SECONDS)
 

@@ -18,6 +18,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
+from batchwright.schemas.results import DeviceInfo
 from service.domain.states import State
 from service.domain.workers import ServedDevice
 from service.errors import ClaimsCrowdedError, StaleLeaseError, StoreUnavailableError
@@ -29,7 +30,6 @@ from service.worker.idle_pause import IdlePause
 from service.worker.lease import LeaseHolder, LeaseTerms
 from service.worker.settings import WorkerSettings
 from service.worker_bootstrap import worker_connections
-from tuner.schemas.results import DeviceInfo
 
 STACK_BYTES = 256 * 1024
 """Hundreds of threads share a process here."""

@@ -15,7 +15,7 @@ The parts (gpu_evidence_parts.py), each in a process of its own with a time limi
 A part that fails, or is ended at its limit, leaves what it had found and its failure in the file, and the next one
 begins. The file is written as soon as a part finds something, so that a run that is cut off leaves what it had found,
 with the status `running` of its last part: under $OUT if that is set, else in benchmarks/results/gpu/, named by the
-card, torch and the driver. On a virtual card (`tuner.virtual_gpu`) it is marked `"virtual": true` and goes to
+card, torch and the driver. On a virtual card (`batchwright.virtual_gpu`) it is marked `"virtual": true` and goes to
 runs/gpu_evidence/, because nothing seen there is a measurement of a GPU; time limits are four times as long there,
 because the host's processors do the work of the card. Without a card the exit code is 1.
 """
@@ -38,11 +38,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from tuner.errors import DeviceError
-from tuner.hardware.inventory import devices, find_device
-from tuner.planning.fingerprint import installed_versions
-from tuner.schemas.results import DeviceInfo
-from tuner.system.files import write_atomically
+from batchwright.errors import DeviceError
+from batchwright.hardware.inventory import devices, find_device
+from batchwright.planning.fingerprint import installed_versions
+from batchwright.schemas.results import DeviceInfo
+from batchwright.system.files import write_atomically
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent

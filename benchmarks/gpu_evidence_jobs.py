@@ -16,14 +16,14 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from tuner.foreground import run_tuning
-from tuner.schemas.recommendation import Recommendation
-from tuner.schemas.requests import TrainingRequest, TuningRequest
-from tuner.schemas.results import DeviceInfo
-from tuner.schemas.workload import parse_spec
-from tuner.training.launching.launcher import TrainingProcess
-from tuner.training.launching.run_directory import ProgressLog, RunPaths
-from tuner.workloads.pretrained.folder_config import with_pretrained_config
+from batchwright.foreground import run_tuning
+from batchwright.schemas.recommendation import Recommendation
+from batchwright.schemas.requests import TrainingRequest, TuningRequest
+from batchwright.schemas.results import DeviceInfo
+from batchwright.schemas.workload import parse_spec
+from batchwright.training.launching.launcher import TrainingProcess
+from batchwright.training.launching.run_directory import ProgressLog, RunPaths
+from batchwright.workloads.pretrained.folder_config import with_pretrained_config
 
 UPDATES = 3
 LENGTH = 1024

@@ -25,17 +25,17 @@ from torch import Tensor, distributed, nn
 from torch.multiprocessing.spawn import spawn
 from torch.nn import functional
 
-from tuner.errors import EstimateError
-from tuner.estimation.client import estimate
-from tuner.foreground import run_tuning
-from tuner.hardware.gpu_lookup import context_bytes_of, find_gpu
-from tuner.hardware.inventory import find_device, used_and_total_bytes, visible_handles
-from tuner.schemas.estimates import EstimateRequest
-from tuner.schemas.recommendation import Recommendation
-from tuner.schemas.requests import TuningRequest
-from tuner.schemas.results import DeviceInfo
-from tuner.schemas.workload import parse_spec
-from tuner.system.files import write_atomically
+from batchwright.errors import EstimateError
+from batchwright.estimation.client import estimate
+from batchwright.foreground import run_tuning
+from batchwright.hardware.gpu_lookup import context_bytes_of, find_gpu
+from batchwright.hardware.inventory import find_device, used_and_total_bytes, visible_handles
+from batchwright.schemas.estimates import EstimateRequest
+from batchwright.schemas.recommendation import Recommendation
+from batchwright.schemas.requests import TuningRequest
+from batchwright.schemas.results import DeviceInfo
+from batchwright.schemas.workload import parse_spec
+from batchwright.system.files import write_atomically
 
 MIB = 1024**2
 GIB = 1024**3

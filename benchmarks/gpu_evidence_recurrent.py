@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tuner.estimation.tracing.kernel_workspaces.recurrent_workspaces import RNN_MODES, RecurrentCall
+from batchwright.estimation.tracing.kernel_workspaces.recurrent_workspaces import RNN_MODES, RecurrentCall
 
 Row = dict[str, Any]
 _LAYERS = {"lstm": nn.LSTM, "gru": nn.GRU, "rnn_tanh": nn.RNN}

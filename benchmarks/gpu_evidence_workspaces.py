@@ -21,12 +21,12 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils._pytree import tree_leaves
 
-from tuner.estimation.trace import Bound
-from tuner.estimation.tracing.kernel_workspaces.device_kernels import CudaKernels
-from tuner.estimation.tracing.kernel_workspaces.library_calls import library_call
-from tuner.estimation.tracing.torch_internals import OpOverload
-from tuner.schemas.gpus import KernelProfile
-from tuner.torch_internals import TorchDispatchMode
+from batchwright.estimation.trace import Bound
+from batchwright.estimation.tracing.kernel_workspaces.device_kernels import CudaKernels
+from batchwright.estimation.tracing.kernel_workspaces.library_calls import library_call
+from batchwright.estimation.tracing.torch_internals import OpOverload
+from batchwright.schemas.gpus import KernelProfile
+from batchwright.torch_internals import TorchDispatchMode
 
 Call = Callable[[], Any]
 Row = dict[str, Any]

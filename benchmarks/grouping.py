@@ -18,11 +18,11 @@ from typing import Any
 
 from torch import Tensor
 
-from tuner.schemas.workload import parse_spec
-from tuner.training.batch_schedule import BatchSchedule, Position
-from tuner.training.data import TrainingData, build_data
-from tuner.workloads.base import IGNORED_LABEL
-from tuner.workloads.build import build_workload
+from batchwright.schemas.workload import parse_spec
+from batchwright.training.batch_schedule import BatchSchedule, Position
+from batchwright.training.data import TrainingData, build_data
+from batchwright.workloads.base import IGNORED_LABEL
+from batchwright.workloads.build import build_workload
 
 LENGTH, EFFECTIVE_BATCH_SIZE, MICRO_BATCH_SIZE = 512, 256, 8
 CONFIG: dict[str, Any] = {"model_type": "gpt2", "n_embd": 8, "n_layer": 1, "n_head": 1, "n_positions": LENGTH}

@@ -5,9 +5,9 @@ python benchmarks/learned.py [--quick] [--only oracles|cpu|virtual] [--seeds 10]
 
 A sequence has 30 tunings of one family: models of several widths, depths and lengths under several limits. Each is
 tuned from its estimate alone, and from the estimate corrected by the residuals of the tunings before it
-(tuner.planning.learning). On the CPU estimates and probes are real, of GPT-2 in small; a size that both ways probe is
-run once. On a virtual card (only with `--only virtual`, in the environment of `make virtual-gpu-test`) probes run
-torch's CUDA build: GPT-2 in small, an LSTM and a conv net, on a T4 whose context takes 256 MiB more than estimates
+(batchwright.planning.learning). On the CPU estimates and probes are real, of GPT-2 in small; a size that both ways
+probe is run once. On a virtual card (only with `--only virtual`, in the environment of `make virtual-gpu-test`) probes
+run torch's CUDA build: GPT-2 in small, an LSTM and a conv net, on a T4 whose context takes 256 MiB more than estimates
 assume. Nothing there is measured on a GPU. On oracles, memory is a formula: the estimate misses a part that all models
 of a family share, and a part of each model's own; the limit may be met below its nominal value, and measured peaks are
 noisy. Every answer of an oracle is checked against the truth.
@@ -29,23 +29,23 @@ from random import Random
 from statistics import fmean, median
 from typing import Any, TypeVar
 
-from tuner.hardware.inventory import find_device
-from tuner.planning.accumulation import probe_window
-from tuner.planning.driver import prepare_search
-from tuner.planning.fingerprint import installed_versions
-from tuner.planning.learning.context import expect_measured_context
-from tuner.planning.learning.correction import conditions_of, corrected
-from tuner.planning.learning.residual import residual_of
-from tuner.planning.session import Tuning
-from tuner.probing.supervisor import ProbeSupervisor
-from tuner.probing.virtual_estimate import device_of, virtual_supervisor
-from tuner.schemas.base import Document
-from tuner.schemas.recommendation import Recommendation
-from tuner.schemas.requests import ExpectationRequest, ProbeRequest, TuningRequest
-from tuner.schemas.residuals import EstimateResidual
-from tuner.schemas.results import DeviceInfo, ExpectedPeak, ExpectedPeaks, Outcome, Phase, ProbeResult
-from tuner.schemas.workload import WorkloadSpec, parse_spec
-from tuner.virtual_gpu.description import VirtualGpu
+from batchwright.hardware.inventory import find_device
+from batchwright.planning.accumulation import probe_window
+from batchwright.planning.driver import prepare_search
+from batchwright.planning.fingerprint import installed_versions
+from batchwright.planning.learning.context import expect_measured_context
+from batchwright.planning.learning.correction import conditions_of, corrected
+from batchwright.planning.learning.residual import residual_of
+from batchwright.planning.session import Tuning
+from batchwright.probing.supervisor import ProbeSupervisor
+from batchwright.probing.virtual_estimate import device_of, virtual_supervisor
+from batchwright.schemas.base import Document
+from batchwright.schemas.recommendation import Recommendation
+from batchwright.schemas.requests import ExpectationRequest, ProbeRequest, TuningRequest
+from batchwright.schemas.residuals import EstimateResidual
+from batchwright.schemas.results import DeviceInfo, ExpectedPeak, ExpectedPeaks, Outcome, Phase, ProbeResult
+from batchwright.schemas.workload import WorkloadSpec, parse_spec
+from batchwright.virtual_gpu.description import VirtualGpu
 
 GIB, MIB = 1024**3, 1024**2
 LENGTH = 30

@@ -13,10 +13,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 - torch's own idiom
 
-from tuner.schemas.dataset.batch_spec import BatchSpec
-from tuner.schemas.workload import TransformersModel
-from tuner.workloads.base import LossTerms, Workload
-from tuner.workloads.hugging_face import transformers_workload
+from batchwright.schemas.dataset.batch_spec import BatchSpec
+from batchwright.schemas.workload import TransformersModel
+from batchwright.workloads.base import LossTerms, Workload
+from batchwright.workloads.hugging_face import transformers_workload
 
 BERT_LARGE = {
     "model_type": "bert",

@@ -26,6 +26,10 @@ from typing import Any
 
 from sqlalchemy import text
 
+from batchwright.estimation.pool import EstimatePool
+from batchwright.hardware.inventory import cpu
+from batchwright.planning.fingerprint import installed_versions
+from batchwright.schemas.estimates import EstimateRequest
 from service.store.database.engine import open_engine, write_transaction
 from tests.service.dashboard.test_quality import store_many
 from tests.support.factories import mlp_spec, tuning_request
@@ -34,10 +38,6 @@ from tests.support.service.browser import chromium, watched
 from tests.support.service.processes import LISTENS, WORKS, Api, Spoken, spoken, wait_until
 from tests.support.service.running import running
 from tests.support.service.scripted import ScriptedRunner, Trainer
-from tuner.estimation.pool import EstimatePool
-from tuner.hardware.inventory import cpu
-from tuner.planning.fingerprint import installed_versions
-from tuner.schemas.estimates import EstimateRequest
 
 LEASE_SECONDS = 2.0
 WRITERS, WRITES = 6, 50
@@ -61,7 +61,7 @@ def seconds_of(call: Callable[[], object]) -> float:
 def several_processes(folder: Path) -> Iterator[tuple[Api, Callable[[str], Spoken], Callable[[str], list[str]]]]:
     """An API in a process of its own; what starts a worker beside it; the probes that a worker has begun."""
     url = f"sqlite:///{folder / 'shared.db'}"
-    command = ["-m", "tuner.cli", "serve", "--no-worker", "--port", "0", "--database-url", url]
+    command = ["-m", "batchwright", "serve", "--no-worker", "--port", "0", "--database-url", url]
     environment = {"BATCHWRIGHT_DATA_DIR": str(folder / "api"), "BATCHWRIGHT_LEASE_SECONDS": str(LEASE_SECONDS)}
     with ExitStack() as stack:
         api = Api(stack.enter_context(spoken(command, LISTENS, environment)).url)

@@ -18,6 +18,10 @@ from pathlib import Path
 from random import Random
 from statistics import fmean, median
 
+from batchwright.planning.search import MicroBatchSearch
+from batchwright.planning.search_space import SearchSpace
+from batchwright.schemas.recommendation import Proof
+from batchwright.schemas.results import ExpectedPeak, ExpectedPeaks
 from tests.support.oracles import (
     LIMIT_BYTES,
     Noise,
@@ -33,10 +37,6 @@ from tests.support.oracles import (
     run_search,
     wobble,
 )
-from tuner.planning.search import MicroBatchSearch
-from tuner.planning.search_space import SearchSpace
-from tuner.schemas.recommendation import Proof
-from tuner.schemas.results import ExpectedPeak, ExpectedPeaks
 
 BOUND = 4096
 LARGEST = (37, 200, 3000)

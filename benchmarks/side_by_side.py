@@ -38,11 +38,11 @@ from finders import Bench, Scan, truth_of
 from finders_workloads import Case
 from torch import Tensor
 
-from tuner.hardware.inventory import cpu
-from tuner.planning.fingerprint import installed_versions
-from tuner.schemas.requests import TuningRequest
-from tuner.schemas.workload import parse_spec
-from tuner.system.files import write_atomically
+from batchwright.hardware.inventory import cpu
+from batchwright.planning.fingerprint import installed_versions
+from batchwright.schemas.requests import TuningRequest
+from batchwright.schemas.workload import parse_spec
+from batchwright.system.files import write_atomically
 
 HERE = Path(__file__).resolve().parent
 SCRIPTS = HERE.parent / "examples" / "side_by_side"

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from tuner.workloads.preload import import_early
+from batchwright.workloads.preload import import_early
 
 EVENTS = "events.jsonl"
 LATE_IMPORTS = {"with_lightning": ("lightning.pytorch.loggers.logger",)}

@@ -5,11 +5,11 @@ from __future__ import annotations
 from common_task import build_model, longest_batch, loss
 from torch import Tensor, nn
 
-from tuner.workloads.base import LossTerms
+from batchwright.workloads.base import LossTerms
 
 
 class CommonTask:
-    """A ``tuner.workloads.base.Workload`` of the functions that the scripts share."""
+    """A ``batchwright.workloads.base.Workload`` of the functions that the scripts share."""
 
     def build_model(self) -> nn.Module:
         """Build the model."""

@@ -23,6 +23,8 @@ from typing import Any
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # before the server starts, whose forks are the runs
 
+from batchwright.hardware.inventory import cpu
+from batchwright.planning.fingerprint import installed_versions
 from tests.support.forked import forked_starts
 from tests.support.soak import (
     UPDATES,
@@ -38,8 +40,6 @@ from tests.support.soak import (
     run_request,
     undisturbed,
 )
-from tuner.hardware.inventory import cpu
-from tuner.planning.fingerprint import installed_versions
 
 _ATTEMPTS = 5
 

@@ -84,7 +84,7 @@ def served(descriptors: int = 4096) -> Iterator[Served]:
         log = Path(name) / "log"
         environment = {key: value for key, value in os.environ.items() if not key.startswith("BATCHWRIGHT_")}
         environment |= {"BATCHWRIGHT_DATA_DIR": f"{name}/data", "BATCHWRIGHT_DEVICES": "cpu"}
-        command = [sys.executable, "-c", _LIMITED, str(descriptors), "-m", "tuner.cli", "serve", "--port", "0"]
+        command = [sys.executable, "-c", _LIMITED, str(descriptors), "-m", "batchwright", "serve", "--port", "0"]
         with log.open("wb") as stream:
             process = subprocess.Popen(command, env=environment, stderr=stream)  # noqa: S603 - our own command line
         try:

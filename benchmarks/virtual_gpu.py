@@ -28,14 +28,14 @@ from typing import Any
 
 from virtual_gpu_workloads import EXPANDABLE, EXPLANATIONS, SEARCH_EXPLANATIONS, Case, cases
 
-from tuner.errors import WorkloadError
-from tuner.estimation.client import estimate
-from tuner.planning.fingerprint import installed_versions
-from tuner.probing.supervisor import ProbeSupervisor
-from tuner.probing.virtual_estimate import estimate_on_virtual_cards, virtual_supervisor
-from tuner.schemas.estimates import EstimateRequest
-from tuner.schemas.results import Outcome
-from tuner.virtual_gpu.description import VirtualGpu
+from batchwright.errors import WorkloadError
+from batchwright.estimation.client import estimate
+from batchwright.planning.fingerprint import installed_versions
+from batchwright.probing.supervisor import ProbeSupervisor
+from batchwright.probing.virtual_estimate import estimate_on_virtual_cards, virtual_supervisor
+from batchwright.schemas.estimates import EstimateRequest
+from batchwright.schemas.results import Outcome
+from batchwright.virtual_gpu.description import VirtualGpu
 
 HERE = Path(__file__).resolve().parent
 EXPLAINED_ABOVE = 0.01

@@ -12,14 +12,14 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from tuner.errors import BatchwrightError
-from tuner.estimation.allocator.config import AllocatorSettings
-from tuner.estimation.allocator.replay import replay
-from tuner.estimation.cuda_shim import Shim, load_shim
-from tuner.hardware.gpu_lookup import find_gpu
-from tuner.planning.accumulation import probe_window
-from tuner.schemas.gpus import KernelProfile
-from tuner.system.fork_map import run_in_forks
+from batchwright.errors import BatchwrightError
+from batchwright.estimation.allocator.config import AllocatorSettings
+from batchwright.estimation.allocator.replay import replay
+from batchwright.estimation.cuda_shim import Shim, load_shim
+from batchwright.hardware.gpu_lookup import find_gpu
+from batchwright.planning.accumulation import probe_window
+from batchwright.schemas.gpus import KernelProfile
+from batchwright.system.fork_map import run_in_forks
 
 
 def traced(name: str, shim: Shim) -> dict[str, Any]:
@@ -27,10 +27,10 @@ def traced(name: str, shim: Shim) -> dict[str, Any]:
     import torch  # noqa: PLC0415 - after the shim
     from virtual_gpu_workloads import cases  # noqa: PLC0415 - likewise
 
-    from tuner.estimation.tracing.kernel_workspaces.device_kernels import (  # noqa: PLC0415 - imports torch
+    from batchwright.estimation.tracing.kernel_workspaces.device_kernels import (  # noqa: PLC0415 - imports torch
         representative,
     )
-    from tuner.estimation.tracing.session import begin_trace  # noqa: PLC0415 - likewise
+    from batchwright.estimation.tracing.session import begin_trace  # noqa: PLC0415 - likewise
 
     torch.set_num_threads(1)
     case = next(case for case in cases() if case.name == name)
@@ -56,7 +56,7 @@ def main(names: Sequence[str]) -> None:
     shim = load_shim()
     import virtual_gpu_workloads  # noqa: F401, PLC0415 - torch, for all forks
 
-    import tuner.estimation.tracing.session  # noqa: F401, PLC0415 - likewise
+    import batchwright.estimation.tracing.session  # noqa: F401, PLC0415 - likewise
 
     for name in names:
         (found,) = run_in_forks([partial(traced, name, shim)], 1)

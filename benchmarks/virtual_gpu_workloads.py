@@ -12,8 +12,8 @@ from typing import Any
 from finders_workloads import Classifier
 from torch import Tensor, nn
 
-from tuner.schemas.requests import ProbeRequest
-from tuner.schemas.workload import WorkloadSpec, parse_spec
+from batchwright.schemas.requests import ProbeRequest
+from batchwright.schemas.workload import WorkloadSpec, parse_spec
 
 Spec = dict[str, Any]
 EXPANDABLE = "expandable_segments:True"

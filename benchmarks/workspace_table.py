@@ -1,6 +1,6 @@
 """Make a table of workspaces, which estimates read, of the evidence of a card: one JSON file of gpu_evidence.py.
 
-python benchmarks/workspace_table.py EVIDENCE.json [--output tuner/hardware/workspaces.json]
+python benchmarks/workspace_table.py EVIDENCE.json [--output tuner/batchwright/hardware/workspaces.json]
 
 A row is a call of one operator whose workspace is the choice of a library (cuDNN), measured on the card. Other calls
 are left out: torch's source says what they hold. The file keeps the tables of other compute capabilities, and the table
@@ -16,10 +16,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from tuner.hardware.workspace_tables import FILE
-from tuner.schemas.base import load_document
-from tuner.schemas.gpus import MeasuredWorkspace, WorkspaceFile, WorkspaceTable
-from tuner.system.files import write_atomically
+from batchwright.hardware.workspace_tables import FILE
+from batchwright.schemas.base import load_document
+from batchwright.schemas.gpus import MeasuredWorkspace, WorkspaceFile, WorkspaceTable
+from batchwright.system.files import write_atomically
 
 Row = dict[str, Any]
 

@@ -15,10 +15,10 @@ import os
 import sys
 from typing import Any
 
+from batchwright.schemas.recommendation import Recommendation
+from batchwright.schemas.requests import TuningRequest
+from batchwright.schemas.workload import parse_spec
 from service.client import AsyncClient, ClientError
-from tuner.schemas.recommendation import Recommendation
-from tuner.schemas.requests import TuningRequest
-from tuner.schemas.workload import parse_spec
 
 MODEL: dict[str, Any] = {
     "model": {"kind": "reference", "architecture": {"name": "gpt", "layers": 2, "width": 128}},

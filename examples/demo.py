@@ -21,18 +21,18 @@ from pathlib import Path
 
 from rich.console import Console
 
+from batchwright.cli.display import ProbeBoard, TrainingBar, recommendation_panel
+from batchwright.plots import plot_loss, plot_memory
+from batchwright.schemas.recommendation import Recommendation
+from batchwright.schemas.requests import TrainingRequest, TuningRequest
+from batchwright.schemas.results import DeviceInfo
+from batchwright.schemas.training import TrainingProgress
+from batchwright.schemas.workload import parse_spec
+from batchwright.system.files import write_atomically
+from batchwright.units import format_bytes
 from service.client import Client
 from service.domain.states import State
 from service.domain.work import EventKind, Job
-from tuner.cli.display import ProbeBoard, TrainingBar, recommendation_panel
-from tuner.plots import plot_loss, plot_memory
-from tuner.schemas.recommendation import Recommendation
-from tuner.schemas.requests import TrainingRequest, TuningRequest
-from tuner.schemas.results import DeviceInfo
-from tuner.schemas.training import TrainingProgress
-from tuner.schemas.workload import parse_spec
-from tuner.system.files import write_atomically
-from tuner.units import format_bytes
 
 MIB, GIB = 1024**2, 1024**3
 SOURCES = sysconfig.get_paths()["stdlib"]
@@ -69,7 +69,7 @@ def demo_request(device: DeviceInfo) -> TuningRequest:
 def running_service(directory: Path) -> Iterator[str]:
     """Run a service on loopback, with its embedded store under ``directory``; yield its address."""
     environment = {**os.environ, "BATCHWRIGHT_DATA_DIR": str(directory), "BATCHWRIGHT_DATA_ROOTS": SOURCES}
-    command = [sys.executable, "-m", "tuner.cli", "serve", "--port", "0"]
+    command = [sys.executable, "-m", "batchwright", "serve", "--port", "0"]
     directory.mkdir(parents=True, exist_ok=True)
     process = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)  # noqa: S603 - this program itself
     try:

@@ -40,6 +40,12 @@ from collections.abc import Sequence
 from enum import IntEnum
 from pathlib import Path
 
+from batchwright.errors import PlanError, SpecError
+from batchwright.planning.accumulation import balanced_plan
+from batchwright.schemas.base import load_document
+from batchwright.schemas.plans import Plan
+from batchwright.schemas.recommendation import Recommendation
+from batchwright.schemas.requests import TuningRequest
 from service.client import (
     Client,
     ClientError,
@@ -48,12 +54,6 @@ from service.client import (
     NotAuthenticatedError,
     TuningFailedError,
 )
-from tuner.errors import PlanError, SpecError
-from tuner.planning.accumulation import balanced_plan
-from tuner.schemas.base import load_document
-from tuner.schemas.plans import Plan
-from tuner.schemas.recommendation import Recommendation
-from tuner.schemas.requests import TuningRequest
 
 
 class Exit(IntEnum):

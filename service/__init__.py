@@ -18,7 +18,7 @@ From top to bottom, each layer imports only layers below it:
 - ``errors``: the tree of errors, each with a status and a code.
 - ``settings``: the environment variables. ``domain``: the documents and states that all others share.
 
-``client`` is the SDK. It imports ``domain`` and the schemas of ``tuner``, and installs without the rest.
+``client`` is the SDK. It imports ``domain`` and the schemas of ``batchwright``, and installs without the rest.
 
 A tuning goes through them like this: a route of ``api`` calls a use case of ``application``, which stores the work as
 queued. A ``worker`` claims it under a lease, runs its probes in child processes, records each result in the ``store``,

@@ -10,6 +10,9 @@ from importlib import metadata
 from fastapi import FastAPI
 from typing_extensions import override
 
+from batchwright.estimation.pool import EstimatePool
+from batchwright.planning.fingerprint import installed_versions
+from batchwright.schemas.results import DeviceInfo
 from service.api.app import AppOptions, make_app
 from service.api.authentication import Authenticators
 from service.api.context import ApiContext
@@ -48,9 +51,6 @@ from service.worker_bootstrap import (
     build_worker,
     registered_commands,
 )
-from tuner.estimation.pool import EstimatePool
-from tuner.planning.fingerprint import installed_versions
-from tuner.schemas.results import DeviceInfo
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,12 +8,12 @@ from pathlib import Path
 
 from sqlalchemy import make_url
 
+from batchwright.system.own_variables import PREFIX
 from service.dispatch.dispatcher import Dispatcher
 from service.dispatch.engine import Engine
 from service.errors import ConfigurationError
 from service.settings import Settings
 from service.worker_bootstrap import WorkerSystem, assemble_worker
-from tuner.system.own_variables import PREFIX
 
 _SHORTEST_PAUSE_SECONDS = 1.0
 _OF_NODES = (

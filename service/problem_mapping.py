@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from http import HTTPStatus
 
-from service.domain.problems import PROBLEM_TYPE_PREFIX, FieldFault, Problem
-from service.errors import MAX_FAULTS, DataPathNotAllowedError, InvalidInputError, ServiceError
-from tuner.errors import (
+from batchwright.errors import (
     BatchwrightError,
     CheckLostError,
     DataOutsideRootsError,
@@ -32,6 +30,8 @@ from tuner.errors import (
     TuningFailedError,
     WorkloadError,
 )
+from service.domain.problems import PROBLEM_TYPE_PREFIX, FieldFault, Problem
+from service.errors import MAX_FAULTS, DataPathNotAllowedError, InvalidInputError, ServiceError
 
 _TRACEBACK = "Traceback (most recent call last)"
 

@@ -17,10 +17,10 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, ValidationError, field_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
-from tuner.errors import FieldProblem, SpecError
-from tuner.schemas.field_errors import described_pattern, problems_in
-from tuner.suggestions import suggestion
-from tuner.system.own_variables import OTHER_VARIABLES, PREFIX, possible_settings
+from batchwright.errors import FieldProblem, SpecError
+from batchwright.schemas.field_errors import described_pattern, problems_in
+from batchwright.suggestions import suggestion
+from batchwright.system.own_variables import OTHER_VARIABLES, PREFIX, possible_settings
 
 _API_KEY = "BATCHWRIGHT_API_KEY"
 _OPTIONS = {"devices": "--device", "worker": "--no-worker"}

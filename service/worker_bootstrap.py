@@ -9,6 +9,14 @@ from functools import partial
 from importlib import metadata
 from pathlib import Path
 
+from batchwright.commands.command_supervisor import CommandSupervisor
+from batchwright.errors import SpecError
+from batchwright.hardware import inventory
+from batchwright.planning.fingerprint import installed_versions
+from batchwright.probing.supervisor import ProbeSupervisor
+from batchwright.schemas.results import DeviceInfo
+from batchwright.system.data_roots import DataRoots
+from batchwright.training.launching.host_agents import Hosts
 from service.errors import ConfigurationError
 from service.folders import check_temporary_folder, make_private_folder
 from service.observability.instruments import Instruments, create_spans
@@ -23,14 +31,6 @@ from service.worker.executors.local import LocalExecutor
 from service.worker.executors.probe_runners import ProbeRunners
 from service.worker.hosting.interface import Workers
 from service.worker.settings import Assignment, WorkerSettings
-from tuner.commands.command_supervisor import CommandSupervisor
-from tuner.errors import SpecError
-from tuner.hardware import inventory
-from tuner.planning.fingerprint import installed_versions
-from tuner.probing.supervisor import ProbeSupervisor
-from tuner.schemas.results import DeviceInfo
-from tuner.system.data_roots import DataRoots
-from tuner.training.launching.host_agents import Hosts
 
 _MOST_CONNECTIONS = 4
 """Connections to the database that a process of workers uses at most, besides the one that listens: one claims for all

@@ -1,1 +1,1 @@
-"""The tests: one package for each package of ``tuner`` and ``service``, and what they share in ``support``."""
+"""The tests: one package for each package of ``batchwright`` and ``service``, and what they share in ``support``."""

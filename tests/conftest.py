@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+from batchwright.hardware.inventory import cpu
+from batchwright.probing.supervisor import ProbeSupervisor
 from tests.support.forked import await_server, forked_starts
 from tests.support.paths import ROOT
-from tuner.hardware.inventory import cpu
-from tuner.probing.supervisor import ProbeSupervisor
 
 pytest_plugins = ("tests.support.processor_time",)
 

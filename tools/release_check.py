@@ -21,12 +21,12 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 DIST = ROOT / "dist"
-PACKAGES = ("batchwright", "service", "tuner")
+PACKAGES = ("batchwright", "service")
 """The packages that the wheel has to hold."""
 DATA_FILES = (
-    "tuner/hardware/gpus.toml",
-    "tuner/virtual_gpu/figures.toml",
-    "tuner/virtual_gpu/sources/virtual_gpu.h",
+    "batchwright/hardware/gpus.toml",
+    "batchwright/virtual_gpu/figures.toml",
+    "batchwright/virtual_gpu/sources/virtual_gpu.h",
     "service/dashboard/static/api.js",
     "service/dashboard/static/dom.js",
 )

@@ -21,10 +21,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 - its usual name
 from torch.utils.data import DataLoader, Dataset
 
-from tuner.hardware.allocator_env import CPU_ENVIRONMENT
-from tuner.hardware.memory_devices.base import MemoryDevice
-from tuner.hardware.memory_devices.factory import open_device
-from tuner.workloads.preload import import_early, late_imports
+from batchwright.hardware.allocator_env import CPU_ENVIRONMENT
+from batchwright.hardware.memory_devices.base import MemoryDevice
+from batchwright.hardware.memory_devices.factory import open_device
+from batchwright.workloads.preload import import_early, late_imports
 
 EFFECTIVE_BATCH_SIZE = 50
 """Samples of one optimizer update."""

@@ -11,6 +11,10 @@ from fastapi import Depends, Header, Path, Query, Request
 from pydantic import AwareDatetime, BeforeValidator, Field, ValidationError, WithJsonSchema, WrapValidator
 from pydantic_core import PydanticKnownError
 
+from batchwright.schemas.base import Document
+from batchwright.schemas.field_errors import described_pattern, reworded
+from batchwright.schemas.requests import Objective
+from batchwright.schemas.workload import Precision
 from service.api.authentication import CurrentCaller, authenticate
 from service.api.context import Context
 from service.api.events.streaming import Follower
@@ -20,10 +24,6 @@ from service.domain.api_keys import Caller
 from service.domain.states import State, WorkKind
 from service.errors import MAX_FAULTS
 from service.store.models import Idempotency, Search
-from tuner.schemas.base import Document
-from tuner.schemas.field_errors import described_pattern, reworded
-from tuner.schemas.requests import Objective
-from tuner.schemas.workload import Precision
 
 _LARGEST_EVENT_ID = 2**31 - 1
 

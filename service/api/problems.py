@@ -11,6 +11,8 @@ from fastapi.exceptions import RequestValidationError
 from pydantic_core import ErrorDetails
 from starlette.exceptions import HTTPException
 
+from batchwright.errors import BatchwrightError
+from batchwright.schemas.field_errors import described, located, shown
 from service.domain.problems import FieldFault, Problem
 from service.errors import (
     MAX_FAULTS,
@@ -22,8 +24,6 @@ from service.errors import (
     ServiceError,
 )
 from service.problem_mapping import make_problem, problem_of
-from tuner.errors import BatchwrightError
-from tuner.schemas.field_errors import described, located, shown
 
 PROBLEM_MEDIA_TYPE = "application/problem+json"
 _RETRY_AFTER_SECONDS = "2"

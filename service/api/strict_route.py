@@ -11,9 +11,9 @@ from fastapi import Request, Response
 from fastapi.dependencies.models import Dependant
 from fastapi.routing import APIRoute
 
+from batchwright.suggestions import suggestion
 from service.domain.problems import FieldFault
 from service.errors import MAX_FAULTS, InvalidInputError
-from tuner.suggestions import suggestion
 
 _SHOWN_LENGTH = 80
 

@@ -23,6 +23,6 @@ Where a new thing goes:
 - a filter of a list: ``service.store.models``, its query in ``service.store``, and ``service.api.dependencies``.
 
 The package may import ``service.auth``, ``service.observability``, ``service.store`` (its interfaces and values; only
-``context`` takes the whole ``Store``) and the layers below, and the torch-free parts of ``tuner``; no FastAPI and no
-SQL.
+``context`` takes the whole ``Store``) and the layers below, and the torch-free parts of ``batchwright``; no FastAPI and
+no SQL.
 """

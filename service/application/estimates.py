@@ -11,17 +11,17 @@ from dataclasses import dataclass
 from anyio import CapacityLimiter
 from cachetools import LRUCache
 
+from batchwright.errors import EstimateCancelledError, EstimateError
+from batchwright.hardware.gpu_lookup import find_gpu
+from batchwright.hardware.gpu_table import GPUS
+from batchwright.planning.fingerprint import canonical_json, memory_part
+from batchwright.schemas.estimates import Estimate, EstimateRequest
+from batchwright.schemas.workload import PythonModel
 from service.application.rules.policy import Policy
 from service.domain.problems import FieldFault
 from service.domain.work import GpuList
 from service.errors import EstimatesBusyError, InvalidInputError
 from service.observability.metrics import Metrics
-from tuner.errors import EstimateCancelledError, EstimateError
-from tuner.hardware.gpu_lookup import find_gpu
-from tuner.hardware.gpu_table import GPUS
-from tuner.planning.fingerprint import canonical_json, memory_part
-from tuner.schemas.estimates import Estimate, EstimateRequest
-from tuner.schemas.workload import PythonModel
 
 ShouldStop = Callable[[], bool]
 Estimator = Callable[[EstimateRequest, ShouldStop], Estimate]

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from batchwright.exports.base import Export, ExportedFile
+from batchwright.exports.registry import TARGETS, export
+from batchwright.schemas.recommendation import Recommendation
 from service.application import views
 from service.domain.exports import ExportFormatList, ExportRequest
 from service.errors import NotFoundError
 from service.store.interface import RecommendationStore
-from tuner.exports.base import Export, ExportedFile
-from tuner.exports.registry import TARGETS, export
-from tuner.schemas.recommendation import Recommendation
 
 _FORMATS = ExportFormatList(items=tuple(target.described() for target in TARGETS.values()))
 

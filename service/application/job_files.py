@@ -12,9 +12,9 @@ import stat
 from datetime import UTC, datetime
 from pathlib import Path
 
+from batchwright.training.launching.run_directory import RunPaths
 from service.application.rules.device_checks import SLOT_FILE
 from service.domain.work import Checkpoint
-from tuner.training.launching.run_directory import RunPaths
 
 _NAME = re.compile(r"\w+")
 """Names of runs' folders; excludes paths."""

@@ -4,6 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from batchwright.schemas.base import Document
+from batchwright.schemas.command import UPDATES, CommandSpec
+from batchwright.schemas.recommendation import Recommendation
+from batchwright.schemas.requests import TrainingRequest
+from batchwright.schemas.workload import WorkloadSpec
+from batchwright.training.launching.rank_processes import training_command
+from batchwright.training.launching.run_directory import RunPaths
 from service.application import views
 from service.application.exports import exported
 from service.application.rules.device_checks import (
@@ -36,18 +43,11 @@ from service.errors import (
 )
 from service.observability.tracing import current_trace_parent
 from service.store.models import Idempotency, NewWork, WorkItem
-from tuner.schemas.base import Document
-from tuner.schemas.command import UPDATES, CommandSpec
-from tuner.schemas.recommendation import Recommendation
-from tuner.schemas.requests import TrainingRequest
-from tuner.schemas.workload import WorkloadSpec
-from tuner.training.launching.rank_processes import training_command
-from tuner.training.launching.run_directory import RunPaths
 
 _HERE = Path()
 _PYTHON = "python"
 """A configured job has no paths of this host: it runs wherever its caller writes its files."""
-_TRAIN = (_PYTHON, "-m", "tuner.cli", "train")
+_TRAIN = (_PYTHON, "-m", "batchwright", "train")
 """Runs the command of a recommendation, as a worker does."""
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
+from batchwright.schemas.base import Document, NonNegativeInt
 from service.application.job_files import JobFiles
 from service.application.views import is_identifier
 from service.store.interface import RetentionStore
-from tuner.schemas.base import Document, NonNegativeInt
 
 
 class PruneReport(Document):

@@ -6,6 +6,11 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 
+from batchwright.hardware.matching import with_catalogue_name
+from batchwright.planning.comparison.gain import with_gain
+from batchwright.planning.session import Tuning as TuningSession
+from batchwright.schemas.command import CommandSpec
+from batchwright.schemas.requests import HardwareRequest, TuningRequest
 from service.application import views
 from service.application.context import ApplicationContext
 from service.application.rules.device_checks import check_cards_of_ranks, check_packages_of_probes, probe_environment
@@ -24,11 +29,6 @@ from service.errors import InvalidInputError, NotFoundError
 from service.fast_path.queue_positions import QueuePositions
 from service.observability.tracing import current_trace_parent
 from service.store.models import Idempotency, NewWork, RecommendationFilter, RecommendationRow, WorkItem
-from tuner.hardware.matching import with_catalogue_name
-from tuner.planning.comparison.gain import with_gain
-from tuner.planning.session import Tuning as TuningSession
-from tuner.schemas.command import CommandSpec
-from tuner.schemas.requests import HardwareRequest, TuningRequest
 
 
 class TuningCases(WorkCases[TuningSubmission, Tuning]):

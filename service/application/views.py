@@ -11,13 +11,13 @@ from pathlib import Path
 
 from pydantic_core import to_json
 
+from batchwright.schemas.recommendation import Recommendation
+from batchwright.schemas.requests import TuningRequest
 from service.domain.states import WorkKind
 from service.domain.work import Job, JobRequest, QueuePosition, RecommendationSummary, Tuning
 from service.errors import InvalidCursorError, NotFoundError
 from service.store.database.list_search import is_sort_value, sort_value
 from service.store.models import NO_SEARCH, Search, WorkItem, WorkRow
-from tuner.schemas.recommendation import Recommendation
-from tuner.schemas.requests import TuningRequest
 
 PREFIXES = {WorkKind.TUNING: "tun", WorkKind.JOB: "job"}
 """Prefixes of identifiers."""

@@ -11,6 +11,15 @@ from typing import ClassVar, Generic, TypeVar, assert_never
 
 from pydantic_core import PydanticSerializationError
 
+from batchwright.schemas.base import Document
+from batchwright.schemas.command import CommandModel, CommandSpec
+from batchwright.schemas.workload import (
+    LONGEST_MODEL_NAME,
+    PythonModel,
+    ReferenceModel,
+    TransformersModel,
+    WorkloadSpec,
+)
 from service.application import views
 from service.application.context import ApplicationContext
 from service.application.rules.idempotency import SubmissionResponse, pending_response
@@ -30,15 +39,6 @@ from service.errors import (
 from service.fast_path.queue_positions import QueuePositions
 from service.problem_mapping import problem_of
 from service.store.models import EVERYTHING, Idempotency, NewWork, WorkFilter, WorkHead, WorkItem, WorkRow
-from tuner.schemas.base import Document
-from tuner.schemas.command import CommandModel, CommandSpec
-from tuner.schemas.workload import (
-    LONGEST_MODEL_NAME,
-    PythonModel,
-    ReferenceModel,
-    TransformersModel,
-    WorkloadSpec,
-)
 
 SubmissionT = TypeVar("SubmissionT", TuningSubmission, JobSubmission)
 WorkT = TypeVar("WorkT", Tuning, Job)

@@ -1,7 +1,7 @@
 """Provide the commands of the service, such as `batchwright serve`, `work`, `keys`, `webhooks` and `prune`.
 
-``tuner.cli.main`` finds them through the entry-point group `batchwright.commands` of `pyproject.toml`, so that
-``tuner`` never imports ``service``.
+``batchwright.cli.main`` finds them through the entry-point group `batchwright.commands` of `pyproject.toml`, so that
+``batchwright`` never imports ``service``.
 
 - ``serve`` parses the options of `serve` and `work` into ``service.settings``, and calls ``service.entrypoints``.
 - ``health_check`` checks the processes of `serve` and `work`, for a container's health check.
@@ -12,5 +12,5 @@ Where a new thing goes: an option of `serve`, a setting in ``service.settings`` 
 on the database, ``admin``; a command of its own, also the entry point in `pyproject.toml`.
 
 The package may import everything else in ``service``. Errors of the service become errors of the command line, for
-which ``tuner.cli.main`` picks the exit code.
+which ``batchwright.cli.main`` picks the exit code.
 """

@@ -19,9 +19,9 @@ from pydantic import ValidationError
 from rich.console import Console
 from rich.table import Column, Table
 
+from batchwright.errors import ServingError, SpecError
+from batchwright.schemas.field_errors import problems_in
 from service.domain.api_keys import MAX_DAYS, ApiKey, KeySubmission, Scope, check_name
-from tuner.errors import ServingError, SpecError
-from tuner.schemas.field_errors import problems_in
 
 if TYPE_CHECKING:
     from service.application.api_keys import KeyCases

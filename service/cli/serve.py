@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tuner.errors import ServingError
+from batchwright.errors import ServingError
 
 if TYPE_CHECKING:
     from service.settings import Settings

@@ -18,12 +18,12 @@ from pydantic import ValidationError
 from rich.console import Console
 from rich.table import Column, Table
 
+from batchwright.errors import SpecError
+from batchwright.schemas.base import Document
+from batchwright.schemas.field_errors import problems_in
 from service.cli.admin import DatabaseUrl, Json, opened
 from service.domain.api_keys import KEYLESS
 from service.domain.webhooks import Delivery, DeliveryState, Webhook, WebhookEvent, WebhookSubmission
-from tuner.errors import SpecError
-from tuner.schemas.base import Document
-from tuner.schemas.field_errors import problems_in
 
 if TYPE_CHECKING:
     from service.webhooks.management import WebhookCases

@@ -19,8 +19,8 @@
 
 Where a new thing goes: a call, ``resources``; a resource, also ``sync``; an error of a status, ``errors``.
 
-The package may import ``service.domain``, ``tuner.schemas``, ``tuner.exports.base`` and
-``tuner.library.recommendation``; nothing else of the service.
+The package may import ``service.domain``, ``batchwright.schemas``, ``batchwright.exports.base`` and
+``batchwright.library.recommendation``; nothing else of the service.
 """
 
 from service.client.client import AsyncClient, Client

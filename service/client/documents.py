@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from batchwright.library.recommendation import Recommendation
 from service.domain import work
-from tuner.library.recommendation import Recommendation
 
 
 class Tuning(work.Tuning):

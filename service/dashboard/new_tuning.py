@@ -12,11 +12,11 @@ import yaml
 from fastapi import FastAPI, Request, Response
 from starlette.concurrency import run_in_threadpool
 
+from batchwright.yaml_loader import Loader, describe_yaml_error
 from service.api import examples
 from service.api.etags import conditional, tagged
 from service.api.middleware.compression import accepts_gzip, compressed
 from service.errors import InvalidInputError
-from tuner.yaml_loader import Loader, describe_yaml_error
 
 SCHEMA = "/tunings/new/schema"
 JOB_SCHEMA = "/jobs/new/schema"

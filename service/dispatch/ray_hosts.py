@@ -24,8 +24,8 @@ from ray.exceptions import RayError
 from ray.util.placement_group import PlacementGroup, placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from tuner.system.processes import tied
-from tuner.training.launching.host_agents import HOSTS, LOST_HOST_STATUS, Hosts
+from batchwright.system.processes import tied
+from batchwright.training.launching.host_agents import HOSTS, LOST_HOST_STATUS, Hosts
 
 _NAMESPACE = "batchwright"
 _POLL_SECONDS = 0.2
@@ -98,7 +98,7 @@ def gather(nodes: Nodes, command: Sequence[str]) -> int:
         others = tuple((*words, address, str(index)) for index in range(1, nodes.count))
         first = _actor(group, 0, nodes.resources)
         hosts = Hosts(address=ray.get(first.address.remote()), others=others)
-        work = [sys.executable, "-m", "tuner.cli", *command]
+        work = [sys.executable, "-m", "batchwright", *command]
         return _follow(first, work, {HOSTS: hosts.model_dump_json()}, stop)
 
 

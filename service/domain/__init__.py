@@ -10,6 +10,6 @@
 Where a new thing goes: a field of a response, the document here, then ``service.application.views`` fills it and `make
 openapi` exports it; a state, ``states`` (the store enforces the table by conditional updates); a scope, ``api_keys``.
 
-The package may import ``tuner.schemas`` and ``tuner.exports.base``. It knows no HTTP framework and no database, so that
-the SDK can import it.
+The package may import ``batchwright.schemas`` and ``batchwright.exports.base``. It knows no HTTP framework and no
+database, so that the SDK can import it.
 """

@@ -12,9 +12,9 @@ from typing import Annotated
 
 from pydantic import AfterValidator, Field
 
+from batchwright.schemas.base import Document
+from batchwright.schemas.field_errors import described_pattern
 from service.domain.audit import Actor
-from tuner.schemas.base import Document
-from tuner.schemas.field_errors import described_pattern
 
 PREFIX = "bw"
 """Start of every key, by which scanners of leaked secrets can recognise it."""

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
 
+from batchwright.schemas.base import Document, PositiveInt
 from service.domain.work import Page
-from tuner.schemas.base import Document, PositiveInt
 
 
 @dataclass(frozen=True)

@@ -7,9 +7,9 @@ from typing import Annotated
 
 from pydantic import Field
 
+from batchwright.schemas.base import Document
 from service.domain.problems import Problem
 from service.domain.states import State
-from tuner.schemas.base import Document
 
 MOST_IDS = 100
 """Pieces of work of one request, which changes all of them in one transaction."""

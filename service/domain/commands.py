@@ -9,7 +9,7 @@ from typing import Annotated
 
 from pydantic import Field, JsonValue
 
-from tuner.schemas.base import Document, PositiveInt
+from batchwright.schemas.base import Document, PositiveInt
 
 
 class RegisteredCommand(Document):

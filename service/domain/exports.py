@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from tuner.exports.base import ExportFormat, ExportOptions
-from tuner.schemas.base import Document
+from batchwright.exports.base import ExportFormat, ExportOptions
+from batchwright.schemas.base import Document
 
 
 class ExportRequest(Document):

@@ -5,7 +5,7 @@ The SDK imports this module, so it knows neither FastAPI nor SQLAlchemy nor torc
 
 from __future__ import annotations
 
-from tuner.schemas.base import Document, NonNegativeFloat, NonNegativeInt
+from batchwright.schemas.base import Document, NonNegativeFloat, NonNegativeInt
 
 
 class FleetNode(Document):

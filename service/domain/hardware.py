@@ -8,9 +8,9 @@ from typing import Annotated, Self
 from pydantic import Field, model_validator
 from typing_extensions import override
 
-from tuner.hardware.matching import has_hardware
-from tuner.schemas.requests import MOST_NODES, HardwareRequest, TuningRequest
-from tuner.schemas.results import DeviceInfo
+from batchwright.hardware.matching import has_hardware
+from batchwright.schemas.requests import MOST_NODES, HardwareRequest, TuningRequest
+from batchwright.schemas.results import DeviceInfo
 
 ANY_DEVICE = ""
 """The stored device of work that needs hardware: any device that has it will do, on any host."""

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from tuner.schemas.base import Document, PositiveInt
+from batchwright.schemas.base import Document, PositiveInt
 
 PROBLEM_TYPE_PREFIX = "urn:batchwright:problem:"
 

@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Literal, Self
 
+from batchwright.planning.fingerprint import canonical_json, fingerprinted_versions
+from batchwright.schemas.base import Document
+from batchwright.schemas.recommendation import Recommendation
+from batchwright.units import format_bytes
 from service.domain.workers import ServedDevice
-from tuner.planning.fingerprint import canonical_json, fingerprinted_versions
-from tuner.schemas.base import Document
-from tuner.schemas.recommendation import Recommendation
-from tuner.units import format_bytes
 
 _HOST_MEMORY_TOLERANCE = 0.01
 """Share by which the memory of a host may differ and count as equal. Linux reports the physical memory without the

@@ -8,11 +8,11 @@ from typing import Annotated
 
 from pydantic import Field
 
+from batchwright.schemas.base import Document, NonNegativeInt
+from batchwright.schemas.field_errors import described_pattern
+from batchwright.schemas.requests import Project
 from service.domain.states import State, WorkKind
 from service.domain.work import Page
-from tuner.schemas.base import Document, NonNegativeInt
-from tuner.schemas.field_errors import described_pattern
-from tuner.schemas.requests import Project
 
 _LONGEST_URL = 2000
 _LONGEST_NAME = 100

@@ -11,19 +11,19 @@ from typing import Annotated, Generic, Literal, Self, TypeVar
 
 from pydantic import Field, model_validator
 
+from batchwright.exports.base import Export
+from batchwright.schemas.base import Document, NonNegativeFloat, NonNegativeInt, PositiveInt
+from batchwright.schemas.gpus import Gpu
+from batchwright.schemas.plans import PlanSummary
+from batchwright.schemas.recommendation import Recommendation
+from batchwright.schemas.requests import DeviceId, Named, Objective, TrainingRequest, TuningRequest
+from batchwright.schemas.results import ProbeResult
+from batchwright.schemas.training import RunCourse, RunProgress, TrainingResult
+from batchwright.schemas.workload import Precision
 from service.domain.exports import ExportRequest
 from service.domain.problems import Problem
 from service.domain.staleness import Staleness
 from service.domain.states import State
-from tuner.exports.base import Export
-from tuner.schemas.base import Document, NonNegativeFloat, NonNegativeInt, PositiveInt
-from tuner.schemas.gpus import Gpu
-from tuner.schemas.plans import PlanSummary
-from tuner.schemas.recommendation import Recommendation
-from tuner.schemas.requests import DeviceId, Named, Objective, TrainingRequest, TuningRequest
-from tuner.schemas.results import ProbeResult
-from tuner.schemas.training import RunCourse, RunProgress, TrainingResult
-from tuner.schemas.workload import Precision
 
 RowT = TypeVar("RowT", bound=Document)
 

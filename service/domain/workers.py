@@ -11,10 +11,10 @@ from typing import Annotated
 
 from pydantic import Field
 
+from batchwright.schemas.base import Document, NonNegativeFloat, NonNegativeInt, PositiveInt
+from batchwright.schemas.results import DeviceInfo
 from service.domain.hardware import kind_of
 from service.domain.states import State, WorkKind
-from tuner.schemas.base import Document, NonNegativeFloat, NonNegativeInt, PositiveInt
-from tuner.schemas.results import DeviceInfo
 
 
 class DeviceMemory(Document):

@@ -6,8 +6,8 @@ import os
 import shutil
 import subprocess
 
+from batchwright.training.launching.host_agents import HOSTS, Hosts
 from service.errors import ConfigurationError
-from tuner.training.launching.host_agents import HOSTS, Hosts
 
 _SECONDS = 60.0
 

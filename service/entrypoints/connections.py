@@ -22,9 +22,9 @@ from typing import Any
 from typing_extensions import override
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from batchwright.system.processes import raise_limit
 from service.observability.logging import RepeatLimit
 from service.problem_mapping import make_problem
-from tuner.system.processes import raise_limit
 
 _log = logging.getLogger(__name__)
 

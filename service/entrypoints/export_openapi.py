@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import sys
 
+from batchwright.system.temporary_folders import TemporaryFolder
 from service.bootstrap import app_of, build
 from service.settings import Settings
-from tuner.system.temporary_folders import TemporaryFolder
 
 
 def export_openapi() -> str:

@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+from batchwright.system.processes import die_with_parent
 from service.entrypoints.signals import handling_signals
 from service.errors import ServiceError
 from service.observability.logging import configure_logging
@@ -19,7 +20,6 @@ from service.observability.metrics import snapshot
 from service.settings import Settings
 from service.worker.hosting.channel import Channel
 from service.worker_bootstrap import WorkerSystem, build_worker
-from tuner.system.processes import die_with_parent
 
 Build = Callable[[Settings], WorkerSystem]
 

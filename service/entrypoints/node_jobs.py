@@ -5,6 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
+from batchwright.hardware import inventory
+from batchwright.planning.fingerprint import installed_versions
+from batchwright.schemas.requests import TuningRequest
+from batchwright.schemas.results import DeviceInfo
+from batchwright.system.data_roots import DataRoots
+from batchwright.workloads.required_packages import installed_packages
 from service.application.rules.device_checks import hardware_of_job
 from service.domain.hardware import HardwareNeed
 from service.domain.states import TERMINAL_STATES, WorkKind
@@ -21,12 +27,6 @@ from service.store.store import open_store
 from service.worker.coordinator import Coordinator
 from service.worker.settings import Assignment
 from service.worker_bootstrap import assemble_worker, local_executor, registered_commands
-from tuner.hardware import inventory
-from tuner.planning.fingerprint import installed_versions
-from tuner.schemas.requests import TuningRequest
-from tuner.schemas.results import DeviceInfo
-from tuner.system.data_roots import DataRoots
-from tuner.workloads.required_packages import installed_packages
 
 _NUMBERS_OF_HOST = ("SLURM_JOB_GPUS", "CUDA_VISIBLE_DEVICES")
 """Variables with the host's numbers of the GPUs that an engine has assigned. Slurm may number those in

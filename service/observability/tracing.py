@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from enum import Enum
 
-from tuner.system.processes import propagate_environment
+from batchwright.system.processes import propagate_environment
 
 ENVIRONMENT_VARIABLE = "TRACEPARENT"
 """The environment variable with the trace of a process, as OpenTelemetry's environment carrier names it."""

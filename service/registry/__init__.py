@@ -15,5 +15,5 @@ job, so that a worker runs nothing that its own operator has not registered.
 Where a new thing goes: a type of argument, a class in ``definitions``, its check in ``argument_values`` and its schema
 in ``argument_schema``; a place where values may stand, ``placement``.
 
-The package may import ``service.domain``, ``service.errors`` and ``tuner``.
+The package may import ``service.domain``, ``service.errors`` and ``batchwright``.
 """

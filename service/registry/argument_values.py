@@ -9,6 +9,9 @@ from typing import assert_never
 
 from pydantic import JsonValue
 
+from batchwright.errors import DataOutsideRootsError
+from batchwright.suggestions import suggestion
+from batchwright.system.data_roots import DataRoots
 from service.domain.problems import FieldFault
 from service.errors import DataPathNotAllowedError, InvalidInputError
 from service.registry.definitions import (
@@ -22,9 +25,6 @@ from service.registry.definitions import (
     PathArgument,
     StringArgument,
 )
-from tuner.errors import DataOutsideRootsError
-from tuner.suggestions import suggestion
-from tuner.system.data_roots import DataRoots
 
 _FIELD = "spec.model.arguments"
 _SHOWN = 80

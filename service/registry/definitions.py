@@ -8,9 +8,8 @@ from typing import Annotated, Literal, Self, TypeVar
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
-from service.registry.placement import Placement, arguments_in, check_files, check_words
-from tuner.schemas.base import Document, Environment
-from tuner.schemas.command import (
+from batchwright.schemas.base import Document, Environment
+from batchwright.schemas.command import (
     ARGUMENT_PREFIX,
     LONGEST_ARGUMENT,
     MICRO_BATCH_SIZE,
@@ -22,7 +21,8 @@ from tuner.schemas.command import (
     check_placeholder,
     placeholders_in,
 )
-from tuner.schemas.workload import LARGEST_WORLD_SIZE
+from batchwright.schemas.workload import LARGEST_WORLD_SIZE
+from service.registry.placement import Placement, arguments_in, check_files, check_words
 
 LONGEST_TEXT = 4096
 """Most characters of a text or a path."""

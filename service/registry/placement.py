@@ -13,8 +13,8 @@ from typing import Any
 
 import yaml
 
-from tuner.schemas.command import ARGUMENT_PREFIX, PLACEHOLDER, placeholders_in
-from tuner.yaml_loader import Loader
+from batchwright.schemas.command import ARGUMENT_PREFIX, PLACEHOLDER, placeholders_in
+from batchwright.yaml_loader import Loader
 
 _AROUND = re.compile(r"[A-Za-z0-9_./:=,%+-]*")
 """Text beside a value in a word of `argv`: enough for options, paths and lists, and not for code."""

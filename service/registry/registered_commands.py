@@ -9,6 +9,14 @@ from pathlib import Path
 
 import yaml
 
+from batchwright.commands.templates import check_command, contents_of_files
+from batchwright.errors import FieldProblem, SpecError
+from batchwright.planning.fingerprint import canonical_json
+from batchwright.schemas.base import parse_document, read_data
+from batchwright.schemas.command import FILE_PREFIX, CommandModel, CommandSpec, placeholders_in
+from batchwright.schemas.workload import RanksSpec
+from batchwright.suggestions import suggestion
+from batchwright.system.data_roots import DataRoots
 from service.domain.commands import CommandList, RegisteredCommand
 from service.domain.problems import FieldFault
 from service.errors import CommandNotAllowedError, DataPathNotAllowedError, InvalidInputError, RequestError
@@ -16,14 +24,6 @@ from service.registry.argument_schema import schema_of
 from service.registry.argument_values import Value, checked_values
 from service.registry.definitions import BooleanArgument, CommandDefinition, CommandsFile
 from service.registry.placement import arguments_in
-from tuner.commands.templates import check_command, contents_of_files
-from tuner.errors import FieldProblem, SpecError
-from tuner.planning.fingerprint import canonical_json
-from tuner.schemas.base import parse_document, read_data
-from tuner.schemas.command import FILE_PREFIX, CommandModel, CommandSpec, placeholders_in
-from tuner.schemas.workload import RanksSpec
-from tuner.suggestions import suggestion
-from tuner.system.data_roots import DataRoots
 
 _OF_CALLERS = {"kind", "name", "arguments", "definition"}
 """Fields of a command that do not come from its registration."""

@@ -19,5 +19,5 @@ Where a new thing goes: a column, ``database.schema``, a revision in ``database.
 query, the module of its subject; a part of the contract, ``interface``, with a test that every store passes.
 
 The package may import ``service.problem_mapping``, ``service.folders``, ``service.fast_path`` (its cache of rows),
-``service.errors`` and ``service.domain``, and ``tuner.schemas``.
+``service.errors`` and ``service.domain``, and ``batchwright.schemas``.
 """

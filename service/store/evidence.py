@@ -9,6 +9,9 @@ from sqlalchemy import Engine, and_, delete, insert, select
 from sqlalchemy.exc import IntegrityError
 from typing_extensions import override
 
+from batchwright.schemas.residuals import EstimateResidual
+from batchwright.schemas.results import ProbeResult
+from batchwright.schemas.training import RunCourse, RunProgress, course_after
 from service.domain.work import Event, EventKind, RecordedProbe
 from service.errors import ConflictError
 from service.store.database import mapping
@@ -17,9 +20,6 @@ from service.store.database.schema import estimate_residuals, events, probes, wo
 from service.store.database.statements import change_held, held_by, stale_lease_error
 from service.store.interface import EvidenceStore, ResidualStore
 from service.store.models import Binding, Lease
-from tuner.schemas.residuals import EstimateResidual
-from tuner.schemas.results import ProbeResult
-from tuner.schemas.training import RunCourse, RunProgress, course_after
 
 _work = work_items.c
 _residual = estimate_residuals.c

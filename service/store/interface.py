@@ -10,6 +10,10 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Sequence
 
+from batchwright.schemas.recommendation import Recommendation
+from batchwright.schemas.residuals import EstimateResidual
+from batchwright.schemas.results import ProbeResult
+from batchwright.schemas.training import RunProgress
 from service.domain.api_keys import ApiKey, NewKey
 from service.domain.audit import COMMAND_LINE, Actor, AuditEntry
 from service.domain.fleet import FleetReport
@@ -49,10 +53,6 @@ from service.store.models import (
     WorkItem,
     WorkRow,
 )
-from tuner.schemas.recommendation import Recommendation
-from tuner.schemas.residuals import EstimateResidual
-from tuner.schemas.results import ProbeResult
-from tuner.schemas.training import RunProgress
 
 
 class SubmissionStore(ABC):

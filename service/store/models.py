@@ -11,6 +11,10 @@ from typing import Any
 from pydantic import Field
 from pydantic_core import to_json
 
+from batchwright.schemas.recommendation import Recommendation
+from batchwright.schemas.requests import UNNAMED, Named, Objective
+from batchwright.schemas.training import RunProgress, TrainingResult
+from batchwright.schemas.workload import Precision
 from service.domain.api_keys import ApiKey
 from service.domain.audit import AuditAction
 from service.domain.fleet import FleetReport
@@ -20,10 +24,6 @@ from service.domain.states import State, WorkKind
 from service.domain.work import JobSummary, RecommendationSummary, TuningSummary
 from service.domain.workers import ServedDevice
 from service.errors import ServiceError
-from tuner.schemas.recommendation import Recommendation
-from tuner.schemas.requests import UNNAMED, Named, Objective
-from tuner.schemas.training import RunProgress, TrainingResult
-from tuner.schemas.workload import Precision
 
 
 @dataclass(frozen=True)

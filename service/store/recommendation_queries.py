@@ -24,6 +24,9 @@ from sqlalchemy import (
 )
 from typing_extensions import override
 
+from batchwright.schemas.recommendation import Recommendation
+from batchwright.schemas.requests import Objective
+from batchwright.schemas.workload import Precision
 from service.errors import NotFoundError
 from service.store.database import mapping
 from service.store.database.engine import read_transaction
@@ -31,9 +34,6 @@ from service.store.database.list_search import searched_page
 from service.store.database.schema import recommendations, work_items
 from service.store.interface import RecommendationStore
 from service.store.models import NO_SEARCH, RecommendationFilter, RecommendationRow, StalenessFilter
-from tuner.schemas.recommendation import Recommendation
-from tuner.schemas.requests import Objective
-from tuner.schemas.workload import Precision
 
 _recommendation = recommendations.c
 _work = work_items.c

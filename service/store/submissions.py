@@ -10,6 +10,7 @@ from sqlalchemy import Connection, Engine, and_, delete, insert, select, tuple_,
 from sqlalchemy.exc import IntegrityError
 from typing_extensions import override
 
+from batchwright.schemas.recommendation import Recommendation
 from service.domain.audit import COMMAND_LINE, Actor, AuditAction
 from service.domain.states import RESUMABLE_STATES, State, WorkKind
 from service.errors import ConflictError, NotResumableError
@@ -34,7 +35,6 @@ from service.store.models import (
 )
 from service.store.outbox.endings import record_endings
 from service.store.work_queries import read_item
-from tuner.schemas.recommendation import Recommendation
 
 _work = work_items.c
 _key = idempotency_keys.c

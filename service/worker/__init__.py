@@ -8,13 +8,14 @@ The pipeline, in one process with one worker per device:
    ``work_loop`` claims work (``claiming``) and has it run, with pauses while none waits (``idle_pause``).
 3. ``lease`` holds the lease in use: the heartbeat renews it, and stop requests reach the running work through it.
 4. ``attempts`` runs a claim and records its ending, or hands the work back to the queue.
-5. ``runner`` runs one tuning or job: probes chosen by ``tuner.planning.session``, or a training run.
+5. ``runner`` runs one tuning or job: probes chosen by ``batchwright.planning.session``, or a training run.
 6. ``executors`` runs a probe or a job: in processes of the host, or in this process for tests.
 
 ``host_health`` suspends claims while the host has a fault (a full disk, no processes left) until a check passes.
 
 Where a new thing goes: a target where work can run (a cluster, say), an executor in ``executors``; a reason to stop,
-``lease``; a failure of the host, ``tuner.system.host_failures``; a step of a tuning, ``tuner.planning.session`` first.
+``lease``; a failure of the host, ``batchwright.system.host_failures``; a step of a tuning,
+``batchwright.planning.session`` first.
 
 The package may import ``service.application``, ``service.observability``, ``service.store`` (its interfaces and values;
 only ``coordinator`` and ``device_worker`` take the whole ``Store``, to hand on its parts) and the layers below; neither

@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 from datetime import UTC, datetime
 
+from batchwright.errors import HostFailureError
+from batchwright.system.host_failures import HostFailure, host_failure_of
 from service.domain.states import State
 from service.errors import ConflictError, NotFoundError, StaleLeaseError, StoreUnavailableError
 from service.observability.instruments import Instruments
@@ -15,8 +17,6 @@ from service.store.interface import LeaseStore, WorkStore
 from service.store.models import Claim, Ending, Lease
 from service.worker.lease import LeaseHolder, StopReason
 from service.worker.runner import DeviceContext, StoppedError, WorkRunner
-from tuner.errors import HostFailureError
-from tuner.system.host_failures import HostFailure, host_failure_of
 
 _log = logging.getLogger(__name__)
 

@@ -6,6 +6,8 @@ import tempfile
 from pathlib import Path
 from typing import Protocol
 
+from batchwright.system.host_failures import Cause, HostFailure, check_host
+from batchwright.workloads.required_packages import installed_packages
 from service.domain.workers import ServedDevice
 from service.store.store import Store
 from service.worker.attempts import AttemptRunner
@@ -19,8 +21,6 @@ from service.worker.runner import DeviceContext, RunStores, WorkRunner
 from service.worker.settings import WorkerSettings
 from service.worker.slot import Slot
 from service.worker.work_loop import SingleRun, WorkLoop
-from tuner.system.host_failures import Cause, HostFailure, check_host
-from tuner.workloads.required_packages import installed_packages
 
 
 class ProcessLink(Protocol):

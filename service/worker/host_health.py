@@ -8,8 +8,8 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
+from batchwright.system.host_failures import HostFailure
 from service.observability.logging import rate_limited_logger
-from tuner.system.host_failures import HostFailure
 
 _log = logging.getLogger(__name__)
 

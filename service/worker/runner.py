@@ -8,6 +8,28 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
+from batchwright.errors import BatchwrightError, HostFailureError, ProbeCancelledError
+from batchwright.planning.driver import (
+    begin_estimate,
+    check_coupling,
+    estimate_what_ifs,
+    prepare_search,
+    remaining_probes,
+)
+from batchwright.planning.session import Tuning
+from batchwright.schemas.recommendation import Recommendation
+from batchwright.schemas.requests import ProbeRequest, TuningRequest
+from batchwright.schemas.results import ExpectedPeaks, Outcome, ProbeResult
+from batchwright.schemas.training import RunOutcome, RunProgress, TrainingProgress, TrainingResult
+from batchwright.system.host_failures import (
+    Cause,
+    DiskUsage,
+    HostFailure,
+    disk_usage_of,
+    host_failure_of,
+    is_filled_by_run,
+)
+from batchwright.units import format_bytes
 from service.application.rules.device_checks import mark_slot, probe_environment
 from service.application.rules.estimate_learning import correct_estimate, expect_context, keep_residual
 from service.application.rules.warm_start import apply_warm_start
@@ -25,21 +47,6 @@ from service.store.models import Binding, Claim, Ending, WorkItem
 from service.worker.executors.base import Executor, TrainingRun
 from service.worker.host_health import Health
 from service.worker.lease import LeaseHolder
-from tuner.errors import BatchwrightError, HostFailureError, ProbeCancelledError
-from tuner.planning.driver import (
-    begin_estimate,
-    check_coupling,
-    estimate_what_ifs,
-    prepare_search,
-    remaining_probes,
-)
-from tuner.planning.session import Tuning
-from tuner.schemas.recommendation import Recommendation
-from tuner.schemas.requests import ProbeRequest, TuningRequest
-from tuner.schemas.results import ExpectedPeaks, Outcome, ProbeResult
-from tuner.schemas.training import RunOutcome, RunProgress, TrainingProgress, TrainingResult
-from tuner.system.host_failures import Cause, DiskUsage, HostFailure, disk_usage_of, host_failure_of, is_filled_by_run
-from tuner.units import format_bytes
 
 _log = logging.getLogger(__name__)
 

@@ -6,6 +6,7 @@ import logging
 
 from typing_extensions import override
 
+from batchwright.system.host_failures import host_failure_of
 from service.errors import ClaimsCrowdedError, StoreUnavailableError
 from service.observability.logging import rate_limited_logger
 from service.worker.attempts import AttemptRunner
@@ -13,7 +14,6 @@ from service.worker.claiming import WorkClaimer
 from service.worker.device_thread import DeviceThread
 from service.worker.host_health import Health
 from service.worker.idle_pause import IdlePause
-from tuner.system.host_failures import host_failure_of
 
 _log = logging.getLogger(__name__)
 

@@ -1,1 +1,1 @@
-"""Tests of ``tuner.cli``."""
+"""Tests of ``batchwright.cli``."""

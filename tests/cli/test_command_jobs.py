@@ -65,7 +65,7 @@ def test_a_failed_command_is_a_failed_training(tmp_path: Path) -> None:
 def test_sigterm_is_passed_to_the_command(tmp_path: Path) -> None:
     """The exit code is that of a stopped run, whatever the command's own is."""
     path = recommendation(tmp_path, WAITS)
-    line = [sys.executable, "-m", "tuner.cli", "train", str(path), "--output-dir", str(tmp_path / "job")]
+    line = [sys.executable, "-m", "batchwright", "train", str(path), "--output-dir", str(tmp_path / "job")]
     process = subprocess.Popen(line, stdout=subprocess.PIPE, text=True)
     log = tmp_path / "job" / "log.txt"
     while not log.exists() or "ready" not in log.read_text():  # pytest's limit ends a wait in vain

@@ -18,14 +18,12 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from tests.support.command import called
-from tests.support.factories import CPU, CUDA, gpt_spec, mlp_spec, plan_of, recommendation, resnet_spec, tuning_request
-from tuner.cli import running
-from tuner.cli.display import TrainingBar
-from tuner.errors import DeviceError, SpecError
-from tuner.schemas.recommendation import Recommendation
-from tuner.schemas.requests import TrainingRequest
-from tuner.schemas.training import (
+from batchwright.cli import running
+from batchwright.cli.display import TrainingBar
+from batchwright.errors import DeviceError, SpecError
+from batchwright.schemas.recommendation import Recommendation
+from batchwright.schemas.requests import TrainingRequest
+from batchwright.schemas.training import (
     EvaluationReport,
     MicroBatchSplit,
     RunOutcome,
@@ -33,8 +31,10 @@ from tuner.schemas.training import (
     TrainingProgress,
     TrainingResult,
 )
-from tuner.schemas.workload import WorkloadSpec
-from tuner.training.launching.run_directory import ProgressLog, RunPaths
+from batchwright.schemas.workload import WorkloadSpec
+from batchwright.training.launching.run_directory import ProgressLog, RunPaths
+from tests.support.command import called
+from tests.support.factories import CPU, CUDA, gpt_spec, mlp_spec, plan_of, recommendation, resnet_spec, tuning_request
 
 pytestmark = pytest.mark.usefixtures("forked")
 
@@ -46,7 +46,7 @@ batch: {sequence_length: 8}
 
 def batchwright(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
     """Run the command line in a process of its own."""
-    command = [sys.executable, "-m", "tuner.cli", *map(str, arguments)]
+    command = [sys.executable, "-m", "batchwright", *map(str, arguments)]
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=240)
 
 
@@ -85,7 +85,7 @@ def test_a_misspelt_variable_is_refused(monkeypatch: pytest.MonkeyPatch) -> None
 _LISTS_SERVICE = """
 import sys
 from typer.testing import CliRunner
-from tuner.cli.main import app
+from batchwright.cli.main import app
 for command in ("plan", "serve"):
     print(CliRunner().invoke(app, [command, "--help"]).exit_code, "service" in sys.modules)
 """
@@ -512,7 +512,7 @@ def test_an_interrupt_while_tuning_leaves_no_process(
     command = [
         sys.executable,
         "-m",
-        "tuner.cli",
+        "batchwright.cli",
         "tune",
         str(spec_file),
         "--effective-batch-size",
@@ -573,7 +573,7 @@ def test_sigterm_while_training_leaves_a_checkpoint(spec_file: Path, tmp_path: P
 def test_sigterm_to_a_process_that_trains_leaves_a_checkpoint(spec_file: Path, tmp_path: Path) -> None:
     """Interrupt the command in a process of its own."""
     words, run = trains_without_end(spec_file, tmp_path)
-    command = [sys.executable, "-m", "tuner.cli", *words]
+    command = [sys.executable, "-m", "batchwright", *words]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
     while not run.progress.exists():
         assert process.poll() is None

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from tuner.cli.errors import ExitCode, exit_code
-from tuner.errors import BatchwrightError, ExportError
+from batchwright.cli.errors import ExitCode, exit_code
+from batchwright.errors import BatchwrightError, ExportError
 
 _CODES = {
     "SpecError": ExitCode.WRONG_INPUT,

@@ -16,16 +16,24 @@ import pytest
 from rich.console import Console, RenderableType
 
 import batchwright as batchwright_package
+from batchwright.cli.arguments import estimate_request
+from batchwright.cli.estimate_display import estimate_panel, estimate_table, fits_nowhere
+from batchwright.errors import EstimateError, SpecError, VirtualGpuError
+from batchwright.hardware.gpu_table import GPUS
+from batchwright.planning.accumulation import balanced_plan
+from batchwright.schemas.estimates import (
+    Engine,
+    Estimate,
+    EstimateRequest,
+    GpuEstimate,
+    PeakBreakdown,
+    PeakEstimate,
+    Verdict,
+)
+from batchwright.schemas.gpus import ByteInterval
+from batchwright.schemas.workload import WorkloadSpec
 from tests.support.command import called
 from tests.support.factories import mlp_spec, python_spec
-from tuner.cli.arguments import estimate_request
-from tuner.cli.estimate_display import estimate_panel, estimate_table, fits_nowhere
-from tuner.errors import EstimateError, SpecError, VirtualGpuError
-from tuner.hardware.gpu_table import GPUS
-from tuner.planning.accumulation import balanced_plan
-from tuner.schemas.estimates import Engine, Estimate, EstimateRequest, GpuEstimate, PeakBreakdown, PeakEstimate, Verdict
-from tuner.schemas.gpus import ByteInterval
-from tuner.schemas.workload import WorkloadSpec
 
 GIB = 1024**3
 LARGE = {"name": "mlp", "hidden_features": 12_000, "hidden_layers": 2}
@@ -110,7 +118,7 @@ def test_sigterm_leaves_no_process_and_no_files(tmp_path: Path) -> None:
     )
     (tmp_path / "tmp").mkdir()
     environment = {**os.environ, "TMPDIR": str(tmp_path / "tmp")}
-    command = [sys.executable, "-m", "tuner.cli", "estimate", str(spec), "--gpu", "L4"]
+    command = [sys.executable, "-m", "batchwright", "estimate", str(spec), "--gpu", "L4"]
     with subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL) as process:
         while not (journal.exists() and journal.read_text().endswith("\n")):
             assert process.poll() is None
@@ -178,7 +186,7 @@ def scripted(monkeypatch: pytest.MonkeyPatch) -> Scripted:
     """Has a function answer instead of the tracing process."""
 
     def script(answer: Callable[[], Estimate]) -> None:
-        monkeypatch.setattr("tuner.estimation.client.estimate", lambda *_, **__: answer())
+        monkeypatch.setattr("batchwright.estimation.client.estimate", lambda *_, **__: answer())
 
     return script
 
@@ -232,7 +240,7 @@ def test_a_signal_is_an_exit_code(tmp_path: Path, scripted: Scripted, number: si
 @pytest.fixture
 def without_cuda_build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An environment whose folder of packages has no CUDA build, whatever that of the tests has."""
-    monkeypatch.setattr("tuner.probing.virtual_estimate.sysconfig.get_path", lambda _: str(tmp_path))
+    monkeypatch.setattr("batchwright.probing.virtual_estimate.sysconfig.get_path", lambda _: str(tmp_path))
 
 
 @pytest.mark.usefixtures("without_cuda_build")

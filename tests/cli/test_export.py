@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from batchwright.cli.main import main
+from batchwright.exports.base import Export
+from batchwright.exports.registry import TARGETS, export
 from tests.support.factories import CPU, recommendation
-from tuner.cli.main import main
-from tuner.exports.base import Export
-from tuner.exports.registry import TARGETS, export
 
 Printed = pytest.CaptureFixture[str]
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from batchwright.schemas.recommendation import Recommendation
 from tests.support.command import called
 from tests.support.factories import mlp_spec, plan_of
-from tuner.schemas.recommendation import Recommendation
 
 pytestmark = pytest.mark.usefixtures("forked")
 

@@ -21,23 +21,23 @@ from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
+from batchwright.commands import command_supervisor
+from batchwright.commands.command_job import CommandJob
+from batchwright.commands.command_supervisor import CommandProbe
+from batchwright.commands.launching import FreshCommand, Launch
+from batchwright.commands.outcomes import EndedCommand
+from batchwright.hardware.inventory import cpu
+from batchwright.schemas.command import CommandSpec
+from batchwright.schemas.recommendation import Headroom, Recommendation
+from batchwright.schemas.requests import ProbeRequest
+from batchwright.schemas.training import TrainingResult
+from batchwright.system.files import tail
+from batchwright.system.temporary_folders import TemporaryFolder
 from tests.commands.program_list import PLAIN, Program, misbehaving
 from tests.commands.trials import probe_request
 from tests.support.exports.plans import command_plan
 from tests.support.factories import CPU
 from tests.support.paths import ROOT
-from tuner.commands import command_supervisor
-from tuner.commands.command_job import CommandJob
-from tuner.commands.command_supervisor import CommandProbe
-from tuner.commands.launching import FreshCommand, Launch
-from tuner.commands.outcomes import EndedCommand
-from tuner.hardware.inventory import cpu
-from tuner.schemas.command import CommandSpec
-from tuner.schemas.recommendation import Headroom, Recommendation
-from tuner.schemas.requests import ProbeRequest
-from tuner.schemas.training import TrainingResult
-from tuner.system.files import tail
-from tuner.system.temporary_folders import TemporaryFolder
 
 FOLDER = ROOT / "tests" / "commands" / "reports"
 SIZE = 2
@@ -318,7 +318,7 @@ def replay(name: str, folder: Path) -> EndedCommand:
     request = CASES[name].request(folder)
     own = folder / "replay"
     own.mkdir()
-    with _time_of(clock), patch("tuner.commands.stacks._WRITING_SECONDS", 0.0):
+    with _time_of(clock), patch("batchwright.commands.stacks._WRITING_SECONDS", 0.0):
         ended = _probe(request, own).run(Replay(record, clock), lambda: False)
     return replace(ended, unreached=record["unreached"])
 

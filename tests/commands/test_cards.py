@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from batchwright.commands.environment import cards_of_ranks, injected_environment
+from batchwright.planning.search_space import rank_devices
+from batchwright.schemas.requests import TuningRequest
 from tests.support.factories import CPU, CUDA
-from tuner.commands.environment import cards_of_ranks, injected_environment
-from tuner.planning.search_space import rank_devices
-from tuner.schemas.requests import TuningRequest
 
 SPEC = {"model": {"kind": "command", "argv": ["train", "{micro_batch_size}"]}, "parallelism": {"world_size": 2}}
 

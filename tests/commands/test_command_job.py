@@ -15,6 +15,13 @@ from unittest.mock import patch
 
 import pytest
 
+from batchwright.commands.command_job import CommandJob
+from batchwright.commands.job_outcomes import EndedJob, result_of_job
+from batchwright.commands.job_progress import JobReports
+from batchwright.commands.templates import Figures
+from batchwright.errors import TrainingError
+from batchwright.schemas.recommendation import Recommendation
+from batchwright.schemas.training import RunOutcome, TrainingResult
 from tests.commands.injected.test_subreaper import await_file, is_running
 from tests.commands.recorded import (
     MEBIBYTE,
@@ -27,13 +34,6 @@ from tests.commands.recorded import (
     shape,
     stored,
 )
-from tuner.commands.command_job import CommandJob
-from tuner.commands.job_outcomes import EndedJob, result_of_job
-from tuner.commands.job_progress import JobReports
-from tuner.commands.templates import Figures
-from tuner.errors import TrainingError
-from tuner.schemas.recommendation import Recommendation
-from tuner.schemas.training import RunOutcome, TrainingResult
 
 SLEEPS = """
 import os, signal, subprocess, sys, time
@@ -47,11 +47,11 @@ time.sleep(600)
 KILLED = """
 import sys, time
 from pathlib import Path
-from tuner.commands.command_job import CommandJob
-from tuner.commands.job_outcomes import EndedJob, result_of_job
-from tuner.commands.job_progress import JobReports
-from tuner.commands.templates import Figures
-from tuner.schemas.recommendation import Recommendation
+from batchwright.commands.command_job import CommandJob
+from batchwright.commands.job_outcomes import EndedJob, result_of_job
+from batchwright.commands.job_progress import JobReports
+from batchwright.commands.templates import Figures
+from batchwright.schemas.recommendation import Recommendation
 job = CommandJob(Path(sys.argv[2]))
 job.start(Recommendation.model_validate_json(Path(sys.argv[1]).read_bytes()), 1)
 time.sleep(600)
@@ -74,7 +74,7 @@ def result_in(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[str],
             result, record = run_job(mode, tmp_path)
             assert shape(record) == shape(stored(f"job-{mode}"))
         else:
-            with patch("tuner.commands.command_job.FreshCommand", Replay(stored(f"job-{mode}"), Clock())):
+            with patch("batchwright.commands.command_job.FreshCommand", Replay(stored(f"job-{mode}"), Clock())):
                 result = run(plan_of_job(mode, tmp_path), tmp_path / "job")
         assert TrainingResult.model_validate_json((tmp_path / "job" / "result.json").read_text()) == result
         return result
@@ -269,7 +269,7 @@ def test_a_folder_holds_the_job_of_one_command(tmp_path: Path) -> None:
 
 def test_one_job_at_a_time_runs_in_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The second is refused, and the first goes on."""
-    monkeypatch.setattr("tuner.commands.command_job._LOCK_WAIT_SECONDS", 0.0)
+    monkeypatch.setattr("batchwright.commands.command_job._LOCK_WAIT_SECONDS", 0.0)
     told = tmp_path / "told"
     found = of_program(tmp_path, SLEEPS, "plain", str(told), "{micro_batch_size}")
     with CommandJob(tmp_path / "job") as job:

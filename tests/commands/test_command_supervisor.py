@@ -1,4 +1,4 @@
-"""Tests of ``tuner.commands.command_supervisor``: probes of small programs on the CPU."""
+"""Tests of ``batchwright.commands.command_supervisor``: probes of small programs on the CPU."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from tuner.commands.command_supervisor import CommandSupervisor
-from tuner.errors import ProbeCancelledError
-from tuner.hardware.inventory import cpu
-from tuner.schemas.command import CommandSpec
-from tuner.schemas.requests import ProbeRequest
-from tuner.schemas.results import Outcome, Phase, ProbeResult
+from batchwright.commands.command_supervisor import CommandSupervisor
+from batchwright.errors import ProbeCancelledError
+from batchwright.hardware.inventory import cpu
+from batchwright.schemas.command import CommandSpec
+from batchwright.schemas.requests import ProbeRequest
+from batchwright.schemas.results import Outcome, Phase, ProbeResult
 
 MIB = 1024**2
 LIMIT = 400 * MIB

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
+from batchwright.commands.command_supervisor import CommandSupervisor, proves_fresh_start
+from batchwright.hardware.inventory import find_device
+from batchwright.schemas.requests import ProbeRequest
+from batchwright.schemas.results import Outcome, ProbeResult
 from tests.support.factories import probe_result
-from tuner.commands.command_supervisor import CommandSupervisor, proves_fresh_start
-from tuner.hardware.inventory import find_device
-from tuner.schemas.requests import ProbeRequest
-from tuner.schemas.results import Outcome, ProbeResult
 
 pytestmark = pytest.mark.torch
 

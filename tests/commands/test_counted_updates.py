@@ -1,4 +1,4 @@
-"""Tests of ``tuner.commands.counted_updates``."""
+"""Tests of ``batchwright.commands.counted_updates``."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from tuner.commands.counted_updates import judge_updates
-from tuner.commands.reports import Reports
-from tuner.commands.templates import Figures
-from tuner.schemas.results import CountedUpdates
+from batchwright.commands.counted_updates import judge_updates
+from batchwright.commands.reports import Reports
+from batchwright.commands.templates import Figures
+from batchwright.schemas.results import CountedUpdates
 
 PLANNED = Figures(micro_batch_size=25, accumulation_steps=4, world_size=2, updates=2)
 ALONE = Figures(micro_batch_size=25, accumulation_steps=4, world_size=1, updates=2)

@@ -15,16 +15,16 @@ from typing import Any
 
 import pytest
 
+from batchwright.commands.command_supervisor import CommandSupervisor
+from batchwright.commands.injected import subreaper
+from batchwright.commands.launching import may_serve
+from batchwright.early_processes import EarlyProcesses
+from batchwright.errors import ProbeCancelledError
+from batchwright.hardware.inventory import cpu
+from batchwright.schemas.command import CommandSpec
+from batchwright.schemas.requests import ProbeRequest
+from batchwright.schemas.results import Outcome, ProbeResult
 from tests.support.paths import ROOT
-from tuner.commands.command_supervisor import CommandSupervisor
-from tuner.commands.injected import subreaper
-from tuner.commands.launching import may_serve
-from tuner.early_processes import EarlyProcesses
-from tuner.errors import ProbeCancelledError
-from tuner.hardware.inventory import cpu
-from tuner.schemas.command import CommandSpec
-from tuner.schemas.requests import ProbeRequest
-from tuner.schemas.results import Outcome, ProbeResult
 
 LIMIT = 400 * 1024**2
 IMPORTS = """
@@ -497,7 +497,7 @@ def test_what_cannot_be_foreseen_is_not_started(early: EarlyProcesses, options: 
 @pytest.mark.thorough
 def test_the_server_of_a_command_line_with_an_error_ends(probed: Probed) -> None:
     """The command line is refused, and nothing of the command is left."""
-    command = [sys.executable, "-m", "tuner.cli", "tune", "--effective-batch-size=nonsense", "--device=cpu"]
+    command = [sys.executable, "-m", "batchwright", "tune", "--effective-batch-size=nonsense", "--device=cpu"]
     ended = subprocess.run([*command, "--", *probed.argv()], capture_output=True, text=True, check=False)
     assert ended.returncode == 2, ended.stderr
     assert processes_naming(str(probed.folder)) == {}

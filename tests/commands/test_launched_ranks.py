@@ -11,14 +11,14 @@ from typing import Any
 
 import pytest
 
+from batchwright.commands.injected.environment_reads import EnvironmentReads
+from batchwright.commands.injected.standing_in import state_of_process
+from batchwright.commands.launched_ranks import expected_rank
+from batchwright.errors import ProbeCancelledError
+from batchwright.schemas.requests import ProbeRequest
+from batchwright.schemas.results import Outcome
 from tests.commands.program_list import BIN
 from tests.commands.test_fork_server import IMPORTS, LOG, TRAINS, Probed, processes_naming
-from tuner.commands.injected.environment_reads import EnvironmentReads
-from tuner.commands.injected.standing_in import state_of_process
-from tuner.commands.launched_ranks import expected_rank
-from tuner.errors import ProbeCancelledError
-from tuner.schemas.requests import ProbeRequest
-from tuner.schemas.results import Outcome
 
 TORCHRUN = (str(BIN / "torchrun"), "--standalone")
 RECORD = "[size, os.environ['RANK'], os.environ['MASTER_PORT'] != '', __import__('logging')._startTime]"

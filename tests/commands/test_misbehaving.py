@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
+from batchwright.commands.outcomes import EndedCommand, result_of
+from batchwright.schemas.results import Outcome, ProbeResult
 from tests.commands.program_list import FOLDER, Program, misbehaving
 from tests.commands.recorded import CASES, JOBS, LARGE, SIZE, TIGHT, replay, run_case, shape, stored
 from tests.commands.trials import probe
-from tuner.commands.outcomes import EndedCommand, result_of
-from tuner.schemas.results import Outcome, ProbeResult
 
 End = Callable[[str], ProbeResult]
 

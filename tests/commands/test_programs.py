@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
+from batchwright.errors import TuningFailedError
+from batchwright.library.tuning import tune
+from batchwright.schemas.results import Outcome
 from tests.commands.program_list import FOLDER, PLAIN, WITH_FRAMEWORKS, Program
 from tests.commands.recorded import replayed_commands
 from tests.commands.trials import budget_for, scan, tune_program
 from tests.support.command import called
-from tuner.errors import TuningFailedError
-from tuner.library.tuning import tune
-from tuner.schemas.results import Outcome
 
 pytestmark = pytest.mark.torch
 
@@ -106,7 +106,7 @@ def test_a_program_imports_nothing_of_this_project(path: Path) -> None:
         if isinstance(node, ast.Import | ast.ImportFrom)
         for name in node.names
     }
-    assert not imported & {"batchwright", "tuner", "service", "tests"}
+    assert not imported & {"batchwright", "service", "tests"}
 
 
 @pytest.mark.thorough

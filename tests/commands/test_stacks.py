@@ -1,4 +1,4 @@
-"""Tests of ``tuner.commands.stacks``: real processes that hang, read by py-spy if it may attach, else from inside."""
+"""Tests of ``batchwright.commands.stacks``: processes that hang, read by py-spy if it may attach, else from inside."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tuner.commands.stacks import STACKS_SIGNAL, find_py_spy, stacks_of
+from batchwright.commands.stacks import STACKS_SIGNAL, find_py_spy, stacks_of
 
 ARMS = f"""
 import faulthandler, os, sys

@@ -1,4 +1,4 @@
-"""Tests of ``tuner.commands.templates``."""
+"""Tests of ``batchwright.commands.templates``."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from tuner.commands.templates import Figures, check_command, contents_of_files, render
-from tuner.errors import SpecError
-from tuner.schemas.command import CommandModel
+from batchwright.commands.templates import Figures, check_command, contents_of_files, render
+from batchwright.errors import SpecError
+from batchwright.schemas.command import CommandModel
 
 FIGURES = Figures(micro_batch_size=25, accumulation_steps=4, world_size=2, updates=2)
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from batchwright.commands.command_supervisor import CommandSupervisor
+from batchwright.foreground import run_tuning
+from batchwright.hardware.inventory import find_device
+from batchwright.schemas.base import parse_document
+from batchwright.schemas.recommendation import Recommendation
+from batchwright.schemas.requests import ProbeRequest, TuningRequest
+from batchwright.schemas.results import Outcome, ProbeResult
 from tests.commands.program_list import Program
-from tuner.commands.command_supervisor import CommandSupervisor
-from tuner.foreground import run_tuning
-from tuner.hardware.inventory import find_device
-from tuner.schemas.base import parse_document
-from tuner.schemas.recommendation import Recommendation
-from tuner.schemas.requests import ProbeRequest, TuningRequest
-from tuner.schemas.results import Outcome, ProbeResult
 
 MICRO_BATCHES = 2
 """In an update of a probe, as in those of a search."""

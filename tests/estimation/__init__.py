@@ -1,1 +1,1 @@
-"""Tests of ``tuner.estimation``."""
+"""Tests of ``batchwright.estimation``."""

@@ -6,15 +6,15 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.support.slow_allocator import ENDLESS, Segment, SlowAllocator
-from tuner.errors import EstimateError
-from tuner.estimation.allocator.config import (
+from batchwright.errors import EstimateError
+from batchwright.estimation.allocator.config import (
     DEFAULT_SETTINGS,
     EXPANDABLE_SEGMENTS,
     AllocatorSettings,
     takes_oldest_first,
 )
-from tuner.estimation.allocator.simulator import CachingAllocator
+from batchwright.estimation.allocator.simulator import CachingAllocator
+from tests.support.slow_allocator import ENDLESS, Segment, SlowAllocator
 
 KIB = 1024
 MIB = 1024**2

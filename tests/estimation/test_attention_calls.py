@@ -11,9 +11,9 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 from torch.overrides import TorchFunctionMode
 
+from batchwright.estimation.tracing.session import trace
+from batchwright.workloads.build import build_model, build_workload
 from tests.support.factories import transformers_spec
-from tuner.estimation.tracing.session import trace
-from tuner.workloads.build import build_model, build_workload
 
 SMALL = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 128}
 GROUPED = {**SMALL, "intermediate_size": 64, "num_key_value_heads": 2, "max_position_embeddings": 64}

@@ -8,6 +8,13 @@ from typing import Any
 
 import pytest
 
+from batchwright.estimation.pool import EstimatePool
+from batchwright.hardware.inventory import cpu
+from batchwright.probing.supervisor import ProbeSupervisor
+from batchwright.schemas.estimates import EstimateRequest, Verdict
+from batchwright.schemas.requests import ProbeRequest
+from batchwright.schemas.results import Outcome
+from batchwright.schemas.workload import Precision, WorkloadSpec
 from tests.support.factories import transformers_spec, tuning_request
 from tests.workloads.test_published_configs import (
     CLIP,
@@ -20,13 +27,6 @@ from tests.workloads.test_published_configs import (
     WAV2VEC2,
     WHISPER,
 )
-from tuner.estimation.pool import EstimatePool
-from tuner.hardware.inventory import cpu
-from tuner.probing.supervisor import ProbeSupervisor
-from tuner.schemas.estimates import EstimateRequest, Verdict
-from tuner.schemas.requests import ProbeRequest
-from tuner.schemas.results import Outcome
-from tuner.schemas.workload import Precision, WorkloadSpec
 
 pytestmark = pytest.mark.usefixtures("tracing")
 

@@ -12,8 +12,8 @@ from torch import Tensor
 from torch.autograd.function import FunctionCtx
 from torch.profiler import profile
 
-from tuner.estimation.tracing.torch_internals import FakeTensorMode, OpOverload, is_sum_of_gradients_in_place
-from tuner.torch_internals import TorchDispatchMode
+from batchwright.estimation.tracing.torch_internals import FakeTensorMode, OpOverload, is_sum_of_gradients_in_place
+from batchwright.torch_internals import TorchDispatchMode
 
 
 class Counter(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch's types

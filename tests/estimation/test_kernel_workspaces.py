@@ -9,16 +9,16 @@ import pytest
 import torch
 from torch import Tensor
 
+from batchwright.estimation.trace import Bound, Category, SizedTrace, Trace
+from batchwright.estimation.tracing.kernel_workspaces.contiguous_copies import contiguous_copies
+from batchwright.estimation.tracing.kernel_workspaces.device_kernels import CudaKernels, representative
+from batchwright.estimation.tracing.kernel_workspaces.library_calls import library_call
+from batchwright.estimation.tracing.kernel_workspaces.workspace import rounded
+from batchwright.hardware.gpu_lookup import find_gpu
+from batchwright.hardware.workspace_tables import VARIABLE, MeasuredWorkspaces
+from batchwright.schemas.gpus import KernelProfile, MeasuredWorkspace, WorkspaceFile, WorkspaceTable
 from tests.support.factories import python_spec
 from tests.support.traced import traced_on_cuda
-from tuner.estimation.trace import Bound, Category, SizedTrace, Trace
-from tuner.estimation.tracing.kernel_workspaces.contiguous_copies import contiguous_copies
-from tuner.estimation.tracing.kernel_workspaces.device_kernels import CudaKernels, representative
-from tuner.estimation.tracing.kernel_workspaces.library_calls import library_call
-from tuner.estimation.tracing.kernel_workspaces.workspace import rounded
-from tuner.hardware.gpu_lookup import find_gpu
-from tuner.hardware.workspace_tables import VARIABLE, MeasuredWorkspaces
-from tuner.schemas.gpus import KernelProfile, MeasuredWorkspace, WorkspaceFile, WorkspaceTable
 
 aten = torch.ops.aten
 FLOAT = 4

@@ -9,13 +9,13 @@ from collections.abc import Iterator
 
 import pytest
 
+from batchwright.errors import EstimateCancelledError, EstimateError, EstimateTimedOutError, SpecError
+from batchwright.estimation.client import expect
+from batchwright.probing.supervisor import ProbeSupervisor
+from batchwright.schemas.requests import ExpectationRequest, ProbeRequest
+from batchwright.schemas.results import ExpectedPeaks, Outcome
+from batchwright.schemas.workload import WorkloadSpec
 from tests.support.factories import CPU, gpt_spec, mlp_spec, transformers_spec
-from tuner.errors import EstimateCancelledError, EstimateError, EstimateTimedOutError, SpecError
-from tuner.estimation.client import expect
-from tuner.probing.supervisor import ProbeSupervisor
-from tuner.schemas.requests import ExpectationRequest, ProbeRequest
-from tuner.schemas.results import ExpectedPeaks, Outcome
-from tuner.schemas.workload import WorkloadSpec
 
 MIB = 1024**2
 

@@ -13,19 +13,19 @@ from pathlib import Path
 
 import pytest
 
+from batchwright.errors import EstimateCancelledError, EstimateError, SpecError
+from batchwright.estimation.client import tracing_server
+from batchwright.estimation.pool import EstimatePool
+from batchwright.schemas.estimates import Estimate, EstimateRequest
+from batchwright.schemas.workload import WorkloadSpec
+from batchwright.system.fork_server.spawn import ChildProcess
 from tests.support.factories import mlp_spec, transformers_spec
-from tuner.errors import EstimateCancelledError, EstimateError, SpecError
-from tuner.estimation.client import tracing_server
-from tuner.estimation.pool import EstimatePool
-from tuner.schemas.estimates import Estimate, EstimateRequest
-from tuner.schemas.workload import WorkloadSpec
-from tuner.system.fork_server.spawn import ChildProcess
 
 pytestmark = pytest.mark.usefixtures("tracing")
 
 _STARTED = """
 import time
-from tuner.estimation.pool import EstimatePool
+from batchwright.estimation.pool import EstimatePool
 with EstimatePool()._borrow() as server:
     print(server.start().process.pid, flush=True)
     time.sleep(600)

@@ -9,13 +9,13 @@ import pytest
 import torch
 from torch import nn
 
-from tuner.estimation.tracing.kernel_workspaces.device_kernels import CpuKernels, CudaKernels
-from tuner.estimation.tracing.kernel_workspaces.recurrent_workspaces import (
+from batchwright.estimation.tracing.kernel_workspaces.device_kernels import CpuKernels, CudaKernels
+from batchwright.estimation.tracing.kernel_workspaces.recurrent_workspaces import (
     RNN_MODES,
     RecurrentCall,
     recurrent_forward_steps,
 )
-from tuner.schemas.gpus import KernelProfile
+from batchwright.schemas.gpus import KernelProfile
 
 aten = torch.ops.aten
 A100 = CudaKernels(KernelProfile(compute_capability=(8, 0), kind="cuda", resident_threads=108 * 2048))

@@ -9,10 +9,9 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from tests.support.recorded_requests import recorded_requests
-from tuner.errors import EstimateError
-from tuner.estimation.allocator.config import DEFAULT_SETTINGS, EXPANDABLE_SEGMENTS, AllocatorSettings
-from tuner.estimation.allocator.replay import (
+from batchwright.errors import EstimateError
+from batchwright.estimation.allocator.config import DEFAULT_SETTINGS, EXPANDABLE_SEGMENTS, AllocatorSettings
+from batchwright.estimation.allocator.replay import (
     CapacitySearch,
     ReplayResult,
     breakdown,
@@ -20,7 +19,8 @@ from tuner.estimation.allocator.replay import (
     replay,
     requested_at_peak,
 )
-from tuner.estimation.trace import Bound, Category, Mark, SizedTrace, Trace
+from batchwright.estimation.trace import Bound, Category, Mark, SizedTrace, Trace
+from tests.support.recorded_requests import recorded_requests
 
 MIB = 1024**2
 BOTH = [DEFAULT_SETTINGS, EXPANDABLE_SEGMENTS]

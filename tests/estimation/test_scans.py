@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
+from batchwright.estimation.allocator.replay import replay
+from batchwright.estimation.tracing import session
+from batchwright.estimation.tracing.recorder import Recorder
+from batchwright.schemas.gpus import KernelProfile
+from batchwright.schemas.workload import Precision, WorkloadSpec
 from tests.support.factories import transformers_spec
-from tuner.estimation.allocator.replay import replay
-from tuner.estimation.tracing import session
-from tuner.estimation.tracing.recorder import Recorder
-from tuner.schemas.gpus import KernelProfile
-from tuner.schemas.workload import Precision, WorkloadSpec
 
 PROFILE = KernelProfile(compute_capability=(9, 0), kind="cuda")
 MAMBA: dict[str, Any] = {"hidden_size": 64, "state_size": 16, "num_hidden_layers": 2, "vocab_size": 128}

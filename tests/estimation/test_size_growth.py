@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from tuner.estimation.size_growth import PiecewiseLinear, Polynomial, growth_from_points
+from batchwright.estimation.size_growth import PiecewiseLinear, Polynomial, growth_from_points
 
 PLACES = (4, 6, 10)
 SIZES = (1, 2, 3, 5, 7, 8, 9, 17, 32, 128, 2048)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from batchwright.estimation.trace import Category, Trace
+from batchwright.estimation.tracing.session import trace
+from batchwright.schemas.gpus import KernelProfile
+from batchwright.schemas.workload import WorkloadSpec
 from tests.support.factories import gpt_spec
-from tuner.estimation.trace import Category, Trace
-from tuner.estimation.tracing.session import trace
-from tuner.schemas.gpus import KernelProfile
-from tuner.schemas.workload import WorkloadSpec
 
 PROFILE = KernelProfile(compute_capability=(9, 0), kind="cuda")
 

@@ -17,26 +17,26 @@ import torch
 from torch.nn.functional import grouped_mm
 from transformers import BertConfig, BertForSequenceClassification
 
+from batchwright.errors import EstimateCancelledError, EstimateError, EstimateTimedOutError, SpecError
+from batchwright.estimation import attention_kernels
+from batchwright.estimation.attention_kernels import Attention, Kernel, choose_kernel
+from batchwright.estimation.client import estimate
+from batchwright.estimation.cuda_shim import NoCompilerError, _digest, _torch_folder, compile_cached
+from batchwright.estimation.trace import Bound, Category, SizedTrace, Trace
+from batchwright.estimation.tracing.dispatch_mode import Tracer
+from batchwright.estimation.tracing.kernel_workspaces.device_kernels import CpuKernels
+from batchwright.estimation.tracing.runs import TracedRuns
+from batchwright.estimation.tracing.session import trace
+from batchwright.estimation.tracing.shape_cache import ShapeCache
+from batchwright.estimation.tracing.sized_workload import SizedWorkload, _scaled
+from batchwright.estimation.tracing.torch_internals import FakeTensorMode
+from batchwright.schemas.dataset.preference_spec import PreferenceSpec
+from batchwright.schemas.estimates import Estimate, EstimateRequest, Verdict
+from batchwright.schemas.gpus import KernelProfile
+from batchwright.schemas.workload import WorkloadSpec
 from tests.support.factories import gpt_spec, mlp_spec, python_spec, resnet_spec, transformers_spec
 from tests.support.forked import real_starts
 from tests.support.traced import held_bytes, most_bytes, traced_on_cuda
-from tuner.errors import EstimateCancelledError, EstimateError, EstimateTimedOutError, SpecError
-from tuner.estimation import attention_kernels
-from tuner.estimation.attention_kernels import Attention, Kernel, choose_kernel
-from tuner.estimation.client import estimate
-from tuner.estimation.cuda_shim import NoCompilerError, _digest, _torch_folder, compile_cached
-from tuner.estimation.trace import Bound, Category, SizedTrace, Trace
-from tuner.estimation.tracing.dispatch_mode import Tracer
-from tuner.estimation.tracing.kernel_workspaces.device_kernels import CpuKernels
-from tuner.estimation.tracing.runs import TracedRuns
-from tuner.estimation.tracing.session import trace
-from tuner.estimation.tracing.shape_cache import ShapeCache
-from tuner.estimation.tracing.sized_workload import SizedWorkload, _scaled
-from tuner.estimation.tracing.torch_internals import FakeTensorMode
-from tuner.schemas.dataset.preference_spec import PreferenceSpec
-from tuner.schemas.estimates import Estimate, EstimateRequest, Verdict
-from tuner.schemas.gpus import KernelProfile
-from tuner.schemas.workload import WorkloadSpec
 
 pytestmark = pytest.mark.usefixtures("tracing")
 
@@ -531,8 +531,8 @@ def test_transformers_imported_during_a_trace_initialises_models_afterwards() ->
     code = """
 import sys, torch
 from tests.support.factories import transformers_spec
-from tuner.estimation.tracing.session import trace
-from tuner.workloads.build import build_workload
+from batchwright.estimation.tracing.session import trace
+from batchwright.workloads.build import build_workload
 
 assert "transformers" not in sys.modules
 config = {"model_type": "mixtral", "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
@@ -597,7 +597,7 @@ def test_errors_of_compilers_are_reported(tmp_path: Path, monkeypatch: pytest.Mo
 LOADING = """
 import sys
 from pathlib import Path
-from tuner.estimation.cuda_shim import load_shim
+from batchwright.estimation.cuda_shim import load_shim
 shim = load_shim()
 print(shim.is_cached, shim.uncached_reason, shim.library._name)
 """
@@ -749,7 +749,7 @@ def test_processes_that_cannot_be_started_are_reported(
 def test_a_tighter_limit_of_the_host_stays() -> None:
     """A tighter hard limit is kept without an error; a looser one is lowered."""
     code = (
-        "import resource as r; from tuner.system.processes import tighten_limit as t\n"
+        "import resource as r; from batchwright.system.processes import tighten_limit as t\n"
         "hard = r.getrlimit(r.RLIMIT_DATA)[1]; r.setrlimit(r.RLIMIT_DATA, (hard, hard))\n"
         "print(t(r.RLIMIT_DATA, 2**33), *r.getrlimit(r.RLIMIT_DATA))\n"
         "r.setrlimit(r.RLIMIT_DATA, (2**32, 2**32))\n"
@@ -770,7 +770,7 @@ def test_invalid_fields_are_reported_as_fields() -> None:
 
 def test_the_client_needs_no_torch() -> None:
     """The service requests estimates, and never imports torch."""
-    code = "import sys, tuner.estimation.client; sys.exit('torch' in sys.modules)"
+    code = "import sys, batchwright.estimation.client; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False, env={**os.environ}).returncode == 0
 
 

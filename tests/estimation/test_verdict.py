@@ -14,18 +14,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from batchwright.errors import EstimateError
+from batchwright.estimation.allocator.config import DEFAULT_SETTINGS
+from batchwright.estimation.allocator.replay import minimum_capacity
+from batchwright.estimation.memory_curve import LARGEST_SIZE, MemoryCurve, largest_fitting
+from batchwright.estimation.size_growth import Polynomial
+from batchwright.estimation.trace import Category, Mark, SizedTrace, Trace
+from batchwright.estimation.verdict import make_estimate, profiles
+from batchwright.hardware.gpu_lookup import find_gpu
+from batchwright.hardware.workspace_tables import VARIABLE
+from batchwright.schemas.estimates import Estimate, EstimateRequest, GpuEstimate, PeakBreakdown, PeakEstimate, Verdict
+from batchwright.schemas.gpus import KernelProfile, WorkspaceFile, WorkspaceTable
 from tests.support.factories import mlp_spec
-from tuner.errors import EstimateError
-from tuner.estimation.allocator.config import DEFAULT_SETTINGS
-from tuner.estimation.allocator.replay import minimum_capacity
-from tuner.estimation.memory_curve import LARGEST_SIZE, MemoryCurve, largest_fitting
-from tuner.estimation.size_growth import Polynomial
-from tuner.estimation.trace import Category, Mark, SizedTrace, Trace
-from tuner.estimation.verdict import make_estimate, profiles
-from tuner.hardware.gpu_lookup import find_gpu
-from tuner.hardware.workspace_tables import VARIABLE
-from tuner.schemas.estimates import Estimate, EstimateRequest, GpuEstimate, PeakBreakdown, PeakEstimate, Verdict
-from tuner.schemas.gpus import KernelProfile, WorkspaceFile, WorkspaceTable
 
 MIB = 1024**2
 GIB = 1024**3

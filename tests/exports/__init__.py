@@ -1,1 +1,1 @@
-"""Tests of ``tuner.exports``."""
+"""Tests of ``batchwright.exports``."""

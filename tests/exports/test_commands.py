@@ -14,12 +14,12 @@ from typing import Any
 import pytest
 import yaml
 
+from batchwright.errors import ExportError
+from batchwright.exports.base import Export, ExportOptions
+from batchwright.exports.registry import TARGETS, export
 from tests.support.exports.plans import command_plan, plan
 from tests.support.exports.starting import Called, start, write
 from tests.support.factories import CPU
-from tuner.errors import ExportError
-from tuner.exports.base import Export, ExportOptions
-from tuner.exports.registry import TARGETS, export
 
 LAUNCHERS = [target.name for target in TARGETS.values() if target.kind == "launcher"]
 FRAMEWORKS = [target.name for target in TARGETS.values() if target.kind == "framework"]

@@ -7,11 +7,11 @@ from typing import get_args
 
 import pytest
 
+from batchwright.errors import ExportRefusal
+from batchwright.exports.base import ExportOptions, Target
+from batchwright.exports.registry import TARGETS, export
 from tests.support.exports.plans import plan
 from tests.support.paths import ROOT
-from tuner.errors import ExportRefusal
-from tuner.exports.base import ExportOptions, Target
-from tuner.exports.registry import TARGETS, export
 
 GUIDE = (ROOT / "docs" / "exports.md").read_text("utf-8")
 KINDS = {"Frameworks": "framework", "Launchers": "launcher"}

@@ -13,13 +13,13 @@ import jsonschema_rs
 import pytest
 import yaml
 
+from batchwright.errors import ExportError
+from batchwright.exports.base import Export, ExportOptions
+from batchwright.exports.registry import TARGETS, export
+from batchwright.schemas.dataset.preference_spec import PreferenceSpec
+from batchwright.schemas.workload import WorkloadSpec
 from tests.support.exports.plans import plan
 from tests.support.factories import CPU, CUDA, gpt_spec, mlp_spec, python_spec, transformers_spec
-from tuner.errors import ExportError
-from tuner.exports.base import Export, ExportOptions
-from tuner.exports.registry import TARGETS, export
-from tuner.schemas.dataset.preference_spec import PreferenceSpec
-from tuner.schemas.workload import WorkloadSpec
 
 SCHEMAS = Path(__file__).parent / "schemas"
 FRAMEWORKS = ("pytorch", "hugging-face", "accelerate", "lightning", "deepspeed", "composer")
@@ -614,7 +614,7 @@ def test_our_script_makes_muon_with_adamw(scheduled: bool) -> None:  # noqa: FBT
         "'momentum': 0.95, 'arguments': {'nesterov': True}}), model)"
     )
     for name in ("OptimizerSpec", "build_optimizer", *["ScheduleSpec", "build_schedule"] * scheduled):
-        assert re.search(rf"^from tuner\..* import .*\b{name}\b", script, flags=re.MULTILINE)
+        assert re.search(rf"^from batchwright\..* import .*\b{name}\b", script, flags=re.MULTILINE)
 
 
 @pytest.mark.parametrize("name", ["accelerate", "composer", "deepspeed", "hugging-face", "lightning"])

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from batchwright.exports.registry import TARGETS
 from tests.support.exports import golden
-from tuner.exports.registry import TARGETS
 
 
 @pytest.mark.parametrize(("name", "version", "shape"), golden.cases())

@@ -9,14 +9,14 @@ from typing import Any
 import jsonschema_rs
 import pytest
 
+from batchwright.errors import ExportError
+from batchwright.exports.base import Export, ExportOptions
+from batchwright.exports.registry import TARGETS, export
+from batchwright.schemas.recommendation import Headroom
+from batchwright.schemas.results import DeviceInfo
 from tests.support.exports.plans import plan
 from tests.support.exports.starting import document, start
 from tests.support.factories import CPU
-from tuner.errors import ExportError
-from tuner.exports.base import Export, ExportOptions
-from tuner.exports.registry import TARGETS, export
-from tuner.schemas.recommendation import Headroom
-from tuner.schemas.results import DeviceInfo
 
 LAUNCHERS = [target.name for target in TARGETS.values() if target.kind == "launcher"]
 WITHOUT_RAY = [launcher for launcher in LAUNCHERS if launcher not in {"rayjob", "ray-jobs"}]

@@ -19,11 +19,11 @@ from typing import Any
 import pytest
 import yaml
 
+from batchwright.exports.base import Export, ExportContext, ExportOptions
+from batchwright.exports.registry import TARGETS, export
+from batchwright.schemas.recommendation import Recommendation
 from tests.support.exports.plans import plan
 from tests.support.factories import gpt_spec, transformers_spec
-from tuner.exports.base import Export, ExportContext, ExportOptions
-from tuner.exports.registry import TARGETS, export
-from tuner.schemas.recommendation import Recommendation
 
 pytestmark = [pytest.mark.exports, pytest.mark.filterwarnings("ignore")]
 

@@ -22,15 +22,15 @@ import httpx
 import pytest
 import yaml
 
+from batchwright.exports.base import Export, ExportOptions
+from batchwright.exports.registry import export
+from batchwright.schemas.results import DeviceInfo
 from tests.support.exports.plans import command_plan, plan
 from tests.support.exports.read_by_launchers import holds
 from tests.support.exports.slurm_cluster import Slurm
 from tests.support.exports.starting import document, write
 from tests.support.factories import CPU
 from tests.support.paths import SUPPORT
-from tuner.exports.base import Export, ExportOptions
-from tuner.exports.registry import export
-from tuner.schemas.results import DeviceInfo
 
 pytestmark = [pytest.mark.exports, pytest.mark.timeout(600)]
 

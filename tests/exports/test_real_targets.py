@@ -18,12 +18,12 @@ from typing import Any
 import pytest
 import yaml
 
+from batchwright.exports.base import Export, ExportOptions
+from batchwright.exports.registry import export
+from batchwright.hardware.allocator_env import allocator_environment
+from batchwright.schemas.recommendation import Recommendation
 from tests.support.exports.plans import plan
 from tests.support.factories import CPU, CUDA, gpt_spec, mlp_spec
-from tuner.exports.base import Export, ExportOptions
-from tuner.exports.registry import export
-from tuner.hardware.allocator_env import allocator_environment
-from tuner.schemas.recommendation import Recommendation
 
 pytestmark = [pytest.mark.exports, pytest.mark.filterwarnings("ignore")]
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from batchwright.exports.registry import export
+from batchwright.schemas.workload import WorkloadSpec
 from tests.support.exports.plans import plan
 from tests.support.factories import gpt_spec
-from tuner.exports.registry import export
-from tuner.schemas.workload import WorkloadSpec
 
 RECIPES = ("megatron", "torchtitan", "nemo-automodel", "torchtune", "axolotl", "llama-factory")
 

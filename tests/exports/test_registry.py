@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
+from batchwright.errors import ExportError
+from batchwright.exports.base import ExportOptions
+from batchwright.exports.registry import TARGETS, export, find_target
+from batchwright.schemas.recommendation import Recommendation
 from tests.support.exports.plans import infeasible, plan
 from tests.support.factories import mlp_spec
-from tuner.errors import ExportError
-from tuner.exports.base import ExportOptions
-from tuner.exports.registry import TARGETS, export, find_target
-from tuner.schemas.recommendation import Recommendation
 
 
 def _refused(recommendation: Recommendation, name: str, version: str | None = None, **options: Any) -> ExportError:

@@ -12,13 +12,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from batchwright.errors import ExportError
+from batchwright.exports.base import Export, ExportOptions
+from batchwright.exports.registry import TARGETS, export
+from batchwright.schemas.recommendation import Recommendation
 from tests.support.exports import reading
 from tests.support.exports.plans import plan
 from tests.support.factories import CUDA, gpt_spec, plan_of, transformers_spec
-from tuner.errors import ExportError
-from tuner.exports.base import Export, ExportOptions
-from tuner.exports.registry import TARGETS, export
-from tuner.schemas.recommendation import Recommendation
 
 _NASTY = (
     "it's",

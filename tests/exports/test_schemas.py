@@ -12,11 +12,11 @@ import jsonschema_rs
 import pytest
 import yaml
 
+from batchwright.exports.base import Export
+from batchwright.exports.registry import TARGETS, export
+from batchwright.schemas.workload import WorkloadSpec
 from tests.support.exports.plans import plan
 from tests.support.factories import gpt_spec, transformers_spec
-from tuner.exports.base import Export
-from tuner.exports.registry import TARGETS, export
-from tuner.schemas.workload import WorkloadSpec
 
 SCHEMAS = Path(__file__).parent / "schemas"
 

@@ -64,7 +64,7 @@ def serve(database: str, tmp_path: Path) -> Iterator[StartService]:
                 "BATCHWRIGHT_LEASE_SECONDS": str(LEASE_SECONDS),
                 "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
             }
-            command = ["-m", "tuner.cli", "serve", "--port", "0", *options]
+            command = ["-m", "batchwright", "serve", "--port", "0", *options]
             process = stack.enter_context(spoken(command, LISTENS, settings | dict(environment or {})))
             assert process.url, "".join(process.lines)
             service = Dispatching(process, tmp_path / "api" / "runs")

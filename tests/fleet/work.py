@@ -17,7 +17,7 @@ from typing import Any
 from tests.support.service.processes import Api, Spoken, children_of, processes_with
 
 PATIENCE_SECONDS = 600.0
-_RUNS = re.compile(r"(?:batchwright|tuner\.cli)\0node\0run\0((?:tun|job)_\w+)")
+_RUNS = re.compile(r"batchwright\0node\0run\0((?:tun|job)_\w+)")
 
 
 class Dispatching:

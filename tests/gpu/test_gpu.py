@@ -10,22 +10,22 @@ import pynvml
 import pytest
 import torch
 
+from batchwright.errors import DeviceError, OutOfMemoryError
+from batchwright.hardware.inventory import find_device
+from batchwright.hardware.memory_devices.cuda import CudaDevice
+from batchwright.hardware.memory_devices.factory import open_device
+from batchwright.hardware.memory_in_use import memory_in_use
+from batchwright.planning.fingerprint import installed_versions
+from batchwright.planning.session import Tuning
+from batchwright.probing.supervisor import ProbeSupervisor
+from batchwright.schemas.recommendation import Recommendation
+from batchwright.schemas.requests import ProbeRequest, TrainingRequest, TuningRequest
+from batchwright.schemas.results import Outcome
+from batchwright.schemas.training import RunOutcome
+from batchwright.schemas.workload import WorkloadSpec
 from tests.gpu import RECOVERIES
 from tests.support.factories import gpt_spec, mlp_spec, recommendation, resnet_spec
 from tests.support.whole_runs import run_to_end
-from tuner.errors import DeviceError, OutOfMemoryError
-from tuner.hardware.inventory import find_device
-from tuner.hardware.memory_devices.cuda import CudaDevice
-from tuner.hardware.memory_devices.factory import open_device
-from tuner.hardware.memory_in_use import memory_in_use
-from tuner.planning.fingerprint import installed_versions
-from tuner.planning.session import Tuning
-from tuner.probing.supervisor import ProbeSupervisor
-from tuner.schemas.recommendation import Recommendation
-from tuner.schemas.requests import ProbeRequest, TrainingRequest, TuningRequest
-from tuner.schemas.results import Outcome
-from tuner.schemas.training import RunOutcome
-from tuner.schemas.workload import WorkloadSpec
 
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("default")]  # other versions deprecate other things
 

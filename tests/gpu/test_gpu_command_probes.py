@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
+from batchwright.commands.command_job import CommandJob
+from batchwright.commands.command_supervisor import CommandSupervisor
+from batchwright.hardware.inventory import devices, find_device
+from batchwright.schemas.command import CommandSpec
+from batchwright.schemas.requests import ProbeRequest
+from batchwright.schemas.results import Outcome, ProbeResult
+from batchwright.schemas.training import RunOutcome
 from tests.support.exports.plans import command_plan
-from tuner.commands.command_job import CommandJob
-from tuner.commands.command_supervisor import CommandSupervisor
-from tuner.hardware.inventory import devices, find_device
-from tuner.schemas.command import CommandSpec
-from tuner.schemas.requests import ProbeRequest
-from tuner.schemas.results import Outcome, ProbeResult
-from tuner.schemas.training import RunOutcome
 
 pytestmark = pytest.mark.gpu
 

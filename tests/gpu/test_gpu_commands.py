@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from batchwright.schemas.results import Outcome
 from tests.commands.program_list import Program, misbehaving
 from tests.commands.trials import probe, tune_program
-from tuner.schemas.results import Outcome
 
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("default")]  # other versions deprecate other things
 

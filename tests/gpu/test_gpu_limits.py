@@ -10,14 +10,14 @@ import pytest
 import torch
 from torch import nn
 
+from batchwright.errors import DeviceError
+from batchwright.foreground import run_tuning
+from batchwright.hardware.inventory import find_device
 from batchwright.integrations.memory_peaks import PeakMeter
+from batchwright.probing.supervisor import ProbeSupervisor
+from batchwright.schemas.requests import ProbeRequest, TuningRequest
+from batchwright.schemas.results import Outcome, Phase
 from tests.support.factories import mlp_spec, recommendation
-from tuner.errors import DeviceError
-from tuner.foreground import run_tuning
-from tuner.hardware.inventory import find_device
-from tuner.probing.supervisor import ProbeSupervisor
-from tuner.schemas.requests import ProbeRequest, TuningRequest
-from tuner.schemas.results import Outcome, Phase
 
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("default")]  # other versions deprecate other things
 
@@ -53,7 +53,7 @@ def test_a_limit_that_the_context_turns_out_to_take_is_a_device_error() -> None:
         )
         result = running.run(probe)
     assert (result.outcome, result.phase) == (Outcome.ERROR, Phase.START), result.message
-    assert result.error_type == "tuner.errors.DeviceError"
+    assert result.error_type == "batchwright.errors.DeviceError"
     taken = re.search(r"\((\d+) bytes\) of it\. Raise the limit", result.message)
     assert taken is not None, result.message
     assert int(taken.group(1)) == result.context_bytes
@@ -64,8 +64,8 @@ def test_the_context_is_measured_with_what_a_step_loads() -> None:
     program = """
 import pynvml, torch
 from torch.nn import functional
-from tuner.hardware.inventory import used_and_total_bytes, visible_handles
-from tuner.hardware.memory_devices.cuda import CudaDevice
+from batchwright.hardware.inventory import used_and_total_bytes, visible_handles
+from batchwright.hardware.memory_devices.cuda import CudaDevice
 device = CudaDevice(torch.device("cuda:0"))
 assert torch.cuda.memory_reserved() == 0
 weight = torch.ones(64, 64, 3, 3, device="cuda", requires_grad=True)

@@ -15,17 +15,17 @@ from typing import Any
 import pytest
 import torch
 
+from batchwright.errors import OutOfMemoryError
+from batchwright.estimation.allocator.config import DEFAULT_SETTINGS, EXPANDABLE_SEGMENTS, AllocatorSettings
+from batchwright.estimation.allocator.replay import minimum_capacity, replay
+from batchwright.hardware.memory_devices.base import MemoryDevice
+from batchwright.hardware.memory_devices.factory import open_device
+from batchwright.schemas.workload import WorkloadSpec
+from batchwright.training.micro_batches.splitting import sliced
+from batchwright.training.update_engine import UpdateEngine
+from batchwright.workloads.build import build_model, build_workload
 from tests.support.factories import gpt_spec, resnet_spec
 from tests.support.recorded_requests import recorded_requests
-from tuner.errors import OutOfMemoryError
-from tuner.estimation.allocator.config import DEFAULT_SETTINGS, EXPANDABLE_SEGMENTS, AllocatorSettings
-from tuner.estimation.allocator.replay import minimum_capacity, replay
-from tuner.hardware.memory_devices.base import MemoryDevice
-from tuner.hardware.memory_devices.factory import open_device
-from tuner.schemas.workload import WorkloadSpec
-from tuner.training.micro_batches.splitting import sliced
-from tuner.training.update_engine import UpdateEngine
-from tuner.workloads.build import build_model, build_workload
 
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("default")]  # other versions deprecate other things
 

@@ -7,16 +7,16 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from batchwright.estimation.attention_kernels import Attention, choose_kernel
+from batchwright.estimation.trace import Trace
+from batchwright.hardware.inventory import find_device
+from batchwright.probing.supervisor import ProbeSupervisor
+from batchwright.schemas.gpus import KernelProfile
+from batchwright.schemas.requests import ProbeRequest
+from batchwright.schemas.results import Outcome
+from batchwright.schemas.workload import WorkloadSpec
 from tests.support.factories import gpt_spec, mlp_spec, resnet_spec
 from tests.support.traced import most_bytes, traced_on_cuda
-from tuner.estimation.attention_kernels import Attention, choose_kernel
-from tuner.estimation.trace import Trace
-from tuner.hardware.inventory import find_device
-from tuner.probing.supervisor import ProbeSupervisor
-from tuner.schemas.gpus import KernelProfile
-from tuner.schemas.requests import ProbeRequest
-from tuner.schemas.results import Outcome
-from tuner.schemas.workload import WorkloadSpec
 
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("default")]  # other versions deprecate other things
 

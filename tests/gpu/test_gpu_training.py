@@ -9,19 +9,19 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from batchwright.errors import OutOfMemoryError
+from batchwright.hardware.inventory import find_device
+from batchwright.hardware.memory_devices.cuda import CudaDevice
+from batchwright.hardware.memory_devices.factory import open_device
+from batchwright.schemas.requests import TrainingRequest
+from batchwright.schemas.training import RunOutcome
+from batchwright.training.accumulation.collectives import single_rank_group
+from batchwright.training.accumulation.engine import GradientAccumulation, UpdateReport, split_batch
+from batchwright.training.launching.run_directory import ProgressLog, RunPaths
+from batchwright.workloads.base import LossTerms
 from tests.gpu import RECOVERIES
 from tests.support.factories import gpt_spec, recommendation
 from tests.support.whole_runs import run_to_end
-from tuner.errors import OutOfMemoryError
-from tuner.hardware.inventory import find_device
-from tuner.hardware.memory_devices.cuda import CudaDevice
-from tuner.hardware.memory_devices.factory import open_device
-from tuner.schemas.requests import TrainingRequest
-from tuner.schemas.training import RunOutcome
-from tuner.training.accumulation.collectives import single_rank_group
-from tuner.training.accumulation.engine import GradientAccumulation, UpdateReport, split_batch
-from tuner.training.launching.run_directory import ProgressLog, RunPaths
-from tuner.workloads.base import LossTerms
 
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("default")]  # other versions deprecate other things
 

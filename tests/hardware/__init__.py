@@ -1,1 +1,1 @@
-"""Tests of ``tuner.hardware``."""
+"""Tests of ``batchwright.hardware``."""

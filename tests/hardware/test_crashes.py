@@ -1,13 +1,13 @@
-"""Tests of ``tuner.hardware.crashes``: the runs that explain a crash, over attempts with known ends."""
+"""Tests of ``batchwright.hardware.crashes``: the runs that explain a crash, over attempts with known ends."""
 
 from __future__ import annotations
 
 import pytest
 
+from batchwright.hardware.crashes import run_explaining_crashes
+from batchwright.schemas.requests import ProbeRequest
+from batchwright.schemas.results import Outcome, Phase, ProbeResult
 from tests.support.factories import mlp_spec
-from tuner.hardware.crashes import run_explaining_crashes
-from tuner.schemas.requests import ProbeRequest
-from tuner.schemas.results import Outcome, Phase, ProbeResult
 
 LIMIT = 1024**2
 """Small enough that any host has four times as much."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tuner.errors import OutOfMemoryError
-from tuner.hardware.failures import FailureKind, classify_exception, shortage_in_words
+from batchwright.errors import OutOfMemoryError
+from batchwright.hardware.failures import FailureKind, classify_exception, shortage_in_words
 
 OOM, SUSPECTED, INVALID, OTHER = (
     FailureKind.OUT_OF_MEMORY,

@@ -8,10 +8,10 @@ from typing import Literal
 
 import pytest
 
-from tuner.errors import EstimateError
-from tuner.hardware.gpu_lookup import context_bytes_of, find_gpu
-from tuner.hardware.gpu_table import GPUS, blas_workspace_bytes
-from tuner.schemas.gpus import Gpu, KernelProfile
+from batchwright.errors import EstimateError
+from batchwright.hardware.gpu_lookup import context_bytes_of, find_gpu
+from batchwright.hardware.gpu_table import GPUS, blas_workspace_bytes
+from batchwright.schemas.gpus import Gpu, KernelProfile
 
 GIB = 1024**3
 BY_NAME = {gpu.name: gpu for gpu in GPUS}

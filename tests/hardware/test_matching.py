@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from tuner.errors import DeviceError, SpecError
-from tuner.hardware import inventory
-from tuner.hardware.inventory import find_hardware
-from tuner.hardware.matching import has_hardware, with_catalogue_name
-from tuner.schemas.requests import HardwareRequest
-from tuner.schemas.results import DeviceInfo
+from batchwright.errors import DeviceError, SpecError
+from batchwright.hardware import inventory
+from batchwright.hardware.inventory import find_hardware
+from batchwright.hardware.matching import has_hardware, with_catalogue_name
+from batchwright.schemas.requests import HardwareRequest
+from batchwright.schemas.results import DeviceInfo
 
 GIB = 1024**3
 CPU = DeviceInfo(id="cpu", kind="cpu", name="AMD EPYC 9654", total_bytes=512 * GIB)

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from batchwright.errors import DeviceError
+from batchwright.hardware import inventory
+from batchwright.hardware.memory_devices.cuda import limit_less_context
+from batchwright.units import format_bytes, parse_bytes
 from tests.support import device_contract
 from tests.support.paths import SUPPORT
-from tuner.errors import DeviceError
-from tuner.hardware import inventory
-from tuner.hardware.memory_devices.cuda import limit_less_context
-from tuner.units import format_bytes, parse_bytes
 
 MIB = 1024**2
 

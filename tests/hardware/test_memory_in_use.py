@@ -1,4 +1,4 @@
-"""Tests of ``tuner.hardware.memory_in_use``: the memory of this host, and of a card whose driver is scripted."""
+"""Tests of ``batchwright.hardware.memory_in_use``: the memory of this host, and of a card whose driver is scripted."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from types import SimpleNamespace
 import pynvml
 import pytest
 
-from tuner.hardware import inventory, memory_in_use
-from tuner.hardware.memory_in_use import MemoryInUse
-from tuner.schemas.results import DeviceInfo
+from batchwright.hardware import inventory, memory_in_use
+from batchwright.hardware.memory_in_use import MemoryInUse
+from batchwright.schemas.results import DeviceInfo
 
 MIB = 1024**2
 HELD_BYTES = 96 * MIB

@@ -9,9 +9,15 @@ from typing import Any
 
 import pytest
 
-from tuner.errors import SpecError
-from tuner.hardware.workspace_tables import FILE, VARIABLE, MeasuredWorkspaces, WorkspaceShare, measured_workspaces
-from tuner.schemas.gpus import KernelProfile, MeasuredWorkspace, WorkspaceFile, WorkspaceTable
+from batchwright.errors import SpecError
+from batchwright.hardware.workspace_tables import (
+    FILE,
+    VARIABLE,
+    MeasuredWorkspaces,
+    WorkspaceShare,
+    measured_workspaces,
+)
+from batchwright.schemas.gpus import KernelProfile, MeasuredWorkspace, WorkspaceFile, WorkspaceTable
 
 VOLTA = KernelProfile(compute_capability=(7, 0), kind="cuda")
 

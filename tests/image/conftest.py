@@ -20,7 +20,7 @@ _VIRTUAL_GPU = """\
 USER 0
 RUN apt-get update && apt-get install --yes --no-install-recommends g++ && pip install nvidia-cuda-crt==13.0.88
 USER 10001
-RUN ["python", "-m", "tuner.virtual_gpu", "--gpu", "H100-80GB", "--", "true"]
+RUN ["python", "-m", "batchwright.virtual_gpu", "--gpu", "H100-80GB", "--", "true"]
 """
 """Instructions that compile the libraries of virtual GPUs where their user looks for them."""
 

@@ -13,7 +13,7 @@ from tests.image.test_image import PORT, SPEC, ended, options
 
 pytestmark = [pytest.mark.cuda_image, pytest.mark.timeout(7200)]
 
-_ON_CARD = ("-m", "tuner.virtual_gpu", "--gpu", "H100-80GB", "--", "batchwright")
+_ON_CARD = ("-m", "batchwright.virtual_gpu", "--gpu", "H100-80GB", "--", "batchwright")
 _TUNING = {"spec": SPEC, "effective_batch_size": 64, "device": "cuda:0", "max_micro_batch_size": 20}
 
 

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 import torch
 
+from batchwright.errors import ExportError, SpecError
+from batchwright.schemas.recommendation import Evidence, Headroom, Proof, Recommendation
+from batchwright.workloads.build import summarize
 from tests.support.exports.plans import infeasible
 from tests.support.factories import CPU, probe_result, recommendation, transformers_spec
-from tuner.errors import ExportError, SpecError
-from tuner.schemas.recommendation import Evidence, Headroom, Proof, Recommendation
-from tuner.workloads.build import summarize
 
 pytestmark = [pytest.mark.exports, pytest.mark.torch, pytest.mark.filterwarnings("ignore")]
 

@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import nn
 
+from batchwright.errors import SpecError, TuningFailedError
+from batchwright.schemas.recommendation import Evidence, Headroom, Proof, Recommendation
+from batchwright.workloads.build import summarize
 from tests.support.factories import CPU, probe_result, python_spec, recommendation
-from tuner.errors import SpecError, TuningFailedError
-from tuner.schemas.recommendation import Evidence, Headroom, Proof, Recommendation
-from tuner.workloads.build import summarize
 
 pytestmark = [pytest.mark.exports, pytest.mark.torch, pytest.mark.filterwarnings("ignore")]
 

@@ -15,13 +15,13 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 from torch import Tensor, nn
 
+from batchwright.schemas.workload import WorkloadSpec
+from batchwright.workloads.base import IGNORED_LABEL
+from batchwright.workloads.build import build_model, build_workload
+from batchwright.workloads.causal.preference_pairs import PreferenceWorkload
 from tests.support.factories import transformers_spec
 from tests.support.sources import built
 from tests.training.test_adapters import LLAMA
-from tuner.schemas.workload import WorkloadSpec
-from tuner.workloads.base import IGNORED_LABEL
-from tuner.workloads.build import build_model, build_workload
-from tuner.workloads.causal.preference_pairs import PreferenceWorkload
 
 pytestmark = [pytest.mark.exports, pytest.mark.torch, pytest.mark.filterwarnings("ignore")]
 

@@ -1,1 +1,1 @@
-"""Tests of ``tuner.library``."""
+"""Tests of ``batchwright.library``."""

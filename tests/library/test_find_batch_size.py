@@ -16,14 +16,14 @@ from torch import Tensor, nn
 
 import batchwright
 from batchwright import Recommendation, find_batch_size
+from batchwright.errors import SpecError, StorageError, TuningFailedError, WorkloadError
+from batchwright.library.find_batch_size import _pickled
+from batchwright.library.functions import Functions, FunctionWorkload, load_functions
+from batchwright.planning.accumulation import balanced_plan
+from batchwright.units import parse_bytes
 from tests.support.command import called
 from tests.support.heavy_samples import MEMORY_LIMIT, VALUES, Scaled, loss, make_batch
 from tests.support.scarce import small_disk
-from tuner.errors import SpecError, StorageError, TuningFailedError, WorkloadError
-from tuner.library.find_batch_size import _pickled
-from tuner.library.functions import Functions, FunctionWorkload, load_functions
-from tuner.planning.accumulation import balanced_plan
-from tuner.units import parse_bytes
 
 SAMPLES = 30
 """Of an update. On the CPU the samples of the whole update are held in memory: 60 MiB."""

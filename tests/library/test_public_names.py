@@ -43,7 +43,7 @@ assert batchwright.plan(100, 34).micro_batch_sizes == ((34, 33, 33),)
 
 def test_the_public_names_are_those_that_type_checkers_see() -> None:
     """The imports for type checkers and the lazy ones are of the same names, from the same modules."""
-    tree = ast.parse((ROOT / "batchwright" / "__init__.py").read_text())
+    tree = ast.parse((ROOT / "tuner" / "batchwright" / "__init__.py").read_text())
     guarded = next(node for node in tree.body if isinstance(node, ast.If))
     seen = {
         node.module: sorted(name.name for name in node.names)

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from batchwright import Recommendation
+from batchwright.errors import ExportError, SpecError
+from batchwright.exports.registry import TARGETS, export
 from tests.support import factories
-from tuner.errors import ExportError, SpecError
-from tuner.exports.registry import TARGETS, export
 
 FOUND = factories.recommendation()
 

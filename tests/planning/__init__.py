@@ -1,1 +1,1 @@
-"""Tests of ``tuner.planning``."""
+"""Tests of ``batchwright.planning``."""

@@ -8,8 +8,14 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from tuner.errors import PlanError
-from tuner.planning.accumulation import MOST_MICRO_BATCHES, balanced_plan, balanced_split, share_per_rank, uniform_plan
+from batchwright.errors import PlanError
+from batchwright.planning.accumulation import (
+    MOST_MICRO_BATCHES,
+    balanced_plan,
+    balanced_split,
+    share_per_rank,
+    uniform_plan,
+)
 
 many = settings(max_examples=300, deadline=None, derandomize=True)
 batches = st.integers(1, 5000)

@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
+from batchwright.errors import PlanError, TuningFailedError
+from batchwright.planning.accumulation import divisors_up_to, probe_window, repeated_plan
+from batchwright.planning.session import Tuning
+from batchwright.schemas.command import CommandSpec
+from batchwright.schemas.recommendation import Recommendation
+from batchwright.schemas.requests import ProbeRequest, TuningRequest
+from batchwright.schemas.results import CountedRank, CountedUpdates, Outcome, PhaseSeconds, ProbeResult, UpdateTiming
 from tests.support.factories import CPU, plan_of, probe_result
-from tuner.errors import PlanError, TuningFailedError
-from tuner.planning.accumulation import divisors_up_to, probe_window, repeated_plan
-from tuner.planning.session import Tuning
-from tuner.schemas.command import CommandSpec
-from tuner.schemas.recommendation import Recommendation
-from tuner.schemas.requests import ProbeRequest, TuningRequest
-from tuner.schemas.results import CountedRank, CountedUpdates, Outcome, PhaseSeconds, ProbeResult, UpdateTiming
 
 MEBIBYTE = 1024**2
 ARGV = ("python", "train.py", "{micro_batch_size}", "{gradient_accumulation_steps}")

@@ -6,15 +6,15 @@ from typing import Any
 
 import pytest
 
+from batchwright.errors import TuningFailedError
+from batchwright.planning.coupled_loss import coupling_request
+from batchwright.planning.driver import check_coupling
+from batchwright.planning.session import Tuning
+from batchwright.schemas.recommendation import CouplingCheck
+from batchwright.schemas.requests import CouplingRequest
+from batchwright.schemas.results import DeviceInfo, Outcome
 from tests.planning.test_session import GIB, answer, finish, tuning
 from tests.support.factories import CPU, CUDA, mlp_spec, plan_of, probe_result, tuning_request
-from tuner.errors import TuningFailedError
-from tuner.planning.coupled_loss import coupling_request
-from tuner.planning.driver import check_coupling
-from tuner.planning.session import Tuning
-from tuner.schemas.recommendation import CouplingCheck
-from tuner.schemas.requests import CouplingRequest
-from tuner.schemas.results import DeviceInfo, Outcome
 
 SEPARATE = CouplingCheck(verdict="separate", message="A sum.", samples=4, precision="fp64")
 COUPLED = CouplingCheck(verdict="coupled", message="BatchNorm is at fault.", gradient_error=0.5)

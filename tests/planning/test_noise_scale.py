@@ -10,7 +10,7 @@ from statistics import fmean
 
 import pytest
 
-from tuner.planning.noise_scale import (
+from batchwright.planning.noise_scale import (
     FEWEST_UPDATES,
     MOST_UPDATES,
     GradientPart,

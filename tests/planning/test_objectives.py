@@ -16,20 +16,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
+from batchwright.cli.display import describe_parts, probe_row, recommendation_panel
+from batchwright.errors import SearchError
+from batchwright.hardware.inventory import cpu
+from batchwright.planning.accumulation import balanced_split, probe_window
+from batchwright.planning.fingerprint import installed_versions, request_fields
+from batchwright.planning.objectives import alternatives, next_to_time, sizes_for_steps
+from batchwright.planning.parameters import DEFAULT_PARAMETERS
+from batchwright.planning.session import Tuning
+from batchwright.probing.supervisor import ProbeSupervisor
+from batchwright.schemas.base import Document
+from batchwright.schemas.recommendation import Headroom, Proof, Recommendation
+from batchwright.schemas.requests import Objective, ProbeRequest, TuningRequest
+from batchwright.schemas.results import ModelSummary, Outcome, ProbeResult, UpdateTiming
 from tests.support.factories import CPU, mlp_spec, plan_of, probe_result, python_spec, tuning_request
-from tuner.cli.display import describe_parts, probe_row, recommendation_panel
-from tuner.errors import SearchError
-from tuner.hardware.inventory import cpu
-from tuner.planning.accumulation import balanced_split, probe_window
-from tuner.planning.fingerprint import installed_versions, request_fields
-from tuner.planning.objectives import alternatives, next_to_time, sizes_for_steps
-from tuner.planning.parameters import DEFAULT_PARAMETERS
-from tuner.planning.session import Tuning
-from tuner.probing.supervisor import ProbeSupervisor
-from tuner.schemas.base import Document
-from tuner.schemas.recommendation import Headroom, Proof, Recommendation
-from tuner.schemas.requests import Objective, ProbeRequest, TuningRequest
-from tuner.schemas.results import ModelSummary, Outcome, ProbeResult, UpdateTiming
 
 MIB = 1024**2
 GIB = 1024**3

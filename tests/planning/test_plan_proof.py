@@ -13,16 +13,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
+from batchwright.cli.display import probe_row, recommendation_panel
+from batchwright.errors import SearchError
+from batchwright.hardware.inventory import cpu
+from batchwright.planning.accumulation import balanced_split, is_as_demanding, plan_window, probe_window
+from batchwright.planning.session import Tuning
+from batchwright.probing.supervisor import ProbeSupervisor
+from batchwright.schemas.recommendation import Recommendation
+from batchwright.schemas.requests import Objective, ProbeRequest, TuningRequest
+from batchwright.schemas.results import Outcome, ProbeResult, UpdateTiming
 from tests.support.factories import CPU, mlp_spec, plan_of, probe_result, python_spec, tuning_request
-from tuner.cli.display import probe_row, recommendation_panel
-from tuner.errors import SearchError
-from tuner.hardware.inventory import cpu
-from tuner.planning.accumulation import balanced_split, is_as_demanding, plan_window, probe_window
-from tuner.planning.session import Tuning
-from tuner.probing.supervisor import ProbeSupervisor
-from tuner.schemas.recommendation import Recommendation
-from tuner.schemas.requests import Objective, ProbeRequest, TuningRequest
-from tuner.schemas.results import Outcome, ProbeResult, UpdateTiming
 
 many = settings(max_examples=100, deadline=None, derandomize=True)
 Run = Callable[[ProbeRequest], ProbeResult]

@@ -10,6 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from batchwright.errors import SearchError
+from batchwright.planning.search import Failure, MicroBatchSearch
+from batchwright.planning.search_space import SearchSpace
+from batchwright.schemas.recommendation import Proof
+from batchwright.schemas.residuals import EstimateCorrection
+from batchwright.schemas.results import ExpectedPeak, ExpectedPeaks, Outcome, Phase, ProbeResult
 from tests.support.oracles import (
     LIMIT_BYTES,
     Memory,
@@ -25,12 +31,6 @@ from tests.support.oracles import (
     probe_result,
     run_search,
 )
-from tuner.errors import SearchError
-from tuner.planning.search import Failure, MicroBatchSearch
-from tuner.planning.search_space import SearchSpace
-from tuner.schemas.recommendation import Proof
-from tuner.schemas.residuals import EstimateCorrection
-from tuner.schemas.results import ExpectedPeak, ExpectedPeaks, Outcome, Phase, ProbeResult
 
 LARGEST = (37, 200, 3000)
 SHARES = (0.0, 0.1, 0.3, 0.6, 0.9)

@@ -7,15 +7,23 @@ from typing import Any
 
 import pytest
 
+from batchwright.errors import DeviceError, EstimateTimedOutError, PlanError, SearchError, SpecError, TuningFailedError
+from batchwright.hardware.allocator_env import allocator_environment, job_environment
+from batchwright.planning.accumulation import probe_window
+from batchwright.planning.driver import prepare_search, remaining_probes
+from batchwright.planning.session import Tuning
+from batchwright.schemas.recommendation import Recommendation
+from batchwright.schemas.requests import ExpectationRequest, ProbeRequest, TuningRequest
+from batchwright.schemas.results import (
+    DeviceInfo,
+    ExpectedPeak,
+    ExpectedPeaks,
+    ModelSummary,
+    Outcome,
+    Phase,
+    ProbeResult,
+)
 from tests.support.factories import CPU, CUDA, gpt_spec, mlp_spec, plan_of, probe_result, resnet_spec, tuning_request
-from tuner.errors import DeviceError, EstimateTimedOutError, PlanError, SearchError, SpecError, TuningFailedError
-from tuner.hardware.allocator_env import allocator_environment, job_environment
-from tuner.planning.accumulation import probe_window
-from tuner.planning.driver import prepare_search, remaining_probes
-from tuner.planning.session import Tuning
-from tuner.schemas.recommendation import Recommendation
-from tuner.schemas.requests import ExpectationRequest, ProbeRequest, TuningRequest
-from tuner.schemas.results import DeviceInfo, ExpectedPeak, ExpectedPeaks, ModelSummary, Outcome, Phase, ProbeResult
 
 MIB = 1024**2
 GIB = 1024**3
@@ -181,7 +189,7 @@ def test_compiling_under_a_cpu_budget_is_refused() -> None:
 def test_a_device_that_cannot_be_used_is_a_device_error() -> None:
     """Not a fault of the workload."""
     course = tuning(tuning_request())
-    lost = {"error_type": "tuner.errors.DeviceError", "phase": Phase.START, "message": "torch sees no cuda:0"}
+    lost = {"error_type": "batchwright.errors.DeviceError", "phase": Phase.START, "message": "torch sees no cuda:0"}
     course.record(probe_result(1, Outcome.ERROR, None, **lost))
     with pytest.raises(DeviceError, match="sees no cuda:0"):
         course.recommendation(identifier="rec_1", created_at=datetime.now(UTC), total_seconds=1.0)
@@ -191,7 +199,7 @@ def test_a_device_that_fails_above_a_fit_is_a_device_error() -> None:
     """Sizes that fitted before the device failed are not recommended."""
     course = tuning(tuning_request())
     course.record(probe_result(1))
-    failed = {"error_type": "tuner.errors.DeviceError", "phase": Phase.WARMUP, "message": "an ECC error"}
+    failed = {"error_type": "batchwright.errors.DeviceError", "phase": Phase.WARMUP, "message": "an ECC error"}
     probe = course.next_probe()
     assert probe is not None
     course.record(probe_result(probe.micro_batch_size, Outcome.ERROR, None, **failed))

@@ -11,14 +11,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from batchwright.errors import SearchError, SpecError
+from batchwright.planning.accumulation import probe_window
+from batchwright.planning.session import Tuning
+from batchwright.planning.warm_start import measured_peaks
+from batchwright.schemas.recommendation import Evidence, Recommendation
+from batchwright.schemas.requests import ProbeRequest, TuningRequest
+from batchwright.schemas.results import DeviceInfo, Outcome, ProbeResult, UpdateTiming
 from tests.support.factories import CPU, gpt_spec, mlp_spec, plan_of, probe_result, tuning_request
-from tuner.errors import SearchError, SpecError
-from tuner.planning.accumulation import probe_window
-from tuner.planning.session import Tuning
-from tuner.planning.warm_start import measured_peaks
-from tuner.schemas.recommendation import Evidence, Recommendation
-from tuner.schemas.requests import ProbeRequest, TuningRequest
-from tuner.schemas.results import DeviceInfo, Outcome, ProbeResult, UpdateTiming
 
 MIB = 1024**2
 THEN = {"torch": "2.12", "batchwright": "0.1.0"}

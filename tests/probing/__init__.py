@@ -1,1 +1,1 @@
-"""Tests of ``tuner.probing``."""
+"""Tests of ``batchwright.probing``."""

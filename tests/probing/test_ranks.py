@@ -8,17 +8,17 @@ from typing import Any
 
 import pytest
 
+from batchwright.hardware.inventory import cpu
+from batchwright.planning.session import Tuning
+from batchwright.probing.child.ranks import merged_result, run_ranks
+from batchwright.probing.protocol import ProbePaths
+from batchwright.probing.supervisor import ProbeSupervisor
+from batchwright.schemas.requests import ProbeRequest
+from batchwright.schemas.results import Outcome, Phase, ProbeResult
+from batchwright.schemas.workload import WorkloadSpec, parse_spec
+from batchwright.training.accumulation.collectives import RENDEZVOUS
 from tests.probing.test_supervisor import MIB, misbehaving
 from tests.support.factories import CPU, gpt_spec, tuning_request
-from tuner.hardware.inventory import cpu
-from tuner.planning.session import Tuning
-from tuner.probing.child.ranks import merged_result, run_ranks
-from tuner.probing.protocol import ProbePaths
-from tuner.probing.supervisor import ProbeSupervisor
-from tuner.schemas.requests import ProbeRequest
-from tuner.schemas.results import Outcome, Phase, ProbeResult
-from tuner.schemas.workload import WorkloadSpec, parse_spec
-from tuner.training.accumulation.collectives import RENDEZVOUS
 
 pytestmark = pytest.mark.usefixtures("forked")
 
@@ -150,10 +150,10 @@ def test_the_worst_rank_decides() -> None:
             error_type=error_type,
         )  # fmt: skip
 
-    peer = result(Outcome.ERROR, error_type="tuner.errors.PeerError")
+    peer = result(Outcome.ERROR, error_type="batchwright.errors.PeerError")
     assert merged_result([peer, result(Outcome.ERROR), result(Outcome.OOM)]).outcome is Outcome.OOM
     assert merged_result([peer, result(Outcome.ERROR)]).error_type is None
-    assert merged_result([peer, None]).error_type == "tuner.errors.PeerError"
+    assert merged_result([peer, None]).error_type == "batchwright.errors.PeerError"
     fits = merged_result([result(Outcome.FIT, 5), result(Outcome.FIT, 7)])
     assert (fits.process_peak_bytes, [rank.held_bytes for rank in fits.ranks]) == (7, [5, 7])
 

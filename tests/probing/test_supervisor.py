@@ -15,12 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.factories import gpt_spec, mlp_spec, python_spec, resnet_spec, transformers_spec, tuning_request
-from tests.support.forked import real_starts
-from tests.support.paths import ROOT
-from tests.support.scarce import small_disk
-from tests.support.service.processes import wait_until
-from tuner.errors import (
+from batchwright.errors import (
     CheckLostError,
     DeviceError,
     EstimateError,
@@ -30,13 +25,18 @@ from tuner.errors import (
     SpecError,
     StorageError,
 )
-from tuner.estimation.client import expect
-from tuner.hardware.inventory import cpu
-from tuner.probing.supervisor import ProbeSupervisor
-from tuner.schemas.requests import CouplingRequest, ExpectationRequest, ProbeRequest
-from tuner.schemas.results import Outcome, Phase
-from tuner.schemas.workload import WorkloadSpec
-from tuner.system.fork_server.spawn import ChildProcess, Start
+from batchwright.estimation.client import expect
+from batchwright.hardware.inventory import cpu
+from batchwright.probing.supervisor import ProbeSupervisor
+from batchwright.schemas.requests import CouplingRequest, ExpectationRequest, ProbeRequest
+from batchwright.schemas.results import Outcome, Phase
+from batchwright.schemas.workload import WorkloadSpec
+from batchwright.system.fork_server.spawn import ChildProcess, Start
+from tests.support.factories import gpt_spec, mlp_spec, python_spec, resnet_spec, transformers_spec, tuning_request
+from tests.support.forked import real_starts
+from tests.support.paths import ROOT
+from tests.support.scarce import small_disk
+from tests.support.service.processes import wait_until
 
 pytestmark = pytest.mark.usefixtures("tracing")
 

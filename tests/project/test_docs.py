@@ -13,6 +13,8 @@ from typing import get_args
 
 import pytest
 
+from batchwright.errors import ExportRefusal
+from batchwright.planning import coupled_loss, search
 from service import errors
 from service.client import Client
 from service.observability.metrics import Metrics
@@ -24,8 +26,6 @@ from tests.support.documents import Block, Reader, blocks_of, commands_of, match
 from tests.support.factories import mlp_spec, tuning_request
 from tests.support.paths import OPENAPI, ROOT
 from tests.support.service.processes import LISTENS, spoken
-from tuner.errors import ExportRefusal
-from tuner.planning import coupled_loss, search
 
 DOCS = ROOT / "docs"
 PAGES = {path.stem: path.read_text() for path in sorted(DOCS.glob("*.md"))}
@@ -44,7 +44,7 @@ MOST_NOT_RUN = 18
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A served service with one recommendation; gives its address."""
     data_dir = str(tmp_path_factory.mktemp("service"))
-    with spoken(["-m", "tuner.cli", "serve", "--port", "0"], LISTENS, {"BATCHWRIGHT_DATA_DIR": data_dir}) as served:
+    with spoken(["-m", "batchwright", "serve", "--port", "0"], LISTENS, {"BATCHWRIGHT_DATA_DIR": data_dir}) as served:
         with Client(served.url) as client:
             client.tunings.wait(client.tunings.submit(tuning_request(mlp_spec(), max_micro_batch_size=4)).id)
         yield served.url

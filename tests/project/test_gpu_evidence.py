@@ -17,11 +17,11 @@ from typing import Any
 import pytest
 import torch
 
+from batchwright.hardware.workspace_tables import FILE, VARIABLE, measured_workspaces
+from batchwright.schemas.gpus import KernelProfile, WorkspaceFile
 from tests.support.factories import CUDA
 from tests.support.paths import ROOT
 from tests.support.service.processes import wait_until
-from tuner.hardware.workspace_tables import FILE, VARIABLE, measured_workspaces
-from tuner.schemas.gpus import KernelProfile, WorkspaceFile
 
 BENCHMARKS = ROOT / "benchmarks"
 

@@ -14,11 +14,11 @@ import jsonschema_rs
 import pytest
 import yaml
 
+from batchwright.estimation.cuda_shim import Shim
+from batchwright.system.own_variables import OTHER_VARIABLES
 from service.api.authentication import HEALTH_PATHS
 from service.settings import Settings
 from tests.support.paths import ROOT
-from tuner.estimation.cuda_shim import Shim
-from tuner.system.own_variables import OTHER_VARIABLES
 
 DOCKERFILE = (ROOT / "docker/Dockerfile").read_text()
 COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "docker/compose.yaml").read_text())

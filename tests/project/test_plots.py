@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from batchwright.plots import fitted_line, plot_loss, plot_memory
+from batchwright.schemas.recommendation import Evidence, Proof, Recommendation
+from batchwright.schemas.results import Outcome
+from batchwright.schemas.training import TrainingProgress
 from tests.support.factories import probe_result, recommendation
-from tuner.plots import fitted_line, plot_loss, plot_memory
-from tuner.schemas.recommendation import Evidence, Proof, Recommendation
-from tuner.schemas.results import Outcome
-from tuner.schemas.training import TrainingProgress
 
 MIB = 1024**2
 

@@ -15,11 +15,11 @@ from statistics import median
 
 import pytest
 
+from batchwright.hardware.gpu_lookup import find_gpu
 from tests.support.command import called
 from tests.support.documents import ADDRESS, Reader, blocks_of
 from tests.support.paths import EXAMPLES, ROOT
 from tests.support.service.processes import LISTENS, spoken
-from tuner.hardware.gpu_lookup import find_gpu
 
 README = (ROOT / "README.md").read_text()
 RESULTS = ROOT / "benchmarks" / "results"
@@ -50,7 +50,7 @@ def row(name: str) -> list[str]:
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A served service; gives its address."""
     data_dir = str(tmp_path_factory.mktemp("service"))
-    with spoken(["-m", "tuner.cli", "serve", "--port", "0"], LISTENS, {"BATCHWRIGHT_DATA_DIR": data_dir}) as served:
+    with spoken(["-m", "batchwright", "serve", "--port", "0"], LISTENS, {"BATCHWRIGHT_DATA_DIR": data_dir}) as served:
         yield served.url
 
 

@@ -12,6 +12,8 @@ import pytest
 
 from tests.support.paths import ROOT
 
+LIBRARY = "tuner/batchwright"
+SERVICE = "service"
 MOST_MODULES = 14
 """Modules of a package, its ``__init__`` and subpackages aside: as many as a reader takes in at a glance."""
 MODULES_ALLOWED = {"tests/support": 27, "tests/support/service": 20, "service/store/database/migrations/versions": 99}
@@ -24,7 +26,7 @@ HOMONYMS = {
     "audit": "one concept through the layers: document, route",
     "base": "the interface that the other modules of its package implement",
     "build": "the module of a package that chooses by the spec (a workload, a data set), or that compiles",
-    "client": "of a fork server, of the tracing process (tuner), of the HTTP API (service)",
+    "client": "of a fork server, of the tracing process (library), of the HTTP API (service)",
     "commands": "one concept through the layers: document, route",
     "context": "of the use cases, and of the routes above them",
     "devices": "the command that lists those of a host, and the store of those that are served",
@@ -51,7 +53,7 @@ HOMONYMS = {
     "statistics": "one concept through the layers: use case, store",
     "torch_internals": "the private names of torch: those of training, and those that only traces of fake tensors use",
     "tunings": "one concept through the layers: use case, route, call of the SDK",
-    "warm_start": "the rule (tuner), and the choice among stored recommendations (service)",
+    "warm_start": "the rule (library), and the choice among stored recommendations (service)",
     "webhooks": "one concept through the layers: document, route, call of the SDK, command",
     "work": "one concept through the layers (document, use case, route, call of the SDK), and the process that does it",
     "worker": "the main module of a child process: of a probe, a trace, a run",
@@ -69,7 +71,6 @@ WITHOUT_COUNTERPART = {
 """Folders of tests that are of no single package."""
 DOCUMENTS = ("README.md", "CONTRIBUTING.md", "docs/architecture.md", "docs/glossary.md", "tests/support/README.md")
 _TOP = (
-    "batchwright",
     "benchmarks",
     "docker",
     "docs",
@@ -120,13 +121,13 @@ def homonyms(found: Iterable[Path]) -> dict[str, set[str]]:
 
 
 def without_counterpart(root: Path) -> set[str]:
-    """Folders of tests that no package of ``tuner``, ``service`` or ``batchwright`` stands behind."""
+    """Folders of tests that no package of ``batchwright`` or ``service`` stands behind."""
     folders = {path.parent for path in (root / "tests").rglob("*.py") if path.name.startswith(("test_", "__init__"))}
     strays = set()
     for folder in folders - {root / "tests"}:
         inside = folder.relative_to(root / "tests")
-        tops = (root,) if inside.parts[0] == "service" else (root / "tuner", root / "batchwright")
-        if not any((top / inside).is_dir() for top in tops):
+        of_service = inside.parts[0] == "service"
+        if not (root / SERVICE / inside.relative_to("service") if of_service else root / LIBRARY / inside).is_dir():
             strays.add(folder.relative_to(root).as_posix())
     return strays
 
@@ -160,10 +161,11 @@ def missing_paths(root: Path, document: Path) -> list[str]:
 def missing_modules(root: Path, package: Path) -> list[str]:
     """Modules between double backticks in a package's docstring that are not there.
 
-    A name is looked for in the package, in its distribution, and from the root; its last part may be a class.
+    A name is looked for in the package, in its distribution, and by its full name; its last part may be a class.
     """
     named = re.findall(r"``([a-z_]+(?:\.\w+)*)``", docstring(package / "__init__.py"))
-    places = (package, root / package.relative_to(root).parts[0], root)
+    tops = (root / LIBRARY, root / SERVICE)
+    places = (package, *(top for top in tops if package.is_relative_to(top)), *(top.parent for top in tops))
     return [name for name in named if not any(_is_module(place, name) for place in places)]
 
 
@@ -179,7 +181,7 @@ def _is_module(place: Path, name: str) -> bool:
 
 # --- the house ---
 
-OURS = packages(ROOT, "batchwright", "tuner", "service")
+OURS = packages(ROOT, LIBRARY, SERVICE)
 
 
 def test_no_package_outgrows_a_glance() -> None:
@@ -205,7 +207,7 @@ def test_modules_that_share_a_name_have_a_reason() -> None:
 
 
 def test_tests_mirror_the_packages() -> None:
-    """A reader finds the tests of ``tuner/x`` in ``tests/x``, and those of ``service/y`` in ``tests/service/y``."""
+    """The tests of ``batchwright.x`` are in ``tests/x``, those of ``y`` in the service in ``tests/service/y``."""
     assert without_counterpart(ROOT) == WITHOUT_COUNTERPART
 
 
@@ -244,44 +246,54 @@ def test_every_helper_has_its_line() -> None:
 @pytest.fixture
 def house(tmp_path: Path) -> Path:
     """A distribution with a package, a subpackage and their tests, in good order."""
-    for folder in ("tuner", "tuner/rooms", "tuner/rooms/attic", "service", "tests/rooms", "tests/rooms/attic"):
+    ours = (LIBRARY, f"{LIBRARY}/rooms", f"{LIBRARY}/rooms/attic", SERVICE)
+    for folder in (*ours, "tests/rooms", "tests/rooms/attic"):
         (tmp_path / folder).mkdir(parents=True)
         (tmp_path / folder / "__init__.py").write_text('"""Keep rooms.\n\n``door`` opens ``attic.roof``.\n"""\n')
-    (tmp_path / "tuner/rooms/door.py").write_text("class Hinge:\n    pass\n")
-    (tmp_path / "tuner/rooms/attic/roof.py").touch()
+    (tmp_path / f"{LIBRARY}/rooms/door.py").write_text("class Hinge:\n    pass\n")
+    (tmp_path / f"{LIBRARY}/rooms/attic/roof.py").touch()
     return tmp_path
 
 
 def test_a_package_that_outgrows_its_limit_is_found(house: Path) -> None:
     """Its ``__init__`` and the modules of subpackages do not count; a limit of its own does."""
     for number in range(MOST_MODULES):
-        (house / f"tuner/rooms/more_{number}.py").touch()
-    found = packages(house, "tuner")
-    assert too_large(house, found, {}) == {"tuner/rooms": MOST_MODULES + 1}
-    assert too_large(house, found, {"tuner/rooms": MOST_MODULES + 1}) == {}
+        (house / f"{LIBRARY}/rooms/more_{number}.py").touch()
+    found = packages(house, LIBRARY)
+    assert too_large(house, found, {}) == {f"{LIBRARY}/rooms": MOST_MODULES + 1}
+    assert too_large(house, found, {f"{LIBRARY}/rooms": MOST_MODULES + 1}) == {}
 
 
 def test_a_package_without_a_docstring_is_found(house: Path) -> None:
     """So is one with a single line."""
-    (house / "tuner/rooms/__init__.py").write_text("")
-    (house / "tuner/__init__.py").write_text('"""Keep rooms."""\n')
-    assert too_terse(packages(house, "tuner")) == [str(house / "tuner"), str(house / "tuner/rooms")]
+    (house / f"{LIBRARY}/rooms/__init__.py").write_text("")
+    (house / f"{LIBRARY}/__init__.py").write_text('"""Keep rooms."""\n')
+    assert too_terse(packages(house, LIBRARY)) == [str(house / LIBRARY), str(house / f"{LIBRARY}/rooms")]
 
 
 def test_a_docstring_that_names_a_module_that_left_is_found(house: Path) -> None:
     """Modules are found in the package, in its distribution and by their full names; a class in its module."""
-    package = house / "tuner/rooms"
+    package = house / f"{LIBRARY}/rooms"
     assert missing_modules(house, package) == []
-    names = ("rooms.door", "tuner.rooms.door", "door.Hinge", "attic", "cellar", "attic.door", "door.Knob", "tuner.roof")
+    names = (
+        "rooms.door",
+        "batchwright.rooms.door",
+        "door.Hinge",
+        "attic",
+        "cellar",
+        "attic.door",
+        "door.Knob",
+        "batchwright.roof",
+    )
     (package / "__init__.py").write_text(f'"""Keep rooms: {", ".join(f"``{name}``" for name in names)}."""\n')
-    assert missing_modules(house, package) == ["cellar", "attic.door", "door.Knob", "tuner.roof"]
+    assert missing_modules(house, package) == ["cellar", "attic.door", "door.Knob", "batchwright.roof"]
 
 
 def test_a_shared_name_is_found(house: Path) -> None:
     """Wherever the two packages stand."""
-    assert homonyms(packages(house, "tuner", "service")) == {}
-    (house / "service/door.py").touch()
-    assert homonyms(packages(house, "tuner", "service")) == {"door": {"rooms", "service"}}
+    assert homonyms(packages(house, LIBRARY, SERVICE)) == {}
+    (house / f"{SERVICE}/door.py").touch()
+    assert homonyms(packages(house, LIBRARY, SERVICE)) == {"door": {"rooms", Path(SERVICE).name}}
 
 
 def test_a_folder_of_tests_without_a_package_is_found(house: Path) -> None:
@@ -298,8 +310,8 @@ def test_a_path_that_is_not_there_is_found(house: Path) -> None:
     """Between backticks, in a link, and in the tree, where notes and their second lines are no paths."""
     document = house / "GUIDE.md"
     document.write_text(
-        "See `tuner/rooms/door.py`, `tuner/rooms/window.py` and [the guide](GUIDE.md), not [the plan](PLAN.md#ground)\n"
-        "or [the street](https://example.org).\n\n```\ntuner/          rooms\n  rooms/        doors and\n"
+        f"See `{LIBRARY}/rooms/door.py`, `{LIBRARY}/rooms/window.py`, [the guide](GUIDE.md), not [a plan](PLAN.md#a)\n"
+        f"or [the street](https://example.org).\n\n```\n{LIBRARY}/  rooms\n  rooms/        doors and\n"
         "                more\n    door.py     opens\n    lock.py     closes\ntests/\n```\n"
     )
-    assert missing_paths(house, document) == ["tuner/rooms/window.py", "PLAN.md", "tuner/rooms/lock.py"]
+    assert missing_paths(house, document) == [f"{LIBRARY}/rooms/window.py", "PLAN.md", f"{LIBRARY}/rooms/lock.py"]

@@ -11,9 +11,9 @@ import pytest
 from tests.support.paths import ROOT
 
 ALLOWED = {
-    Path("tuner/torch_internals.py"),
-    Path("tuner/estimation/tracing/torch_internals.py"),
-    Path("tuner/commands/injected/torch_internals.py"),
+    Path("tuner/batchwright/torch_internals.py"),
+    Path("tuner/batchwright/estimation/tracing/torch_internals.py"),
+    Path("tuner/batchwright/commands/injected/torch_internals.py"),
 }
 
 

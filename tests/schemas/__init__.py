@@ -1,1 +1,1 @@
-"""Tests of ``tuner.schemas``."""
+"""Tests of ``batchwright.schemas``."""

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from tuner.errors import SpecError
-from tuner.schemas.base import parse_document
-from tuner.schemas.command import CommandModel, CommandSpec, load_any_spec, placeholders_in
-from tuner.schemas.requests import TuningRequest
-from tuner.schemas.workload import WorkloadSpec
+from batchwright.errors import SpecError
+from batchwright.schemas.base import parse_document
+from batchwright.schemas.command import CommandModel, CommandSpec, load_any_spec, placeholders_in
+from batchwright.schemas.requests import TuningRequest
+from batchwright.schemas.workload import WorkloadSpec
 
 SIZES = ("python", "train.py", "--batch", "{micro_batch_size}", "--accumulate", "{gradient_accumulation_steps}")
 

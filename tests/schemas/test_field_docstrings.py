@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from tuner.schemas.base import Document
+from batchwright.schemas.base import Document
 
 
 class Base(Document):

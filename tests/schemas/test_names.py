@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from pydantic import ValidationError
 
+from batchwright.planning.fingerprint import request_fields
+from batchwright.schemas.requests import Named
 from tests.support.factories import recommendation
-from tuner.planning.fingerprint import request_fields
-from tuner.schemas.requests import Named
 
 
 @pytest.mark.parametrize("key", ["team", "a", "A.b_c-d", "example.com/team", "k8s.io/part-of", "a" * 63])

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from tuner.errors import SpecError
-from tuner.schemas.base import parse_document
-from tuner.schemas.requests import TuningRequest
+from batchwright.errors import SpecError
+from batchwright.schemas.base import parse_document
+from batchwright.schemas.requests import TuningRequest
 
 SPEC = {"model": {"kind": "reference", "architecture": {"name": "mlp"}}}
 MIB = 1024**2

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.service.scripted import progress
-from tuner.schemas.training import (
+from batchwright.schemas.training import (
     MOST_LOSSES,
     CommandProgress,
     EvaluationReport,
@@ -13,6 +12,7 @@ from tuner.schemas.training import (
     TrainingProgress,
     course_after,
 )
+from tests.support.service.scripted import progress
 
 
 def made(update: int, updates: int = 1000, seconds: float = 2.0, loss: float | None = None) -> TrainingProgress:

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import yaml
 
+from batchwright.errors import SpecError
+from batchwright.schemas.workload import TransformersModel, WorkloadSpec, load_spec, parse_spec
+from batchwright.yaml_loader import Loader
 from tests.support.factories import gpt_spec, mlp_spec
-from tuner.errors import SpecError
-from tuner.schemas.workload import TransformersModel, WorkloadSpec, load_spec, parse_spec
-from tuner.yaml_loader import Loader
 
 GPT: dict[str, Any] = {"kind": "reference", "architecture": {"name": "gpt"}}
 GPT2: dict[str, Any] = {

@@ -10,6 +10,8 @@ from unittest.mock import Mock
 import pytest
 from pydantic import ValidationError
 
+from batchwright.errors import TuningFailedError
+from batchwright.schemas.workload import TransformersModel, parse_spec
 from service.application.rules.policy import Policy
 from service.application.views import decode_cursor, encode_cursor
 from service.bootstrap import build
@@ -33,8 +35,6 @@ from service.worker.lease import LeaseHolder, LeaseTerms, StopReason
 from service.worker_bootstrap import served_devices
 from tests.support.factories import gpt_spec, recommendation
 from tests.support.service.scripted import SERVED, new_work
-from tuner.errors import TuningFailedError
-from tuner.schemas.workload import TransformersModel, parse_spec
 
 TERMS = LeaseTerms(lease_seconds=10.0, shutdown_grace_seconds=7.0)
 

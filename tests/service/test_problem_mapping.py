@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from batchwright.errors import BatchwrightError
 from service.errors import ServiceError
 from service.problem_mapping import problem_of
-from tuner.errors import BatchwrightError
 
 _MESSAGE = "size 12 exceeds 8"
 _MAPPED_TOGETHER = {

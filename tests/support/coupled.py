@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 - torch's own idiom
 
-from tuner.workloads.base import LossTerms
+from batchwright.workloads.base import LossTerms
 
 WIDTH = 8
 """Features of a sample, in and out."""

@@ -15,10 +15,10 @@ from pathlib import Path
 
 import torch
 
-from tuner.errors import DeviceError, OutOfMemoryError
-from tuner.hardware.allocator_env import CPU_ENVIRONMENT
-from tuner.hardware.memory_devices.base import MemoryDevice
-from tuner.hardware.memory_devices.factory import open_device
+from batchwright.errors import DeviceError, OutOfMemoryError
+from batchwright.hardware.allocator_env import CPU_ENVIRONMENT
+from batchwright.hardware.memory_devices.base import MemoryDevice
+from batchwright.hardware.memory_devices.factory import open_device
 
 MIB = 1024**2
 

@@ -23,8 +23,8 @@ from pathlib import Path
 
 import yaml
 
+from batchwright.system.processes import kill_group
 from tests.support.paths import ROOT
-from tuner.system.processes import kill_group
 
 ADDRESS = "http://127.0.0.1:8000"
 """The service's address in the documents."""

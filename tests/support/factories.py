@@ -5,13 +5,13 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Any
 
-from tuner.planning.accumulation import balanced_plan
-from tuner.schemas.plans import Plan
-from tuner.schemas.recommendation import Evidence, Headroom, Proof, Recommendation, Timings
-from tuner.schemas.requests import TuningRequest
-from tuner.schemas.residuals import EstimateResidual, PeakResidual
-from tuner.schemas.results import DeviceInfo, Outcome, Phase, ProbeResult
-from tuner.schemas.workload import WorkloadSpec, parse_spec
+from batchwright.planning.accumulation import balanced_plan
+from batchwright.schemas.plans import Plan
+from batchwright.schemas.recommendation import Evidence, Headroom, Proof, Recommendation, Timings
+from batchwright.schemas.requests import TuningRequest
+from batchwright.schemas.residuals import EstimateResidual, PeakResidual
+from batchwright.schemas.results import DeviceInfo, Outcome, Phase, ProbeResult
+from batchwright.schemas.workload import WorkloadSpec, parse_spec
 
 CPU = DeviceInfo(id="cpu", kind="cpu", name="test processor", total_bytes=16 * 1024**3)
 CUDA = DeviceInfo(id="cuda:0", kind="cuda", name="test card", total_bytes=16 * 1024**3, driver_version="1.0")

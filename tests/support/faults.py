@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 - torch's own idiom
 from torch.utils import _pytree
 
+from batchwright.workloads.base import IGNORED_LABEL, LossTerms, count_labels, pad_tokens
+from batchwright.workloads.build import build_model, build_workload
 from tests.support.factories import gpt_spec
-from tuner.workloads.base import IGNORED_LABEL, LossTerms, count_labels, pad_tokens
-from tuner.workloads.build import build_model, build_workload
 
 Gradients: TypeAlias = dict[str, Tensor]
 """Gradients by parameter name, without parameters that have none."""

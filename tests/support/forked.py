@@ -25,16 +25,16 @@ from types import SimpleNamespace
 from typing import Any, BinaryIO
 from unittest.mock import patch
 
-from tuner.hardware.allocator_env import CPU_ENVIRONMENT
-from tuner.system.fork_server import spawn
-from tuner.training.launching import rank_processes
-from tuner.workloads.preload import late_imports
+from batchwright.hardware.allocator_env import CPU_ENVIRONMENT
+from batchwright.system.fork_server import spawn
+from batchwright.training.launching import rank_processes
+from batchwright.workloads.preload import late_imports
 
 _PRELOADED = [
-    "tuner.training.worker",
-    "tuner.training.launching.launcher",
-    "tuner.probing.child.fork_server",
-    "tuner.probing.child.worker",
+    "batchwright.training.worker",
+    "batchwright.training.launching.launcher",
+    "batchwright.probing.child.fork_server",
+    "batchwright.probing.child.worker",
 ]
 _RUNNING = forkserver._forkserver
 _TRACING = forkserver.ForkServer()
@@ -158,9 +158,9 @@ class _ForkedProcess:
 def _child(command: list[str], *, env: Mapping[str, str], stdin: int, stdout: BinaryIO, **options: Any) -> Any:
     """Fork a fork server of probes or of estimates; start any other child process with `subprocess`."""
     with Connection(os.dup(stdin)) as connection:
-        if "tuner.probing.child.fork_server" in command:
+        if "batchwright.probing.child.fork_server" in command:
             return _ForkedProcess(_RUNNING, dict(env), stdout.fileno(), _serve, connection)
-        if "tuner.estimation.tracing.worker" in command:
+        if "batchwright.estimation.tracing.worker" in command:
             return _ForkedProcess(_TRACING, dict(env), stdout.fileno(), _serve_estimates, connection, command[-1])
     return subprocess.Popen(command, env=env, stdin=stdin, stdout=stdout, **options)
 
@@ -214,7 +214,7 @@ def _train(directory: str, fsync_seconds: float) -> None:
     os.fsync = slow_fsync
     import torch
 
-    from tuner.training import worker
+    from batchwright.training import worker
 
     if threads := os.environ.get("OMP_NUM_THREADS"):
         torch.set_num_threads(int(threads))  # what it reads of the environment when imported
@@ -223,15 +223,15 @@ def _train(directory: str, fsync_seconds: float) -> None:
 
 def _serve(connection: Connection) -> None:
     """A fork server: its own ``main``."""
-    from tuner.probing.child import fork_server
+    from batchwright.probing.child import fork_server
 
     fork_server.main(connection, os.getppid(), [])
 
 
 def _serve_estimates(connection: Connection, idle_seconds: str) -> None:
     """A fork server of estimates: its own ``main``, but the stand-in for CUDA may be loaded, as torch is."""
-    from tuner.estimation import cuda_shim
-    from tuner.estimation.tracing import worker
+    from batchwright.estimation import cuda_shim
+    from batchwright.estimation.tracing import worker
 
     vars(worker)["load_shim"] = lambda: cuda_shim.Shim(cuda_shim._load(cuda_shim.cache_folder()))
     worker.main(connection, os.getppid(), [idle_seconds])

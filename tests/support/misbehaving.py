@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from tuner.workloads.base import LossTerms
+from batchwright.workloads.base import LossTerms
 
 OVERSIZED = 8
 """Sizes above this misbehave where a way depends on the size."""

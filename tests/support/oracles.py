@@ -11,8 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from random import Random
 
-from tuner.planning.search import MicroBatchSearch
-from tuner.schemas.results import Outcome, Phase, ProbeResult
+from batchwright.planning.search import MicroBatchSearch
+from batchwright.schemas.results import Outcome, Phase, ProbeResult
 
 LIMIT_BYTES = 80 * 1024**3
 """The limit of an oracle's device, unless told otherwise."""

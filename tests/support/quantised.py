@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from transformers import GPT2Config, GPT2LMHeadModel
 from transformers.utils.quantization_config import QuantizationMethod
 
-from tuner.workloads.base import random_tokens, summed_cross_entropy
+from batchwright.workloads.base import random_tokens, summed_cross_entropy
 
 VOCABULARY = 64
 LENGTH = 12

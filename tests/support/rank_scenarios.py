@@ -14,23 +14,23 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.nn import functional as F  # noqa: N812 - torch's own idiom
 
+from batchwright.errors import BatchwrightError, WorkloadError
+from batchwright.hardware.memory_devices.factory import open_device
+from batchwright.planning.accumulation import balanced_plan
+from batchwright.schemas.requests import TrainingRequest
+from batchwright.schemas.workload import WorkloadSpec
+from batchwright.training.accumulation.collectives import Ranks, join_ranks
+from batchwright.training.accumulation.engine import GradientAccumulation
+from batchwright.training.assembly import build_run
+from batchwright.training.batch_schedule import BatchSchedule, Position
+from batchwright.training.data import SampleRange
+from batchwright.training.fsdp import full_tensors, load_optimizer, load_weights, shard
+from batchwright.training.launching.run_directory import RunPaths
+from batchwright.training.micro_batches.splitting import MicroBatch, sliced, split_batch
+from batchwright.training.trainer import Trainer
+from batchwright.workloads.base import IGNORED_LABEL, LossTerms, pad_tokens
+from batchwright.workloads.build import build_model, build_workload
 from tests.support.factories import gpt_spec, recommendation
-from tuner.errors import BatchwrightError, WorkloadError
-from tuner.hardware.memory_devices.factory import open_device
-from tuner.planning.accumulation import balanced_plan
-from tuner.schemas.requests import TrainingRequest
-from tuner.schemas.workload import WorkloadSpec
-from tuner.training.accumulation.collectives import Ranks, join_ranks
-from tuner.training.accumulation.engine import GradientAccumulation
-from tuner.training.assembly import build_run
-from tuner.training.batch_schedule import BatchSchedule, Position
-from tuner.training.data import SampleRange
-from tuner.training.fsdp import full_tensors, load_optimizer, load_weights, shard
-from tuner.training.launching.run_directory import RunPaths
-from tuner.training.micro_batches.splitting import MicroBatch, sliced, split_batch
-from tuner.training.trainer import Trainer
-from tuner.workloads.base import IGNORED_LABEL, LossTerms, pad_tokens
-from tuner.workloads.build import build_model, build_workload
 
 CPU = torch.device("cpu")
 SPEC = gpt_spec(

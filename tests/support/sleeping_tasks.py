@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-from tuner.system.fork_server.server import Application, serve
-from tuner.system.fork_server.task_paths import TaskPaths
+from batchwright.system.fork_server.server import Application, serve
+from batchwright.system.fork_server.task_paths import TaskPaths
 
 
 def main(connection: Connection, parent: int, _arguments: Sequence[str]) -> None:

@@ -17,14 +17,14 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
+from batchwright.hardware.allocator_env import CPU_THREADS
+from batchwright.schemas.recommendation import Recommendation
+from batchwright.schemas.requests import TrainingRequest
+from batchwright.schemas.training import RunOutcome, TrainingResult
+from batchwright.training.launching.launcher import TrainingProcess
+from batchwright.training.launching.run_directory import ProgressLog, RunPaths
 from tests.support.factories import gpt_spec, recommendation
 from tests.support.whole_runs import run_to_end
-from tuner.hardware.allocator_env import CPU_THREADS
-from tuner.schemas.recommendation import Recommendation
-from tuner.schemas.requests import TrainingRequest
-from tuner.schemas.training import RunOutcome, TrainingResult
-from tuner.training.launching.launcher import TrainingProcess
-from tuner.training.launching.run_directory import ProgressLog, RunPaths
 
 UPDATES = 14
 UPDATES_PER_EPOCH = 4

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from tuner.errors import SpecError
-from tuner.schemas.workload import WorkloadSpec
-from tuner.training.data import TrainingData, build_data
-from tuner.workloads.build import build_workload
+from batchwright.errors import SpecError
+from batchwright.schemas.workload import WorkloadSpec
+from batchwright.training.data import TrainingData, build_data
+from batchwright.workloads.build import build_workload
 
 
 def built(spec: WorkloadSpec) -> TrainingData:

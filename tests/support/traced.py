@@ -11,9 +11,9 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from batchwright.estimation.trace import Category, Trace
+from batchwright.schemas.gpus import KernelProfile
 from tests.support.forked import run_where_traced
-from tuner.estimation.trace import Category, Trace
-from tuner.schemas.gpus import KernelProfile
 
 
 def traced_on_cuda(cases: list[dict[str, Any]]) -> dict[str, list[Trace]]:
@@ -58,11 +58,11 @@ def held_bytes(trace: Trace, mark: str, category: Category | None = None) -> int
 
 def _trace(cases: list[dict[str, Any]], path: Path) -> None:
     """Trace every case, and write the traces."""
+    from batchwright.estimation.cuda_shim import Shim, _load, cache_folder
+    from batchwright.estimation.tracing.runs import TracedRuns
+    from batchwright.estimation.tracing.shape_cache import ShapeCache
+    from batchwright.schemas.workload import parse_spec
     from tests.support import traced_models  # noqa: F401 - imported by the process that forks others
-    from tuner.estimation.cuda_shim import Shim, _load, cache_folder
-    from tuner.estimation.tracing.runs import TracedRuns
-    from tuner.estimation.tracing.shape_cache import ShapeCache
-    from tuner.schemas.workload import parse_spec
 
     shim, shapes = Shim(_load(cache_folder())), ShapeCache()
     prepared = []

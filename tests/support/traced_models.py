@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 - torch's own idiom
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
-from tuner.workloads.base import LossTerms
+from batchwright.workloads.base import LossTerms
 
 _HOME = os.getpid()
 
@@ -87,8 +87,8 @@ class Plain(Tokens):
 
     def build_model(self) -> nn.Module:
         """GPT-2 124M without dropout."""
-        from tuner.schemas.workload import Gpt
-        from tuner.workloads.reference import GptNetwork
+        from batchwright.schemas.workload import Gpt
+        from batchwright.workloads.reference import GptNetwork
 
         sizes = Gpt(name="gpt", layers=12, heads=12, width=768, vocabulary_size=50257)
         return GptNetwork(sizes, 1024, recompute=False)

@@ -7,16 +7,16 @@ from __future__ import annotations
 
 from contextlib import suppress
 
-from tuner.estimation.cuda_shim import NoCompilerError, load_shim
-from tuner.workloads.preload import import_early, late_imports
+from batchwright.estimation.cuda_shim import NoCompilerError, load_shim
+from batchwright.workloads.preload import import_early, late_imports
 
 with suppress(NoCompilerError):
     load_shim()
 import_early(
     (
-        "tuner.estimation.tracing.worker",
-        "tuner.estimation.tracing.sized_workload",
-        "tuner.estimation.tracing.peak_curve",
+        "batchwright.estimation.tracing.worker",
+        "batchwright.estimation.tracing.sized_workload",
+        "batchwright.estimation.tracing.peak_curve",
         *late_imports(),
         "transformers.modeling_utils",
         "transformers.models.auto.modeling_auto",

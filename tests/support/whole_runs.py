@@ -6,12 +6,12 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tuner.hardware.allocator_env import CPU_ENVIRONMENT
-from tuner.schemas.recommendation import Recommendation
-from tuner.schemas.requests import TrainingRequest
-from tuner.schemas.training import TrainingResult
-from tuner.training.launching.launcher import TrainingProcess
-from tuner.training.launching.run_directory import RunPaths
+from batchwright.hardware.allocator_env import CPU_ENVIRONMENT
+from batchwright.schemas.recommendation import Recommendation
+from batchwright.schemas.requests import TrainingRequest
+from batchwright.schemas.training import TrainingResult
+from batchwright.training.launching.launcher import TrainingProcess
+from batchwright.training.launching.run_directory import RunPaths
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -1,1 +1,1 @@
-"""Tests of ``tuner.system``."""
+"""Tests of ``batchwright.system``."""

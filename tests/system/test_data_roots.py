@@ -21,16 +21,16 @@ from hypothesis import strategies as st
 from PIL import Image
 from safetensors.torch import save_file
 
+from batchwright.errors import DataOutsideRootsError, SpecError
+from batchwright.schemas.requests import TrainingRequest
+from batchwright.schemas.training import RunOutcome
+from batchwright.schemas.workload import WorkloadSpec
+from batchwright.system.data_roots import ROOTS_VARIABLE, DataRoots, expand_glob
+from batchwright.training.data import DataFolders, TrainingData, build_data
+from batchwright.training.launching.launcher import TrainingProcess
+from batchwright.workloads.build import build_workload
 from tests.support.factories import gpt_spec, mlp_spec, recommendation, resnet_spec
 from tests.support.whole_runs import ENVIRONMENT, wait_for
-from tuner.errors import DataOutsideRootsError, SpecError
-from tuner.schemas.requests import TrainingRequest
-from tuner.schemas.training import RunOutcome
-from tuner.schemas.workload import WorkloadSpec
-from tuner.system.data_roots import ROOTS_VARIABLE, DataRoots, expand_glob
-from tuner.training.data import DataFolders, TrainingData, build_data
-from tuner.training.launching.launcher import TrainingProcess
-from tuner.workloads.build import build_workload
 
 SECRET = "the outside's secret text, long enough for a sample"  # noqa: S105 - a text
 TEXT = "some text of the inside, which is long enough"

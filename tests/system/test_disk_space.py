@@ -15,17 +15,17 @@ from pathlib import Path
 import pytest
 import torch
 
+from batchwright.errors import StorageError
+from batchwright.schemas.requests import TrainingRequest
+from batchwright.schemas.training import RunOutcome
+from batchwright.system.disk_space import require_space, translate_full_disk
+from batchwright.system.files import atomic_writer, write_atomically
+from batchwright.training.checkpoints import Checkpoints, save_weights
+from batchwright.training.launching.run_directory import RunPaths
+from batchwright.training.trained_model import ModelWriter
+from batchwright.workloads.build import build_workload
 from tests.support.factories import gpt_spec, recommendation, transformers_spec
 from tests.support.whole_runs import run_to_end
-from tuner.errors import StorageError
-from tuner.schemas.requests import TrainingRequest
-from tuner.schemas.training import RunOutcome
-from tuner.system.disk_space import require_space, translate_full_disk
-from tuner.system.files import atomic_writer, write_atomically
-from tuner.training.checkpoints import Checkpoints, save_weights
-from tuner.training.launching.run_directory import RunPaths
-from tuner.training.trained_model import ModelWriter
-from tuner.workloads.build import build_workload
 
 MIB = 1024**2
 
@@ -155,7 +155,7 @@ def test_a_run_continues_when_there_is_space_again(small_disk: Path) -> None:
     request = TrainingRequest(updates=4, checkpoint_every=2, keep_checkpoints=1)
     result = run_to_end(paths.directory, found, request)
     assert result.outcome is RunOutcome.FAILED
-    assert result.error_type == "tuner.errors.StorageError"
+    assert result.error_type == "batchwright.errors.StorageError"
     assert "update-00000004 cannot be written: the disk is full" in result.message
     assert "KiB needed" in result.message
     assert result.traceback is None

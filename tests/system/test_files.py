@@ -14,14 +14,14 @@ from unittest.mock import Mock
 
 import pytest
 
-from tuner.system.files import atomic_writer, lock_directory, tail, write_atomically
+from batchwright.system.files import atomic_writer, lock_directory, tail, write_atomically
 
 NOBODY = 2**22 + 1
 """Above the largest process id of Linux (PID_MAX_LIMIT)."""
 HOLDER = """
 import os, sys, time
 from pathlib import Path
-from tuner.system.files import lock_directory
+from batchwright.system.files import lock_directory
 
 with lock_directory(Path(sys.argv[1]), 0.0) as alone:
     if alone and os.fork() == 0:

@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from tuner.system.fork_map import run_in_forks
+from batchwright.system.fork_map import run_in_forks
 
 _ORPHANS = r"""
 import os, sys, time
-from tuner.system.fork_map import run_in_forks
+from batchwright.system.fork_map import run_in_forks
 
 def report_and_wait():
     os.write(1, f"{os.getpid()}\n".encode())

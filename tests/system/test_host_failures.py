@@ -8,9 +8,16 @@ from pathlib import Path
 
 import pytest
 
+from batchwright.errors import CheckpointError, HostFailureError, ProbeError, SpecError, StorageError
+from batchwright.system.host_failures import (
+    Cause,
+    DiskUsage,
+    check_host,
+    disk_usage_of,
+    host_failure_of,
+    is_filled_by_run,
+)
 from tests.support.scarce import descriptors_used_up, fill, small_disk
-from tuner.errors import CheckpointError, HostFailureError, ProbeError, SpecError, StorageError
-from tuner.system.host_failures import Cause, DiskUsage, check_host, disk_usage_of, host_failure_of, is_filled_by_run
 
 MIB = 1024**2
 

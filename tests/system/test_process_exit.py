@@ -6,7 +6,7 @@ import signal
 
 import pytest
 
-from tuner.system.process_exit import ExitKind, classify_exit
+from batchwright.system.process_exit import ExitKind, classify_exit
 
 
 @pytest.mark.parametrize(

@@ -14,13 +14,13 @@ from pathlib import Path
 
 import pytest
 
+from batchwright.system.temporary_folders import TemporaryFolder
 from tests.support.factories import mlp_spec
 from tests.support.paths import ROOT
-from tuner.system.temporary_folders import TemporaryFolder
 
 _OWNER = """
 import time
-from tuner.system.temporary_folders import TemporaryFolder
+from batchwright.system.temporary_folders import TemporaryFolder
 with TemporaryFolder() as folder:
     (folder / "request.json").write_text("{}")
     print(folder, flush=True)
@@ -28,7 +28,7 @@ with TemporaryFolder() as folder:
 """
 _RIVAL = """
 import sys
-from tuner.system.temporary_folders import TemporaryFolder
+from batchwright.system.temporary_folders import TemporaryFolder
 for turn in range(100):
     with TemporaryFolder() as folder:
         (folder / "own").write_text(str(turn))
@@ -131,7 +131,7 @@ def test_nothing_is_left_of_a_tuning_that_was_killed_while_it_started(scratch: P
     """Its fork server, still importing torch, cannot remove the folder of the task that it was never sent."""
     spec = scratch / "spec.json"
     spec.write_text(mlp_spec().model_dump_json())
-    command = [sys.executable, "-m", "tuner.cli", "tune", str(spec), "--effective-batch-size", "8", "--device", "cpu"]
+    command = [sys.executable, "-m", "batchwright", "tune", str(spec), "--effective-batch-size", "8", "--device", "cpu"]
     quiet = subprocess.DEVNULL
     with subprocess.Popen(command, cwd=ROOT, start_new_session=True, stdout=quiet, stderr=quiet) as tuning:
         while not list(scratch.glob("batchwright-*/request.json")):

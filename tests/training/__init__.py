@@ -1,1 +1,1 @@
-"""Tests of ``tuner.training``."""
+"""Tests of ``batchwright.training``."""

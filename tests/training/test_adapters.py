@@ -12,18 +12,18 @@ import safetensors.torch
 import torch
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
+from batchwright.errors import CheckpointError
+from batchwright.hardware.memory_devices.factory import open_device
+from batchwright.schemas.requests import TrainingRequest
+from batchwright.schemas.training import RunOutcome
+from batchwright.schemas.workload import WorkloadSpec
+from batchwright.training.assembly import build_run
+from batchwright.training.launching.run_directory import RunPaths
+from batchwright.training.trainer import Trainer
 from tests.support.factories import recommendation
 from tests.support.faults import relative_distance
 from tests.support.whole_runs import run_to_end, weights_of
 from tests.training.test_trained_model import GPT2, UPDATES, spec_of, train
-from tuner.errors import CheckpointError
-from tuner.hardware.memory_devices.factory import open_device
-from tuner.schemas.requests import TrainingRequest
-from tuner.schemas.training import RunOutcome
-from tuner.schemas.workload import WorkloadSpec
-from tuner.training.assembly import build_run
-from tuner.training.launching.run_directory import RunPaths
-from tuner.training.trainer import Trainer
 
 pytestmark = [
     pytest.mark.usefixtures("forked"),

@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 import torch
 
+from batchwright.hardware.memory_devices.cpu import CpuDevice
+from batchwright.schemas.recommendation import Recommendation
+from batchwright.schemas.requests import TrainingRequest
+from batchwright.training.assembly import build_run
+from batchwright.training.launching.run_directory import RunPaths
 from tests.support.factories import mlp_spec, recommendation
 from tests.support.whole_runs import ENVIRONMENT, MIB
-from tuner.hardware.memory_devices.cpu import CpuDevice
-from tuner.schemas.recommendation import Recommendation
-from tuner.schemas.requests import TrainingRequest
-from tuner.training.assembly import build_run
-from tuner.training.launching.run_directory import RunPaths
 
 WORKLOAD = """
 import torch

@@ -10,17 +10,17 @@ from pathlib import Path
 import pytest
 import torch
 
+from batchwright.errors import CheckpointError
+from batchwright.hardware.memory_devices.factory import open_device
+from batchwright.schemas.recommendation import Recommendation
+from batchwright.schemas.requests import TrainingRequest
+from batchwright.schemas.training import RunOutcome
+from batchwright.training.assembly import build_run
+from batchwright.training.checkpoints import Checkpoints
+from batchwright.training.launching.run_directory import ProgressLog, RunPaths
+from batchwright.training.trainer import Trainer
 from tests.support.factories import gpt_spec, recommendation
 from tests.support.whole_runs import run_to_end
-from tuner.errors import CheckpointError
-from tuner.hardware.memory_devices.factory import open_device
-from tuner.schemas.recommendation import Recommendation
-from tuner.schemas.requests import TrainingRequest
-from tuner.schemas.training import RunOutcome
-from tuner.training.assembly import build_run
-from tuner.training.checkpoints import Checkpoints
-from tuner.training.launching.run_directory import ProgressLog, RunPaths
-from tuner.training.trainer import Trainer
 
 pytestmark = pytest.mark.usefixtures("forked")
 

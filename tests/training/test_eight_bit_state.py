@@ -11,30 +11,30 @@ import torch
 from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 
+from batchwright.errors import SpecError
+from batchwright.estimation.trace import Category, Trace
+from batchwright.estimation.tracing.session import trace
+from batchwright.hardware.memory_devices.factory import open_device
+from batchwright.planning.fingerprint import relevant_versions
+from batchwright.schemas.optimizer import OptimizerSpec
+from batchwright.schemas.requests import TrainingRequest
+from batchwright.schemas.workload import WorkloadSpec
+from batchwright.training.accumulation.engine import GradientAccumulation, split_batch
+from batchwright.training.assembly import build_run
+from batchwright.training.launching.run_directory import RunPaths
+from batchwright.training.micro_batches.splitting import MicroBatch, sliced
+from batchwright.training.optimizers import build_optimizer, materialize_state
+from batchwright.training.trainer import Trainer
+from batchwright.training.update_engine import UpdateEngine
+from batchwright.workloads.build import build_model, build_workload, check_workload
+from batchwright.workloads.preload import late_imports
+from batchwright.workloads.required_packages import require_packages
 from service.application.rules.device_checks import check_packages
 from service.errors import UnsupportedJobError
 from tests.support.factories import mlp_spec, recommendation, transformers_spec
 from tests.support.faults import relative_distance
 from tests.support.service.scripted import SERVED
 from tests.support.traced import held_bytes, most_bytes, traced_on_cuda
-from tuner.errors import SpecError
-from tuner.estimation.trace import Category, Trace
-from tuner.estimation.tracing.session import trace
-from tuner.hardware.memory_devices.factory import open_device
-from tuner.planning.fingerprint import relevant_versions
-from tuner.schemas.optimizer import OptimizerSpec
-from tuner.schemas.requests import TrainingRequest
-from tuner.schemas.workload import WorkloadSpec
-from tuner.training.accumulation.engine import GradientAccumulation, split_batch
-from tuner.training.assembly import build_run
-from tuner.training.launching.run_directory import RunPaths
-from tuner.training.micro_batches.splitting import MicroBatch, sliced
-from tuner.training.optimizers import build_optimizer, materialize_state
-from tuner.training.trainer import Trainer
-from tuner.training.update_engine import UpdateEngine
-from tuner.workloads.build import build_model, build_workload, check_workload
-from tuner.workloads.preload import late_imports
-from tuner.workloads.required_packages import require_packages
 
 NAMES = ("adamw8bit", "lion8bit")
 VALUES = {"adamw8bit": 2, "lion8bit": 1}
@@ -270,7 +270,7 @@ def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         check_packages(recommendation(spec), TrainingRequest(), [bare])
     check_packages(recommendation(spec), TrainingRequest(), [bare, able])
     check_packages(recommendation(mlp_of("lion")), TrainingRequest(), [bare])
-    monkeypatch.setattr("tuner.workloads.required_packages.find_spec", lambda _: None)
+    monkeypatch.setattr("batchwright.workloads.required_packages.find_spec", lambda _: None)
     with pytest.raises(SpecError, match=named):
         check_workload(spec)
     with pytest.raises(SpecError, match=named):

@@ -12,12 +12,12 @@ import torch
 from torch.nn import functional as F  # noqa: N812 - torch's own idiom
 from transformers import AutoModelForCausalLM
 
+from batchwright.schemas.requests import TrainingRequest
+from batchwright.schemas.training import EvaluationReport, EvaluationSummary, RunOutcome, TrainingProgress
+from batchwright.training.launching.run_directory import ProgressLog, RunPaths
 from tests.support.factories import recommendation
 from tests.support.whole_runs import ENVIRONMENT, run_to_end
 from tests.training.test_trained_model import spec_of
-from tuner.schemas.requests import TrainingRequest
-from tuner.schemas.training import EvaluationReport, EvaluationSummary, RunOutcome, TrainingProgress
-from tuner.training.launching.run_directory import ProgressLog, RunPaths
 
 pytestmark = [
     pytest.mark.thorough,

@@ -13,18 +13,18 @@ import torch
 from torch import Tensor, nn
 from transformers import GPT2Config, GPT2LMHeadModel
 
+from batchwright.errors import SpecError
+from batchwright.hardware.memory_devices.factory import open_device
+from batchwright.schemas.optimizer import OPTIMIZERS, OptimizerArguments, OptimizerName, OptimizerSpec
+from batchwright.schemas.requests import TrainingRequest
+from batchwright.training.accumulation.engine import GradientAccumulation, split_batch
+from batchwright.training.assembly import build_run
+from batchwright.training.launching.run_directory import RunPaths
+from batchwright.training.optimizers import build_optimizer, materialize_state
+from batchwright.training.trainer import Trainer
+from batchwright.workloads.build import check_workload
 from tests.support.factories import gpt_spec, mlp_spec, recommendation
 from tests.support.faults import relative_distance
-from tuner.errors import SpecError
-from tuner.hardware.memory_devices.factory import open_device
-from tuner.schemas.optimizer import OPTIMIZERS, OptimizerArguments, OptimizerName, OptimizerSpec
-from tuner.schemas.requests import TrainingRequest
-from tuner.training.accumulation.engine import GradientAccumulation, split_batch
-from tuner.training.assembly import build_run
-from tuner.training.launching.run_directory import RunPaths
-from tuner.training.optimizers import build_optimizer, materialize_state
-from tuner.training.trainer import Trainer
-from tuner.workloads.build import check_workload
 
 ARGUMENTS: dict[str, Any] = {
     "eps": 1e-6,
@@ -381,7 +381,7 @@ def test_lion_keeps_one_value_for_each_parameter() -> None:
 
 def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """Before any probe, with the extra that has it."""
-    monkeypatch.setattr("tuner.workloads.required_packages.find_spec", lambda _: None)
+    monkeypatch.setattr("batchwright.workloads.required_packages.find_spec", lambda _: None)
     with pytest.raises(SpecError, match=r"optimizer\.name: `lion` needs the package `lion_pytorch`: pip install"):
         check_workload(mlp_spec(optimizer={"name": "lion"}))
 

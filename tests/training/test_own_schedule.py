@@ -12,19 +12,19 @@ import torch
 from torch.optim import SGD
 from torch.optim.lr_scheduler import CosineAnnealingLR, LinearLR, LRScheduler, MultiStepLR, OneCycleLR, SequentialLR
 
+from batchwright.errors import CheckpointError, SpecError, WorkloadError
+from batchwright.hardware.memory_devices.factory import open_device
+from batchwright.schemas.recommendation import Recommendation
+from batchwright.schemas.requests import TrainingRequest
+from batchwright.schemas.training import RunOutcome, TrainingProgress
+from batchwright.schemas.workload import WorkloadSpec
+from batchwright.training.assembly import build_run
+from batchwright.training.launching.launcher import TrainingProcess
+from batchwright.training.launching.run_directory import RunPaths
+from batchwright.training.trainer import Trainer
+from batchwright.workloads.build import build_workload, check_workload
 from tests.support.factories import mlp_spec, recommendation
 from tests.support.whole_runs import ENVIRONMENT, run_to_end, wait_for
-from tuner.errors import CheckpointError, SpecError, WorkloadError
-from tuner.hardware.memory_devices.factory import open_device
-from tuner.schemas.recommendation import Recommendation
-from tuner.schemas.requests import TrainingRequest
-from tuner.schemas.training import RunOutcome, TrainingProgress
-from tuner.schemas.workload import WorkloadSpec
-from tuner.training.assembly import build_run
-from tuner.training.launching.launcher import TrainingProcess
-from tuner.training.launching.run_directory import RunPaths
-from tuner.training.trainer import Trainer
-from tuner.workloads.build import build_workload, check_workload
 
 pytestmark = pytest.mark.usefixtures("forked")
 

@@ -12,6 +12,14 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from batchwright.errors import CheckpointError
+from batchwright.hardware.memory_devices.factory import open_device
+from batchwright.schemas.requests import TrainingRequest
+from batchwright.schemas.training import EvaluationSummary, RunOutcome, TrainingProgress
+from batchwright.schemas.workload import WorkloadSpec
+from batchwright.training.assembly import build_run
+from batchwright.training.launching.run_directory import RunPaths
+from batchwright.training.trainer import Trainer
 from tests.support import rank_scenarios
 from tests.support.factories import recommendation
 from tests.support.faults import relative_distance
@@ -19,14 +27,6 @@ from tests.support.forked import run_two_ranks
 from tests.support.whole_runs import run_to_end, weights_of
 from tests.training.test_adapters import LLAMA, change_a_bias, logits, stop
 from tests.training.test_trained_model import GPT2, UPDATES, spec_of, train
-from tuner.errors import CheckpointError
-from tuner.hardware.memory_devices.factory import open_device
-from tuner.schemas.requests import TrainingRequest
-from tuner.schemas.training import EvaluationSummary, RunOutcome, TrainingProgress
-from tuner.schemas.workload import WorkloadSpec
-from tuner.training.assembly import build_run
-from tuner.training.launching.run_directory import RunPaths
-from tuner.training.trainer import Trainer
 
 pytestmark = [
     pytest.mark.usefixtures("forked"),

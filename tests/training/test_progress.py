@@ -16,16 +16,16 @@ import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from batchwright.errors import SpecError
+from batchwright.schemas.requests import TrackerName, TrainingRequest
+from batchwright.schemas.training import EvaluationReport, RunOutcome, TrainedFigures, TrainingProgress, TrainingResult
+from batchwright.training.launching.launcher import TrainingProcess
+from batchwright.training.launching.run_directory import ProgressLog, RunPaths
+from batchwright.training.progress import ProgressWriter
+from batchwright.training.trackers.base import TrackedRun
+from batchwright.training.trackers.figures import figures_of
+from batchwright.training.trackers.requested_trackers import Trackers
 from tests.support.factories import gpt_spec, mlp_spec, recommendation
-from tuner.errors import SpecError
-from tuner.schemas.requests import TrackerName, TrainingRequest
-from tuner.schemas.training import EvaluationReport, RunOutcome, TrainedFigures, TrainingProgress, TrainingResult
-from tuner.training.launching.launcher import TrainingProcess
-from tuner.training.launching.run_directory import ProgressLog, RunPaths
-from tuner.training.progress import ProgressWriter
-from tuner.training.trackers.base import TrackedRun
-from tuner.training.trackers.figures import figures_of
-from tuner.training.trackers.requested_trackers import Trackers
 
 pytestmark = pytest.mark.usefixtures("forked")
 

@@ -9,17 +9,17 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from batchwright.hardware.memory_devices.factory import open_device
+from batchwright.schemas.requests import TrainingRequest
+from batchwright.schemas.training import RunOutcome
+from batchwright.schemas.workload import WorkloadSpec, parse_spec
+from batchwright.training.assembly import build_run
+from batchwright.training.coupling.check import check_spec_coupling
+from batchwright.training.launching.run_directory import RunPaths
+from batchwright.training.trainer import Trainer
+from batchwright.workloads.build import build_model, build_workload
+from batchwright.workloads.casting import cast_floating, is_quantized
 from tests.support.factories import recommendation
-from tuner.hardware.memory_devices.factory import open_device
-from tuner.schemas.requests import TrainingRequest
-from tuner.schemas.training import RunOutcome
-from tuner.schemas.workload import WorkloadSpec, parse_spec
-from tuner.training.assembly import build_run
-from tuner.training.coupling.check import check_spec_coupling
-from tuner.training.launching.run_directory import RunPaths
-from tuner.training.trainer import Trainer
-from tuner.workloads.build import build_model, build_workload
-from tuner.workloads.casting import cast_floating, is_quantized
 
 CPU = torch.device("cpu")
 

@@ -10,6 +10,21 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 
+from batchwright.errors import CheckpointError, SpecError
+from batchwright.estimation.trace import Category, Trace
+from batchwright.estimation.tracing.session import trace
+from batchwright.hardware.memory_devices.factory import open_device
+from batchwright.planning.fingerprint import relevant_versions, request_content
+from batchwright.schemas.requests import TrainingRequest
+from batchwright.schemas.workload import WorkloadSpec
+from batchwright.training.assembly import build_run
+from batchwright.training.coupling.check import check_spec_coupling
+from batchwright.training.launching.run_directory import RunPaths
+from batchwright.training.micro_batches.splitting import sliced
+from batchwright.training.trainer import Trainer
+from batchwright.workloads.adapters.quantized_base import QuantizedLinear
+from batchwright.workloads.build import build_model, build_workload, check_workload, summarize
+from batchwright.workloads.preload import late_imports
 from service.application.rules.device_checks import check_packages
 from service.errors import UnsupportedJobError
 from tests.support.factories import recommendation, transformers_spec
@@ -20,21 +35,6 @@ from tests.support.whole_runs import weights_of
 from tests.training.test_adapters import logits
 from tests.training.test_eight_bit_state import engine_of, temporary_bytes
 from tests.training.test_trained_model import GPT2, UPDATES, spec_of, train
-from tuner.errors import CheckpointError, SpecError
-from tuner.estimation.trace import Category, Trace
-from tuner.estimation.tracing.session import trace
-from tuner.hardware.memory_devices.factory import open_device
-from tuner.planning.fingerprint import relevant_versions, request_content
-from tuner.schemas.requests import TrainingRequest
-from tuner.schemas.workload import WorkloadSpec
-from tuner.training.assembly import build_run
-from tuner.training.coupling.check import check_spec_coupling
-from tuner.training.launching.run_directory import RunPaths
-from tuner.training.micro_batches.splitting import sliced
-from tuner.training.trainer import Trainer
-from tuner.workloads.adapters.quantized_base import QuantizedLinear
-from tuner.workloads.build import build_model, build_workload, check_workload, summarize
-from tuner.workloads.preload import late_imports
 
 pytestmark = [
     pytest.mark.usefixtures("forked"),
@@ -284,7 +284,7 @@ def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     extra = r"package `bitsandbytes`: pip install 'batchwright\[bitsandbytes\]'"
     with pytest.raises(UnsupportedJobError, match=rf"adapter\.quantization: `nf4` needs the {extra}"):
         check_packages(recommendation(spec), TrainingRequest(), [SERVED.model_copy(update={"packages": ()})])
-    monkeypatch.setattr("tuner.workloads.required_packages.find_spec", lambda _: None)
+    monkeypatch.setattr("batchwright.workloads.required_packages.find_spec", lambda _: None)
     with pytest.raises(SpecError, match=rf"adapter\.quantization: `nf4` needs the {extra}"):
         check_workload(spec)
 

@@ -8,17 +8,17 @@ from typing import Any
 import pytest
 import torch
 
+from batchwright.hardware.memory_devices.factory import open_device
+from batchwright.planning.noise_scale import MOST_UPDATES, NoiseMeasurement
+from batchwright.schemas.requests import TrainingRequest
+from batchwright.schemas.training import RunOutcome, TrainingProgress
+from batchwright.training.assembly import build_run
+from batchwright.training.batch_schedule import BatchSchedule
+from batchwright.training.launching.run_directory import RunPaths
+from batchwright.training.run_noise_scale import RunNoiseScale, interval
+from batchwright.training.trainer import Trainer
 from tests.support.factories import gpt_spec, mlp_spec, recommendation, resnet_spec
 from tests.support.whole_runs import run_to_end
-from tuner.hardware.memory_devices.factory import open_device
-from tuner.planning.noise_scale import MOST_UPDATES, NoiseMeasurement
-from tuner.schemas.requests import TrainingRequest
-from tuner.schemas.training import RunOutcome, TrainingProgress
-from tuner.training.assembly import build_run
-from tuner.training.batch_schedule import BatchSchedule
-from tuner.training.launching.run_directory import RunPaths
-from tuner.training.run_noise_scale import RunNoiseScale, interval
-from tuner.training.trainer import Trainer
 
 pytestmark = pytest.mark.usefixtures("forked")
 SCHEDULE = BatchSchedule(seed=0, samples=50, effective_batch_size=16)

@@ -19,17 +19,17 @@ from transformers import (
     GenerationConfig,
 )
 
+from batchwright.hardware.memory_devices.factory import open_device
+from batchwright.schemas.requests import TrainingRequest
+from batchwright.schemas.training import RunOutcome
+from batchwright.schemas.workload import WorkloadSpec, parse_spec
+from batchwright.training.assembly import build_run
+from batchwright.training.launching.run_directory import RunPaths
+from batchwright.training.trainer import Trainer
+from batchwright.workloads.pretrained.folder_config import with_pretrained_config
 from tests.support.factories import recommendation
 from tests.support.faults import relative_distance
 from tests.support.whole_runs import run_to_end, weights_of
-from tuner.hardware.memory_devices.factory import open_device
-from tuner.schemas.requests import TrainingRequest
-from tuner.schemas.training import RunOutcome
-from tuner.schemas.workload import WorkloadSpec, parse_spec
-from tuner.training.assembly import build_run
-from tuner.training.launching.run_directory import RunPaths
-from tuner.training.trainer import Trainer
-from tuner.workloads.pretrained.folder_config import with_pretrained_config
 
 pytestmark = pytest.mark.usefixtures("forked")
 

@@ -12,26 +12,26 @@ from typing import Any
 import pytest
 import torch
 
+from batchwright.errors import CheckpointError, TrainingError
+from batchwright.hardware.memory_devices.factory import open_device
+from batchwright.schemas.optimizer import ScheduleSpec
+from batchwright.schemas.recommendation import CouplingCheck, Recommendation
+from batchwright.schemas.requests import TrainingRequest
+from batchwright.schemas.training import RunOutcome, TrainingProgress, TrainingResult
+from batchwright.schemas.workload import WorkloadSpec
+from batchwright.system.files import lock_directory
+from batchwright.training import worker
+from batchwright.training.assembly import build_run
+from batchwright.training.checkpoints import Checkpoints
+from batchwright.training.launching import launcher
+from batchwright.training.launching.launcher import TrainingProcess
+from batchwright.training.launching.run_directory import ProgressLog, RunPaths
+from batchwright.training.optimizers import learning_rate_factor
+from batchwright.training.trainer import Trainer
 from tests.support.factories import gpt_spec, mlp_spec, recommendation, resnet_spec
 from tests.support.faults import relative_distance
 from tests.support.forked import real_starts
 from tests.support.whole_runs import ENVIRONMENT, MIB, run_to_end, wait_for
-from tuner.errors import CheckpointError, TrainingError
-from tuner.hardware.memory_devices.factory import open_device
-from tuner.schemas.optimizer import ScheduleSpec
-from tuner.schemas.recommendation import CouplingCheck, Recommendation
-from tuner.schemas.requests import TrainingRequest
-from tuner.schemas.training import RunOutcome, TrainingProgress, TrainingResult
-from tuner.schemas.workload import WorkloadSpec
-from tuner.system.files import lock_directory
-from tuner.training import worker
-from tuner.training.assembly import build_run
-from tuner.training.checkpoints import Checkpoints
-from tuner.training.launching import launcher
-from tuner.training.launching.launcher import TrainingProcess
-from tuner.training.launching.run_directory import ProgressLog, RunPaths
-from tuner.training.optimizers import learning_rate_factor
-from tuner.training.trainer import Trainer
 
 pytestmark = pytest.mark.usefixtures("forked")
 

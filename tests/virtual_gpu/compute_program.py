@@ -16,10 +16,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 - torch's own idiom
 
-from tuner.schemas.dataset.batch_spec import BatchSpec
-from tuner.schemas.workload import Gpt, Mlp, ReferenceModel, ResNet
-from tuner.workloads.base import Workload
-from tuner.workloads.reference import ClassificationWorkload, reference_workload
+from batchwright.schemas.dataset.batch_spec import BatchSpec
+from batchwright.schemas.workload import Gpt, Mlp, ReferenceModel, ResNet
+from batchwright.workloads.base import Workload
+from batchwright.workloads.reference import ClassificationWorkload, reference_workload
 
 _SAMPLES, _LENGTH, _WIDTH, _CLASSES = 6, 24, 32, 5
 

@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
+from batchwright.schemas.recommendation import Recommendation
+from batchwright.schemas.workload import WorkloadSpec
+from batchwright.virtual_gpu.description import VirtualGpu, VirtualHost
+from batchwright.virtual_gpu.session import VirtualGpuSession
 from tests.support.paths import ROOT
-from tuner.schemas.recommendation import Recommendation
-from tuner.schemas.workload import WorkloadSpec
-from tuner.virtual_gpu.description import VirtualGpu, VirtualHost
-from tuner.virtual_gpu.session import VirtualGpuSession
 
 MIB = 1024**2
 _TIMEOUT_SECONDS = 400.0
@@ -51,13 +51,13 @@ class Host:
 
     def batchwright(self, *arguments: str | Path, **variables: str) -> subprocess.CompletedProcess[str]:
         """Call the command line."""
-        return self.run("-m", "tuner.cli", *arguments, **variables)
+        return self.run("-m", "batchwright", *arguments, **variables)
 
     @contextmanager
     def started(self, *arguments: str | Path) -> Iterator[subprocess.Popen[str]]:
         """Call the command line and go on; what is left of it in the end is killed."""
         process = subprocess.Popen(
-            [sys.executable, "-m", "tuner.cli", *map(str, arguments)],
+            [sys.executable, "-m", "batchwright", *map(str, arguments)],
             cwd=self.folder,
             env=self.environment(),
             stdout=subprocess.PIPE,

@@ -11,14 +11,14 @@ import uuid
 from datetime import UTC, datetime
 from pathlib import Path
 
-from tuner.hardware.inventory import find_device
-from tuner.planning.driver import check_coupling, prepare_search, remaining_probes
-from tuner.planning.fingerprint import installed_versions
-from tuner.planning.session import Tuning
-from tuner.probing.supervisor import ProbeSupervisor
-from tuner.schemas.recommendation import Recommendation
-from tuner.schemas.requests import TuningRequest
-from tuner.schemas.workload import load_spec
+from batchwright.hardware.inventory import find_device
+from batchwright.planning.driver import check_coupling, prepare_search, remaining_probes
+from batchwright.planning.fingerprint import installed_versions
+from batchwright.planning.session import Tuning
+from batchwright.probing.supervisor import ProbeSupervisor
+from batchwright.schemas.recommendation import Recommendation
+from batchwright.schemas.requests import TuningRequest
+from batchwright.schemas.workload import load_spec
 
 _WAIT_SECONDS = 380.0
 

@@ -10,9 +10,8 @@ import sys
 
 import pytest
 
-from tests.virtual_gpu.conftest import Host, StartHost
-from tuner.errors import VirtualGpuError
-from tuner.virtual_gpu.description import (
+from batchwright.errors import VirtualGpuError
+from batchwright.virtual_gpu.description import (
     AllocationFailure,
     DeviceLost,
     EccError,
@@ -21,6 +20,7 @@ from tuner.virtual_gpu.description import (
     SlowKernels,
     VirtualGpu,
 )
+from tests.virtual_gpu.conftest import Host, StartHost
 
 pytestmark = pytest.mark.virtual_gpu
 
@@ -527,5 +527,7 @@ def test_a_command_runs_in_a_session_of_its_own(start_host: StartHost) -> None:
     """Its exit status is the command's."""
     host = start_host("T4")
     program = CALLS + "print(count()); sys.exit(7)"
-    ended = host.run("-m", "tuner.virtual_gpu", "--gpu", "T4", "--gpu", "A10G", "--", sys.executable, "-c", program)
+    ended = host.run(
+        "-m", "batchwright.virtual_gpu", "--gpu", "T4", "--gpu", "A10G", "--", sys.executable, "-c", program
+    )
     assert (ended.returncode, ended.stdout) == (7, "(0, 2)\n"), ended.stderr

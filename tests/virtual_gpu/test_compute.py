@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
+from batchwright.virtual_gpu.description import VirtualHost
+from batchwright.virtual_gpu.session import VirtualGpuSession
 from tests.support.paths import ROOT
-from tuner.virtual_gpu.description import VirtualHost
-from tuner.virtual_gpu.session import VirtualGpuSession
 
 pytestmark = pytest.mark.virtual_gpu
 

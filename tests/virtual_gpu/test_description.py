@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from tuner.errors import EstimateError, SpecError, VirtualGpuError
-from tuner.hardware.gpu_lookup import find_gpu
-from tuner.hardware.gpu_table import GPUS
-from tuner.schemas.base import parse_document
-from tuner.virtual_gpu.__main__ import main
-from tuner.virtual_gpu.build import build
-from tuner.virtual_gpu.description import MOST_GPUS, EccError, SlowKernels, VirtualGpu, VirtualHost, load_host
-from tuner.virtual_gpu.session import VirtualGpuSession
+from batchwright.errors import EstimateError, SpecError, VirtualGpuError
+from batchwright.hardware.gpu_lookup import find_gpu
+from batchwright.hardware.gpu_table import GPUS
+from batchwright.schemas.base import parse_document
+from batchwright.virtual_gpu.__main__ import main
+from batchwright.virtual_gpu.build import build
+from batchwright.virtual_gpu.description import MOST_GPUS, EccError, SlowKernels, VirtualGpu, VirtualHost, load_host
+from batchwright.virtual_gpu.session import VirtualGpuSession
 
 GIB = 1024**3
 CATALOGUED = [gpu.name for gpu in GPUS if gpu.vendor == "nvidia"]
@@ -98,7 +98,7 @@ def test_without_the_cuda_wheels_the_remedy_is_named(tmp_path: Path) -> None:
 
 def test_without_a_compiler_it_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing else is missing."""
-    monkeypatch.setattr("tuner.virtual_gpu.build._NEEDED", {})
+    monkeypatch.setattr("batchwright.virtual_gpu.build._NEEDED", {})
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("CXX", raising=False)
     with pytest.raises(VirtualGpuError, match=r"need a C\+\+ compiler"):
@@ -113,7 +113,7 @@ def test_a_command_line_that_lacks_something_is_refused(
     with pytest.raises(SystemExit) as ended:
         main(arguments)
     assert ended.value.code == 2
-    assert "usage: python -m tuner.virtual_gpu" in capsys.readouterr().err
+    assert "usage: python -m batchwright.virtual_gpu" in capsys.readouterr().err
 
 
 def test_a_wrong_card_on_the_command_line_is_an_error_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,12 +6,12 @@ import json
 
 import pytest
 
+from batchwright.hardware.workspace_tables import VARIABLE
+from batchwright.schemas.estimates import Estimate, PeakEstimate
+from batchwright.virtual_gpu.description import VirtualGpu
 from tests.support.factories import resnet_spec
 from tests.support.paths import ROOT
 from tests.virtual_gpu.conftest import MIB, StartHost
-from tuner.hardware.workspace_tables import VARIABLE
-from tuner.schemas.estimates import Estimate, PeakEstimate
-from tuner.virtual_gpu.description import VirtualGpu
 
 pytestmark = pytest.mark.virtual_gpu
 WORKSPACE_BYTES = 4 * MIB

@@ -9,14 +9,10 @@ from typing import Any
 
 import pytest
 
-from tests.support.service.processes import wait_until
-from tests.virtual_gpu.conftest import Host, StartHost
-from tests.virtual_gpu.test_main_path import SMALL
-from tests.virtual_gpu.test_service_on_cuda import request, served
-from tuner.schemas.recommendation import Recommendation
-from tuner.schemas.results import Outcome
-from tuner.schemas.training import TrainingProgress
-from tuner.virtual_gpu.description import (
+from batchwright.schemas.recommendation import Recommendation
+from batchwright.schemas.results import Outcome
+from batchwright.schemas.training import TrainingProgress
+from batchwright.virtual_gpu.description import (
     AllocationFailure,
     DeviceLost,
     EccError,
@@ -25,6 +21,10 @@ from tuner.virtual_gpu.description import (
     SlowKernels,
     VirtualGpu,
 )
+from tests.support.service.processes import wait_until
+from tests.virtual_gpu.conftest import Host, StartHost
+from tests.virtual_gpu.test_main_path import SMALL
+from tests.virtual_gpu.test_service_on_cuda import request, served
 
 pytestmark = pytest.mark.virtual_gpu
 

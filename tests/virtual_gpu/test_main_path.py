@@ -6,13 +6,13 @@ import json
 
 import pytest
 
+from batchwright.schemas.estimates import Estimate
+from batchwright.schemas.results import DeviceInfo, Outcome
+from batchwright.schemas.training import TrainingResult
+from batchwright.schemas.workload import parse_spec
+from batchwright.virtual_gpu.description import DeviceLost, VirtualGpu
 from tests.support.factories import gpt_spec, transformers_spec
 from tests.virtual_gpu.conftest import StartHost
-from tuner.schemas.estimates import Estimate
-from tuner.schemas.results import DeviceInfo, Outcome
-from tuner.schemas.training import TrainingResult
-from tuner.schemas.workload import parse_spec
-from tuner.virtual_gpu.description import DeviceLost, VirtualGpu
 
 pytestmark = pytest.mark.virtual_gpu
 

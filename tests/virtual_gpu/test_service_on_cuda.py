@@ -20,7 +20,7 @@ MIB = 1024**2
 @contextmanager
 def served(host: Host) -> Iterator[Api]:
     """A service with one worker, of the first card."""
-    command = ["-m", "tuner.cli", "serve", "--port", "0"]
+    command = ["-m", "batchwright", "serve", "--port", "0"]
     environment = host.environment(BATCHWRIGHT_DATA_DIR=str(host.folder / "data"), BATCHWRIGHT_DEVICES="cuda:0")
     with spoken(command, LISTENS, environment) as service:
         api = Api(service.url)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from batchwright.schemas.training import TrainingResult
 from tests.support.service.processes import wait_until
 from tests.virtual_gpu.conftest import Host, StartHost
 from tests.virtual_gpu.test_main_path import SMALL
-from tuner.schemas.training import TrainingResult
 
 pytestmark = pytest.mark.virtual_gpu
 

@@ -11,12 +11,12 @@ from types import ModuleType
 
 import pytest
 
+from batchwright.probing.virtual_estimate import estimate_on_virtual_cards
+from batchwright.schemas.estimates import Estimate, EstimateRequest, Verdict
+from batchwright.schemas.workload import WorkloadSpec
 from tests.support.factories import python_spec, transformers_spec
 from tests.support.paths import ROOT
 from tests.virtual_gpu.conftest import StartHost
-from tuner.probing.virtual_estimate import estimate_on_virtual_cards
-from tuner.schemas.estimates import Estimate, EstimateRequest, Verdict
-from tuner.schemas.workload import WorkloadSpec
 
 pytestmark = pytest.mark.virtual_gpu
 
@@ -40,7 +40,7 @@ def estimated(folder: Path, spec: WorkloadSpec, *options: str, status: int = 0) 
     path = folder / "spec.json"
     path.write_text(spec.model_dump_json())
     ended = subprocess.run(
-        [sys.executable, "-m", "tuner.cli", "estimate", str(path), "--engine", "virtual", "--json", *options],
+        [sys.executable, "-m", "batchwright", "estimate", str(path), "--engine", "virtual", "--json", *options],
         cwd=folder,
         env={**os.environ, "PYTHONPATH": str(ROOT), "PYTORCH_ALLOC_CONF": "max_split_size_mb:32"},
         capture_output=True,

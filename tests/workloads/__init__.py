@@ -1,1 +1,1 @@
-"""Tests of ``tuner.workloads``."""
+"""Tests of ``batchwright.workloads``."""

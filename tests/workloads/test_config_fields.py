@@ -12,12 +12,12 @@ import pytest
 import torch
 from huggingface_hub import errors, hf_hub_download
 
+from batchwright.errors import SpecError
+from batchwright.schemas.workload import parse_spec
+from batchwright.workloads import config_safety
+from batchwright.workloads.build import build_model, build_workload, check_workload
+from batchwright.workloads.transformers_import import import_transformers
 from tests.support.factories import gpt_spec, transformers_spec
-from tuner.errors import SpecError
-from tuner.schemas.workload import parse_spec
-from tuner.workloads import config_safety
-from tuner.workloads.build import build_model, build_workload, check_workload
-from tuner.workloads.transformers_import import import_transformers
 
 GPT2: dict[str, Any] = {"model_type": "gpt2", "n_layer": 1, "n_embd": 16, "n_head": 2, "vocab_size": 64}
 GPT2 |= {"bos_token_id": 0, "eos_token_id": 0}
@@ -158,7 +158,7 @@ def __getattr__(name):
 """
 _MAMBA = """
 from tests.support.factories import transformers_spec
-from tuner.workloads.build import build_model, build_workload
+from batchwright.workloads.build import build_model, build_workload
 config = dict(model_type="mamba", hidden_size=16, num_hidden_layers=1, state_size=4, vocab_size=64)
 spec = transformers_spec("causal-lm", config, batch=dict(sequence_length=8))
 workload = build_workload(spec)

@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 import torch
 
+from batchwright.errors import SpecError
+from batchwright.schemas.workload import WorkloadSpec
+from batchwright.training.coupling.check import check_spec_coupling
+from batchwright.workloads.base import WeighsLosses
+from batchwright.workloads.build import build_model, build_workload, check_workload
 from tests.support.factories import transformers_spec
 from tests.workloads.test_published_configs import CLIP
-from tuner.errors import SpecError
-from tuner.schemas.workload import WorkloadSpec
-from tuner.training.coupling.check import check_spec_coupling
-from tuner.workloads.base import WeighsLosses
-from tuner.workloads.build import build_model, build_workload, check_workload
 
 PART: dict[str, Any] = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
 TEXT: dict[str, Any] = {**PART, "vocab_size": 64}

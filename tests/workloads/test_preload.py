@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from batchwright.workloads.preload import late_imports
 from tests.support.factories import python_spec
-from tuner.workloads.preload import late_imports
 
 
 def test_the_target_of_an_integration_is_imported_early() -> None:

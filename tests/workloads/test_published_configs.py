@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 import torch
 
+from batchwright.errors import SpecError
+from batchwright.workloads.build import build_model, build_workload, check_workload
 from tests.support.factories import transformers_spec
-from tuner.errors import SpecError
-from tuner.workloads.build import build_model, build_workload, check_workload
 
 Config = dict[str, Any]
 

@@ -7,16 +7,16 @@ from typing import Any
 import pytest
 import torch
 
+from batchwright.errors import SpecError
+from batchwright.hardware.memory_devices.factory import open_device
+from batchwright.schemas.workload import WorkloadSpec
+from batchwright.training.coupling.check import check_spec_coupling
+from batchwright.training.micro_batches.splitting import sliced
+from batchwright.training.update_engine import UpdateEngine
+from batchwright.workloads.base import WeighsLosses
+from batchwright.workloads.build import build_model, build_workload, check_workload
 from tests.support.factories import transformers_spec
 from tests.workloads.test_published_configs import WAV2VEC2, WHISPER
-from tuner.errors import SpecError
-from tuner.hardware.memory_devices.factory import open_device
-from tuner.schemas.workload import WorkloadSpec
-from tuner.training.coupling.check import check_spec_coupling
-from tuner.training.micro_batches.splitting import sliced
-from tuner.training.update_engine import UpdateEngine
-from tuner.workloads.base import WeighsLosses
-from tuner.workloads.build import build_model, build_workload, check_workload
 
 LAYERS = {"encoder_layers": 1, "decoder_layers": 1, "encoder_attention_heads": 2, "decoder_attention_heads": 2}
 LAYERS |= {"encoder_ffn_dim": 16, "decoder_ffn_dim": 16}

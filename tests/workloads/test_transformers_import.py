@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from tuner.workloads.transformers_import import _strip_prefix
+from batchwright.workloads.transformers_import import _strip_prefix
 
 _CODE = """
 import sys
 from pathlib import Path
-from tuner.workloads.transformers_import import import_transformers
+from batchwright.workloads.transformers_import import import_transformers
 
 import_transformers()
 from transformers.utils.import_utils import define_import_structure

@@ -11,11 +11,11 @@ import pytest
 import torch
 from transformers.trainer_pt_utils import LabelSmoother
 
+from batchwright.errors import SpecError, WorkloadError
+from batchwright.schemas.workload import WorkloadSpec, parse_spec
+from batchwright.workloads.base import WeighsLosses
+from batchwright.workloads.build import build_model, build_workload, check_workload, summarize
 from tests.support.factories import gpt_spec, mlp_spec, python_spec, resnet_spec, transformers_spec
-from tuner.errors import SpecError, WorkloadError
-from tuner.schemas.workload import WorkloadSpec, parse_spec
-from tuner.workloads.base import WeighsLosses
-from tuner.workloads.build import build_model, build_workload, check_workload, summarize
 
 SMALL_GPT2: dict[str, Any] = {"model_type": "gpt2", "n_layer": 1, "n_embd": 16, "n_head": 2, "vocab_size": 256}
 SMALL_GPT2 |= {"bos_token_id": 0, "eos_token_id": 0}

@@ -13,10 +13,10 @@ from fastapi.responses import StreamingResponse
 from pydantic_core import to_json
 from starlette.concurrency import run_in_threadpool
 
+from batchwright.schemas.base import Document
+from batchwright.schemas.plans import PlanSummary
 from service.domain.work import JobSummary, RecommendationSummary, TuningSummary
 from service.store.models import WorkRow
-from tuner.schemas.base import Document
-from tuner.schemas.plans import PlanSummary
 
 Row = TypeVar("Row", bound=WorkRow | RecommendationSummary)
 ReadPage = Callable[[int, str | None], tuple[Sequence[Row], str | None]]

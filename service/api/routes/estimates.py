@@ -13,6 +13,7 @@ from typing import Annotated
 from anyio import to_thread
 from fastapi import APIRouter, Body, Request, Response
 
+from batchwright.schemas.estimates import Estimate, EstimateRequest
 from service.api import examples
 from service.api.authentication import requires_scope
 from service.api.context import Context
@@ -26,7 +27,6 @@ from service.api.strict_route import StrictRoute
 from service.application.estimates import Estimates
 from service.domain.api_keys import Scope
 from service.domain.work import GpuList
-from tuner.schemas.estimates import Estimate, EstimateRequest
 
 _GPU_HEADERS = {"Cache-Control": "private, no-cache", "Vary": "Accept-Encoding, Authorization, Cookie"}
 

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Depends, Path, Query, Response
 from pydantic import WithJsonSchema
 
+from batchwright.exports.base import PRINTED, Export, ExportOptions
 from service.api import examples
 from service.api.authentication import requires_scope
 from service.api.context import Context
@@ -19,7 +20,6 @@ from service.api.responses import Responses, links, on_success
 from service.api.strict_route import StrictRoute
 from service.domain.api_keys import Scope
 from service.domain.exports import ExportFormatList, ExportRequest
-from tuner.exports.base import PRINTED, Export, ExportOptions
 
 router = APIRouter(prefix="/v1", tags=["exports"], responses=ALWAYS, route_class=StrictRoute)
 

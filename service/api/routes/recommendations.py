@@ -7,6 +7,7 @@ from http import HTTPStatus
 
 from fastapi import APIRouter, Request, Response
 
+from batchwright.schemas.recommendation import Recommendation
 from service.api import examples
 from service.api.authentication import CurrentCaller, requires_scope
 from service.api.context import ApiContext, Context, context_of
@@ -39,7 +40,6 @@ from service.domain.staleness import Staleness
 from service.domain.work import RecommendationPage, Tuning
 from service.errors import NotFoundError
 from service.store.models import RecommendationFilter
-from tuner.schemas.recommendation import Recommendation
 
 router = APIRouter(prefix="/v1/recommendations", tags=["recommendations"], responses=ALWAYS, route_class=FastRoute)
 

@@ -5,19 +5,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from batchwright.commands.environment import environment_of_commands
+from batchwright.planning.accumulation import share_per_rank
+from batchwright.schemas.command import CommandSpec
+from batchwright.schemas.recommendation import Recommendation
+from batchwright.schemas.requests import MOST_DEVICES_PER_NODE, TrackerName, TrainingRequest, TuningRequest
+from batchwright.schemas.results import DeviceInfo
+from batchwright.schemas.workload import WorkloadSpec
+from batchwright.system.files import write_atomically
+from batchwright.workloads.required_packages import missing_packages
 from service.domain.hardware import HardwareNeed
 from service.domain.workers import ServedDevice
 from service.errors import DeviceMismatchError, InvalidInputError, UnknownDeviceError, UnsupportedJobError
 from service.store.models import AnnouncedDevice
-from tuner.commands.environment import environment_of_commands
-from tuner.planning.accumulation import share_per_rank
-from tuner.schemas.command import CommandSpec
-from tuner.schemas.recommendation import Recommendation
-from tuner.schemas.requests import MOST_DEVICES_PER_NODE, TrackerName, TrainingRequest, TuningRequest
-from tuner.schemas.results import DeviceInfo
-from tuner.schemas.workload import WorkloadSpec
-from tuner.system.files import write_atomically
-from tuner.workloads.required_packages import missing_packages
 
 SLOT_FILE = ".slot"
 """Name of the file in a job's folder with the slot on which the job ran last."""
@@ -60,7 +60,7 @@ def check_cards_of_ranks(spec: CommandSpec, served: ServedDevice, announced: Seq
 
 
 def process_count(recommendation: Recommendation, training: TrainingRequest) -> int:
-    """Return the number of processes of the run, one per rank, as ``tuner.training.launching.launcher`` starts them."""
+    """Return the number of processes that ``batchwright.training.launching.launcher`` starts: one per rank."""
     return training.nodes * ranks_per_node(recommendation, training)
 
 

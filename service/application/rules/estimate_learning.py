@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+from batchwright.planning.learning.context import expect_measured_context
+from batchwright.planning.learning.correction import conditions_of, corrected
+from batchwright.planning.learning.residual import residual_of
+from batchwright.planning.session import Tuning
+from batchwright.schemas.recommendation import Recommendation
+from batchwright.schemas.results import ExpectedPeaks
 from service.domain.workers import ServedDevice
 from service.store.interface import ResidualStore
-from tuner.planning.learning.context import expect_measured_context
-from tuner.planning.learning.correction import conditions_of, corrected
-from tuner.planning.learning.residual import residual_of
-from tuner.planning.session import Tuning
-from tuner.schemas.recommendation import Recommendation
-from tuner.schemas.results import ExpectedPeaks
 
 _MAX_RESIDUALS = 32
 """Newest residuals of the family, and as many of other families, that a correction takes into account."""

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
+from batchwright.hardware.matching import catalogue_name
 from service.domain.hardware import HardwareNeed, fits
 from service.domain.workers import HardwareStatus, ServedDevice
 from service.store.models import AnnouncedDevice
-from tuner.hardware.matching import catalogue_name
 
 
 def workers_with(need: HardwareNeed, alive: Sequence[AnnouncedDevice]) -> list[AnnouncedDevice]:

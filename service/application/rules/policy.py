@@ -8,6 +8,13 @@ import re
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
+from batchwright.errors import DataOutsideRootsError
+from batchwright.hardware.allocator_env import CUDA_ALLOCATOR_VARIABLES
+from batchwright.schemas.dataset.data_spec import PathRead
+from batchwright.schemas.recommendation import Recommendation
+from batchwright.schemas.workload import PythonModel, TransformersModel, WorkloadSpec
+from batchwright.system.data_roots import DataRoots, expand_glob, literal_prefix
+from batchwright.workloads.pretrained.folder_config import with_pretrained_config
 from service.errors import (
     DataPathNotAllowedError,
     HubModelNotAllowedError,
@@ -15,13 +22,6 @@ from service.errors import (
     TargetNotAllowedError,
 )
 from service.store.models import UNLIMITED, Quota
-from tuner.errors import DataOutsideRootsError
-from tuner.hardware.allocator_env import CUDA_ALLOCATOR_VARIABLES
-from tuner.schemas.dataset.data_spec import PathRead
-from tuner.schemas.recommendation import Recommendation
-from tuner.schemas.workload import PythonModel, TransformersModel, WorkloadSpec
-from tuner.system.data_roots import DataRoots, expand_glob, literal_prefix
-from tuner.workloads.pretrained.folder_config import with_pretrained_config
 
 _FINGERPRINT = re.compile(r"[0-9a-f]{64}")
 _MAX_IDENTIFIER_LENGTH = 64

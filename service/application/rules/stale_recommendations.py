@@ -7,14 +7,14 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
+from batchwright.schemas.recommendation import Recommendation
+from batchwright.schemas.requests import HardwareRequest
 from service.domain.staleness import Conditions, Staleness, judge
 from service.domain.work import TuningSubmission
 from service.domain.workers import ServedDevice
 from service.errors import NotConfirmableError
 from service.store.interface import RecommendationStore
 from service.store.models import AnnouncedDevice, RecommendationFilter, RecommendationRow, StalenessFilter
-from tuner.schemas.recommendation import Recommendation
-from tuner.schemas.requests import HardwareRequest
 
 _CACHE_SECONDS = 1.0
 """Lifetime of the workers' reports: lists are read often, and devices change rarely."""

@@ -5,13 +5,13 @@ from __future__ import annotations
 import logging
 from contextlib import suppress
 
+from batchwright.errors import SpecError
+from batchwright.planning.session import Tuning
+from batchwright.planning.warm_start import PossibleWarmStart
+from batchwright.schemas.recommendation import Recommendation
 from service.errors import NotFoundError
 from service.store.interface import RecommendationStore
 from service.store.models import WorkItem
-from tuner.errors import SpecError
-from tuner.planning.session import Tuning
-from tuner.planning.warm_start import PossibleWarmStart
-from tuner.schemas.recommendation import Recommendation
 
 _log = logging.getLogger(__name__)
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Sequence
 from datetime import datetime
 
+from batchwright.schemas.estimates import Estimate, EstimateRequest
+from batchwright.schemas.gpus import Gpu
 from service.client.core import PAGE_SIZE, Core, Resource
 from service.client.protocol import Call, DocumentT, path_of
 from service.client.resources.jobs import AsyncJobs
@@ -26,8 +28,6 @@ from service.domain.workers import (
     QueueEntry,
     Summary,
 )
-from tuner.schemas.estimates import Estimate, EstimateRequest
-from tuner.schemas.gpus import Gpu
 
 _KEYS = "/v1/keys"
 _LONGEST_QUEUE_SECONDS = 15.0

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from batchwright.schemas.recommendation import Recommendation
+from batchwright.schemas.requests import TrainingRequest
 from service.client.core import Core
 from service.client.documents import Job
 from service.client.protocol import Call, creation_call, path_of
@@ -18,8 +20,6 @@ from service.domain.work import (
     JobSubmission,
     JobSummary,
 )
-from tuner.schemas.recommendation import Recommendation
-from tuner.schemas.requests import TrainingRequest
 
 _JOBS = "/v1/jobs"
 

@@ -7,6 +7,10 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from datetime import datetime
 from urllib.parse import quote
 
+from batchwright.exports.base import Export, ExportFormat, ExportOptions
+from batchwright.library.recommendation import Recommendation
+from batchwright.schemas.requests import Objective, TuningRequest
+from batchwright.schemas.workload import Precision
 from service.client.core import PAGE_SIZE, Core, Resource
 from service.client.documents import Tuning
 from service.client.errors import TuningFailedError
@@ -24,10 +28,6 @@ from service.domain.work import (
     TuningSubmission,
     TuningSummary,
 )
-from tuner.exports.base import Export, ExportFormat, ExportOptions
-from tuner.library.recommendation import Recommendation
-from tuner.schemas.requests import Objective, TuningRequest
-from tuner.schemas.workload import Precision
 
 _TUNINGS, _RECOMMENDATIONS, _EXPORTS = "/v1/tunings", "/v1/recommendations", "/v1/exports"
 

@@ -16,10 +16,10 @@ from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.compiler import SQLCompiler
 from sqlalchemy.sql.functions import GenericFunction
 
+from batchwright.schemas.results import DeviceInfo
 from service.domain.hardware import ANY_DEVICE, HardwareNeed, fits, need_of_lane
 from service.domain.workers import ServedDevice
 from service.store.database.schema import is_held, now_ms, now_once, work_items, workers
-from tuner.schemas.results import DeviceInfo
 
 _QUEUED = text("""
     WITH RECURSIVE lane(hardware) AS (

@@ -9,6 +9,12 @@ from typing import Any
 from pydantic import TypeAdapter
 from sqlalchemy import Row, RowMapping, Table
 
+from batchwright.planning.fingerprint import request_fingerprint
+from batchwright.schemas.base import Document
+from batchwright.schemas.recommendation import Gain, Recommendation
+from batchwright.schemas.requests import Named
+from batchwright.schemas.results import ProbeResult
+from batchwright.schemas.training import RunProgress, TrainingResult
 from service.domain.hardware import ANY_DEVICE, need_of_lane
 from service.domain.problems import Problem
 from service.domain.staleness import Conditions
@@ -16,12 +22,6 @@ from service.domain.states import State, WorkKind
 from service.domain.work import Event, EventKind, RecordedProbe
 from service.store.database.schema import api_keys, recommendations, work_items
 from service.store.models import RecommendationRow, WorkItem, WorkRow
-from tuner.planning.fingerprint import request_fingerprint
-from tuner.schemas.base import Document
-from tuner.schemas.recommendation import Gain, Recommendation
-from tuner.schemas.requests import Named
-from tuner.schemas.results import ProbeResult
-from tuner.schemas.training import RunProgress, TrainingResult
 
 _PROGRESS: TypeAdapter[RunProgress] = TypeAdapter(RunProgress)
 _KINDS = {kind.value: kind for kind in WorkKind}

@@ -9,13 +9,19 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from batchwright.hardware.memory_in_use import MemoryInUse
+from batchwright.planning.driver import ProbeRunner
+from batchwright.schemas.recommendation import CouplingCheck, Recommendation
+from batchwright.schemas.requests import (
+    CouplingRequest,
+    ExpectationRequest,
+    ProbeRequest,
+    TrainingRequest,
+    TuningRequest,
+)
+from batchwright.schemas.results import DeviceInfo, ExpectedPeaks, ProbeResult
+from batchwright.schemas.training import RunProgress, TrainingResult
 from service.errors import ServiceError
-from tuner.hardware.memory_in_use import MemoryInUse
-from tuner.planning.driver import ProbeRunner
-from tuner.schemas.recommendation import CouplingCheck, Recommendation
-from tuner.schemas.requests import CouplingRequest, ExpectationRequest, ProbeRequest, TrainingRequest, TuningRequest
-from tuner.schemas.results import DeviceInfo, ExpectedPeaks, ProbeResult
-from tuner.schemas.training import RunProgress, TrainingResult
 
 GraceSeconds = Callable[[], float | None]
 """Seconds left before the run must have stopped, or None if it need not stop. May fall from call to call."""

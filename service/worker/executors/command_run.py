@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import signal
 
-from tuner.commands.command_job import CommandJob
-from tuner.errors import StorageError
-from tuner.schemas.training import CommandProgress, TrainingResult
+from batchwright.commands.command_job import CommandJob
+from batchwright.errors import StorageError
+from batchwright.schemas.training import CommandProgress, TrainingResult
 
 
 class CommandRun:

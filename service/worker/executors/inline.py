@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 from typing_extensions import override
 
+from batchwright.planning.driver import ProbeRunner
+from batchwright.schemas.results import DeviceInfo
+from batchwright.schemas.training import TrainingResult
 from service.worker.executors.base import Executor, GraceSeconds, OnProgress, TrainingRun
-from tuner.planning.driver import ProbeRunner
-from tuner.schemas.results import DeviceInfo
-from tuner.schemas.training import TrainingResult
 
 TrainFunction = Callable[[TrainingRun, OnProgress, GraceSeconds], TrainingResult]
 """Makes a run in this process, reports its updates, and ends soon after a stop request."""

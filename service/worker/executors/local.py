@@ -11,19 +11,19 @@ from typing import Protocol
 
 from typing_extensions import override
 
+from batchwright.commands.command_job import CommandJob
+from batchwright.hardware import inventory
+from batchwright.hardware.memory_in_use import MemoryInUse, memory_in_use
+from batchwright.planning.driver import ProbeRunner
+from batchwright.schemas.command import CommandSpec
+from batchwright.schemas.results import DeviceInfo
+from batchwright.schemas.training import RunOutcome, RunProgress, TrainingResult
+from batchwright.system.data_roots import ANY_FILE, DataRoots
+from batchwright.system.files import lock_directory
+from batchwright.training.launching.host_agents import Hosts
+from batchwright.training.launching.launcher import TrainingProcess
 from service.worker.executors.base import Executor, GraceSeconds, OnProgress, TrainingRun
 from service.worker.executors.command_run import CommandRun
-from tuner.commands.command_job import CommandJob
-from tuner.hardware import inventory
-from tuner.hardware.memory_in_use import MemoryInUse, memory_in_use
-from tuner.planning.driver import ProbeRunner
-from tuner.schemas.command import CommandSpec
-from tuner.schemas.results import DeviceInfo
-from tuner.schemas.training import RunOutcome, RunProgress, TrainingResult
-from tuner.system.data_roots import ANY_FILE, DataRoots
-from tuner.system.files import lock_directory
-from tuner.training.launching.host_agents import Hosts
-from tuner.training.launching.launcher import TrainingProcess
 
 _POLL_SECONDS = 0.1
 """The interval at which a running job is polled: bounds the delay of its progress and its end."""

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from tuner.planning.driver import ProbeRunner
-from tuner.schemas.command import CommandSpec
-from tuner.schemas.recommendation import CouplingCheck
-from tuner.schemas.requests import CouplingRequest, ExpectationRequest, ProbeRequest, TuningRequest
-from tuner.schemas.results import ExpectedPeaks, ProbeResult
+from batchwright.planning.driver import ProbeRunner
+from batchwright.schemas.command import CommandSpec
+from batchwright.schemas.recommendation import CouplingCheck
+from batchwright.schemas.requests import CouplingRequest, ExpectationRequest, ProbeRequest, TuningRequest
+from batchwright.schemas.results import ExpectedPeaks, ProbeResult
 
 _Stop = Callable[[], bool]
 
 
 class ProbeRunners:
-    """Give each request to the runner of its kind. A ``tuner.planning.driver.ProbeRunner``, which owns both.
+    """Give each request to the runner of its kind. A ``batchwright.planning.driver.ProbeRunner``, which owns both.
 
     Args:
         workloads: runs the probes of workloads.

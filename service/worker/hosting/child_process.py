@@ -14,12 +14,12 @@ from typing import Any
 
 from prometheus_client.core import Metric
 
+from batchwright.system.processes import reap, zombies
 from service import errors
 from service.errors import ConfigurationError, ServiceError
 from service.observability.metrics import families_from
 from service.settings import Settings
 from service.worker.hosting.channel import Channel
-from tuner.system.processes import reap, zombies
 
 _log = logging.getLogger(__name__)
 

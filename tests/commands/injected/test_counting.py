@@ -1,8 +1,8 @@
-"""Tests of ``tuner.commands.injected.counting``."""
+"""Tests of ``batchwright.commands.injected.counting``."""
 
 from __future__ import annotations
 
-from tuner.commands.injected.counting import UpdateCounter
+from batchwright.commands.injected.counting import UpdateCounter
 
 
 def update(counter: UpdateCounter, *sizes: int, optimizers: tuple[int, ...] = (1,)) -> None:

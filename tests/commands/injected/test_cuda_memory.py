@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from tuner.commands.injected.memory import CudaMemory
+from batchwright.commands.injected.memory import CudaMemory
 
 MIB = 1024**2
 TOTAL = 16_000 * MIB

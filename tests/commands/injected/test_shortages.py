@@ -1,4 +1,4 @@
-"""Tests of ``tuner.commands.injected.shortages`` in every interpreter of this host that a command may have."""
+"""Tests of ``batchwright.commands.injected.shortages`` in every interpreter of this host that a command may have."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_an_oom_of_own_code_is_seen_once(version: str, way: str, reported: list[
     folder.mkdir()
     (folder / "library.py").write_text(LIBRARY)
     program.write_text(PROGRAM)
-    injected = ROOT / "tuner" / "commands" / "injected"
+    injected = ROOT / "tuner" / "batchwright" / "commands" / "injected"
 
     ended = subprocess.run(
         [python, "-I", str(program), str(injected), str(folder), way], capture_output=True, text=True, check=False

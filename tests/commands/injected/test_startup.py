@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-import tuner.commands.injected.startup as of_commands
-import tuner.virtual_gpu.startup as of_virtual_cards
+import batchwright.commands.injected.startup as of_commands
+import batchwright.virtual_gpu.startup as of_virtual_cards
 from tests.support.paths import ROOT
 
 STARTUPS = {
@@ -62,7 +62,9 @@ def test_each_module_and_the_users_own_run_once(names: tuple[str, ...], tmp_path
 
 
 @pytest.mark.parametrize(
-    "path", sorted((ROOT / "tuner/commands/injected").rglob("*.py")), ids=lambda path: f"{path.parent.name}/{path.name}"
+    "path",
+    sorted((ROOT / "tuner/batchwright/commands/injected").rglob("*.py")),
+    ids=lambda path: f"{path.parent.name}/{path.name}",
 )
 def test_injected_code_is_of_python_3_9(path: Path) -> None:
     """The interpreter of a command may be that old."""

@@ -1,4 +1,4 @@
-"""Tests of ``tuner.commands.injected.subreaper``: nothing of a command outlives it. No torch."""
+"""Tests of ``batchwright.commands.injected.subreaper``: nothing of a command outlives it. No torch."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from tuner.commands.injected import subreaper
+from batchwright.commands.injected import subreaper
 
 LONG = "import time; time.sleep(600)"
 DAEMON = f"""

@@ -1,1 +1,1 @@
-"""Tests of ``tuner.planning.comparison``."""
+"""Tests of ``batchwright.planning.comparison``."""

@@ -7,15 +7,15 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from batchwright.cli.arguments import baseline
+from batchwright.errors import SpecError
+from batchwright.planning.comparison.gain import gain_of, with_gain
+from batchwright.planning.fingerprint import request_fields
+from batchwright.schemas.recommendation import Gain, Recommendation
+from batchwright.schemas.requests import Baseline, Objective
+from batchwright.schemas.results import Outcome
 from tests.planning.test_objectives import Device, finish, holding, tuning
 from tests.support.factories import plan_of, recommendation
-from tuner.cli.arguments import baseline
-from tuner.errors import SpecError
-from tuner.planning.comparison.gain import gain_of, with_gain
-from tuner.planning.fingerprint import request_fields
-from tuner.schemas.recommendation import Gain, Recommendation
-from tuner.schemas.requests import Baseline, Objective
-from tuner.schemas.results import Outcome
 
 DEVICE = holding(47, seconds=lambda size: 0.01 + 0.001 * size)
 SHARE = 512

@@ -12,20 +12,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
+from batchwright.cli.display import recommendation_panel
+from batchwright.errors import ProbeCancelledError, ProbeError, StorageError
+from batchwright.hardware.inventory import find_device
+from batchwright.planning.accumulation import probe_window
+from batchwright.planning.comparison.what_if import Calibration, changed, choices, format_changes
+from batchwright.planning.driver import estimate_what_ifs
+from batchwright.planning.fingerprint import request_fields
+from batchwright.planning.session import Tuning
+from batchwright.probing.supervisor import ProbeSupervisor
+from batchwright.schemas.recommendation import Recommendation
+from batchwright.schemas.requests import ExpectationRequest, ProbeRequest, TuningRequest
+from batchwright.schemas.results import DeviceInfo, ExpectedPeak, ExpectedPeaks, Outcome, Phase, ProbeResult
+from batchwright.schemas.workload import WorkloadSpec
 from tests.support.factories import CPU, CUDA, gpt_spec, probe_result, tuning_request
-from tuner.cli.display import recommendation_panel
-from tuner.errors import ProbeCancelledError, ProbeError, StorageError
-from tuner.hardware.inventory import find_device
-from tuner.planning.accumulation import probe_window
-from tuner.planning.comparison.what_if import Calibration, changed, choices, format_changes
-from tuner.planning.driver import estimate_what_ifs
-from tuner.planning.fingerprint import request_fields
-from tuner.planning.session import Tuning
-from tuner.probing.supervisor import ProbeSupervisor
-from tuner.schemas.recommendation import Recommendation
-from tuner.schemas.requests import ExpectationRequest, ProbeRequest, TuningRequest
-from tuner.schemas.results import DeviceInfo, ExpectedPeak, ExpectedPeaks, Outcome, Phase, ProbeResult
-from tuner.schemas.workload import WorkloadSpec
 
 MIB = 1024**2
 RESIDENT, SURPLUS, STEEPER = 100 * MIB, 30 * MIB, 1.1

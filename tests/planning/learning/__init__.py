@@ -1,1 +1,1 @@
-"""Tests of ``tuner.planning.learning``."""
+"""Tests of ``batchwright.planning.learning``."""

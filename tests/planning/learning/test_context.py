@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
+from batchwright.planning.learning.context import expect_measured_context
+from batchwright.planning.session import Tuning
+from batchwright.schemas.requests import TuningRequest
 from tests.support.factories import CUDA, gpt_spec, residual
-from tuner.planning.learning.context import expect_measured_context
-from tuner.planning.session import Tuning
-from tuner.schemas.requests import TuningRequest
 
 MIB = 1024**2
 TABLE = 300 * MIB

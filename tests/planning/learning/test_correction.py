@@ -10,16 +10,16 @@ from typing import Any
 
 import pytest
 
+from batchwright.planning.accumulation import probe_window
+from batchwright.planning.learning.correction import EstimateConditions, conditions_of, corrected
+from batchwright.planning.learning.residual import residual_of
+from batchwright.planning.learning.workload_family import family_of
+from batchwright.planning.session import Tuning
+from batchwright.schemas.recommendation import Evidence, Recommendation
+from batchwright.schemas.requests import ProbeRequest, TuningRequest
+from batchwright.schemas.residuals import EstimateCorrection, EstimateResidual, PeakResidual
+from batchwright.schemas.results import ExpectedPeak, ExpectedPeaks, Outcome, Phase, ProbeResult
 from tests.support.factories import CUDA, gpt_spec, recommendation, residual
-from tuner.planning.accumulation import probe_window
-from tuner.planning.learning.correction import EstimateConditions, conditions_of, corrected
-from tuner.planning.learning.residual import residual_of
-from tuner.planning.learning.workload_family import family_of
-from tuner.planning.session import Tuning
-from tuner.schemas.recommendation import Evidence, Recommendation
-from tuner.schemas.requests import ProbeRequest, TuningRequest
-from tuner.schemas.residuals import EstimateCorrection, EstimateResidual, PeakResidual
-from tuner.schemas.results import ExpectedPeak, ExpectedPeaks, Outcome, Phase, ProbeResult
 
 GIB = 1024**3
 VERSIONS = {"torch": "2.8", "driver": "1.0"}

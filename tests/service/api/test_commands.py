@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 import yaml
 
+from batchwright.schemas.requests import TuningRequest
+from batchwright.schemas.results import DeviceInfo
 from service.client import Client
 from service.domain.api_keys import Scope, make_key
 from service.errors import ConfigurationError
@@ -18,8 +20,6 @@ from tests.service.store.database.test_lanes import card
 from tests.support.service.asking import PATIENCE_SECONDS, body, ended, problem_in
 from tests.support.service.registered import commands_file, named, recommended, submission
 from tests.support.service.running import Running, StartService
-from tuner.schemas.requests import TuningRequest
-from tuner.schemas.results import DeviceInfo
 
 
 @pytest.fixture
@@ -177,7 +177,7 @@ def test_a_dry_run_is_the_command_line_for_the_recommendation(service: Running) 
     given = {"recommendation": recommended(width=12), "dry_run": True}
     configured = service.http.post("/v1/jobs", json=given).json()
     assert configured["command"] == [
-        *("python", "-m", "tuner.cli", "train", "recommendation.json", "--output-dir", ".")
+        *("python", "-m", "batchwright", "train", "recommendation.json", "--output-dir", ".")
     ]
     (file,) = configured["files"]
     assert file["path"] == "recommendation.json"

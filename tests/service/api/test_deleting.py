@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from batchwright.schemas.requests import TrainingRequest
 from service.domain.api_keys import Scope, make_key
 from service.domain.work import JobSubmission
 from service.errors import StoreUnavailableError
@@ -16,7 +17,6 @@ from tests.support.factories import recommendation
 from tests.support.service.asking import PATIENCE_SECONDS, UNKNOWN, body, ended, problem_in
 from tests.support.service.running import Running, StartService
 from tests.support.service.scripted import ScriptedRunner, until_stopped
-from tuner.schemas.requests import TrainingRequest
 
 
 def bearer(service: Running, *scopes: Scope) -> dict[str, str]:

@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
+from batchwright.schemas.requests import TrainingRequest
+from batchwright.training.launching.run_directory import RunPaths
 from service.application.job_files import JobFiles
 from service.application.rules.device_checks import SLOT_FILE
 from service.domain.work import JobSubmission
 from tests.support.factories import recommendation
 from tests.support.service.asking import ended, problem_in
 from tests.support.service.running import Running
-from tuner.schemas.requests import TrainingRequest
-from tuner.training.launching.run_directory import RunPaths
 
 UNKNOWN = "job_" + "0" * 32
 

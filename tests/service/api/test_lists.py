@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
+from batchwright.schemas.requests import TrainingRequest
 from service.application.views import decode_cursor, encode_cursor
 from service.domain.work import JobPage, JobSubmission, RecommendationPage, TuningPage
 from tests.support.factories import gpt_spec, mlp_spec, recommendation
 from tests.support.service.asking import PATIENCE_SECONDS, body, ended, problem_in
 from tests.support.service.running import Running, StartService
 from tests.support.service.scripted import ScriptedRunner, Trainer, until_stopped
-from tuner.schemas.requests import TrainingRequest
 
 
 def ids(service: Running, path: str, **params: Any) -> list[str]:

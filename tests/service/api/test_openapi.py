@@ -10,13 +10,13 @@ import httpx
 import pytest
 from pydantic import BaseModel, TypeAdapter
 
+from batchwright.schemas.estimates import EstimateRequest
+from batchwright.schemas.recommendation import Recommendation
 from service.api.examples import REQUESTS, RESPONSES
 from service.domain import api_keys, bulk, commands, exports, webhooks, work
 from service.entrypoints.export_openapi import export_openapi
 from tests.support.paths import OPENAPI
 from tests.support.service.running import Running
-from tuner.schemas.estimates import EstimateRequest
-from tuner.schemas.recommendation import Recommendation
 
 DOCUMENT: dict[str, Any] = json.loads(OPENAPI.read_text(encoding="utf-8"))
 OPERATIONS = {operation["operationId"]: operation for path in DOCUMENT["paths"].values() for operation in path.values()}

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from batchwright.schemas.requests import TrainingRequest
 from service.application.rules.wait_time import Running as AtWork
 from service.application.rules.wait_time import expected_waits
 from service.domain.api_keys import Scope, make_key
@@ -20,7 +21,6 @@ from tests.support.factories import recommendation
 from tests.support.service.asking import PATIENCE_SECONDS, body, ended, problem_in
 from tests.support.service.running import Running, StartService
 from tests.support.service.scripted import ScriptedRunner, new_work, until_stopped
-from tuner.schemas.requests import TrainingRequest
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 

@@ -12,6 +12,8 @@ from typing import Any
 import httpx
 import pytest
 
+from batchwright.errors import EstimateError
+from batchwright.schemas.requests import TrainingRequest
 from service.client import ApiError, Client
 from service.domain.states import State
 from service.problem_mapping import problem_of
@@ -19,8 +21,6 @@ from tests.support.factories import CUDA, gpt_spec, mlp_spec, python_spec, recom
 from tests.support.service.asking import PATIENCE_SECONDS, UNKNOWN, body, problem_in
 from tests.support.service.running import Running, StartService
 from tests.support.service.scripted import ScriptedRunner, until_stopped
-from tuner.errors import EstimateError
-from tuner.schemas.requests import TrainingRequest
 
 
 def nested(depth: int) -> Any:
@@ -117,7 +117,7 @@ def test_a_job_is_configured_then_run(client: Client, service: Running) -> None:
     assert {file.path for file in configured.files} == {"recommendation.json", "training.json"}
     assert json.loads(configured.files[1].content)["updates"] == 3
     assert list(client.jobs.list()) == []
-    assert configured.command == ("python", "-P", "-m", "tuner.training.worker", ".")
+    assert configured.command == ("python", "-P", "-m", "batchwright.training.worker", ".")
     assert configured.working_directory == "."
     assert str(service.settings.data_dir) not in configured.model_dump_json()
     job = client.jobs.wait(client.jobs.submit(answer, training).id)

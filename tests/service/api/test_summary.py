@@ -7,6 +7,7 @@ import time
 
 import pytest
 
+from batchwright.schemas.training import RunOutcome
 from service.application.hit_counter import HitCounter
 from service.application.statistics import OccupancyCases, SummaryCases
 from service.client import Client
@@ -21,7 +22,6 @@ from tests.support.service.asking import body, ended
 from tests.support.service.running import Running, StartService
 from tests.support.service.scripted import ScriptedRunner, Trainer, new_work
 from tests.support.service.stores import NewId, claimed, set_work
-from tuner.schemas.training import RunOutcome
 
 
 def test_a_summary_counts_ended_work_and_hits(start_service: StartService) -> None:

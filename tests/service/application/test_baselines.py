@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
+from batchwright.schemas.requests import Baseline, ProbeRequest
+from batchwright.schemas.results import Outcome, ProbeResult, UpdateTiming
 from tests.support.factories import tuning_request
 from tests.support.service.asking import body, ended
 from tests.support.service.running import Running, StartService
 from tests.support.service.scripted import ScriptedRunner
-from tuner.schemas.requests import Baseline, ProbeRequest
-from tuner.schemas.results import Outcome, ProbeResult, UpdateTiming
 
 BASELINE = {"micro_batch_size": 5}
 

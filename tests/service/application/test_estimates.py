@@ -16,6 +16,10 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
+from batchwright.errors import EstimateCancelledError, EstimateError
+from batchwright.hardware.gpu_table import GPUS
+from batchwright.schemas.estimates import Estimate, EstimateRequest, GpuEstimate, Verdict
+from batchwright.schemas.workload import WorkloadSpec
 from service.application.estimates import EstimateLimits, Estimates, ShouldStop
 from service.application.rules.policy import Policy
 from service.bootstrap import app_of
@@ -24,10 +28,6 @@ from service.domain.problems import Problem
 from service.errors import EstimatesBusyError, InvalidInputError, TargetNotAllowedError
 from tests.support.factories import mlp_spec, python_spec
 from tests.support.service.running import Running, StartService, listening
-from tuner.errors import EstimateCancelledError, EstimateError
-from tuner.hardware.gpu_table import GPUS
-from tuner.schemas.estimates import Estimate, EstimateRequest, GpuEstimate, Verdict
-from tuner.schemas.workload import WorkloadSpec
 
 PATIENCE_SECONDS = 120.0
 TARGET = "tests.support.misbehaving:build"

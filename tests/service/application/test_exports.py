@@ -7,6 +7,11 @@ from typing import Any, get_args
 
 import pytest
 
+from batchwright.errors import ExportError, ExportRefusal
+from batchwright.exports.base import ExportOptions
+from batchwright.exports.registry import TARGETS, export
+from batchwright.schemas.recommendation import Recommendation
+from batchwright.schemas.requests import TrainingRequest
 from service.client import ApiError, ConflictError, NotFoundError
 from service.client.resources.api import AsyncCalls
 from service.domain.exports import ExportRequest
@@ -16,11 +21,6 @@ from tests.support.service.asking import problem_in
 from tests.support.service.running import Running
 from tests.support.service.scripted import ScriptedRunner
 from tests.support.service.scripted_network import Driver
-from tuner.errors import ExportError, ExportRefusal
-from tuner.exports.base import ExportOptions
-from tuner.exports.registry import TARGETS, export
-from tuner.schemas.recommendation import Recommendation
-from tuner.schemas.requests import TrainingRequest
 
 Against = Callable[..., Any]
 

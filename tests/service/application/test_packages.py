@@ -6,15 +6,15 @@ from typing import Any
 
 import pytest
 
+from batchwright.schemas.requests import TrainingRequest
+from batchwright.schemas.workload import WorkloadSpec
+from batchwright.workloads.required_packages import installed_packages, missing_packages
 from service.application.rules.device_checks import check_packages
 from service.client import ApiError
 from service.errors import UnsupportedJobError
 from tests.support.factories import mlp_spec, recommendation, tuning_request
 from tests.support.service.running import StartService
 from tests.support.service.scripted import SERVED
-from tuner.schemas.requests import TrainingRequest
-from tuner.schemas.workload import WorkloadSpec
-from tuner.workloads.required_packages import installed_packages, missing_packages
 
 CLASSIFIED = {"count": 2, "metrics": ["accuracy", "f1"]}
 
@@ -49,7 +49,7 @@ def test_a_job_that_a_worker_may_run_is_taken(workers: list[tuple[str, ...] | No
 def test_a_package_that_is_too_old_counts_as_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     """With the version that is needed, in place of an error of the package itself."""
     for found, is_there in (("0.49.2", False), ("0.50.0", True), ("1.0", True)):
-        monkeypatch.setattr("tuner.workloads.required_packages.version", lambda _, found=found: found)
+        monkeypatch.setattr("batchwright.workloads.required_packages.version", lambda _, found=found: found)
         assert ("bitsandbytes" in installed_packages()) == is_there
     (missing,) = missing_packages(mlp_spec(optimizer={"name": "adamw8bit"}), (), ())
     assert missing.message.endswith("pip install 'batchwright[bitsandbytes]' (version 0.50 or newer)")
@@ -64,7 +64,7 @@ def test_own_metrics_need_no_package() -> None:
 
 def test_a_tuning_is_refused_like_a_job(start_service: StartService, monkeypatch: pytest.MonkeyPatch) -> None:
     """For what its probes run, the optimizer here; the metrics of an evaluation are none of that."""
-    monkeypatch.setattr("tuner.workloads.required_packages.find_spec", lambda _: None)
+    monkeypatch.setattr("batchwright.workloads.required_packages.find_spec", lambda _: None)
     service = start_service()
     with service.client as client:
         with pytest.raises(ApiError) as caught:
@@ -76,7 +76,9 @@ def test_a_tuning_is_refused_like_a_job(start_service: StartService, monkeypatch
 
 def test_a_service_answers_with_the_remedy(start_service: StartService, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its workers announce what they have; a dry run, whose place is the caller's, is not asked."""
-    monkeypatch.setattr("tuner.workloads.required_packages.find_spec", lambda name: None if name == "wandb" else True)
+    monkeypatch.setattr(
+        "batchwright.workloads.required_packages.find_spec", lambda name: None if name == "wandb" else True
+    )
     found, wanted = recommendation(mlp_spec()), TrainingRequest(trackers=("wandb",))
     service = start_service()
     with service.client as client:

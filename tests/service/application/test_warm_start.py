@@ -14,6 +14,13 @@ import pytest
 from alembic import command
 from sqlalchemy import text
 
+from batchwright.hardware.inventory import find_device
+from batchwright.planning.driver import ProbeRunner
+from batchwright.planning.session import Tuning
+from batchwright.probing.supervisor import ProbeSupervisor
+from batchwright.schemas.recommendation import Recommendation
+from batchwright.schemas.requests import ProbeRequest, TuningRequest
+from batchwright.schemas.results import Outcome, ProbeResult
 from service.application.context import ApplicationContext
 from service.application.hit_counter import HitCounter
 from service.application.queue import QueueCases
@@ -38,13 +45,6 @@ from service.worker.executors.inline import InlineExecutor
 from service.worker.settings import WorkerSettings
 from tests.support.factories import CPU, gpt_spec, mlp_spec, plan_of, tuning_request
 from tests.support.service.scripted import SERVED, ScriptedRunner, Trainer, new_work
-from tuner.hardware.inventory import find_device
-from tuner.planning.driver import ProbeRunner
-from tuner.planning.session import Tuning
-from tuner.probing.supervisor import ProbeSupervisor
-from tuner.schemas.recommendation import Recommendation
-from tuner.schemas.requests import ProbeRequest, TuningRequest
-from tuner.schemas.results import Outcome, ProbeResult
 
 MIB, GIB = 1024**2, 1024**3
 REQUEST = tuning_request(memory_limit_bytes=4 * GIB)

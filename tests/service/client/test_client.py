@@ -16,6 +16,12 @@ import pytest
 from pydantic import ValidationError
 from typing_extensions import override
 
+from batchwright.errors import WorkloadError
+from batchwright.exports.base import ExportOptions
+from batchwright.schemas.estimates import EstimateRequest
+from batchwright.schemas.requests import TrainingRequest
+from batchwright.schemas.training import TrainingResult
+from batchwright.training.launching.run_directory import RunPaths
 from service.client import (
     ApiError,
     AsyncClient,
@@ -33,12 +39,6 @@ from tests.support.paths import OPENAPI
 from tests.support.service.running import Running, StartService
 from tests.support.service.scripted import ScriptedRunner, Trainer, until_stopped
 from tests.support.service.scripted_network import Driver, Script, all_names, page, problem
-from tuner.errors import WorkloadError
-from tuner.exports.base import ExportOptions
-from tuner.schemas.estimates import EstimateRequest
-from tuner.schemas.requests import TrainingRequest
-from tuner.schemas.training import TrainingResult
-from tuner.training.launching.run_directory import RunPaths
 
 Against = Callable[..., Any]
 PATIENCE_SECONDS = 120.0

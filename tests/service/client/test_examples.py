@@ -11,6 +11,7 @@ from tempfile import TemporaryDirectory
 import pytest
 from typing_extensions import override
 
+from batchwright.errors import WorkloadError
 from service.domain.api_keys import Scope, make_key
 from service.domain.states import State
 from tests.support.factories import tuning_request
@@ -18,7 +19,6 @@ from tests.support.paths import EXAMPLES
 from tests.support.service.processes import spoken
 from tests.support.service.running import Running, StartService
 from tests.support.service.scripted import ScriptedRunner, until_stopped
-from tuner.errors import WorkloadError
 
 pytestmark = pytest.mark.usefixtures("starts")
 

@@ -16,6 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from batchwright.schemas.requests import TrainingRequest
 from service.client import (
     InvalidRequestError,
 )
@@ -24,7 +25,6 @@ from tests.support.factories import recommendation, tuning_request
 from tests.support.service.running import Running, StartService
 from tests.support.service.scripted import ScriptedRunner, until_stopped
 from tests.support.service.scripted_network import Driver, all_names, fake_time, problem
-from tuner.schemas.requests import TrainingRequest
 
 Against = Callable[..., Any]
 TIMEOUT_SECONDS = 120.0

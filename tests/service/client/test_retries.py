@@ -9,6 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
+from batchwright.schemas.estimates import EstimateRequest
 from service.client import (
     ApiError,
     AsyncClient,
@@ -41,7 +42,6 @@ from tests.support.service.scripted_network import (
     problem,
     tuning,
 )
-from tuner.schemas.estimates import EstimateRequest
 
 
 @pytest.fixture(params=["blocking", "asyncio"])

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
+from batchwright.hardware.memory_in_use import MemoryInUse
 from service.domain.api_keys import Scope, make_key
 from service.domain.problems import Problem
 from service.domain.states import State
@@ -20,7 +21,6 @@ from tests.support.service.browser import watched
 from tests.support.service.running import Running, StartService
 from tests.support.service.scripted import SERVED, ScriptedRunner, until_stopped
 from tests.support.service.stores import engine_at, fill
-from tuner.hardware.memory_in_use import MemoryInUse
 
 PATH = f"/devices/{SERVED.slot}"
 PROBLEM = Problem(type="about:blank", title="It failed", detail="The loss is no tensor.", code="workload-error")

@@ -11,16 +11,16 @@ import pytest
 import transformers
 from playwright.sync_api import Browser, Page, Route, expect
 
+from batchwright.schemas.training import CommandProgress, RunOutcome, TrainingResult
+from batchwright.schemas.workload import WorkloadSpec
+from batchwright.training.launching.run_directory import RunPaths
+from batchwright.workloads.build import check_workload
 from service.dashboard.new_tuning import presets
 from service.domain.work import TuningSubmission
 from service.worker.executors.base import GraceSeconds, OnProgress, TrainingRun
 from tests.support.service.browser import violations, watched
 from tests.support.service.registered import DEFINITION, commands_file, submission
 from tests.support.service.running import Running, StartService
-from tuner.schemas.training import CommandProgress, RunOutcome, TrainingResult
-from tuner.schemas.workload import WorkloadSpec
-from tuner.training.launching.run_directory import RunPaths
-from tuner.workloads.build import check_workload
 
 TARGET_MODULES = {"q_proj, v_proj": "v_proj", "all-linear": "all-linear", "q_proj\nk_proj\n": "k_proj"}
 """Typed texts, with the text or the last module that is sent for each."""

@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, Request, Route, expect
 
+from batchwright.cli.arguments import option_of
+from batchwright.schemas.requests import Baseline, TuningRequest
 from service.dashboard.new_tuning import presets
 from service.domain.bulk import MOST_IDS
 from service.domain.work import TuningSubmission
@@ -19,8 +21,6 @@ from tests.support.factories import tuning_request
 from tests.support.service.browser import Modules, watched
 from tests.support.service.registered import commands_file
 from tests.support.service.running import Running
-from tuner.cli.arguments import option_of
-from tuner.schemas.requests import Baseline, TuningRequest
 
 CPU_WORDS = (
     "[enforce fail at alloc_cpu.cpp:127] . DefaultCPUAllocator: can't allocate memory: you tried to allocate 2097152 "

@@ -12,6 +12,7 @@ import httpx
 import pytest
 from playwright.sync_api import Browser, Locator, Page, expect
 
+from batchwright.schemas.requests import Baseline
 from service.domain.api_keys import Scope, make_key
 from service.domain.problems import Problem
 from service.domain.states import State
@@ -20,7 +21,6 @@ from tests.support.service.browser import Watched, watched, without_charts
 from tests.support.service.running import Running, running
 from tests.support.service.scripted import ScriptedRunner, Trainer
 from tests.support.service.stores import engine_at, fill
-from tuner.schemas.requests import Baseline
 
 FAILURES = 3
 PROBLEM = Problem(type="about:blank", title="It failed", detail="The loss is no tensor.", code="workload-error")

@@ -15,6 +15,9 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
+from batchwright.errors import WorkloadError
+from batchwright.schemas.requests import ProbeRequest
+from batchwright.schemas.results import Outcome, ProbeResult
 from service.domain.api_keys import Scope, make_key
 from tests.service.dashboard.test_modules import CPU_WORDS
 from tests.support.factories import mlp_spec, recommendation, tuning_request
@@ -23,9 +26,6 @@ from tests.support.service.processes import slow_service
 from tests.support.service.running import Running, StartService
 from tests.support.service.scripted import ScriptedRunner, Trainer, until_stopped
 from tests.support.service.stores import set_work
-from tuner.errors import WorkloadError
-from tuner.schemas.requests import ProbeRequest
-from tuner.schemas.results import Outcome, ProbeResult
 
 Open = Callable[..., Watched]
 

@@ -11,6 +11,8 @@ from typing import Any, Literal
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
+from batchwright.errors import WorkloadError
+from batchwright.hardware.memory_in_use import MemoryInUse
 from service.domain.api_keys import Scope, make_key
 from service.store.database.engine import open_engine, write_transaction
 from service.store.database.schema import work_items
@@ -18,8 +20,6 @@ from tests.support.factories import mlp_spec, recommendation, tuning_request
 from tests.support.service.browser import Watched, violations, watched, without_charts
 from tests.support.service.running import Running, running
 from tests.support.service.scripted import ScriptedRunner, Trainer
-from tuner.errors import WorkloadError
-from tuner.hardware.memory_in_use import MemoryInUse
 
 HOSTILE = "\"><img src=x onerror=alert(1)><script>alert(2)</script>'</title>{{7*7}}"
 WITHOUT_CHARTS = (

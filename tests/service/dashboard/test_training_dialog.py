@@ -72,7 +72,7 @@ def test_the_command_is_shown_before_anything_runs(service: Running, browser: Br
         _, dialog = opened_dialog(opened, recommendation_id)
         dialog.get_by_label("Updates", exact=True).fill("7")
         dialog.get_by_role("button", name="Show the command").click()
-        expect(dialog.get_by_role("group", name="Command")).to_contain_text("tuner.training.worker")
+        expect(dialog.get_by_role("group", name="Command")).to_contain_text("batchwright.training.worker")
         expect(dialog).to_contain_text("Working directory")
         dialog.get_by_text("File training.json").click()
         expect(dialog.get_by_role("group", name="training.json")).to_contain_text('"updates": 7')

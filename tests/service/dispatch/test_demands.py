@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from batchwright.schemas.results import DeviceInfo
 from service.dispatch.demands import Lane, lane_of
 from service.domain.hardware import ANY_DEVICE, HardwareNeed
 from service.domain.states import State
 from service.domain.workers import ServedDevice
 from service.store.models import FleetWork
 from tests.support.factories import CPU, CUDA
-from tuner.schemas.results import DeviceInfo
 
 
 def served(node: str, *devices: DeviceInfo) -> list[ServedDevice]:

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from batchwright.hardware.inventory import cpu
+from batchwright.schemas.recommendation import Recommendation
 from service.client import Client
 from service.domain.states import State
 from service.settings import Settings
@@ -20,8 +22,6 @@ from tests.support.service.processes import (
     wait_until,
 )
 from tests.support.service.registered import commands_file, recommended
-from tuner.hardware.inventory import cpu
-from tuner.schemas.recommendation import Recommendation
 
 pytestmark = pytest.mark.usefixtures("starts")
 
@@ -59,7 +59,7 @@ def test_a_job_survives_its_worker_and_its_service(tmp_path: Path) -> None:
         "BATCHWRIGHT_LEASE_SECONDS": "6",
         "OF_THE_OPERATOR": "for commands",
     }
-    serve = ["-m", "tuner.cli", "serve", "--port", "0"]
+    serve = ["-m", "batchwright", "serve", "--port", "0"]
 
     def started(number: int) -> set[int]:
         (start,) = wait_until_found(data, number)

@@ -22,7 +22,7 @@ DESCRIPTORS = 256
 HALF_HEAD = b"POST /v1/tunings HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-"
 LIMITED = (
     "import resource, runpy, sys; resource.setrlimit(resource.RLIMIT_NOFILE, (int(sys.argv.pop(1)),) * 2); "
-    "runpy.run_module('tuner.cli', run_name='__main__', alter_sys=True)"
+    "runpy.run_module('batchwright', run_name='__main__', alter_sys=True)"
 )
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from batchwright.planning.session import Tuning
 from tests.support.factories import CPU, recommendation, tuning_request
 from tests.support.paths import ROOT, SUPPORT
 from tests.support.service.postgres import Databases
@@ -27,7 +28,6 @@ from tests.support.service.processes import (
     wait_until,
 )
 from tests.support.service.scripted import ScriptedRunner
-from tuner.planning.session import Tuning
 
 pytestmark = pytest.mark.usefixtures("starts")
 
@@ -58,7 +58,7 @@ def shared(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 @pytest.fixture
 def api(tmp_path: Path, shared: str) -> Iterator[Api]:
     """An API without a worker, as the command line serves it."""
-    command = ["-m", "tuner.cli", "serve", "--no-worker", "--port", "0", "--database-url", shared]
+    command = ["-m", "batchwright", "serve", "--no-worker", "--port", "0", "--database-url", shared]
     environment = {"BATCHWRIGHT_DATA_DIR": str(tmp_path / "api"), "BATCHWRIGHT_LEASE_SECONDS": str(LEASE_SECONDS)}
     with spoken(command, LISTENS, environment) as served:
         opened = Api(served.url)
@@ -188,7 +188,7 @@ def test_a_cancelled_job_leaves_no_process(api: Api, start_worker: StartWorker) 
 def test_a_device_is_served_by_one_process(start_worker: StartWorker, tmp_path: Path, shared: str) -> None:
     """A second worker on it is refused, with an error that names the owner, the lock file and the remedy."""
     first = start_worker("one", poll_seconds=0.5)
-    command = [sys.executable, "-m", "tuner.cli", "work", "--device", "cpu", "--database-url", shared]
+    command = [sys.executable, "-m", "batchwright", "work", "--device", "cpu", "--database-url", shared]
     environment = {"PATH": "", "BATCHWRIGHT_DATA_DIR": str(tmp_path / "one"), "BATCHWRIGHT_NODE_NAME": "other"}
     second = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, cwd=ROOT)
     assert second.returncode == 2
@@ -256,7 +256,7 @@ def test_kill_minus_nine_leaves_no_probe(tmp_path: Path, shared: str) -> None:
     """With a real probe in a process: it and the fork server that it came from end with their worker."""
     arguments = ["--database-url", shared]
     environment = {"BATCHWRIGHT_DATA_DIR": str(tmp_path / "all"), "BATCHWRIGHT_DEVICES": "cpu"}
-    with spoken(["-m", "tuner.cli", "serve", "--port", "0", *arguments], LISTENS, environment) as served:
+    with spoken(["-m", "batchwright", "serve", "--port", "0", *arguments], LISTENS, environment) as served:
         api = Api(served.url)
         path = api.submit("/v1/tunings", tuning() | {"memory_limit_bytes": 2**28, "device": "cpu"})
         # The process of the workers, the fork server, and a probe forked from that.

@@ -40,7 +40,7 @@ def test_nothing_that_runs_is_unhealthy() -> None:
 def test_an_api_is_asked_at_its_own_address(tmp_path: Path, own_folder: Path) -> None:
     """On a port that the system picked; and no longer, once the process has ended."""
     environment = {"BATCHWRIGHT_DATA_DIR": str(tmp_path / "data"), "TMPDIR": str(own_folder)}
-    with spoken(["-m", "tuner.cli", "serve", "--port", "0", "--no-worker"], LISTENS, environment) as api:
+    with spoken(["-m", "batchwright", "serve", "--port", "0", "--no-worker"], LISTENS, environment) as api:
         done = called("health")
         assert done.returncode == 0, done.stderr
         assert f"responds at {api.url}/livez" in done.stdout
@@ -129,7 +129,7 @@ def test_every_address_is_reached_from_here(host: str, url: str) -> None:
 def test_a_worker_renews_its_record(tmp_path: Path, own_folder: Path) -> None:
     """`work` is healthy from its start, and renews the record while its threads run."""
     environment = {"BATCHWRIGHT_DATA_DIR": str(tmp_path / "data"), "TMPDIR": str(own_folder)}
-    with spoken(["-m", "tuner.cli", "work", "--device", "cpu"], WORKS, environment):
+    with spoken(["-m", "batchwright", "work", "--device", "cpu"], WORKS, environment):
         wait_until(lambda: called("health").returncode == 0)
         (file,) = own_folder.glob("*/*.json")
         first = file.stat().st_mtime

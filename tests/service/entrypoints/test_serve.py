@@ -18,6 +18,8 @@ from pathlib import Path
 import httpx
 import pytest
 
+from batchwright.planning.session import Tuning
+from batchwright.schemas.requests import TrainingRequest
 from service.client import Client
 from service.domain.states import State
 from service.domain.work import Event
@@ -37,8 +39,6 @@ from tests.support.service.processes import (
 )
 from tests.support.service.running import application
 from tests.support.service.scripted import ScriptedRunner
-from tuner.planning.session import Tuning
-from tuner.schemas.requests import TrainingRequest
 
 pytestmark = pytest.mark.usefixtures("starts")
 
@@ -366,7 +366,7 @@ def test_a_service_that_is_told_to_end_during_its_start_hands_back(tmp_path: Pat
 
 _ORPHANING = """
 import ctypes, json, os, subprocess, sys, time
-from tuner.system.processes import reap, zombies
+from batchwright.system.processes import reap, zombies
 ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER: orphans come to this process, as to process 1
 reading, writing = os.pipe()  # the orphan lives until it is closed here: its parent, which is gone, cannot wait for it
 orphaning = "import subprocess, sys; subprocess.Popen(['cat'], stdin=int(sys.argv[1]))"

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from batchwright.errors import SpecError
+from batchwright.system.own_variables import OTHER_VARIABLES
 from service.settings import Settings, read_settings, unknown_variables
 from tests.support.command import called
 from tests.support.paths import ROOT
 from tests.support.service.processes import LISTENS, spoken
-from tuner.errors import SpecError
-from tuner.system.own_variables import OTHER_VARIABLES
 
 
 @pytest.mark.usefixtures("starts")
@@ -25,7 +25,7 @@ def test_serve_listens_where_variables_say(tmp_path: Path) -> None:
         "BATCHWRIGHT_DATA_DIR": str(tmp_path),
         "BATCHWRIGHT_WORKER": "false",
     }
-    with spoken(["-m", "tuner.cli", "serve"], LISTENS, environment) as started:
+    with spoken(["-m", "batchwright", "serve"], LISTENS, environment) as started:
         assert started.url.startswith("http://127.0.0.2:")
         assert not started.url.endswith(":8000")
 

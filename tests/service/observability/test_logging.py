@@ -14,6 +14,11 @@ from typing import Any, Literal
 
 import pytest
 
+from batchwright.probing.supervisor import ProbeSupervisor
+from batchwright.schemas.requests import ProbeRequest, TrainingRequest
+from batchwright.schemas.results import Outcome
+from batchwright.system.processes import propagated_environment
+from batchwright.training.launching.launcher import TrainingProcess
 from service.errors import ConfigurationError
 from service.observability.instruments import create_spans
 from service.observability.logging import RepeatLimit, announce, configure_logging, log_context, rate_limited_logger
@@ -25,11 +30,6 @@ from tests.support.forked import forked_starts
 from tests.support.service.processes import Api, slow_service, wait_until
 from tests.support.service.running import Running, StartService
 from tests.support.service.scripted import ScriptedRunner
-from tuner.probing.supervisor import ProbeSupervisor
-from tuner.schemas.requests import ProbeRequest, TrainingRequest
-from tuner.schemas.results import Outcome
-from tuner.system.processes import propagated_environment
-from tuner.training.launching.launcher import TrainingProcess
 
 TRACE_ID = "0af7651916cd43dd8448eb211c80319c"
 PARENT = f"00-{TRACE_ID}-b7ad6b7169203331-01"

@@ -13,6 +13,9 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from typing_extensions import override
 
+from batchwright.errors import EstimateError
+from batchwright.schemas.estimates import Estimate, EstimateRequest
+from batchwright.schemas.training import MicroBatchSplit, RunOutcome, TrainingResult
 from service.application.estimates import EstimateLimits, Estimates
 from service.application.readiness import Readiness
 from service.application.rules.policy import Policy
@@ -26,9 +29,6 @@ from service.worker.executors.base import GraceSeconds, OnProgress, TrainingRun
 from tests.support.factories import recommendation, tuning_request
 from tests.support.service.running import Running, StartService
 from tests.support.service.scripted import SERVED, Trainer, new_work, progress
-from tuner.errors import EstimateError
-from tuner.schemas.estimates import Estimate, EstimateRequest
-from tuner.schemas.training import MicroBatchSplit, RunOutcome, TrainingResult
 
 UNITS = ("_seconds", "_bytes", "_total", "_info")
 COUNTS = {

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from batchwright.errors import SpecError
+from batchwright.schemas.command import CommandSpec
 from service.registry.registered_commands import RegisteredCommands
 from tests.support.documents import blocks_of
 from tests.support.paths import ROOT
-from tuner.errors import SpecError
-from tuner.schemas.command import CommandSpec
 
 GOOD = """
 commands:

@@ -11,6 +11,7 @@ from operator import attrgetter
 
 import pytest
 
+from batchwright.schemas.training import RunOutcome, TrainingResult, course_after
 from service.domain.fleet import FleetReport
 from service.domain.states import State, WorkKind, sources_of
 from service.domain.work import EventKind
@@ -21,7 +22,6 @@ from service.store.store import Store, open_store
 from tests.support.factories import probe_result, recommendation
 from tests.support.service.scripted import SERVED, new_work, progress
 from tests.support.service.stores import LEASE_SECONDS, NewId, beaten, claimed, elsewhere
-from tuner.schemas.training import RunOutcome, TrainingResult, course_after
 
 
 def test_added_work_is_queued_and_read_back_whole(store: Store, new_id: NewId) -> None:

@@ -15,6 +15,7 @@ from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, Engine, inspect, text
 
+from batchwright.schemas.recommendation import Recommendation
 from service.domain.staleness import Conditions
 from service.domain.states import State, WorkKind
 from service.domain.work import JobRequest
@@ -32,7 +33,6 @@ from tests.support.factories import plan_of, probe_result
 from tests.support.paths import ROOT
 from tests.support.service.scripted import SERVED, new_work
 from tests.support.service.stores import LEASE_SECONDS, NewId, beaten, claimed, engine_at
-from tuner.schemas.recommendation import Recommendation
 
 KEY = "a" * 16
 OLD = json.loads((ROOT / "tests" / "support" / "service" / "recommendation_0007.json").read_text())

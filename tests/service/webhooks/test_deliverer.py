@@ -14,6 +14,7 @@ import pytest
 from sqlalchemy import update
 from standardwebhooks.webhooks import Webhook
 
+from batchwright.schemas.requests import TrainingRequest
 from service.application.api_keys import KeyCases
 from service.client import Client
 from service.client.errors import ApiError, NotAllowedError, NotFoundError
@@ -31,7 +32,6 @@ from tests.support.service.receiver import Receiver, receiving, silent, status
 from tests.support.service.running import Running, StartService
 from tests.support.service.scripted import new_work
 from tests.support.service.stores import NewId, engine_at
-from tuner.schemas.requests import TrainingRequest
 
 QUICK = Schedule(attempts=3, first_pause_seconds=0.01, timeout_seconds=60.0)
 

@@ -8,6 +8,9 @@ from typing import Any
 
 import pytest
 
+from batchwright.schemas.requests import TrainingRequest
+from batchwright.schemas.training import TrainingProgress
+from batchwright.schemas.workload import WorkloadSpec
 from service.application.rules.policy import Policy
 from service.bootstrap import app_of, build
 from service.client import ApiError, Client
@@ -16,9 +19,6 @@ from service.errors import DataPathNotAllowedError
 from service.settings import Settings
 from tests.support.factories import CPU, gpt_spec, recommendation, resnet_spec
 from tests.support.service.running import StartService, listening
-from tuner.schemas.requests import TrainingRequest
-from tuner.schemas.training import TrainingProgress
-from tuner.schemas.workload import WorkloadSpec
 
 TEXT = "some text of the inside, which is long enough " * 40
 

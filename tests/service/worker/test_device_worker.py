@@ -10,6 +10,12 @@ from typing import Any, cast
 
 import pytest
 
+from batchwright.errors import EstimateTimedOutError, ProbeError, SpecError
+from batchwright.planning.session import Tuning
+from batchwright.schemas.recommendation import CouplingCheck
+from batchwright.schemas.requests import ExpectationRequest, ProbeRequest, TrainingRequest, TuningRequest
+from batchwright.schemas.results import ExpectedPeak, ExpectedPeaks, Outcome, ProbeResult
+from batchwright.schemas.training import RunOutcome, TrainingResult
 from service.domain.identifiers import IdentifierSource
 from service.domain.states import State, WorkKind
 from service.domain.work import JobRequest
@@ -22,12 +28,6 @@ from service.worker.executors.inline import InlineExecutor, TrainFunction
 from service.worker.settings import WorkerSettings
 from tests.support.factories import CPU, mlp_spec, recommendation, tuning_request
 from tests.support.service.scripted import SERVED, ScriptedRunner, Trainer, new_work, progress, until_stopped
-from tuner.errors import EstimateTimedOutError, ProbeError, SpecError
-from tuner.planning.session import Tuning
-from tuner.schemas.recommendation import CouplingCheck
-from tuner.schemas.requests import ExpectationRequest, ProbeRequest, TrainingRequest, TuningRequest
-from tuner.schemas.results import ExpectedPeak, ExpectedPeaks, Outcome, ProbeResult
-from tuner.schemas.training import RunOutcome, TrainingResult
 
 VERSIONS = {"torch": "2.8"}
 PATIENCE_SECONDS = 120.0

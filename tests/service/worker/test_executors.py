@@ -11,18 +11,18 @@ from pathlib import Path
 
 import pytest
 
+from batchwright.errors import ProbeCancelledError, SpecError
+from batchwright.schemas.requests import ProbeRequest, TrainingRequest
+from batchwright.schemas.results import Outcome
+from batchwright.schemas.training import RunOutcome, RunProgress, TrainingResult
+from batchwright.system.files import lock_directory
+from batchwright.training.launching.launcher import TrainingProcess
 from service.worker.executors.base import DeviceBusyError, Executor, GraceSeconds, OnProgress, TrainingRun
 from service.worker.executors.inline import InlineExecutor
 from service.worker.executors.local import LocalExecutor
 from tests.support.factories import CPU, mlp_spec, recommendation, tuning_request
 from tests.support.service.processes import are_gone
 from tests.support.service.scripted import ScriptedRunner, progress, until_stopped
-from tuner.errors import ProbeCancelledError, SpecError
-from tuner.schemas.requests import ProbeRequest, TrainingRequest
-from tuner.schemas.results import Outcome
-from tuner.schemas.training import RunOutcome, RunProgress, TrainingResult
-from tuner.system.files import lock_directory
-from tuner.training.launching.launcher import TrainingProcess
 
 pytestmark = pytest.mark.usefixtures("forked")
 

@@ -14,6 +14,11 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families as families
 
+from batchwright.errors import CheckLostError, ProbeError, SpecError
+from batchwright.schemas.requests import TrainingRequest
+from batchwright.schemas.results import Outcome, ProbeResult
+from batchwright.schemas.training import RunOutcome, RunProgress, SystemTrouble, TrainingResult
+from batchwright.system.host_failures import Cause, HostFailure
 from service.domain.identifiers import IdentifierSource
 from service.domain.states import State, WorkKind
 from service.domain.work import JobRequest
@@ -40,11 +45,6 @@ from tests.support.service.asking import body, problem_in
 from tests.support.service.asking import ended as api_ended
 from tests.support.service.running import StartService, migrated
 from tests.support.service.scripted import ScriptedRunner, Trainer, new_work
-from tuner.errors import CheckLostError, ProbeError, SpecError
-from tuner.schemas.requests import TrainingRequest
-from tuner.schemas.results import Outcome, ProbeResult
-from tuner.schemas.training import RunOutcome, RunProgress, SystemTrouble, TrainingResult
-from tuner.system.host_failures import Cause, HostFailure
 
 pytestmark = pytest.mark.usefixtures("forked")
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from batchwright.hardware.memory_in_use import MemoryInUse
 from service.domain.workers import DeviceMemory
 from service.worker.executors.memory_watch import MemoryWatch
 from tests.support.service.running import StartService
 from tests.support.service.scripted import ScriptedRunner
-from tuner.hardware.memory_in_use import MemoryInUse
 
 TOTAL_BYTES = 512_000
 

@@ -12,6 +12,10 @@ from typing import Any
 
 import pytest
 
+from batchwright.hardware.allocator_env import visible_devices
+from batchwright.schemas.requests import TrainingRequest
+from batchwright.schemas.training import RunOutcome, RunProgress, TrainingProgress, TrainingResult
+from batchwright.training.launching.run_directory import ProgressLog, RunPaths
 from service.application.rules.device_checks import check_process_count, hardware_of_job
 from service.client import ApiError, Client
 from service.domain.hardware import kind_of
@@ -23,10 +27,6 @@ from tests.support.exports.plans import command_plan
 from tests.support.factories import CPU, CUDA, recommendation
 from tests.support.forked import await_server, forked_starts
 from tests.support.service.scripted import ScriptedRunner
-from tuner.hardware.allocator_env import visible_devices
-from tuner.schemas.requests import TrainingRequest
-from tuner.schemas.training import RunOutcome, RunProgress, TrainingProgress, TrainingResult
-from tuner.training.launching.run_directory import ProgressLog, RunPaths
 
 TWO_RANKS = """
 import sys, torch

@@ -8,6 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from batchwright.hardware.inventory import cpu
+from batchwright.schemas.recommendation import Recommendation
+from batchwright.schemas.requests import TuningRequest
+from batchwright.schemas.results import Outcome
+from batchwright.schemas.training import CommandProgress
 from service.bootstrap import app_of, build
 from service.client import Client
 from service.domain.states import State
@@ -15,11 +20,6 @@ from service.settings import Settings
 from tests.support.service.asking import PATIENCE_SECONDS
 from tests.support.service.registered import commands_file, recommended, submission
 from tests.support.service.running import listening
-from tuner.hardware.inventory import cpu
-from tuner.schemas.recommendation import Recommendation
-from tuner.schemas.requests import TuningRequest
-from tuner.schemas.results import Outcome
-from tuner.schemas.training import CommandProgress
 
 LEAVES = """
 import signal, subprocess, sys, time

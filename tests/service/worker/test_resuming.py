@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from batchwright.schemas.requests import TrainingRequest
+from batchwright.schemas.training import RunOutcome, TrainingResult
 from service.application.rules.policy import Policy
 from service.bootstrap import System, build
 from service.client import Client
@@ -27,8 +29,6 @@ from tests.support.factories import CPU, recommendation, tuning_request
 from tests.support.service.running import Running, StartService, running
 from tests.support.service.scripted import ScriptedRunner, Trainer, new_work, progress
 from tests.support.service.stores import claimed, set_work
-from tuner.schemas.requests import TrainingRequest
-from tuner.schemas.training import RunOutcome, TrainingResult
 
 PATIENCE_SECONDS = 240.0
 

@@ -12,13 +12,13 @@ import shutil
 import sys
 from collections.abc import Callable
 
+from batchwright.errors import ExportError
+from batchwright.exports.base import ExportOptions, Target
+from batchwright.exports.registry import TARGETS, export
+from batchwright.schemas.recommendation import Recommendation
 from tests.support.exports.plans import infeasible, plan
 from tests.support.factories import CPU, gpt_spec
 from tests.support.paths import EXPORTS
-from tuner.errors import ExportError
-from tuner.exports.base import ExportOptions, Target
-from tuner.exports.registry import TARGETS, export
-from tuner.schemas.recommendation import Recommendation
 
 FOLDER = EXPORTS / "golden"
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from batchwright.schemas.recommendation import Recommendation
+from batchwright.schemas.requests import TuningRequest
+from batchwright.schemas.results import DeviceInfo
+from batchwright.schemas.workload import WorkloadSpec
 from tests.support.factories import CUDA, gpt_spec, recommendation
-from tuner.schemas.recommendation import Recommendation
-from tuner.schemas.requests import TuningRequest
-from tuner.schemas.results import DeviceInfo
-from tuner.schemas.workload import WorkloadSpec
 
 
 def plan(

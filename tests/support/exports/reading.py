@@ -11,7 +11,7 @@ from typing import Any
 
 import yaml
 
-from tuner.exports.base import Export, ExportedFile
+from batchwright.exports.base import Export, ExportedFile
 
 _LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _SAFE = re.compile(r"[A-Za-z0-9._:+,/=@-]*")

@@ -17,7 +17,7 @@ from typing import Any
 
 import yaml
 
-from tuner.exports.base import Export
+from batchwright.exports.base import Export
 
 _TOLD = """\
 #!/bin/sh

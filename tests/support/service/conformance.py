@@ -78,7 +78,7 @@ def _address(process: subprocess.Popen[bytes], log: Path) -> str:
 
 def real_service() -> list[str]:
     """The command of the real service, on the devices of this machine, but for its port."""
-    return [sys.executable, "-m", "tuner.cli", "serve", "--port"]
+    return [sys.executable, "-m", "batchwright", "serve", "--port"]
 
 
 def scripted_service(folder: Path) -> list[str]:

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+from batchwright.schemas.estimates import Estimate, EstimateRequest, GpuEstimate, Verdict
 from service.application.estimates import EstimateLimits, Estimates
 from service.application.rules.policy import Policy
 from service.bootstrap import build
@@ -19,7 +20,6 @@ from service.settings import Settings
 from service.worker.executors.inline import InlineExecutor
 from tests.support.factories import CPU
 from tests.support.service.scripted import ScriptedRunner, Trainer
-from tuner.schemas.estimates import Estimate, EstimateRequest, GpuEstimate, Verdict
 
 VERSIONS = {"torch": "2.8"}
 

@@ -29,10 +29,10 @@ from unittest.mock import patch
 
 import service.entrypoints.hosted_worker
 import service.entrypoints.work  # noqa: F401 - imported here, since the processes would take seconds for it
+from batchwright.system.processes import die_with_parent
 from service.entrypoints import serve
 from service.worker.hosting import child_process
 from tests.support.service import processes, running
-from tuner.system.processes import die_with_parent
 
 _PR_SET_PDEATHSIG, _PR_SET_NAME = 1, 15  # <linux/prctl.h>
 _STANDBYS = 2

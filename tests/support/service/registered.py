@@ -8,9 +8,9 @@ from typing import Any
 
 import yaml
 
+from batchwright.schemas.results import DeviceInfo
 from tests.support.exports.plans import command_plan
 from tests.support.factories import CPU
-from tuner.schemas.results import DeviceInfo
 
 PROGRAM = """
 import os, sys, time

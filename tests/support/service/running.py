@@ -19,6 +19,8 @@ import uvicorn
 from fastapi import FastAPI
 from typing_extensions import override
 
+from batchwright.hardware.memory_in_use import MemoryInUse
+from batchwright.schemas.results import DeviceInfo
 from service.bootstrap import System, app_of, build
 from service.client import Client
 from service.folders import make_private_folder
@@ -29,8 +31,6 @@ from tests.support.factories import CPU
 from tests.support.paths import OPENAPI
 from tests.support.service.processes import PATIENCE_SECONDS
 from tests.support.service.scripted import ScriptedRunner, Trainer
-from tuner.hardware.memory_in_use import MemoryInUse
-from tuner.schemas.results import DeviceInfo
 
 
 @dataclass

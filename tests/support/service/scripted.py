@@ -6,25 +6,25 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+from batchwright.errors import ProbeCancelledError
+from batchwright.hardware.memory_in_use import MemoryInUse
+from batchwright.planning.accumulation import probe_window
+from batchwright.schemas.command import CommandSpec
+from batchwright.schemas.recommendation import CouplingCheck
+from batchwright.schemas.requests import CouplingRequest, ExpectationRequest, ProbeRequest, TuningRequest
+from batchwright.schemas.results import CountedRank, CountedUpdates, ExpectedPeaks, Outcome, Phase, ProbeResult
+from batchwright.schemas.training import EvaluationReport, RunOutcome, TrainingProgress, TrainingResult
 from service.domain.states import WorkKind
 from service.domain.workers import ServedDevice
 from service.store.models import NewWork
 from service.worker.executors.base import GraceSeconds, OnProgress, TrainingRun
 from tests.support.factories import CPU, tuning_request
-from tuner.errors import ProbeCancelledError
-from tuner.hardware.memory_in_use import MemoryInUse
-from tuner.planning.accumulation import probe_window
-from tuner.schemas.command import CommandSpec
-from tuner.schemas.recommendation import CouplingCheck
-from tuner.schemas.requests import CouplingRequest, ExpectationRequest, ProbeRequest, TuningRequest
-from tuner.schemas.results import CountedRank, CountedUpdates, ExpectedPeaks, Outcome, Phase, ProbeResult
-from tuner.schemas.training import EvaluationReport, RunOutcome, TrainingProgress, TrainingResult
 
 SERVED = ServedDevice(slot="host/cpu", owner="host:scope:1", device=CPU, environment={}, versions={"torch": "2.8"})
 
 
 class ScriptedRunner:
-    """A ``tuner.planning.driver.ProbeRunner``: a size fits if it is at most ``largest``; memory is affine in it.
+    """A ``batchwright.planning.driver.ProbeRunner``: a size fits if it is at most ``largest``; memory is affine in it.
 
     ``gate`` is called within each probe, with the size and the probe's ``should_stop``: a test's chance to wait, to
     fail, or to say that a probe takes its time.

@@ -12,6 +12,8 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
+from batchwright.schemas.results import DeviceInfo
+from batchwright.schemas.training import RunOutcome, TrainingResult
 from service.entrypoints.hosted_worker import main
 from service.settings import Settings
 from service.worker.executors.base import Executor, GraceSeconds, OnProgress, TrainingRun
@@ -19,8 +21,6 @@ from service.worker.executors.inline import InlineExecutor
 from service.worker_bootstrap import WorkerSystem, build_worker
 from tests.support.factories import CPU
 from tests.support.service.scripted import ScriptedRunner
-from tuner.schemas.results import DeviceInfo
-from tuner.schemas.training import RunOutcome, TrainingResult
 
 
 def executor(device: DeviceInfo) -> Executor:

@@ -8,6 +8,7 @@ from typing import Any
 
 from sqlalchemy import Engine, insert, update
 
+from batchwright.schemas.recommendation import Recommendation
 from service.domain.identifiers import IdentifierSource
 from service.domain.states import State
 from service.domain.workers import ServedDevice
@@ -17,7 +18,6 @@ from service.store.models import Beat, BeatReply, Claim, Ending, Lease, NewWork
 from service.store.store import Store
 from tests.support.factories import recommendation
 from tests.support.service.scripted import SERVED, new_work
-from tuner.schemas.recommendation import Recommendation
 
 LEASE_SECONDS = 3600.0
 

@@ -13,6 +13,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from batchwright.schemas.results import DeviceInfo
+from batchwright.schemas.training import RunOutcome, TrainingResult
 from service.entrypoints.work import work_system
 from service.settings import Settings
 from service.worker.executors.base import Executor, GraceSeconds, OnProgress, TrainingRun
@@ -21,8 +23,6 @@ from service.worker.executors.local import LocalExecutor
 from service.worker_bootstrap import build_worker
 from tests.support.factories import CPU
 from tests.support.service.scripted import ScriptedRunner
-from tuner.schemas.results import DeviceInfo
-from tuner.schemas.training import RunOutcome, TrainingResult
 
 
 def main(text: str) -> None:

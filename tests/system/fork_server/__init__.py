@@ -1,1 +1,1 @@
-"""Tests of ``tuner.system.fork_server``."""
+"""Tests of ``batchwright.system.fork_server``."""

@@ -12,11 +12,17 @@ from pathlib import Path
 import pytest
 from pydantic import BaseModel
 
-from tuner.system.fork_server.client import DeadlineError, ForkServer, ImportFailedError, ServerLostError, StoppedError
-from tuner.system.fork_server.messages import RunTask
-from tuner.system.fork_server.spawn import ChildProcess, Start
-from tuner.system.fork_server.task_paths import TaskPaths
-from tuner.system.process_exit import ExitKind, ProcessExit
+from batchwright.system.fork_server.client import (
+    DeadlineError,
+    ForkServer,
+    ImportFailedError,
+    ServerLostError,
+    StoppedError,
+)
+from batchwright.system.fork_server.messages import RunTask
+from batchwright.system.fork_server.spawn import ChildProcess, Start
+from batchwright.system.fork_server.task_paths import TaskPaths
+from batchwright.system.process_exit import ExitKind, ProcessExit
 
 _START = Start("tests.support.sleeping_tasks", (), {})
 

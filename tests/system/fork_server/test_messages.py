@@ -10,7 +10,7 @@ from multiprocessing.connection import Connection, Pipe
 import pytest
 from pydantic import ValidationError
 
-from tuner.system.fork_server.messages import COMMANDS, EVENTS, Ended, KillTask, Ready, receive, send
+from batchwright.system.fork_server.messages import COMMANDS, EVENTS, Ended, KillTask, Ready, receive, send
 
 
 def test_a_connection_works_on_any_descriptor() -> None:

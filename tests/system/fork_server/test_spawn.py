@@ -15,14 +15,14 @@ from typing import Any
 
 import pytest
 
-from tuner.cli import entry
-from tuner.early_processes import EarlyProcesses
-from tuner.estimation.client import tracing_server
-from tuner.estimation.worker_start import tracing_worker
-from tuner.hardware.inventory import cpu
-from tuner.probing.fork_server_start import fork_server
-from tuner.probing.supervisor import ProbeSupervisor
-from tuner.system.fork_server.spawn import ChildProcess, Prestarted, Start
+from batchwright.cli import entry
+from batchwright.early_processes import EarlyProcesses
+from batchwright.estimation.client import tracing_server
+from batchwright.estimation.worker_start import tracing_worker
+from batchwright.hardware.inventory import cpu
+from batchwright.probing.fork_server_start import fork_server
+from batchwright.probing.supervisor import ProbeSupervisor
+from batchwright.system.fork_server.spawn import ChildProcess, Prestarted, Start
 
 
 def _start(asked: str = "once") -> Start:
@@ -184,6 +184,6 @@ def test_the_command_prestarts_the_processes_it_needs(  # noqa: PLR0913, PLR0917
 
 def test_prestarting_imports_almost_nothing() -> None:
     """Neither pydantic nor typer is imported, which takes longer than the start of a process."""
-    code = "import sys, tuner.cli.entry; print(*sys.modules)"
+    code = "import sys, batchwright.cli.entry; print(*sys.modules)"
     modules = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     assert not {"pydantic", "typer", "rich", "yaml", "torch"} & set(modules)

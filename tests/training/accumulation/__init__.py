@@ -1,1 +1,1 @@
-"""Tests of ``tuner.training.accumulation``."""
+"""Tests of ``batchwright.training.accumulation``."""

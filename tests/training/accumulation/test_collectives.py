@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from batchwright.training.accumulation.collectives import ProcessGroup, single_rank_group
+from batchwright.training.accumulation.engine import GradientAccumulation
 from tests.support import rank_scenarios
 from tests.support.faults import bit_equal, relative_distance, relative_error
 from tests.support.forked import run_two_ranks
-from tuner.training.accumulation.collectives import ProcessGroup, single_rank_group
-from tuner.training.accumulation.engine import GradientAccumulation
 
 Outcomes = list[dict[str, Any]]
 

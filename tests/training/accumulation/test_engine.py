@@ -15,6 +15,15 @@ from torch import Tensor, nn
 from torch._dynamo.utils import counters
 from torch.nn import functional as F  # noqa: N812 - torch's own idiom
 
+from batchwright.errors import WorkloadError
+from batchwright.hardware.memory_devices.factory import open_device
+from batchwright.schemas.workload import WorkloadSpec
+from batchwright.training.accumulation.engine import Gathering, GradientAccumulation, UpdateReport, split_batch, windows
+from batchwright.training.accumulation.gradient_sums import GradientSums, InPlaceSums, ScratchSums
+from batchwright.training.micro_batches.splitting import sliced
+from batchwright.training.update_engine import UpdateEngine
+from batchwright.workloads.base import IGNORED_LABEL, Batch, LossTerms, count_labels, pad_tokens
+from batchwright.workloads.build import build_model, build_workload
 from tests.support.factories import gpt_spec, mlp_spec
 from tests.support.faults import (
     AnyLoss,
@@ -32,15 +41,6 @@ from tests.support.faults import (
     token_batches,
     token_loss,
 )
-from tuner.errors import WorkloadError
-from tuner.hardware.memory_devices.factory import open_device
-from tuner.schemas.workload import WorkloadSpec
-from tuner.training.accumulation.engine import Gathering, GradientAccumulation, UpdateReport, split_batch, windows
-from tuner.training.accumulation.gradient_sums import GradientSums, InPlaceSums, ScratchSums
-from tuner.training.micro_batches.splitting import sliced
-from tuner.training.update_engine import UpdateEngine
-from tuner.workloads.base import IGNORED_LABEL, Batch, LossTerms, count_labels, pad_tokens
-from tuner.workloads.build import build_model, build_workload
 
 SAMPLES = ragged_tokens(8)
 TOKENS = count_tokens(token_batch(SAMPLES))

@@ -14,6 +14,11 @@ from torch.nn import functional as F  # noqa: N812 - torch's own idiom
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from batchwright.planning.noise_scale import NoiseMeasurement, noise_scale
+from batchwright.training.accumulation.engine import Gathering, GradientAccumulation
+from batchwright.training.accumulation.gradient_noise import GradientNoise
+from batchwright.training.batch_schedule import cut
+from batchwright.training.micro_batches.splitting import MicroBatch, sliced
 from tests.support.faults import (
     CountingGpt,
     Faults,
@@ -25,11 +30,6 @@ from tests.support.faults import (
     token_batches,
     token_loss,
 )
-from tuner.planning.noise_scale import NoiseMeasurement, noise_scale
-from tuner.training.accumulation.engine import Gathering, GradientAccumulation
-from tuner.training.accumulation.gradient_noise import GradientNoise
-from tuner.training.batch_schedule import cut
-from tuner.training.micro_batches.splitting import MicroBatch, sliced
 
 SAMPLES = ragged_tokens(8)
 TOKENS = count_tokens(token_batch(SAMPLES))

@@ -9,6 +9,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from batchwright.errors import WorkloadError
+from batchwright.planning.accumulation import balanced_plan
+from batchwright.training.accumulation.collectives import Ranks
+from batchwright.training.accumulation.engine import Gathering, GradientAccumulation
+from batchwright.training.accumulation.planned_window import PlannedWindow
+from batchwright.training.micro_batches.splitting import as_micro_batch, windows
 from tests.support.faults import (
     CountingGpt,
     Faults,
@@ -22,12 +28,6 @@ from tests.support.faults import (
     token_batches,
     token_loss,
 )
-from tuner.errors import WorkloadError
-from tuner.planning.accumulation import balanced_plan
-from tuner.training.accumulation.collectives import Ranks
-from tuner.training.accumulation.engine import Gathering, GradientAccumulation
-from tuner.training.accumulation.planned_window import PlannedWindow
-from tuner.training.micro_batches.splitting import as_micro_batch, windows
 
 SAMPLES = ragged_tokens(10, longest=8)
 PLAN = balanced_plan(effective_batch_size=10, world_size=1, max_micro_batch_size=4)  # 4 + 3 + 3

@@ -14,6 +14,15 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from batchwright.errors import OutOfMemoryError, WorkloadError
+from batchwright.training.accumulation import engine
+from batchwright.training.accumulation.engine import Gathering, GradientAccumulation, UpdateReport, split_batch
+from batchwright.training.accumulation.gradient_sums import InPlaceSums, default_gathering
+from batchwright.training.accumulation.recovery import Action, FailureOrigin, decide
+from batchwright.training.micro_batches.rng_state import RandomState, seed_everything
+from batchwright.training.micro_batches.splitting import sliced
+from batchwright.workloads.base import LossTerms
+from batchwright.workloads.build import build_model, build_workload
 from tests.support.factories import mlp_spec
 from tests.support.faults import (
     CountingGpt,
@@ -33,15 +42,6 @@ from tests.support.faults import (
     token_batches,
     token_loss,
 )
-from tuner.errors import OutOfMemoryError, WorkloadError
-from tuner.training.accumulation import engine
-from tuner.training.accumulation.engine import Gathering, GradientAccumulation, UpdateReport, split_batch
-from tuner.training.accumulation.gradient_sums import InPlaceSums, default_gathering
-from tuner.training.accumulation.recovery import Action, FailureOrigin, decide
-from tuner.training.micro_batches.rng_state import RandomState, seed_everything
-from tuner.training.micro_batches.splitting import sliced
-from tuner.workloads.base import LossTerms
-from tuner.workloads.build import build_model, build_workload
 
 SAMPLES = ragged_tokens(12, longest=8)
 WINDOW = token_batches(SAMPLES, 4, 4, 4)

@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tuner.errors import WorkloadError
-from tuner.training.accumulation.collectives import single_rank_group
-from tuner.training.accumulation.engine import Gathering, GradientAccumulation
-from tuner.training.fsdp import shard
+from batchwright.errors import WorkloadError
+from batchwright.training.accumulation.collectives import single_rank_group
+from batchwright.training.accumulation.engine import Gathering, GradientAccumulation
+from batchwright.training.fsdp import shard
 
 both_gatherings = pytest.mark.parametrize("gathering", ["scratch", "in-place"])
 

@@ -1,1 +1,1 @@
-"""Tests of ``tuner.training.coupling``."""
+"""Tests of ``batchwright.training.coupling``."""

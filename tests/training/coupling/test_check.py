@@ -16,6 +16,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 - torch's own idiom
 
+from batchwright.errors import WorkloadError
+from batchwright.schemas.workload import WorkloadSpec, parse_spec
+from batchwright.training.coupling.check import LARGEST_ERROR, CouplingReport, check_coupling, check_spec_coupling
+from batchwright.workloads.base import LossTerms
+from batchwright.workloads.build import build_workload
 from tests.support.coupled import (
     WIDTH,
     Case,
@@ -31,11 +36,6 @@ from tests.support.coupled import (
     with_auxiliary,
 )
 from tests.support.factories import gpt_spec, mlp_spec, resnet_spec, transformers_spec
-from tuner.errors import WorkloadError
-from tuner.schemas.workload import WorkloadSpec, parse_spec
-from tuner.training.coupling.check import LARGEST_ERROR, CouplingReport, check_coupling, check_spec_coupling
-from tuner.workloads.base import LossTerms
-from tuner.workloads.build import build_workload
 
 CPU = torch.device("cpu")
 TEXT = {"batch": {"sequence_length": 12}}

@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrizations, spectral_norm
 from torch.profiler import ProfilerActivity, profile
 
+from batchwright.training.coupling.check import CouplingReport, check_coupling
+from batchwright.training.coupling.forward_state import ModelState
 from tests.support.coupled import WIDTH, Case, squares
-from tuner.training.coupling.check import CouplingReport, check_coupling
-from tuner.training.coupling.forward_state import ModelState
 
 CPU = torch.device("cpu")
 

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 - torch's own idiom
 
-from tuner.errors import WorkloadError
-from tuner.training.accumulation.engine import Gathering, GradientAccumulation, UpdateReport
-from tuner.training.micro_batches.rng_state import RandomState, seed_everything
+from batchwright.errors import WorkloadError
+from batchwright.training.accumulation.engine import Gathering, GradientAccumulation, UpdateReport
+from batchwright.training.micro_batches.rng_state import RandomState, seed_everything
 
 CPU = torch.device("cpu")
 WINDOW = 3

@@ -8,9 +8,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 - torch's own idiom
 from torch.utils.checkpoint import checkpoint
 
+from batchwright.training.coupling.check import CouplingReport, check_coupling
+from batchwright.workloads.base import LossTerms
 from tests.support.coupled import WIDTH, Case, Noisy, Terms, squares
-from tuner.training.coupling.check import CouplingReport, check_coupling
-from tuner.workloads.base import LossTerms
 
 CPU = torch.device("cpu")
 

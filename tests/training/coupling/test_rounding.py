@@ -11,12 +11,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 - torch's own idiom
 
+from batchwright.training.coupling.check import CouplingReport, check_coupling, check_spec_coupling
+from batchwright.workloads.base import LossTerms
+from batchwright.workloads.build import build_workload
 from tests.support.coupled import WIDTH, Case, Shifted, Terms, in_batch_negatives, squares
 from tests.support.factories import transformers_spec
 from tests.support.paths import ROOT
-from tuner.training.coupling.check import CouplingReport, check_coupling, check_spec_coupling
-from tuner.workloads.base import LossTerms
-from tuner.workloads.build import build_workload
 
 CPU = torch.device("cpu")
 LLAMA = {"model_type": "llama", "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}

@@ -1,1 +1,1 @@
-"""Tests of ``tuner.training.data``."""
+"""Tests of ``batchwright.training.data``."""

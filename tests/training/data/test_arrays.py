@@ -13,11 +13,11 @@ import safetensors.numpy
 import torch
 from PIL import Image
 
+from batchwright.errors import TrainingError
+from batchwright.training.data import SampleRange, WindowLoader, build_data, join_batches
+from batchwright.workloads.build import build_model, build_workload
 from tests.support.factories import gpt_spec, mlp_spec, resnet_spec, transformers_spec
 from tests.support.sources import built, problem
-from tuner.errors import TrainingError
-from tuner.training.data import SampleRange, WindowLoader, build_data, join_batches
-from tuner.workloads.build import build_model, build_workload
 
 VIT: dict[str, Any] = {"model_type": "vit", "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
 VIT |= {"intermediate_size": 16, "image_size": 16, "patch_size": 8, "num_labels": 3}

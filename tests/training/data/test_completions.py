@@ -14,17 +14,17 @@ import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
+from batchwright.errors import SpecError
+from batchwright.schemas.workload import WorkloadSpec
+from batchwright.training.data import TrainingData
+from batchwright.training.data.sources.chat_template import Chat, ChatTemplate
+from batchwright.workloads.base import IGNORED_LABEL
+from batchwright.workloads.build import build_model, build_workload
 from tests.support.factories import gpt_spec
 from tests.support.sources import built, problem
 from tests.training.data.test_data import write_rows
 from tests.training.test_adapters import LLAMA
 from tests.training.test_trained_model import spec_of
-from tuner.errors import SpecError
-from tuner.schemas.workload import WorkloadSpec
-from tuner.training.data import TrainingData
-from tuner.training.data.sources.chat_template import Chat, ChatTemplate
-from tuner.workloads.base import IGNORED_LABEL
-from tuner.workloads.build import build_model, build_workload
 
 LENGTH = 120
 MARKED = (

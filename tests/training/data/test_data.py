@@ -17,17 +17,17 @@ import pytest
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
+from batchwright.errors import SpecError
+from batchwright.schemas.dataset.data_spec import TextData
+from batchwright.schemas.dataset.evaluation_spec import EvaluationSpec
+from batchwright.schemas.workload import WorkloadSpec
+from batchwright.training.batch_schedule import BatchSchedule, Position
+from batchwright.training.data import DataFolders, SampleRange, WindowLoader, build_data, epoch_order
+from batchwright.training.data.sources.tokens import FileTokenizer
+from batchwright.training.evaluation.held_out_data import build_run_data
+from batchwright.workloads.build import build_model, build_workload
 from tests.support.factories import gpt_spec, mlp_spec, transformers_spec
 from tests.support.sources import built, problem
-from tuner.errors import SpecError
-from tuner.schemas.dataset.data_spec import TextData
-from tuner.schemas.dataset.evaluation_spec import EvaluationSpec
-from tuner.schemas.workload import WorkloadSpec
-from tuner.training.batch_schedule import BatchSchedule, Position
-from tuner.training.data import DataFolders, SampleRange, WindowLoader, build_data, epoch_order
-from tuner.training.data.sources.tokens import FileTokenizer
-from tuner.training.evaluation.held_out_data import build_run_data
-from tuner.workloads.build import build_model, build_workload
 
 STANDARD_LIBRARY = Path(textwrap.__file__).read_text(encoding="utf-8")
 SPECIAL_TOKENS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]

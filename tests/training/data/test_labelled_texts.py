@@ -11,13 +11,13 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import AutoConfig, PreTrainedTokenizerFast
 
+from batchwright.schemas.workload import WorkloadSpec
+from batchwright.training.data import build_data
+from batchwright.workloads.base import IGNORED_LABEL
+from batchwright.workloads.build import build_model, build_workload
 from tests.support.sources import built, problem
 from tests.training.data.test_data import LENGTH, records, text_model
 from tests.training.test_trained_model import train
-from tuner.schemas.workload import WorkloadSpec
-from tuner.training.data import build_data
-from tuner.workloads.base import IGNORED_LABEL
-from tuner.workloads.build import build_model, build_workload
 
 PAIRS: list[dict[str, Any]] = [
     {"text": "ab", "other": "b", "label": "no"},

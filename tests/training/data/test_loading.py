@@ -21,10 +21,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from batchwright.errors import TrainingError
+from batchwright.training.data import AccumulationWindow, SampleRange, TrainingData, WindowLoader, build_data
+from batchwright.workloads.build import build_workload
 from tests.support.factories import gpt_spec, mlp_spec
-from tuner.errors import TrainingError
-from tuner.training.data import AccumulationWindow, SampleRange, TrainingData, WindowLoader, build_data
-from tuner.workloads.build import build_workload
 
 WINDOWS: tuple[AccumulationWindow, ...] = (
     (SampleRange(0, (3, 1)), SampleRange(0, (4,))),
@@ -215,7 +215,7 @@ def test_a_batch_that_cannot_be_sent_is_an_error() -> None:
 
 _LOADS_ONCE = """
 import torch
-from tuner.training.data import SampleRange, TrainingData, WindowLoader
+from batchwright.training.data import SampleRange, TrainingData, WindowLoader
 data = TrainingData(range(10), torch.tensor)
 print(list(WindowLoader(data, [(SampleRange(0, (1, 2)),)], workers=1, seed=0)))
 """
@@ -263,7 +263,7 @@ def test_a_worker_is_free_of_the_limit_and_leaves_signals_to_its_parent() -> Non
 
 _LOADS_FOR_EVER = """
 import multiprocessing, itertools, time, torch
-from tuner.training.data import SampleRange, TrainingData, WindowLoader
+from batchwright.training.data import SampleRange, TrainingData, WindowLoader
 data = TrainingData(range(10), torch.tensor)
 windows = iter(WindowLoader(data, (((SampleRange(0, (1,))),) for _ in itertools.count()), workers=2, seed=0))
 next(windows)

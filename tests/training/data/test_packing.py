@@ -17,22 +17,22 @@ import numpy as np
 import pytest
 import torch
 
+from batchwright.errors import SpecError
+from batchwright.schemas.requests import TrainingRequest
+from batchwright.schemas.training import RunOutcome, TrainingProgress
+from batchwright.schemas.workload import WorkloadSpec, parse_spec
+from batchwright.training.data import DataFolders
+from batchwright.training.data.sources.packing import PackedSamples, best_fit_decreasing, pack
+from batchwright.training.evaluation.held_out_data import build_run_data
+from batchwright.training.launching.launcher import TrainingProcess
+from batchwright.workloads.base import IGNORED_LABEL, Samples
+from batchwright.workloads.build import build_workload
 from tests.support.factories import recommendation
 from tests.support.faults import relative_distance
 from tests.support.sources import built, problem
 from tests.support.whole_runs import ENVIRONMENT, run_to_end, wait_for, weights_of
 from tests.training.test_adapters import stop
 from tests.training.test_trained_model import GPT2, UPDATES, spec_of, train
-from tuner.errors import SpecError
-from tuner.schemas.requests import TrainingRequest
-from tuner.schemas.training import RunOutcome, TrainingProgress
-from tuner.schemas.workload import WorkloadSpec, parse_spec
-from tuner.training.data import DataFolders
-from tuner.training.data.sources.packing import PackedSamples, best_fit_decreasing, pack
-from tuner.training.evaluation.held_out_data import build_run_data
-from tuner.training.launching.launcher import TrainingProcess
-from tuner.workloads.base import IGNORED_LABEL, Samples
-from tuner.workloads.build import build_workload
 
 LENGTH = 16
 WRAPPED = {"sequence_length": LENGTH, "packing": "wrapped"}

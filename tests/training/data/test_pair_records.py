@@ -11,16 +11,16 @@ import pytest
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 
+from batchwright.schemas.workload import WorkloadSpec
+from batchwright.training.data import DataFolders
+from batchwright.training.data.sources.pair_records import PairSamples
+from batchwright.training.evaluation.held_out_data import build_run_data
+from batchwright.workloads.base import IGNORED_LABEL
+from batchwright.workloads.build import build_workload
 from tests.support.sources import built, problem
 from tests.training.data.test_data import write_rows
 from tests.training.test_adapters import LLAMA
 from tests.training.test_trained_model import spec_of
-from tuner.schemas.workload import WorkloadSpec
-from tuner.training.data import DataFolders
-from tuner.training.data.sources.pair_records import PairSamples
-from tuner.training.evaluation.held_out_data import build_run_data
-from tuner.workloads.base import IGNORED_LABEL
-from tuner.workloads.build import build_workload
 
 LENGTH = 10
 BEGIN, END = 0, 1

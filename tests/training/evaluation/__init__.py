@@ -1,1 +1,1 @@
-"""Tests of ``tuner.training.evaluation``."""
+"""Tests of ``batchwright.training.evaluation``."""

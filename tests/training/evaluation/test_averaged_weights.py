@@ -10,20 +10,20 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
+from batchwright.errors import SpecError
+from batchwright.hardware.memory_devices.factory import open_device
+from batchwright.schemas.requests import TrainingRequest
+from batchwright.schemas.training import RunOutcome, TrainingProgress
+from batchwright.schemas.workload import WorkloadSpec
+from batchwright.training.evaluation.averaged_weights import averages_as_weights
+from batchwright.training.evaluation.evaluation_sums import EvaluationShare
+from batchwright.training.evaluation.run_evaluation import RunEvaluation
+from batchwright.training.launching.run_directory import ProgressLog, RunPaths
 from tests.support.factories import gpt_spec, recommendation
 from tests.support.faults import relative_distance
 from tests.support.soak import killed_and_resumed
 from tests.support.whole_runs import ENVIRONMENT, run_to_end
 from tests.training.evaluation.test_run_evaluation import DROPOUT, Scripted, evaluations, loop_for
-from tuner.errors import SpecError
-from tuner.hardware.memory_devices.factory import open_device
-from tuner.schemas.requests import TrainingRequest
-from tuner.schemas.training import RunOutcome, TrainingProgress
-from tuner.schemas.workload import WorkloadSpec
-from tuner.training.evaluation.averaged_weights import averages_as_weights
-from tuner.training.evaluation.evaluation_sums import EvaluationShare
-from tuner.training.evaluation.run_evaluation import RunEvaluation
-from tuner.training.launching.run_directory import ProgressLog, RunPaths
 
 pytestmark = pytest.mark.usefixtures("forked")
 DECAY = 0.9

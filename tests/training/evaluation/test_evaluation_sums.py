@@ -6,12 +6,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from tuner.errors import WorkloadError
-from tuner.training.accumulation.collectives import Ranks
-from tuner.training.evaluation.evaluation_sums import BatchSums, EvaluationFigures, figures
-from tuner.training.evaluation.library_metrics import LibraryMetrics
-from tuner.workloads.base import LabelScores, LossTerms
-from tuner.workloads.causal.preference_pairs import RewardScores
+from batchwright.errors import WorkloadError
+from batchwright.training.accumulation.collectives import Ranks
+from batchwright.training.evaluation.evaluation_sums import BatchSums, EvaluationFigures, figures
+from batchwright.training.evaluation.library_metrics import LibraryMetrics
+from batchwright.workloads.base import LabelScores, LossTerms
+from batchwright.workloads.causal.preference_pairs import RewardScores
 
 
 def sums_of(terms: LossTerms, scores: LabelScores | RewardScores | None = None) -> BatchSums:

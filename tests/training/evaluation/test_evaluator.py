@@ -11,18 +11,18 @@ import pytest
 import torch
 from torch.nn import functional as F  # noqa: N812 - torch's own idiom
 
+from batchwright.errors import SpecError, WorkloadError
+from batchwright.foreground import run_tuning
+from batchwright.hardware.memory_devices.factory import open_device
+from batchwright.schemas.requests import TrainingRequest, TuningRequest
+from batchwright.schemas.training import EvaluationReport, RunOutcome, TrainingProgress
+from batchwright.schemas.workload import WorkloadSpec
+from batchwright.training.assembly import build_run
+from batchwright.training.launching.run_directory import ProgressLog, RunPaths
+from batchwright.training.micro_batches.rng_state import RandomState
+from batchwright.training.trainer import Trainer
 from tests.support.factories import gpt_spec, mlp_spec, recommendation, resnet_spec
 from tests.support.whole_runs import ENVIRONMENT, MIB, run_to_end
-from tuner.errors import SpecError, WorkloadError
-from tuner.foreground import run_tuning
-from tuner.hardware.memory_devices.factory import open_device
-from tuner.schemas.requests import TrainingRequest, TuningRequest
-from tuner.schemas.training import EvaluationReport, RunOutcome, TrainingProgress
-from tuner.schemas.workload import WorkloadSpec
-from tuner.training.assembly import build_run
-from tuner.training.launching.run_directory import ProgressLog, RunPaths
-from tuner.training.micro_batches.rng_state import RandomState
-from tuner.training.trainer import Trainer
 
 pytestmark = pytest.mark.usefixtures("forked")
 DROPOUT = {
@@ -46,7 +46,7 @@ class Limited:
         return {'x': torch.randn(size, 4), 'y': torch.randint(0, 3, (size,))}
 
     def score(self, model, batch):
-        from tuner.workloads.base import LabelScores
+        from batchwright.workloads.base import LabelScores
         torch.rand(3)
         if not model.training and len(batch['x']) > self.most:
             raise MemoryError('injected')

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 from PIL import Image
 
+from batchwright.errors import SpecError
+from batchwright.schemas.workload import WorkloadSpec
+from batchwright.training.data import DataFolders, TrainingData
+from batchwright.training.data.base import SelectedSamples
+from batchwright.training.evaluation.held_out_data import RunData, build_run_data
+from batchwright.workloads.build import build_workload
 from tests.support.factories import gpt_spec, mlp_spec, resnet_spec, transformers_spec
-from tuner.errors import SpecError
-from tuner.schemas.workload import WorkloadSpec
-from tuner.training.data import DataFolders, TrainingData
-from tuner.training.data.base import SelectedSamples
-from tuner.training.evaluation.held_out_data import RunData, build_run_data
-from tuner.workloads.build import build_workload
 
 CLASSIFIER = {
     "model_type": "bert",

@@ -10,15 +10,15 @@ import pytest
 import torch
 from torch import Tensor
 
+from batchwright.cli.running import check_run
+from batchwright.errors import SpecError
+from batchwright.schemas.requests import TrainingRequest
+from batchwright.schemas.training import RunOutcome
+from batchwright.training.accumulation.collectives import Ranks
+from batchwright.training.evaluation.library_metrics import LibraryMetrics
+from batchwright.workloads.base import IGNORED_LABEL, LabelScores
 from tests.support.factories import mlp_spec, recommendation
 from tests.support.whole_runs import ENVIRONMENT, run_to_end
-from tuner.cli.running import check_run
-from tuner.errors import SpecError
-from tuner.schemas.requests import TrainingRequest
-from tuner.schemas.training import RunOutcome
-from tuner.training.accumulation.collectives import Ranks
-from tuner.training.evaluation.library_metrics import LibraryMetrics
-from tuner.workloads.base import IGNORED_LABEL, LabelScores
 
 pytestmark = pytest.mark.usefixtures("forked")
 NAMES = ("accuracy", "f1", "precision", "recall")

@@ -12,20 +12,20 @@ import torch
 from safetensors.torch import load_file
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from batchwright.errors import CheckpointError
+from batchwright.hardware.memory_devices.factory import open_device
+from batchwright.planning.fingerprint import memory_part
+from batchwright.schemas.requests import TrainingRequest
+from batchwright.schemas.training import EvaluationReport, RunOutcome, TrainingProgress
+from batchwright.schemas.workload import WorkloadSpec
+from batchwright.training.assembly import build_run
+from batchwright.training.evaluation.evaluation_sums import EvaluationShare
+from batchwright.training.evaluation.run_evaluation import RunEvaluation
+from batchwright.training.launching.run_directory import ProgressLog, RunPaths, run_identity
+from batchwright.training.trainer import Trainer
 from tests.support.factories import gpt_spec, mlp_spec, recommendation
 from tests.support.soak import killed_and_resumed, result_of, started, wait_until
 from tests.support.whole_runs import ENVIRONMENT, run_to_end
-from tuner.errors import CheckpointError
-from tuner.hardware.memory_devices.factory import open_device
-from tuner.planning.fingerprint import memory_part
-from tuner.schemas.requests import TrainingRequest
-from tuner.schemas.training import EvaluationReport, RunOutcome, TrainingProgress
-from tuner.schemas.workload import WorkloadSpec
-from tuner.training.assembly import build_run
-from tuner.training.evaluation.evaluation_sums import EvaluationShare
-from tuner.training.evaluation.run_evaluation import RunEvaluation
-from tuner.training.launching.run_directory import ProgressLog, RunPaths, run_identity
-from tuner.training.trainer import Trainer
 
 pytestmark = pytest.mark.usefixtures("forked")
 DROPOUT = {

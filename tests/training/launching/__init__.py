@@ -1,1 +1,1 @@
-"""Tests of ``tuner.training.launching``."""
+"""Tests of ``batchwright.training.launching``."""

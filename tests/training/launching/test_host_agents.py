@@ -13,20 +13,20 @@ from typing import Any
 
 import pytest
 
+from batchwright.errors import TrainingError
+from batchwright.schemas.requests import TrainingRequest
+from batchwright.schemas.training import RunOutcome
+from batchwright.system.host_failures import Cause
+from batchwright.system.processes import tied
+from batchwright.training.launching import rank_processes
+from batchwright.training.launching.host_agents import LOST_HOST_STATUS, HostAgents, Hosts
+from batchwright.training.launching.launcher import TrainingProcess
+from batchwright.training.launching.rank_processes import training_command
+from batchwright.training.launching.run_directory import RunPaths
 from tests.support.factories import gpt_spec, recommendation
 from tests.support.faults import relative_distance
 from tests.support.whole_runs import ENVIRONMENT, run_to_end, wait_for, weights_of
 from tests.training.launching.test_rank_processes import SGD
-from tuner.errors import TrainingError
-from tuner.schemas.requests import TrainingRequest
-from tuner.schemas.training import RunOutcome
-from tuner.system.host_failures import Cause
-from tuner.system.processes import tied
-from tuner.training.launching import rank_processes
-from tuner.training.launching.host_agents import LOST_HOST_STATUS, HostAgents, Hosts
-from tuner.training.launching.launcher import TrainingProcess
-from tuner.training.launching.rank_processes import training_command
-from tuner.training.launching.run_directory import RunPaths
 
 HERE = "127.0.0.1"
 TWO = Hosts(address=HERE, others=(("env",),))
@@ -56,7 +56,7 @@ def ranks_of(directory: Path) -> dict[int, int]:
             variables = dict(line.partition(b"=")[::2] for line in (folder / "environ").read_bytes().split(b"\0"))
         except OSError:
             continue
-        if b"tuner.training.worker" in words and str(directory).encode() in words and b"RANK" in variables:
+        if b"batchwright.training.worker" in words and str(directory).encode() in words and b"RANK" in variables:
             found[int(variables[b"RANK"])] = int(folder.name)
     return found
 

@@ -11,18 +11,18 @@ from typing import Any
 
 import pytest
 
+from batchwright.schemas.requests import TrainingRequest
+from batchwright.schemas.training import RunOutcome, TrainingProgress
+from batchwright.schemas.workload import WorkloadSpec
+from batchwright.system.files import write_atomically
+from batchwright.training.launching import launcher
+from batchwright.training.launching.launcher import TrainingProcess
+from batchwright.training.launching.rank_processes import training_command
+from batchwright.training.launching.run_directory import RunPaths
 from tests.support.factories import gpt_spec, mlp_spec, recommendation
 from tests.support.faults import relative_distance
 from tests.support.scarce import fill, small_disk
 from tests.support.whole_runs import ENVIRONMENT, MIB, run_to_end, wait_for, weights_of
-from tuner.schemas.requests import TrainingRequest
-from tuner.schemas.training import RunOutcome, TrainingProgress
-from tuner.schemas.workload import WorkloadSpec
-from tuner.system.files import write_atomically
-from tuner.training.launching import launcher
-from tuner.training.launching.launcher import TrainingProcess
-from tuner.training.launching.rank_processes import training_command
-from tuner.training.launching.run_directory import RunPaths
 
 pytestmark = pytest.mark.usefixtures("forked")
 
@@ -134,7 +134,7 @@ def test_shards_of_which_one_runs_out_of_memory_resume_smaller(tmp_path: Path, m
 
 def test_several_ranks_are_started_by_torchrun() -> None:
     """One rank needs no launcher; over several hosts, each runs the command."""
-    python, worker = ["python", "-P", "-m"], ["-m", "tuner.training.worker", "run"]
+    python, worker = ["python", "-P", "-m"], ["-m", "batchwright.training.worker", "run"]
     alone, both, two_hosts = (
         training_command(Path("run"), processes, "python", hosts=hosts) for processes, hosts in ((1, 1), (2, 1), (1, 2))
     )

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from batchwright.schemas.requests import TrainingRequest
+from batchwright.schemas.training import RunOutcome
+from batchwright.training.launching.run_directory import RunPaths
 from tests.support.factories import gpt_spec, mlp_spec, recommendation
 from tests.support.whole_runs import ENVIRONMENT, run_to_end
-from tuner.schemas.requests import TrainingRequest
-from tuner.schemas.training import RunOutcome
-from tuner.training.launching.run_directory import RunPaths
 
 pytestmark = pytest.mark.usefixtures("forked")
 TEXT = "a text that nobody else has, which is long enough for a sample"

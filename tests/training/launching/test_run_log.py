@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
+from batchwright.schemas.requests import TrainingRequest
+from batchwright.schemas.training import EvaluationReport, MicroBatchSplit, TrainingProgress
+from batchwright.training.launching.run_log import events
 from tests.support.factories import recommendation
 from tests.support.whole_runs import run_to_end
-from tuner.schemas.requests import TrainingRequest
-from tuner.schemas.training import EvaluationReport, MicroBatchSplit, TrainingProgress
-from tuner.training.launching.run_log import events
 
 DATED = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ (.*)")
 

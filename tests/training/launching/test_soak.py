@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from batchwright.schemas.training import RunOutcome
+from batchwright.training.launching.run_directory import RunPaths
 from tests.support.forked import forked_starts
 from tests.support.soak import (
     COUNTS,
@@ -32,8 +34,6 @@ from tests.support.soak import (
     undisturbed,
     wait_until,
 )
-from tuner.schemas.training import RunOutcome
-from tuner.training.launching.run_directory import RunPaths
 
 FEW = [
     plan

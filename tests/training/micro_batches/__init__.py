@@ -1,1 +1,1 @@
-"""Tests of ``tuner.training.micro_batches``."""
+"""Tests of ``batchwright.training.micro_batches``."""

@@ -15,11 +15,11 @@ from torch.nn.utils.rnn import PackedSequence, pack_sequence, pad_packed_sequenc
 from transformers import BatchEncoding
 from transformers.modeling_outputs import ModelOutput
 
+from batchwright.errors import OutOfMemoryError, WorkloadError
+from batchwright.training.accumulation.engine import Gathering, GradientAccumulation
+from batchwright.training.micro_batches.nested_batches import named_tensors, to_device
+from batchwright.training.micro_batches.splitting import sliced
 from tests.support.faults import out_of_memory
-from tuner.errors import OutOfMemoryError, WorkloadError
-from tuner.training.accumulation.engine import Gathering, GradientAccumulation
-from tuner.training.micro_batches.nested_batches import named_tensors, to_device
-from tuner.training.micro_batches.splitting import sliced
 
 META = torch.device("meta")
 CPU = torch.device("cpu")

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import torch
 
-from tuner.training.micro_batches import rng_state
-from tuner.training.micro_batches.rng_state import RandomReader, RandomState, seed_everything
+from batchwright.training.micro_batches import rng_state
+from batchwright.training.micro_batches.rng_state import RandomReader, RandomState, seed_everything
 
 CPU = torch.device("cpu")
 USES: dict[str, Callable[[], object]] = {

@@ -15,13 +15,13 @@ from typing import Any
 
 import pytest
 
+from batchwright.schemas.recommendation import Recommendation
+from batchwright.schemas.requests import TrainingRequest
+from batchwright.schemas.training import RunOutcome
+from batchwright.training.launching.launcher import TrainingProcess
+from batchwright.training.launching.run_directory import ProgressLog, RunPaths
 from tests.support.factories import gpt_spec, recommendation
 from tests.support.whole_runs import run_to_end
-from tuner.schemas.recommendation import Recommendation
-from tuner.schemas.requests import TrainingRequest
-from tuner.schemas.training import RunOutcome
-from tuner.training.launching.launcher import TrainingProcess
-from tuner.training.launching.run_directory import ProgressLog, RunPaths
 
 pytestmark = pytest.mark.exports
 _READ_MLFLOW = """

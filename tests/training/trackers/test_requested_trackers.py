@@ -8,15 +8,15 @@ from pathlib import Path
 
 import pytest
 
+from batchwright.errors import SpecError
+from batchwright.schemas.requests import TrainingRequest
+from batchwright.schemas.training import RunOutcome
+from batchwright.training.launching.run_directory import RunPaths
+from batchwright.training.trackers import requested_trackers
+from batchwright.training.trackers.base import TrackedRun
+from batchwright.training.trackers.requested_trackers import Trackers
 from tests.support.factories import gpt_spec, recommendation
 from tests.support.whole_runs import run_to_end
-from tuner.errors import SpecError
-from tuner.schemas.requests import TrainingRequest
-from tuner.schemas.training import RunOutcome
-from tuner.training.launching.run_directory import RunPaths
-from tuner.training.trackers import requested_trackers
-from tuner.training.trackers.base import TrackedRun
-from tuner.training.trackers.requested_trackers import Trackers
 
 
 class Scripted:

@@ -9,12 +9,12 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification
 
+from batchwright.errors import SpecError
+from batchwright.planning.fingerprint import memory_part, relevant_versions
+from batchwright.schemas.workload import WorkloadSpec, parse_spec
+from batchwright.workloads.build import build_model, build_workload, check_workload, summarize
+from batchwright.workloads.preload import late_imports
 from tests.support.factories import CPU, mlp_spec, transformers_spec
-from tuner.errors import SpecError
-from tuner.planning.fingerprint import memory_part, relevant_versions
-from tuner.schemas.workload import WorkloadSpec, parse_spec
-from tuner.workloads.build import build_model, build_workload, check_workload, summarize
-from tuner.workloads.preload import late_imports
 
 GPT2 = {
     "model_type": "gpt2",

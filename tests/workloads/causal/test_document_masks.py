@@ -8,14 +8,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from batchwright.errors import SpecError
+from batchwright.schemas.workload import WorkloadSpec
+from batchwright.training.data.sources.packing import pack
+from batchwright.training.data.sources.tokens import PaddedCollation
+from batchwright.workloads.build import build_model, build_workload, check_workload
+from batchwright.workloads.causal.decoders import PackedWorkload
+from batchwright.workloads.causal.document_masks import SEPARATE_DOCUMENTS
 from tests.support.factories import transformers_spec
-from tuner.errors import SpecError
-from tuner.schemas.workload import WorkloadSpec
-from tuner.training.data.sources.packing import pack
-from tuner.training.data.sources.tokens import PaddedCollation
-from tuner.workloads.build import build_model, build_workload, check_workload
-from tuner.workloads.causal.decoders import PackedWorkload
-from tuner.workloads.causal.document_masks import SEPARATE_DOCUMENTS
 
 VOCABULARY, LENGTH = 64, 24
 GPT2: dict[str, Any] = {"model_type": "gpt2", "n_layer": 2, "n_embd": 32, "n_head": 4, "vocab_size": VOCABULARY}

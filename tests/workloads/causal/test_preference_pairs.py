@@ -9,14 +9,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from batchwright.errors import SpecError
+from batchwright.planning.fingerprint import memory_part
+from batchwright.schemas.workload import WorkloadSpec
+from batchwright.training.coupling.check import check_spec_coupling
+from batchwright.workloads.base import IGNORED_LABEL, WeighsLosses
+from batchwright.workloads.build import build_model, build_workload, check_workload, summarize
+from batchwright.workloads.causal.preference_pairs import PreferenceWorkload
 from tests.support.factories import transformers_spec
-from tuner.errors import SpecError
-from tuner.planning.fingerprint import memory_part
-from tuner.schemas.workload import WorkloadSpec
-from tuner.training.coupling.check import check_spec_coupling
-from tuner.workloads.base import IGNORED_LABEL, WeighsLosses
-from tuner.workloads.build import build_model, build_workload, check_workload, summarize
-from tuner.workloads.causal.preference_pairs import PreferenceWorkload
 
 pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
 

@@ -11,17 +11,17 @@ import pytest
 import torch
 from torch import Tensor
 
+from batchwright.errors import SpecError
+from batchwright.schemas.dataset.batch_spec import BatchSpec
+from batchwright.schemas.workload import TransformersModel
+from batchwright.workloads.build import build_model, build_workload
+from batchwright.workloads.causal.decoders import CausalWorkload, PackedWorkload
+from batchwright.workloads.causal.rope_scaling import longest_uncoupled
+from batchwright.workloads.hugging_face import build_config
 from tests.support.factories import transformers_spec
 from tests.support.faults import relative_error
 from tests.support.sources import built
 from tests.workloads.causal.test_document_masks import LLAMA, packed_spec, small
-from tuner.errors import SpecError
-from tuner.schemas.dataset.batch_spec import BatchSpec
-from tuner.schemas.workload import TransformersModel
-from tuner.workloads.build import build_model, build_workload
-from tuner.workloads.causal.decoders import CausalWorkload, PackedWorkload
-from tuner.workloads.causal.rope_scaling import longest_uncoupled
-from tuner.workloads.hugging_face import build_config
 
 LONGEST = 12
 FACTORS: dict[str, Any] = {"short_factor": [1.0] * 4, "long_factor": [4.0] * 4}

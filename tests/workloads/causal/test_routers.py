@@ -8,18 +8,18 @@ from typing import Any
 import pytest
 import torch
 
+from batchwright.errors import SpecError, TrainingError, WorkloadError
+from batchwright.hardware.memory_devices.factory import open_device
+from batchwright.schemas.requests import TrainingRequest
+from batchwright.schemas.training import TrainingProgress
+from batchwright.schemas.workload import WorkloadSpec
+from batchwright.training.assembly import build_run
+from batchwright.training.coupling.check import check_coupling, check_spec_coupling
+from batchwright.training.data.sources.tokens import PaddedCollation
+from batchwright.training.launching.run_directory import RunPaths
+from batchwright.training.trainer import Trainer
+from batchwright.workloads.build import build_model, build_workload, check_workload
 from tests.support.factories import recommendation, transformers_spec
-from tuner.errors import SpecError, TrainingError, WorkloadError
-from tuner.hardware.memory_devices.factory import open_device
-from tuner.schemas.requests import TrainingRequest
-from tuner.schemas.training import TrainingProgress
-from tuner.schemas.workload import WorkloadSpec
-from tuner.training.assembly import build_run
-from tuner.training.coupling.check import check_coupling, check_spec_coupling
-from tuner.training.data.sources.tokens import PaddedCollation
-from tuner.training.launching.run_directory import RunPaths
-from tuner.training.trainer import Trainer
-from tuner.workloads.build import build_model, build_workload, check_workload
 
 CPU = torch.device("cpu")
 SMALL: dict[str, Any] = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}

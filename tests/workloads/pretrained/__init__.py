@@ -1,1 +1,1 @@
-"""Tests of ``tuner.workloads.pretrained``."""
+"""Tests of ``batchwright.workloads.pretrained``."""

@@ -24,16 +24,16 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 from transformers import AutoModelForCausalLM
 
+from batchwright.errors import SpecError
+from batchwright.planning.fingerprint import fingerprint, request_fingerprint
+from batchwright.schemas.requests import TuningRequest
+from batchwright.schemas.workload import TransformersModel, parse_spec
 from service.application.rules.policy import Policy
 from service.application.work import model_name
 from service.errors import DataPathNotAllowedError, HubModelNotAllowedError
 from tests.support.factories import CPU
 from tests.support.paths import ROOT
 from tests.workloads.pretrained.test_pretrained import GPT2, save
-from tuner.errors import SpecError
-from tuner.planning.fingerprint import fingerprint, request_fingerprint
-from tuner.schemas.requests import TuningRequest
-from tuner.schemas.workload import TransformersModel, parse_spec
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 MODEL = {"kind": "transformers", "task": "causal-lm", "pretrained": "acme/tiny"}
@@ -124,7 +124,7 @@ def batchwright(hub: Hub, *arguments: str, **environment: str) -> subprocess.Com
     """Run the command line beside the hub, with a cache in the folder of the test."""
     given = {**os.environ, "HF_ENDPOINT": hub.address, "HF_HOME": str(hub.folder.parent / "cache"), **environment}
     return subprocess.run(
-        [sys.executable, "-m", "tuner.cli", *arguments],
+        [sys.executable, "-m", "batchwright", *arguments],
         env={**given, "PYTHONPATH": str(ROOT)},
         cwd=hub.folder.parent,
         capture_output=True,
@@ -144,9 +144,9 @@ def write_spec(folder: Path, **changes: Any) -> str:
 
 FETCHING = """
 import json, sys
-from tuner.schemas.workload import parse_spec
-from tuner.workloads.pretrained.folder_config import with_pretrained_config
-from tuner.workloads.pretrained.hub_files import fetch_model
+from batchwright.schemas.workload import parse_spec
+from batchwright.workloads.pretrained.folder_config import with_pretrained_config
+from batchwright.workloads.pretrained.hub_files import fetch_model
 model = with_pretrained_config(parse_spec(json.loads(sys.argv[1]))).model
 folder = fetch_model(model.hub_model) if model.revision else None
 print(json.dumps([model.pretrained, model.revision, model.config, str(folder)]))
@@ -252,7 +252,9 @@ def test_the_command_line_says_why_a_model_cannot_be_had(
 def test_a_connection_that_breaks_off_is_told_in_words(hub: Hub) -> None:
     """After the attempts that the client makes by itself."""
     hub.breaks_off = True
-    code = "from tuner.workloads.pretrained.hub_files import *; fetch_config(HubModel('acme/tiny'), 'config.json')"
+    code = (
+        "from batchwright.workloads.pretrained.hub_files import *; fetch_config(HubModel('acme/tiny'), 'config.json')"
+    )
     environment = {**os.environ, "HF_ENDPOINT": hub.address, "HF_HOME": str(hub.folder.parent / "cache")}
     done = subprocess.run(
         [sys.executable, "-c", code],

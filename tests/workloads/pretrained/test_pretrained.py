@@ -15,17 +15,17 @@ import safetensors.torch
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
+from batchwright.cli import arguments
+from batchwright.errors import DataOutsideRootsError, SpecError
+from batchwright.library.tuning import tuning_request
+from batchwright.planning.fingerprint import memory_part
+from batchwright.schemas.workload import TransformersModel, WorkloadSpec, parse_spec
+from batchwright.system.data_roots import ANY_FILE, DataRoots
+from batchwright.workloads.build import build_model, build_workload
+from batchwright.workloads.pretrained.folder_config import with_pretrained_config
+from batchwright.workloads.pretrained.pretrained_output import copy_files_of_model, copy_tokenizer
+from batchwright.workloads.pretrained.starting_weights import StartingWeights
 from tests.support.factories import transformers_spec
-from tuner.cli import arguments
-from tuner.errors import DataOutsideRootsError, SpecError
-from tuner.library.tuning import tuning_request
-from tuner.planning.fingerprint import memory_part
-from tuner.schemas.workload import TransformersModel, WorkloadSpec, parse_spec
-from tuner.system.data_roots import ANY_FILE, DataRoots
-from tuner.workloads.build import build_model, build_workload
-from tuner.workloads.pretrained.folder_config import with_pretrained_config
-from tuner.workloads.pretrained.pretrained_output import copy_files_of_model, copy_tokenizer
-from tuner.workloads.pretrained.starting_weights import StartingWeights
 
 GPT2 = {
     "model_type": "gpt2",
@@ -310,7 +310,7 @@ def test_loading_leaves_no_stacks_of_threads(folder: Path) -> None:
     """A job takes what its probe took, which has random weights: threads of the loader and its bar take 8 MiB each."""
     program = f"""
 import pathlib, sys, transformers
-from tuner.workloads.pretrained.starting_weights import StartingWeights
+from batchwright.workloads.pretrained.starting_weights import StartingWeights
 
 def private_mebibytes():
     status = pathlib.Path("/proc/self/status").read_text()

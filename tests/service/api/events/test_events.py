@@ -13,6 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
+from batchwright.schemas.requests import TrainingRequest
 from service.api.etags import Tagged, tagged
 from service.api.events import streaming
 from service.api.events.change_feed import ChangeFeed
@@ -27,7 +28,6 @@ from tests.support.factories import recommendation, tuning_request
 from tests.support.service.asking import PATIENCE_SECONDS
 from tests.support.service.running import Running, StartService
 from tests.support.service.scripted import ScriptedRunner, Trainer, until_stopped
-from tuner.schemas.requests import TrainingRequest
 
 
 def test_a_stream_has_every_event_of_a_tuning(client: Client) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
+from batchwright.schemas.requests import TrainingRequest
 from service.domain.api_keys import Scope, make_key
 from service.domain.bulk import MOST_IDS
 from service.domain.work import JobSubmission
@@ -20,7 +21,6 @@ from tests.support.service.asking import PATIENCE_SECONDS, UNKNOWN, body, ended,
 from tests.support.service.running import Running, StartService
 from tests.support.service.scripted import ScriptedRunner, until_stopped
 from tests.support.service.scripted_network import RESET, Driver, Reply, Script, fake_time
-from tuner.schemas.requests import TrainingRequest
 
 Headers = dict[str, str]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from batchwright.schemas.results import DeviceInfo
 from service.domain.hardware import ANY_DEVICE, HardwareNeed
 from service.domain.states import State
 from service.domain.workers import ServedDevice
@@ -10,7 +11,6 @@ from service.store.store import Store
 from tests.support.factories import probe_result
 from tests.support.service.scripted import SERVED, new_work
 from tests.support.service.stores import LEASE_SECONDS, NewId, claimed
-from tuner.schemas.results import DeviceInfo
 
 GIB = 1024**3
 H100, A100 = "NVIDIA H100 80GB HBM3", "NVIDIA A100-SXM4-40GB"

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from sqlalchemy import Engine, event, insert, select, text
 
+from batchwright.schemas.requests import Named
 from service.domain.api_keys import Scope, make_key
 from service.domain.problems import Problem
 from service.domain.states import State, WorkKind
@@ -26,7 +27,6 @@ from service.store.store import Store, open_store
 from tests.support.factories import CPU, probe_result, recommendation
 from tests.support.service.scripted import SERVED, new_work
 from tests.support.service.stores import NewId, claimed, ended, engine_at, fill
-from tuner.schemas.requests import Named
 
 WORK: list[dict[str, Any]] = [
     {"model": "llama", "names": Named(name="Night run", labels={"team": "nlp"})},

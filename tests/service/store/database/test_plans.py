@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from sqlalchemy import Connection, event, insert, text, update
 
+from batchwright.schemas.results import DeviceInfo
 from service.domain.hardware import ANY_DEVICE, HardwareNeed
 from service.domain.states import State
 from service.domain.workers import ServedDevice
@@ -23,7 +24,6 @@ from service.store.store import Store
 from tests.support.service.postgres import Databases
 from tests.support.service.scripted import SERVED, new_work
 from tests.support.service.stores import LEASE_SECONDS, NewId, claimed, fill
-from tuner.schemas.results import DeviceInfo
 
 HOSTS, DEVICES, KEYS = 250, 8, ("", "a" * 16, "b" * 16)
 QUEUED_PER_DEVICE = 500

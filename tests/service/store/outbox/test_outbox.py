@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 from sqlalchemy import update
 
+from batchwright.schemas.recommendation import Recommendation
+from batchwright.schemas.requests import Named
 from service.domain.audit import Actor, AuditAction
 from service.domain.states import State, WorkKind
 from service.domain.webhooks import (
@@ -30,8 +32,6 @@ from service.store.store import Store
 from tests.support.factories import recommendation
 from tests.support.service.scripted import new_work
 from tests.support.service.stores import LEASE_SECONDS, NewId, claimed, ended
-from tuner.schemas.recommendation import Recommendation
-from tuner.schemas.requests import Named
 
 URL = "https://hooks.example.org/told"
 AT = Actor("a" * 16, "192.0.2.7")

@@ -1,0 +1,138 @@
+"""Find the largest micro-batch that fits, plan the effective batch around it, and accumulate exactly.
+
+The names in `__all__` are the public interface; modules behind them may change at any release. Importing the package
+imports neither torch nor the service::
+
+    import batchwright
+
+    recommendation = batchwright.find_batch_size(build_model, make_batch, loss, effective_batch_size=512)
+    accumulation = batchwright.GradientAccumulation(model, optimizer, plan=recommendation.plan)
+    for batch in loader:  # of 512 samples, which `update` divides into the plan's micro-batches
+        accumulation.update([batch], loss)
+
+The package is the library and the command line. It works without the service, and never imports
+``service``. From top to bottom, each package imports only packages below it:
+
+- ``integrations``: callbacks of the trainers of transformers and Lightning.
+- ``library``: what ``import batchwright`` offers to a script or a notebook.
+- ``cli``: the command `batchwright`. It parses arguments, calls one function, and prints the result.
+- ``foreground``: a tuning from its request to its recommendation, on a device of this host.
+- ``probing``: measured trials, each in a process of its own, under a memory limit.
+- ``estimation``: the memory curve of a workload without a GPU, from traces and a simulated allocator.
+- ``training``: exact gradient accumulation, the training loop, checkpoints, and the processes of a run. ``exports``: a
+  recommendation as configuration of a framework or a launcher. ``plots``: pictures of a run.
+- ``hardware``: memory devices, the table of GPUs, and the classification of out-of-memory errors. ``planning``: the
+  search, the plan and the recommendation, as pure functions of recorded results. ``workloads``: a spec as a model, a
+  worst-case batch and named loss terms.
+- ``schemas``: the pydantic documents that cross a boundary. ``system``: files, processes and host failures.
+- ``errors``, ``units``, ``suggestions`` and ``yaml_loader``: the tree of errors, byte sizes as text, hints for misspelt
+  names, and YAML whose `1e-5` is a number.
+  ``torch_internals``: the private names of torch in use, each with its reason.
+
+A tuning goes through them in this order: a request (``schemas``) becomes a session (``planning.session``), which names
+the next probe. A supervisor (``probing.supervisor``) has it run two updates of the workload with the engine that trains
+(``training.update_engine``). The results end in a recommendation, which ``training`` and ``exports`` take.
+
+A new concept gets a package here only if none of these owns it. The order is a contract in `pyproject.toml`.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module, metadata
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from batchwright.library.find_batch_size import find_batch_size, with_batch_size
+    from batchwright.library.recommendation import Recommendation
+    from batchwright.library.tuning import estimate, plan, tune
+    from batchwright.schemas.dataset.batch_spec import BatchSpec
+    from batchwright.schemas.optimizer import OptimizerSpec, ParameterGroup, ScheduleSpec
+    from batchwright.schemas.plans import Plan
+    from batchwright.schemas.requests import TuningRequest
+    from batchwright.schemas.workload import (
+        Gpt,
+        Mlp,
+        ParallelismSpec,
+        PythonModel,
+        ReferenceModel,
+        ResNet,
+        TransformersModel,
+        WorkloadSpec,
+        load_spec,
+        parse_spec,
+    )
+    from batchwright.training.accumulation.engine import GradientAccumulation, windows
+    from service.client import AsyncClient, Client
+
+_MODULES = {
+    "service.client": ("AsyncClient", "Client"),
+    "batchwright.library.find_batch_size": ("find_batch_size", "with_batch_size"),
+    "batchwright.library.recommendation": ("Recommendation",),
+    "batchwright.library.tuning": ("estimate", "plan", "tune"),
+    "batchwright.schemas.dataset.batch_spec": ("BatchSpec",),
+    "batchwright.schemas.optimizer": ("OptimizerSpec", "ParameterGroup", "ScheduleSpec"),
+    "batchwright.schemas.plans": ("Plan",),
+    "batchwright.schemas.requests": ("TuningRequest",),
+    "batchwright.schemas.workload": (
+        "Gpt",
+        "Mlp",
+        "ParallelismSpec",
+        "PythonModel",
+        "ReferenceModel",
+        "ResNet",
+        "TransformersModel",
+        "WorkloadSpec",
+        "load_spec",
+        "parse_spec",
+    ),
+    "batchwright.training.accumulation.engine": ("GradientAccumulation", "windows"),
+}
+_MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
+
+__all__ = [
+    "AsyncClient",
+    "BatchSpec",
+    "Client",
+    "Gpt",
+    "GradientAccumulation",
+    "Mlp",
+    "OptimizerSpec",
+    "ParallelismSpec",
+    "ParameterGroup",
+    "Plan",
+    "PythonModel",
+    "Recommendation",
+    "ReferenceModel",
+    "ResNet",
+    "ScheduleSpec",
+    "TransformersModel",
+    "TuningRequest",
+    "WorkloadSpec",
+    "__version__",
+    "errors",
+    "estimate",
+    "find_batch_size",
+    "load_spec",
+    "parse_spec",
+    "plan",
+    "tune",
+    "windows",
+    "with_batch_size",
+]
+
+
+def __getattr__(name: str) -> Any:  # noqa: ANN401 - whatever is public
+    """Import a public name at its first use."""
+    if name == "__version__":
+        return metadata.version("batchwright")
+    if name == "errors":
+        return import_module("batchwright.errors")
+    if name not in _MODULE_OF:
+        raise AttributeError(f"module 'batchwright' has no public name {name!r}; it has {', '.join(__all__)}")
+    value = globals()[name] = getattr(import_module(_MODULE_OF[name]), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    """The public names."""
+    return __all__

@@ -1,0 +1,251 @@
+"""Build validated requests from the arguments of commands, before any work."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import TypeVar
+
+from pydantic import ValidationError
+
+from batchwright.errors import EstimateError, FieldProblem, SpecError, StorageError
+from batchwright.hardware.gpu_lookup import find_gpu
+from batchwright.hardware.gpu_table import GPUS
+from batchwright.schemas.base import Document, parse_document
+from batchwright.schemas.command import CommandSpec, load_any_spec
+from batchwright.schemas.estimates import EstimateRequest
+from batchwright.schemas.field_errors import problems_in
+from batchwright.schemas.requests import Named, TrainingRequest, TuningRequest
+from batchwright.schemas.workload import LARGEST_WORLD_SIZE, WorkloadSpec, load_spec
+from batchwright.system.files import check_writable
+from batchwright.workloads.pretrained.folder_config import with_pretrained_config
+
+RequestT = TypeVar("RequestT", bound=Document)
+SpecT = TypeVar("SpecT", WorkloadSpec, CommandSpec, WorkloadSpec | CommandSpec)
+
+_ANY_FILE = "batchwright"
+"""Name of a file whose writing is tried in an output folder."""
+_OPTIONS = {
+    "gpus": "--gpu",
+    "labels": "--label",
+    "hardware": "--gpu",
+    "hardware.gpu": "--gpu",
+    "hardware.min_memory_bytes": "--min-memory",
+    "memory_limit_bytes": "--memory-limit",
+    "probe_timeout_seconds": "--probe-timeout",
+    "min_memory_bytes": "--min-memory",
+    "processes_per_node": "--nproc-per-node",
+    "timeout_seconds": "--timeout",
+    "trackers": "--tracker",
+}
+"""Options whose names differ from those of their fields, by field."""
+
+
+def tuning_request(
+    *, spec: Path | Mapping[str, object] | None, world_size: int | None, **fields: object
+) -> TuningRequest:
+    """The request of the ``tune`` and ``run`` commands.
+
+    Args:
+        spec: the file of the spec, or the spec of a command.
+        world_size: the option that replaces the ranks of the spec.
+        fields: further fields of the request.
+
+    Raises:
+        SpecError: naming every field at fault.
+    """
+    loaded = read_spec(spec) if isinstance(spec, Path) else _command(spec or {})
+    return _checked(TuningRequest, {"spec": _with_world_size(loaded, world_size), **fields})
+
+
+def read_spec(path: Path) -> WorkloadSpec | CommandSpec:
+    """Read the spec of a workload, with the config of its pretrained model, or of a command.
+
+    Raises:
+        SpecError: when a file cannot be read, or is wrong.
+    """
+    spec = load_any_spec(path)
+    return spec if isinstance(spec, CommandSpec) else with_pretrained_config(spec)
+
+
+def _command(spec: Mapping[str, object]) -> CommandSpec:
+    return parse_document(CommandSpec, dict(spec), "command")
+
+
+def hardware_request(gpu: str | None, min_memory_bytes: int | None) -> dict[str, object] | None:
+    """The hardware of a request, from the options; none where neither is given."""
+    return None if gpu is None and min_memory_bytes is None else {"gpu": gpu, "min_memory_bytes": min_memory_bytes}
+
+
+def baseline(text: str | None) -> dict[str, object] | None:
+    """The baseline of a request, from the option: a size, or ``8x16`` for 16 steps of 8; none where it is not given.
+
+    Raises:
+        SpecError: naming the option.
+    """
+    if text is None:
+        return None
+    found = re.fullmatch(r"(\d{1,9})(?:x(\d{1,9}))?", text)
+    if found is None:
+        message = "must be a micro-batch size, such as `8`, or a size and accumulation steps, such as `8x16`"
+        raise wrong_argument("--baseline", message, text)
+    return {"micro_batch_size": int(found[1]), "accumulation_steps": int(found[2]) if found[2] else None}
+
+
+def named(name: str | None, project: str | None, labels: Sequence[str] | None) -> Named:
+    """The names of a tuning, from the options; each label is a text ``key=value``.
+
+    Raises:
+        SpecError: naming every option at fault.
+    """
+    pairs = [text.partition("=") for text in labels or ()]
+    if without := [key for key, sign, _ in pairs if not sign]:
+        raise wrong_argument("--label", "must be a key and a value, for example `team=vision`", without[0])
+    return _checked(Named, {"name": name, "project": project, "labels": {key: value for key, _, value in pairs}})
+
+
+def training_request(**fields: object) -> TrainingRequest:
+    """The request of the ``train`` and ``run`` commands.
+
+    Raises:
+        SpecError: naming every field at fault.
+    """
+    return _checked(TrainingRequest, fields)
+
+
+def estimate_request(
+    *, spec: Path, world_size: int | None, gpus: Sequence[str], all_gpus: bool, **fields: object
+) -> EstimateRequest:
+    """The request of the ``estimate`` command.
+
+    Raises:
+        SpecError: naming every field at fault.
+    """
+    names = _names_of_gpus(gpus, all_gpus=all_gpus)
+    return _checked(EstimateRequest, {"spec": _workload(spec, world_size), "gpus": names, **fields})
+
+
+def _names_of_gpus(gpus: Sequence[str], *, all_gpus: bool) -> tuple[str, ...]:
+    if all_gpus == bool(gpus):
+        message = "give either --gpu, once or several times, or --all-gpus; `batchwright gpus` lists the names"
+        raise wrong_argument("--gpu", message, ", ".join(gpus))
+    try:
+        return tuple(gpu.name for gpu in GPUS) if all_gpus else tuple(find_gpu(name).name for name in gpus)
+    except (EstimateError, ValueError) as error:  # ValueError for a memory size that is not a number
+        raise wrong_argument("--gpu", str(error), "") from None
+
+
+def _workload(spec: Path, world_size: int | None) -> WorkloadSpec:
+    return _with_world_size(with_pretrained_config(load_spec(spec)), world_size)
+
+
+def _with_world_size(spec: SpecT, world_size: int | None) -> SpecT:
+    if world_size is not None and world_size > LARGEST_WORLD_SIZE:
+        raise wrong_argument("--world-size", f"must be at most {LARGEST_WORLD_SIZE}", world_size)
+    return spec if world_size is None else spec.with_world_size(world_size)
+
+
+def _checked(kind: type[RequestT], fields: dict[str, object]) -> RequestT:
+    try:
+        return kind.model_validate(fields)
+    except ValidationError as error:
+        raise SpecError(
+            [_naming_option(problem) for problem in problems_in(error, fields, kind)], "arguments"
+        ) from None
+
+
+def option_of(field: str) -> str:
+    """The option that sets a field of a request."""
+    return _OPTIONS.get(field, "--" + field.replace("_", "-"))
+
+
+def with_options(message: str) -> str:
+    """Replace the fields of a request in a message, each between backticks, by their options."""
+    return re.sub(r"`(\w+)`", lambda found: f"`{option_of(found[1])}`", message)
+
+
+@contextmanager
+def naming_options(**typed: object) -> Iterator[None]:
+    """Replace fields by options, and values by the typed text, in errors about a request.
+
+    Args:
+        typed: typed values by the names of the request's fields.
+    """
+    try:
+        yield
+    except SpecError as error:
+        if error.document != "request":
+            raise
+        problems = [_naming_option(_as_typed(problem, typed)) for problem in error.problems]
+        raise SpecError(problems, "arguments") from None
+
+
+def _as_typed(problem: FieldProblem, typed: dict[str, object]) -> FieldProblem:
+    return replace(problem, value=repr(typed[problem.field])) if problem.field in typed else problem
+
+
+def _naming_option(problem: FieldProblem) -> FieldProblem:
+    """Replace the field of a problem by the option."""
+    if problem.field == "(document)":
+        return FieldProblem("options", with_options(problem.message), problem.value)
+    if problem.field in _OPTIONS:
+        return FieldProblem(_OPTIONS[problem.field], with_options(problem.message), problem.value)
+    name, dot, rest = problem.field.partition(".")
+    return problem if name == "spec" else FieldProblem(f"{option_of(name)}{dot}{rest}", problem.message, problem.value)
+
+
+def check_file(path: Path) -> None:
+    """Check before any work that the file of ``--output`` can be written.
+
+    Raises:
+        SpecError: when the path is a folder, or the file cannot be created.
+    """
+    _check(path.is_dir, "--output", path)
+    if path.is_dir():
+        raise wrong_argument("--output", "is a folder: name a file in it", path)
+    _check(lambda: check_writable(path), "--output", path)
+
+
+def check_folder(directory: Path, option: str) -> None:
+    """Check before any work that files can be created in ``directory``, which need not exist yet.
+
+    Raises:
+        SpecError: naming the option.
+    """
+    _check(lambda: check_writable(directory / _ANY_FILE), option, directory)
+
+
+def _check(attempt: Callable[[], object], option: str, path: Path) -> None:
+    """Run ``attempt`` and translate its errors.
+
+    Raises:
+        SpecError: naming the option, when the system refuses the attempt.
+    """
+    try:
+        attempt()
+    except StorageError as error:
+        raise wrong_argument(option, unwritable(path, error), path) from None
+    except OSError as error:
+        raise wrong_argument(option, f"cannot be written: {_refusal(error, path)}", path) from None
+
+
+def unwritable(path: Path, error: OSError) -> str:
+    """The path that cannot be written and the system's reason, which a ``StorageError`` has in its words."""
+    return str(error) if isinstance(error, StorageError) else f"{path} cannot be written: {error.strerror or error}"
+
+
+def _refusal(error: OSError, path: Path) -> str:
+    """The system's reason, with the path inside ``path`` that caused the error."""
+    failed = error.filename
+    if isinstance(error, FileExistsError | NotADirectoryError):
+        return f"{failed} is not a folder"
+    reason = (error.strerror or str(error)).lower()
+    return reason if failed is None or not path.is_relative_to(str(failed)) else f"{reason}: {failed}"
+
+
+def wrong_argument(option: str, message: str, value: object) -> SpecError:
+    """Build the error of one option."""
+    return SpecError([FieldProblem(option, message, str(value))], "arguments")

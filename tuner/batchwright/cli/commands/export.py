@@ -1,0 +1,153 @@
+"""``batchwright export`` and ``batchwright formats``."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from pydantic import ValidationError
+from rich.console import Console, Group, RenderableType
+from rich.table import Column, Table
+from rich.text import Text
+
+from batchwright.cli import options
+from batchwright.cli.arguments import check_folder, unwritable, wrong_argument
+from batchwright.errors import FieldProblem, SpecError
+from batchwright.exports.base import Export, ExportedFile, ExportFormat, ExportOptions
+from batchwright.exports.registry import TARGETS
+from batchwright.exports.registry import export as make_export
+from batchwright.exports.rendering import one_line
+from batchwright.schemas.base import load_document
+from batchwright.schemas.field_errors import problems_in
+from batchwright.schemas.recommendation import Recommendation
+from batchwright.system.files import write_atomically
+
+_DEFAULTS = ExportOptions()
+
+
+def _help_of(name: str) -> str:
+    return " ".join((ExportOptions.model_fields[name].description or "").split())
+
+
+def export(  # noqa: PLR0913 - a command's options are its arguments
+    recommendation: Annotated[Path, typer.Argument(metavar="REC", help="The recommendation of `tune`, as JSON.")],
+    *,
+    format_: Annotated[
+        str, typer.Option("--format", "-f", metavar="NAME", help="Export format; `batchwright formats` lists all.")
+    ],
+    target_version: Annotated[
+        str | None, typer.Option(metavar="VERSION", help="Version of the format; default: the newest.")
+    ] = None,
+    allow_inexact: Annotated[bool, typer.Option("--allow-inexact", help=_help_of("allow_inexact"))] = False,
+    script: Annotated[str, typer.Option(help=_help_of("script"))] = _DEFAULTS.script,
+    arguments_of: Annotated[str | None, typer.Option(metavar="NAME", help=_help_of("arguments_of"))] = None,
+    job_name: Annotated[str, typer.Option(help=_help_of("job_name"))] = _DEFAULTS.job_name,
+    processes_per_node: Annotated[int | None, typer.Option(help=_help_of("processes_per_node"))] = None,
+    image: Annotated[str, typer.Option(help=_help_of("image"))] = _DEFAULTS.image,
+    updates: Annotated[int | None, typer.Option(help=_help_of("updates"))] = None,
+    queue: Annotated[str | None, typer.Option(help=_help_of("queue"))] = None,
+    output_dir: Annotated[
+        Path | None, typer.Option("--output-dir", "-o", help="Write the files into this folder, not to the terminal.")
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite existing files.")] = False,
+    json: options.Json = False,
+) -> None:
+    """Export a recommendation to files of a framework or launcher.
+
+    Prints the first file on standard output, and a summary with warnings on standard error.
+
+    Example: batchwright export recommendation.json --format slurm --queue gpu --script pretrain.py > job.sbatch
+    """
+    if output_dir is not None:
+        check_folder(output_dir, "--output-dir")
+    found = load_document(Recommendation, recommendation, "recommendation")
+    export_options = _options(
+        allow_inexact=allow_inexact,
+        script=script,
+        arguments_of=arguments_of,
+        job_name=job_name,
+        processes_per_node=processes_per_node,
+        image=image,
+        updates=updates,
+        queue=queue,
+    )
+    made = make_export(found, format_, version=target_version, options=export_options)
+    written = () if output_dir is None else _write(made.files, output_dir, force=force)
+    if json:
+        sys.stdout.write(made.model_dump_json(indent=2) + "\n")
+        return
+    if output_dir is None:
+        sys.stdout.write(made.files[0].content)
+    Console(stderr=True, highlight=False, markup=False).print(export_summary(made, written))
+
+
+def formats(*, json: options.Json = False) -> None:
+    """List the formats of `export`; with --json also how each is verified."""
+    listed = [target.described() for target in TARGETS.values()]
+    if json:
+        sys.stdout.writelines(item.model_dump_json() + "\n" for item in listed)
+    else:
+        Console(highlight=False, markup=False).print(format_table(listed))
+
+
+def format_table(listed: list[ExportFormat]) -> Table:
+    """Build the table of formats."""
+    table = Table(Column("format", no_wrap=True), "target", "kind", "versions", box=None)
+    for item in listed:
+        table.add_row(item.format, item.title, item.kind, ", ".join(item.versions))
+    return table
+
+
+def export_summary(made: Export, written: tuple[Path, ...] = ()) -> RenderableType:
+    """Build the summary of an export: plan, environment, warnings and files."""
+    plan = made.plan
+    steps = f"{plan.gradient_accumulation_steps} micro-batch(es) of at most {plan.micro_batch_size}"
+    target = f"{made.title} {made.target_version}"
+    lines = [f"{target}: {plan.effective_batch_size} samples per update, {plan.world_size} rank(s), {steps}"]
+    if not plan.exact:
+        lines.append(f"NOT EXACT: {plan.requested_effective_batch_size} were requested")
+    lines += [
+        f"set in the environment: {shlex.quote(f'{name}={value}')}" for name, value in _variables_to_set(made).items()
+    ]
+    lines += [f"warning: {item.message}" for item in made.warnings]
+    lines.append(made.verification)
+    lines += [f"wrote {path}" for path in written]
+    if not written and len(made.files) > 1:
+        others = ", ".join(file.name for file in made.files[1:])
+        lines.append(f"not printed: {others}; --output-dir writes all")
+    return Group(*(Text(one_line(line)) for line in lines))
+
+
+def _variables_to_set(made: Export) -> dict[str, str]:
+    """Environment variables of the job that no file of the export sets."""
+    texts = [file.content for file in made.files]
+    return {name: value for name, value in made.environment.items() if not any(name in text for text in texts)}
+
+
+def _options(**fields: object) -> ExportOptions:
+    try:
+        return ExportOptions.model_validate(fields)
+    except ValidationError as error:
+        problems = problems_in(error, fields, ExportOptions)
+        named = [
+            FieldProblem("--" + problem.field.replace("_", "-"), problem.message, problem.value) for problem in problems
+        ]
+        raise SpecError(named, "arguments") from None
+
+
+def _write(files: tuple[ExportedFile, ...], folder: Path, *, force: bool) -> tuple[Path, ...]:
+    paths = tuple(folder / file.name for file in files)
+    if not force:
+        existing = [str(path) for path in paths if path.exists()]
+        if existing:
+            raise wrong_argument("--output-dir", f"{', '.join(existing)} exists already; --force overwrites", folder)
+    for path, file in zip(paths, files, strict=True):
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            write_atomically(path, file.content)
+        except OSError as error:
+            raise wrong_argument("--output-dir", unwritable(path, error), folder) from None
+    return paths

@@ -1,0 +1,134 @@
+"""``batchwright tune``: find the largest micro-batch that fits, and plan the effective batch around it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from batchwright.cli import options
+from batchwright.cli import trailing_command as trailing
+from batchwright.cli.arguments import (
+    baseline,
+    check_file,
+    hardware_request,
+    named,
+    naming_options,
+    tuning_request,
+    unwritable,
+)
+from batchwright.cli.display import progress_console, recommendation_panel
+from batchwright.cli.errors import ExitCode
+from batchwright.cli.output import print_error, print_result
+from batchwright.cli.sigterm import SigtermAsInterrupt
+from batchwright.early_processes import EarlyProcesses
+from batchwright.schemas.base import load_document
+from batchwright.schemas.recommendation import Recommendation
+from batchwright.schemas.requests import TuningRequest
+from batchwright.system.files import write_atomically
+
+
+def tune(  # noqa: PLR0913 - a command's options are its arguments
+    context: typer.Context,
+    spec: options.OptionalSpecFile = None,
+    *,
+    effective_batch_size: options.EffectiveBatchSize,
+    name: options.Name = None,
+    project: options.Project = None,
+    label: options.Labels = None,
+    objective: options.Objective = "largest",
+    world_size: options.WorldSize = None,
+    device: options.Device = None,
+    gpu: options.Gpu = None,
+    min_memory: options.MinMemory = None,
+    memory_limit: options.MemoryLimit = None,
+    memory_margin: options.MemoryMargin = 0.03,
+    granularity: options.Granularity = 1,
+    max_micro_batch_size: options.MaxMicroBatchSize = None,
+    uniform: options.Uniform = False,
+    what_if: options.WhatIf = False,
+    baseline_plan: options.BaselinePlan = None,
+    probe_timeout: options.ProbeTimeout = 300.0,
+    allow_batch_coupling: options.AllowBatchCoupling = False,
+    warm_start_from: options.WarmStartFrom = None,
+    env: trailing.Variables = None,
+    template: trailing.Templates = None,
+    working_directory: trailing.WorkingDirectory = None,
+    probe_updates: trailing.ProbeUpdates = None,
+    probe_argument: trailing.ProbeArguments = None,
+    loading_timeout: trailing.LoadingTimeout = None,
+    uniform_only: trailing.UniformOnly = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Also write the recommendation to this file.")
+    ] = None,
+    json: options.Json = False,
+) -> None:
+    """Find the largest micro-batch that fits by running real updates, and plan the effective batch around it.
+
+    Example: batchwright tune spec.yaml --effective-batch-size 512 --memory-limit 24GiB -o recommendation.json
+
+    The workload is described in a file, or it is the command that trains, after `--`, with placeholders for its sizes:
+
+    batchwright tune --effective-batch-size 512 -- python train.py --batch-size {micro_batch_size} --accumulate
+    {gradient_accumulation_steps}
+    """
+    if output is not None:
+        check_file(output)
+    names = named(name, project, label)
+    model = trailing.command_model(
+        context,
+        spec,
+        environment=env,
+        templates=template,
+        working_directory=working_directory,
+        probe_updates=probe_updates,
+        probe_arguments=probe_argument,
+        loading_timeout=loading_timeout,
+    )
+    request = tuning_request(
+        spec=spec if model is None else {"model": model},
+        effective_batch_size=effective_batch_size,
+        objective=objective,
+        world_size=world_size,
+        device=device,
+        hardware=hardware_request(gpu, min_memory),
+        memory_limit_bytes=memory_limit,
+        memory_margin=memory_margin,
+        granularity=granularity,
+        max_micro_batch_size=max_micro_batch_size,
+        uniform=uniform,
+        what_if=what_if,
+        baseline=baseline(baseline_plan),
+        probe_timeout_seconds=probe_timeout,
+        allow_batch_coupling=allow_batch_coupling,
+        uniform_only=uniform_only,
+    )
+    stored = None if warm_start_from is None else load_document(Recommendation, warm_start_from, "warm start")
+    with naming_options(memory_limit_bytes=memory_limit):
+        found = tuned(request, context.obj, stored).model_copy(update=dict(names))
+    print_result(found, as_document=json, text=recommendation_panel(found))
+    if output is not None:
+        _write(output, found)
+    raise typer.Exit(ExitCode.OK if found.feasible else ExitCode.INFEASIBLE)
+
+
+def _write(path: Path, found: Recommendation) -> None:
+    """Write the recommendation. An error is text on standard error, since standard output has the recommendation.
+
+    Raises:
+        typer.Exit: when the file cannot be written.
+    """
+    try:
+        write_atomically(path, found.model_dump_json(indent=2))
+    except OSError as error:
+        print_error(f"--output: {unwritable(path, error)}; the recommendation is on standard output")
+        raise typer.Exit(ExitCode.WRONG_INPUT) from None
+
+
+def tuned(request: TuningRequest, early: EarlyProcesses, warm_start: Recommendation | None = None) -> Recommendation:
+    """Tune in the foreground, with the errors of ``batchwright.cli.running.tune``."""
+    from batchwright.cli.running import tune as run_tuning  # noqa: PLC0415 - `plan` and `--help` need no NVML
+
+    with SigtermAsInterrupt():
+        return run_tuning(request, progress_console(), early, warm_start)

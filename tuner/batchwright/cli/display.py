@@ -1,0 +1,345 @@
+"""Terminal displays: probes as they end, the recommendation, progress of training. Never on standard output."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.panel import Panel
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.spinner import Spinner
+from rich.table import Table
+from rich.text import Text
+
+from batchwright.planning.objectives import format_rate
+from batchwright.schemas.plans import Plan, UniformPlan, format_sizes
+from batchwright.schemas.recommendation import Alternative, Headroom, Recommendation, WhatIf
+from batchwright.schemas.results import Outcome, ProbeResult
+from batchwright.schemas.training import TrainingProgress
+from batchwright.training.launching.run_log import describe_evaluation, describe_skip, describe_split
+from batchwright.units import counted, format_bytes
+
+_WIDE = 100
+"""Columns of a terminal at which the bar has its full length and the gradient norm is shown."""
+_BAR_WIDTH = 40
+
+_STYLES = {Outcome.FIT: "green", Outcome.OOM: "red"}
+
+
+def progress_console() -> Console:
+    """The console for progress on standard error, so that standard output has only the result."""
+    return Console(stderr=True, highlight=False)
+
+
+def probe_row(probe: ProbeResult) -> tuple[str | Text, ...]:
+    """A probe as a table row: size, outcome, peak (on CUDA of the reserved memory), seconds, remark."""
+    peak = _peak(probe)
+    return (
+        f"{probe.micro_batch_size:,}",
+        Text(probe.outcome, style=_STYLES.get(probe.outcome, "yellow")),
+        format_bytes(peak) if peak else "",
+        f"{probe.seconds.total:.2f}",
+        Text(_remark(probe), style="dim"),
+    )
+
+
+def _peak(probe: ProbeResult) -> int | None:
+    return probe.peak_reserved_bytes if probe.peak_reserved_bytes is not None else probe.process_peak_bytes
+
+
+def _remark(probe: ProbeResult) -> str:
+    if probe.outcome is not Outcome.FIT:
+        return _shortened(probe.message)
+    if probe.counted is not None:
+        return probe.counted.statement
+    timing = probe.timing
+    timed = [f"timed, {timing.updates} updates"] if timing is not None and probe.measures_time else []
+    plan = [f"the plan: {format_sizes(probe.micro_batch_sizes)}"] if probe.runs_plan and not probe.measures_time else []
+    return "; ".join([*timed, *plan, *_parts_on_card(probe)])
+
+
+def _parts_on_card(probe: ProbeResult) -> list[str]:
+    """Describe what the peak of a probe on CUDA consists of, and what it leaves out."""
+    if probe.peak_reserved_bytes is None:
+        return []
+    context = f", context {format_bytes(probe.context_bytes)} beside it" if probe.context_bytes is not None else ""
+    return [f"reserved; allocated {format_bytes(probe.peak_allocated_bytes or 0)}{context}"]
+
+
+def _shortened(text: str, length: int = 60) -> str:
+    return text if len(text) <= length else text[: length - 1] + "…"
+
+
+class ProbeBoard:
+    """Live table of the probes of a tuning, with the current activity.
+
+    Without a terminal, a line per probe is printed instead.
+    """
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._probes: list[ProbeResult] = []
+        self._activity = ""
+        self._live = Live(console=console, refresh_per_second=8, transient=False, get_renderable=self._render)
+
+    def __enter__(self) -> ProbeBoard:  # noqa: PYI034 - not meant for subclassing
+        """Start the live display."""
+        if self._console.is_terminal:
+            self._live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Draw the final table."""
+        self._activity = ""
+        if self._console.is_terminal:
+            self._live.stop()
+
+    def set_activity(self, activity: str) -> None:
+        """Set the shown current activity."""
+        self._activity = activity
+
+    def add(self, probe: ProbeResult) -> None:
+        """Add a probe that has ended."""
+        self._probes.append(probe)
+        if not self._console.is_terminal:
+            cells = (str(cell) for cell in probe_row(probe))
+            self._console.print("probe " + "  ".join(cell for cell in cells if cell), soft_wrap=True)
+
+    def _render(self) -> RenderableType:
+        table = probe_table(self._probes)
+        return Group(table, Spinner("dots", self._activity)) if self._activity else table
+
+
+def probe_table(probes: Sequence[ProbeResult]) -> Table:
+    """Build the table of probes."""
+    table = Table(box=None, pad_edge=False)
+    for name in ("micro-batch", "outcome", "peak", "seconds"):
+        table.add_column(name, justify="left" if name == "outcome" else "right")
+    table.add_column("", overflow="fold")
+    for probe in probes:
+        table.add_row(*probe_row(probe))
+    return table
+
+
+_CHANGES = {
+    "precision": "{}",
+    "activation_checkpointing": "activation checkpointing",
+    "optimizer.implementation": "{} optimizer",
+    "gradient_gathering": "gradients gathered {}",
+}
+"""Labels of changes of the spec in the table of what-ifs."""
+_NO_WHAT_IF = "no change is expected to fit a larger micro-batch, or the plan has no use for one"
+
+_LARGER_NOT_TRIED = "plan around a micro-batch that fits; larger ones were not tried"
+_LARGER_NOT_KNOWN = "plan around a micro-batch that fits; larger ones may"
+_TITLES = {
+    "largest": "plan around the largest micro-batch that fits",
+    "fewest_steps": "fewest accumulation steps that fit",
+    "fastest": "fastest plan that fits",
+}
+
+
+def recommendation_panel(found: Recommendation) -> Panel:
+    """Build the panel of a recommendation."""
+    lines = Table.grid(padding=(0, 2))
+    for name, value in _facts(found):
+        lines.add_row(Text(name, style="bold"), Text(value) if isinstance(value, str) else value)
+    return Panel(lines, title=_title(found), title_align="left", border_style="green" if found.feasible else "red")
+
+
+def _title(found: Recommendation) -> str:
+    if not found.feasible:
+        return "nothing fits"
+    proof = found.evidence.proof
+    if found.request.objective != "largest" or proof.shows_larger_fail:
+        return _TITLES[found.request.objective]
+    return _LARGER_NOT_TRIED if proof.stopped_by == "bound" else _LARGER_NOT_KNOWN
+
+
+def _facts(found: Recommendation) -> list[tuple[str, RenderableType]]:
+    facts: list[tuple[str, RenderableType]] = []
+    if names := _names(found):
+        facts.append(("name", names))
+    facts += [("reason", found.infeasible_reason or "")] if found.plan is None else _facts_of_plan(found, found.plan)
+    facts.append(("device", f"{found.device.id} ({found.device.name})"))
+    facts.append(("proof", found.evidence.proof.statement))
+    if found.evidence.plan_proof:
+        facts.append(("plan proof", found.evidence.plan_proof))
+    if found.choice and found.request.objective != "largest":
+        facts.append(("choice", found.choice))
+    if len(found.alternatives) > 1:
+        facts.append(("alternatives", alternatives_table(found.alternatives)))
+    if found.request.what_if:
+        facts.append(("what if", what_if_table(found.what_ifs) if found.what_ifs else _NO_WHAT_IF))
+    times = found.timings
+    facts.append(
+        ("took", f"{counted(times.probes, 'probe')}, {times.out_of_memory_probes} OOM, {times.total_seconds:.1f} s")
+    )
+    if found.environment:
+        facts.append(("run with", " ".join(f"{name}={value}" for name, value in found.environment.items())))
+    facts += [("warning", f"{advice.code}: {advice.message}") for advice in found.warnings]
+    return facts
+
+
+def _names(found: Recommendation) -> str:
+    """The name, project and labels of a tuning in one line."""
+    labels = (f"{key}={value}" for key, value in found.labels.items())
+    return ", ".join([*(text for text in (found.name, found.project) if text is not None), *labels])
+
+
+def alternatives_table(alternatives: Sequence[Alternative]) -> Table:
+    """Build the table of plans; ``~`` marks interpolated figures, ``>`` the recommended plan."""
+    table = Table(box=None, pad_edge=False)
+    for name in ("", "steps", "micro-batch", "peak", "samples/s"):
+        table.add_column(name, justify="right")
+    table.add_column("")
+    for plan in alternatives:
+        about = "" if plan.source == "measured" else "~"
+        table.add_row(
+            ">" if plan.chosen else "",
+            f"{plan.gradient_accumulation_steps:,}",
+            f"{plan.micro_batch_size:,}",
+            "" if plan.peak_bytes is None else about + format_bytes(plan.peak_bytes),
+            "" if plan.samples_per_second is None else about + format_rate(plan.samples_per_second),
+            _remark_on_plan(plan),
+            style="" if plan.chosen else "dim",
+        )
+    return table
+
+
+def what_if_table(what_ifs: Sequence[WhatIf]) -> Table:
+    """Build the table of what-ifs, with the interval of each size below the size."""
+    table = Table(box=None, pad_edge=False, title="estimated, not run", title_justify="left", title_style="italic")
+    table.add_column("change", no_wrap=True)
+    for name in ("largest", "plan", "peak"):
+        table.add_column(name, justify="right")
+    for what_if in what_ifs:
+        low, size, high = what_if.surely_fits, what_if.largest_micro_batch_size, what_if.may_fit
+        plan = what_if.plan
+        table.add_row(
+            "\n+ ".join(_CHANGES.get(path, path + " {}").format(value) for path, value in what_if.changes.items()),
+            f"~{size:,}" + (f"\n{low:,}-{high:,}" if low < high else ""),
+            "" if plan is None else f"{plan.gradient_accumulation_steps:,} x \u2264{plan.micro_batch_size:,}",
+            f"~{format_bytes(what_if.peak_bytes)}",
+        )
+    return table
+
+
+def _remark_on_plan(plan: Alternative) -> str:
+    return ", ".join((["timed"] if plan.timed_updates > 1 else []) + (["thrashes"] if plan.thrashing else []))
+
+
+def _facts_of_plan(found: Recommendation, plan: Plan) -> list[tuple[str, str]]:
+    shapes = Counter(plan.micro_batch_sizes)
+    facts = [
+        ("plan" if len(shapes) == 1 else f"plan of {ranks} ranks", f"{format_sizes(sizes)} = {sum(sizes)}")
+        for sizes, ranks in shapes.items()
+    ]
+    requested = "exact" if plan.exact else f"{plan.requested_effective_batch_size} requested"
+    facts += [
+        ("accumulation", f"{counted(plan.gradient_accumulation_steps, 'step')} per update and rank"),
+        ("effective batch", f"{plan.effective_batch_size}, {requested}"),
+        ("largest", f"a micro-batch of {found.largest_micro_batch_size} fits"),
+    ]
+    if found.uniform is not None:
+        facts.append(("uniform plan", describe_uniform_plan(found.uniform)))
+    if found.headroom is not None:
+        room = found.headroom
+        limit = format_bytes(room.limit_bytes)
+        facts.append(("memory", f"{format_bytes(room.peak_bytes)} of {limit}, {room.free_fraction:.1%} free"))
+        facts += [("of which", parts)] if (parts := describe_parts(room)) else []
+    if found.gain is not None:
+        facts.append(("gain", found.gain.statement))
+    return facts
+
+
+def describe_parts(room: Headroom) -> str:
+    """Describe what a peak on CUDA consists of; empty on the CPU."""
+    if room.reserved_bytes is None:
+        return ""
+    parts = [f"{format_bytes(room.reserved_bytes)} reserved by the allocator"]
+    if room.allocated_bytes is not None:
+        parts[0] += f" ({format_bytes(room.allocated_bytes)} allocated)"
+    if room.context_bytes is not None:
+        parts.append(f"{format_bytes(room.context_bytes)} of the process outside of it")
+    return ", ".join(parts)
+
+
+def describe_uniform_plan(plan: UniformPlan) -> str:
+    """Describe a uniform plan in a line or two."""
+    product = f"{plan.world_size} ranks x {plan.gradient_accumulation_steps} steps x {plan.micro_batch_size}"
+    near = ", ".join(
+        f"{batch.effective_batch_size} = {batch.gradient_accumulation_steps} steps x {batch.micro_batch_size}"
+        for batch in plan.nearest
+    )
+    text = f"{product} = {plan.effective_batch_size}. {plan.change}"
+    return text + (f" Reachable close by: {near}." if near else "")
+
+
+def describe_balanced_plan(plan: Plan) -> str:
+    """Describe a balanced plan, with a line per group of ranks with equal sizes."""
+    lines = [f"{plan.gradient_accumulation_steps} gradient accumulation steps, {plan.effective_batch_size} samples:"]
+    for sizes, ranks in Counter(plan.micro_batch_sizes).items():
+        lines.append(f"  {ranks} rank{'s' if ranks > 1 else ''}: {format_sizes(sizes)} = {sum(sizes)}")
+    return "\n".join(lines)
+
+
+class TrainingBar:
+    """A progress bar with the loss, and a line for each split micro-batch and skipped update.
+
+    Without a terminal, a line for every tenth of the run is printed instead of the bar.
+    """
+
+    def __init__(self, console: Console, updates: int) -> None:
+        self._console = console
+        self._updates = updates
+        self._skipping = False
+        self._progress = Progress(
+            TextColumn("training"),
+            BarColumn(bar_width=_BAR_WIDTH if console.width >= _WIDE else _BAR_WIDTH // 2),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[figures]}", markup=False),
+            TimeRemainingColumn(),
+            console=console,
+            disable=not console.is_terminal,
+        )
+        self._task = self._progress.add_task("training", total=updates, figures="")
+
+    def __enter__(self) -> TrainingBar:  # noqa: PYI034 - not meant for subclassing
+        """Start the progress bar."""
+        self._progress.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Draw the final state."""
+        self._progress.stop()
+
+    def show(self, update: TrainingProgress) -> None:
+        """Show an update that has been made."""
+        lines = [describe_split(split) for split in update.splits]
+        lines += [line for evaluation in update.evaluations for line in describe_evaluation(evaluation)]
+        if update.skipped and not self._skipping:  # the first of several in a row is enough
+            lines.append(f"update {update.update} skipped: {describe_skip(update)}")
+        for line in lines:
+            self._console.print(line, markup=False, soft_wrap=True)
+        self._skipping = update.skipped
+        figures = describe_update(update, norm=not self._console.is_terminal or self._console.width >= _WIDE)
+        self._progress.update(self._task, completed=update.update, figures=figures)
+        every = max(1, self._updates // 10)
+        if not self._console.is_terminal and (update.update % every == 0 or update.update in (1, self._updates)):
+            sizes = format_sizes(update.micro_batch_sizes)
+            self._console.print(f"update {update.update}/{self._updates}  {figures}  ({sizes})", soft_wrap=True)
+
+
+def describe_update(update: TrainingProgress, *, norm: bool) -> str:
+    """Format loss, gradient norm (if ``norm``) and throughput, in tokens where the loss is weighted by tokens."""
+    parts = ["loss not finite" if update.loss is None else f"loss {update.loss:.4f}"]
+    if update.skipped:
+        parts.append("skipped")
+    elif norm and update.gradient_norm is not None:
+        parts.append(f"norm {update.gradient_norm:.3g}")
+    tokens = update.tokens_per_second
+    parts.append(f"{update.samples_per_second:,.0f} samples/s" if tokens is None else f"{tokens:,.0f} tokens/s")
+    return "  ".join(parts)

@@ -1,0 +1,208 @@
+"""Terminal displays of estimates and of the GPU catalogue."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Literal
+
+from rich.console import Group, RenderableType
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+from batchwright.cli.display import describe_balanced_plan
+from batchwright.schemas.estimates import (
+    Engine,
+    Estimate,
+    EstimateRequest,
+    GpuEstimate,
+    PeakBreakdown,
+    PeakEstimate,
+    Verdict,
+)
+from batchwright.schemas.gpus import Gpu
+from batchwright.schemas.plans import Plan, format_sizes
+from batchwright.units import counted, format_bytes
+
+_STYLES = {Verdict.FITS: "green", Verdict.UNCERTAIN: "yellow", Verdict.DOES_NOT_FIT: "red"}
+_WORDS = {Verdict.FITS: "fits", Verdict.UNCERTAIN: "may fit", Verdict.DOES_NOT_FIT: "does not fit"}
+
+
+def requested_verdict(found: GpuEstimate, request: EstimateRequest) -> Verdict:
+    """The verdict of the requested micro-batch size, or of any size when none was requested."""
+    return found.feasible if request.micro_batch_size is None or found.peak is None else found.peak.verdict
+
+
+def estimate_panel(found: Estimate, request: EstimateRequest) -> Panel:
+    """Build the panel of an estimate for one GPU."""
+    (gpu,) = found.gpus
+    verdict = requested_verdict(gpu, request)
+    lines = Table.grid(padding=(0, 2))
+    for name, value in _facts(found, gpu, request):
+        lines.add_row(Text(name, style="bold"), Text(value) if isinstance(value, str) else value)
+    return Panel(lines, title=_title(verdict, request, found.engine), title_align="left", border_style=_STYLES[verdict])
+
+
+def _title(verdict: Verdict, request: EstimateRequest, engine: Engine) -> str:
+    name = "estimate" if engine == "trace" else "estimate on a virtual card"
+    if request.micro_batch_size is None and verdict is Verdict.DOES_NOT_FIT:
+        return f"{name}: nothing fits"
+    subject = "" if request.micro_batch_size is None else f"a micro-batch of {request.micro_batch_size:,} "
+    doubt = ", run `tune` to measure" if verdict is Verdict.UNCERTAIN else ""
+    return f"{name}: {subject}{_WORDS[verdict]}{doubt}"
+
+
+def _facts(found: Estimate, gpu: GpuEstimate, request: EstimateRequest) -> list[tuple[str, RenderableType]]:
+    usable = f"{format_bytes(gpu.usable_bytes)} usable, a margin of {request.memory_margin:.0%} left free"
+    facts: list[tuple[str, RenderableType]] = [("gpu", f"{gpu.gpu}: {usable}"), ("largest", _describe_largest(gpu))]
+    if gpu.peak is not None:
+        facts += [
+            (f"at size {gpu.peak.micro_batch_size:,}", _describe_needed_memory(gpu.peak)),
+            ("allocator", _describe_allocator(gpu.peak)),
+        ]
+        if gpu.peak.breakdown is not None:
+            facts.append(("of which", breakdown_table(gpu.peak, gpu.peak.breakdown)))
+    if gpu.plan is not None:
+        facts.append(("plan", describe_balanced_plan(gpu.plan)))
+    facts.append(("traced" if found.engine == "trace" else "ran", _describe_tracing(found)))
+    return facts + [("note", note) for note in (*gpu.notes, *found.notes)]
+
+
+def _describe_largest(gpu: GpuEstimate) -> str:
+    if gpu.peak is None:
+        return "not known"
+    if gpu.may_fit is None or gpu.surely_fits is None:
+        largest = f"micro-batch of {gpu.largest_micro_batch_size:,}" if gpu.largest_micro_batch_size else "none"
+        return f"{largest} ran on the virtual card, in {counted(gpu.probes, 'probe')}"
+    if not gpu.may_fit:
+        return "no micro-batch is expected to fit, not even of 1"
+    expected = f"micro-batch of {gpu.largest_micro_batch_size:,}" if gpu.largest_micro_batch_size else "none"
+    surely = f"{gpu.surely_fits:,} fits surely" if gpu.surely_fits else "none surely"
+    return f"{expected} expected to fit; {surely}, {gpu.may_fit:,} perhaps"
+
+
+def _describe_needed_memory(peak: PeakEstimate) -> str:
+    interval = peak.device_bytes
+    bounds = f"{format_bytes(interval.low)} to {format_bytes(interval.high)}"
+    return f"{format_bytes(interval.expected)} needed on the card ({bounds})"
+
+
+def _describe_allocator(peak: PeakEstimate) -> str:
+    """Describe the allocator's memory, from the least with which it succeeds to the most that it takes if it can."""
+    reserved = " to ".join(dict.fromkeys(format_bytes(nbytes) for nbytes in (peak.capacity_bytes, peak.reserved_bytes)))
+    return f"{reserved} reserved, {format_bytes(peak.allocated_bytes)} allocated"
+
+
+def breakdown_table(peak: PeakEstimate, breakdown: PeakBreakdown) -> Table:
+    """Build the table of the parts of the needed memory, with the share of each."""
+    table = Table(box=None, pad_edge=False, show_header=False)
+    table.add_column()
+    table.add_column(justify="right")
+    table.add_column(justify="right")
+    needed = peak.device_bytes.expected
+    named = [(name.removesuffix("_bytes").replace("_", " "), nbytes) for name, nbytes in breakdown]
+    named.append(("outside allocator", peak.outside_allocator_bytes.expected))
+    named.append(("gaps between blocks", max(0, needed - sum(nbytes for _, nbytes in named))))
+    for name, nbytes in named:
+        table.add_row(name, format_bytes(nbytes), f"{nbytes / max(1, needed):.0%}")
+    return table
+
+
+def _describe_tracing(found: Estimate) -> str:
+    kernels = "CUDA's kernels traced" if found.decisions == "cuda" else "the CPU's kernels traced"
+    if found.engine == "virtual":
+        kernels = f"{counted(sum(gpu.probes for gpu in found.gpus), 'probe')} on virtual cards"
+    versions = ", ".join(
+        f"{name} {found.versions[name]}" for name in ("torch", "transformers") if name in found.versions
+    )
+    return f"{found.parameters:,} parameters, {kernels}, {versions}, {found.seconds:.1f} s"
+
+
+def estimate_table(found: Estimate, request: EstimateRequest) -> Group:
+    """Build the table of GPUs, with the verdict and the plan of each."""
+    table = Table(box=None, pad_edge=False)
+    for name in _columns(request, found.engine):
+        justify: Literal["left", "right"] = "left" if name in {"gpu", "", "plan"} else "right"
+        table.add_column(name, justify=justify, no_wrap=name != "plan", overflow="fold")
+    for gpu in found.gpus:
+        table.add_row(*_row(gpu, request))
+    return Group(table, *[Text(line, style="dim") for line in ("", *_remarks(found))])
+
+
+def _columns(request: EstimateRequest, engine: Engine) -> list[str]:
+    size = "needs" if request.micro_batch_size is None else f"{request.micro_batch_size:,} needs"
+    columns = ["gpu", "usable", size, "", "largest", "sure-perhaps" if engine == "trace" else "probes"]
+    return columns if request.effective_batch_size is None else [*columns, "plan"]
+
+
+def _row(gpu: GpuEstimate, request: EstimateRequest) -> list[str | Text]:
+    verdict = requested_verdict(gpu, request)
+    row: list[str | Text] = [
+        gpu.gpu,
+        format_bytes(gpu.usable_bytes),
+        "" if gpu.peak is None else format_bytes(gpu.peak.device_bytes.expected),
+        Text(_WORDS[verdict], style=_STYLES[verdict]),
+        f"{gpu.largest_micro_batch_size:,}" if gpu.largest_micro_batch_size else "-",
+        _describe_certainty(gpu),
+    ]
+    return row if request.effective_batch_size is None else [*row, "" if gpu.plan is None else _format_plan(gpu.plan)]
+
+
+def _describe_certainty(gpu: GpuEstimate) -> str:
+    """Describe the sizes that fit surely and perhaps, or the number of probes on the virtual card."""
+    if gpu.may_fit is None or gpu.surely_fits is None:
+        return f"{gpu.probes:,}"
+    return f"{gpu.surely_fits:,}-{gpu.may_fit:,}" if gpu.may_fit else "-"
+
+
+def _format_plan(plan: Plan) -> str:
+    """Format a plan as ``34 + 33 + 33``, or per group of ranks when there are several."""
+    if plan.world_size == 1:
+        return format_sizes(plan.micro_batch_sizes[0])
+    shapes = Counter(plan.micro_batch_sizes)
+    return "; ".join(f"{ranks} x ({format_sizes(sizes)})" for sizes, ranks in shapes.items())
+
+
+def _remarks(found: Estimate) -> list[str]:
+    """Notes of all cards once, notes of some cards with their names, and the facts of the tracing."""
+    cards: dict[str, list[str]] = {}
+    for gpu in found.gpus:
+        for note in gpu.notes:
+            cards.setdefault(note, []).append(gpu.gpu)
+    remarks = [
+        note if len(names) == len(found.gpus) else f"{', '.join(names)}: {note}" for note, names in cards.items()
+    ]
+    return [*dict.fromkeys((*remarks, *_describe_outside(found), *found.notes)), _describe_tracing(found)]
+
+
+def _describe_outside(found: Estimate) -> list[str]:
+    """Describe the part of the needs that is outside of torch's allocator."""
+    outside = {gpu.peak.outside_allocator_bytes.expected for gpu in found.gpus if gpu.peak is not None}
+    if not outside:
+        return []
+    figures = " to ".join(format_bytes(nbytes) for nbytes in sorted({min(outside), max(outside)}))
+    return [f"The needs include {figures} of the process outside torch's allocator."]
+
+
+def gpu_table(gpus: Sequence[Gpu]) -> Table:
+    """Build the table of the catalogue; ``~`` marks memory that is derived, not reported by torch."""
+    table = Table(box=None, pad_edge=False)
+    for name in ("name", "sold with", "torch finds", "capability", "other names"):
+        table.add_column(name, justify="right" if name in {"sold with", "torch finds", "capability"} else "left")
+    for gpu in gpus:
+        major, minor = gpu.compute_capability
+        about = "" if gpu.evidence == "reported" else "~"
+        memory = about + format_bytes(gpu.total_bytes)
+        table.add_row(gpu.name, gpu.marketed_memory, memory, f"{major}.{minor}", ", ".join(gpu.aliases))
+    return table
+
+
+def estimate_display(found: Estimate, request: EstimateRequest) -> RenderableType:
+    """Build the display of an estimate: a panel for one GPU, a table for several."""
+    return estimate_panel(found, request) if len(found.gpus) == 1 else estimate_table(found, request)
+
+
+def fits_nowhere(found: Estimate, request: EstimateRequest) -> bool:
+    """Return whether the requested micro-batch, or any, fits on none of the GPUs."""
+    return all(requested_verdict(gpu, request) is Verdict.DOES_NOT_FIT for gpu in found.gpus)

@@ -1,0 +1,44 @@
+"""SIGTERM from a scheduler, handled like Ctrl-C; the exit code differs."""
+
+from __future__ import annotations
+
+import signal
+from types import FrameType, TracebackType
+from typing import Self
+
+import typer
+
+from batchwright.cli.errors import ExitCode
+
+
+class SigtermAsInterrupt:
+    """Raise ``KeyboardInterrupt`` at the first SIGTERM within the block, and ignore further ones.
+
+    Schedulers send several: none of the later ones may cut a checkpoint short, so they stay ignored after the block. A
+    block that the signal interrupts ends in ``typer.Exit`` with the exit code of SIGTERM.
+    """
+
+    def __init__(self) -> None:
+        self._received = False
+
+    @property
+    def exit_code(self) -> ExitCode:
+        """Exit code of a command that was interrupted: 143 after SIGTERM, 130 after Ctrl-C."""
+        return ExitCode.TERMINATED if self._received else ExitCode.INTERRUPTED
+
+    def __enter__(self) -> Self:
+        self._before = signal.signal(signal.SIGTERM, self._receive)
+        return self
+
+    def __exit__(
+        self, _kind: type[BaseException] | None, error: BaseException | None, _trace: TracebackType | None
+    ) -> None:
+        if not self._received:
+            signal.signal(signal.SIGTERM, self._before)
+        elif isinstance(error, KeyboardInterrupt):
+            raise typer.Exit(ExitCode.TERMINATED) from None
+
+    def _receive(self, _number: int, _frame: FrameType | None) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        self._received = True
+        raise KeyboardInterrupt

@@ -1,0 +1,416 @@
+"""Run the probes of a command: start it, follow what its processes report, and end its whole tree. No torch."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+from batchwright.commands.environment import cards_of_ranks, environment_of_commands, probe_environment
+from batchwright.commands.fork_servers import ForkServer, NotForkedError
+from batchwright.commands.injected import subreaper
+from batchwright.commands.launching import FreshCommand, KeptCommand, Launch, Launcher, may_serve
+from batchwright.commands.outcomes import EndedCommand, Ending, is_shortage, result_of
+from batchwright.commands.reports import Reports
+from batchwright.commands.stacks import STACKS_SIGNAL, stacks_of
+from batchwright.commands.templates import Figures, check_command, find_program, render
+from batchwright.errors import EstimateError, ProbeCancelledError, ProbeError
+from batchwright.hardware.allocator_env import allocator_environment
+from batchwright.hardware.crashes import run_explaining_crashes
+from batchwright.hardware.failures import shortage_texts
+from batchwright.hardware.inventory import devices
+from batchwright.planning.accumulation import probe_window
+from batchwright.schemas.command import CommandModel, CommandSpec
+from batchwright.schemas.recommendation import CouplingCheck
+from batchwright.schemas.requests import CouplingRequest, ExpectationRequest, ProbeRequest, TuningRequest
+from batchwright.schemas.results import DeviceInfo, ExpectedPeaks, Outcome, ProbeResult
+from batchwright.system.disk_space import translate_full_disk
+from batchwright.system.files import tail
+from batchwright.system.process_exit import ProcessExit, classify_exit
+from batchwright.system.processes import kernel_oom_kills
+from batchwright.system.temporary_folders import TemporaryFolder
+
+_POLL_SECONDS = 0.03
+_LOOK_SECONDS = 0.3
+"""Interval at which the processes of the tree are listed, which reads every entry of /proc."""
+_FAILED_RANK_SECONDS = 5.0
+"""Grace of the other ranks where one has ended with an error: launchers end them, a collective would wait."""
+_TIMED_UPDATES = 6
+"""Updates of a probe that measures time: the first is left out, and five give a median."""
+_PASSES_WITHOUT_STEP = 64
+_UPDATES_WITHOUT_STEP = 8
+"""Backward passes after which a command does not step: this many, and so many updates. A loss scaler that starts at
+2**16 skips fewer."""
+_OUTPUT_BYTES = 8000
+_FORKED_SHARE, _FORKED_BYTES = 0.01, 4 * 1024**2
+"""Difference that the peaks of a forked and of a fresh process may have: this share of the limit, and at least these
+bytes, because the heap grows in steps of 2 MiB. Those of the programs of `benchmarks/commands.py` differ by less."""
+
+
+class CommandSupervisor:
+    """Runs the probes of a command on one device, one at a time. A ``batchwright.planning.driver.ProbeRunner``.
+
+    Args:
+        device: the device; its kind decides the limit and the allocator's environment. On the CPU addresses are not
+            randomised, because the heap grows in steps of 2 MiB, which would fall elsewhere in every process.
+        early_server: a fork server that was started for the first command.
+    """
+
+    def __init__(self, device: DeviceInfo, early_server: ForkServer | None = None) -> None:
+        self.device = device
+        self._early_server = early_server
+        self._lock = threading.Lock()
+        self._server: ForkServer | None = None
+        self._served: CommandModel | None = None
+        """The command of the server, also after the server has ended."""
+        self._tight_plans: set[tuple[int, int]] = set()
+        """Plans, as the sizes of micro-batch and update, that only a fresh process of the command can prove."""
+
+    def environment(self) -> dict[str, str]:
+        """Return the environment variables that probes run with, and that the job must run with."""
+        return environment_of_commands(self.device.kind, allocator_environment(self.device.kind, os.environ))
+
+    def check(self, request: TuningRequest, should_stop: Callable[[], bool] = lambda: False) -> None:
+        """Check that the command can be started.
+
+        Raises:
+            SpecError: when its folder or its program does not exist.
+        """
+        del should_stop
+        if request.command is not None:
+            self.check_model(request.command.model)
+
+    @staticmethod
+    def check_model(model: CommandModel) -> None:
+        """Check that a command can be started, as ``check``."""
+        check_command(model)
+
+    def check_coupling(
+        self, request: CouplingRequest, should_stop: Callable[[], bool] = lambda: False
+    ) -> CouplingCheck:
+        """Return that nothing was compared: the loss of a command cannot be called."""
+        del request, should_stop
+        return CouplingCheck(verdict="not-compared", message="the loss of a command is not known.")
+
+    def begin_estimate(self, request: ExpectationRequest) -> None:
+        """Do nothing: a command cannot be traced."""
+
+    def expect(self, request: ExpectationRequest, should_stop: Callable[[], bool] = lambda: False) -> ExpectedPeaks:
+        """Refuse: a command cannot be traced.
+
+        Raises:
+            EstimateError: always.
+        """
+        del request, should_stop
+        raise EstimateError("a command cannot be traced")
+
+    def late_estimate(self) -> ExpectedPeaks | None:
+        """Return None: there is no estimate."""
+        return None
+
+    def end_search(self) -> None:
+        """End the fork server. No other process outlives its probe. Idempotent."""
+        with self._lock:
+            self._end_server()
+            self._served = None
+
+    def run(self, request: ProbeRequest, should_stop: Callable[[], bool] = lambda: False) -> ProbeResult:
+        """Run one probe to its end. Nothing of the command is left running.
+
+        Raises:
+            ProbeCancelledError: when ``should_stop`` returned true.
+            ProbeError: when the request is for no command.
+            StorageError: when the disk for temporary files is full.
+        """
+        with self._lock:
+            return run_explaining_crashes(
+                lambda repeated: self._attempt(repeated, should_stop), request, self.device.kind
+            )
+
+    def _attempt(self, request: ProbeRequest, should_stop: Callable[[], bool]) -> tuple[ProbeResult, bool]:
+        """Run a probe once, and return its result and whether a process crashed.
+
+        A forked process whose result proves nothing of a fresh one is followed by a fresh one, and nothing is forked
+        any more. A fit that leaves too little room for a fresh process still counts in a search, where it is no proof
+        of a plan.
+        """
+        if not isinstance(request.spec, CommandSpec):
+            raise ProbeError("this supervisor runs commands only")
+        plan = (request.micro_batch_size, request.samples_per_window)
+        server = self._server_of(request.spec.model, starts=not request.runs_plan)
+        if server is not None:
+            with suppress(NotForkedError):
+                if request.runs_plan and plan in self._tight_plans:
+                    raise NotForkedError("the plan was forked before, and left too little room")
+                result, crashed = self._run_once(request, request.spec, should_stop, server.fork, server.folder)
+                if proves_fresh_start(result):
+                    return result, crashed
+                if result.outcome in {Outcome.FIT, Outcome.OOM} and not request.runs_plan:
+                    self._tight_plans.add(plan)
+                    return _without_plan(result), crashed
+            self._end_server()
+        return self._run_once(request, request.spec, should_stop, FreshCommand, None)
+
+    def _run_once(
+        self,
+        request: ProbeRequest,
+        spec: CommandSpec,
+        should_stop: Callable[[], bool],
+        start: Launcher,
+        parent: Path | None,
+    ) -> tuple[ProbeResult, bool]:
+        with TemporaryFolder(parent) as folder:
+            with translate_full_disk(folder):
+                probe = CommandProbe(request, spec, self.device, folder)
+            ended = probe.run(start, should_stop)
+            return result_of(ended), ended.crashed
+
+    def _server_of(self, model: CommandModel, *, starts: bool) -> ForkServer | None:
+        """The fork server of a command; none where it cannot have one, has lost it, or would have to start one."""
+        if not starts:
+            return self._server if self._served == model else None
+        if self._served != model or (self._server is not None and self._server.is_closed):
+            self._end_server()
+            self._served = model
+            program = find_program(model, os.environ)
+            if program is not None and may_serve(program, model.argv):
+                self._server = self._new_server(program)
+        return self._server
+
+    def _new_server(self, program: str) -> ForkServer:
+        early, self._early_server = self._early_server, None
+        if early is not None and early.program == program:
+            return early
+        with translate_full_disk(Path(tempfile.gettempdir())):
+            return ForkServer(program)
+
+    def _end_server(self) -> None:
+        if self._server is not None:
+            self._server.close()
+            self._server = None
+
+    def close(self) -> None:
+        """End the fork server, as ``end_search``."""
+        self.end_search()
+
+    def __enter__(self) -> CommandSupervisor:  # noqa: PYI034 - not meant for subclassing
+        """Return the supervisor."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Close the supervisor."""
+        self.close()
+
+
+def proves_fresh_start(result: ProbeResult) -> bool:
+    """Return whether the result of a forked process holds for a fresh one too.
+
+    A search asks whether a size fits and runs out of memory above it. A plan must fit in a fresh process, so that its
+    forked one has to leave as much of the limit as the two may differ by.
+    """
+    is_of_plan = result.verifies_plan or (result.counted is not None and result.counted.of_plan)
+    if not is_of_plan:
+        return result.outcome in {Outcome.FIT, Outcome.OOM}
+    if result.outcome is not Outcome.FIT or result.limit_bytes is None:
+        return result.outcome is Outcome.FIT
+    room = result.limit_bytes - (result.peak_reserved_bytes or result.process_peak_bytes or 0)
+    return room >= max(_FORKED_BYTES, _FORKED_SHARE * result.limit_bytes)
+
+
+def _without_plan(result: ProbeResult) -> ProbeResult:
+    """The result of a probe of a search, which proves no plan."""
+    counted = result.counted
+    return result.model_copy(update={"counted": counted and counted.model_copy(update={"of_plan": False})})
+
+
+def figures_of(request: ProbeRequest, updates: int) -> Figures:
+    """The figures of a probe: those of the plan where the probe is of one, else of a few micro-batches."""
+    world_size = request.spec.parallelism.world_size
+    size = request.micro_batch_size
+    is_of_plan = request.runs_plan or request.counts_plan
+    steps = request.samples_per_window // size if is_of_plan else len(probe_window(request))
+    return Figures(size, steps, world_size, updates)
+
+
+class CommandProbe:
+    """One run of a command under a limit, in a folder of its own.
+
+    Args:
+        request: the request of the probe.
+        spec: its command.
+        device: the device.
+        folder: an empty folder, for everything that the probe writes.
+    """
+
+    def __init__(self, request: ProbeRequest, spec: CommandSpec, device: DeviceInfo, folder: Path) -> None:
+        self._request, self._spec, self._device, self._folder = request, spec, device, folder
+        updates = spec.model.probe_updates
+        self._updates = max(updates, _TIMED_UPDATES) if request.measures_time else updates
+        self._figures = figures_of(request, self._updates)
+        self._command = render(spec.model, self._figures, folder)
+        self._own_cards = cards_of_ranks(device, self._figures.world_size, request.rank_devices)
+        self._cards = {card.id: card for card in devices() if card.kind == "cuda"} if device.kind == "cuda" else {}
+        self._reports = Reports(folder / "events")
+        self._unreached: dict[int, str] = {}
+        self._most_passes = max(_PASSES_WITHOUT_STEP, _UPDATES_WITHOUT_STEP * self._figures.accumulation_steps)
+        for name in ("events", "output", "tmp"):
+            (folder / name).mkdir()
+        self._command.write_files()
+        (folder / "settings.json").write_text(json.dumps(self._settings()))
+        self._launch: Launch = {
+            "argv": list(self._command.argv),
+            "working_directory": str(self._command.working_directory.absolute()),
+            "environment": probe_environment(self._command.environment, device.kind, folder, self._own_cards),
+            "fixes_addresses": device.kind == "cpu",
+        }
+
+    def _settings(self) -> dict[str, object]:
+        """The settings that every process of the command reads when it imports torch."""
+        return {
+            "device": self._device.kind,
+            "limit_bytes": self._request.limit_bytes,
+            "memory_margin": self._request.memory_margin,
+            "updates": self._updates,
+            "counts_plan": self._request.counts_plan,
+            "most_passes": self._most_passes,
+            "ends": True,
+            "stacks_signal": STACKS_SIGNAL,
+            "shortage_texts": shortage_texts(),
+            "used_bytes": [self._cards[card].used_bytes for card in self._own_cards or self._cards],
+            "least_context_bytes": self._device.least_context_bytes,
+        }
+
+    def run(self, start: Launcher, should_stop: Callable[[], bool]) -> EndedCommand:
+        """Run the command until its updates are counted, or it fails or takes too long; then end it.
+
+        Raises:
+            ProbeCancelledError: when ``should_stop`` returned true; nothing of the command is left by then.
+            NotForkedError: when it was to be forked, and could not.
+        """
+        requested_at, kills_before = time.monotonic(), kernel_oom_kills()
+        with translate_full_disk(self._folder):
+            command = start(self._launch, self._folder)
+        try:
+            ending = self._follow(command, requested_at, should_stop)
+            stacks = self._stacks() if ending in {Ending.TIMED_OUT, Ending.LOADING_TIMED_OUT} else ""
+        finally:
+            command.end()
+        self._reports.read()
+        command.remember({process.pid for process in self._reports.in_forward})
+        exit_, start_error = self._exit(kernel_oom_kills() - kills_before)
+        own = self._cards.get(self._device.id)
+        return EndedCommand(
+            request=self._request,
+            model=self._spec.model,
+            figures=self._figures,
+            updates=self._updates,
+            ending=self._shortage_first(ending),
+            reports=self._reports,
+            requested_at=requested_at,
+            ended_at=time.monotonic(),
+            exit=exit_,
+            start_error=start_error,
+            kernel_oom_kills=kernel_oom_kills() - kills_before,
+            output=tail(self._folder / "output.txt", _OUTPUT_BYTES) if (self._folder / "output.txt").exists() else "",
+            stacks=stacks,
+            unreached=[line for pid, line in self._unreached.items() if not self._has_reported(pid)],
+            other_processes_bytes=own.used_bytes if own else None,
+            forked=command.is_forked,
+            is_of_plan=self._figures.micro_batch_size * self._figures.accumulation_steps
+            == self._request.samples_per_window,
+        )
+
+    def _shortage_first(self, ending: Ending) -> Ending:
+        """The reason for the end; an OOM that was reported while the command ended comes first."""
+        return Ending.SHORTAGE if ending is not Ending.FINISHED and self._is_short() else ending
+
+    def _follow(self, command: KeptCommand, began: float, should_stop: Callable[[], bool]) -> Ending:
+        looked_at, failed_at = 0.0, None
+        while not command.wait(_POLL_SECONDS):
+            self._reports.read()
+            now = time.monotonic()
+            if (ending := self._ending(now, began)) is not None:
+                return ending
+            if should_stop():
+                raise ProbeCancelledError("the probe was cancelled")
+            if command.pid is not None and now - looked_at > _LOOK_SECONDS:
+                looked_at = now
+                left = {process for root in command.roots() for process in self._look_at_tree(root)}
+                failed_at = (failed_at or now) if self._rank_has_failed(left) else None
+                if failed_at is not None and now - failed_at > _FAILED_RANK_SECONDS:
+                    return Ending.BY_ITSELF
+        self._reports.read()
+        return self._ending(time.monotonic(), began, is_over=True) or Ending.BY_ITSELF
+
+    def _ending(  # noqa: PLR0911 - one per reason
+        self, now: float, began: float, *, is_over: bool = False
+    ) -> Ending | None:
+        """The reason to end the command now; None while it may go on."""
+        reports, forward_at = self._reports, self._reports.forward_at
+        if self._is_short():
+            return Ending.SHORTAGE
+        if reports.are_finished:
+            return Ending.FINISHED
+        if any(process.done is not None and not process.updates for process in reports.processes):
+            return Ending.NO_BACKWARD
+        if is_over:
+            return None
+        if self._spec.model.takes_accumulation and reports.waiting_passes >= self._most_passes:
+            return Ending.NEVER_STEPS
+        if forward_at is None:
+            return Ending.LOADING_TIMED_OUT if now - began > self._spec.model.loading_timeout_seconds else None
+        return Ending.TIMED_OUT if now - forward_at > self._request.timeout_seconds else None
+
+    def _is_short(self) -> bool:
+        return any(is_shortage(event) for process in self._reports.processes for event in process.shortages)
+
+    def _look_at_tree(self, root: int) -> set[int]:
+        """List the tree, and remember Python processes that may never report.
+
+        A child of the subreaper that has not executed the command yet is still a Python process with its arguments.
+        """
+        left = subreaper.descendants(root)
+        unknown = [it for it in left if it not in self._unreached and not self._has_reported(it)]
+        for process in unknown:
+            with suppress(OSError):
+                line = _arguments(process)
+                if Path(f"/proc/{process}/exe").readlink().name.startswith("python") and line != _arguments(root):
+                    self._unreached[process] = line.decode(errors="replace").strip()[:200]
+        return set(left)
+
+    def _has_reported(self, process: int) -> bool:
+        return any(reported.pid == process for reported in self._reports.processes)
+
+    def _rank_has_failed(self, left: set[int]) -> bool:
+        """Return whether a rank of several has ended before its updates, so that others may wait for it."""
+        ranks = self._reports.in_forward
+        gone = [rank for rank in ranks if rank.done is None and rank.pid not in left]
+        return len(ranks) > 1 and bool(gone)
+
+    def _stacks(self) -> str:
+        """The stacks of the Python processes of the tree."""
+        reported = {process.pid: " ".join(process.argv) for process in self._reports.processes}
+        return stacks_of({**self._unreached, **reported}, self._folder / "events")
+
+    def _exit(self, oom_kills: int) -> tuple[ProcessExit | None, str | None]:
+        """Read how the command ended, and why it could not be started."""
+        path = self._folder / "exit.json"
+        if not path.exists():
+            return None, None
+        ended = json.loads(path.read_text())
+        status = ended.get("status")
+        return None if status is None else classify_exit(status, oom_kills), ended.get("error")
+
+
+def _arguments(process: int) -> bytes:
+    """Return the arguments of a process, with a space after each.
+
+    Raises:
+        OSError: when it has ended.
+    """
+    return Path(f"/proc/{process}/cmdline").read_bytes().replace(b"\0", b" ")

@@ -1,0 +1,104 @@
+"""The environment of a command whose processes load the injected code. No torch."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from getpass import getuser
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from batchwright.hardware.allocator_env import allocator_environment
+from batchwright.system.processes import propagated_environment
+
+if TYPE_CHECKING:  # a command line starts the fork server before the schemas are imported
+    from batchwright.schemas.results import DeviceInfo
+
+_STARTUP = Path(__file__).parent / "injected" / "startup"
+_FOLDER_VARIABLE = "BATCHWRIGHT_PROBE_FOLDER"
+_CPU_LIBRARIES = {"ARROW_DEFAULT_MEMORY_POOL": "system"}
+"""Arrow, which transformers and datasets import, otherwise reserves 1 GiB of private addresses, all of which count: an
+HF Trainer took 1,288 MiB with that pool and 266 MiB without."""
+
+
+def environment_of_commands(kind: str, environment: Mapping[str, str]) -> dict[str, str]:
+    """Add to the variables of all probes on a kind of device those of commands."""
+    return {**environment, **(_CPU_LIBRARIES if kind == "cpu" else {})}
+
+
+def probe_environment(
+    of_command: Mapping[str, str], kind: Literal["cpu", "cuda"], folder: Path, cards: Sequence[str] = ()
+) -> dict[str, str]:
+    """The whole environment of a command in a probe.
+
+    Args:
+        of_command: the command's own variables.
+        kind: the kind of the device.
+        folder: the folder of the probe.
+        cards: the only cards that the command sees; empty for all.
+    """
+    compiled_code = str(Path(tempfile.gettempdir()) / f"torchinductor_{getuser()}")  # torch's default, outside TMPDIR
+    inherited = {
+        **os.environ,
+        **propagated_environment(),
+        **environment_of_commands(kind, allocator_environment(kind, os.environ)),
+        "TORCHINDUCTOR_CACHE_DIR": os.environ.get("TORCHINDUCTOR_CACHE_DIR", compiled_code),
+        "TMPDIR": str(folder / "tmp"),
+    }
+    return injected_environment({**inherited, **of_command}, kind, folder, cards)
+
+
+def injected_environment(
+    variables: Mapping[str, str], kind: Literal["cpu", "cuda"], folder: Path, cards: Sequence[str]
+) -> dict[str, str]:
+    """Add to the environment of a command what has its processes load the injected code.
+
+    Args:
+        variables: the environment, with the command's own variables.
+        kind: the kind of the device.
+        folder: the folder of the events.
+        cards: the only cards that the command sees; empty for all.
+    """
+    environment = {**variables, _FOLDER_VARIABLE: str(folder)}
+    if kind == "cpu":
+        environment["CUDA_VISIBLE_DEVICES"] = ""
+    elif cards:
+        environment["CUDA_VISIBLE_DEVICES"] = ",".join(_visible_card(card, environment) for card in cards)
+    before = environment.get("PYTHONPATH")
+    environment["PYTHONPATH"] = os.pathsep.join([str(_STARTUP), *([before] if before else [])])
+    return environment
+
+
+def cards_of_ranks(device: DeviceInfo, world_size: int, rank_devices: Sequence[str]) -> tuple[str, ...]:
+    """The cards that a command sees, a card for each rank in their order; empty for all cards.
+
+    Args:
+        device: the device of the run.
+        world_size: the ranks that the command starts.
+        rank_devices: the devices that the run holds, of which the first ``world_size`` are taken; may be too few.
+    """
+    if device.kind != "cuda":
+        return ()
+    if world_size == 1:
+        return (device.id,)
+    return tuple(rank_devices[:world_size]) if len(rank_devices) >= world_size else ()
+
+
+def processes_of(folder: Path) -> list[int]:
+    """The processes whose environment names a folder of events, wherever in the tree of processes they are."""
+    mark = f"{_FOLDER_VARIABLE}={folder}".encode()
+    found = []
+    for path in Path("/proc").glob("[0-9]*/environ"):
+        with suppress(OSError):  # it has ended, or is another user's
+            if mark in path.read_bytes().split(b"\0"):
+                found.append(int(path.parent.name))
+    return found
+
+
+def _visible_card(device: str, environment: Mapping[str, str]) -> str:
+    """The entry of a card for the variable that hides the others."""
+    index = int(device.rpartition(":")[2])
+    visible = [part.strip() for part in environment.get("CUDA_VISIBLE_DEVICES", "").split(",") if part.strip()]
+    return visible[index] if index < len(visible) else str(index)

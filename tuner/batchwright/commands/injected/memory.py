@@ -1,0 +1,248 @@
+"""Limit the memory of this process, and read its peaks.
+
+On the CPU the limit is `RLIMIT_DATA`, counted from the end of torch's import, as
+``batchwright.hardware.memory_devices.cpu`` counts from the start of a probe. On a card it is the allocator's fraction,
+set as soon as CUDA is initialised.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import resource
+import signal
+from typing import Any
+
+from .torch_internals import when_cuda_starts
+
+_LARGEST_CONTEXT = 2 * 1024**3
+"""A larger difference between two readings of a card's memory is another process's (contexts take 0.25 to 0.9 GiB)."""
+
+_LARGEST_GROWTH = 512 * 1024**2
+"""A context that grows by more in an update is another process's memory: by 240 to 340 MiB on an H100."""
+
+_HEAP_STEP = 2 * 1024**2
+"""Bytes of a huge page, by which the C library's heap grows in a probe (`glibc.malloc.hugetlb=1`)."""
+
+
+class Baseline:
+    """The private memory of this process at the end of torch's import, from which budget and peaks count."""
+
+    def __init__(self) -> None:
+        self.start_bytes = _status_bytes("VmData")
+        self.earlier_peak_bytes = 0
+        """The peak above the start before this process was forked; the kernel's mark begins anew then."""
+        self._used_bytes: int | None = None
+        self._threads = 0
+
+    @property
+    def is_of_server(self) -> bool:
+        """True in a fork server, and in what it has forked."""
+        return self._used_bytes is not None
+
+    def before_fork(self) -> None:
+        """Record what the imports after torch's have taken, which counts in a forked process too."""
+        self._used_bytes = self.held_bytes()
+        self._threads = len(os.listdir("/proc/self/task")) - 1
+        self.earlier_peak_bytes = self.peak_bytes()
+
+    def after_fork(self) -> None:
+        """Count on from there. Libraries' threads are not forked, and idle ones take their stacks."""
+        if self._used_bytes is not None:
+            _start_idle_threads(self._threads)
+            self.start_bytes = _status_bytes("VmData") - self._used_bytes
+
+    def held_bytes(self) -> int:
+        """Return the memory above the start that is held now."""
+        return _status_bytes("VmData") - self.start_bytes
+
+    def peak_bytes(self) -> int:
+        """Return the peak above the start, by the kernel's high-water mark."""
+        others = _status_bytes("VmSize") - _status_bytes("VmData")
+        return max(self.earlier_peak_bytes, _status_bytes("VmPeak") - others - self.start_bytes)
+
+
+class CpuMemory:
+    """The private memory of this process, with a budget.
+
+    Args:
+        limit_bytes: the budget; none for no limit.
+        baseline: the memory from which the budget counts.
+    """
+
+    held_step_bytes = _HEAP_STEP
+    """The step of ``held_bytes``: a difference of two readings is off by less."""
+
+    def __init__(self, limit_bytes: int | None, baseline: Baseline) -> None:
+        self._limit_bytes = limit_bytes
+        self._baseline = baseline
+
+    def limit(self) -> None:
+        """Set the limit. Allocations beyond it fail."""
+        if self._limit_bytes is not None:
+            _set_data_limit(self._baseline.start_bytes + self._limit_bytes)
+
+    def lift(self) -> None:
+        """Lift the limit, so that a process that reached it can report."""
+        if self._limit_bytes is not None:
+            _set_data_limit(resource.RLIM_INFINITY)
+
+    def check_devices(self) -> None:
+        """Do nothing: there is one device."""
+
+    def follow_contexts(self) -> None:
+        """Do nothing: the baseline has what is outside the budget."""
+
+    def synchronize(self) -> None:
+        """Do nothing: the CPU has no queue."""
+
+    def held_bytes(self) -> int | None:
+        """Return the private memory above the baseline that is held now."""
+        return self._baseline.held_bytes()
+
+    def peaks(self) -> dict[str, int | None]:
+        """Return the peak of private memory above the baseline."""
+        return {"process_peak_bytes": self._baseline.peak_bytes(), "limit_bytes": self._limit_bytes}
+
+
+class CudaMemory:
+    """The memory of this process's cards, limited through the caching allocator.
+
+    Args:
+        torch: the module.
+        settings: the settings of the probe.
+    """
+
+    held_step_bytes = 0
+    """The allocator counts bytes exactly."""
+
+    def __init__(self, torch: Any, settings: dict[str, Any]) -> None:
+        self._torch = torch
+        self._limit_bytes: int | None = settings["limit_bytes"]
+        self._margin: float = settings["memory_margin"]
+        self._used_before: list[int | None] = settings["used_bytes"]
+        self._least_context: int = settings["least_context_bytes"] or 0
+        self._limits: dict[int, int] = {}
+        self._contexts: dict[int, int] = {}
+        self._followed: set[int] = set()
+
+    def limit(self) -> None:
+        """Set the limit on this rank's card, as soon as CUDA is initialised."""
+        when_cuda_starts(self._torch, self._limit_own_card)
+
+    def _limit_own_card(self) -> None:
+        local = os.environ.get("LOCAL_RANK", "")
+        count = self._torch.cuda.device_count()
+        self._limit_card(int(local) if local.isdigit() and int(local) < count else 0)
+
+    def _limit_card(self, index: int) -> None:
+        cuda = self._torch.cuda
+        free, total = cuda.mem_get_info(index)
+        reserved = int(cuda.memory_reserved(index))
+        self._contexts[index] = context = self._context_bytes(index, total - free - reserved)
+        if self._limit_bytes is None:
+            return
+        available = int((free + reserved) * (1.0 - self._margin))
+        self._set_limit(index, min(self._limit_bytes - context, available, total))
+
+    def _set_limit(self, index: int, limit: int) -> None:
+        cuda = self._torch.cuda
+        self._limits[index] = limit = max(0, limit)
+        cuda.set_per_process_memory_fraction(min(1.0, limit / cuda.get_device_properties(index).total_memory), index)
+
+    def follow_contexts(self) -> None:
+        """Take off the limit what the contexts have grown by in the first update, after which this does nothing.
+
+        CUDA loads kernels when they are first used, and libraries make their handles. Where the first update took more
+        than is left then, its cache is given back, so that the next one has to do with the new limit.
+        """
+        cuda = self._torch.cuda
+        for index in set(self._contexts) - self._followed:
+            self._followed.add(index)
+            free, total = cuda.mem_get_info(index)
+            context = self._context_bytes(index, total - free - int(cuda.memory_reserved(index)))
+            if not 0 < context - self._contexts[index] <= _LARGEST_GROWTH:
+                continue
+            self._contexts[index] = context
+            if self._limit_bytes is None:
+                continue
+            self._set_limit(index, min(self._limits[index], self._limit_bytes - context))
+            if cuda.max_memory_reserved(index) > self._limits[index]:
+                cuda.empty_cache()
+                cuda.reset_peak_memory_stats(index)
+
+    def _context_bytes(self, index: int, outside: int) -> int:
+        """Bytes of the context: used on the card outside the allocator, less what others used before the command."""
+        before = self._used_before[index] if index < len(self._used_before) else None
+        found = outside - before if before is not None else self._least_context
+        return found if self._least_context <= found <= _LARGEST_CONTEXT else self._least_context
+
+    def lift(self) -> None:
+        """Do nothing: a report takes no memory of a card."""
+
+    def check_devices(self) -> None:
+        """Limit every card that this process has begun to use."""
+        if not self._torch.cuda.is_initialized():
+            return
+        for index in range(self._torch.cuda.device_count()):
+            if index not in self._contexts and self._torch.cuda.memory_reserved(index):
+                self._limit_card(index)
+
+    def synchronize(self) -> None:
+        """Wait for the cards, so that an error of their queues is raised here and times are those of the work."""
+        if self._torch.cuda.is_initialized():
+            self._torch.cuda.synchronize()
+
+    def held_bytes(self) -> int | None:
+        """Return the bytes of tensors on the card with the most reserved memory; None where there is none."""
+        cuda = self._torch.cuda
+        return int(cuda.memory_allocated(self._fullest_card())) if cuda.is_initialized() else None
+
+    def _fullest_card(self) -> int:
+        return int(max(range(self._torch.cuda.device_count()), key=self._torch.cuda.max_memory_reserved))
+
+    def peaks(self) -> dict[str, int | None]:
+        """Return the allocator's peaks on the card with the most reserved memory."""
+        cuda = self._torch.cuda
+        if not cuda.is_initialized():
+            return {}
+        index = self._fullest_card()
+        stats = cuda.memory_stats(index)
+        return {
+            "allocated_bytes": int(cuda.max_memory_allocated(index)),
+            "reserved_bytes": int(cuda.max_memory_reserved(index)),
+            "allocator_retries": int(stats.get("num_alloc_retries", 0)),
+            "context_bytes": self._contexts.get(index),
+            "limit_bytes": self._limits.get(index),
+            "card": index,
+        }
+
+
+def _start_idle_threads(count: int) -> None:
+    """Start native threads that do nothing, take no signal, and are unknown to Python.
+
+    The C library keeps the stacks of threads that were not forked for the next threads. Those of the program would take
+    them, and an HF Trainer counted 8 MiB less than in a fresh process.
+    """
+    libc = ctypes.CDLL(None)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    for _ in range(count):
+        libc.pthread_create(ctypes.byref(ctypes.c_ulong()), None, ctypes.cast(libc.pause, ctypes.c_void_p), None)
+    signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _status_bytes(field: str) -> int:
+    """Read a ``kB`` field of /proc/self/status, in bytes."""
+    with open("/proc/self/status", encoding="ascii", errors="replace") as stream:
+        for line in stream:
+            if line.startswith(field + ":"):
+                return int(line.split()[1]) * 1024
+    return 0
+
+
+def _set_data_limit(total: int) -> None:
+    """Set the soft limit, bounded by the hard one, so that this process may raise it again."""
+    hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
+    if hard != resource.RLIM_INFINITY:
+        total = hard if total == resource.RLIM_INFINITY else min(total, hard)
+    resource.setrlimit(resource.RLIMIT_DATA, (total, hard))

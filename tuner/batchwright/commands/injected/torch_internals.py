@@ -1,0 +1,31 @@
+"""Private names of torch that the injected code uses, each with the reason why no public name is enough.
+
+Tested with torch 2.13.0: on the CPU, and with the CUDA build on virtual cards. The package cannot import
+``batchwright.torch_internals``, because it runs beside the packages of the command.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any, Callable
+
+
+def when_cuda_starts(torch: Any, action: Callable[[], None]) -> None:
+    """Call a function as soon as CUDA is initialised; no public function waits for it without causing it."""
+    torch.cuda._lazy_call(action)  # noqa: SLF001
+
+
+def observe_card_shortages(torch: Any, observer: Callable[[int, int, int, int], None]) -> None:
+    """Have the caching allocator report each request that failed after it had emptied its cache.
+
+    The observer takes the card, the requested bytes, those in use and those free. It has no public name, and is missing
+    in builds without CUDA.
+    """
+    attach = getattr(torch._C, "_cuda_attach_out_of_memory_observer", None)  # noqa: SLF001
+    if attach is not None:
+        when_cuda_starts(torch, lambda: attach(observer))
+
+
+def data_loader_iterator() -> Any:
+    """The base of the iterators of data loaders with and without worker processes; ``_next_index`` draws a batch."""
+    return import_module("torch.utils.data.dataloader")._BaseDataLoaderIter  # noqa: SLF001

@@ -1,0 +1,182 @@
+"""Start a command below its subreaper, in a process of its own. No torch."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Protocol
+
+from batchwright.commands.injected import subreaper
+
+Launch = dict[str, Any]
+"""The command that a subreaper starts: `argv`, `working_directory`, `environment`, `fixes_addresses`."""
+
+ENDING_SECONDS = 60.0
+"""Longer than a subreaper takes to kill what can be killed."""
+_ISOLATING_OPTIONS = frozenset("EIS")
+"""Options of Python that leave out what the command injects."""
+_OPTIONS_WITH_VALUE = frozenset({"-W", "-X", "--check-hash-based-pycs"})
+_LONGEST_FIRST_LINE = 512
+
+
+class KeptCommand(Protocol):
+    """A command below its subreaper."""
+
+    @property
+    def pid(self) -> int | None:
+        """The process of the subreaper; none before it was forked."""
+
+    @property
+    def is_forked(self) -> bool:
+        """True if the fork server started the command."""
+
+    def wait(self, seconds: float) -> bool:
+        """Wait until the subreaper has ended, and return whether it has."""
+
+    def roots(self) -> list[int]:
+        """Return the processes below which all those of the command are."""
+
+    def end(self) -> None:
+        """Have the subreaper end the tree, and wait for that. Idempotent."""
+
+    def remember(self, trained: Collection[int]) -> None:
+        """Take, after the end, which processes have trained: later commands may be started faster."""
+
+
+class Launcher(Protocol):
+    """Starts a command."""
+
+    def __call__(self, launch: Launch, folder: Path) -> KeptCommand:
+        """Start the command of a folder, in which its launch is written."""
+
+
+class FreshCommand:
+    """A command in a process of its own, below a subreaper that is a child of this process.
+
+    Args:
+        launch: what the subreaper starts.
+        folder: the folder in which that is written, and where the subreaper leaves how the command ended.
+        descriptor: a socket that the command inherits, to be a fork server.
+        serves: what the server forks (``injected.command_server``).
+    """
+
+    is_forked = False
+
+    def __init__(
+        self, launch: Launch, folder: Path, descriptor: int | None = None, serves: str = subreaper.PROGRAM
+    ) -> None:
+        if descriptor is not None:
+            launch = {**launch, "server_descriptor": descriptor, "serves": serves}
+        (folder / "launch.json").write_text(json.dumps(launch))
+        self._process = subprocess.Popen(  # noqa: S603 - this interpreter, and a module of this package
+            [sys.executable, "-I", str(Path(subreaper.__file__)), str(folder)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+            pass_fds=() if descriptor is None else (descriptor,),
+        )
+
+    @property
+    def pid(self) -> int:
+        """The process of the subreaper."""
+        return self._process.pid
+
+    def roots(self) -> list[int]:
+        """Return the process of the subreaper."""
+        return [self.pid]
+
+    def remember(self, trained: Collection[int]) -> None:
+        """Do nothing."""
+
+    def wait(self, seconds: float) -> bool:
+        """Wait until the subreaper has ended, and return whether it has."""
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(seconds)
+        return self._process.returncode is not None
+
+    def end(self) -> None:
+        """Have the subreaper end the tree, and wait for that. Idempotent."""
+        control = self._process.stdin
+        if control is None or control.closed:
+            return
+        with suppress(OSError):
+            os.write(control.fileno(), b"e")
+        try:
+            self._process.wait(ENDING_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        control.close()
+
+
+def may_serve(program: str, argv: Sequence[str]) -> bool:
+    """Return whether a command starts Python that takes the injected code, and so may be its own fork server.
+
+    Args:
+        program: the file of its program.
+        argv: its words.
+    """
+    if (script := _interpreter_of_script(Path(program))) is not None:
+        return Path(script[0]).name.startswith("python") and not _is_isolated(script[1:])
+    is_binary = _first_line(Path(program)).startswith(b"\x7fELF") and Path(program).name.startswith("python")
+    return is_binary and not _is_isolated(argv[1:])
+
+
+def find_in(folder: Path, name: str, environment: Mapping[str, str]) -> str | None:
+    """The path of a program that is started in a folder; none where there is none.
+
+    Args:
+        folder: the folder, to which a name with a slash is relative.
+        name: the first word of the command.
+        environment: its variables.
+    """
+    found = str(folder.absolute() / name) if os.sep in name else name
+    return shutil.which(found, path=environment.get("PATH", os.defpath))
+
+
+def find_interpreter(program: str, environment: Mapping[str, str]) -> str | None:
+    """Find the Python that runs a program, which is a script or that Python itself.
+
+    Args:
+        program: the file of the program.
+        environment: its variables.
+    """
+    words = _interpreter_of_script(Path(program)) or [program]
+    return shutil.which(words[0], path=environment.get("PATH"))
+
+
+def _interpreter_of_script(program: Path) -> list[str] | None:
+    """The words after `#!` of a script, without `env`; none for other files."""
+    line = _first_line(program)
+    words = os.fsdecode(line[2:]).split() if line.startswith(b"#!") else []
+    return words[Path(words[0]).name == "env" :] or None if words else None
+
+
+def _first_line(path: Path) -> bytes:
+    try:
+        with path.open("rb") as stream:
+            return stream.readline(_LONGEST_FIRST_LINE)
+    except OSError:
+        return b""
+
+
+def _is_isolated(words: Sequence[str]) -> bool:
+    """Return whether the options before the program isolate Python, or there is no program in a file or module."""
+    remaining = iter(words)
+    for word in remaining:
+        if not word.startswith("-") or word.startswith("-m"):
+            return False
+        if word == "-" or word.startswith("-c"):
+            return True
+        if word in _OPTIONS_WITH_VALUE:
+            next(remaining, None)
+        elif not word.startswith(("--", "-W", "-X")) and _ISOLATING_OPTIONS & set(word):
+            return True
+    return False

@@ -1,0 +1,350 @@
+"""Turn the end of a command into the result of its probe: an outcome, a message of its own, and evidence. No torch."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+from itertools import pairwise
+
+from batchwright.commands.counted_updates import judge_updates
+from batchwright.commands.reports import Event, ReportedProcess, Reports
+from batchwright.commands.templates import Figures
+from batchwright.hardware.failures import FailureKind, classify_message, shortage_in_words
+from batchwright.planning.accumulation import probe_window
+from batchwright.schemas.command import CommandModel
+from batchwright.schemas.requests import ProbeRequest
+from batchwright.schemas.results import (
+    PLAN_NOT_FOLLOWED,
+    CountedUpdates,
+    Outcome,
+    Phase,
+    PhaseSeconds,
+    ProbeResult,
+    UpdateTiming,
+)
+from batchwright.system.process_exit import ExitKind, ProcessExit
+
+_MESSAGE_LENGTH = 2000
+_NEARLY_FULL = 0.8
+"""A suspicious error is an OOM when at least this share of the limit was in use, as for other probes."""
+_KILLED = ("(SIGKILL)", "(SIGTERM)")
+_CRASHED = ("(SIGSEGV)", "(SIGBUS)", "(SIGABRT)", "(SIGILL)", "(SIGFPE)")
+"""Signals of a rank in the output of torch's launcher, whose own exit status is 1."""
+
+_PHASES = {
+    Phase.START: "before torch was imported",
+    Phase.BUILD: "before the first forward pass",
+    Phase.WARMUP: "in the first update",
+    Phase.MEASURE: "after the first update",
+    Phase.DONE: "after the last update",
+}
+
+
+class Ending(Enum):
+    """Reasons for the end of a command."""
+
+    FINISHED = "every rank made the updates"
+    SHORTAGE = "a process ran out of memory"
+    NEVER_STEPS = "backward passes without a step"
+    NO_BACKWARD = "steps without a backward pass"
+    LOADING_TIMED_OUT = "no forward pass in time"
+    TIMED_OUT = "not enough updates in time"
+    BY_ITSELF = "the command ended"
+
+
+@dataclass(frozen=True)
+class EndedCommand:
+    """A command that has ended, with everything that is known of it."""
+
+    request: ProbeRequest
+    model: CommandModel
+    figures: Figures
+    updates: int
+    ending: Ending
+    reports: Reports
+    requested_at: float
+    """Start of the probe on the monotonic clock, in seconds."""
+    ended_at: float
+    exit: ProcessExit | None
+    """Exit of the command itself; None where it was ended, or its subreaper was lost."""
+    start_error: str | None
+    """Why the command could not be started."""
+    kernel_oom_kills: int
+    output: str
+    """The end of its output."""
+    stacks: str
+    """The stacks of its processes, where it was too slow."""
+    unreached: Sequence[str]
+    """Command lines of Python processes that reported nothing."""
+    other_processes_bytes: int | None
+    forked: bool
+    """True if the fork server of the command started it."""
+    is_of_plan: bool
+    """True if the figures are those of a plan."""
+
+    @property
+    def phase(self) -> Phase:
+        """The phase that the command reached."""
+        if self.ending is Ending.FINISHED:
+            return Phase.DONE
+        if self.reports.trained:
+            return Phase.MEASURE
+        if self.reports.forward_at is not None:
+            return Phase.WARMUP
+        return Phase.BUILD if self.reports.with_torch else Phase.START
+
+    @property
+    def crashed(self) -> bool:
+        """True if a process crashed, for which a lack of memory may be the reason."""
+        if self.ending is not Ending.BY_ITSELF or self.exit is None:
+            return False
+        return self.exit.kind is ExitKind.CRASHED or any(name in self.output for name in _CRASHED)
+
+
+def is_shortage(event: Event) -> bool:
+    """Return whether a reported exception is an OOM, by the rules for all exceptions."""
+    kind = str(event["type"]).rpartition(".")[2]
+    if kind in {"MemoryError", "OutOfMemoryError"}:
+        return True
+    match classify_message(str(event["message"])):
+        case FailureKind.OUT_OF_MEMORY:
+            return True
+        case FailureKind.SUSPECTED_OUT_OF_MEMORY:
+            peak = event.get("reserved_bytes") or event.get("process_peak_bytes") or 0
+            return bool(event.get("limit_bytes")) and peak >= _NEARLY_FULL * event["limit_bytes"]
+        case _:
+            return False
+
+
+def result_of(ended: EndedCommand) -> ProbeResult:
+    """The result of a probe of a command."""
+    counted = judge_updates(
+        ended.reports,
+        ended.figures,
+        ended.updates,
+        takes_accumulation=ended.model.takes_accumulation,
+        of_plan=ended.is_of_plan,
+    )
+    outcome, error_type, message, details = _outcome(ended, counted)
+    request = ended.request
+    return ProbeResult(
+        micro_batch_size=request.micro_batch_size,
+        accumulates=request.accumulates,
+        micro_batch_sizes=probe_window(request),
+        outcome=outcome,
+        phase=ended.phase,
+        message=message[:_MESSAGE_LENGTH],
+        details=details[:_MESSAGE_LENGTH] if details else None,
+        error_type=error_type,
+        traceback=_traceback(ended, outcome),
+        **_peaks(ended),
+        seconds=_phase_seconds(ended),
+        measures_time=request.measures_time,
+        verifies_plan=request.runs_plan,
+        forked=ended.forked,
+        rank_not_forked=next((it.not_forked for it in ended.reports.in_forward if it.not_forked), None),
+        timing=_timing(ended) if outcome is Outcome.FIT else None,
+        counted=counted,
+    )
+
+
+_Verdict = tuple[Outcome, str | None, str, str | None]
+"""Outcome, `error_type`, message and details."""
+
+
+def _outcome(ended: EndedCommand, counted: CountedUpdates | None) -> _Verdict:  # noqa: PLR0911 - one per ending
+    where, reports, request = _PHASES[ended.phase], ended.reports, ended.request
+    if ended.kernel_oom_kills and ended.ending is not Ending.FINISHED:
+        return Outcome.OOM, "SIGKILL", f"killed by the kernel for memory {where}", None
+    match ended.ending:
+        case Ending.SHORTAGE:
+            return _shortage(ended, where)
+        case Ending.FINISHED if counted is not None and counted.as_planned is False:
+            return Outcome.ERROR, PLAN_NOT_FOLLOWED, f"{counted.statement}", None
+        case Ending.FINISHED:
+            made = f"{_made_updates(ended)} ran within the limit"
+            return Outcome.FIT, None, f"{made}: {counted.statement}" if counted else made, None
+        case Ending.NEVER_STEPS:
+            message = (
+                f"{reports.waiting_passes} backward passes were counted without a step of a torch.optim.Optimizer, "
+                f"where an update was to have {ended.figures.accumulation_steps}: the command ignores its accumulation,"
+                " or steps by an optimizer that is no torch.optim.Optimizer, which cannot be counted"
+            )
+            return Outcome.ERROR, "never-steps", message, None
+        case Ending.NO_BACKWARD:
+            message = f"{ended.updates} optimizer steps were counted without a backward pass: no training was seen"
+            return Outcome.ERROR, "no-backward", message, None
+        case Ending.LOADING_TIMED_OUT:
+            time_limit = f"within {ended.model.loading_timeout_seconds:g} s (loading_timeout_seconds)"
+            return (
+                Outcome.TIMED_OUT,
+                "loading-timed-out",
+                f"no forward pass was seen {time_limit}; it was {where}",
+                None,
+            )
+        case Ending.TIMED_OUT:
+            fewest = min((len(process.updates) for process in reports.trained), default=0)
+            silent = reports.world_size - len(reports.finished)
+            hanging = f"; {silent} of {reports.world_size} ranks did not make them" if reports.world_size > 1 else ""
+            message = (
+                f"made {fewest} of {ended.updates} updates within {request.timeout_seconds:g} s of its first forward "
+                f"pass{hanging}"
+            )
+            return Outcome.TIMED_OUT, "timed-out", message, None
+        case Ending.BY_ITSELF:
+            return _ended_by_itself(ended, where)
+
+
+def _made_updates(ended: EndedCommand) -> str:
+    """Name the updates that every rank made, of which the last may only have begun."""
+    whole = min(len(process.updates) for process in ended.reports.finished)
+    if whole >= ended.updates:
+        return f"{ended.updates} optimizer updates"
+    return f"{whole} optimizer update{'' if whole == 1 else 's'} and the beginning of the next"
+
+
+def _shortage(ended: EndedCommand, where: str) -> _Verdict:
+    found = ended.reports.shortage
+    if found is None:
+        return Outcome.ERROR, None, f"ended {where}", None
+    _, event = found
+    message = str(event["message"]) or str(event["type"])
+    rank = f" on rank {event['rank']}" if ended.figures.world_size > 1 or ended.reports.world_size > 1 else ""
+    return Outcome.OOM, str(event["type"]), f"{shortage_in_words(message)}{rank} {where}", message
+
+
+def _ended_by_itself(ended: EndedCommand, where: str) -> _Verdict:
+    if ended.start_error is not None:
+        return Outcome.ERROR, "not-started", f"the command could not be started: {ended.start_error}", None
+    if ended.exit is None:
+        return Outcome.LOST, None, f"the process that keeps the command was lost {where}", None
+    kind, cause = ended.exit.kind, ended.exit.cause
+    if kind is ExitKind.KILLED:
+        return Outcome.LOST, cause, f"ended from outside by {cause} {where}", None
+    if cause != "exit status 0":
+        return _failed(ended, where, cause)
+    error_type, message = _ended_early(ended)
+    return Outcome.ERROR, error_type, message, None
+
+
+def _failed(ended: EndedCommand, where: str, cause: str) -> _Verdict:
+    """The verdict on a command that failed: its output may say why."""
+    last = last_error(ended.output)
+    match classify_message(last):
+        case FailureKind.OUT_OF_MEMORY:
+            return Outcome.OOM, cause, f"{shortage_in_words(last)} {where}, by its output", last
+        case FailureKind.INVALID_SIZE:
+            return Outcome.INVALID_SIZE, cause, f"the size is illegal for a kernel, {where}: {last}", None
+    if not ended.crashed and any(name in ended.output for name in _KILLED):
+        return Outcome.LOST, cause, f"a rank was ended from outside {where} ({cause})", None
+    if not ended.reports.processes and ended.unreached:
+        return Outcome.ERROR, *_not_reached(ended, cause), None
+    return Outcome.ERROR, cause, f"ended with {cause} {where}: {last}" if last else f"ended with {cause} {where}", None
+
+
+def last_error(output: str) -> str:
+    """The last line of the output that looks like an exception, else its last line."""
+    lines = [line.strip() for line in output.splitlines() if line.strip()]
+    errors = [line for line in lines if "Error" in line.partition(":")[0] or "bad_alloc" in line]
+    return (errors or lines or [""])[-1]
+
+
+def _ended_early(ended: EndedCommand) -> tuple[str, str]:  # noqa: PLR0911 - one per way to end
+    """Explain a command that ended without an error and without the wanted updates."""
+    reports, wanted = ended.reports, ended.updates
+    if reports.trained:
+        made = min(len(process.updates) for process in reports.trained)
+        return "ended-early", (
+            f"ended by itself after {made} of {wanted} updates: give it more data or more updates in probes "
+            f"(`{{updates}}` is the number that they need)"
+        )
+    if reports.waiting_passes:
+        return "never-steps", (
+            f"ended by itself after {reports.waiting_passes} backward passes without a step of a torch.optim.Optimizer:"
+            " an optimizer that is none cannot be counted"
+        )
+    if any(process.idle_steps for process in reports.processes):
+        return "no-backward", "ended by itself after optimizer steps without a backward pass: no training was seen"
+    if reports.with_torch:
+        return "ended-early", "ended by itself without a backward pass: it imported torch, and trained nothing"
+    if ended.unreached:
+        return _not_reached(ended, "exit status 0")
+    if reports.processes:
+        return "no-torch", "ended by itself, and no process of it imported torch: only training with torch is counted"
+    return "no-python", "ended by itself without starting Python: only training in Python processes is counted"
+
+
+def _not_reached(ended: EndedCommand, cause: str) -> tuple[str, str]:
+    return "not-reached", (
+        f"ended with {cause}, and its Python was not reached: `{ended.unreached[0]}` reported nothing. Start Python "
+        "without -I, -E and -S, and keep PYTHONPATH in its environment"
+    )
+
+
+def _traceback(ended: EndedCommand, outcome: Outcome) -> str | None:
+    if outcome is Outcome.TIMED_OUT:
+        return "\n".join(part for part in (ended.stacks, ended.output) if part) or None
+    if outcome in {Outcome.ERROR, Outcome.LOST} and ended.ending is not Ending.FINISHED:
+        return ended.output or None
+    return None
+
+
+def _peaks(ended: EndedCommand) -> dict[str, int | None]:
+    """The peaks of the rank with the most memory."""
+    done = [process.done for process in ended.reports.finished if process.done]
+    events: list[Event] = done or [event for process in ended.reports.processes for event in process.shortages]
+    if not events:
+        return {"limit_bytes": ended.request.limit_bytes}
+    held = max(events, key=lambda event: event.get("reserved_bytes") or event.get("process_peak_bytes") or 0)
+    return {
+        "peak_allocated_bytes": held.get("allocated_bytes"),
+        "peak_reserved_bytes": held.get("reserved_bytes"),
+        "process_peak_bytes": held.get("process_peak_bytes"),
+        "resident_bytes": held.get("resident_bytes"),
+        "allocator_retries": held.get("allocator_retries"),
+        "context_bytes": held.get("context_bytes"),
+        "limit_bytes": held.get("limit_bytes") or ended.request.limit_bytes,
+        "other_processes_bytes": ended.other_processes_bytes,
+    }
+
+
+def _phase_seconds(ended: EndedCommand) -> PhaseSeconds:
+    """The seconds of each phase, of the rank that entered each first."""
+    reports, began = ended.reports, ended.requested_at
+    torch_at = min((process.torch_at for process in reports.processes if process.torch_at), default=None)
+    ends = [event["ended_at"] for process in reports.trained[:1] for event in process.updates]
+    marks = [began, torch_at, reports.forward_at, ends[0] if ends else None, ends[-1] if ends else None]
+    reached = [mark for mark in marks if mark is not None]
+    if len(reached) < len(marks):
+        reached.append(ended.ended_at)
+    spent = [max(0.0, later - earlier) for earlier, later in pairwise(reached)]
+    names = ("start", "build", "warmup", "measure")
+    return PhaseSeconds(**dict(zip(names, spent, strict=False)), total=max(0.0, ended.ended_at - began))
+
+
+def _timing(ended: EndedCommand) -> UpdateTiming | None:
+    """The duration of an update, of the slowest rank."""
+    timings = [timing for process in ended.reports.finished if (timing := _rank_timing(process, ended)) is not None]
+    return max(timings, key=lambda timing: timing.update_seconds, default=None)
+
+
+def _rank_timing(process: ReportedProcess, ended: EndedCommand) -> UpdateTiming | None:
+    ends = [event["ended_at"] for event in process.updates]
+    seconds = [later - earlier for earlier, later in pairwise(ends)]
+    done = process.done or {}
+    if not seconds and ended.request.counts_plan and done.get("update_seconds"):
+        seconds = [done["update_seconds"]]  # of the first update, without what its first micro-batch takes longer
+    if not seconds:
+        return None
+    median = statistics.median(seconds)
+    deviation = statistics.stdev(seconds) if len(seconds) > 1 else 0.0
+    steps = ended.figures.accumulation_steps
+    return UpdateTiming(
+        updates=len(seconds),
+        micro_batch_sizes=(ended.request.micro_batch_size,) * steps,
+        update_seconds=median,
+        micro_batch_seconds=done.get("micro_batch_seconds") if steps > 1 else None,
+        noise=deviation / median / len(seconds) ** 0.5 if median else 0.0,
+    )

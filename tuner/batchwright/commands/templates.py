@@ -1,0 +1,149 @@
+"""Render a command for the figures of a run: arguments, environment and configuration files. Pure but for the files."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from batchwright.commands.launching import find_in
+from batchwright.errors import FieldProblem, SpecError
+from batchwright.schemas.command import (
+    ACCUMULATION_STEPS,
+    EFFECTIVE_BATCH_SIZE,
+    FILE_PREFIX,
+    MICRO_BATCH_SIZE,
+    OUTPUT_DIRECTORY,
+    UPDATES,
+    CommandModel,
+    replace_placeholders,
+)
+
+_LARGEST_HASHED = 16 * 1024**2
+"""Bytes of a file that is part of a fingerprint: more is data or an interpreter, and no script or configuration."""
+
+
+@dataclass(frozen=True)
+class Figures:
+    """The figures that a command is given.
+
+    Attributes:
+        micro_batch_size: samples per rank, forward and backward pass.
+        accumulation_steps: micro-batches per rank and update.
+        world_size: data-parallel ranks.
+        updates: optimizer updates to make.
+    """
+
+    micro_batch_size: int
+    accumulation_steps: int
+    world_size: int
+    updates: int
+
+    @property
+    def effective_batch_size(self) -> int:
+        """Samples per update over all ranks."""
+        return self.micro_batch_size * self.accumulation_steps * self.world_size
+
+    def environment(self) -> dict[str, str]:
+        """The variables that every command gets, as those that launchers of exports set."""
+        return {
+            "BATCHWRIGHT_MICRO_BATCH_SIZE": str(self.micro_batch_size),
+            "BATCHWRIGHT_GRADIENT_ACCUMULATION_STEPS": str(self.accumulation_steps),
+            "BATCHWRIGHT_EFFECTIVE_BATCH_SIZE": str(self.effective_batch_size),
+        }
+
+
+@dataclass(frozen=True)
+class RenderedCommand:
+    """A command without placeholders.
+
+    Attributes:
+        argv: the command and its arguments.
+        environment: the variables that it adds to the inherited ones.
+        files: the texts of its configuration files, by path.
+        working_directory: the folder in which it starts.
+    """
+
+    argv: tuple[str, ...]
+    environment: dict[str, str]
+    files: dict[Path, str]
+    working_directory: Path
+
+    def write_files(self) -> None:
+        """Write the configuration files.
+
+        Raises:
+            OSError: when a file cannot be written.
+        """
+        for path, text in self.files.items():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text, encoding="utf-8")
+
+
+def render(model: CommandModel, figures: Figures, folder: Path, *, for_probe: bool = True) -> RenderedCommand:
+    """Render a command.
+
+    Args:
+        model: the command.
+        figures: the figures that replace the placeholders.
+        folder: the folder for the configuration files, and for what the command writes to its output folder.
+        for_probe: whether to add the arguments that only probes have.
+    """
+    files = {name: folder / "files" / name for name in model.files}
+    values = {
+        MICRO_BATCH_SIZE: str(figures.micro_batch_size),
+        ACCUMULATION_STEPS: str(figures.accumulation_steps),
+        EFFECTIVE_BATCH_SIZE: str(figures.effective_batch_size),
+        UPDATES: str(figures.updates),
+        OUTPUT_DIRECTORY: str(folder / "output"),
+        **{FILE_PREFIX + name: str(path) for name, path in files.items()},
+    }
+    quoted = values | model.argument_texts(quoted=True)
+    values |= model.argument_texts()
+    argv = (*model.argv, *(model.probe_arguments if for_probe else ()))
+    named = {name: replace_placeholders(text, values) for name, text in model.environment.items()}
+    return RenderedCommand(
+        argv=tuple(replace_placeholders(argument, values) for argument in argv),
+        environment={**figures.environment(), **named},
+        files={path: replace_placeholders(model.files[name], quoted) for name, path in files.items()},
+        working_directory=Path(model.working_directory),
+    )
+
+
+def check_command(model: CommandModel) -> None:
+    """Check, before any probe, that the command can be started.
+
+    Raises:
+        SpecError: when its folder or its program does not exist, or when it is only named.
+    """
+    if model.is_only_named:
+        message = "is required: `name` is for a service, whose operator has registered commands (BATCHWRIGHT_COMMANDS)"
+        raise SpecError([FieldProblem("model.argv", message)])
+    folder = Path(model.working_directory)
+    if not folder.is_dir():
+        problem = FieldProblem("model.working_directory", "is no folder", str(folder.absolute()))
+        raise SpecError([problem])
+    if not find_program(model, os.environ):
+        message = "is no program that can be started: it is not on PATH, or not executable"
+        raise SpecError([FieldProblem("model.argv.0", message, model.argv[0])])
+
+
+def contents_of_files(model: CommandModel) -> dict[str, str]:
+    """SHA-256 of the files that a command names in its arguments, its script above all, by their names there."""
+    folder = Path(model.working_directory)
+    found = {}
+    for argument in model.argv:
+        path = folder / argument.rpartition("=")[2]
+        try:
+            if path.is_file() and path.stat().st_size <= _LARGEST_HASHED:
+                found[f"file {argument}"] = hashlib.sha256(path.read_bytes()).hexdigest()
+        except (OSError, ValueError):  # no path at all, or not readable
+            continue
+    return found
+
+
+def find_program(model: CommandModel, environment: Mapping[str, str]) -> str | None:
+    """The path of the program of a command; none where there is none."""
+    return find_in(Path(model.working_directory), model.argv[0], {**environment, **model.environment})

@@ -1,0 +1,89 @@
+"""Verify a recommendation: one run of the user's command with the figures of its plan. No torch."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Literal
+
+from batchwright.commands.command_supervisor import CommandSupervisor
+from batchwright.errors import PlanError
+from batchwright.hardware.inventory import find_device
+from batchwright.schemas.command import CommandModel, CommandSpec
+from batchwright.schemas.plans import Plan
+from batchwright.schemas.recommendation import Recommendation, Verification
+from batchwright.schemas.requests import ProbeRequest
+from batchwright.schemas.results import PLAN_NOT_FOLLOWED, Outcome, ProbeResult
+from batchwright.schemas.workload import RanksSpec
+
+Verdict = Literal["as-planned", "not-as-planned", "does-not-fit", "not-known"]
+
+
+def verify(
+    recommendation: Recommendation, plan: Plan, command: CommandModel, *, created_at: datetime, format_: str | None
+) -> Verification:
+    """Run a command for a few updates under the limit of a recommendation, and compare them with a plan.
+
+    Args:
+        recommendation: the recommendation, for its device, limit and time limit.
+        plan: its plan, or that of an export.
+        command: the command, with placeholders or with the figures of the plan in its text.
+        created_at: the time of the run.
+        format_: the export whose plan it is.
+
+    Raises:
+        PlanError: when the plan does not repeat one micro-batch size.
+        SpecError: when the command cannot be started.
+        DeviceError: when this host lacks the device of the recommendation.
+    """
+    size = _repeated_size(plan)
+    request = recommendation.request
+    device = find_device(recommendation.device.id)
+    limit = recommendation.headroom.limit_bytes if recommendation.headroom else request.memory_limit_bytes
+    probe = ProbeRequest(
+        spec=CommandSpec(model=command, parallelism=RanksSpec(world_size=plan.world_size)),
+        micro_batch_size=size,
+        samples_per_window=size * plan.gradient_accumulation_steps,
+        device=device.id,
+        limit_bytes=None if limit is None else int(limit * (1.0 - request.memory_margin)),
+        memory_margin=request.memory_margin,
+        timeout_seconds=request.probe_timeout_seconds,
+        runs_plan=True,
+    )
+    with CommandSupervisor(device) as supervisor:
+        supervisor.check_model(command)
+        result = supervisor.run(probe)
+    return Verification(
+        created_at=created_at,
+        argv=command.argv,
+        format=format_,
+        plan=plan.summary(),
+        verdict=_verdict(result),
+        statement=result.message,
+        samples_per_second=_rate(plan, result),
+        probe=result,
+    )
+
+
+def _repeated_size(plan: Plan) -> int:
+    sizes = {size for rank in plan.micro_batch_sizes for size in rank}
+    if len(sizes) > 1:
+        listed = " and ".join(str(size) for size in sorted(sizes, reverse=True))
+        raise PlanError(
+            f"the plan has micro-batches of {listed} samples, and a framework repeats one size: name the format of the "
+            "export that you train with (`--format hugging-face`)"
+        )
+    return sizes.pop()
+
+
+def _verdict(result: ProbeResult) -> Verdict:
+    if result.outcome is Outcome.FIT:
+        return "as-planned" if result.counted is not None and result.counted.as_planned else "not-known"
+    if result.outcome is Outcome.OOM:
+        return "does-not-fit"
+    return "not-as-planned" if result.error_type == PLAN_NOT_FOLLOWED else "not-known"
+
+
+def _rate(plan: Plan, result: ProbeResult) -> float | None:
+    if result.timing is None or not result.timing.update_seconds:
+        return None
+    return plan.effective_batch_size / result.timing.update_seconds

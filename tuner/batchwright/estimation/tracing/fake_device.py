@@ -1,0 +1,228 @@
+"""Stand-ins in a traced run: a memory device without memory, functions of ``torch.cuda``, and Mamba's recurrence."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
+from functools import partial
+from importlib.util import find_spec
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from torch import Tensor, nn
+
+from batchwright.errors import BatchwrightError
+from batchwright.estimation.tracing.recorder import Recorder
+from batchwright.hardware.memory_devices.base import MemoryDevice, Peaks
+
+_RANDOM_STATE_BYTES = 16
+"""Philox's seed and offset, as ``torch.cuda.get_rng_state`` returns them."""
+_DROPOUT_INDEX = 4
+"""Index among the arguments of attention: query, key, value, mask, dropout."""
+_SCAN = "mamba_selective_scan"
+"""The function of ``transformers.models.mamba.modeling_mamba`` and of models with the same layers (FalconMamba, Jamba,
+Zamba), as of transformers 5.23."""
+_GROUPS = 32
+"""Groups that a sequence is divided into: more take longer to trace, fewer hold more in the backward pass."""
+
+
+class FakeDevice(MemoryDevice):
+    """A device without limits or counters: a trace may allocate any amount."""
+
+    def translate(self, error: Exception) -> BatchwrightError | None:
+        """Return None: no error in a trace is a lack of device memory."""
+        del error
+        return None
+
+    def _effective_limit(self, limit_bytes: int, margin: float) -> int:
+        del margin
+        return limit_bytes
+
+    def _set_limit(self, limit_bytes: int) -> None: ...
+
+    def _lift_limit(self) -> None: ...
+
+    def total_bytes(self) -> int:
+        """Return 0: unknown."""
+        return 0
+
+    def used_bytes(self) -> int:
+        """Return 0: unknown."""
+        return 0
+
+    def peaks(self) -> Peaks:
+        """Return no peaks."""
+        return Peaks()
+
+    def reset_peaks(self) -> None:
+        """Do nothing."""
+
+    def synchronize(self) -> None:
+        """Do nothing."""
+
+    def release(self) -> None:
+        """Do nothing."""
+
+    def other_processes_bytes(self) -> int | None:
+        """Return None: unknown."""
+        return None
+
+    def context_bytes(self) -> int | None:
+        """Return None: unknown."""
+        return None
+
+
+class _IdleStream:
+    """A stream or an event of an idle device: every operation returns at once."""
+
+    def __init__(self, *_: object, **__: object) -> None:
+        self.device = torch.device("cuda", 0)
+
+    def record(self, *_: object) -> None: ...
+
+    def record_event(self, event: object = None) -> object:
+        """Return an event that has completed."""
+        return event or _IdleStream()
+
+    def wait(self, *_: object) -> None: ...
+
+    def wait_event(self, *_: object) -> None: ...
+
+    def wait_stream(self, *_: object) -> None: ...
+
+    def synchronize(self) -> None: ...
+
+    def query(self) -> bool:
+        """Return True: all work is complete."""
+        return True
+
+
+@contextmanager
+def emulate_cuda(compute_capability: tuple[int, int]) -> Iterator[None]:
+    """Make the queries of ``torch.cuda`` return those of an idle GPU of this compute capability during the block.
+
+    Nothing is computed. ``torch.cuda.is_available()`` is unchanged, because torch initialises CUDA if it returns True.
+    """
+    replacements: dict[str, Callable[..., Any]] = {
+        "current_device": lambda: 0,
+        "device_count": lambda: 1,
+        "get_device_capability": lambda *_: compute_capability,
+        "get_rng_state": lambda *_: _rng_state(),
+        "is_bf16_supported": lambda *_, **__: True,  # as torch returns for every GPU: older ones emulate bf16
+        "set_rng_state": lambda *_: None,
+        "synchronize": lambda *_: None,
+        "Stream": _IdleStream,
+        "Event": _IdleStream,
+        "current_stream": lambda *_: _IdleStream(),
+        "stream": lambda *_: nullcontext(),
+        "empty_cache": lambda: None,
+        "is_current_stream_capturing": lambda: False,
+    }
+    with ExitStack() as stack:
+        for name, replacement in replacements.items():
+            stack.enter_context(patch.object(torch.cuda, name, replacement))
+        stack.enter_context(patch("torch.cuda.amp.common.amp_definitely_not_available", lambda: False))
+        yield
+
+
+@contextmanager
+def without_dropout_in_attention() -> Iterator[None]:
+    """Disable the dropout of attention, and no other dropout, during the block.
+
+    With dropout the CPU's only kernel allocates the matrix of all pairs of tokens; a GPU's kernels only keep a seed.
+    """
+    attention: Callable[..., Tensor] = nn.functional.scaled_dot_product_attention
+
+    def attend(*args: Any, **kwargs: Any) -> Tensor:  # noqa: ANN401 - the signature of the original
+        positional = args[:_DROPOUT_INDEX] + (0.0,) * (len(args) > _DROPOUT_INDEX) + args[_DROPOUT_INDEX + 1 :]
+        return attention(*positional, **{name: 0.0 if name == "dropout_p" else value for name, value in kwargs.items()})
+
+    with patch.object(nn.functional, "scaled_dot_product_attention", attend):
+        yield
+
+
+def _rng_state() -> Tensor:
+    return torch.zeros(_RANDOM_STATE_BYTES, dtype=torch.uint8)
+
+
+@contextmanager
+def grouped_scans(recorder: Recorder) -> Iterator[None]:
+    """Trace the recurrence of Mamba in groups of steps during the block, in the models that are imported.
+
+    Without Mamba's kernels, transformers runs a dozen operators per token. A trace needs the sizes of blocks, not their
+    values, so a group of steps is traced as one step with as much more memory. The states that a step leaves for the
+    backward pass are recorded as a block per step, as in a run; its outputs, a hundredth of them, as a block per group.
+    What the backward pass of a group holds for a moment is larger than that of a step, by a thirtieth of one tensor of
+    all steps.
+    """
+    with ExitStack() as stack:
+        for name, module in list(sys.modules.items()):
+            if name.startswith("transformers.models.") and _SCAN in vars(module):
+                original = getattr(module, _SCAN)
+                stack.enter_context(patch.object(module, _SCAN, partial(_scan, recorder, original)))
+        yield
+
+
+def _scan(  # noqa: PLR0913, PLR0917 - the signature and the names of the original, after the first two
+    recorder: Recorder,
+    original: Callable[..., Tensor],
+    hidden_states: Tensor,
+    dt: Tensor,
+    A: Tensor,  # noqa: N803
+    B: Tensor,  # noqa: N803
+    C: Tensor,  # noqa: N803
+    *,
+    D: Tensor,  # noqa: N803
+    z: Tensor,
+    delta_bias: Tensor,
+    **more: object,
+) -> Tensor:
+    """Scan as the original does without kernels: the layers' training call. Other calls go to the original."""
+    if more.get("return_last_state") or (more.get("use_mambapy") and find_spec("mambapy")):
+        return original(hidden_states, dt, A, B, C, D=D, z=z, delta_bias=delta_bias, **more)
+    dt = torch.nn.functional.softplus(dt + delta_bias.to(dt.dtype)[..., None])
+    B, C = B.transpose(1, 2), C.transpose(1, 2)  # noqa: N806
+    decay = torch.exp(A[None, :, None, :] * dt[:, :, :, None])
+    discrete_b = dt[:, :, :, None] * B[:, None, :, :].float()
+    inputs = discrete_b * hidden_states[:, :, :, None].float()
+    output = _recurrence(recorder, decay, inputs, C, hidden_states.dtype)
+    output = output + hidden_states * D[None, :, None]
+    return output * torch.nn.functional.silu(z)
+
+
+def _recurrence(recorder: Recorder, decay: Tensor, inputs: Tensor, out: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return ``(n, d, length)`` outputs of the recurrence ``state = decay * state + input; output = state @ out``.
+
+    Args:
+        recorder: records the blocks of the steps.
+        decay: ``(n, d, length, s)``.
+        inputs: as ``decay``.
+        out: ``(n, length, s)``.
+        dtype: the type of the outputs.
+    """
+    samples, width, length, size = decay.shape
+    state = torch.zeros(samples, width, 1, size, dtype=dtype, device=decay.device)
+    outputs = []
+    for first, steps in _groups(length):
+        product = decay[:, :, first : first + steps] * state
+        recorder.divide(product, steps, kept=1)
+        state = product + inputs[:, :, first : first + steps]
+        recorder.divide(state, steps, kept=steps)
+        del product
+        narrow = state.to(dtype)
+        recorder.divide(narrow, steps, kept=steps)
+        output = torch.matmul(narrow.reshape(samples, width * steps, size), out[:, first, :].unsqueeze(-1))
+        outputs.append(output.view(samples, width, steps))
+    return torch.cat(outputs, dim=-1)
+
+
+def _groups(length: int) -> Iterator[tuple[int, int]]:
+    """Yield the first step and the number of steps of each group: single steps until the rest divides evenly."""
+    steps = max(1, length // _GROUPS)
+    single = length % steps
+    for first in range(single):
+        yield first, 1
+    for first in range(single, length, steps):
+        yield first, steps

@@ -1,0 +1,362 @@
+"""Trace one workload's updates on fake tensors: the sequence of a probe, without its computations."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+from unittest.mock import patch
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from batchwright.errors import BatchwrightError, EstimateError
+from batchwright.estimation.cuda_shim import Shim
+from batchwright.estimation.protocol import untraceable
+from batchwright.estimation.trace import Category, Trace
+from batchwright.estimation.tracing.dispatch_mode import OPERATOR_NOTE, Tracer
+from batchwright.estimation.tracing.fake_device import (
+    FakeDevice,
+    emulate_cuda,
+    grouped_scans,
+    without_dropout_in_attention,
+)
+from batchwright.estimation.tracing.fake_model import build_fake_model
+from batchwright.estimation.tracing.kernel_workspaces.device_kernels import CpuKernels, CudaKernels
+from batchwright.estimation.tracing.known_values import values_read_by_transformers
+from batchwright.estimation.tracing.memory_categories import (
+    label_accumulated_gradients,
+    label_live_blocks,
+    optimizer_gradients_labelled,
+    record_batches,
+)
+from batchwright.estimation.tracing.recurrent_layers import recurrent_layers_of_library
+from batchwright.estimation.tracing.shape_cache import ShapeCache
+from batchwright.estimation.tracing.torch_internals import (
+    PROPAGATE,
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeStore,
+    FakeTensorMode,
+    ShardingPropagator,
+    UnsupportedOperatorException,
+    fsdp_param,
+    fsdp_param_group,
+)
+from batchwright.schemas.gpus import KernelProfile
+from batchwright.schemas.workload import WorkloadSpec
+from batchwright.training.accumulation.collectives import ProcessGroup, Ranks
+from batchwright.training.fsdp import shard
+from batchwright.training.micro_batches.splitting import MicroBatch, sliced
+from batchwright.training.update_engine import UpdateEngine
+from batchwright.workloads.build import build_workload, count_parameters
+
+_CUDNN_NOTE = "what cuDNN holds in recurrent layers was measured on an H100: cuDNN does not document it"
+_MIOPEN_NOTE = (
+    "what MIOpen keeps for the backward pass of recurrent layers follows from its source and was never measured"
+)
+
+
+class FakeRanks(ProcessGroup):
+    """Rank 0 of several equal ranks: collectives allocate buckets but do not communicate."""
+
+    def __init__(self, size: int) -> None:
+        self.rank = 0
+        self.size = size
+
+    def gather(self, value: Any) -> list[Any]:  # noqa: ANN401 - any picklable value
+        """Return this rank's value for every rank."""
+        return [value] * self.size
+
+    def _all_reduce(self, tensor: Tensor) -> None: ...
+
+    def broadcast_(self, tensors: object) -> None:
+        """Do nothing: rank 0 is the source."""
+
+    def close(self) -> None:
+        """Do nothing: there is no process group."""
+
+
+def trace(  # noqa: PLR0913 - the parameters that all traces of one workload share
+    spec: WorkloadSpec,
+    micro_batch_size: int,
+    *,
+    accumulates: bool,
+    profile: KernelProfile | None = None,
+    shim: Shim | None = None,
+    shapes: ShapeCache | None = None,
+    warm_up: bool = True,
+    shards: bool = True,
+) -> Trace:
+    """Trace the blocks that building the workload and running its updates allocate.
+
+    Args:
+        spec: the workload.
+        micro_batch_size: samples per forward and backward pass.
+        accumulates: whether an update has two micro-batches of this size, or one.
+        profile: the kernel profile of the GPU; None for a run on the CPU.
+        shim: the stand-in for CUDA; without it operators follow the CPU's decisions, but gradient accumulation and the
+            optimizer are those of the GPU.
+        shapes: a cache of operators' result shapes, shared by the traces of a process.
+        warm_up: whether an update precedes the measured one, as in a probe. It is a copy of the measured update, less
+            the memory that libraries keep.
+        shards: whether each rank of an ``fsdp`` workload holds its shard, or the whole model, as in a probe.
+
+    Raises:
+        SpecError, WorkloadError: when the workload cannot be built.
+        EstimateError: when the workload cannot be traced.
+    """
+    with begin_trace(spec, profile=profile, shim=shim, shapes=shapes, warm_up=warm_up, shards=shards) as common:
+        return common.trace_updates(micro_batch_size, accumulates=accumulates).trace
+
+
+@dataclass(frozen=True)
+class TracedRun:
+    """A trace, and the number of the model's parameters."""
+
+    trace: Trace
+    parameters: int
+    """Number of parameters."""
+
+
+@contextmanager
+def begin_trace(  # noqa: PLR0913 - the parameters of trace
+    spec: WorkloadSpec,
+    *,
+    profile: KernelProfile | None = None,
+    shim: Shim | None = None,
+    shapes: ShapeCache | None = None,
+    warm_up: bool = True,
+    shards: bool = True,
+) -> Iterator[UpdateTrace]:
+    """Trace the part that is equal for all micro-batch sizes. Arguments and errors are those of ``trace``."""
+    spec = _for_card(spec) if profile is not None else _for_cpu(spec)
+    device = torch.device("cpu") if profile is None or shim is None else torch.device("cuda", 0)
+    kernels = CudaKernels(profile) if profile is not None else CpuKernels()
+    tracer = Tracer(FakeTensorMode(allow_non_fake_inputs=True), device.type, kernels, shapes or ShapeCache())
+    if profile is not None and shim is not None:
+        shim.install(profile)
+    ranks = spec.parallelism.world_size
+    sharded = shards and ranks > 1 and spec.parallelism.strategy == "fsdp"
+    emulation = nullcontext if profile is None else partial(_emulated_cuda, profile, shim, tracer)
+    with _fake_process_group(ranks, tracer) if sharded else nullcontext():
+        yield UpdateTrace(spec, device, tracer, emulation, sharded=sharded, warms_up=warm_up)
+
+
+class UpdateTrace:
+    """A trace whose model and optimizer are built, and which has not run an update yet.
+
+    Args:
+        spec: the workload.
+        device: the GPU, or the CPU.
+        tracer: the dispatch mode that records.
+        emulation: a context in which queries of CUDA are emulated.
+        sharded: whether each rank holds its shard.
+        warms_up: whether an update precedes the measured one.
+    """
+
+    def __init__(  # noqa: PLR0913 - the parts of a trace
+        self,
+        spec: WorkloadSpec,
+        device: torch.device,
+        tracer: Tracer,
+        emulation: Callable[[], AbstractContextManager[None]],
+        *,
+        sharded: bool,
+        warms_up: bool,
+    ) -> None:
+        self._spec = spec
+        self._device = device
+        self._tracer = tracer
+        self._emulated_cuda = emulation
+        self._warms_up = warms_up
+        self._has_updates = False
+        self._workload = build_workload(spec)
+        with self._tracing():
+            tracer.begin_section("build")
+            model = build_fake_model(spec, self._workload, device, tracer)
+            if sharded:
+                shard(model, device, spec.parallelism.world_size)
+            label_accumulated_gradients(model, tracer)
+            self._engine = UpdateEngine(
+                spec,
+                self._workload,
+                model,
+                FakeDevice(device),
+                ranks=_ranks(spec),
+                recovers=False,
+                sharded=sharded,
+            )
+
+    def trace_updates(self, micro_batch_size: int, *, accumulates: bool) -> TracedRun:
+        """Complete the trace with an update of two equal micro-batches, or of one, as ``trace_window``.
+
+        Raises:
+            EstimateError, WorkloadError: as ``trace_window``.
+        """
+        return self.trace_window((micro_batch_size,) * (1 + accumulates))
+
+    def trace_window(self, sizes: Sequence[int]) -> TracedRun:
+        """Complete the trace with an update of micro-batches of these sizes, the largest first.
+
+        May be called once; forked processes may complete the trace with other updates.
+
+        Raises:
+            EstimateError: on a second call, or when the workload cannot be traced.
+            WorkloadError: when the workload breaks its contract.
+        """
+        if self._has_updates:
+            raise EstimateError("a trace is completed with one update only")
+        self._has_updates = True
+        tracer, engine, make = self._tracer, self._engine, self._workload.make_batch
+        micro_batches = [sliced(make(size), size) for size in sizes]
+        with self._tracing():
+            if self._device.type == "cpu":
+                record_batches(micro_batches, tracer)
+            tracer.begin_section("measured-update")
+            _update(engine, micro_batches)
+            tracer.begin_section("end")
+            tracer.recorder.stop()
+            label_live_blocks(tracer, engine)
+        parameters = count_parameters(engine.model)
+        found = _build_trace(tracer, sizes[0], self._spec, accumulates=len(sizes) > 1)
+        return TracedRun(found.with_warm_up_update() if self._warms_up else found, parameters)
+
+    @contextmanager
+    def _tracing(self) -> Iterator[None]:
+        tracer = self._tracer
+        with (
+            _translate_errors(),
+            _without_garbage_collection(),
+            values_read_by_transformers(),
+            grouped_scans(tracer.recorder),
+            self._emulated_cuda(),
+            tracer.fakes,
+            tracer,
+            optimizer_gradients_labelled(tracer),
+        ):
+            yield
+
+
+@contextmanager
+def _emulated_cuda(profile: KernelProfile, shim: Shim | None, tracer: Tracer) -> Iterator[None]:
+    """Emulate a GPU of this profile for the workload; without a shim only attention differs from the CPU's."""
+    if shim is None:
+        with without_dropout_in_attention():
+            yield
+        return
+
+    def note_recurrent_layer() -> None:
+        tracer.notes.add(_MIOPEN_NOTE if profile.kind == "rocm" else _CUDNN_NOTE)
+
+    with emulate_cuda(profile.compute_capability), recurrent_layers_of_library(note_recurrent_layer):
+        yield
+
+
+@contextmanager
+def _fake_process_group(ranks: int, tracer: Tracer) -> Iterator[None]:
+    """Install a fake process group, so that FSDP's collectives allocate memory but do not communicate."""
+    tracer.notes.add("FSDP's streams are estimated as one stream: in a run the allocator separates blocks by stream")
+    propagate = getattr(ShardingPropagator, PROPAGATE)
+
+    def propagate_unrecorded(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - the signature of the original
+        with tracer.without_recording():
+            return propagate(*args, **kwargs)
+
+    dist.init_process_group("fake", rank=0, world_size=ranks, store=FakeStore())
+    try:
+        with ExitStack() as stack:
+            stack.enter_context(patch.object(ShardingPropagator, PROPAGATE, propagate_unrecorded))
+            for module in (fsdp_param, fsdp_param_group):  # FSDP resizes storages without an operator
+                stack.enter_context(patch.object(module, "alloc_storage", tracer.recorder.resize_to_shape))
+            stack.enter_context(patch.object(fsdp_param, "free_storage", tracer.recorder.empty))
+            yield
+    finally:
+        dist.destroy_process_group()
+
+
+def _update(engine: UpdateEngine, micro_batches: list[MicroBatch]) -> None:
+    if engine.update(micro_batches).skipped:
+        raise EstimateError("the batches of make_batch() have no weight (no token or sample counts in the loss)")
+
+
+def _ranks(spec: WorkloadSpec) -> Ranks:
+    size = spec.parallelism.world_size
+    return FakeRanks(size) if size > 1 else Ranks()
+
+
+def _for_card(spec: WorkloadSpec) -> WorkloadSpec:
+    """Return ``spec`` with the defaults of a GPU, since torch would choose others for fake parameters."""
+    gathering = "scratch" if spec.gradient_gathering == "auto" else spec.gradient_gathering
+    return _with_optimizer(spec, "cuda").model_copy(update={"gradient_gathering": gathering})
+
+
+def _for_cpu(spec: WorkloadSpec) -> WorkloadSpec:
+    return _with_optimizer(spec, "cpu")
+
+
+def _with_optimizer(spec: WorkloadSpec, device_kind: str) -> WorkloadSpec:
+    chosen = spec.optimizer.implementation_on(device_kind)
+    return spec.model_copy(update={"optimizer": spec.optimizer.model_copy(update={"implementation": chosen})})
+
+
+@contextmanager
+def _translate_errors() -> Iterator[None]:
+    """Raise an ``EstimateError`` for errors of the workload and of torch, with the operator that raised them."""
+    try:
+        yield
+    except BatchwrightError:
+        raise
+    except (DataDependentOutputException, DynamicOutputShapeException) as error:
+        raise EstimateError(
+            f"the workload reads values known only at run time ({error}): it can be measured, not estimated"
+        ) from error
+    except UnsupportedOperatorException as error:
+        raise EstimateError(
+            f"the workload runs an operator that has no rule for tensors without values ({error}): it can be measured, "
+            "not estimated"
+        ) from error
+    except Exception as error:
+        where = "".join(f" ({note})" for note in getattr(error, "__notes__", ()) if note.startswith(OPERATOR_NOTE))
+        raise untraceable(error, where) from error
+
+
+@contextmanager
+def _without_garbage_collection() -> Iterator[None]:
+    """Disable garbage collection, so that blocks are freed at the same position in every trace."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+def _build_trace(tracer: Tracer, micro_batch_size: int, spec: WorkloadSpec, *, accumulates: bool) -> Trace:
+    recorder = tracer.recorder
+    return Trace(
+        micro_batch_size=micro_batch_size,
+        accumulates=accumulates,
+        sizes=tuple(recorder.sizes),
+        categories=tuple(recorder.categories.get(block, Category.TEMPORARIES) for block in range(len(recorder.sizes))),
+        events=tuple(recorder.ordered_events()),
+        marks=tuple(recorder.marks),
+        decisions="cuda" if tracer.device_type == "cuda" else "cpu",
+        notes=tuple(_notes(tracer, spec)),
+        bounds=recorder.bounds,
+        workspace_error=tracer.workspace_error,
+        parts=recorder.parts,
+    )
+
+
+def _notes(tracer: Tracer, spec: WorkloadSpec) -> Iterator[str]:
+    for kind in sorted(tracer.values.stand_ins):
+        yield f"the workload reads {kind} known only at run time: a stand-in was used"
+    yield from sorted(tracer.notes)
+    if spec.compile:
+        yield "torch.compile is not traced: this is the memory of the model without it"

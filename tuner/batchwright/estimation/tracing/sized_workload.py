@@ -1,0 +1,112 @@
+"""Trace one workload at a few micro-batch sizes, and extrapolate to every size."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+from batchwright.errors import EstimateError
+from batchwright.estimation.trace import Category, SizedTrace, Trace
+from batchwright.estimation.tracing.runs import RunKey, TracedRuns
+from batchwright.schemas.gpus import KernelProfile
+
+_SIZES = ((4, 6, 10), (16, 24, 40))
+"""Three sizes determine a quadratic. Some code behaves differently with few samples (GPT-2's masks with up to 3). If
+the first three traces differ in more than sizes, or grow unevenly, the next three are tried too."""
+_SCALED_FROM = 16
+_DIFFERENT_OPERATORS = (
+    "the workload runs different operators at different micro-batch sizes: "
+    "its memory at one size is scaled to the others"
+)
+_UNEVEN_GROWTH = (
+    "some tensors grow unevenly with the micro-batch size: between and beyond the traced sizes they are interpolated "
+    "linearly"
+)
+
+
+class SizedWorkload:
+    """A ``TracedWorkload`` (see ``batchwright.estimation.memory_curve``) that traces on demand.
+
+    Updates with several micro-batches and with a single one are traced separately.
+
+    Args:
+        runs: the traced runs of the workload.
+        profile: the kernel profile; None for the CPU.
+
+    Raises:
+        SpecError, WorkloadError, EstimateError: as ``batchwright.estimation.tracing.session.trace``.
+    """
+
+    def __init__(self, runs: TracedRuns, profile: KernelProfile | None) -> None:
+        self.profile = profile
+        self._traced = _traced_profile(profile)
+        self._runs = runs
+        self._sized_traces: dict[bool, SizedTrace | Trace] = {}
+        runs.prepare(first_run_keys(profile))
+        self.parameters = runs.get(self._traced, _SIZES[0][0], accumulates=True).parameters
+        self.exact_sizes = True
+        self.notes: tuple[str, ...] = ()
+
+    def trace_at(self, micro_batch_size: int, *, accumulates: bool) -> Trace:
+        """Return the trace at a size; fast except for the first call of each kind."""
+        if accumulates not in self._sized_traces:
+            self._sized_traces[accumulates] = self._trace_sizes(accumulates=accumulates)
+        found = self._sized_traces[accumulates]
+        return found.at(micro_batch_size) if isinstance(found, SizedTrace) else _scaled(found, micro_batch_size)
+
+    def _trace_sizes(self, *, accumulates: bool) -> SizedTrace | Trace:
+        """Return the trace at every size, or at one size if the traces differ in more than sizes."""
+        traces: list[Trace] = []
+        found: SizedTrace | None = None
+        for sizes in _SIZES:
+            self._runs.prepare((self._traced, size, accumulates) for size in sizes)
+            latest = [
+                self._on_card(self._runs.get(self._traced, size, accumulates=accumulates).trace) for size in sizes
+            ]
+            traces += latest
+            with suppress(EstimateError):  # the traces differ in more than sizes
+                found = SizedTrace.of(traces if found else latest)
+            if found is not None and found.exact:
+                return found
+        self.exact_sizes = False
+        self.notes = tuple(dict.fromkeys((*self.notes, _UNEVEN_GROWTH if found else _DIFFERENT_OPERATORS)))
+        return found or next(trace for trace in traces if trace.micro_batch_size == _SCALED_FROM)
+
+    def _on_card(self, trace: Trace) -> Trace:
+        threads = self.profile.resident_threads if self.profile is not None else None
+        return trace if threads is None else trace.on_card(threads)
+
+
+def first_run_keys(profile: KernelProfile | None) -> tuple[RunKey, ...]:
+    """Return the keys of the runs that a ``SizedWorkload`` needs first."""
+    return tuple((_traced_profile(profile), size, True) for size in _SIZES[0])
+
+
+def _traced_profile(profile: KernelProfile | None) -> KernelProfile | None:
+    """Return the profile of the traces, which cards share that differ in nothing but their threads."""
+    return None if profile is None else profile.model_copy(update={"resident_threads": None})
+
+
+def _scaled(trace: Trace, size: int) -> Trace:
+    """Scale the blocks of ``trace`` that may grow with the micro-batch size in proportion to it.
+
+    Activations are also scaled down. Temporaries and temporary workspaces are not, because some belong to the
+    parameters (an optimizer's step) and not to the samples.
+    """
+    temporary = {~event for event in trace.events if event < 0}
+    sizes = list(trace.sizes)
+    for block, (nbytes, category) in enumerate(zip(trace.sizes, trace.categories, strict=True)):
+        grown = nbytes * size // trace.micro_batch_size
+        if category is Category.ACTIVATIONS:
+            sizes[block] = grown
+        elif category is Category.TEMPORARIES or (category is Category.WORKSPACE and block in temporary):
+            sizes[block] = max(nbytes, grown)
+        if block in trace.bounds:
+            bound = trace.bounds[block]
+            sizes[block] = min(sizes[block], bound.max_bytes + bound.beside_bytes * size // trace.micro_batch_size)
+    return trace.model_copy(
+        update={
+            "micro_batch_size": size,
+            "sizes": tuple(sizes),
+            "workspace_error": tuple(nbytes * size // trace.micro_batch_size for nbytes in trace.workspace_error),
+        }
+    )

@@ -1,0 +1,229 @@
+"""Accelerate: the configuration of ``accelerate launch``, and the environment that its ``Accelerator`` reads.
+
+Read from accelerate 1.15.0: ``commands/config/config_args.py``, ``commands/launch.py``, ``accelerator.py``. A
+configuration holds no micro-batch, which is the DataLoader's, and no accumulation steps but DeepSpeed's; those are read
+from ``ACCELERATE_GRADIENT_ACCUMULATION_STEPS``, which wins over the argument of ``Accelerator``.
+"""
+
+from __future__ import annotations
+
+from pydantic import JsonValue
+
+from batchwright.exports.base import ExportContext, Target, TargetOutput
+from batchwright.exports.rendering import (
+    export_lines,
+    origin,
+    plan_variables,
+    program_path,
+    script_file,
+    shell_words,
+    unset_line,
+    yaml_file,
+)
+from batchwright.exports.spec_advice import (
+    checkpointing_in_code,
+    counts_tokens,
+    dropped_samples,
+    lower_precision_in_code,
+    nodes,
+    of_the_workload,
+    on_cpu,
+    optimizer_in_code,
+    schedule_in_code,
+    spec_of,
+)
+from batchwright.schemas.optimizer import ScheduleSpec
+from batchwright.schemas.recommendation import Advice
+from batchwright.schemas.workload import TransformersModel
+
+_CONFIG, _LAUNCH = "accelerate.yaml", "launch.sh"
+_PRECISIONS = {"fp32": "no", "bf16": "no", "bf16-mixed": "bf16", "fp16-mixed": "fp16"}
+
+
+def _write(context: ExportContext) -> TargetOutput:
+    variables = {"ACCELERATE_GRADIENT_ACCUMULATION_STEPS": str(context.plan.gradient_accumulation_steps)}
+    files = (
+        yaml_file(_CONFIG, context, _configuration(context), comments=(_describe_loader(context),)),
+        script_file(_LAUNCH, _launch(context, {**plan_variables(context), **variables})),
+    )
+    return TargetOutput(files, ("sh", _LAUNCH), _warnings(context), variables)
+
+
+def _configuration(context: ExportContext) -> dict[str, JsonValue]:
+    """Fields of ``ClusterConfig``."""
+    spec = spec_of(context)
+    machines, _ = nodes(context)
+    return {
+        "compute_environment": "LOCAL_MACHINE",
+        "distributed_type": _kind(context),
+        "num_processes": context.plan.world_size,
+        "num_machines": machines,
+        "machine_rank": 0,
+        "mixed_precision": _PRECISIONS[spec.precision],
+        "use_cpu": on_cpu(context),
+        "main_training_function": "main",
+        "rdzv_backend": "static",
+        "same_network": True,
+        "debug": False,
+        "enable_cpu_affinity": False,
+        **({"fsdp_config": _sharding(context)} if _kind(context) == "FSDP" else {}),
+        **({"dynamo_config": {"dynamo_backend": "INDUCTOR"}} if spec.compile else {}),
+    }
+
+
+def _kind(context: ExportContext) -> str:
+    if context.plan.world_size == 1:
+        return "NO"
+    if on_cpu(context):
+        return "MULTI_CPU"
+    return "FSDP" if spec_of(context).parallelism.strategy == "fsdp" else "MULTI_GPU"
+
+
+def _sharding(context: ExportContext) -> dict[str, JsonValue]:
+    spec = spec_of(context)
+    by_block = isinstance(spec.model, TransformersModel)  # the library's models name their blocks
+    return {
+        "fsdp_version": 2,
+        "fsdp_reshard_after_forward": True,
+        "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP" if by_block else "NO_WRAP",
+        "fsdp_activation_checkpointing": spec.activation_checkpointing,
+    }
+
+
+def _launch(context: ExportContext, variables: dict[str, str]) -> str:
+    script = program_path(context.options.script)
+    command: tuple[str, ...] = ("accelerate", "launch", "--config_file", _CONFIG, script)
+    if _kind(context) == "MULTI_CPU":
+        variables = {**variables, **_read_from_environment(context)}
+        command = ("torchrun", *_ranks_on_cpu(context), script)
+    settings = f"{unset_line(context)}{export_lines(variables)}"
+    return f'#!/bin/sh\n{origin(context)}set -eu\n{settings}exec {shell_words(command)} "$@"\n'
+
+
+# --- ranks on CPUs: without MPI, `accelerate launch` would start one ---
+
+
+def _read_from_environment(context: ExportContext) -> dict[str, str]:
+    """Environment variables that `accelerate launch` sets for its processes."""
+    spec = spec_of(context)
+    compiled = {"ACCELERATE_DYNAMO_BACKEND": "INDUCTOR"} if spec.compile else {}
+    return {"ACCELERATE_USE_CPU": "true", "ACCELERATE_MIXED_PRECISION": _PRECISIONS[spec.precision], **compiled}
+
+
+def _ranks_on_cpu(context: ExportContext) -> tuple[str, ...]:
+    machines, processes = nodes(context)
+    where = f"--nnodes={machines}" if machines > 1 else "--standalone"
+    return (where, f"--nproc-per-node={processes}")
+
+
+# --- warnings ---
+
+
+def _warnings(context: ExportContext) -> tuple[Advice, ...]:
+    sharded = _kind(context) == "FSDP"
+    return (
+        Advice(code="data-loader-batch", message=_describe_loader(context)),
+        *_tokens(context),
+        _tail(context),
+        _clipping(context),
+        optimizer_in_code(context),
+        *schedule_in_code(context),
+        *_schedule_of_ranks(context),
+        *(() if sharded else checkpointing_in_code(context)),
+        *lower_precision_in_code(context),
+        *_on_cpus(context),
+        *_machines(context),
+        *of_the_workload(context),
+    )
+
+
+def _describe_loader(context: ExportContext) -> str:
+    size = context.plan.micro_batch_size
+    return (
+        f"The micro-batch is the DataLoader's: `DataLoader(..., batch_size={size}, drop_last=True)`, or "
+        '`int(os.environ["BATCHWRIGHT_MICRO_BATCH_SIZE"])`. Leave `split_batches` off: with it that size would be all '
+        "ranks' together."
+    )
+
+
+def _tokens(context: ExportContext) -> tuple[Advice, ...]:
+    if not counts_tokens(spec_of(context)):
+        return ()
+    plan = context.plan
+    factor = " * ".join(str(item) for item in (plan.gradient_accumulation_steps, plan.world_size))
+    message = (
+        "`accelerator.backward` divides each micro-batch's loss by the accumulation steps, so an update takes the mean "
+        "of means: tokens of short micro-batches count for more. Count the tokens of the window over all ranks before "
+        f"its first pass, and give it `loss_sum * {factor} / tokens_of_the_window`."
+    )
+    return (Advice(code="token-weighting", message=message),)
+
+
+def _tail(context: ExportContext) -> Advice:
+    plan = context.plan
+    message = (
+        f"The last update of an epoch is made with the micro-batches that are left, each divided by "
+        f"{plan.gradient_accumulation_steps} all the same: too small a step. Cut the epoch to a multiple of "
+        f"{plan.effective_batch_size} samples. {dropped_samples(context, '`drop_last`')}"
+    )
+    return Advice(code="tail-window", message=message)
+
+
+def _clipping(context: ExportContext) -> Advice:
+    norm = spec_of(context).gradient_clipping
+    if norm is None:
+        message = "Gradients were not clipped where it was measured: leave `accelerator.clip_grad_norm_` out."
+    else:
+        message = (
+            f"Clip in your loop, once per update: `if accelerator.sync_gradients: accelerator.clip_grad_norm_("
+            f"model.parameters(), {norm!r})`."
+        )
+    return Advice(code="gradient-clipping", message=message)
+
+
+def _schedule_of_ranks(context: ExportContext) -> tuple[Advice, ...]:
+    """Warn of the scheduler steps that `AcceleratedScheduler.step` makes without `split_batches`."""
+    ranks = context.plan.world_size
+    if ranks == 1 or spec_of(context).schedule == ScheduleSpec():
+        return ()
+    message = (
+        f"A scheduler that went through `accelerator.prepare` makes {ranks} steps (one for each rank) per update, and "
+        "is at its end after a part of the run: leave it out of `prepare` and step it once per update, where "
+        "`accelerator.sync_gradients` is true."
+    )
+    return (Advice(code="schedule-steps-per-rank", message=message),)
+
+
+def _on_cpus(context: ExportContext) -> tuple[Advice, ...]:
+    if _kind(context) != "MULTI_CPU":
+        return ()
+    message = (
+        f"On CPUs `accelerate launch` starts one process unless MPI is configured, regardless of `num_processes`, and "
+        f"the effective batch shrinks to a rank's: {_LAUNCH} uses torchrun."
+    )
+    return (Advice(code="ranks-on-cpu", message=message),)
+
+
+def _machines(context: ExportContext) -> tuple[Advice, ...]:
+    machines, _ = nodes(context)
+    if machines == 1:
+        return ()
+    gpu = "`--machine_rank`, `--main_process_ip` and `--main_process_port`"
+    options = "`--rdzv-backend=c10d` and `--rdzv-endpoint`" if on_cpu(context) else gpu
+    message = (
+        f"It runs on {machines} machines: start `sh {_LAUNCH}` on each, with {options} put before the script's name in "
+        f"{_LAUNCH}."
+    )
+    return (Advice(code="several-machines", message=message),)
+
+
+TARGET = Target(
+    name="accelerate",
+    title="Accelerate configuration",
+    kind="framework",
+    versions=("1.15",),
+    repeats_one_size=True,
+    takes=frozenset({"script", "processes_per_node"}),
+    write=_write,
+    checked="loaded by accelerate and trained with",
+)

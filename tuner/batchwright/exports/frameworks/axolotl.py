@@ -1,0 +1,162 @@
+"""axolotl: keys of its YAML file."""
+
+from __future__ import annotations
+
+from pydantic import JsonValue
+
+from batchwright.exports import advice
+from batchwright.exports.base import ExportContext, Target, TargetOutput
+from batchwright.exports.rendering import yaml_file
+from batchwright.exports.spec_advice import TRAINER_NAMES, products_in_8_bits, spec_of, writable_adapter
+from batchwright.schemas.model.adapter import LoraAdapter
+from batchwright.schemas.recommendation import Advice
+from batchwright.schemas.workload import TransformersModel
+
+
+def _batch(context: ExportContext) -> dict[str, int]:
+    plan = context.plan
+    return {
+        "micro_batch_size": plan.micro_batch_size,
+        "gradient_accumulation_steps": plan.gradient_accumulation_steps,
+    }
+
+
+def _settings(context: ExportContext) -> dict[str, JsonValue]:
+    spec = context.recommendation.request.workload
+    settings: dict[str, JsonValue] = {**_batch(context), "auto_find_batch_size": False}
+    if spec.batch.sequence_length is not None:
+        settings["sequence_len"] = spec.batch.sequence_length
+    if spec.batch.packing == "bfd":
+        settings |= {"sample_packing": True, "attn_implementation": _attention(context)}
+    settings["gradient_checkpointing"] = spec.activation_checkpointing
+    settings["max_grad_norm"] = spec.gradient_clipping or 0.0
+    if spec.precision == "fp32":
+        settings |= {"bf16": False, "fp16": False}
+    if spec.precision == "bf16":
+        settings["bf16"] = True
+    if spec.optimizer.name in TRAINER_NAMES:
+        settings["optimizer"] = TRAINER_NAMES[spec.optimizer.name]
+    return settings | _preference(context) | _adapter(context)
+
+
+def _attention(context: ExportContext) -> str:
+    """The attention of the spec, or `sdpa`: by default axolotl has none that keeps records apart."""
+    model = spec_of(context).model
+    return str(model.config.get("attn_implementation", "sdpa")) if isinstance(model, TransformersModel) else "sdpa"
+
+
+def _preference(context: ExportContext) -> dict[str, JsonValue]:
+    """The keys of preference pairs; none for smoothed labels, which axolotl hands to a loss of TRL that has none."""
+    preference = spec_of(context).preference
+    if preference is None or preference.label_smoothing:
+        return {}
+    return {"rl": "dpo", "rl_beta": preference.beta, "dpo_loss_type": [preference.loss]}
+
+
+def _adapter(context: ExportContext) -> dict[str, JsonValue]:
+    """The keys of the adapter, where axolotl has one for each of its fields."""
+    adapter = writable_adapter(context)
+    if adapter is None:
+        return {}
+    targets = adapter.target_modules
+    return {
+        "adapter": "qlora" if adapter.is_in_4_bits else "lora",
+        "lora_r": adapter.rank,
+        "lora_alpha": int(adapter.alpha),
+        "lora_dropout": adapter.dropout,
+        **({"lora_target_modules": list(targets)} if isinstance(targets, tuple) else {"lora_target_linear": True}),
+        **({"lora_modules_to_save": list(adapter.modules_to_save)} if adapter.modules_to_save else {}),
+        **({"peft_use_rslora": True} if adapter.use_rslora else {}),
+        **_quantization(adapter),
+    }
+
+
+def _quantization(adapter: LoraAdapter) -> dict[str, JsonValue]:
+    """The keys of a base in 4 or 8 bits."""
+    if adapter.quantization is None:
+        return {}
+    if adapter.quantization.kind == "int8":
+        return {"load_in_8bit": True}
+    config: dict[str, JsonValue] = {
+        "bnb_4bit_quant_type": adapter.quantization.kind,
+        "bnb_4bit_use_double_quant": adapter.quantization.double_quantization,
+    }
+    return {"load_in_4bit": True, "bnb_config_kwargs": config}
+
+
+def _write(context: ExportContext) -> TargetOutput:
+    return TargetOutput((yaml_file("axolotl.yaml", context, _settings(context)),), warnings=_warnings(context))
+
+
+def _arguments(context: ExportContext) -> tuple[str, ...]:
+    return tuple(f"--{name.replace('_', '-')}={value}" for name, value in _batch(context).items())
+
+
+def _packing_attention(context: ExportContext) -> tuple[Advice, ...]:
+    """Name the attention that a packed micro-batch was measured with."""
+    spec = spec_of(context)
+    if spec.batch.packing != "bfd":
+        return ()
+    message = (
+        f"`attn_implementation: {_attention(context)}` keeps records apart in rows of {spec.batch.sequence_length} "
+        "tokens, as was measured (`eager` does for models without `sdpa`). Without that key records see each other. "
+        "With `flash_attention_2` or `flex_attention` axolotl joins a micro-batch into one row, whose memory was not "
+        "measured."
+    )
+    return (Advice(code="packing-attention", message=message),)
+
+
+def _warnings(context: ExportContext) -> tuple[Advice, ...]:
+    spec = context.recommendation.request.workload
+    found = [
+        *advice.measured_elsewhere(
+            context,
+            "axolotl",
+            writes_adapter=writable_adapter(context) is not None,
+            writes_optimizer=True,
+            writes_preference=bool(_preference(context)),
+        ),
+        *(advice.without_dropout(context, "axolotl") if _preference(context) else ()),
+        *advice.packing(context, "`sample_packing: true`", is_written=True),
+        *_packing_attention(context),
+        *products_in_8_bits(context, "axolotl"),
+        advice.data_parallel_ranks(context, "`tensor_parallel_size` x `context_parallel_size`"),
+        Advice(
+            code="drop-batch-size",
+            message="The keys belong into your axolotl file, in place of `batch_size`, which axolotl refuses beside "
+            "`gradient_accumulation_steps`.",
+        ),
+    ]
+    if spec.batch.sequence_length is not None:
+        found.append(
+            Advice(
+                code="longer-samples-dropped",
+                message=f"Samples above `sequence_len` ({spec.batch.sequence_length} tokens) are dropped; set "
+                "`excess_length_strategy: truncate` to cut them instead.",
+            )
+        )
+    if context.plan.world_size > 1:
+        found.append(
+            Advice(
+                code="token-weighting",
+                message="axolotl turns `average_tokens_across_devices` off: each rank's loss is averaged over its own "
+                "tokens, so that ranks with fewer labelled tokens weigh as much. Sequences of equal length are exact.",
+            )
+        )
+    if spec.precision.endswith("mixed"):
+        is_here = "`bf16: true` and `fp16: true` also load the weights in 16 bits."
+        found.append(advice.precision_differs(context, is_here=is_here))
+    return tuple(found)
+
+
+TARGET = Target(
+    name="axolotl",
+    title="axolotl",
+    kind="framework",
+    versions=("0.19",),
+    repeats_one_size=True,
+    write=_write,
+    arguments=_arguments,
+    arguments_leave="`sequence_len`, `gradient_checkpointing`, `max_grad_norm` and the precision",
+    checked="validated by axolotl's own schema of hyperparameters; other keys compared with the recorded ones",
+)

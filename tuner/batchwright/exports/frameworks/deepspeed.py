@@ -1,0 +1,142 @@
+"""DeepSpeed: its JSON configuration.
+
+Read from deepspeed 0.19.8: ``runtime/config.py``, ``runtime/constants.py``, ``runtime/engine.py``. It asserts that
+``train_batch_size`` is micro-batch x steps x ranks. ``gradient_clipping`` is 1.0 when left out; 0.0 is off, as every
+place that clips tests ``> 0.0`` first.
+"""
+
+from __future__ import annotations
+
+from pydantic import JsonValue
+
+from batchwright.exports.base import ExportContext, Target, TargetOutput
+from batchwright.exports.rendering import json_file
+from batchwright.exports.spec_advice import (
+    checkpointing_in_code,
+    compile_in_code,
+    counts_tokens,
+    learning_rate,
+    of_the_workload,
+    optimizer_in_code,
+    schedule_in_code,
+    spec_of,
+)
+from batchwright.schemas.recommendation import Advice
+
+_AUTOCAST: dict[str, str] = {"bf16-mixed": "bfloat16", "fp16-mixed": "float16"}
+_ADAMS = frozenset({"adam", "adamw"})
+_WEIGHTS = 3
+"""The ZeRO stage that shards parameters, gradients and the optimizer's state, as FSDP does."""
+
+
+def _write(context: ExportContext) -> TargetOutput:
+    return TargetOutput((json_file("deepspeed.json", _configuration(context)),), warnings=_warnings(context))
+
+
+def _configuration(context: ExportContext) -> dict[str, JsonValue]:
+    """Fields of ``DeepSpeedConfig``. Mixed precision is torch's autocast over fp32 parameters, as was measured.
+
+    Its own ``bf16`` and ``fp16`` keep parameters in the lower precision beside fp32 copies: other memory.
+    """
+    spec, plan = spec_of(context), context.plan
+    dtype = _AUTOCAST.get(spec.precision)
+    sharded = spec.parallelism.strategy == "fsdp" and plan.world_size > 1
+    return {
+        "train_batch_size": plan.effective_batch_size,
+        "train_micro_batch_size_per_gpu": plan.micro_batch_size,
+        "gradient_accumulation_steps": plan.gradient_accumulation_steps,
+        "gradient_clipping": spec.gradient_clipping or 0.0,
+        "bf16": {"enabled": False},
+        "fp16": {"enabled": False},
+        "torch_autocast": {"enabled": dtype is not None, **({"dtype": dtype} if dtype else {})},
+        "zero_optimization": {"stage": _WEIGHTS if sharded else 0},
+        **({"zero_allow_untested_optimizer": True} if sharded and spec.optimizer.name not in _ADAMS else {}),
+        **({"optimizer": _optimizer(context)} if spec.optimizer.is_of_torch else {}),
+    }
+
+
+def _optimizer(context: ExportContext) -> dict[str, JsonValue]:
+    """The optimizer: torch's own, not DeepSpeed's fused kernels, which were not measured."""
+    optimizer = spec_of(context).optimizer
+    arguments = optimizer.torch_arguments()
+    if optimizer.name in _ADAMS:
+        arguments |= {"torch_adam": True, "adam_w_mode": optimizer.name == "adamw"}
+    return {"type": optimizer.torch_class, "params": arguments}
+
+
+# --- warnings ---
+
+
+def _warnings(context: ExportContext) -> tuple[Advice, ...]:
+    return (
+        _processes(context),
+        _loader(context),
+        *_tokens(context),
+        _tail(context),
+        *_lower_precision(context),
+        *learning_rate(context),
+        *schedule_in_code(context),
+        *checkpointing_in_code(context),
+        *compile_in_code(context),
+        *([] if spec_of(context).optimizer.is_of_torch else [optimizer_in_code(context)]),
+        *of_the_workload(context),
+    )
+
+
+def _processes(context: ExportContext) -> Advice:
+    plan = context.plan
+    message = (
+        f"Start exactly {plan.world_size} data-parallel rank(s): DeepSpeed refuses the configuration unless "
+        f"{plan.micro_batch_size} x {plan.gradient_accumulation_steps} x ranks is {plan.effective_batch_size}."
+    )
+    return Advice(code="world-size", message=message)
+
+
+def _loader(context: ExportContext) -> Advice:
+    message = (
+        "A DataLoader of your own (not `training_data=` of `deepspeed.initialize`) needs "
+        f"`batch_size={context.plan.micro_batch_size}, drop_last=True`: DeepSpeed counts micro-batches, not samples."
+    )
+    return Advice(code="data-loader-batch", message=message)
+
+
+def _tokens(context: ExportContext) -> tuple[Advice, ...]:
+    if not counts_tokens(spec_of(context)):
+        return ()
+    message = (
+        "`engine.backward` divides each micro-batch's loss by the accumulation steps, so an update takes the mean of "
+        "means: tokens of short micro-batches count for more. Count the tokens of the window over all ranks before its "
+        "first pass, and give `engine.backward` the loss sum x steps x ranks / tokens of the window."
+    )
+    return (Advice(code="token-weighting", message=message),)
+
+
+def _tail(context: ExportContext) -> Advice:
+    plan = context.plan
+    message = (
+        f"DeepSpeed steps after each {plan.gradient_accumulation_steps} micro-batches and knows no epochs: the "
+        "samples left of one join the first update of the next, and those left at the end never count. Cut the epoch "
+        f"to a multiple of {plan.effective_batch_size} samples if an update must not span two."
+    )
+    return Advice(code="tail-window", message=message)
+
+
+def _lower_precision(context: ExportContext) -> tuple[Advice, ...]:
+    if spec_of(context).precision != "bf16":
+        return ()
+    message = (
+        "Parameters, gradients and the optimizer's state in bf16 were measured: hand over `model.to(torch.bfloat16)`, "
+        "and leave `bf16` off, which would add fp32 copies of all parameters."
+    )
+    return (Advice(code="model-dtype", message=message),)
+
+
+TARGET = Target(
+    name="deepspeed",
+    title="DeepSpeed configuration",
+    kind="framework",
+    versions=("0.19",),
+    repeats_one_size=True,
+    write=_write,
+    checked="loaded by deepspeed and trained with",
+)

@@ -1,0 +1,196 @@
+"""LLaMA-Factory: keys of its YAML file, for its trainer (0.9) and for the new one (v1, with `USE_V1=1`)."""
+
+from __future__ import annotations
+
+from pydantic import JsonValue
+
+from batchwright.exports import advice
+from batchwright.exports.base import ExportContext, Target, TargetOutput
+from batchwright.exports.rendering import yaml_file
+from batchwright.exports.spec_advice import TRAINER_NAMES, products_in_8_bits, spec_of, writable_adapter
+from batchwright.schemas.model.adapter import LoraAdapter
+from batchwright.schemas.recommendation import Advice
+
+_V1 = "v1"
+_PRECISIONS: dict[str, dict[str, JsonValue]] = {
+    "fp32": {"bf16": False, "fp16": False, "pure_bf16": False},
+    "bf16-mixed": {"bf16": True, "fp16": False, "pure_bf16": False},
+    "fp16-mixed": {"bf16": False, "fp16": True, "pure_bf16": False},
+    "bf16": {"bf16": False, "fp16": False, "pure_bf16": True},
+}
+
+
+def _batch(context: ExportContext) -> dict[str, int]:
+    plan = context.plan
+    if context.version == _V1:
+        return {"micro_batch_size": plan.micro_batch_size, "global_batch_size": plan.effective_batch_size}
+    return {
+        "per_device_train_batch_size": plan.micro_batch_size,
+        "gradient_accumulation_steps": plan.gradient_accumulation_steps,
+    }
+
+
+def _settings(context: ExportContext) -> dict[str, JsonValue]:
+    spec = context.recommendation.request.workload
+    settings: dict[str, JsonValue] = {**_batch(context)}
+    if spec.batch.sequence_length is not None:
+        settings["cutoff_len"] = spec.batch.sequence_length
+    if context.version != _V1:
+        settings["max_grad_norm"] = spec.gradient_clipping or 0.0
+        if spec.batch.packing == "bfd":  # with `neat_packing` the records of a sequence do not see each other
+            settings |= {"stage": "sft", "packing": True, "neat_packing": True}
+        settings["disable_gradient_checkpointing"] = not spec.activation_checkpointing
+        if spec.optimizer.name in TRAINER_NAMES:
+            settings["optim"] = TRAINER_NAMES[spec.optimizer.name]
+        return settings | _PRECISIONS[spec.precision] | _preference(context) | _adapter(context)
+    settings["max_grad_norm"] = float("inf") if spec.gradient_clipping is None else spec.gradient_clipping
+    settings["enable_activation_checkpointing"] = spec.activation_checkpointing
+    if spec.precision in {"fp32", "bf16-mixed"}:
+        settings["bf16"] = spec.precision != "fp32"
+    return settings
+
+
+def _preference(context: ExportContext) -> dict[str, JsonValue]:
+    """The keys of preference pairs for the trainer of 0.9, whose losses are those of the spec."""
+    preference = spec_of(context).preference
+    if preference is None:
+        return {}
+    smoothing: dict[str, JsonValue] = {"dpo_label_smoothing": preference.label_smoothing}
+    return {
+        "stage": "dpo",
+        "pref_beta": preference.beta,
+        "pref_loss": preference.loss,
+        **(smoothing if preference.label_smoothing else {}),
+    }
+
+
+def _adapter(context: ExportContext) -> dict[str, JsonValue]:
+    """The keys of the adapter for the trainer of 0.9, where it has one for each of the adapter's fields."""
+    adapter = writable_adapter(context)
+    if adapter is None or context.version == _V1:
+        return {}
+    targets = adapter.target_modules
+    return {
+        "finetuning_type": "lora",
+        "lora_rank": adapter.rank,
+        "lora_alpha": int(adapter.alpha),
+        "lora_dropout": adapter.dropout,
+        "lora_target": ",".join(targets) if isinstance(targets, tuple) else "all",
+        **({"additional_target": ",".join(adapter.modules_to_save)} if adapter.modules_to_save else {}),
+        **({"use_rslora": True} if adapter.use_rslora else {}),
+        **_quantization(adapter),
+    }
+
+
+def _quantization(adapter: LoraAdapter) -> dict[str, JsonValue]:
+    """The keys of a base in 4 or 8 bits, which its default method makes by bitsandbytes."""
+    if adapter.quantization is None:
+        return {}
+    if adapter.quantization.kind == "int8":
+        return {"quantization_bit": 8}
+    kind, double = adapter.quantization.kind, adapter.quantization.double_quantization
+    return {"quantization_bit": 4, "quantization_type": kind, "double_quantization": double}
+
+
+def _write(context: ExportContext) -> TargetOutput:
+    return TargetOutput((yaml_file("llama_factory.yaml", context, _settings(context)),), warnings=_warnings(context))
+
+
+def _arguments(context: ExportContext) -> tuple[str, ...]:
+    """Overrides of the preceding YAML file."""
+    return tuple(f"{name}={value}" for name, value in _batch(context).items())
+
+
+def _warnings(context: ExportContext) -> tuple[Advice, ...]:
+    spec = context.recommendation.request.workload
+    found = [
+        *advice.measured_elsewhere(
+            context,
+            "LLaMA-Factory",
+            writes_adapter=bool(_adapter(context)),
+            writes_optimizer=context.version != _V1,
+            writes_preference=context.version != _V1,
+        )
+    ]
+    if spec.batch.sequence_length is not None:
+        is_shared = spec.preference is not None and context.version != _V1
+        shared = ", prompt and completions alike: those of the spec at the end" if is_shared else ""
+        found.append(
+            Advice(
+                code="longer-samples-cut",
+                message=f"Samples are cut at `cutoff_len` ({spec.batch.sequence_length} tokens){shared}.",
+            )
+        )
+    return (*found, *(_warnings_of_v1(context) if context.version == _V1 else _warnings_of_0_9(context)))
+
+
+def _warnings_of_0_9(context: ExportContext) -> list[Advice]:
+    ranks = context.plan.world_size
+    message = (
+        f"The file does not hold the number of ranks: start exactly {ranks} (`llamafactory-cli` starts one for each "
+        f"device that it sees: `NPROC_PER_NODE={ranks}`, with as many `CUDA_VISIBLE_DEVICES`), or the effective batch "
+        f"is another than {context.plan.effective_batch_size}."
+    )
+    return [
+        Advice(code="world-size", message=message),
+        *advice.packing(context, "`packing: true`, which `stage: pt` turns on by itself,", is_written=True),
+        *_packing_stage(context),
+        *advice.without_dropout(context, "LLaMA-Factory"),
+        *products_in_8_bits(context, "LLaMA-Factory"),
+    ]
+
+
+def _packing_stage(context: ExportContext) -> tuple[Advice, ...]:
+    """Name the stage and the attention with which the written packing is possible."""
+    batch = spec_of(context).batch
+    if batch.packing != "bfd":
+        return ()
+    message = (
+        "`neat_packing`, which keeps records apart, is of `stage: sft` alone: with another stage LLaMA-Factory refuses "
+        f"the file. It pads a sequence to `cutoff_len` + 1 tokens, and {batch.sequence_length} were measured. Leave "
+        "`flash_attn` at `auto` or `sdpa`: with `fa2` a micro-batch has to be of one sequence."
+    )
+    return (Advice(code="packing-stage", message=message),)
+
+
+def _batching_of_v1(context: ExportContext) -> Advice:
+    if spec_of(context).batch.packing is not None:
+        message = (
+            "The spec packs records into sequences of equal length, which the new trainer does not: export for the "
+            "trainer of 0.9, or tune without packing."
+        )
+        return Advice(code="packing-not-written", message=message)
+    message = (
+        "Leave `batching_strategy` at `normal`: the others fill micro-batches by tokens, and the effective batch then "
+        "varies."
+    )
+    return Advice(code="packing-changes-samples", message=message)
+
+
+def _warnings_of_v1(context: ExportContext) -> list[Advice]:
+    found = [
+        Advice(
+            code="needs-use-v1",
+            message="These keys are those of the new trainer: run `llamafactory-cli` with `USE_V1=1` in the "
+            "environment.",
+        ),
+        _batching_of_v1(context),
+        advice.data_parallel_ranks(context, "`cp_size`"),
+    ]
+    if context.recommendation.request.workload.precision != "fp32":
+        is_here = "Weights are loaded in the checkpoint's own type, and `bf16` matters under `dist_config` alone."
+        found.append(advice.precision_differs(context, is_here=is_here))
+    return found
+
+
+TARGET = Target(
+    name="llama-factory",
+    title="LLaMA-Factory",
+    kind="framework",
+    versions=("0.9", _V1),
+    repeats_one_size=True,
+    write=_write,
+    arguments=_arguments,
+    arguments_leave="`cutoff_len`, `disable_gradient_checkpointing`, `max_grad_norm` and the precision",
+    checked="parsed into the argument classes of LLaMA-Factory 0.9.5, those of v1 among them",
+)

@@ -1,0 +1,83 @@
+"""Ray Jobs: the body of a request to a running cluster's HTTP API."""
+
+from __future__ import annotations
+
+from pydantic import JsonValue
+
+from batchwright.exports.base import ExportContext, Target, TargetOutput
+from batchwright.exports.launchers.ray_common import (
+    entrypoint,
+    ray_warnings,
+    reserved_by_entrypoint,
+    runtime_environment,
+)
+from batchwright.exports.launchers.topology import (
+    Launch,
+    launch_of,
+    output_in_container,
+    required_files,
+    same_device,
+    same_versions,
+    slices,
+    without_queue,
+)
+from batchwright.exports.rendering import json_file
+from batchwright.schemas.recommendation import Advice
+
+_POST = ("curl", "--fail-with-body", "--header", "Content-Type: application/json", "--data-binary", "@ray_job.json")
+
+
+def _write(context: ExportContext) -> TargetOutput:
+    without_queue(context, "Ray Jobs")
+    launch = launch_of(context, has_folder=False)
+    warnings = (
+        *_submitting(launch),
+        *output_in_container(launch),
+        same_device(launch),
+        same_versions(context, "The cluster's nodes"),
+        *ray_warnings(launch),
+        *slices(launch),
+    )
+    command = (*_POST, "http://127.0.0.1:8265/api/jobs/")
+    return TargetOutput((json_file("ray_job.json", _request(context, launch)),), command, warnings)
+
+
+def _request(context: ExportContext, launch: Launch) -> dict[str, JsonValue]:
+    reserved = reserved_by_entrypoint(launch)
+    return {
+        "entrypoint": entrypoint(launch),
+        "submission_id": launch.name,
+        "runtime_env": runtime_environment(launch),
+        "metadata": {"batchwright_recommendation": context.recommendation.id},
+        **({"entrypoint_num_cpus": reserved["CPU"]} if "CPU" in reserved else {}),
+        **({"entrypoint_num_gpus": reserved["GPU"]} if "GPU" in reserved else {}),
+    }
+
+
+def _submitting(launch: Launch) -> tuple[Advice, ...]:
+    """Warn of the program's folder and of a second request."""
+    return (
+        Advice(
+            code="working-directory",
+            message=f"The cluster has to find {required_files(launch)}: in its image, or in a "
+            "`runtime_env.working_dir` that you add (a URI; `ray job submit` uploads a folder). The "
+            "command posts to a dashboard on this host.",
+        ),
+        Advice(
+            code="submission-id",
+            message=f"Ray refuses a second job with the submission_id {launch.name}, also after the first one failed: "
+            "start it again under another `job_name`, or delete the first. A new job resumes from its own checkpoint.",
+        ),
+    )
+
+
+TARGET = Target(
+    name="ray-jobs",
+    title="Ray Jobs request",
+    kind="launcher",
+    versions=("2.60",),
+    repeats_one_size=False,
+    takes=frozenset({"script", "job_name", "processes_per_node"}),
+    write=_write,
+    checked="run by a Ray cluster on the CPU, on one node and two",
+)

@@ -1,0 +1,105 @@
+"""KubeRay: a RayJob, which creates a cluster, runs the job and deletes the cluster."""
+
+from __future__ import annotations
+
+from pydantic import JsonValue
+
+from batchwright.exports.base import ExportContext, Target, TargetOutput
+from batchwright.exports.launchers.pod_spec import QUEUE_LABEL, RESTARTS, Fields, container, image, pod, pod_warnings
+from batchwright.exports.launchers.ray_common import (
+    entrypoint,
+    ray_warnings,
+    reserved_by_entrypoint,
+    runtime_environment,
+)
+from batchwright.exports.launchers.topology import Launch, launch_of, queue_label, restart_resumes, slices
+from batchwright.exports.rendering import yaml_file, yaml_text
+from batchwright.schemas.recommendation import Advice
+
+_KEEP_SECONDS = 600
+"""Seconds that a finished job's cluster is kept, so that its log can be read."""
+
+
+def _write(context: ExportContext) -> TargetOutput:
+    launch = launch_of(context, kubernetes=True)
+    warnings = (
+        _image_has_ray(context),
+        *pod_warnings(context, launch),
+        restart_resumes("A failed job's next try, in a new cluster,"),
+        *ray_warnings(launch),
+        *slices(launch),
+    )
+    manifest = yaml_file("rayjob.yaml", context, _manifest(context, launch))
+    return TargetOutput((manifest,), ("kubectl", "create", "-f", "rayjob.yaml"), warnings)
+
+
+def _manifest(context: ExportContext, launch: Launch) -> dict[str, JsonValue]:
+    queue = queue_label(context)
+    metadata: Fields = {"name": launch.name}
+    spec = _spec(context, launch)
+    if queue is not None:
+        metadata["labels"] = {QUEUE_LABEL: queue}
+        spec["suspend"] = True
+    return {"apiVersion": "ray.io/v1", "kind": "RayJob", "metadata": metadata, "spec": spec}
+
+
+def _spec(context: ExportContext, launch: Launch) -> Fields:
+    """The job's `spec`. `HTTPMode` passes the entrypoint unchanged; the default mode pastes it into a command."""
+    reserved = reserved_by_entrypoint(launch)
+    return {
+        "submissionMode": "HTTPMode",
+        "entrypoint": entrypoint(launch),
+        **({"entrypointNumCpus": reserved["CPU"]} if "CPU" in reserved else {}),
+        **({"entrypointNumGpus": reserved["GPU"]} if "GPU" in reserved else {}),
+        "runtimeEnvYAML": yaml_text(runtime_environment(launch)),
+        "metadata": {"batchwright_recommendation": context.recommendation.id},
+        "backoffLimit": RESTARTS,
+        "shutdownAfterJobFinishes": True,
+        "ttlSecondsAfterFinished": _KEEP_SECONDS,
+        "rayClusterSpec": {"headGroupSpec": _head(context), "workerGroupSpecs": [_workers(context, launch)]},
+    }
+
+
+def _head(context: ExportContext) -> Fields:
+    """The head node: with no CPU to offer, it runs only Ray's own processes."""
+    head: Fields = {
+        "name": "ray-head",
+        "image": image(context),
+        "resources": {"requests": {"cpu": "1", "memory": "4Gi"}},
+    }
+    return {"rayStartParams": {"num-cpus": "0"}, "template": {"spec": {"containers": [head]}}}
+
+
+def _workers(context: ExportContext, launch: Launch) -> Fields:
+    """The worker nodes, with explicit numbers of CPUs and GPUs, since a pod need not declare its CPUs."""
+    parameters: Fields = {"num-cpus": str(launch.processes_per_node)}
+    if launch.on_gpu:
+        parameters["num-gpus"] = str(launch.processes_per_node)
+    return {
+        "groupName": "trainers",
+        "replicas": launch.nodes,
+        "minReplicas": launch.nodes,
+        "maxReplicas": launch.nodes,
+        "rayStartParams": parameters,
+        "template": {"spec": pod(launch, container(context, launch, "ray-worker"))},
+    }
+
+
+def _image_has_ray(context: ExportContext) -> Advice:
+    return Advice(
+        code="image-has-ray",
+        message=f"The image {context.options.image} also runs Ray's own processes: it needs `ray[default]` and "
+        "`wget` beside torch.",
+    )
+
+
+TARGET = Target(
+    name="rayjob",
+    title="KubeRay RayJob",
+    kind="launcher",
+    versions=("1.4",),
+    repeats_one_size=False,
+    takes=frozenset({"script", "job_name", "processes_per_node", "queue", "image"}),
+    write=_write,
+    checked="pods read by models of Kubernetes' published schema, the rest by one recorded from KubeRay's sources",
+)

@@ -1,0 +1,99 @@
+"""Kubeflow Trainer v2: a TrainJob for the runtime `torch-distributed`, which is there after its installation."""
+
+from __future__ import annotations
+
+from pydantic import JsonValue
+
+from batchwright.exports.base import ExportContext, Target, TargetOutput
+from batchwright.exports.launchers.pod_spec import (
+    QUEUE_LABEL,
+    Fields,
+    image,
+    literal,
+    placement,
+    pod_warnings,
+    resources,
+    shared_memory,
+    shared_memory_mounts,
+    variables,
+)
+from batchwright.exports.launchers.topology import Launch, launch_of, queue_label, slices
+from batchwright.exports.rendering import yaml_file
+from batchwright.schemas.recommendation import Advice
+
+_PATCHES_SINCE = "2.3"
+_NODE = "node"
+"""The runtime's name of its job and of the container in the job."""
+
+
+def _write(context: ExportContext) -> TargetOutput:
+    launch = launch_of(context, kubernetes=True)
+    patched = context.version == _PATCHES_SINCE
+    about_pods = pod_warnings(context, launch, placed=patched)
+    warnings = (*about_pods, *(() if patched else (_unpatched(),)), _restarts(), *slices(launch))
+    manifest = yaml_file("trainjob.yaml", context, _manifest(context, launch))
+    return TargetOutput((manifest,), ("kubectl", "create", "-f", "trainjob.yaml"), warnings)
+
+
+def _manifest(context: ExportContext, launch: Launch) -> dict[str, JsonValue]:
+    queue = queue_label(context)
+    metadata: Fields = {"name": launch.name}
+    spec: Fields = {"runtimeRef": {"name": "torch-distributed"}, "trainer": _trainer(context, launch)}
+    if context.version == _PATCHES_SINCE:
+        spec["runtimePatches"] = [_patch(launch)]
+    if queue is not None:
+        metadata["labels"] = {QUEUE_LABEL: queue}
+        spec["suspend"] = True
+    return {"apiVersion": "trainer.kubeflow.org/v1alpha1", "kind": "TrainJob", "metadata": metadata, "spec": spec}
+
+
+def _trainer(context: ExportContext, launch: Launch) -> Fields:
+    """The `trainer`. The operator passes the rendezvous in `PET_*`; the number of processes is an explicit argument."""
+    options = (f"--nproc-per-node={launch.processes_per_node}", "--max-restarts=0")
+    command, *words = launch.program if launch.command is not None else ("torchrun", *options, *launch.program)
+    return {
+        "image": image(context),
+        "numNodes": launch.nodes,
+        "numProcPerNode": launch.processes_per_node,
+        "command": [literal(command)],
+        "args": [literal(word) for word in words],
+        "env": variables(launch),
+        "resourcesPerNode": resources(context, launch),
+    }
+
+
+def _patch(launch: Launch) -> Fields:
+    """Shared memory and the device, which the runtime's pods do not have."""
+    mount = {"name": _NODE, "volumeMounts": shared_memory_mounts()}
+    pod = {**placement(launch), "containers": [mount], "volumes": shared_memory()}
+    job = {"name": _NODE, "template": {"spec": {"template": {"spec": pod}}}}
+    return {"manager": "batchwright", "trainingRuntimeSpec": {"template": {"spec": {"replicatedJobs": [job]}}}}
+
+
+def _unpatched() -> Advice:
+    return Advice(
+        code="runtime-lacks",
+        message=f"What changes the runtime's pods had another name in each release before {_PATCHES_SINCE}, so this "
+        "manifest has no memory volume for `/dev/shm` and no nodeSelector: put them into the training runtime, or load "
+        "data without worker processes.",
+    )
+
+
+def _restarts() -> Advice:
+    return Advice(
+        code="restarts",
+        message="How often a failed job starts again is the training runtime's matter (`backoffLimit`, `failurePolicy` "
+        "of its JobSet): the program then has to resume from its own checkpoint, as Batchwright's engine does.",
+    )
+
+
+TARGET = Target(
+    name="trainjob",
+    title="Kubeflow TrainJob",
+    kind="launcher",
+    versions=("2.3", "2.0"),
+    repeats_one_size=False,
+    takes=frozenset({"script", "job_name", "processes_per_node", "queue", "image"}),
+    write=_write,
+    checked="2.3 read by models of its published schema, its command run by torchrun; 2.0 by no release of its own",
+)

@@ -1,0 +1,283 @@
+"""All targets by name, and the function that exports a recommendation. Pure, no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from batchwright.errors import ExportError
+from batchwright.exports.advice import OWN_OPTIMIZER, how_to_verify
+from batchwright.exports.base import Export, ExportContext, ExportOptions, Target, TargetPlan
+from batchwright.exports.frameworks import (
+    accelerate,
+    axolotl,
+    composer,
+    deepspeed,
+    hugging_face,
+    lightning,
+    llama_factory,
+    megatron,
+    nemo_automodel,
+    pytorch,
+    torchtitan,
+    torchtune,
+)
+from batchwright.exports.launchers import kubernetes, ray_jobs, rayjob, skypilot, slurm, torchrun, trainjob
+from batchwright.exports.launchers.carried_command import command_advice
+from batchwright.planning.accumulation import balanced_plan, uniform_plan
+from batchwright.schemas.plans import Plan
+from batchwright.schemas.recommendation import Advice, Recommendation
+from batchwright.suggestions import suggestion
+
+_TARGETS = (
+    pytorch.TARGET,
+    hugging_face.TARGET,
+    accelerate.TARGET,
+    lightning.TARGET,
+    deepspeed.TARGET,
+    composer.TARGET,
+    megatron.TARGET,
+    torchtitan.TARGET,
+    nemo_automodel.TARGET,
+    torchtune.TARGET,
+    axolotl.TARGET,
+    llama_factory.TARGET,
+    torchrun.TARGET,
+    slurm.TARGET,
+    kubernetes.TARGET,
+    trainjob.TARGET,
+    rayjob.TARGET,
+    ray_jobs.TARGET,
+    skypilot.TARGET,
+)
+
+TARGETS: Mapping[str, Target] = {target.name: target for target in _TARGETS}
+"""Targets by name, in the order of the list: frameworks, then launchers."""
+
+_DEFAULTS = ExportOptions()
+_STARTED_BY_LAUNCHERS = "world-size"
+"""Code of the advice to start as many processes as ranks, which a launcher does."""
+
+
+def find_target(name: str) -> Target:
+    """The target of this name.
+
+    Raises:
+        ExportError: when there is none; the message lists them.
+    """
+    if name not in TARGETS:
+        near = suggestion(name, TARGETS, "'")
+        raise ExportError("unknown-format", f"there is no export format {name!r}{near} (known: {', '.join(TARGETS)})")
+    return TARGETS[name]
+
+
+def export(
+    recommendation: Recommendation, name: str, *, version: str | None = None, options: ExportOptions = _DEFAULTS
+) -> Export:
+    """Export a recommendation to a target.
+
+    Args:
+        recommendation: a feasible recommendation.
+        name: the target's name.
+        version: one of the target's versions; its newest when left out.
+        options: properties of the job that the recommendation does not contain.
+
+    Raises:
+        ExportError: when the target or its version is unknown, nothing fits, or the target would change the effective
+            batch and `options.allow_inexact` is false.
+    """
+    target = find_target(name)
+    framework = _framework(target, options)
+    _refuse_command(recommendation, target, options)
+    plan = _target_plan(recommendation, options, framework or target)
+    context = ExportContext(recommendation, plan, _version(target, version), options, (framework or target).name)
+    inherited: tuple[Advice, ...] = ()
+    if framework is not None and framework.arguments is not None:
+        inner = replace(context, version=framework.versions[0])
+        context = replace(context, arguments=framework.arguments(inner))
+        inner_warnings = framework.write(inner).warnings
+        theirs = (warning for warning in inner_warnings if warning.code != _STARTED_BY_LAUNCHERS)
+        inherited = (*_omitted_settings(framework), *theirs)
+    written = target.write(context)
+    repeated = [advice for advice in recommendation.warnings if advice.code == OWN_OPTIMIZER.code]
+    unused = _unused(target, options, is_command=recommendation.request.command is not None)
+    of_the_plan = (*repeated, *command_advice(context), *_changes(plan), *unused, *_uneven_sizes(target, context))
+    return Export(
+        plan=plan.summary(),
+        format=target.name,
+        title=target.title,
+        target_version=context.version,
+        recommendation_id=recommendation.id,
+        verification=how_to_verify(context),
+        files=written.files,
+        command=written.command,
+        environment={**recommendation.environment, **written.environment},
+        warnings=tuple(dict.fromkeys((*of_the_plan, *written.warnings, *inherited))),
+    )
+
+
+def plan_of_target(recommendation: Recommendation, name: str, options: ExportOptions = _DEFAULTS) -> TargetPlan:
+    """The plan that an export of a recommendation has.
+
+    Raises:
+        ExportError: as ``export``.
+    """
+    return _target_plan(recommendation, options, find_target(name))
+
+
+def _refuse_command(recommendation: Recommendation, target: Target, options: ExportOptions) -> None:
+    """Refuse to configure a framework for a command, which has its figures by arguments of its own.
+
+    Raises:
+        ExportError: when the recommendation is for a command, and the target or its options are of a framework.
+    """
+    if recommendation.request.command is None:
+        return
+    if options.arguments_of is not None:
+        raise ExportError(
+            "wrong-option",
+            f"recommendation {recommendation.id} is for a command, which gets the figures of the plan by its own "
+            f"placeholders: leave `arguments_of` out (it is {options.arguments_of!r})",
+        )
+    if target.kind == "framework":
+        launchers = ", ".join(known.name for known in TARGETS.values() if known.kind == "launcher")
+        raise ExportError(
+            "not-expressible",
+            f"recommendation {recommendation.id} is for a command, and an export to {target.title} would configure "
+            "another program. Run the command with the figures of the plan (`batchwright train recommendation.json`), "
+            f"or export to a launcher, which starts it: {launchers}",
+        )
+
+
+def _changes(plan: TargetPlan) -> tuple[Advice, ...]:
+    """Warn of differences between the target's plan and the recommended plan."""
+    if not plan.change:
+        return ()
+    code = "more-steps" if plan.exact else "effective-batch-changed"
+    return (Advice(code=code, message=plan.change),)
+
+
+def _unused(target: Target, options: ExportOptions, *, is_command: bool) -> tuple[Advice, ...]:
+    """Warn of given options that the target does not use; a command has updates in place of a script."""
+    given = options.model_dump(exclude={"allow_inexact", "arguments_of"}, exclude_defaults=True)
+    takes = (target.takes - {"script"}) | {"updates"} if is_command else target.takes
+    names = [name for name in given if name not in takes]
+    if not names:
+        return ()
+    listed = ", ".join(f"`{name}`" for name in names)
+    message = f"An export to {target.title} does not use {listed}."
+    return (Advice(code="option-not-used", message=message),)
+
+
+def _uneven_sizes(target: Target, context: ExportContext) -> tuple[Advice, ...]:
+    """Warn a program that reads the launcher's variables that micro-batches differ in size."""
+    plan = context.plan
+    repeated = plan.micro_batch_size * plan.gradient_accumulation_steps * plan.world_size
+    if target.kind == "framework" or context.arguments or repeated == plan.effective_batch_size:
+        return ()
+    message = (
+        f"Micro-batches are not all of one size: a program that repeats {plan.micro_batch_size} samples in "
+        f"{plan.gradient_accumulation_steps} steps on every rank trains {repeated} samples per update, not "
+        f"{plan.effective_batch_size}. Divide BATCHWRIGHT_EFFECTIVE_BATCH_SIZE over the ranks, and each share into "
+        "micro-batches of at most BATCHWRIGHT_MICRO_BATCH_SIZE, as Batchwright's engine does, or name the framework "
+        "in `arguments_of`."
+    )
+    return (Advice(code="micro-batches-differ", message=message),)
+
+
+def _omitted_settings(framework: Target) -> tuple[Advice, ...]:
+    """Warn of settings of the framework's file that its command line does not include."""
+    if not framework.arguments_leave:
+        return ()
+    message = (
+        f"Of {framework.title} only the batch sizes are passed on. {framework.arguments_leave} affect memory "
+        f"too: copy them from an export to {framework.name} into the configuration file of your own that its "
+        "program reads, and name that file in the command."
+    )
+    return (Advice(code="figures-alone", message=message),)
+
+
+def _framework(target: Target, options: ExportOptions) -> Target | None:
+    """The framework whose arguments a launcher passes on."""
+    if options.arguments_of is None:
+        return None
+    framework = find_target(options.arguments_of)
+    if target.kind != "launcher":
+        raise ExportError("wrong-option", f"`arguments_of` is for launchers, and {target.name} is none")
+    if framework.arguments is None:
+        able = ", ".join(known.name for known in TARGETS.values() if known.arguments is not None)
+        raise ExportError(
+            "wrong-option", f"{framework.title} does not take the batch sizes as arguments; these do: {able}"
+        )
+    return framework
+
+
+def _version(target: Target, requested: str | None) -> str:
+    if requested is None:
+        return target.versions[0]
+    if requested not in target.versions:
+        raise ExportError(
+            "unknown-version",
+            f"{target.title} can be exported for the versions {', '.join(target.versions)}, not for {requested!r}",
+        )
+    return requested
+
+
+def _target_plan(recommendation: Recommendation, options: ExportOptions, target: Target) -> TargetPlan:
+    """Adapt the recommended plan to ``target``."""
+    plan, largest = recommendation.plan, recommendation.largest_micro_batch_size
+    if not recommendation.feasible or plan is None or largest is None:
+        reason = recommendation.infeasible_reason or "no micro-batch fits"
+        raise ExportError("infeasible", f"recommendation {recommendation.id} cannot be exported: {reason}")
+    if target.repeats_one_size:
+        return _one_size(plan, largest, options)
+    if target.divides_shares:
+        return _equal_shares(plan, largest, options)
+    return TargetPlan(**dict(plan))
+
+
+def _one_size(plan: Plan, largest: int, options: ExportOptions) -> TargetPlan:
+    """The uniform plan."""
+    uniform = uniform_plan(plan.effective_batch_size, plan.world_size, largest)
+    if not uniform.exact and not options.allow_inexact:
+        near = ", ".join(str(batch.effective_batch_size) for batch in uniform.nearest)
+        raise _inexact(uniform.change, near, "takes uneven micro-batches")
+    changed = not uniform.exact or uniform.gradient_accumulation_steps > plan.gradient_accumulation_steps
+    sizes = ((uniform.micro_batch_size,) * uniform.gradient_accumulation_steps,) * uniform.world_size
+    change = uniform.change if changed else ""
+    return TargetPlan(**dict(uniform.summary()), micro_batch_sizes=sizes, change=change)
+
+
+def _equal_shares(plan: Plan, largest: int, options: ExportOptions) -> TargetPlan:
+    """The plan of the nearest batch that gives every rank as many samples, each divided as the target does."""
+    requested, ranks = plan.effective_batch_size, plan.world_size
+    below = requested // ranks * ranks
+    given = below if requested - below <= ranks // 2 else below + ranks
+    change = ""
+    if given != requested:
+        change = (
+            f"The effective batch becomes {given} instead of {requested} ({given - requested:+d}): {ranks} ranks with "
+            f"equally many samples cannot reach {requested}."
+        )
+        if not options.allow_inexact:
+            raise _inexact(change, f"{below}, {below + ranks}", "gives ranks unlike numbers of samples")
+    share, size = given // ranks, balanced_plan(given, ranks, largest).micro_batch_size
+    sizes = (size,) * (share // size) + ((share % size,) if share % size else ())
+    return TargetPlan(
+        gradient_accumulation_steps=len(sizes),
+        micro_batch_size=size,
+        world_size=ranks,
+        effective_batch_size=given,
+        requested_effective_batch_size=requested,
+        exact=given == requested,
+        micro_batch_sizes=(sizes,) * ranks,
+        change=change,
+    )
+
+
+def _inexact(change: str, near: str, able: str) -> ExportError:
+    return ExportError(
+        "inexact",
+        f"{change} Say `allow_inexact` to export it all the same, tune for a batch that it reaches ({near}), "
+        f"or export to a target that {able} (`pytorch`).",
+    )

@@ -1,0 +1,157 @@
+"""Run a tuning from its request to its recommendation, on a device of this host. No torch."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from datetime import UTC, datetime
+from typing import Protocol
+
+from batchwright.commands.command_supervisor import CommandSupervisor
+from batchwright.commands.templates import contents_of_files
+from batchwright.early_processes import EarlyProcesses
+from batchwright.errors import DeviceError
+from batchwright.hardware.inventory import device_failure, device_of, devices
+from batchwright.hardware.matching import is_alike
+from batchwright.planning.driver import (
+    begin_estimate,
+    check_coupling,
+    estimate_what_ifs,
+    prepare_search,
+    remaining_probes,
+)
+from batchwright.planning.fingerprint import installed_versions
+from batchwright.planning.session import Tuning
+from batchwright.probing.supervisor import ProbeSupervisor
+from batchwright.schemas.command import CommandSpec
+from batchwright.schemas.recommendation import Recommendation
+from batchwright.schemas.requests import ProbeRequest, TuningRequest
+from batchwright.schemas.results import DeviceInfo, Outcome, ProbeResult
+
+
+class TuningObserver(Protocol):
+    """Shows the progress of a tuning."""
+
+    def set_activity(self, activity: str) -> None:
+        """Show what the tuning does now; an empty string when it is about to end."""
+
+    def add(self, probe: ProbeResult) -> None:
+        """Show a probe that has ended."""
+
+
+class _Silent:
+    def set_activity(self, activity: str) -> None: ...
+
+    def add(self, probe: ProbeResult) -> None: ...
+
+
+SILENT: TuningObserver = _Silent()
+"""Shows nothing."""
+
+
+def _activity(probe: ProbeRequest) -> str:
+    """Describe the activity of a tuning while ``probe`` runs."""
+    if isinstance(probe.spec, CommandSpec):
+        return _activity_of_command(probe, probe.spec.model.probe_updates)
+    if probe.runs_plan:
+        return f"running two updates of the plan, of at most {probe.micro_batch_size:,} samples at a time"
+    activity = "timing updates" if probe.measures_time else "running two updates"
+    return f"{activity} at micro-batch {probe.micro_batch_size:,}"
+
+
+def _activity_of_command(probe: ProbeRequest, updates: int) -> str:
+    if probe.runs_plan:
+        return f"running {updates} updates of the plan, in micro-batches of {probe.micro_batch_size:,}"
+    activity = "timing updates of" if probe.measures_time else f"running {updates} updates of"
+    return f"{activity} the command at micro-batch {probe.micro_batch_size:,}"
+
+
+def run_tuning(
+    request: TuningRequest,
+    observer: TuningObserver = SILENT,
+    early: EarlyProcesses | None = None,
+    warm_start: Recommendation | None = None,
+    *,
+    accumulates: bool = True,
+) -> Recommendation:
+    """Run a tuning to its end. An interrupt ends its processes.
+
+    Args:
+        request: what to tune, on which device of this host.
+        observer: shows each probe as it ends.
+        early: processes that were started in advance, which the caller closes.
+        warm_start: a recommendation for the same request, which a single probe may confirm.
+        accumulates: as for ``batchwright.planning.session.Tuning``.
+
+    Raises:
+        SpecError, DeviceError: before any probe; also when the warm start is for another request.
+        DeviceError: when a device stopped responding during a probe.
+        PlanError: when the effective batch cannot be planned, before any probe or with the size that fits.
+        StorageError: when the disk for temporary files is full.
+        TuningFailedError: when a probe failed for a reason unrelated to the size, or the loss couples samples.
+    """
+    began = time.monotonic()
+    device = device_of(request)
+    with _supervisor(request, device, early or EarlyProcesses()) as runner:
+        tuning = Tuning(
+            request,
+            device,
+            environment=runner.environment(),
+            versions={**installed_versions(), **(contents_of_files(request.command.model) if request.command else {})},
+            accumulates=accumulates,
+            peers=[other.id for other in devices() if other.id != device.id and is_alike(device, other)],
+        )
+        if warm_start is not None:
+            tuning.warm_start_from(warm_start)
+        observer.set_activity("checking that the loss is a sum over samples")
+        begin_estimate(tuning, runner.begin_estimate)
+        _check_coupling(tuning, device, runner)
+        observer.set_activity("checking the spec and estimating its memory")
+        prepare_search(tuning, runner.check, runner.expect)
+        for probe in remaining_probes(tuning, runner.late_estimate):
+            observer.set_activity(_activity(probe))
+            result = runner.run(probe)
+            _require_device(device, result)
+            tuning.record(result)
+            observer.add(result)
+        runner.end_search()
+        observer.set_activity("estimating what would fit with changes of the spec" if request.what_if else "")
+        estimate_what_ifs(tuning, runner.expect)
+    return tuning.recommendation(
+        identifier=f"rec_{uuid.uuid4().hex}", created_at=datetime.now(UTC), total_seconds=time.monotonic() - began
+    )
+
+
+def _supervisor(
+    request: TuningRequest, device: DeviceInfo, early: EarlyProcesses
+) -> ProbeSupervisor | CommandSupervisor:
+    """The supervisor of probes of this request."""
+    if request.command is None:
+        return ProbeSupervisor(device, early.children.take)
+    return CommandSupervisor(device, early.command_server)
+
+
+def _check_coupling(tuning: Tuning, device: DeviceInfo, runner: ProbeSupervisor | CommandSupervisor) -> None:
+    """Check for coupled samples.
+
+    Raises:
+        DeviceError: when the device failed, with what NVML says of one that no longer responds.
+    """
+    try:
+        check_coupling(tuning, runner.check_coupling)
+    except DeviceError as error:
+        if (failure := device_failure(device)) is None:
+            raise
+        raise DeviceError(f"{failure}. The check for coupled samples ended with: {error}") from None
+
+
+def _require_device(device: DeviceInfo, result: ProbeResult) -> None:
+    """Raise if a probe may have ended because its device no longer responds, which no other size would change.
+
+    Raises:
+        DeviceError: naming the device and the end of the probe.
+    """
+    if result.outcome in {Outcome.FIT, Outcome.OOM, Outcome.INVALID_SIZE}:
+        return
+    if (failure := device_failure(device)) is not None:
+        raise DeviceError(f"{failure}. The probe of {result.micro_batch_size} ended with: {result.message}")

@@ -1,0 +1,44 @@
+"""Distinguish a crash for lack of memory from a bug, by repeating the probe. No torch."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+
+from batchwright.schemas.requests import ProbeRequest
+from batchwright.schemas.results import Outcome, ProbeResult
+from batchwright.units import format_bytes
+
+_CONTROL_FACTOR = 4
+
+Attempt = Callable[[ProbeRequest], tuple[ProbeResult, bool]]
+"""Runs a probe once, and returns its result and whether a process of it crashed."""
+
+
+def run_explaining_crashes(attempt: Attempt, request: ProbeRequest, device_kind: str) -> ProbeResult:
+    """Run a probe; where a process of it crashes under a limit of the CPU, run it again to learn the cause.
+
+    Not all libraries below torch check the result of malloc. Memory was the cause only if the process crashes twice
+    under the limit and runs under a higher one.
+    """
+    first, crashed = attempt(request)
+    if not crashed or device_kind != "cpu" or request.limit_bytes is None:
+        return first
+    second, crashed_again = attempt(request)
+    if not crashed_again:
+        return second
+    higher = control_limit(request.limit_bytes)
+    control, _ = attempt(request.model_copy(update={"limit_bytes": higher}))
+    if control.outcome is not Outcome.FIT:
+        return first
+    cause = first.error_type or ""
+    with_signal = f" with {cause}" if cause.startswith("SIG") else ""  # a launcher has a status of its own
+    under = f"twice under {format_bytes(request.limit_bytes)}, and fits under {format_bytes(higher)}"
+    message = f"crashed{with_signal} {under}"
+    return first.model_copy(update={"outcome": Outcome.OOM, "message": message, "traceback": None})
+
+
+def control_limit(limit_bytes: int) -> int:
+    """Return a higher limit to test whether ``limit_bytes`` caused a crash; it leaves memory to the host. Bytes."""
+    available = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return max(limit_bytes, min(_CONTROL_FACTOR * limit_bytes, available // 2))

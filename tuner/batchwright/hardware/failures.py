@@ -1,0 +1,140 @@
+"""Classify exceptions and their messages: out of memory, an illegal size, a failed device, or another error.
+
+No other module recognises an OOM in an exception. The end of a process that raised none is judged in
+``batchwright.system.process_exit`` and ``batchwright.probing.exit_causes``.
+
+Nothing here imports torch. The source of each message is beside it. An error that is not in these tables is an ordinary
+error, never an OOM by guess.
+"""
+
+from __future__ import annotations
+
+import re
+from enum import Enum
+
+from batchwright.units import format_bytes
+
+
+class FailureKind(Enum):
+    """The meaning of a failure for the micro-batch size."""
+
+    OUT_OF_MEMORY = "out of memory"
+    SUSPECTED_OUT_OF_MEMORY = "suspected out of memory"
+    """Errors of libraries that hide the cause: out of memory only if the device was nearly full."""
+    INVALID_SIZE = "invalid size"
+    DEVICE_FAILURE = "device failure"
+    """The device itself failed, whatever ran on it."""
+    OTHER = "other"
+
+
+_OOM_MESSAGES = (
+    "CUDA out of memory",  # c10/cuda/CUDACachingAllocator.cpp
+    "CUDA error: out of memory",  # a failed cudaMalloc outside the allocator
+    "cudaErrorMemoryAllocation",
+    "HIP out of memory",
+    "XPU out of memory",
+    "MPS backend out of memory",
+    "DefaultCPUAllocator: can't allocate memory",  # c10/core/impl/alloc_cpu.cpp
+    "DefaultCPUAllocator: not enough memory",
+    "posix_memalign failed",
+    "Cannot allocate memory",  # ENOMEM of a system call: mmap, fork, pthread_create
+    "Allocation is out of device memory on current platform",  # oneAPI
+    "UR_RESULT_ERROR_OUT_OF",
+    "CUBLAS_STATUS_ALLOC_FAILED",
+    "CUDNN_STATUS_ALLOC_FAILED",
+    "std::bad_alloc",
+)
+
+_SUSPICIOUS_MESSAGES = (
+    "CUDNN_STATUS_NOT_SUPPORTED",  # no workspace left for any algorithm
+    "unable to find an engine",  # likewise, the newer wording
+    "CUFFT_INTERNAL_ERROR",
+    "could not create a primitive",  # oneDNN on the CPU, when its scratchpad cannot be allocated
+    "could not execute a primitive",  # likewise, for memory that it allocates late
+    "could not create a memory",  # likewise
+    "CUBLAS_STATUS_NOT_INITIALIZED",  # a handle that found no room for its workspace
+)
+
+_INVALID_SIZE_MESSAGES = (
+    "invalid configuration argument",  # more blocks than a launch may have
+    "canUse32BitIndexMath",
+    "out of resource: shared memory",  # Triton: a tile that does not fit the multiprocessor
+)
+
+_DEVICE_MESSAGES = (  # cudaGetErrorString; `torch.AcceleratorError` has the text alone
+    "uncorrectable ECC error encountered",  # cudaErrorECCUncorrectable
+    "CUDA-capable device(s) is/are busy or unavailable",  # cudaErrorDevicesUnavailable
+)
+
+
+def shortage_texts() -> tuple[str, ...]:
+    """The parts of messages that mean or suggest an OOM, for a process that cannot import this module."""
+    return (*_OOM_MESSAGES, *_SUSPICIOUS_MESSAGES)
+
+
+def classify_exception(error: BaseException) -> FailureKind:
+    """Classify an exception raised by a training step.
+
+    Follows the chain of causes, since frameworks wrap the original error.
+    """
+    seen: list[BaseException] = []
+    current: BaseException | None = error
+    kinds = []
+    while current is not None and current not in seen:
+        seen.append(current)
+        kinds.append(_classify_one(current))
+        current = current.__cause__ or (None if current.__suppress_context__ else current.__context__)
+    order = (
+        FailureKind.DEVICE_FAILURE,
+        FailureKind.OUT_OF_MEMORY,
+        FailureKind.INVALID_SIZE,
+        FailureKind.SUSPECTED_OUT_OF_MEMORY,
+    )
+    return next((kind for kind in order if kind in kinds), FailureKind.OTHER)
+
+
+def is_of_device(error: BaseException) -> bool:
+    """Return whether an exception is one of the device, its memory or itself, so that no other batch is to blame."""
+    return classify_exception(error) in {FailureKind.OUT_OF_MEMORY, FailureKind.DEVICE_FAILURE}
+
+
+def _classify_one(error: BaseException) -> FailureKind:
+    if isinstance(error, MemoryError) or _is_torch_oom(type(error)):
+        return FailureKind.OUT_OF_MEMORY
+    if not isinstance(error, (RuntimeError, OSError)) and type(error).__name__ != "OutOfResources":
+        return FailureKind.OTHER  # a message that merely mentions memory, such as a ValueError's, proves nothing
+    return classify_message(str(error))
+
+
+def _is_torch_oom(kind: type[BaseException]) -> bool:
+    """Return whether ``kind`` is ``torch.OutOfMemoryError`` or a subclass of it, without importing torch."""
+    return any(base.__name__ == "OutOfMemoryError" and base.__module__.startswith("torch") for base in kind.__mro__)
+
+
+def classify_message(message: str) -> FailureKind:
+    """Classify the message of a ``RuntimeError``."""
+    tables = (
+        (FailureKind.OUT_OF_MEMORY, _OOM_MESSAGES),
+        (FailureKind.INVALID_SIZE, _INVALID_SIZE_MESSAGES),
+        (FailureKind.SUSPECTED_OUT_OF_MEMORY, _SUSPICIOUS_MESSAGES),
+        (FailureKind.DEVICE_FAILURE, _DEVICE_MESSAGES),
+    )
+    return next(
+        (kind for kind, texts in tables if any(text.lower() in message.lower() for text in texts)), FailureKind.OTHER
+    )
+
+
+_REQUESTED = (
+    re.compile(r"tried to allocate (?P<bytes>\d+) bytes", re.IGNORECASE),  # c10/core/impl/alloc_cpu.cpp
+    re.compile(r"tried to allocate (?P<figure>[\d.]+) (?P<unit>[KMGT]iB)", re.IGNORECASE),  # CUDA's, HIP's, XPU's
+)
+
+
+def shortage_in_words(message: str) -> str:
+    """Summarise an out-of-memory error in a few words, with the size of the failed request if the message has it."""
+    for pattern in _REQUESTED:
+        if (found := pattern.search(message)) is not None:
+            parts = found.groupdict()
+            requested = format_bytes(int(parts["bytes"])) if "bytes" in parts else f"{parts['figure']} {parts['unit']}"
+            return f"asked for {requested} more"
+    return "found no more memory"

@@ -1,0 +1,111 @@
+"""The CPU as a memory device: a hard limit through RLIMIT_DATA, peaks from the kernel's accounting."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import os
+import resource
+from pathlib import Path
+
+import torch
+
+from batchwright.errors import DeviceError
+from batchwright.hardware.memory_devices.base import MemoryDevice, Peaks
+
+
+class CpuDevice(MemoryDevice):
+    """The CPU with a hard memory budget: under ``RLIMIT_DATA`` allocations really fail.
+
+    The budget counts from the moment it is set. Set it before the model is built, so that it covers what a GPU's memory
+    would hold. The largest size is repeatable within a sample or two only if the allocator settings of
+    ``batchwright.hardware.allocator_env`` are in the environment before the process starts: otherwise glibc keeps freed
+    memory in ways that depend on history.
+
+    The budget is per process and does not count shared memory. DataLoader workers are outside it.
+    """
+
+    def __init__(self, torch_device: torch.device) -> None:
+        super().__init__(torch_device)
+        _start_thread_pools()
+        self._mark_start()
+
+    def _effective_limit(self, limit_bytes: int, margin: float) -> int:
+        """Return the budget unchanged; memory that is in use already does not count."""
+        del margin
+        self.release()
+        self._mark_start()
+        return limit_bytes
+
+    def _set_limit(self, limit_bytes: int) -> None:
+        _set_data_limit(self._start_data + limit_bytes)
+
+    def _mark_start(self) -> None:
+        self._start_data = status_bytes("VmData")
+
+    def _lift_limit(self) -> None:
+        _set_data_limit(resource.RLIM_INFINITY)
+
+    def total_bytes(self) -> int:
+        """Total memory of the host."""
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+    def used_bytes(self) -> int:
+        """Private memory above that at the start."""
+        return max(0, status_bytes("VmData") - self._start_data)
+
+    def peaks(self) -> Peaks:
+        """Return the peak of private memory above that at the start, over the whole life of the process.
+
+        The kernel keeps a high-water mark of all mappings (``VmPeak``). Mappings that are not private memory (code, the
+        stack) hardly change while a workload runs, so their current size is subtracted. The result is the figure that
+        ``RLIMIT_DATA`` bounds, and is affine in the micro-batch size to the page.
+        """
+        others = status_bytes("VmSize") - status_bytes("VmData")
+        return Peaks(process_bytes=max(0, status_bytes("VmPeak") - others - self._start_data))
+
+    def reset_peaks(self) -> None:
+        """Do nothing: the kernel's mark cannot be lowered, and all earlier updates had to fit as well."""
+
+    def synchronize(self) -> None:
+        """Return at once: the CPU has no queue."""
+
+    def release(self) -> None:
+        """Collect cycles, then have malloc return free pages to the system."""
+        gc.collect()
+        ctypes.CDLL(None).malloc_trim(0)
+
+    def other_processes_bytes(self) -> int | None:
+        """Return None: the budget is this process's own."""
+        return None
+
+    def context_bytes(self) -> int | None:
+        """Return None: the CPU has no context."""
+        return None
+
+
+def status_bytes(field: str) -> int:
+    """Read a ``kB`` field of /proc/self/status, in bytes."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(field + ":"):
+            return int(line.split()[1]) * 1024
+    raise DeviceError(f"/proc/self/status has no {field}: a memory budget on the CPU needs Linux")
+
+
+def _set_data_limit(total: int) -> None:
+    """Set the soft limit, bounded by the hard one, so that this process may raise it again."""
+    hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
+    if hard != resource.RLIM_INFINITY:
+        total = hard if total == resource.RLIM_INFINITY else min(total, hard)
+    try:
+        resource.setrlimit(resource.RLIMIT_DATA, (total, hard))
+    except (OSError, ValueError) as error:
+        raise DeviceError(f"RLIMIT_DATA cannot be set to {total} bytes: {error}") from error
+
+
+def _start_thread_pools() -> None:
+    """Start the threads of OpenMP, oneDNN and autograd now: under a tight budget their stacks would not fit."""
+    inputs = torch.randn(4, 8, 32, 32, requires_grad=True)
+    weights = torch.randn(8, 8, 3, 3, requires_grad=True)
+    output = torch.nn.functional.conv2d(inputs, weights, padding=1).flatten(1)
+    torch.autograd.backward((output @ torch.randn(output.shape[1], 256)).relu().sum())

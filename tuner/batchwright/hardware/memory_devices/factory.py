@@ -1,0 +1,19 @@
+"""Open the memory device of an identifier such as cuda:0 or cpu."""
+
+from __future__ import annotations
+
+import torch
+
+from batchwright.hardware.memory_devices.base import MemoryDevice
+from batchwright.hardware.memory_devices.cpu import CpuDevice
+from batchwright.hardware.memory_devices.cuda import CudaDevice
+
+
+def open_device(identifier: str) -> MemoryDevice:
+    """Open the device with this id in this process.
+
+    Raises:
+        DeviceError: when torch does not see the device.
+    """
+    torch_device = torch.device(identifier)
+    return CudaDevice(torch_device) if torch_device.type == "cuda" else CpuDevice(torch_device)

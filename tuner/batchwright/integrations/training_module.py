@@ -1,0 +1,148 @@
+"""A LightningModule, its optimizer and samples of its data as a workload to probe.
+
+They are written to a file, which every probe reads: the probe then holds the module once, as training does, and its
+optimizer has the very parameters of its module. On the CPU the memory of Lightning does not count against the limit,
+since ``batchwright.workloads.preload`` has this module imported before.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+import pickle
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import cycle, islice
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+import torch
+from lightning.pytorch import LightningModule
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, IterableDataset
+
+from batchwright.system.files import atomic_writer
+from batchwright.training.micro_batches.nested_batches import tensors_of
+from batchwright.training.micro_batches.splitting import sample_count
+from batchwright.workloads.base import Batch, LossTerms, Sample
+
+TARGET = "batchwright.integrations.training_module:TrainingModule"
+"""The workload of a file, as a `python` model."""
+_READ = 256
+"""Samples of the data that are compared: enough to meet a long one, few enough to read within seconds."""
+_KEPT = 64
+"""Of these, the largest are kept and sent to the probes. They differ, so that a loss that couples them is found."""
+
+
+def save(
+    file: Path,
+    module: LightningModule,
+    optimizer: torch.optim.Optimizer,
+    samples: list[Sample],
+    collate: Callable[[list[Sample]], Batch],
+) -> None:
+    """Write what ``TrainingModule`` reads. Classes of a script or a notebook are written by value.
+
+    Args:
+        file: the file to write.
+        module: on the CPU; without its Trainer, which it does not pickle.
+        optimizer: of its parameters.
+        samples: the largest of the data, largest first.
+        collate: makes a batch of samples.
+
+    Raises:
+        StorageError: when the disk is full.
+    """
+    with atomic_writer(file) as opened:
+        pickle.dump([entry or os.getcwd() for entry in sys.path], opened)  # noqa: PTH109 - sys.path holds strings
+        _SamplePickler(opened).dump((samples, collate))
+        cloudpickle.dump((module, optimizer), opened)
+
+
+class _SamplePickler(cloudpickle.Pickler):  # type: ignore[misc] # not typed
+    """Writes of a sample that is a view of the whole data (``TensorDataset``) only its own elements."""
+
+    def reducer_override(self, obj: object) -> object:
+        """Copy a view."""
+        if isinstance(obj, Tensor) and obj.untyped_storage().nbytes() > obj.nbytes:
+            return obj.clone().__reduce_ex__(pickle.HIGHEST_PROTOCOL)  # type: ignore[no-untyped-call] # of torch
+        return super().reducer_override(obj)
+
+
+class TrainingModule:
+    """A ``batchwright.workloads.base.Workload`` of a module's ``training_step`` that builds its own optimizer.
+
+    Args:
+        file: path of what ``save`` wrote, there until the tuning has ended.
+    """
+
+    def __init__(self, file: str) -> None:
+        self._file = Path(file)
+        self._optimizer: torch.optim.Optimizer | None = None
+        self._samples: list[Sample]
+        self._collate: Callable[[list[Sample]], Batch]
+        with self._file.open("rb") as opened:
+            sys.path.extend(entry for entry in pickle.load(opened) if entry not in sys.path)  # noqa: S301 - of ``save``
+            self._samples, self._collate = pickle.load(opened)  # noqa: S301 - written by the parent process
+            self._module_at = opened.tell()
+
+    def build_model(self) -> nn.Module:
+        """Read the module."""
+        module: nn.Module
+        with self._file.open("rb") as opened:
+            opened.seek(self._module_at)
+            module, self._optimizer = pickle.load(opened)  # noqa: S301 - written by the parent process
+        return module
+
+    def build_optimizer(self, _: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+        """Return the optimizer that was read with the module."""
+        if self._optimizer is None:
+            raise RuntimeError("the optimizer is read with the module, by build_model()")
+        return self._optimizer
+
+    def make_batch(self, size: int) -> Batch:
+        """Repeat the samples until there are ``size``."""
+        return self._collate(list(islice(cycle(self._samples), size)))
+
+    def loss_terms(self, model: Any, batch: Batch) -> LossTerms:  # noqa: ANN401 - a LightningModule, not typed
+        """The loss of a training step, which is the mean over the samples."""
+        samples = sample_count(batch)
+        batch = model.on_after_batch_transfer(model.on_before_batch_transfer(batch, 0), 0)
+        numbered = len(inspect.signature(model.training_step).parameters) > 1
+        output = model.training_step(batch, 0) if numbered else model.training_step(batch)
+        loss: Tensor = output["loss"] if isinstance(output, Mapping) else output
+        return {"loss": (loss * samples, samples)}
+
+
+def largest_samples(loader: DataLoader[Sample]) -> list[Sample]:
+    """The largest of up to 256 samples of a loader's data, largest first.
+
+    They are spread over the data. Of a stream they are the first.
+    """
+    read = list(_spread(loader.dataset))
+    return sorted(read, key=_size, reverse=True)[:_KEPT]
+
+
+def _spread(dataset: Any) -> Iterator[Sample]:  # noqa: ANN401 - sized or not
+    if isinstance(dataset, IterableDataset):
+        yield from islice(dataset, _READ)
+        return
+    length = len(dataset)
+    count = min(length, _READ)
+    for number in range(count):
+        yield dataset[number * length // count]
+
+
+def _size(sample: Sample) -> int:
+    """Elements of the tensors of a sample, or of lists of numbers that become tensors."""
+    elements = sum(tensor.numel() for tensor in tensors_of(sample))
+    return elements + _listed(sample)
+
+
+def _listed(sample: Sample) -> int:
+    if isinstance(sample, Mapping):
+        return sum(_listed(value) for value in sample.values())
+    if isinstance(sample, (list, tuple)):
+        return sum(_listed(value) for value in sample)
+    return 0 if isinstance(sample, Tensor) else int(getattr(sample, "size", 1)) if hasattr(sample, "dtype") else 1

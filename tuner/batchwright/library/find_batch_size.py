@@ -1,0 +1,219 @@
+"""Find the largest micro-batch of functions of one's own, in a script or a notebook cell. No torch."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import pickle
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import wraps
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
+
+from batchwright.errors import FieldProblem, SpecError
+from batchwright.exports.advice import OWN_OPTIMIZER
+from batchwright.library.recommendation import Recommendation
+from batchwright.library.tuning import run_request, tuning_request
+from batchwright.schemas.optimizer import OptimizerSpec
+from batchwright.schemas.requests import TuningRequest
+from batchwright.schemas.workload import Precision, WorkloadSpec
+from batchwright.system.files import atomic_writer
+from batchwright.system.temporary_folders import TemporaryFolder
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+    from batchwright.library.functions import Loss
+    from batchwright.workloads.base import Batch
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+LARGEST_UNPLANNED_SAMPLES = 65_536
+"""Bound of the search for the largest batch, where no effective batch bounds it."""
+_TARGET = "batchwright.library.functions:load_functions"
+
+
+def find_batch_size(  # noqa: PLR0913 - the functions of a workload, and what the user decides
+    build_model: Callable[[], nn.Module] | nn.Module,
+    make_batch: Callable[[int], Batch],
+    loss: Callable[[nn.Module, Batch], Loss],
+    *,
+    effective_batch_size: int | None = None,
+    device: str | None = None,
+    memory_limit: int | str | None = None,
+    optimizer: str | OptimizerSpec | Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer] = "adamw",
+    precision: Precision = "fp32",
+    progress: bool = True,
+    **fields: Any,  # noqa: ANN401 - fields of a TuningRequest, which checks them
+) -> Recommendation:
+    """Find the largest micro-batch that fits by running real updates, and plan the effective batch around it.
+
+    The functions run in processes of their own, one for each probe, so that nothing of them stays on the device. They
+    are pickled by value: lambdas, closures, and classes of a script or a notebook work. What they refer to is copied,
+    except modules and what is in them, which are imported again; on the CPU, the memory of these imports counts.
+
+    Args:
+        build_model: builds the model, on the CPU; or a model on the CPU, of which each probe gets a copy.
+        make_batch: makes a batch of so many samples, on the CPU, each as large as the largest of training.
+        loss: computes the loss of a batch: ``(loss_sum, weight)``, where ``weight`` is the number of samples or tokens
+            that ``loss_sum`` was summed over; or such pairs by name; or the mean over the batch's samples.
+        effective_batch_size: samples of one optimizer update. Without it the effective batch is the largest micro-batch
+            that fits, of at most ``max_micro_batch_size`` samples (65,536 if left out). That batch is not divided, so
+            that its loss need not be a sum over samples.
+        device: ``cuda:0`` or ``cpu``; the first GPU, else the CPU, when left out.
+        memory_limit: bytes, or a size such as ``"24GiB"``; the device's memory when left out.
+        optimizer: name or ``OptimizerSpec``; or a function of the parameters, such as ``torch.optim.RMSprop``.
+        precision: ``fp32``, ``bf16-mixed``, ``fp16-mixed`` or ``bf16``.
+        progress: whether to show the probes as they end, on standard error.
+        fields: further fields of ``TuningRequest``, such as ``memory_margin`` or ``objective``, and of
+            ``WorkloadSpec``, such as ``gradient_clipping`` or ``compile``.
+
+    Raises:
+        SpecError: when an argument is wrong, naming it, or a function cannot be pickled.
+        DeviceError, PlanError: before any probe.
+        StorageError: when the disk for temporary files is full.
+        TuningFailedError: when a function of the user raised, whose traceback is its note, or the loss couples samples.
+    """
+    _refuse(fields, "model", "spec")
+    own = None if isinstance(optimizer, (str, OptimizerSpec)) else optimizer
+    functions = {"build_model": build_model, "make_batch": make_batch, "loss": loss, "optimizer": own}
+    _require_functions(functions)
+    accumulates = effective_batch_size is not None
+    bound = fields.get("max_micro_batch_size") or LARGEST_UNPLANNED_SAMPLES
+    samples = bound if effective_batch_size is None else effective_batch_size
+    spec_fields = {name: fields.pop(name) for name in list(fields) if name in WorkloadSpec.model_fields}
+    if own is None:
+        spec_fields["optimizer"] = {"name": optimizer} if isinstance(optimizer, str) else optimizer
+    with _pickled(functions) as arguments:
+        model = {"kind": "python", "target": _TARGET, "arguments": arguments}
+        spec = {"model": model, "precision": precision, **spec_fields}
+        request = tuning_request(spec, samples, memory_limit, {"device": device, **fields})
+        if not accumulates:
+            _require_one_micro_batch(request)
+        found = run_request(request, progress=progress, accumulates=accumulates)
+    return found if own is None else found.model_copy(update={"warnings": (*found.warnings, OWN_OPTIMIZER)})
+
+
+def with_batch_size(
+    *functions: Any,  # noqa: ANN401 - the arguments of find_batch_size
+    **options: Any,  # noqa: ANN401 - as above
+) -> Callable[[Callable[Concatenate[Recommendation, P], T]], Callable[P, T]]:
+    """Pass a training function the recommendation, found at its first call, as its first argument.
+
+    For example::
+
+        @with_batch_size(build_model, make_batch, loss, effective_batch_size=512)
+        def train(recommendation, updates): ...
+
+        train(updates=100)
+
+    The arguments and errors are those of ``find_batch_size``.
+    """
+
+    def decorate(train: Callable[Concatenate[Recommendation, P], T]) -> Callable[P, T]:
+        @wraps(train)
+        def call(*args: P.args, **kwargs: P.kwargs) -> T:
+            if not found:
+                found.append(find_batch_size(*functions, **options))
+            return train(found[0], *args, **kwargs)
+
+        found: list[Recommendation] = []
+        return call
+
+    return decorate
+
+
+def _refuse(fields: Mapping[str, object], *names: str) -> None:
+    """Refuse fields that the functions make.
+
+    Raises:
+        SpecError: naming them.
+    """
+    problems = [FieldProblem(name, "is made of the functions") for name in names if name in fields]
+    if problems:
+        raise SpecError(problems, "arguments")
+
+
+def _require_one_micro_batch(request: TuningRequest) -> None:
+    """Refuse what makes no sense without an effective batch: what is found is one micro-batch on one rank.
+
+    Raises:
+        SpecError: naming the first argument that needs one.
+    """
+    needing = {
+        "objective": request.objective != "largest",
+        "what_if": request.what_if,
+        "baseline": request.baseline is not None,
+        "uniform": request.uniform,
+        "parallelism": request.spec.parallelism.world_size > 1,
+    }
+    named = next((name for name, needs in needing.items() if needs), None)
+    if named is not None:
+        raise SpecError([FieldProblem(named, "needs an effective_batch_size")], "arguments")
+
+
+def _require_functions(functions: Mapping[str, object]) -> None:
+    """Check the types before anything is pickled.
+
+    Raises:
+        SpecError: naming the first argument that cannot be what it should be.
+    """
+    for name, function in functions.items():
+        is_model = name == "build_model" and hasattr(function, "named_parameters")
+        if not callable(function) and not is_model and not (name == "optimizer" and function is None):
+            shown = f"{type(function).__name__} {function!r}"
+            raise SpecError([FieldProblem(name, "is not a function", shown)], "arguments")
+    model = functions["build_model"]
+    if hasattr(model, "named_parameters") and not isinstance(model, type):
+        elsewhere = {str(parameter.device) for parameter in model.parameters()} - {"cpu"}  # type: ignore[attr-defined]
+        if elsewhere:
+            message = "is a model on a device: move it to the CPU, or give a function that builds it"
+            raise SpecError([FieldProblem("build_model", message, ", ".join(sorted(elsewhere)))], "arguments")
+
+
+@contextmanager
+def _pickled(functions: Mapping[str, object]) -> Iterator[dict[str, str]]:
+    """Write the functions to a file that only this user can read, for the time of a tuning.
+
+    Yields:
+        The arguments of ``batchwright.library.functions.load_functions``.
+
+    Raises:
+        SpecError: naming the function that cannot be pickled.
+        StorageError: when the disk for temporary files is full.
+    """
+    pickled = _pickle(functions)
+    with TemporaryFolder() as folder:
+        file = folder / "functions.pickle"
+        with atomic_writer(file, len(pickled)) as opened:
+            pickle.dump([entry or os.getcwd() for entry in sys.path], opened)  # noqa: PTH109 - sys.path holds strings
+            opened.write(pickled)
+        del pickled  # may be as large as the model, and the block lasts as long as the tuning
+        with file.open("rb") as opened:
+            digest = hashlib.file_digest(opened, "sha256").hexdigest()
+        yield {"file": str(file), "sha256": digest}
+
+
+def _pickle(functions: Mapping[str, object]) -> bytes:
+    import cloudpickle  # noqa: PLC0415 - installed with torch
+
+    try:
+        pickled: bytes = cloudpickle.dumps(dict(functions))
+    except Exception:
+        for name, function in functions.items():
+            _pickle_alone(name, function)
+        raise
+    return pickled
+
+
+def _pickle_alone(name: str, function: object) -> None:
+    import cloudpickle  # noqa: PLC0415 - as above
+
+    try:
+        cloudpickle.dumps(function)
+    except Exception as error:
+        message = f"cannot be sent to another process ({type(error).__name__}: {error}): build it inside the function"
+        raise SpecError([FieldProblem(name, message)], "arguments") from error

@@ -1,0 +1,206 @@
+"""Gain of a recommended plan over the one that a training uses until now. Pure, no torch.
+
+Figures come from the probes alone: from updates that were timed for the objective ``fastest``, from the single updates
+that other probes time, or interpolated between those. Nothing is extrapolated beyond the probed sizes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from batchwright.planning.accumulation import share_per_rank
+from batchwright.planning.objectives import expected_bytes, expected_rate, format_rate, plan_size, rate_of, steps_of
+from batchwright.schemas.plans import PlanSummary
+from batchwright.schemas.recommendation import Alternative, Gain, Proof, Recommendation
+from batchwright.schemas.requests import Baseline, TuningRequest
+from batchwright.schemas.results import Outcome, ProbeResult
+from batchwright.units import format_bytes
+
+_Source = Literal["measured", "estimated"]
+
+
+def with_gain(found: Recommendation) -> Recommendation:
+    """Return the recommendation with its gain over the baseline of its request, if both are there."""
+    return found.model_copy(update={"gain": gain_of(found)})
+
+
+def gain_of(found: Recommendation) -> Gain | None:
+    """The gain over the baseline of the request; none without a baseline, and where nothing fits."""
+    baseline, room = found.request.baseline, found.headroom
+    chosen = next((plan for plan in found.alternatives if plan.chosen), None)
+    if baseline is None or found.plan is None or room is None or chosen is None:
+        return None
+    before = _Before(found.request, baseline, found.evidence.probes, found.evidence.proof)
+    speed, speed_source = before.rate(), None
+    after, peak = chosen.samples_per_second, chosen.peak_bytes or room.peak_bytes
+    speedup = after / speed if after and speed else None
+    if speedup is not None:
+        both_timed = before.is_timed and _is_timed(chosen)
+        speed_source = _source(measured=both_timed and before.plan.exact)
+    return Gain(
+        baseline=before.plan,
+        baseline_fits=before.fits,
+        speedup=speedup,
+        speed_source=speed_source,
+        samples_per_second=after,
+        baseline_samples_per_second=speed,
+        peak_bytes=peak,
+        baseline_peak_bytes=before.peak_bytes(),
+        memory_source=None if before.peak_bytes() is None else _source(measured=before.fit is not None),
+        limit_bytes=room.limit_bytes,
+        statement=_statement(before, chosen, _memory(before, peak, room.limit_bytes), speedup, speed_source),
+    )
+
+
+def baseline_to_probe(request: TuningRequest, share: int, proof: Proof, probes: Sequence[ProbeResult]) -> int | None:
+    """The baseline's size, where a probe of it would show its time and memory; none where one has, or it cannot fit."""
+    size = None if request.baseline is None else request.baseline.micro_batch_size
+    if size is None or size >= min(share, proof.fits) or any(probe.micro_batch_size == size for probe in probes):
+        return None
+    return None if request.command is not None and share % size else size
+
+
+def baseline_to_time(request: TuningRequest, share: int, proof: Proof, probes: Sequence[ProbeResult]) -> int | None:
+    """The largest micro-batch of the plan of as many steps as the baseline's size takes, unless it was timed."""
+    if request.baseline is None or request.baseline.micro_batch_size > min(share, proof.fits):
+        return None
+    size = plan_size(share, steps_of(share, request.baseline.micro_batch_size))
+    if request.command is not None and share % size:
+        return None
+    return None if any(probe.measures_time and probe.micro_batch_size == size for probe in probes) else size
+
+
+@dataclass(frozen=True)
+class _Before:
+    """The baseline, and what the probes show of it."""
+
+    request: TuningRequest
+    baseline: Baseline
+    probes: tuple[ProbeResult, ...]
+    proof: Proof
+
+    @property
+    def size(self) -> int:
+        return self.baseline.micro_batch_size
+
+    @property
+    def _target(self) -> int:
+        """Samples of the rank with the most in an update of the request."""
+        return share_per_rank(self.request.effective_batch_size, self.request.spec.parallelism.world_size)[0]
+
+    @property
+    def share(self) -> int:
+        """Samples of a rank in an update of the baseline."""
+        steps = self.baseline.accumulation_steps
+        return max(self._target, self.size) if steps is None else steps * self.size
+
+    @property
+    def plan(self) -> PlanSummary:
+        requested, ranks = self.request.effective_batch_size, self.request.spec.parallelism.world_size
+        effective = requested if self.share == self._target else self.share * ranks
+        return PlanSummary(
+            gradient_accumulation_steps=steps_of(self.share, self.size),
+            micro_batch_size=self.size,
+            world_size=ranks,
+            effective_batch_size=effective,
+            requested_effective_batch_size=requested,
+            exact=effective == requested,
+        )
+
+    @property
+    def fit(self) -> ProbeResult | None:
+        """The fit of the size, in updates of one or of several micro-batches as the baseline's are."""
+        same = [probe for probe in self._fits if probe.accumulates == (self.size < self.share)]
+        return max(same, key=lambda probe: probe.measures_time, default=None)
+
+    @property
+    def _fits(self) -> list[ProbeResult]:
+        fits = [probe for probe in self.probes if probe.outcome is Outcome.FIT]
+        return [probe for probe in fits if probe.micro_batch_size == self.size]
+
+    @property
+    def fits(self) -> bool | None:
+        if self.fit is not None:
+            return True
+        failed = [probe.micro_batch_size for probe in self.probes if probe.outcome is Outcome.OOM]
+        if self.proof.shows_larger_fail and self.proof.next_size is not None:
+            failed.append(self.proof.next_size)
+        if any(self.size >= size for size in failed) and self.size < self.share:
+            return False
+        return True if self.size <= self.proof.fits else None
+
+    @property
+    def _timed(self) -> ProbeResult | None:
+        """The timing of the baseline's plan, whose sizes are balanced for the requested batch."""
+        size = plan_size(self.share, steps_of(self.share, self.size))
+        timed = (probe for probe in self.probes if probe.measures_time and probe.outcome is Outcome.FIT)
+        return next((probe for probe in timed if probe.micro_batch_size == size and probe.timing is not None), None)
+
+    @property
+    def is_timed(self) -> bool:
+        """True if several updates of the plan were timed."""
+        return self._timed is not None
+
+    def rate(self) -> float | None:
+        """Samples per second; none where the probes do not show them, or the baseline does not fit."""
+        if not self.fits:
+            return None
+        probe = self._timed or self.fit
+        exact = None if probe is None else rate_of(self.share, probe)
+        return exact if exact is not None else expected_rate(self.share, self.size, self.probes)
+
+    def peak_bytes(self) -> int | None:
+        """Most memory held; none where the probes do not show it."""
+        if not self.fits:
+            return None
+        return expected_bytes(self.share, self.size, self.probes) if self.fit is None else self.fit.held_bytes
+
+
+def _is_timed(plan: Alternative) -> bool:
+    return plan.timed_updates > 1
+
+
+def _source(*, measured: bool) -> _Source:
+    return "measured" if measured else "estimated"
+
+
+def _statement(before: _Before, chosen: Alternative, memory: str, speedup: float | None, source: _Source | None) -> str:
+    plan = before.plan
+    was = _in_words(before.size, plan.gradient_accumulation_steps)
+    compared = f"Before {was}, now {_in_words(chosen.micro_batch_size, chosen.gradient_accumulation_steps)}"
+    if before.fits is False:
+        text = f"{compared}: the baseline's micro-batch of {before.size} does not fit into this limit"
+    elif speedup is None:
+        text = f"{compared}: {memory}; no probe shows the time of the baseline"
+    else:
+        text = f"{compared}: {_speed(speedup)} ({source}), {memory}"
+    if plan.exact:
+        return f"{text}."
+    return (
+        f"{text}. The baseline's effective batch is {plan.effective_batch_size}, not "
+        f"{plan.requested_effective_batch_size}: samples are compared, not updates."
+    )
+
+
+def _in_words(size: int, steps: int) -> str:
+    return f"{size} in {steps} step{'' if steps == 1 else 's'}"
+
+
+_ALIKE = 0.005
+"""Relative differences of speed below this are not written out."""
+
+
+def _speed(speedup: float) -> str:
+    if abs(speedup - 1.0) < _ALIKE:
+        return "as many samples per second"
+    return f"{format_rate(speedup)} times the samples per second"
+
+
+def _memory(before: _Before, now: int, limit: int) -> str:
+    was = before.peak_bytes()
+    if was is None:
+        return f"{now / limit:.0%} of {format_bytes(limit)} used"
+    about = "" if before.fit is not None else " (estimated)"
+    return f"{now / limit:.0%} of {format_bytes(limit)} used instead of {was / limit:.0%}{about}"

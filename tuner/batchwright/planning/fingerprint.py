@@ -1,0 +1,163 @@
+"""Fingerprints of tunings: equal for two requests exactly when they may share a recommendation. Pure, no torch."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import platform
+from importlib import metadata
+from typing import Any
+
+from batchwright.schemas.command import CommandSpec
+from batchwright.schemas.requests import TuningRequest
+from batchwright.schemas.results import DeviceInfo
+from batchwright.schemas.workload import TransformersModel, WorkloadSpec
+
+_LAYOUT = 4
+"""Incremented when probing or searching changes so much that stored recommendations are no longer valid."""
+
+
+def installed_versions() -> dict[str, str]:
+    """Versions of the packages that change how much memory a step takes, without importing them."""
+    found = {"python": platform.python_version()}
+    for name in ("batchwright", "torch", "transformers", "peft", "bitsandbytes"):
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def relevant_versions(spec: WorkloadSpec | CommandSpec, device: DeviceInfo, versions: dict[str, str]) -> dict[str, str]:
+    """The versions that matter for ``spec``, and the device's driver. Of a command, all of them."""
+    names = ["batchwright", "python", "torch", *(["transformers"] if spec.model.kind == "transformers" else [])]
+    if isinstance(spec, WorkloadSpec):
+        names += ["peft"] if spec.adapter is not None else []
+        names += ["bitsandbytes"] if spec.needs_bitsandbytes else []
+    chosen = {name: versions[name] for name in names if name in versions}
+    if isinstance(spec, CommandSpec):
+        chosen = dict(versions)
+    if device.driver_version is not None:
+        chosen["driver"] = device.driver_version
+    return chosen
+
+
+def fingerprint(  # noqa: PLR0913, PLR0917 - what a recommendation depends on
+    request: TuningRequest,
+    device: DeviceInfo,
+    limit_bytes: int | None,
+    environment: dict[str, str],
+    versions: dict[str, str],
+    ranks: int = 0,
+) -> str:
+    """SHA-256, in hexadecimal, of everything a recommendation depends on.
+
+    The content is the spec without fields that leave memory as it is (data, schedule, rates), the requested batch,
+    objective and bounds, the kind of device (not its index) and its limit, the allocator's settings, versions, and the
+    commit of a model on the hub, which the evidence names.
+    """
+    content = request_content(request, device, environment, ranks)
+    content["device"]["total_bytes"] = device.total_bytes
+    if commit := commit_of(request.spec):
+        content["commit"] = commit
+    return _digest(content | {"limit_bytes": limit_bytes, "versions": fingerprinted_versions(versions)})
+
+
+def request_fingerprint(request: TuningRequest, device: DeviceInfo, environment: dict[str, str], ranks: int = 0) -> str:
+    """SHA-256, in hexadecimal, of the request and the kind of device, without versions, commit and exact limit.
+
+    Tunings with equal fingerprints have equal request fingerprints.
+    """
+    return _digest(request_content(request, device, environment, ranks))
+
+
+def request_content(
+    request: TuningRequest, device: DeviceInfo, environment: dict[str, str], ranks: int = 0
+) -> dict[str, Any]:
+    """The content of a fingerprint without versions, the limit, and the memory of the device.
+
+    Args:
+        request: the request.
+        device: the device.
+        environment: the environment variables of the probes.
+        ranks: ranks that a probe runs; 0 where one rank stands for the others, or is the only one.
+    """
+    is_shared = request.command is None and request.spec.parallelism.world_size > 1
+    return {
+        **({"ranks": ranks} if is_shared else {}),
+        "layout": _LAYOUT,
+        "spec": memory_part(request.spec),
+        "request": request_fields(request),
+        "device": {"kind": device.kind, "name": device.name},
+        "environment": environment,
+    }
+
+
+def commit_of(spec: WorkloadSpec | CommandSpec) -> str | None:
+    """The commit of a model on the hub; None for any other."""
+    return spec.model.revision if isinstance(spec.model, TransformersModel) else None
+
+
+def fingerprinted_versions(versions: dict[str, str]) -> dict[str, str]:
+    """The versions that are part of a fingerprint: neither Batchwright's nor Python's."""
+    return {name: versions[name] for name in versions if name not in ("batchwright", "python")}
+
+
+def _digest(content: dict[str, Any]) -> str:
+    return hashlib.sha256(canonical_json(content).encode()).hexdigest()
+
+
+def request_fields(request: TuningRequest) -> dict[str, Any]:
+    """The request without the spec and the place. Fields added later are left out at their default."""
+    left_out = {"spec", "device", "hardware", "memory_limit_bytes", "probe_timeout_seconds", "baseline"}
+    if request.objective == "largest":
+        left_out.add("objective")
+    if request.uniform_only is None:
+        left_out.add("uniform_only")
+    if not request.what_if:
+        left_out.add("what_if")
+    if not request.allow_batch_coupling:
+        left_out.add("allow_batch_coupling")
+    return request.model_dump(mode="json", exclude=left_out)
+
+
+def memory_part(spec: WorkloadSpec | CommandSpec) -> dict[str, Any]:
+    """The part of a spec that memory depends on: without data, schedule, rates, and the time limit of a command."""
+    if isinstance(spec, CommandSpec):
+        unset = {name for name in ("name", "arguments", "definition") if not getattr(spec.model, name)}
+        left_out = {"loading_timeout_seconds", *unset}
+        return spec.model_dump(mode="json", exclude={"model": left_out})
+    rates = {"learning_rate", "weight_decay", "betas"}
+    unset = {name for name in ("arguments", "groups") if not getattr(spec.optimizer, name)}
+    groups = {"groups": {"__all__": {"learning_rate", "weight_decay"}}}
+    optimizer = dict.fromkeys(rates | unset, True) | ({} if "groups" in unset else groups)
+    scales = {"alpha", "use_rslora", "init_lora_weights"}
+    exclude: dict[str, Any] = {
+        "data": True,
+        "evaluation": True,
+        "schedule": True,
+        "optimizer": optimizer,
+        "model": {"pretrained", "revision"},  # the config says it all
+    }
+    if spec.adapter is not None and spec.adapter.quantization is None:
+        scales.add("quantization")
+    exclude["adapter"] = True if spec.adapter is None else scales
+    part = spec.model_dump(mode="json", exclude=exclude)
+    part["gradient_clipping"] = spec.gradient_clipping is not None
+    part["ema_decay"] = spec.ema_decay is not None
+    part["batch"].pop("packing")
+    if spec.batch.packing is not None:  # the mask of attention is the same in each way of packing
+        part["batch"]["packing"] = True
+    if part.pop("preference") is not None:  # its losses take the same memory
+        part["preference"] = True
+    part.pop("label_smoothing")
+    if spec.label_smoothing:  # takes other kernels, whatever the share
+        part["label_smoothing"] = True
+    decays = [spec.optimizer.weight_decay, *(group.weight_decay or 0.0 for group in spec.optimizer.groups)]
+    part["weight_decay"] = max(decays) > 0  # sgd with foreach makes a copy of the gradients for it
+    return part
+
+
+def canonical_json(value: object) -> str:
+    """Serialize equal values to equal JSON: sorted keys, no spaces."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True)

@@ -1,0 +1,224 @@
+"""The proof of the recommended plan: a fit that was at least as demanding, or a run of the plan itself. Pure, no torch.
+
+The search proves a size by updates of whole micro-batches of it (``batchwright.planning.accumulation.probe_window``).
+They are at least as demanding as a plan that repeats one size up to the proven one (``is_as_demanding``): such a plan
+needs no probe of its own. A plan of two sizes (34 + 33 + 33) is run by one more probe, after the search and the timing
+of plans, unless its timing has run the same. Of several ranks, whose shares differ by one sample at most, the first
+whose micro-batches differ is run: those of any other rank are equal, or of the same two sizes in other numbers.
+
+A plan that runs out of memory is followed by the next smaller one, and every further one leaves out twice as many sizes
+as the one before: after at most ``log2(size) + 2`` probes a plan is found that ran, or repeats one size. A run that
+shows neither (it timed out, failed by an error, or was lost twice) ends the tuning with a warning.
+
+The module also extrapolates whether the whole share of a rank is worth a probe.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from batchwright.planning.accumulation import condensed, divisors_up_to, is_as_demanding, plan_window, share_per_rank
+from batchwright.planning.objectives import plan_size, steps_of
+from batchwright.planning.parameters import DEFAULT_PARAMETERS, SearchParameters
+from batchwright.schemas.recommendation import Proof
+from batchwright.schemas.requests import TuningRequest
+from batchwright.schemas.results import Outcome, ProbeResult
+
+
+@dataclass(frozen=True)
+class PlanProof:
+    """The recommended plan, and the evidence of the probes for it.
+
+    Attributes:
+        size: the plan's micro-batches are at most this large.
+        share: samples in an update of the rank whose micro-batches are run or compared.
+        window: the micro-batches that stand for this rank's.
+        fit: the fit that was at least as demanding; none before the plan has run.
+        inconclusive: the run of the plan that showed neither that it fits nor that it does not.
+        failed: the runs of larger plans, which did not fit.
+    """
+
+    size: int
+    share: int
+    window: tuple[int, ...]
+    fit: ProbeResult | None = None
+    inconclusive: ProbeResult | None = None
+    failed: tuple[ProbeResult, ...] = ()
+
+    @property
+    def needs_run(self) -> bool:
+        """Return whether the plan has to be run."""
+        return self.fit is None and self.inconclusive is None
+
+    @property
+    def statement(self) -> str:
+        """The proof of the plan in a few sentences."""
+        return " ".join([*(_failure_of_plan(probe) for probe in self.failed), self._own_statement()])
+
+    def _own_statement(self) -> str:
+        window = format_window(self.window)
+        if self.inconclusive is not None:
+            return (
+                f"Whether the plan fits is not known: its own run, in micro-batches of {window}, ended with "
+                f"{self.inconclusive.outcome} ({self.inconclusive.message})."
+            )
+        if self.fit is None:
+            return "The plan has not run yet."
+        if self.fit.counted is not None:
+            return f"The plan was run as it will be trained: {self.fit.counted.statement}."
+        if condensed(self.fit.micro_batch_sizes) == self.window:
+            steps = steps_of(self.share, self.window[0])
+            stands = f", which stand for its {steps}," if steps > len(self.window) else ""
+            return f"The plan itself was run: an update in micro-batches of {window}{stands} fits."
+        ran, size = format_window(self.fit.micro_batch_sizes), self.window[0]
+        less = "equal" if size == self.fit.micro_batch_size else "smaller"
+        return f"An update in micro-batches of {ran} fits, and the plan repeats one of {less} size, {size}."
+
+
+def format_window(sizes: Sequence[int]) -> str:
+    """Format the micro-batches of an update as a sum: ``34 + 33 + 33``."""
+    return " + ".join(str(size) for size in sizes)
+
+
+def _failure_of_plan(probe: ProbeResult) -> str:
+    event = "ran out of memory" if probe.outcome is Outcome.OOM else "is not valid"
+    message = f" ({probe.message})" if probe.message else ""
+    return f"The plan in micro-batches of {format_window(probe.micro_batch_sizes)} was run and {event}{message}."
+
+
+def prove_plan(
+    request: TuningRequest,
+    size: int,
+    probes: Sequence[ProbeResult],
+    parameters: SearchParameters = DEFAULT_PARAMETERS,
+) -> PlanProof:
+    """The largest plan in micro-batches of at most ``size`` that the probes do not show to fail, and its proof.
+
+    Args:
+        request: the request, with the effective batch and the ranks.
+        size: the micro-batch size that the search or the timing chose.
+        probes: every probe.
+        parameters: the tuned constants.
+    """
+    if request.command is not None:
+        return _prove_plan_of_command(request, size, probes, parameters)
+    shares = share_per_rank(request.effective_batch_size, request.spec.parallelism.world_size)
+    failed: list[ProbeResult] = []
+    chosen = size
+    while True:
+        share, window = _window_to_run(shares, steps_of(shares[0], size))
+        size = plan_size(shares[0], steps_of(shares[0], size))
+        runs = [probe for probe in probes if probe.runs_plan and _is_of_plan(probe, size, window)]
+        stopped = next((run for run in runs if run.outcome in {Outcome.OOM, Outcome.INVALID_SIZE}), None)
+        if stopped is None or size == 1:
+            break
+        failed.append(stopped)
+        size = max(1, size - (1 << (len(failed) - 1)))
+    fits = [probe for probe in probes if probe.outcome is Outcome.FIT]
+    fit = max(
+        (probe for probe in fits if is_as_demanding(probe.micro_batch_sizes, window)),
+        key=lambda probe: (condensed(probe.micro_batch_sizes) == window, probe.micro_batch_size),
+        default=None,
+    )
+    return PlanProof(size if failed else chosen, share, window, fit, _inconclusive(runs, parameters), tuple(failed))
+
+
+def _prove_plan_of_command(
+    request: TuningRequest, size: int, probes: Sequence[ProbeResult], parameters: SearchParameters
+) -> PlanProof:
+    """The largest plan of a command that its own run does not show to fail: only a run of its very figures is a proof.
+
+    Its micro-batches divide the share, so that after a plan that did not fit the next smaller divisor follows.
+    """
+    share = request.effective_batch_size // request.spec.parallelism.world_size
+    sizes = divisors_up_to(share, size)
+    failed: list[ProbeResult] = []
+    for chosen in reversed(sizes):
+        window = plan_window(share, share // chosen)
+        runs = [probe for probe in probes if probe.verifies_plan and probe.micro_batch_size == chosen]
+        stopped = next((run for run in runs if run.outcome in {Outcome.OOM, Outcome.INVALID_SIZE}), None)
+        if stopped is None or chosen == sizes[0]:
+            break
+        failed.append(stopped)
+    own = [probe for probe in probes if probe.micro_batch_size == chosen and probe.outcome is Outcome.FIT]
+    fit = next((probe for probe in own if probe.counted is not None and probe.counted.of_plan), None)
+    return PlanProof(chosen, share, window, fit, _inconclusive(runs, parameters), tuple(failed))
+
+
+def _window_to_run(shares: Sequence[int], steps: int) -> tuple[int, tuple[int, ...]]:
+    """The share and the micro-batches of the first rank whose micro-batches differ, else of the first rank."""
+    windows = [(share, plan_window(share, steps)) for share in dict.fromkeys(shares)]
+    return next((window for window in windows if len(set(window[1])) > 1), windows[0])
+
+
+def _is_of_plan(run: ProbeResult, size: int, window: tuple[int, ...]) -> bool:
+    """Return whether a run was of the plan with micro-batches of at most ``size``; its timing may have been shorter."""
+    return run.micro_batch_size == size if run.measures_time else run.micro_batch_sizes == window
+
+
+def _inconclusive(runs: Sequence[ProbeResult], parameters: SearchParameters) -> ProbeResult | None:
+    """The run of a plan after which the plan is not run again, although the run shows nothing of memory."""
+    untimed = [run for run in runs if not run.measures_time]
+    lost = [run for run in untimed if run.outcome is Outcome.LOST]
+    others = [run for run in untimed if run.outcome in {Outcome.ERROR, Outcome.TIMED_OUT}]
+    return others[0] if others else lost[-1] if len(lost) >= parameters.most_lost_probes else None
+
+
+def longer_as_plan(fits: Sequence[ProbeResult], size: int, share: int) -> float:
+    """Estimate how many times longer a probe of a size takes with the micro-batches of its plan.
+
+    A probe makes two updates of two micro-batches; as a plan, one whole update and two micro-batches of the next.
+    """
+    start = min(fit.seconds.start + fit.seconds.build for fit in fits)
+    largest = max(fits, key=lambda fit: fit.micro_batch_size)
+    seconds = largest.seconds.measure * size / sum(largest.micro_batch_sizes)
+    short = start + 4 * seconds
+    return (start + (share // size + 2) * seconds) / short if short else 1.0
+
+
+# --- the whole share ---
+
+
+def peak_without_gradients(
+    probes: Sequence[ProbeResult], size: int, parameters: SearchParameters = DEFAULT_PARAMETERS
+) -> float | None:
+    """Extrapolate the peak in bytes at ``size`` in an update of one micro-batch; none without enough measurements.
+
+    The peak is on the line through the two largest fits of accumulating updates, less the gradients. Where there is one
+    such fit, the line begins at what is resident with the gradients. Fits whose peak the limit may have cut off are
+    left out, because the line through them is too flat.
+    """
+    measured = [probe for probe in probes if probe.outcome is Outcome.FIT and probe.used_bytes and probe.accumulates]
+    fits = {probe.micro_batch_size: probe for probe in measured}
+    if not fits:
+        return None
+    complete = {at: fit for at, fit in fits.items() if not _may_be_cut_off(fit, parameters)}
+    informative = complete or {max(fits): fits[max(fits)]}
+    high = informative[max(informative)]
+    if high.model is None:
+        return None
+    gradients = high.model.parameter_bytes * high.model.trainable_parameters / max(1, high.model.parameters)
+    points: list[tuple[int, float]] = [(at, informative[at].used_bytes or 0) for at in sorted(informative)[-2:]]
+    if len(points) == 1:
+        if high.resident_bytes is None:
+            return None
+        points.insert(0, (0, high.resident_bytes + gradients))
+    (low_size, low_used), (high_size, high_used) = points
+    return high_used + (high_used - low_used) / (high_size - low_size) * (size - high_size) - gradients
+
+
+def _may_be_cut_off(fit: ProbeResult, parameters: SearchParameters) -> bool:
+    """Return whether the limit may have cut off the requests of a process's libraries."""
+    if fit.process_peak_bytes is None or fit.limit_bytes is None:
+        return False
+    return fit.process_peak_bytes > parameters.saturated_share * fit.limit_bytes
+
+
+def whole_share_proof(share: int, below: Proof) -> Proof:
+    """Build the proof of the whole share from its own fit, although the search closed below it."""
+    statement = (
+        f"{share}, the whole share of a rank, fits: an update of one micro-batch holds no gradients while it runs. "
+        f"With several micro-batches in an update the largest is {below.fits}: {below.statement}"
+    )
+    return Proof(fits=share, stopped_by="bound", statement=statement)

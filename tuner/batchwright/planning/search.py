@@ -1,0 +1,412 @@
+"""The search for the largest micro-batch that fits. Pure ask/tell: sizes and outcomes in, the next size out.
+
+**Assumption.** Fitting is monotone: if a size fits, every smaller one does. A fit at one candidate and a failure at the
+next then prove the answer. Results are checked against this: after a contradiction the search warns, and its answer is
+below the smallest failure. A size of one that fails by an error is taken for a special case (BatchNorm over a single
+value) until a larger one fails likewise. A size above a fit whose probe is inconclusive (it times out, fails by
+an error, or is lost twice) bounds the search: the largest fit is the answer, and the proof names the size.
+
+**Posterior.** Peak memory is taken to be affine in the size (intercept: parameters, gradients, optimizer state; slope:
+activations of a sample) above a floor that does not depend on it, or to follow the curve of an estimate where there is
+one. The fits measured so far give a line, or calibrate the estimate; the place where the curve meets the limit is the
+likely answer, and the misfit shows how likely (``batchwright.planning.posterior``). On a card this place is the one at
+which replays in a simulation of the allocator ran out of memory (``ExpectedPeaks.usable_bytes``).
+
+**Choice.** The next size is the one whose probability to fit is nearest to the optimum when an OOM costs three fits.
+A sharp posterior thus leads to the expected answer and then to the size above it; a vague one to long, cautious steps.
+The first size by replays, or by what earlier tunings taught, is the one from which the fewest probes are expected.
+
+**Guarantee.** The answer is exact for every monotone workload, whatever the memory figures are: they only choose the
+order of probes, and only while doubling and halving could still end within ``2 * ceil(log2(candidates)) + 7`` probes.
+
+All state is a function of the recorded results, so a search is rebuilt by telling a new one these results.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import Literal
+
+from batchwright.planning.parameters import DEFAULT_PARAMETERS, SearchParameters
+from batchwright.planning.posterior import (
+    BracketedPosterior,
+    Point,
+    Posterior,
+    fit_probability,
+    from_estimate,
+    from_measurements,
+    last_affine_piece,
+)
+from batchwright.planning.search_space import SearchSpace
+from batchwright.schemas.recommendation import Proof
+from batchwright.schemas.residuals import EstimateCorrection
+from batchwright.schemas.results import ExpectedPeaks, Outcome, Phase, ProbeResult
+
+
+@dataclass(frozen=True)
+class Failure:
+    """The search failed: a probe failed for a reason unrelated to the size."""
+
+    reason: str
+    message: str
+
+
+class MicroBatchSearch:
+    """Search for the largest size of a space that fits, with a proof.
+
+    Call ``ask``, probe, and call ``tell``, until ``ask`` returns none: ``verdict`` is then set. To rebuild a search,
+    pass recorded results to ``tell`` without ``ask``: the next size depends only on the results.
+    """
+
+    def __init__(self, space: SearchSpace, parameters: SearchParameters = DEFAULT_PARAMETERS) -> None:
+        self.space = space
+        self._parameters = parameters
+        self._fits: dict[int, ProbeResult] = {}
+        self._failures: dict[int, ProbeResult] = {}
+        self._lost: Counter[int] = Counter()
+        self._inconclusive: dict[int, ProbeResult] = {}
+        """Inconclusive probes above a fit: timed out, failed by an error, or lost twice."""
+        self._failure: Failure | None = None
+        self._failed_at_one: ProbeResult | None = None
+        self._budget = _Bracket(0, space.count + 1, failed=False).worst_case() + parameters.slack_probes
+
+    def ask(self) -> int | None:
+        """The next size to probe, or none when the search is over. Repeated calls return the same size."""
+        return None if self.verdict is not None else self.space.size(self._next_index())
+
+    def tell(self, result: ProbeResult) -> None:
+        """Record the result of a probe.
+
+        Raises:
+            SearchError: when the size is not a candidate of the space.
+        """
+        index = self.space.index(result.micro_batch_size)
+        if result.outcome is Outcome.FIT:
+            self._fits[index] = result
+        elif result.outcome in (Outcome.OOM, Outcome.INVALID_SIZE):
+            self._failures.setdefault(index, result)
+        elif result.outcome is Outcome.LOST:
+            self._lost[index] += 1
+            if self._lost[index] >= self._parameters.most_lost_probes:
+                self._record_inconclusive(index, result)
+        elif not self._is_special(result):
+            self._record_inconclusive(index, result)
+
+    def _record_inconclusive(self, index: int, result: ProbeResult) -> None:
+        """Bound the search by an inconclusive size where a smaller one fits; otherwise fail the search."""
+        if _may_depend_on_size(result) and any(fit < index for fit in self._fits):
+            self._inconclusive.setdefault(index, result)
+        elif self._failure is None:
+            self._failure = _failure(result)
+
+    def _is_special(self, result: ProbeResult) -> bool:
+        """Keep the first error of a size of one, which does not bound larger sizes; return whether this is the one."""
+        runs = result.phase in {Phase.WARMUP, Phase.MEASURE}
+        first = self._failed_at_one is None and result.micro_batch_size == 1 and self.space.count > 1
+        if runs and first and result.outcome is Outcome.ERROR and not result.is_device_error:
+            self._failed_at_one = result
+        return result is self._failed_at_one
+
+    def may_end_with(self, size: int) -> bool:
+        """Return whether a fit of a size would likely end the search: no larger one is expected to fit.
+
+        That is so where the next size is known not to fit, or is beyond the limit by the line through the two largest
+        fits. After one fit the line begins at what is resident, where that was measured.
+        """
+        index, bracket, limit = self.space.index(size), self._bracket, self.space.limit_bytes
+        if index + 1 >= bracket.high:
+            return True
+        points = self._measured(bracket.low)[-2:]
+        if len(points) == 1 and self._resident_bytes:
+            points.insert(0, (0, self._resident_bytes))
+        if limit is None or len(points) < 2:  # noqa: PLR2004 - two points make a line
+            return False
+        (low, low_used), (high, high_used) = points
+        slope = (high_used - low_used) / (high - low)
+        return high_used + slope * (self.space.size(index + 1) - high) > limit
+
+    @property
+    def verdict(self) -> Proof | Failure | None:
+        """The proof or the failure that ended the search; none while the search continues."""
+        if self._failure is not None:
+            return self._failure
+        if not self._bracket.closed and not self._gives_up:
+            return None
+        if self._failed_at_one is not None and not self._fits:
+            return self._nothing_runs(self._failed_at_one)
+        return self._proof()
+
+    def _nothing_runs(self, at_one: ProbeResult) -> Failure:
+        """The failure where a size of one raises and no larger size fits."""
+        failure = _failure(at_one)
+        also = f" No larger size works instead: {self.space.size(self._bracket.high)} does not fit."
+        return Failure(failure.reason, failure.message + also) if self._failures else failure
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """Results that contradict the assumption that fitting is monotone."""
+        found = []
+        if self._failed_at_one is not None and self._fits:
+            found.append(f"A micro-batch of 1 fails, though larger ones fit: {self._failed_at_one.message}")
+        if not self._failures:
+            return tuple(found)
+        smallest = min(self._failures)
+        return *found, *(
+            f"Micro-batch {self.space.size(index)} fits although {self.space.size(smallest)} failed "
+            f"({self._failures[smallest].outcome}): memory does not grow with the size, or another process took memory "
+            "for a while. The answer stays below the smallest size that failed."
+            for index in sorted(self._fits)
+            if index >= smallest
+        )
+
+    @property
+    def _bracket(self) -> _Bracket:
+        """Bracket from the largest fit to the smallest size above it that failed or was inconclusive."""
+        high = min((*self._failures, *self._inconclusive), default=self.space.count + 1)
+        low = max((index for index in self._fits if index < high), default=int(self._failed_at_one is not None))
+        return _Bracket(low, high, failed=bool(self._failures or self._inconclusive))
+
+    @property
+    def _gives_up(self) -> bool:
+        """Return whether the inconclusive size is close enough to the largest fit, or there are too many."""
+        bracket = self._bracket
+        if bracket.high not in self._inconclusive or bracket.low not in self._fits:
+            return False
+        is_near = self.space.size(bracket.low) >= self._parameters.near_enough * self.space.size(bracket.high)
+        return is_near or len(self._inconclusive) >= self._parameters.most_inconclusive_sizes
+
+    def _proof(self) -> Proof:
+        low, high = self._bracket.low, self._bracket.high
+        fits = self.space.size(low) if low else 0
+        if high in self._inconclusive:
+            return self._inconclusive_proof(low, high, self._inconclusive[high])
+        if high not in self._failures:
+            statement = f"{fits} fits, and larger sizes were not tried: the bound is {self.space.bound}"
+            return Proof(fits=fits, stopped_by="bound", statement=f"{statement} ({self.space.bound_reason}).")
+        failure = self._failures[high]
+        invalid = failure.outcome is Outcome.INVALID_SIZE
+        failed = f"{self.space.size(high)}, {'is not a valid size' if invalid else 'ran out of memory'}"
+        start = f"{fits} fits and the next size, " if fits else "No micro-batch fits: the smallest size, "
+        return Proof(
+            fits=fits,
+            stopped_by="invalid-size" if invalid else "oom",
+            next_size=self.space.size(high),
+            statement=f"{start}{failed}{f' ({failure.message})' if failure.message else ''}.",
+        )
+
+    def _inconclusive_proof(self, low: int, high: int, ended: ProbeResult) -> Proof:
+        """The proof of the largest fit below a size whose probe was inconclusive."""
+        stopped_by, event, remedy = _INCONCLUSIVE_STOPS[ended.outcome]
+        between = f" Sizes between {self.space.size(low)} and {self.space.size(high)} were not tried."
+        statement = (
+            f"{self.space.size(low)} fits. Whether {self.space.size(high)} does is not known: its probe {event}"
+            f"{f' ({ended.message})' if ended.message else ''}.{between if high - low > 1 else ''} {remedy}"
+        )
+        return Proof(
+            fits=self.space.size(low), stopped_by=stopped_by, next_size=self.space.size(high), statement=statement
+        )
+
+    def _next_index(self) -> int:
+        """The candidate that the posterior prefers, unless the worst case after it exceeds the budget of probes."""
+        bracket = self._bracket
+        wanted = self._wanted_index(bracket)
+        spent = len(self._fits) + len(self._failures) + len(self._inconclusive) + 1
+        return wanted if spent + bracket.worst_case_after(wanted) <= self._budget else bracket.middle
+
+    def _wanted_index(self, bracket: _Bracket) -> int:
+        if self.space.limit_bytes and self.space.expected is not None:
+            return self._index_by_estimate(bracket, self.space.expected, self.space.limit_bytes)
+        if not self._fits:
+            return bracket.low + 1 if bracket.failed or bracket.low else self._first_index()
+        return self._index_by_measurements(bracket)
+
+    def _index_by_measurements(self, bracket: _Bracket) -> int:
+        """The next candidate without an estimate: a jump that surely fits, or a candidate by the line."""
+        parameters = self._parameters
+        points = last_affine_piece(self._measured(bracket.low), parameters)
+        start = self._size_at(parameters.sure_share, points[0]) if points else None
+        if len(points) == 1 and start:
+            jump = self._jump(points[0], start)
+            if bracket.low < jump < bracket.high and parameters.good_jump * points[0][0] <= start:
+                return jump
+            if bracket.failed and jump >= bracket.high:
+                start = parameters.failed_jump_share * self.space.size(bracket.high)
+        posterior = from_measurements(points, self.space.limit_bytes, 2 * self.space.bound, start, parameters)
+        return self._bracketed(bracket, posterior).nearest_to(self._target_probability)
+
+    def _index_by_estimate(self, bracket: _Bracket, estimate: ExpectedPeaks, limit: int) -> int:
+        """The next candidate by an estimate: one that likely fits.
+
+        The first is the one from which the fewest probes are expected, where replays or earlier tunings tell more than
+        the curve alone.
+
+        The smallest candidate is avoided unless no other is likely to fit: it is the least informative, and BatchNorm
+        may reject it.
+        """
+        parameters = self._parameters
+        limit = estimate.usable_of(self._reservable_bytes) or limit
+        posterior = from_estimate(
+            self._measured(bracket.low),
+            limit,
+            2 * self.space.bound,
+            estimate.used_bytes,
+            self._surplus(estimate),
+            elastic=self.space.elastic,
+            replayed=estimate.usable_bytes is not None,
+            correction=self._standing_correction(estimate, limit),
+            parameters=parameters,
+        )
+        bracketed, target = self._bracketed(bracket, posterior), self._target_probability
+        smallest = bracket.low + 1
+        if not self._fits and fit_probability(posterior, self.space.size(smallest)) < target:
+            return smallest
+        if self._fits or self._failures:
+            return bracketed.nearest_to(target)
+        if estimate.correction is None and estimate.usable_bytes is None:
+            return bracketed.nearest_to(parameters.first_fit_probability)
+        return bracketed.fewest_probes(parameters.first_fit_probability)
+
+    def _standing_correction(self, estimate: ExpectedPeaks, limit: int) -> EstimateCorrection | None:
+        """The learned correction of an estimate; with replays, until a probe contradicts its interval.
+
+        Replays have an order of probes of their own to return to. Without them, to drop a correction saves nothing
+        (``benchmarks/learned.py``).
+        """
+        correction = estimate.correction
+        if correction is None or estimate.usable_bytes is None:
+            return correction
+        error = self._parameters.contradicting_errors * correction.level_error
+
+        def use(index: int) -> float:
+            return correction.level + correction.slope * (estimate.used_bytes(self.space.size(index)) / limit - 1.0)
+
+        wrong = any(use(index) > 1.0 + error for index in self._fits)
+        wrong = wrong or any(use(index) < 1.0 - error for index in self._failures)
+        return None if wrong else correction
+
+    @property
+    def _target_probability(self) -> float:
+        """The probability to fit of the next size: a higher one where each probe waits long for its model to load."""
+        parameters = self._parameters
+        slow = any(fit.seconds.start + fit.seconds.build > parameters.slow_start_seconds for fit in self._fits.values())
+        return parameters.slow_start_fit_probability if slow else parameters.target_fit_probability
+
+    def _bracketed(self, bracket: _Bracket, posterior: Posterior) -> BracketedPosterior:
+        return BracketedPosterior(bracket.low, bracket.high, bracket.failed, posterior, self.space.size)
+
+    def _first_index(self) -> int:
+        """The smallest candidate, which shows at once whether any fits; of two candidates, the larger."""
+        return 1 if self.space.count > 2 else self.space.count  # noqa: PLR2004
+
+    def _measured(self, low: int) -> list[Point]:
+        """Measured sizes up to the candidate ``low``, with their peaks."""
+        measured = {self.space.size(index): fit.used_bytes for index, fit in self._fits.items() if index <= low}
+        return sorted((size, used) for size, used in measured.items() if used)
+
+    def _surplus(self, estimate: ExpectedPeaks) -> int | None:
+        """Bytes held between updates beyond those of the estimate."""
+        known = [fit.resident_bytes for fit in self._fits.values() if fit.resident_bytes is not None]
+        return min(known) - estimate.resident_bytes if known and estimate.resident_bytes is not None else None
+
+    @property
+    def _reservable_bytes(self) -> int | None:
+        """Bytes that the allocator could really reserve in the probes so far, also in those that ran out of memory."""
+        known = (result.limit_bytes for results in (self._fits, self._failures) for result in results.values())
+        return min(filter(None, known), default=None)
+
+    @property
+    def _resident_bytes(self) -> int:
+        return min((fit.resident_bytes for fit in self._fits.values() if fit.resident_bytes is not None), default=0)
+
+    def _jump(self, point: Point, sure: float) -> int:
+        """The candidate that surely fits; the next one where only the room for noise keeps it out."""
+        jump, likely = self.space.at_most(sure), self.space.at_most(self._size_at(1.0, point))
+        return likely if likely == jump + 1 else jump
+
+    def _size_at(self, share: float, point: Point) -> float:
+        """The size that fills a share of the limit if all memory that is not known to be resident grows with it."""
+        (size, used), resident = point, self._resident_bytes
+        return max(size * (share * (self.space.limit_bytes or 0) - resident) / max(used - resident, 1), size)
+
+
+@dataclass(frozen=True)
+class _Bracket:
+    """Bounds of the answer: at least ``low`` (0 if none is known to fit), below ``high`` (failed, or past the last)."""
+
+    low: int
+    high: int
+    failed: bool
+
+    @property
+    def closed(self) -> bool:
+        return self.high - self.low == 1
+
+    @property
+    def middle(self) -> int:
+        """The next probe of doubling and halving."""
+        return (self.low + self.high) // 2 if self.failed else min(max(2 * self.low, 1), self.high - 1)
+
+    def worst_case(self) -> int:
+        """The most probes that doubling and halving still take."""
+        halvings = (self.high - self.low - 1).bit_length()
+        if self.failed or self.closed:
+            return halvings
+        last = self.high - 1
+        doublings = (-(-last // max(self.low, 1)) - 1).bit_length()
+        return (self.low == 0) + doublings + (last - 1).bit_length()
+
+    def worst_case_after(self, index: int) -> int:
+        """The most probes after a probe of ``index``, by its worse outcome."""
+        if index <= self.low:
+            return self.worst_case()
+        fit = _Bracket(index, self.high, self.failed)
+        return max(fit.worst_case(), _Bracket(self.low, index, failed=True).worst_case())
+
+
+_INCONCLUSIVE_STOPS: dict[Outcome, tuple[Literal["timeout", "error", "lost"], str, str]] = {
+    Outcome.TIMED_OUT: (
+        "timeout",
+        "did not end within its time",
+        "Raise probe_timeout_seconds to try larger sizes.",
+    ),
+    Outcome.ERROR: (
+        "error",
+        "failed for another reason than memory",
+        "Look at its error, and tune again to try larger sizes.",
+    ),
+    Outcome.LOST: (
+        "lost",
+        "was ended from outside, twice",
+        "Find out what ends processes on this host, and tune again to try larger sizes.",
+    ),
+}
+"""Reasons to stop at an inconclusive probe: the word in the proof, the event, and the remedy."""
+
+_REMEDIES = {
+    Outcome.ERROR: ("workload-error", "failed", "Memory is not the cause: fix the workload, then tune again."),
+    Outcome.TIMED_OUT: (
+        "probe-timed-out",
+        "did not end within its time",
+        "Raise that limit (probe_timeout_seconds, loading_timeout_seconds) if it is slow; else see what it waits for.",
+    ),
+    Outcome.LOST: (
+        "probe-lost",
+        "was ended from outside, twice",
+        "Find out what ends processes on this host (a scheduler, the kernel, an operator), then tune again.",
+    ),
+}
+
+
+def _may_depend_on_size(result: ProbeResult) -> bool:
+    """Return whether a smaller size may succeed: not after an error of the device, or before the first update."""
+    if result.outcome is not Outcome.ERROR:
+        return True
+    return result.phase in {Phase.WARMUP, Phase.MEASURE} and not result.is_device_error
+
+
+def _failure(result: ProbeResult) -> Failure:
+    reason, event, remedy = _REMEDIES[result.outcome]
+    message = ": ".join(part for part in (result.error_type, result.message) if part) or "it left no message"
+    where = f"in phase {result.phase} after {result.seconds.total:.0f} s"
+    return Failure(reason, f"The probe of micro-batch {result.micro_batch_size} {event} {where}: {message}. {remedy}")

@@ -1,0 +1,190 @@
+"""The bounds of a tuning: the memory it may take, and the sizes worth probing. Pure, no torch.
+
+A plan lists every micro-batch of an update, ``batchwright.planning.accumulation.MOST_MICRO_BATCHES`` at most: a request
+whose largest size worth probing would take more is refused before any probe. Where a search ends at a size that would,
+the tuning ends with the same error.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from batchwright.errors import DeviceError, FieldProblem, SearchError, SpecError
+from batchwright.planning.accumulation import check_divisible, check_listable, divisors_up_to
+from batchwright.planning.objectives import sizes_for_steps
+from batchwright.planning.parameters import DEFAULT_PARAMETERS, SearchParameters
+from batchwright.schemas.requests import TuningRequest
+from batchwright.schemas.results import DeviceInfo, ExpectedPeaks
+from batchwright.units import format_bytes
+
+
+@dataclass(frozen=True)
+class SearchSpace:
+    """The sizes worth probing: multiples of ``granularity`` up to ``bound`` (``bound`` itself where it is smaller).
+
+    Attributes:
+        bound: the largest useful size.
+        bound_reason: explanation of the bound, for the proof.
+        granularity: step between the sizes.
+        limit_bytes: the memory a probe may take, if known.
+        expected: the estimated memory curve. A wrong estimate costs probes, never correctness.
+        elastic: whether a part of the measured memory is reclaimable where memory is short, as with buffers of a
+            process's libraries. It changes only the order of probes.
+        sizes: the only sizes worth probing, rising, up to ``bound``; ``granularity`` is 1 then.
+
+    Raises:
+        SearchError: when a number is below 1, or the sizes are empty, do not rise, or exceed the bound.
+    """
+
+    bound: int
+    bound_reason: str
+    granularity: int = 1
+    limit_bytes: int | None = None
+    expected: ExpectedPeaks | None = None
+    sizes: tuple[int, ...] | None = None
+    elastic: bool = False
+
+    def __post_init__(self) -> None:
+        if self.bound < 1 or self.granularity < 1:
+            raise SearchError(f"bound and granularity must be at least 1, got {self.bound} and {self.granularity}")
+        if self.sizes is None:
+            return
+        rises = all(low < high for low, high in pairwise((0, *self.sizes)))
+        if not self.sizes or not rises or self.sizes[-1] > self.bound or self.granularity > 1:
+            raise SearchError(
+                f"sizes must rise from 1 or more to at most {self.bound}, with a granularity of 1, got "
+                f"{list(self.sizes)} and {self.granularity}"
+            )
+
+    @property
+    def count(self) -> int:
+        """Number of candidates."""
+        return len(self.sizes) if self.sizes else max(1, self.bound // self.granularity)
+
+    def size(self, index: int) -> int:
+        """The candidate with an index from 1 to ``count``; 0 for index 0."""
+        return (0, *self.sizes)[index] if self.sizes else min(index * self.granularity, self.bound)
+
+    def index(self, size: int) -> int:
+        """The index of a candidate.
+
+        Raises:
+            SearchError: when the size is not a candidate.
+        """
+        index = bisect_left(self.sizes, size) + 1 if self.sizes else -(-size // self.granularity)
+        if not 1 <= index <= self.count or self.size(index) != size:
+            candidates = f"{self.count} sizes" if self.sizes else f"multiples of {self.granularity}"
+            raise SearchError(
+                f"micro-batch {size} is not among the sizes searched: {candidates} from {self.size(1)} to "
+                f"{self.size(self.count)}"
+            )
+        return index
+
+    def at_most(self, size: float) -> int:
+        """The index of the largest candidate of at most ``size``; 0 when there is none."""
+        if self.sizes:
+            return bisect_right(self.sizes, size)
+        return min(int(size) // self.granularity, self.count) if size < self.bound else self.count
+
+
+_MOST_CPU_RANKS = 16
+
+
+def rank_devices(
+    request: TuningRequest, device: DeviceInfo, limit_bytes: int, peers: Sequence[str] = ()
+) -> tuple[str, ...]:
+    """The device of each rank, where all ranks of a probe can run; an empty tuple where one stands for all.
+
+    Args:
+        request: the request, whose spec has the number of ranks.
+        device: the device of the first rank.
+        limit_bytes: the memory that each rank may take.
+        peers: further devices of the same kind.
+    """
+    count = request.spec.parallelism.world_size
+    if count == 1 or (request.command is not None and device.kind == "cpu"):
+        return ()
+    if device.kind == "cpu":
+        can_run = count <= _MOST_CPU_RANKS and count * limit_bytes <= device.total_bytes
+        return (device.id,) * count if can_run else ()
+    return (device.id, *peers[: count - 1]) if len(peers) >= count - 1 else ()
+
+
+def memory_limit(request: TuningRequest, device: DeviceInfo, parameters: SearchParameters = DEFAULT_PARAMETERS) -> int:
+    """The memory a run may take, before the margin: as requested, else the whole card, or half of the host.
+
+    Raises:
+        SpecError: when the request is for more than the device has.
+        DeviceError: when the context of a process alone takes the limit that is left by the margin.
+    """
+    if request.memory_limit_bytes is None:
+        return int(device.total_bytes * parameters.cpu_memory_share) if device.kind == "cpu" else device.total_bytes
+    if request.memory_limit_bytes > device.total_bytes:
+        message = (
+            f"is above the {format_bytes(device.total_bytes)} ({device.total_bytes} bytes) of {device.id} "
+            f"({device.name}): lower the limit, or leave it out to use the whole device"
+        )
+        given = f"{format_bytes(request.memory_limit_bytes)}, {request.memory_limit_bytes} bytes"
+        raise SpecError([FieldProblem("memory_limit_bytes", message, given)], "request")
+    _check_room_for_context(request.memory_limit_bytes, request.memory_margin, device)
+    return request.memory_limit_bytes
+
+
+def _check_room_for_context(limit_bytes: int, margin: float, device: DeviceInfo) -> None:
+    """Refuse a limit that no context fits into; a larger context is noticed by the first probe.
+
+    Raises:
+        DeviceError: with the limit, the context's bytes and the remedy.
+    """
+    context = device.least_context_bytes
+    if context is None or int(limit_bytes * (1.0 - margin)) > context:
+        return
+    raise DeviceError(
+        f"the memory limit of {format_bytes(limit_bytes)} ({limit_bytes} bytes), less the margin of {margin:.0%}, "
+        f"leaves no memory for tensors: the context of a process on {device.id} ({device.name}) takes at least "
+        f"{format_bytes(context)} ({context} bytes). Raise the limit, or leave it out to use the whole device"
+    )
+
+
+def search_space(request: TuningRequest, share: int, limit_bytes: int, *, elastic: bool = False) -> SearchSpace:
+    """The sizes worth probing: no plan can use a micro-batch above a rank's share.
+
+    For a command, the divisors of the share, as it repeats one size. For every objective but the largest size, those at
+    which the number of accumulation steps changes: plans depend on
+    nothing else. ``elastic`` is that of ``SearchSpace``.
+    """
+    bound, reason = share, f"the {share} samples of a rank in one update"
+    if request.max_micro_batch_size is not None and request.max_micro_batch_size < share:
+        bound, reason = (
+            request.max_micro_batch_size,
+            f"the requested maximum of {request.max_micro_batch_size}",
+        )
+    if request.searches_divisors:
+        sizes = divisors_up_to(share, bound, request.granularity)
+        if sizes[-1] < bound:
+            reason = f"the largest divisor of the {share} samples of a rank; {reason}"
+        return SearchSpace(sizes[-1], reason, sizes=sizes, limit_bytes=limit_bytes, elastic=elastic)
+    if request.objective == "largest":
+        return SearchSpace(bound, reason, request.granularity, limit_bytes, elastic=elastic)
+    sizes = sizes_for_steps(share, bound, request.granularity)
+    highest = max(1, bound // request.granularity) * request.granularity
+    if sizes[-1] < highest:
+        reason = f"{highest} would take as many accumulation steps; {reason}"
+    if request.granularity > 1:
+        reason = f"of the multiples of {request.granularity}: {reason}"
+    return SearchSpace(sizes[-1], reason, sizes=sizes, limit_bytes=limit_bytes, elastic=elastic)
+
+
+def check_plan(request: TuningRequest, space: SearchSpace) -> None:
+    """Refuse a request whose plan would be too long even with the largest size worth probing.
+
+    Raises:
+        PlanError: with the numbers, the limit, and numbers that are possible; also when the ranks of a command do not
+            divide the batch.
+    """
+    if request.command is not None:
+        check_divisible(request.effective_batch_size, request.spec.parallelism.world_size)
+    check_listable(request.effective_batch_size, request.spec.parallelism.world_size, space.size(space.count))

@@ -1,0 +1,76 @@
+"""Make the estimate of a search in a process of its own, while the search may already run. No torch."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+from batchwright.errors import BatchwrightError, EstimateError, ProbeCancelledError
+from batchwright.estimation.client import expect
+from batchwright.schemas.requests import ExpectationRequest
+from batchwright.schemas.results import ExpectedPeaks
+
+_POLL_SECONDS = 0.05
+_TIMEOUT_SECONDS = 600.0
+"""An estimate that takes longer is ended. A search has ended by then for nearly every workload."""
+
+
+class BackgroundEstimate:
+    """An estimate that is being made, in a process that touches no GPU. A thread waits for that process.
+
+    Attributes:
+        request: the workload and the device.
+    """
+
+    def __init__(self, request: ExpectationRequest) -> None:
+        self.request = request
+        self._stopped = threading.Event()
+        self._ended = threading.Event()
+        self._peaks: ExpectedPeaks | None = None
+        self._error: BatchwrightError | None = None
+        self._thread = threading.Thread(target=self._make, name="estimate", daemon=True)
+        self._thread.start()
+
+    def _make(self) -> None:
+        try:
+            self._peaks = expect(self.request, self._stopped.is_set, timeout_seconds=_TIMEOUT_SECONDS)
+        except BatchwrightError as error:
+            self._error = error
+        finally:
+            self._ended.set()
+
+    def wait(self, seconds: float, should_stop: Callable[[], bool]) -> bool:
+        """Wait for the end of the estimate; return whether it came in time.
+
+        Raises:
+            ProbeCancelledError: when ``should_stop`` returned true; the estimate's process is gone by then.
+        """
+        deadline = time.monotonic() + seconds
+        while not self._ended.wait(min(_POLL_SECONDS, max(0.0, deadline - time.monotonic()))):
+            if should_stop():
+                self.stop()
+                raise ProbeCancelledError("the estimate was stopped")
+            if time.monotonic() >= deadline:
+                return False
+        return True
+
+    def peaks(self) -> ExpectedPeaks | None:
+        """Return the estimate; None before its end, and if it failed."""
+        return self._peaks if self._ended.is_set() else None
+
+    def result(self) -> ExpectedPeaks:
+        """Return the estimate once it has ended.
+
+        Raises:
+            EstimateError: when it failed; for a wrong spec too, which the check of the spec reports by its fields.
+        """
+        if self._peaks is None:
+            reason = " ".join(str(self._error).split()) if self._error else "the tracing process ended unexpectedly"
+            raise EstimateError(reason) from self._error
+        return self._peaks
+
+    def stop(self) -> None:
+        """End the estimate's process, and wait until it is gone. Idempotent."""
+        self._stopped.set()
+        self._thread.join()

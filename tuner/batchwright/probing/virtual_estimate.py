@@ -1,0 +1,297 @@
+"""Estimate by probes on virtual cards: the engine `virtual` of ``batchwright estimate``. No torch itself.
+
+For each GPU a session describes its virtual card (``batchwright.virtual_gpu``). The search of a tuning runs there, with
+the supervisor of any probe: torch's own CUDA build, its allocator and its choice of kernels are real, and no kernel
+runs. The limit is that of a trace: the expected memory of the card, less the margin and the memory outside the
+allocator.
+
+Nothing found here is measured on a GPU. What the libraries below torch take is not known on a virtual card: workspaces
+of cuDNN are zero, and the context and NCCL's buffers are the figures of the table of GPUs.
+"""
+
+from __future__ import annotations
+
+import sysconfig
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+from batchwright.errors import TuningFailedError, VirtualGpuError
+from batchwright.estimation.verdict import outside_bytes, plan_to_list, shortfall_bytes, unknown_estimate, usable_bytes
+from batchwright.hardware.allocator_env import CUDA_ALLOCATOR_VARIABLES
+from batchwright.hardware.gpu_lookup import find_gpu
+from batchwright.planning.accumulation import share_per_rank
+from batchwright.planning.driver import prepare_search, remaining_probes
+from batchwright.planning.fingerprint import installed_versions
+from batchwright.planning.session import Tuning
+from batchwright.probing.supervisor import ProbeSupervisor
+from batchwright.schemas.estimates import Estimate, EstimateRequest, GpuEstimate, PeakEstimate, Verdict
+from batchwright.schemas.gpus import ByteInterval, Gpu
+from batchwright.schemas.requests import LARGEST_EFFECTIVE_BATCH_SIZE, ProbeRequest, TuningRequest
+from batchwright.schemas.results import DeviceInfo, Outcome, ProbeResult
+from batchwright.system.fork_server.spawn import ChildProcess, Start
+from batchwright.virtual_gpu.build import build
+from batchwright.virtual_gpu.description import KNOWN_MODELS, VirtualGpu, VirtualHost
+from batchwright.virtual_gpu.session import VirtualGpuSession
+
+Report = Callable[[str], None]
+"""Shows what is done now, in a few words."""
+
+_DEVICE = "cuda:0"
+_ROOMY_CARD_BYTES = 1024**4
+"""Memory of the card on which a size runs that does not fit: more than any card has. Expandable segments reserve
+addresses for 9/8 of a card's memory, of which a process of a session has 4 TiB."""
+_ESTIMATE_WAIT_SECONDS = 180.0
+"""Longer than a tuning on a card waits for the trace that leads its search: a probe on a virtual card is no faster."""
+_ALLOCATOR_SETTINGS = {"default": "", "expandable-segments": "expandable_segments:True"}
+_NOTE = (
+    "Seen on a virtual card, not measured: torch and its allocator ran, no kernel did, and cuDNN's workspaces are zero "
+    "there. A tuning on the card proves what fits."
+)
+
+
+def estimate_on_virtual_cards(request: EstimateRequest, report: Report = lambda _: None) -> Estimate:
+    """Estimate the memory of the workload on each GPU by running its updates on virtual cards, one GPU at a time.
+
+    Args:
+        request: the workload and the GPUs. ``timeout_seconds`` is the limit of each probe.
+        report: called when another step begins.
+
+    Raises:
+        VirtualGpuError: when torch's CUDA build or a compiler is missing, or the figures of a card are not known.
+        EstimateError: when a GPU is not known.
+        PlanError: when the effective batch leaves a rank without samples, or its plan would be too long.
+        SpecError: when a field of the spec is invalid in a way that only building the model shows.
+        TuningFailedError: when the workload fails on the cards of all GPUs.
+        ProbeError: when the probing machinery failed.
+    """
+    began = time.monotonic()
+    gpus = [find_gpu(name) for name in request.gpus]
+    _require_figures(gpus)
+    report("preparing virtual cards, which compiles their libraries once")
+    _require_cuda_build()
+    found: list[GpuEstimate] = []
+    failures: list[TuningFailedError] = []
+    parameters: list[int] = []
+    for gpu in gpus:
+        try:
+            estimated, probes = _estimate(request, gpu, report)
+        except TuningFailedError as error:  # the workload may run on other cards
+            failures.append(error)
+            found.append(unknown_estimate(request, gpu, error, "run on a virtual card"))
+            continue
+        found.append(estimated)
+        parameters += [probe.model.parameters for probe in probes if probe.model is not None]
+    if len(failures) == len(gpus):
+        raise failures[0]
+    return Estimate(
+        engine="virtual",
+        decisions="cuda",
+        parameters=max(parameters, default=0),
+        gpus=tuple(found),
+        versions=installed_versions(),
+        seconds=time.monotonic() - began,
+        notes=(_NOTE,),
+    )
+
+
+def _require_figures(gpus: Sequence[Gpu]) -> None:
+    """Refuse cards of which the virtual ones cannot be described, before any work.
+
+    Raises:
+        VirtualGpuError: naming them, the known ones and the remedy.
+    """
+    unknown = [gpu.name for gpu in gpus if gpu.name not in KNOWN_MODELS]
+    if unknown:
+        raise VirtualGpuError(
+            f"there are no virtual cards of {', '.join(unknown)}, only of {', '.join(KNOWN_MODELS)}: name these, or "
+            "leave the engine out, since the default, `trace`, knows every card"
+        )
+
+
+def _require_cuda_build() -> None:
+    """Compile the libraries of virtual cards, unless they are compiled.
+
+    Raises:
+        VirtualGpuError: when something is missing, with what installs it.
+    """
+    try:
+        build(Path(sysconfig.get_path("purelib")))
+    except VirtualGpuError as error:
+        raise VirtualGpuError(f"{error}. The default engine, `trace`, needs none of this") from None
+
+
+def _estimate(request: EstimateRequest, gpu: Gpu, report: Report) -> tuple[GpuEstimate, tuple[ProbeResult, ...]]:
+    """Return the estimate for one GPU, and the probes that it took.
+
+    Raises:
+        BatchwrightError: as ``estimate_on_virtual_cards``.
+    """
+    card = _virtual_card(request, gpu)
+    settings = _ALLOCATOR_SETTINGS[request.allocator]
+    with virtual_supervisor(card, settings) as runner:
+        report(f"tracing updates for the {gpu.name}, which tells where to begin")
+        tuning = _search(request, card, runner, report)
+        largest, statement = _largest_size(request, tuning)
+        size = request.micro_batch_size or max(1, largest)
+        probes = list(tuning.probes)
+        ran = _probe_of(size, probes)
+        if ran is None:
+            ran = _run(runner, _probe_request(request, size, tuning.probe_limit_bytes), report)
+            probes.append(ran)
+    peak = _peak(request, gpu, ran, Verdict.FITS) if ran.outcome is Outcome.FIT else None
+    if ran.outcome is Outcome.OOM:
+        with virtual_supervisor(_roomy(card), settings) as runner:
+            probes.append(_run(runner, _probe_request(request, size, None), report))
+        peak = _peak(request, gpu, probes[-1], Verdict.DOES_NOT_FIT)
+    if peak is None:
+        raise TuningFailedError(ran.outcome.lower(), f"the probe of {size} ended with {ran.outcome}: {ran.message}")
+    plan, plan_note = plan_to_list(request, largest)
+    estimated = GpuEstimate(
+        gpu=gpu.name,
+        usable_bytes=usable_bytes(gpu, request),
+        feasible=Verdict.FITS if largest else Verdict.DOES_NOT_FIT,
+        largest_micro_batch_size=largest,
+        probes=len(probes),
+        peak=peak,
+        plan=plan,
+        notes=(*gpu.notes, *statement, *plan_note),
+    )
+    return estimated, tuple(probes)
+
+
+# --- the card ---
+
+
+def _virtual_card(request: EstimateRequest, gpu: Gpu) -> VirtualGpu:
+    """Return the virtual card of a GPU; all memory outside the allocator counts as its context."""
+    return VirtualGpu.of(gpu.name).model_copy(update={"context_bytes": outside_bytes(request, gpu).expected})
+
+
+def _roomy(card: VirtualGpu) -> VirtualGpu:
+    """Return the card with more memory than any size needs."""
+    return card.model_copy(update={"total_bytes": _ROOMY_CARD_BYTES, "nvml_total_bytes": _ROOMY_CARD_BYTES})
+
+
+@contextmanager
+def virtual_supervisor(card: VirtualGpu, allocator_settings: str = "") -> Iterator[ProbeSupervisor]:
+    """Yield a supervisor of probes on a host of its own with this card alone, as `cuda:0`.
+
+    Args:
+        card: the card.
+        allocator_settings: the value of `PYTORCH_ALLOC_CONF`, whatever this process has.
+    """
+    with VirtualGpuSession(VirtualHost(gpus=(card,))) as session:
+        settings = dict.fromkeys(CUDA_ALLOCATOR_VARIABLES, allocator_settings)
+        variables = {**session.environment(), **settings, "CUDA_VISIBLE_DEVICES": "0"}
+
+        def start(parameters: Start) -> ChildProcess:
+            return ChildProcess(replace(parameters, environment={**parameters.environment, **variables}))
+
+        with ProbeSupervisor(device_of(card), start, estimate_wait_seconds=_ESTIMATE_WAIT_SECONDS) as runner:
+            yield runner
+
+
+def device_of(card: VirtualGpu) -> DeviceInfo:
+    """Return the device as a search sees it: its memory is what torch finds, not NVML's total."""
+    major, minor = card.compute_capability
+    return DeviceInfo(
+        id=_DEVICE,
+        kind="cuda",
+        name=card.name,
+        total_bytes=card.total_bytes,
+        compute_capability=f"{major}.{minor}",
+        expected_context_bytes=card.context_bytes,
+    )
+
+
+# --- the search ---
+
+
+def _search(request: EstimateRequest, card: VirtualGpu, runner: ProbeSupervisor, report: Report) -> Tuning:
+    """Run the search of a tuning, and the plan where one is requested."""
+    tuning = Tuning(
+        TuningRequest(
+            spec=request.spec,
+            effective_batch_size=_effective_batch_size(request),
+            device=_DEVICE,
+            memory_margin=request.memory_margin,
+            probe_timeout_seconds=request.timeout_seconds,
+            allow_batch_coupling=True,
+        ),
+        device_of(card),
+        environment=runner.environment(),
+        versions=installed_versions(),
+    )
+    prepare_search(tuning, runner.check, runner.expect)
+    for probe in remaining_probes(tuning, runner.late_estimate):
+        if probe.runs_plan and request.effective_batch_size is None:
+            break
+        tuning.record(_run(runner, probe, report))
+    runner.end_search()
+    return tuning
+
+
+def _effective_batch_size(request: EstimateRequest) -> int:
+    """Return the requested effective batch, else one that never decides which size is the largest."""
+    return request.effective_batch_size or LARGEST_EFFECTIVE_BATCH_SIZE
+
+
+def _largest_size(request: EstimateRequest, tuning: Tuning) -> tuple[int, tuple[str, ...]]:
+    """Return the largest size that ran, of which the plan ran too where one is requested, and the proofs."""
+    proof = tuning.proof_of_search()
+    if request.effective_batch_size is None:
+        return proof.fits, (proof.statement,)
+    found = tuning.recommendation(identifier="virtual", created_at=datetime.now(UTC), total_seconds=0.0)
+    statements = (proof.statement, found.evidence.plan_proof)
+    return found.largest_micro_batch_size or 0, tuple(filter(None, statements))
+
+
+def _probe_of(size: int, probes: Sequence[ProbeResult]) -> ProbeResult | None:
+    """Return the probe of a size that showed whether the size fits; none if there was none."""
+    shown = (probe for probe in probes if probe.outcome in {Outcome.FIT, Outcome.OOM} and not probe.runs_plan)
+    return next((probe for probe in shown if probe.micro_batch_size == size), None)
+
+
+def _probe_request(request: EstimateRequest, size: int, limit_bytes: int | None) -> ProbeRequest:
+    return ProbeRequest(
+        spec=request.spec,
+        micro_batch_size=size,
+        samples_per_window=share_per_rank(_effective_batch_size(request), request.spec.parallelism.world_size)[0],
+        device=_DEVICE,
+        limit_bytes=limit_bytes,
+        memory_margin=request.memory_margin,
+        timeout_seconds=request.timeout_seconds,
+    )
+
+
+def _run(runner: ProbeSupervisor, probe: ProbeRequest, report: Report) -> ProbeResult:
+    activity = "the plan" if probe.runs_plan else "updates"
+    report(f"running {activity} at micro-batch {probe.micro_batch_size:,} on a virtual {runner.device.name}")
+    return runner.run(probe)
+
+
+def _peak(request: EstimateRequest, gpu: Gpu, probe: ProbeResult, verdict: Verdict) -> PeakEstimate | None:
+    """Return the memory that a probe took; None where it did not run to its end."""
+    allocated, reserved = probe.peak_allocated_bytes, probe.peak_reserved_bytes
+    if probe.outcome is not Outcome.FIT or allocated is None or reserved is None:
+        return None
+    outside = outside_bytes(request, gpu)
+    return PeakEstimate(
+        micro_batch_size=probe.micro_batch_size,
+        accumulates=probe.accumulates,
+        verdict=verdict,
+        allocated_bytes=allocated,
+        reserved_bytes=reserved,
+        capacity_bytes=reserved,
+        outside_allocator_bytes=outside,
+        device_bytes=ByteInterval(
+            low=reserved + outside.low,
+            expected=reserved + outside.expected,
+            high=reserved + outside.high + shortfall_bytes(gpu, request),
+        ),
+        thrashes=bool(probe.allocator_retries),
+    )

@@ -1,0 +1,282 @@
+"""The spec of a command: any training program, which is run unchanged at the sizes of a plan. Pure data, no torch.
+
+A command receives its sizes by placeholders in its arguments, its environment or templates of its configuration files.
+A name in single braces is a placeholder, and in double braces the literal text in single braces. All other braces are
+left as they are, so that JSON and YAML need no escapes.
+
+To a service a caller sends the name of a command that the operator has registered, and values for its arguments. The
+service adds the registered parts (``service.registry``).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Annotated, Literal, Self
+
+from pydantic import Discriminator, Field, JsonValue, Tag, WithJsonSchema, model_validator
+
+from batchwright.schemas.base import Document, Environment, parse_document, read_data
+from batchwright.schemas.field_errors import described_pattern
+from batchwright.schemas.workload import RanksSpec, WorkloadSpec
+from batchwright.suggestions import nearest
+
+MICRO_BATCH_SIZE = "micro_batch_size"
+ACCUMULATION_STEPS = "gradient_accumulation_steps"
+EFFECTIVE_BATCH_SIZE = "effective_batch_size"
+UPDATES = "updates"
+OUTPUT_DIRECTORY = "output_dir"
+PLACEHOLDERS = (MICRO_BATCH_SIZE, ACCUMULATION_STEPS, EFFECTIVE_BATCH_SIZE, UPDATES, OUTPUT_DIRECTORY)
+"""Names of the placeholders, besides `file:NAME` and `argument:NAME`."""
+FILE_PREFIX = "file:"
+ARGUMENT_PREFIX = "argument:"
+
+_NAME = r"[A-Za-z_][A-Za-z0-9_]*(?::[A-Za-z0-9_.-]+)?"
+PLACEHOLDER = re.compile(rf"\{{\{{(?P<literal>{_NAME})\}}\}}|\{{(?P<name>{_NAME})\}}")
+"""A placeholder, or a name in double braces, which stands for itself in single braces."""
+
+LONGEST_ARGUMENT = 65_536
+"""Characters of an argument, of which the kernel takes 131,072 bytes. A template may have sixteen times as many."""
+_NO_NUL = described_pattern(r"^[^\x00]*$", "must not contain the character NUL")
+_FILE_NAME = described_pattern(
+    r"^[A-Za-z0-9_][A-Za-z0-9_.-]*$",
+    "must be a name of letters, digits, dots, hyphens and underscores, without folders",
+)
+
+_REGISTERED_NAME = r"^[a-z0-9][a-z0-9_.-]{0,63}$"
+_ARGUMENT_NAME = r"^[a-z][a-z0-9_]{0,63}$"
+_DIGEST = described_pattern(r"^[0-9a-f]{64}$", "must have 64 hexadecimal digits")
+
+RegisteredName = Annotated[
+    str,
+    Field(
+        pattern=described_pattern(
+            _REGISTERED_NAME,
+            "must be a name of up to 64 lower-case letters, digits, dots, hyphens and underscores",
+        )
+    ),
+]
+"""The name of a command that the operator of a service has registered."""
+ArgumentName = Annotated[
+    str,
+    Field(
+        pattern=described_pattern(
+            _ARGUMENT_NAME,
+            "must be a name of up to 64 lower-case letters, digits and underscores, with a letter first",
+        )
+    ),
+]
+"""The name of an argument of a registered command."""
+Argument = Annotated[str, Field(max_length=LONGEST_ARGUMENT, pattern=_NO_NUL)]
+MOST_WORDS = 4096
+"""Words of a command line."""
+FileName = Annotated[str, Field(max_length=128, pattern=_FILE_NAME)]
+
+
+class CommandModel(Document):
+    """A program that trains, as the command that starts it. No line of its code changes."""
+
+    kind: Literal["command"]
+    """Selects this kind of model."""
+    argv: Annotated[tuple[Argument, ...], Field(max_length=MOST_WORDS)] = ()
+    """The command and its arguments; no shell reads them. Placeholders: `{micro_batch_size}`,
+    `{gradient_accumulation_steps}`, `{effective_batch_size}`, `{updates}` (updates to make), `{output_dir}` (a scratch
+    folder), `{file:NAME}` (the path of one of `files`) and `{argument:NAME}` (one of `arguments`). Write `{{name}}` for
+    a literal `{name}`. Required, unless `name` is given to a service."""
+    name: RegisteredName | None = None
+    """To a service: the name of the command, which its operator has registered (`GET /v1/commands`). The service fills
+    in the other fields, apart from `arguments`."""
+    arguments: Annotated[
+        dict[ArgumentName, JsonValue],
+        Field(max_length=MOST_WORDS),
+        WithJsonSchema(
+            {
+                "type": "object",
+                "propertyNames": {"pattern": _ARGUMENT_NAME},
+                "additionalProperties": {"anyOf": [{"type": "string"}, {"type": "number"}, {"type": "boolean"}]},
+            }
+        ),
+    ] = Field(default_factory=dict)
+    """Values of the placeholders `{argument:NAME}`: texts, numbers, true or false. Of a registered command, those that
+    its operator allows."""
+    definition: Annotated[str, Field(pattern=_DIGEST)] | None = None
+    """SHA-256 of the registration of the command and of the files that it names, its script above all. Filled in by the
+    service."""
+    environment: Environment = Field(default_factory=dict)
+    """Environment variables, beside those that the command inherits. Values may have placeholders."""
+    working_directory: Annotated[str, Field(max_length=4096, pattern=_NO_NUL)] = "."
+    """Folder in which the command starts."""
+    files: dict[FileName, Annotated[str, Field(max_length=16 * LONGEST_ARGUMENT)]] = Field(default_factory=dict)
+    """Templates of configuration files by name, with placeholders: the command gets the path of the rendered file by
+    `{file:NAME}`."""
+    probe_arguments: tuple[Argument, ...] = ()
+    """Arguments that probes add at the end, and jobs do not: for example a flag of the program that selects the longest
+    samples."""
+    probe_updates: Annotated[int, Field(ge=2, le=10_000)] = 2
+    """Optimizer updates after which a probe ends. More updates see more of the data's lengths."""
+    loading_timeout_seconds: Annotated[float, Field(gt=0.0, le=86_400.0)] = 1800.0
+    """Time limit until the first forward pass. The time limit of a probe counts from there."""
+
+    @model_validator(mode="after")
+    def _has_a_program(self) -> Self:
+        if not self.argv and self.name is None:
+            raise ValueError("`argv` is required: the program and its arguments")
+        for name, value in self.arguments.items():
+            if (fault := _fault_of(value)) is not None:
+                raise ValueError(f"`arguments.{name}` {fault}")
+        return self
+
+    @model_validator(mode="after")
+    def _has_known_placeholders(self) -> Self:
+        for field, text in self._texts():
+            for name in placeholders_in(text):
+                check_placeholder(field, name, self.files, self.arguments)
+        used = self.placeholders
+        unused = [name for name in self.files if FILE_PREFIX + name not in used]
+        if unused:
+            raise ValueError(f"`files.{unused[0]}` is not used: name it as `{{file:{unused[0]}}}` in `argv`")
+        return self
+
+    def _texts(self) -> Iterator[tuple[str, str]]:
+        """Yield every text that may have placeholders, with the field that has it."""
+        yield from ((f"argv.{number}", text) for number, text in enumerate(self.argv))
+        yield from ((f"environment.{name}", text) for name, text in self.environment.items())
+        yield from ((f"files.{name}", text) for name, text in self.files.items())
+        yield from ((f"probe_arguments.{number}", text) for number, text in enumerate(self.probe_arguments))
+
+    @property
+    def placeholders(self) -> frozenset[str]:
+        """The placeholders that the command uses."""
+        return frozenset(name for _, text in self._texts() for name in placeholders_in(text))
+
+    def argument_texts(self, *, quoted: bool = False) -> dict[str, str]:
+        """The texts that replace the placeholders of the arguments.
+
+        Args:
+            quoted: whether for a configuration file, in which a text is quoted, and not for a word or a variable.
+        """
+        return {
+            ARGUMENT_PREFIX + name: value if isinstance(value, str) and not quoted else _scalar(value)
+            for name, value in self.arguments.items()
+        }
+
+    @property
+    def is_only_named(self) -> bool:
+        """True if the command is to be looked up by its name before it can be run."""
+        return not self.argv
+
+    @property
+    def takes_size(self) -> bool:
+        """True if the command has a placeholder for its micro-batch size, as a tuning needs."""
+        return MICRO_BATCH_SIZE in self.placeholders
+
+    @property
+    def takes_accumulation(self) -> bool:
+        """True if the command knows how often to accumulate: by the steps, the effective batch, or its own text."""
+        return not self.takes_size or bool(self.placeholders & {ACCUMULATION_STEPS, EFFECTIVE_BATCH_SIZE})
+
+
+def _scalar(value: JsonValue) -> str:
+    """The text of a value that JSON, YAML and TOML read equally.
+
+    A number such as ``1e-05`` gets a point: YAML 1.1 would read a text.
+    """
+    text = json.dumps(value, ensure_ascii=False)
+    if isinstance(value, float) and "e" in text and "." not in text:
+        return text.replace("e", ".0e")
+    return text
+
+
+def _fault_of(value: JsonValue) -> str | None:
+    """The reason why a value cannot be that of an argument; none where it can."""
+    if not isinstance(value, str | int | float):
+        return "must be a text, a number, true or false"
+    return "must not contain the character NUL" if isinstance(value, str) and "\0" in value else None
+
+
+def check_placeholder(field: str, name: str, files: Iterable[str], arguments: Iterable[str]) -> None:
+    """Check that a placeholder has a value.
+
+    Args:
+        field: the field that has the placeholder.
+        name: the placeholder without its braces.
+        files: names of the configuration files.
+        arguments: names of the arguments.
+
+    Raises:
+        ValueError: with the nearest placeholder, or all.
+    """
+    known = (
+        *PLACEHOLDERS,
+        *(FILE_PREFIX + file for file in files),
+        *(ARGUMENT_PREFIX + argument for argument in arguments),
+    )
+    if name in known:
+        return
+    listed = ", ".join(f"{{{each}}}" for each in known)
+    near = nearest(name, known)
+    hint = f"; did you mean `{{{near}}}`?" if near else f" (known: {listed})"
+    raise ValueError(
+        f"`{field}` has the unknown placeholder `{{{name}}}`{hint} Write `{{{{{name}}}}}` for the literal text."
+    )
+
+
+def placeholders_in(text: str) -> list[str]:
+    """The names of the placeholders in a text, in order."""
+    return [found["name"] for found in PLACEHOLDER.finditer(text) if found["name"]]
+
+
+def replace_placeholders(text: str, values: Mapping[str, str]) -> str:
+    """Replace the placeholders of a text; a name in double braces becomes that name in single braces.
+
+    All are replaced in one pass, so that braces in a value are text.
+    """
+    return PLACEHOLDER.sub(lambda found: values[found["name"]] if found["name"] else "{" + found["literal"] + "}", text)
+
+
+class CommandSpec(Document):
+    """A command that trains. Everything else of a workload (optimizer, precision, data) is in the command itself."""
+
+    model: CommandModel
+    """The command."""
+    parallelism: RanksSpec = RanksSpec()
+    """Data-parallel ranks that the command starts."""
+
+    def with_world_size(self, world_size: int) -> CommandSpec:
+        """Return this command with ``world_size`` ranks."""
+        return self.model_copy(update={"parallelism": RanksSpec(world_size=world_size)})
+
+
+_KINDS = ("transformers", "reference", "python", "command")
+
+
+def _class_of_spec(spec: object) -> str:
+    """The name of the class that a spec is validated as: by `model.kind`, also where that is misspelt."""
+    if isinstance(spec, CommandSpec | WorkloadSpec):
+        return type(spec).__name__
+    model = spec.get("model") if isinstance(spec, dict) else None
+    kind = model.get("kind") if isinstance(model, dict) else getattr(model, "kind", None)
+    is_command = isinstance(kind, str) and nearest(kind, _KINDS) == "command"
+    return CommandSpec.__name__ if is_command else WorkloadSpec.__name__
+
+
+def load_any_spec(path: Path) -> WorkloadSpec | CommandSpec:
+    """Read the spec of a workload or of a command from a YAML or JSON file.
+
+    Raises:
+        SpecError: when the file cannot be read or describes neither.
+    """
+    data = read_data(path, "spec")
+    kind: type[WorkloadSpec | CommandSpec] = (
+        CommandSpec if _class_of_spec(data) == CommandSpec.__name__ else WorkloadSpec
+    )
+    return parse_document(kind, data, f"spec {path}")
+
+
+Spec = Annotated[
+    Annotated[WorkloadSpec, Tag("WorkloadSpec")] | Annotated[CommandSpec, Tag("CommandSpec")],
+    Discriminator(_class_of_spec),
+]
+"""A workload that is described, or a command that trains."""

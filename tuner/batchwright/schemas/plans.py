@@ -1,0 +1,66 @@
+"""Plans of an update: micro-batches per rank that sum to the effective batch. Pure data, no torch."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from batchwright.schemas.base import Document, PositiveInt
+
+
+class PlanSummary(Document):
+    """A plan of an update, without the list of its micro-batches."""
+
+    gradient_accumulation_steps: PositiveInt
+    """Micro-batches per rank and update (of the rank with the most)."""
+    micro_batch_size: PositiveInt
+    """The plan's largest micro-batch: the others may be smaller, so that they sum to the effective batch."""
+    world_size: PositiveInt
+    """Data-parallel ranks."""
+    effective_batch_size: PositiveInt
+    """Samples per update over all ranks that the plan gives."""
+    requested_effective_batch_size: PositiveInt
+    """Samples per update over all ranks that were requested."""
+    exact: bool
+    """True if the plan gives exactly the requested effective batch."""
+
+    def summary(self) -> PlanSummary:
+        """Return these figures alone."""
+        return PlanSummary(**{name: getattr(self, name) for name in PlanSummary.model_fields})
+
+
+class Plan(PlanSummary):
+    """A plan of an update with all its micro-batches: what to train with."""
+
+    micro_batch_sizes: tuple[tuple[PositiveInt, ...], ...]
+    """Sizes of the micro-batches of each rank, in order. They sum to the effective batch."""
+
+
+class UniformPlan(PlanSummary):
+    """A plan that repeats one micro-batch size, as most frameworks do. It cannot reach every effective batch."""
+
+    change: str
+    """Difference from the balanced plan, in a sentence."""
+    nearest: tuple[ReachableBatch, ...] = ()
+    """Nearby effective batches with larger micro-batches, when those of this plan are small or miss the target."""
+
+
+class ReachableBatch(Document):
+    """An effective batch that a uniform plan reaches exactly."""
+
+    effective_batch_size: PositiveInt
+    """Samples per update."""
+    micro_batch_size: PositiveInt
+    """Samples of every micro-batch."""
+    gradient_accumulation_steps: PositiveInt
+    """Micro-batches per rank and update."""
+
+
+UniformPlan.model_rebuild()
+
+
+def format_sizes(sizes: Sequence[int]) -> str:
+    """Format sizes as ``34 + 33 + 33``, or as ``6 x 34 + 2 x 33`` when there are many."""
+    if len(sizes) <= 4:  # noqa: PLR2004 - short enough to write out
+        return " + ".join(str(size) for size in sizes)
+    return " + ".join(f"{count} x {size}" for size, count in Counter(sizes).items())

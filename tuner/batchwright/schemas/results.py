@@ -1,0 +1,299 @@
+"""Results of probes and estimates of peaks, and devices. Pure data, no torch."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from enum import StrEnum
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from batchwright.schemas.base import Document, NonNegativeFloat, NonNegativeInt, PositiveInt
+from batchwright.schemas.requests import DeviceId
+from batchwright.schemas.residuals import EstimateCorrection
+
+PLAN_NOT_FOLLOWED = "plan-not-followed"
+"""``ProbeResult.error_type`` where a command does not train by the figures of its plan."""
+
+
+class Outcome(StrEnum):
+    """Outcome of a probe."""
+
+    FIT = "FIT"
+    """Full optimizer updates ran within the limit."""
+    OOM = "OOM"
+    """The device ran out of memory, with evidence that this was the cause."""
+    INVALID_SIZE = "INVALID_SIZE"
+    """A kernel rejects the size for another reason than memory, which is an upper bound too."""
+    ERROR = "ERROR"
+    """The workload failed for a reason unrelated to the size: a bug, a crash, an exit."""
+    TIMED_OUT = "TIMED_OUT"
+    """The probe did not end within its time limit."""
+    LOST = "LOST"
+    """The probe's process was ended from outside, with no sign of memory as the cause."""
+
+
+class Phase(StrEnum):
+    """Phase of a probe."""
+
+    START = "start"
+    BUILD = "build"
+    WARMUP = "warmup"
+    MEASURE = "measure"
+    DONE = "done"
+
+
+class PhaseSeconds(Document):
+    """Durations of the phases of a probe."""
+
+    start: NonNegativeFloat = 0.0
+    """Seconds from the request to the start of the probe's process."""
+    build: NonNegativeFloat = 0.0
+    """Seconds for building the model and its optimizer and moving them to the device."""
+    warmup: NonNegativeFloat = 0.0
+    """Seconds of the first optimizer update, which creates the optimizer's state."""
+    measure: NonNegativeFloat = 0.0
+    """Seconds of the second optimizer update, whose peaks are recorded."""
+    total: NonNegativeFloat = 0.0
+    """Seconds from the request to the end of the probe's process."""
+
+
+class ModelSummary(Document):
+    """Properties of the built model."""
+
+    parameters: NonNegativeInt
+    """Number of parameters."""
+    trainable_parameters: NonNegativeInt
+    """Number of parameters that require a gradient."""
+    parameter_bytes: NonNegativeInt
+    """Bytes of all parameters and buffers, tied tensors counted once."""
+    batch_coupled_modules: tuple[str, ...] = ()
+    """Modules such as BatchNorm, whose output depends on the other samples of the micro-batch."""
+
+
+class UpdateTiming(Document):
+    """Duration of an update in the environment and under the limit of the probe, which are those of the job."""
+
+    updates: PositiveInt
+    """Updates that were timed: several by a probe that measures time, one by any other."""
+    micro_batch_sizes: Annotated[tuple[PositiveInt, ...], Field(min_length=1)]
+    """Sizes of the micro-batches of each timed update, in order."""
+    update_seconds: NonNegativeFloat
+    """Median seconds of an update, including the optimizer's step."""
+    micro_batch_seconds: NonNegativeFloat | None = None
+    """Median seconds from the start of a micro-batch to the start of the next; none where an update has one
+    micro-batch."""
+    noise: NonNegativeFloat = 0.0
+    """Relative standard error of `update_seconds`; 0 for a single update."""
+
+    def seconds_for(self, micro_batches: float) -> float:
+        """Extrapolate the seconds of an update with this many micro-batches of the timed size."""
+        return self.update_seconds + (micro_batches - len(self.micro_batch_sizes)) * (self.micro_batch_seconds or 0.0)
+
+
+class CountedRank(Document):
+    """The updates of one rank of a command, as counted in its process."""
+
+    rank: NonNegativeInt
+    """Rank of the process; 0 where a command has one."""
+    backward_passes: tuple[NonNegativeInt, ...] = ()
+    """Backward passes of each update, in order."""
+    samples: tuple[NonNegativeInt, ...] = ()
+    """Samples of each update, in order; empty where no tensor showed them."""
+    skipped_updates: NonNegativeInt = 0
+    """Updates whose gradients were discarded before a step, as by a loss scaler."""
+
+
+class CountedUpdates(Document):
+    """Figures counted inside the processes of a command."""
+
+    world_size: PositiveInt
+    """Data-parallel ranks that made updates."""
+    ranks: tuple[CountedRank, ...]
+    """The updates of each rank."""
+    of_plan: bool
+    """True if the command ran with the figures of a plan, as a job would."""
+    as_planned: bool | None
+    """True if the counted figures are those that the command was given; none where it takes only sizes, or a figure
+    could not be counted."""
+    statement: str
+    """The figures in a sentence."""
+    longest_sequence: PositiveInt | None = None
+    """Second dimension of the largest batch of token ids; none where no tensor showed it."""
+    lengths_vary: bool = False
+    """True if batches had sequences of different lengths, so that a later one may be longer."""
+    optimizer: str | None = None
+    """Class of the optimizer that stepped."""
+    versions: dict[str, str] = Field(default_factory=dict)
+    """Versions of Python and torch in the processes of the command."""
+
+
+class RankResult(Document):
+    """The result of one rank of a probe that ran several."""
+
+    rank: NonNegativeInt
+    """Rank of the process."""
+    outcome: Outcome
+    """Outcome of the rank. LOST where it was ended after another rank had failed."""
+    held_bytes: NonNegativeInt | None = None
+    """Peak of all memory held, as that of the probe; none where the rank left no result."""
+
+
+class ProbeResult(Document):
+    """The result of one probe."""
+
+    micro_batch_size: PositiveInt
+    """Samples per forward and backward pass."""
+    accumulates: bool
+    """True if each update took several micro-batches, so that gradients stay while the next one runs."""
+    micro_batch_sizes: tuple[PositiveInt, ...] = ()
+    """Sizes of the micro-batches of each update, in order: `micro_batch_size` repeated, or those of a plan, of which it
+    is the largest. Empty in results of versions that did not record it."""
+    outcome: Outcome
+    """Outcome of the probe."""
+    phase: Phase
+    """Last phase that the probe reached."""
+    message: str = ""
+    """Explanation of the outcome, one line."""
+    details: str | None = None
+    """Message of the allocator or library that raised an OOM error."""
+    error_type: str | None = None
+    """Class of the exception, or the signal or exit status of the process."""
+    traceback: str | None = None
+    """The workload's traceback, or the end of the process's output, for failures unrelated to memory."""
+    peak_allocated_bytes: NonNegativeInt | None = None
+    """CUDA: most bytes held by tensors during the measured update."""
+    peak_reserved_bytes: NonNegativeInt | None = None
+    """CUDA: most bytes held by the caching allocator during the measured update."""
+    process_peak_bytes: NonNegativeInt | None = None
+    """CPU: peak of the private memory of the process, less its memory before the model was built. The limit applies to
+    this."""
+    resident_bytes: NonNegativeInt | None = None
+    """Bytes held between updates: parameters and optimizer state, with no gradients and no activations. Of a command,
+    those held between two micro-batches of an update, with the gradients and all else that the program keeps."""
+    limit_bytes: NonNegativeInt | None = None
+    """Limit of the probe: on CUDA, of the memory reserved by the allocator, so without the context."""
+    context_bytes: NonNegativeInt | None = None
+    """CUDA: bytes of the process's context, outside the allocator; none where not known."""
+    other_processes_bytes: NonNegativeInt | None = None
+    """CUDA: bytes that other processes held on the device when the probe began."""
+    allocator_retries: NonNegativeInt | None = None
+    """CUDA: times the allocator released its cache and retried. A fit with retries is a thrashing fit."""
+    seconds: PhaseSeconds = PhaseSeconds()
+    """Durations of the phases."""
+    model: ModelSummary | None = None
+    """Properties of the model; none when it could not be built."""
+    ranks: tuple[RankResult, ...] = ()
+    """Results of the ranks, where several ran: the other figures are those of the worst. Empty where one ran."""
+    simulated_ranks: PositiveInt | None = None
+    """Ranks of the process group in which one rank ran without the others: its shards and buffers were as large as with
+    all of them. None where all ranks of the workload ran."""
+    measures_time: bool = False
+    """True for a probe that timed the updates of a plan after the search."""
+    timing: UpdateTiming | None = None
+    """Duration of the measured updates; none for a failure."""
+    verifies_plan: bool = False
+    """True for the run of a command with the figures of its plan, after the search."""
+    forked: bool = False
+    """True for a command whose process was forked after the imports of its program, and did not start anew. Those that
+    a launcher starts are forked as well, unless ``rank_not_forked`` says otherwise."""
+    rank_not_forked: str | None = None
+    """Reason why a rank that the launcher of a forked command started was not forked itself; none otherwise."""
+    counted: CountedUpdates | None = None
+    """Figures counted inside the processes of a command; none for other probes, and before a first update."""
+
+    @property
+    def runs_plan(self) -> bool:
+        """Return whether the probe ran the micro-batches of a plan: to time or verify it, or since sizes differ."""
+        return self.measures_time or self.verifies_plan or len(set(self.micro_batch_sizes)) > 1
+
+    @property
+    def is_device_error(self) -> bool:
+        """Return whether the device failed, or could not be used, whatever the size."""
+        return self.error_type == "batchwright.errors.DeviceError"
+
+    @property
+    def held_bytes(self) -> int | None:
+        """Peak of all memory held: reserved, with the context, on CUDA; of the process on the CPU."""
+        if self.peak_reserved_bytes is not None:
+            return self.peak_reserved_bytes + (self.context_bytes or 0)
+        return self.process_peak_bytes
+
+    @property
+    def used_bytes(self) -> int | None:
+        """Peak of the memory that grows with the micro-batch: tensors on CUDA, the process on the CPU."""
+        return self.peak_allocated_bytes if self.peak_allocated_bytes is not None else self.process_peak_bytes
+
+
+class ExpectedPeak(Document):
+    """Estimated peak of one micro-batch size."""
+
+    micro_batch_size: PositiveInt
+    """Samples per forward and backward pass."""
+    used_bytes: PositiveInt
+    """Expected ``ProbeResult.used_bytes``."""
+
+
+class ExpectedPeaks(Document):
+    """Estimated memory curve of a workload. It seeds a search, and is not a proof."""
+
+    points: Annotated[tuple[ExpectedPeak, ...], Field(min_length=2)]
+    """Peaks by rising size. Between them the curve is linear; beyond them it is extrapolated."""
+    resident_bytes: NonNegativeInt | None = None
+    """Expected ``ProbeResult.resident_bytes``."""
+    usable_bytes: PositiveInt | None = None
+    """CUDA: expected ``ProbeResult.used_bytes`` at which memory runs out, by replays in a simulation of torch's caching
+    allocator: the limit less the context and what is lost to fragmentation. None where the limit itself is expected."""
+    reservable_bytes: PositiveInt | None = None
+    """CUDA: bytes that the allocator could reserve in those replays: expected ``ProbeResult.limit_bytes``."""
+    seconds: NonNegativeFloat = 0.0
+    """Duration of the estimate."""
+    versions: dict[str, str] = Field(default_factory=dict)
+    """Versions of torch, transformers, Batchwright and Python with which the workload was traced, or measured by the
+    tuning of a warm start: other versions may take other memory."""
+    correction: EstimateCorrection | None = None
+    """Correction that a service has learned from earlier tunings on such a device. The points are without it."""
+
+    def usable_of(self, reservable_bytes: int | None) -> int | None:
+        """Expected bytes at which memory runs out, where the allocator may really reserve ``reservable_bytes``.
+
+        The share that is lost to fragmentation is taken to be that of the replays.
+        """
+        if self.usable_bytes is None or self.reservable_bytes is None or not reservable_bytes:
+            return self.usable_bytes
+        return max(1, round(self.usable_bytes * (reservable_bytes / self.reservable_bytes)))
+
+    def used_bytes(self, micro_batch_size: float) -> float:
+        """Expected bytes at a size."""
+        sizes = [point.micro_batch_size for point in self.points]
+        index = min(max(bisect_right(sizes, micro_batch_size), 1), len(sizes) - 1)
+        low, high = self.points[index - 1], self.points[index]
+        slope = (high.used_bytes - low.used_bytes) / (high.micro_batch_size - low.micro_batch_size)
+        return low.used_bytes + slope * (micro_batch_size - low.micro_batch_size)
+
+
+class DeviceInfo(Document):
+    """A device of this host."""
+
+    id: DeviceId
+    """Torch's name of the device."""
+    kind: Literal["cpu", "cuda"]
+    """Kind of the device."""
+    name: str
+    """Product name."""
+    total_bytes: PositiveInt
+    """Memory of the device; for the CPU, of the host, or the container's limit if that is smaller."""
+    used_bytes: NonNegativeInt | None = None
+    """Memory in use by all processes at the time of reading."""
+    compute_capability: str | None = None
+    """CUDA compute capability, for example `9.0`."""
+    driver_version: str | None = None
+    """Version of the driver."""
+    least_context_bytes: NonNegativeInt | None = None
+    """CUDA: fewest bytes that the context of a process takes on this kind of card (`gpus.toml`), so that a memory limit
+    must be above it; none on the CPU."""
+    expected_context_bytes: NonNegativeInt | None = None
+    """CUDA: bytes that the context of a process is expected to take on this kind of card (`gpus.toml`)."""
+    allocatable_bytes: PositiveInt | None = None
+    """CUDA: memory of this kind of card as torch counts it (`gpus.toml`), which is `total_bytes` less what the driver
+    reserves; none for a card that is not listed."""

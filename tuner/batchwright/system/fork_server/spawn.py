@@ -1,0 +1,143 @@
+"""Start Python child processes connected by a socket pair; prestarting overlaps their imports.
+
+Only the standard library is imported here: a prestarted process imports its modules while its parent still does so.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, Pipe
+from typing import TypeAlias
+
+from batchwright.system.processes import die_with_parent, kill_group
+
+
+@dataclass(frozen=True)
+class Start:
+    """Parameters of the start of a child process.
+
+    Attributes:
+        module: the module whose ``main(connection, parent, arguments)`` is called, with the connection to the parent
+            process and the parent's id.
+        arguments: passed to ``main``.
+        environment: variables in addition to this process's own.
+    """
+
+    module: str
+    arguments: tuple[str, ...]
+    environment: Mapping[str, str]
+
+
+class ChildProcess:
+    """A running child process. It leads its own session, and ends with the thread that started it.
+
+    Args:
+        start: the parameters of its start.
+
+    Raises:
+        OSError: when the process cannot be started.
+
+    Attributes:
+        start: the parameters of its start.
+        connection: to the process, which should end when the connection is closed.
+        process: the handle of the process.
+    """
+
+    def __init__(self, start: Start) -> None:
+        self.start = start
+        self._output = tempfile.TemporaryFile()  # noqa: SIM115 - closed in _close_files
+        self.connection, child_end = Pipe()
+        with child_end:
+            try:
+                self.process = subprocess.Popen(  # noqa: S603 - this module, in this interpreter
+                    [sys.executable, "-P", "-m", __name__, start.module, str(os.getpid()), *start.arguments],
+                    stdin=child_end.fileno(),
+                    stdout=self._output,
+                    stderr=self._output,
+                    env={**os.environ, **start.environment},
+                    start_new_session=True,
+                )
+            except OSError:
+                self._close_files()
+                raise
+
+    def output_tail(self, length_bytes: int = 4000) -> str:
+        """Read the end of its output."""
+        descriptor = self._output.fileno()
+        size = os.fstat(descriptor).st_size
+        return os.pread(descriptor, length_bytes, max(0, size - length_bytes)).decode(errors="replace").strip()
+
+    def end(self) -> None:
+        """Kill the process and its group, such as a compiler. The connection stays readable. Idempotent."""
+        if self.process.returncode is None:  # until the process is reaped, its group id cannot be reused
+            kill_group(self.process.pid)
+        self.process.wait()
+
+    def close(self) -> None:
+        """End the process, and close the connection and the output. Idempotent."""
+        self.end()
+        self._close_files()
+
+    def _close_files(self) -> None:
+        self.connection.close()
+        self._output.close()
+
+
+StartChild: TypeAlias = Callable[[Start], ChildProcess]
+"""Starts a child process: ``ChildProcess``, or ``Prestarted.take``."""
+
+
+class Prestarted:
+    """Child processes started in advance, at most one per module. Closing ends those that were not taken."""
+
+    def __init__(self) -> None:
+        self._unused: dict[str, ChildProcess] = {}
+
+    def prestart(self, start: Start) -> None:
+        """Start a process that is needed later. A failure is ignored: ``take`` reports it."""
+        with suppress(OSError):
+            self._unused[start.module] = ChildProcess(start)
+
+    def take(self, start: Start) -> ChildProcess:
+        """Return the process that was prestarted with equal parameters if it still runs, else a new one.
+
+        Raises:
+            OSError: when a new process cannot be started.
+        """
+        child = self._unused.pop(start.module, None)
+        if child is not None and child.start == start and child.process.poll() is None:
+            return child
+        if child is not None:
+            child.close()
+        return ChildProcess(start)
+
+    def close(self) -> None:
+        """End the processes that were not taken. Idempotent."""
+        while self._unused:
+            self._unused.popitem()[1].close()
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Connect to the parent process, and run ``main`` of a module.
+
+    Args:
+        arguments: the module, the id of the parent process, and the arguments of the module's ``main``.
+    """
+    module, parent, *rest = arguments
+    die_with_parent(int(parent))
+    connection = Connection(os.dup(0))
+    devnull = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(devnull, 0)
+    os.close(devnull)
+    importlib.import_module(module).main(connection, int(parent), rest)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,53 @@
+"""The files of a task: its request, its result and its output."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+from pydantic import BaseModel
+
+from batchwright.system.files import tail, write_atomically
+from batchwright.system.temporary_folders import TemporaryFolder
+
+
+@dataclass(frozen=True)
+class TaskPaths:
+    """The files of one task, in its own directory. Nothing else builds these names."""
+
+    directory: Path
+
+    @classmethod
+    @contextmanager
+    def temporary(cls, request: BaseModel) -> Iterator[Self]:
+        """Create a temporary directory that contains the request, and remove it at the end of the block.
+
+        Raises:
+            OSError: when the directory or the request cannot be written.
+        """
+        with TemporaryFolder() as directory:
+            paths = cls(directory)
+            write_atomically(paths.request, request.model_dump_json())
+            yield paths
+
+    @property
+    def request(self) -> Path:
+        """The request (JSON)."""
+        return self.directory / "request.json"
+
+    @property
+    def result(self) -> Path:
+        """The result (JSON); absent if the task ended before writing it."""
+        return self.directory / "result.json"
+
+    @property
+    def output(self) -> Path:
+        """The output of the process, including dumped stacks."""
+        return self.directory / "output.txt"
+
+    def output_tail(self, length_bytes: int = 4000) -> str:
+        """Read the end of the output."""
+        return tail(self.output, length_bytes) if self.output.exists() else ""

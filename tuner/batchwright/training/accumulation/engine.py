@@ -1,0 +1,361 @@
+"""Exact gradient accumulation, for your own training loop as well as for Batchwright's.
+
+::
+
+    accumulation = GradientAccumulation(model, optimizer, max_norm=1.0)
+    for micro_batches in windows(loader, 4):
+        accumulation.update(micro_batches, loss)
+
+where ``loss(model, micro_batch)`` returns ``(loss_sum, weight)``: a *sum* over samples or tokens, and their number. The
+update has the gradient of the whole window's mean, for any division of samples and tokens into micro-batches and any
+number of ranks. A micro-batch that does not fit is divided and run again (``recovery``). Losses and gradients are
+summed over micro-batches (``gradient_sums``) and ranks (``reduction``).
+
+The loss is a function and not the body of a ``for`` loop, whose variables would keep the tensors of a failed
+micro-batch alive while its parts run.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import TypeAlias, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from batchwright.errors import WorkloadError
+from batchwright.hardware.memory_devices.base import MemoryDevice
+from batchwright.hardware.memory_devices.factory import open_device
+from batchwright.planning.noise_scale import NoiseMeasurement, measure
+from batchwright.schemas.plans import Plan
+from batchwright.training.accumulation.collectives import ProcessGroup, Ranks
+from batchwright.training.accumulation.gradient_noise import GradientNoise
+from batchwright.training.accumulation.gradient_sums import (
+    Gathering,
+    GradientSums,
+    InPlaceSums,
+    ScratchSums,
+    default_gathering,
+    total_norm,
+)
+from batchwright.training.accumulation.planned_window import PlannedWindow
+from batchwright.training.accumulation.recovery import Action, FailureOrigin, Recovery, decide
+from batchwright.training.accumulation.reduction import ONLY_TERM, Reduction, Weigh
+from batchwright.training.accumulation.trainable_parameters import TrainableParameters
+from batchwright.training.coupling.loss_check import LossCheck
+from batchwright.training.micro_batches.loss_window import LossWindow, Share, UpdateReport, check_terms
+from batchwright.training.micro_batches.snapshot import Snapshot
+from batchwright.training.micro_batches.splitting import MicroBatch, as_micro_batch, split_batch, to_device, windows
+from batchwright.workloads.base import Batch, LossTerms
+
+__all__ = ["Gathering", "GradientAccumulation", "UpdateReport", "split_batch", "windows"]
+
+Loss: TypeAlias = "Callable[[nn.Module, Batch], LossTerms | tuple[Tensor, Tensor | float]]"
+"""Forward pass: ``(loss_sum, weight)``, or named terms of such pairs."""
+
+_CLIPPING_EPSILON = 1e-6
+"""As in ``torch.nn.utils.clip_grad_norm_``."""
+
+
+class GradientAccumulation:
+    """A model and its optimizer, moved forward one exact update at a time.
+
+    Args:
+        model: on its device. If the model is wrapped in ``DistributedDataParallel``, the module inside is called: the
+            wrapper's own reduction and broadcasts would wait for ranks that have no micro-batch.
+        optimizer: optimizer of the model's parameters.
+        plan: plan of a recommendation. One batch of this rank's whole share is divided into the plan's micro-batches; a
+            micro-batch above the plan's largest is divided too; and a window of more samples than the plan has for this
+            rank is refused. The last window of an epoch may have fewer. With ``lock_step`` one batch becomes the same
+            number of micro-batches on every rank, and windows of several micro-batches run as they are. None, as of a
+            recommendation for which nothing fits, trains the given micro-batches.
+        max_norm: largest L2 norm of the whole gradient, applied once per update; None to not clip.
+        scaler: gradient scaler for fp16, unscaled and updated once per update.
+        memory: the device that the model is on, which recognises an out-of-memory error; the device of the first
+            parameter by default.
+        ranks: the ranks that share each window. By default a single rank, or the default process group if the model is
+            wrapped in ``DistributedDataParallel``.
+        gathering: the way gradients are summed, see ``batchwright.training.accumulation.gradient_sums``. By default
+            scratch sums on a GPU, where they take no time, and in-place sums on the CPU, where new memory for every
+            micro-batch takes time.
+        recovers: whether to divide a micro-batch that does not fit, or to raise its error.
+        floating: type to cast floating-point inputs to, for parameters of a lower precision.
+        lock_step: whether the model's own collectives (FSDP) are in every forward and backward pass and reduce the
+            gradient. A rank cannot divide a micro-batch alone, so an out-of-memory error is raised.
+        checks_coupling: whether to compare the loss of the first window with the loss of its parts, see
+            ``batchwright.training.coupling.loss_check``. The loss is called three more times, and again if the two
+            differ. Not with ``lock_step``.
+
+    Attributes:
+        snapshot: the last captured random numbers and buffers, overwritten by each window; None with ``lock_step``.
+
+    Before each window, parameters that became trainable later, gradients that the window did not compute, and a sharded
+    model that averages are refused.
+
+    Raises:
+        WorkloadError: when no parameter is trainable, a scaler would scale gradients narrower than fp32, the model is
+            sharded without ``lock_step``, or the plan is for another number of ranks.
+    """
+
+    def __init__(  # noqa: PLR0913 - each has a default that suits a user's own loop
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        *,
+        plan: Plan | None = None,
+        max_norm: float | None = None,
+        scaler: torch.amp.GradScaler | None = None,
+        memory: MemoryDevice | None = None,
+        ranks: Ranks | None = None,
+        gathering: Gathering | None = None,
+        recovers: bool = True,
+        floating: torch.dtype | None = None,
+        lock_step: bool = False,
+        checks_coupling: bool = True,
+    ) -> None:
+        self.model = model
+        self.optimizer = optimizer
+        self.max_norm = max_norm
+        self._trainable = TrainableParameters(model, optimizer, lock_step=lock_step)
+        self.parameters = self._trainable.parameters
+        self.memory = memory or open_device(str(self.parameters[0].device))
+        self.device = self.memory.torch_device
+        self.scaler = scaler or torch.amp.GradScaler(self.device.type, enabled=False)
+        wrapped = isinstance(model, DistributedDataParallel)
+        self.ranks = ranks or (ProcessGroup() if wrapped else Ranks())
+        self._planned = None if plan is None else PlannedWindow(plan, self.ranks, lock_step=lock_step)
+        self._called = model.module if isinstance(model, DistributedDataParallel) else model
+        self._floating = floating
+        self._lock_step = lock_step
+        self._recovers = recovers
+        in_place = lock_step or (gathering or default_gathering(self.device.type)) == "in-place"
+        self.gradients: GradientSums = (InPlaceSums if in_place else ScratchSums)(self.parameters)
+        self.snapshot = snapshot = None if lock_step else Snapshot(model, self.device)
+        self._prepare_scaler()
+        action = decide(FailureOrigin.PASS, lock_step=lock_step, sums_in_place=in_place) if recovers else Action.RAISE
+        self._recovery = Recovery(self.memory, self.gradients, snapshot, action, self.ranks.rank)
+        self.largest_micro_batch = None if self._planned is None else self._planned.bound
+        self._seeds: dict[tuple[float, torch.dtype, torch.device], Tensor] = {}
+        self._noise = GradientNoise(self.gradients, self.ranks, self.scaler, lock_step=lock_step)
+        self._reduction = Reduction(model, self.gradients, self.ranks, lock_step=lock_step)
+        self._loss_check: LossCheck | None = None
+        if checks_coupling and snapshot is not None:
+            self._loss_check = LossCheck(self._called, snapshot, self.device, floating)
+        self._reduction.broadcast_start()
+
+    def _prepare_scaler(self) -> None:
+        narrow = any(parameter.dtype.itemsize < torch.float32.itemsize for parameter in self.parameters)
+        if self.scaler.is_enabled() and narrow:
+            raise WorkloadError("a gradient scaler needs parameters in fp32: run the model under autocast instead")
+        self.scaler.scale(torch.zeros((), device=self.device))  # creates the scale, also on a rank without samples
+
+    @property
+    def largest_micro_batch(self) -> int | None:
+        """Micro-batches above this size are divided before they run; lowered by every split, None without a bound."""
+        return self._recovery.largest_micro_batch
+
+    @largest_micro_batch.setter
+    def largest_micro_batch(self, size: int | None) -> None:
+        self._recovery.largest_micro_batch = size
+
+    @property
+    def failed_micro_batch(self) -> int | None:
+        """Size of the last micro-batch that did not fit; None when all did."""
+        return self._recovery.failed_micro_batch
+
+    # --- an update ---
+
+    def update(
+        self,
+        micro_batches: Iterable[Batch | MicroBatch],
+        loss: Loss,
+        weigh: Weigh | None = None,
+        *,
+        measures_noise: bool = False,
+    ) -> UpdateReport:
+        """Make one optimizer update over ``micro_batches``, which are this rank's part of the effective batch.
+
+        Args:
+            micro_batches: batches of any type, or ``MicroBatch`` objects with their own division. Tensors in mappings,
+                lists, tuples and dataclasses are moved to the device; other objects by their own ``to``. Ranks may have
+                different numbers of micro-batches, or none.
+            loss: the forward pass.
+            weigh: the weights of the loss without a forward pass; needed with several terms.
+            measures_noise: whether to measure the gradient noise, see ``batchwright.planning.noise_scale``, by one more
+                pass over the gradients, which changes nothing. All ranks must say the same.
+
+        The optimizer's step is never retried: an error in the step is raised unchanged, and parameters may be partly
+        updated. Resume from a checkpoint then.
+
+        Raises:
+            WorkloadError: when the loss breaks its contract.
+            OutOfMemoryError: when a micro-batch of one sample does not fit.
+            PeerError: when another rank failed.
+        """
+        self._noise.wanted = measures_noise
+        report = self._run_window(micro_batches, loss, weigh)
+        if not report.skipped:
+            report = self._step(report)
+        self.gradients.clear()
+        return report
+
+    def accumulate(
+        self, micro_batches: Iterable[Batch | MicroBatch], loss: Loss, weigh: Weigh | None = None
+    ) -> UpdateReport:
+        """Compute the window's gradient in ``.grad``, and leave clipping and the optimizer's step to the caller.
+
+        The gradient is still multiplied by the scaler's scale. The report has no norm.
+        """
+        self._noise.wanted = False  # the caller's step computes the norm that a measurement needs, if any
+        report = self._run_window(micro_batches, loss, weigh)
+        self._reduction.apply_outstanding()
+        self.gradients.install()
+        return report
+
+    def _run_window(self, micro_batches: Iterable[Batch | MicroBatch], loss: Loss, weigh: Weigh | None) -> UpdateReport:
+        """Run an accumulation window on all ranks and sum its gradients."""
+        if isinstance(micro_batches, (Tensor, Mapping)):  # iterating would give rows, or names
+            raise WorkloadError(
+                f"a window is a list of batches, and this is one {type(micro_batches).__name__}: give `[batch]`"
+            )
+        window = [part if isinstance(part, MicroBatch) else as_micro_batch(part) for part in micro_batches]
+        totals = self._reduction.total_weights(window, weigh)
+        if totals is not None and not any(totals.values()):
+            self.gradients.clear()
+            sizes = tuple(micro_batch.size for micro_batch in window)
+            return UpdateReport(dict.fromkeys(totals, 0.0), totals, None, skipped=True, micro_batch_sizes=sizes)
+        losses = LossWindow(totals)
+        try:
+            shares = self._shares(window, loss, losses)
+        except BaseException:
+            self.gradients.clear()  # free the gradients of the failed window
+            raise
+        finally:
+            self.gradients.end()
+            self._seeds.clear()
+        return self._reduction.reduce(losses, shares)
+
+    def _shares(self, window: list[MicroBatch], loss: Loss, losses: LossWindow) -> list[Share]:
+        if self._lock_step or not self._recovers:
+            # Ranks waiting inside a pass cannot be notified of a failure, which ends this process, as it ends a probe.
+            return self.ranks.gather(self._run(window, loss, losses))
+        return self.ranks.run_collectively(lambda: self._run(window, loss, losses))
+
+    # --- forward and backward passes ---
+
+    def _run(self, window: list[MicroBatch], loss: Loss, losses: LossWindow) -> Share:
+        """Run all micro-batches of this rank, and those that do not fit in smaller parts."""
+        gradients, recovery = self.gradients, self._recovery
+        rerun_window = gradients.in_place
+        self._trainable.check_gradients(gradients.installed)
+        if self._planned is not None:
+            window = self._planned.divide(window)
+        gradients.start()
+        queue = deque(recovery.within_bound(window))
+        self._require_sum(window, loss, accumulates=len(queue) > 1)
+        if len(queue) > 1 or self.ranks.reduces:
+            gradients.allocate_buffers()
+        recovery.start(window)
+        self._noise.start(len(queue))
+        while queue:
+            micro_batch = queue.popleft()
+            if not rerun_window:
+                recovery.protect([micro_batch])
+            failure = self._attempt(micro_batch, loss, losses)
+            if failure is None:
+                gradients.commit()
+                self._noise.take(losses)
+                continue
+            recovery.divide(failure, micro_batch)
+            del failure  # its traceback keeps the tensors of the failed pass alive
+            if rerun_window:
+                losses.reset()
+            recovery.roll_back()
+            self._require_sum(window, loss, accumulates=True)
+            queue = deque(recovery.requeued(window if rerun_window else [micro_batch, *queue]))
+            if rerun_window:
+                self._noise.start(len(queue))
+        gradients.collect()
+        return self._reduction.share(losses, recovery.splits, self._noise.part(losses))
+
+    def _require_sum(self, window: Sequence[MicroBatch], loss: Loss, *, accumulates: bool) -> None:
+        if self._loss_check is not None:
+            self._loss_check.require_sum(window, loss, accumulates=accumulates or self.ranks.size > 1)
+
+    def _attempt(self, micro_batch: MicroBatch, loss: Loss, losses: LossWindow) -> Exception | None:
+        """Run one micro-batch. Return its error, to be handled after the ``except`` block."""
+        try:
+            terms = self._backward(micro_batch, loss, losses)
+            if not micro_batch.is_padding:
+                losses.add(terms, micro_batch.size)
+        except Exception as error:  # noqa: BLE001 - any error may be an out-of-memory error
+            return error
+        return None
+
+    def _backward(self, micro_batch: MicroBatch, loss: Loss, losses: LossWindow) -> LossTerms:
+        """Run the forward and backward pass. Return the terms without their graph."""
+        output = loss(self._called, to_device(micro_batch.batch, self.device, self._floating))
+        terms = cast("LossTerms", {ONLY_TERM: output} if isinstance(output, tuple) else output)
+        check_terms(terms, losses.totals)
+        sums = {name: (_as_scalar(loss_sum), _without_graph(weight)) for name, (loss_sum, weight) in terms.items()}
+        divisors = {
+            term: losses.divisor(term, 1.0 if self._lock_step else weight) for term, (_, weight) in sums.items()
+        }
+        roots = {name: sums[name][0] for name, divisor in divisors.items() if divisor}
+        if roots:
+            share = 0.0 if micro_batch.is_padding else 1.0
+            seeds = [self._gradient_seed(share / divisors[name], root) for name, root in roots.items()]
+            torch.autograd.backward(list(roots.values()), seeds)
+        return {name: (loss_sum.detach(), weight) for name, (loss_sum, weight) in sums.items()}
+
+    def _gradient_seed(self, gradient: float, loss_sum: Tensor) -> Tensor:
+        """The gradient of the window's mean by a loss sum, times the scaler's scale, created once per window.
+
+        Passing this gradient to autograd saves each micro-batch a division of its loss sum and its backward pass.
+        """
+        key = (gradient, loss_sum.dtype, loss_sum.device)
+        found = self._seeds.get(key)
+        if found is None:
+            wide = torch.promote_types(loss_sum.dtype, torch.float32)
+            exact = torch.full((), gradient, dtype=wide, device=loss_sum.device)
+            found = self._seeds[key] = self.scaler.scale(exact).to(loss_sum.dtype)
+        return found
+
+    # --- the optimizer's step ---
+
+    def _step(self, report: UpdateReport) -> UpdateReport:
+        """Unscale and clip the gradient, step once, and report the norm."""
+        if self.scaler.is_enabled():
+            self.gradients.install()
+            self.scaler.unscale_(self.optimizer)
+        norm = total_norm(self.gradients.tensors()) * self._reduction.outstanding
+        if self.max_norm is None:
+            self._reduction.apply_outstanding()
+        else:
+            self._reduction.apply_outstanding(torch.clamp(self.max_norm / (norm + _CLIPPING_EPSILON), max=1.0))
+        self.gradients.install()
+        scale = self.scaler.get_scale()
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        skipped = self.scaler.get_scale() < scale  # the scale falls if and only if the scaler has skipped the step
+        return replace(report, gradient_norm=_finite(float(norm)), skipped=skipped, noise=_noise(report, float(norm)))
+
+
+def _as_scalar(loss_sum: Tensor) -> Tensor:
+    return loss_sum.reshape(()) if loss_sum.dim() else loss_sum
+
+
+def _without_graph(weight: Tensor | float) -> Tensor | float:
+    return weight.detach() if isinstance(weight, Tensor) else weight
+
+
+def _noise(report: UpdateReport, norm: float) -> NoiseMeasurement | None:
+    return measure(report.gradient_parts, norm**2, report.samples) if report.gradient_parts else None
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None

@@ -1,0 +1,354 @@
+"""Detection of losses that couple the samples of a batch, which no accumulation can make exact.
+
+Accumulated gradients are the full batch's only when its loss is a sum over its samples. The losses of BatchNorm,
+in-batch negatives and load-balancing terms of a mixture of experts are no such sums, nor is the loss of a model whose
+forward pass changes state that the loss depends on. The check compares the loss and the gradient of a batch with those
+of its two parts, in fp64, each sample with the same random numbers, after an update of the new model. A difference is
+then traced to a module (its output changes for the same input, or its state changes) or to a loss term.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, replace
+
+import torch
+from torch import nn
+
+from batchwright.errors import WorkloadError
+from batchwright.hardware.failures import is_of_device
+from batchwright.schemas.workload import PythonModel, WorkloadSpec
+from batchwright.training.coupling.comparison import (
+    Runner,
+    in_eval_mode,
+    own_randomness,
+    restored,
+    seed_generators,
+    without_dropout,
+)
+from batchwright.training.coupling.error_scale import NO_NOISE, Noise, Run, gradient_errors, loss_error, term_errors
+from batchwright.training.coupling.forward_state import ModelState
+from batchwright.training.coupling.module_trace import Trace, trace
+from batchwright.training.coupling.precision import LIMITS, Precision, arithmetic, kernels_for, working_copy
+from batchwright.training.coupling.random_draws import MatchedDraws, UnmatchedDrawError
+from batchwright.training.coupling.report import (
+    CouplingReport,
+    Culprit,
+    gradient_culprit,
+    is_batch_norm,
+    module_culprit,
+    state_culprit,
+    term_culprit,
+)
+from batchwright.workloads.base import Batch, Workload
+from batchwright.workloads.build import build_model, build_workload
+from batchwright.workloads.casting import cast_floating
+
+__all__ = ["LARGEST_ERROR", "CouplingReport", "Culprit", "check_coupling", "check_spec_coupling"]
+
+LARGEST_ERROR = LIMITS["fp64"].largest_error
+"""Largest relative difference of loss or gradient that passes as rounding."""
+_FEWEST_SAMPLES = 2
+_SLOW_SECONDS = 2.0
+"""A GPU that takes longer for one run in fp64 has few fp64 units: its fp32 is 32 to 64 times as fast."""
+
+
+def check_coupling(
+    model: nn.Module, workload: Workload, batch: Batch, device: torch.device, precision: Precision = "fp64"
+) -> CouplingReport:
+    """Compare the loss and the gradient of a whole ``batch`` with those of its two parts.
+
+    The parts are a third and the rest (halves may agree by chance), or halves if the model refuses one of these. They
+    are compared after an update on the batch: in a new model, weights of zero hide coupled samples, and state that
+    forward passes change lags behind the weights only after an update.
+
+    The model is compared in its current modes. If its loss draws random numbers, every dropout is set to zero. If that
+    is not enough, each sample gets the same numbers in the batch and in its parts. If two runs of the batch still
+    differ, the model is set to eval mode. A gradient's error is ``max|difference|``, less the possible rounding, over
+    the largest of ``max|reference|``, the sum of the parts' ``max|.|``, and a share of the largest gradient of all
+    parameters (``LIMITS``).
+
+    Takes the memory of the batch's forward and backward pass on ``device``, and of a copy of the model. Copies of the
+    gradients, and of the activations during the search for a culprit, are on the CPU. When the function returns or
+    raises, the model, its state, gradients and modes, and every random number generator are as before.
+
+    Args:
+        model: on ``device``, in fp32, neither wrapped nor compiled.
+        workload: computes the loss terms.
+        batch: at least two samples, on the CPU, that ``batchwright.training.micro_batches.splitting.sliced`` can
+        divide.
+        device: the device of the model.
+        precision: arithmetic to use; fp32 replaces fp64 if the workload cannot run in fp64 or the GPU is slow at it.
+
+    Raises:
+        WorkloadError: when the batch cannot be halved or the loss terms break their contract.
+    """
+    return _check(_Subject(model, workload, batch, device, disposable=False), precision)
+
+
+def check_spec_coupling(
+    spec: WorkloadSpec, workload: Workload, device: torch.device, samples: int = 4, precision: Precision = "fp64"
+) -> CouplingReport:
+    """Run ``check_coupling`` on a new model in fp32, without compilation and activation checkpointing.
+
+    Args:
+        spec: the spec of the training run.
+        workload: the workload that ``build_workload`` has made of the spec.
+        device: the device to compare on.
+        samples: samples of the batch, at least two; with fewer than four, BatchNorm refuses halves of one sample.
+        precision: as for ``check_coupling``.
+
+    Raises:
+        WorkloadError: as ``check_coupling``, or when the workload builds no model that can be trained.
+    """
+    plain = spec.model_copy(update={"precision": "fp32", "compile": False, "activation_checkpointing": False})
+    if spec.activation_checkpointing and not isinstance(spec.model, PythonModel):
+        workload = build_workload(plain)
+    with own_randomness(device):
+        seed_generators(0, device)
+        model = cast_floating(build_model(plain, workload), torch.float32).to(device)
+        return _check(_Subject(model, workload, workload.make_batch(samples), device, disposable=True), precision)
+
+
+@dataclass(frozen=True)
+class _Subject:
+    """A model and the batch to compare."""
+
+    model: nn.Module
+    workload: Workload
+    batch: Batch
+    device: torch.device
+    disposable: bool
+    """True if the model is discarded afterwards."""
+
+
+def _check(subject: _Subject, precision: Precision) -> CouplingReport:
+    """The report in ``precision``, or in fp32 if the workload fails in fp64 for another reason than memory."""
+    with own_randomness(subject.device), restored(subject.model):
+        subject.model.zero_grad(set_to_none=True)
+        if precision == "fp64":
+            try:
+                return _compare(subject, "fp64")
+            except WorkloadError:
+                raise
+            except Exception as error:
+                if is_of_device(error):
+                    raise
+        return _compare(subject, "fp32")
+
+
+def _compare(subject: _Subject, precision: Precision) -> CouplingReport:
+    model, device = subject.model, subject.device
+    copied = working_copy(model, precision, disposable=subject.disposable)
+    with arithmetic(device, precision), kernels_for(model, precision), copied:
+        runner = Runner(model, subject.workload, subject.batch, device, precision)
+        if runner.samples < _FEWEST_SAMPLES:
+            raise WorkloadError(f"the check for coupled samples needs {_FEWEST_SAMPLES} of them, got {runner.samples}")
+        return replace(_Check(runner).report(), precision=precision)
+
+
+class _SlowError(Exception):
+    """fp64 takes too long on this GPU."""
+
+
+class _NondeterministicError(Exception):
+    """Two runs of the whole batch differ, for another reason than generators that can be seeded."""
+
+
+@contextmanager
+def _unchanged(_model: nn.Module) -> Iterator[None]:
+    yield
+
+
+RandomnessSuppressor = Callable[[nn.Module], AbstractContextManager[None]]
+"""Context manager that suppresses randomness in a model."""
+
+
+class _Check:
+    """One comparison of a batch with its parts."""
+
+    def __init__(self, runner: Runner) -> None:
+        self._runner = runner
+        self._model = runner.model
+        self._changed: dict[str, tuple[str, ...]] = {}
+        """State that a forward pass of the whole batch changes, by module."""
+        self._coupling_in_training = [
+            (name, module)
+            for name, module in self._model.named_modules()
+            if is_batch_norm(module) and (module.training or getattr(module, "running_mean", self) is None)
+        ]
+
+    def report(self) -> CouplingReport:
+        """Suppress more and more randomness, until two runs of the whole batch agree and can be compared."""
+        stages: tuple[RandomnessSuppressor, ...] = (
+            _unchanged,
+            without_dropout,
+            self._with_matched_draws,
+            self._matched_draws_in_eval_mode,
+        )
+        problem = "its loss changes from run to run, in eval mode too"
+        for suppress in stages:
+            with suppress(self._model):
+                whole = self._run_whole_batch()
+                wrong = whole.not_finite()
+                if wrong is not None and suppress is _unchanged:
+                    return self._failed_report(wrong)
+                if wrong is not None or (self._runner.drew_random_numbers and self._runner.draws is None):
+                    continue
+                try:
+                    return self._compare_after_update(whole)
+                except UnmatchedDrawError as error:
+                    problem = f"its random numbers cannot be made the same for its parts ({error})"
+                except _NondeterministicError as error:
+                    problem = str(error)
+        return self._failed_report(problem)
+
+    @contextmanager
+    def _with_matched_draws(self, model: nn.Module) -> Iterator[None]:
+        with without_dropout(model), MatchedDraws() as self._runner.draws:
+            yield
+
+    @contextmanager
+    def _matched_draws_in_eval_mode(self, model: nn.Module) -> Iterator[None]:
+        with in_eval_mode(model), MatchedDraws() as self._runner.draws:
+            yield
+
+    def _run_whole_batch(self) -> Run:
+        """Run the whole batch from the model's current state, and record the state that changes."""
+        runner = self._runner
+        runner.state = ModelState(self._model)
+        began = time.monotonic()
+        whole = runner.run(runner.whole, seed=0)
+        if runner.is_slow_in_fp64(time.monotonic() - began, _SLOW_SECONDS):
+            raise _SlowError
+        if changing := runner.state.changed_parameters():
+            runner.state = ModelState(self._model, changing)
+            whole = runner.run(runner.whole, seed=0)
+        self._changed = runner.state.changed()
+        return whole
+
+    def _failed_report(self, problem: str, *culprits: Culprit, error: float = math.nan) -> CouplingReport:
+        return CouplingReport(error, error, culprits, self._model.training, self._runner.samples, problem)
+
+    def _compare_after_update(self, whole: Run) -> CouplingReport:
+        """The report on the model after an update, or without one if the update leads to infinite numbers."""
+        if not whole.gradients:
+            return self._failed_report("its loss reaches no parameter")
+        after = self._runner.advance(whole)
+        if after is None:
+            return self._compare_splits(whole)
+        self._changed = self._runner.state.changed()
+        return replace(self._compare_splits(after), updates=1)
+
+    def _compare_splits(self, whole: Run) -> CouplingReport:
+        """The report on a third and the rest, or on halves if the model refuses one of these."""
+        *halves, third = self._runner.splits
+        report = self._compare_in_either_order(whole, third)
+        return self._compare_in_either_order(whole, halves[0]) if report.problem is not None and halves else report
+
+    def _compare_in_either_order(self, whole: Run, sizes: list[int]) -> CouplingReport:
+        """The report on parts of these sizes, trying both orders of the rows if draws have several rows per sample."""
+        report, draws = self._compare_split(whole, sizes), self._runner.draws
+        if not report.coupled or draws is None or not draws.ambiguous or draws.interleaved:
+            return report
+        draws.interleaved = True
+        other = self._compare_split(self._runner.run(self._runner.whole, seed=0), sizes)
+        draws.interleaved = other.verdict == "separate"
+        return other if draws.interleaved else report
+
+    def _compare_split(self, whole: Run, sizes: list[int]) -> CouplingReport:
+        split, refusal = None, ""
+        try:
+            split = self._runner.run(sizes, seed=0)
+        except (ValueError, RuntimeError) as error:
+            if is_of_device(error):
+                raise
+            refusal = " ".join(str(error).split())
+        if split is None:
+            return self._refused_report(refusal, sizes)
+        problem = split.not_finite()
+        if problem is not None:
+            return self._failed_report(f"it is finite, but of its parts {problem}", error=math.inf)
+        return self._evaluate(whole, split, sizes)
+
+    def _evaluate(self, whole: Run, split: Run, sizes: list[int]) -> CouplingReport:
+        limits, noise = self._runner.limits, NO_NOISE
+        if self._largest_error(whole, split, noise) > limits.largest_error:
+            again = self._runner.run(self._runner.whole, seed=1)
+            if self._largest_error(whole, again, NO_NOISE) > limits.largest_error:
+                raise _NondeterministicError("its loss changes from run to run, in eval mode too")
+            noise = self._runner.noise(whole)
+        culprits = () if self._model.training else self._culprits_by_type()
+        if self._largest_error(whole, split, noise) > limits.largest_error:
+            culprits += self._find_culprits(whole, split, sizes, noise)
+        gradients = gradient_errors(whole, split, limits, noise)
+        by_loss, by_gradient = loss_error(whole, split, limits, noise), max(gradients.values(), default=0.0)
+        return CouplingReport(by_loss, by_gradient, culprits, self._model.training, self._runner.samples)
+
+    def _largest_error(self, whole: Run, split: Run, noise: Noise) -> float:
+        """The largest error of loss terms, their sums and weights, and gradients."""
+        limits = self._runner.limits
+        return max(
+            loss_error(whole, split, limits, noise),
+            *term_errors(whole, split, limits, noise).values(),
+            *gradient_errors(whole, split, limits, noise).values(),
+        )
+
+    def _culprits_by_type(self) -> tuple[Culprit, ...]:
+        """Modules that couple samples in training mode but not in eval mode."""
+        return tuple(module_culprit(name, module, None) for name, module in self._coupling_in_training)
+
+    def _find_culprits(self, whole: Run, split: Run, sizes: list[int], noise: Noise) -> tuple[Culprit, ...]:
+        """Modules whose state changes, then the differences that remain when every part starts from the same state."""
+        limit = self._runner.limits.largest_error
+        state_culprits = self._state_culprits(split, sizes, noise)
+        reset_modules = frozenset(self._changed if state_culprits else ())
+        if reset_modules:
+            split = self._runner.run(sizes, seed=0, reset_modules=reset_modules)
+            if self._largest_error(whole, split, noise) <= limit:
+                return state_culprits
+        gradients = gradient_errors(whole, split, self._runner.limits, noise)
+        return state_culprits + (
+            self._traced_culprits(whole, split, sizes, reset_modules) or (gradient_culprit(gradients),)
+        )
+
+    def _state_culprits(self, split: Run, sizes: list[int], noise: Noise) -> tuple[Culprit, ...]:
+        """Modules whose state each part changes, if that affects the loss or its gradient; tested type by type."""
+        found: list[Culprit] = []
+        types = {path: type(self._model.get_submodule(path)) for path in self._changed}
+        for kind in dict.fromkeys(types.values()):
+            paths = [path for path in self._changed if types[path] is kind]
+            error = self._largest_error(split, self._runner.run(sizes, seed=0, reset_modules=frozenset(paths)), noise)
+            if error > self._runner.limits.largest_error:
+                found += [
+                    state_culprit(path, self._model.get_submodule(path), self._changed[path], error) for path in paths
+                ]
+        return tuple(found)
+
+    def _traced_culprits(
+        self, whole: Run, split: Run, sizes: list[int], reset_modules: frozenset[str]
+    ) -> tuple[Culprit, ...]:
+        """Modules at fault, then the loss terms that differ when every module returns the same output."""
+        found, limits = trace(self._runner, sizes, reset_modules), self._runner.limits
+        if found.whole is not None and found.split is not None:
+            whole, split = found.whole, found.split
+        errors = term_errors(whole, split, limits)
+        return (
+            *(self._module_culprit(name, error) for name, error in found.modules.items()),
+            *(
+                term_culprit(name, whole, split, error, limits)
+                for name, error in errors.items()
+                if error > limits.largest_error
+            ),
+        )
+
+    def _module_culprit(self, name: str, error: float) -> Culprit:
+        return module_culprit(name, self._model.get_submodule(name), error)
+
+    def _refused_report(self, refusal: str, sizes: list[int]) -> CouplingReport:
+        found: Trace = trace(self._runner, sizes)
+        culprits = [] if found.refused_by is None else [self._module_culprit(found.refused_by, math.inf)]
+        return self._failed_report(f"a part of it is refused ({refusal})", *culprits, error=math.inf)

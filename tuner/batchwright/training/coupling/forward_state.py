@@ -1,0 +1,325 @@
+"""State of a model that its own forward passes change: running statistics, power iterations, queues, counters.
+
+State is found without knowledge of a module's class: it is any buffer, parameter, or attribute of a module that a
+forward pass in training changes. Attributes are numbers, tensors, arrays, and lists, mappings, sets and plain objects
+of these.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from batchwright.torch_internals import own_buffers
+
+_VALUES = (bool, int, float, complex, str, bytes, np.generic, type(None))
+"""Types of attributes that are replaced, and never written to."""
+_DEPTH = 4
+"""Number of containers inside one another that are followed."""
+_MOST_ENTRIES = 10_000
+"""A container of more entries is data, and no state of a model."""
+_MOST_ENTRIES_OF_ALL = 100_000
+"""Entries of all containers that are followed; those that come later are not."""
+_MOST_ELEMENTS = 2**24
+"""Elements of all tensors and arrays in containers that are copied; more are data."""
+_MODULE_ATTRIBUTES = frozenset(vars(nn.Module()))
+
+
+class _Saved(Protocol):
+    """Part of the state as it was."""
+
+    @property
+    def name(self) -> str:
+        """The buffer or attribute."""
+
+    def changed(self) -> bool:
+        """Return whether the part has changed since."""
+
+    def restore(self) -> None:
+        """Restore the part."""
+
+
+@dataclass(frozen=True)
+class _SavedEntry:
+    """Saved buffer or attribute: the object and a copy of its content."""
+
+    holder: dict[str, Any]
+    name: str
+    value: Any
+    content: Tensor | None
+
+    def changed(self) -> bool:
+        """Return whether the state has changed since."""
+        current = self.holder.get(self.name)
+        if not isinstance(current, Tensor) or self.content is None:
+            return _differ(current, self.value)
+        same = current.shape == self.content.shape and current.dtype == self.content.dtype
+        return not (same and torch.equal(current.detach(), self.content))
+
+    def restore(self) -> None:
+        """Restore the object and its content."""
+        if isinstance(self.value, Tensor) and self.content is not None:
+            with torch.no_grad():
+                self.value.copy_(self.content)
+        self.holder[self.name] = self.value
+
+
+@dataclass(frozen=True)
+class _SavedTensor:
+    """Saved content of a tensor inside a container."""
+
+    name: str
+    value: Tensor
+    content: Tensor
+
+    def changed(self) -> bool:
+        """Return whether the tensor has been written to since."""
+        return not torch.equal(self.value.detach(), self.content)
+
+    def restore(self) -> None:
+        """Restore the content."""
+        with torch.no_grad():
+            self.value.copy_(self.content)
+
+
+@dataclass(frozen=True)
+class _SavedArray:
+    """Saved content of an array."""
+
+    name: str
+    value: np.ndarray[Any, Any]
+    content: np.ndarray[Any, Any]
+
+    def changed(self) -> bool:
+        """Return whether the array has been written to since."""
+        return self.value.tobytes() != self.content.tobytes()  # NaN differs from itself
+
+    def restore(self) -> None:
+        """Restore the content."""
+        np.copyto(self.value, self.content)
+
+
+@dataclass(frozen=True)
+class _SavedList:
+    """Saved entries of a list or queue."""
+
+    name: str
+    value: list[Any] | deque[Any]
+    entries: tuple[Any, ...]
+
+    def changed(self) -> bool:
+        """Return whether there are other entries now."""
+        return len(self.value) != len(self.entries) or any(map(_differ, self.value, self.entries))
+
+    def restore(self) -> None:
+        """Restore the entries."""
+        self.value.clear()
+        self.value.extend(self.entries)
+
+
+@dataclass(frozen=True)
+class _SavedMapping:
+    """Saved entries of a mapping, or attributes of an object."""
+
+    name: str
+    value: dict[Any, Any]
+    entries: dict[Any, Any]
+
+    def changed(self) -> bool:
+        """Return whether there are other entries now."""
+        return self.value.keys() != self.entries.keys() or any(
+            _differ(self.value[key], entry) for key, entry in self.entries.items()
+        )
+
+    def restore(self) -> None:
+        """Restore the entries."""
+        self.value.clear()
+        self.value.update(self.entries)
+
+
+@dataclass(frozen=True)
+class _SavedSet:
+    """Saved elements of a set."""
+
+    name: str
+    value: set[Any]
+    elements: frozenset[Any]
+
+    def changed(self) -> bool:
+        """Return whether there are other elements now."""
+        return self.value != self.elements
+
+    def restore(self) -> None:
+        """Restore the elements."""
+        self.value.clear()
+        self.value.update(self.elements)
+
+
+class ModelState:
+    """Snapshot of the state that forward passes may change, taken at construction.
+
+    Args:
+        model: the model whose modules hold the state.
+        changing: the parameters that forward passes are known to change. Only these are copied.
+    """
+
+    def __init__(self, model: nn.Module, changing: frozenset[str] = frozenset()) -> None:
+        self._model = model
+        self._modules = dict(model.named_modules())
+        reader = _Reader(model)
+        self._saved = {path: list(reader.state_of(module)) for path, module in self._modules.items()}
+        self._names = [(own_buffers(module), list(own_buffers(module))) for module in self._modules.values()]
+        named = dict(model.named_parameters())
+        self.changing = changing
+        self._parameters = {name: (named[name], named[name].detach().clone()) for name in changing}
+        self._norms = _norms(named)
+
+    def restore(self) -> None:
+        """Restore all of the state."""
+        for buffers, names in self._names:
+            for name in set(buffers) - set(names):
+                del buffers[name]
+        for saved in self._all_states():
+            saved.restore()
+        with torch.no_grad():
+            for parameter, content in self._parameters.values():
+                parameter.copy_(content)
+
+    def restore_modules(self, paths: Collection[str]) -> None:
+        """Restore the state of these modules."""
+        for path in paths:
+            for saved in self._saved[path]:
+                saved.restore()
+        with torch.no_grad():
+            for name, (parameter, content) in self._parameters.items():
+                if name.rpartition(".")[0] in paths:
+                    parameter.copy_(content)
+
+    def changed_parameters(self) -> frozenset[str]:
+        """Parameters whose norms have changed."""
+        norms = _norms(dict(self._model.named_parameters()))
+        return frozenset(name for name, norm in norms.items() if norm != self._norms[name])
+
+    def changed(self) -> dict[str, tuple[str, ...]]:
+        """Names of the state that has changed, by path of the module."""
+        found = {
+            path: list(dict.fromkeys(saved.name for saved in states if saved.changed()))
+            for path, states in self._saved.items()
+        }
+        for name in sorted(self.changed_parameters()):
+            path, _, own = name.rpartition(".")
+            found[path].append(own)
+        return {path: tuple(names) for path, names in found.items() if names}
+
+    def _all_states(self) -> Iterator[_Saved]:
+        for states in self._saved.values():
+            yield from states
+
+
+class _Reader:
+    """Reader of the state of a model's modules.
+
+    Args:
+        model: the model, whose parameters and buffers are not copied again where attributes lead to them.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._seen = {id(tensor) for tensor in (*model.parameters(), *model.buffers())}
+        self._elements = 0
+        self._entries = 0
+
+    def state_of(self, module: nn.Module) -> Iterator[_Saved]:
+        """A module's own buffers, and its attributes but for modules and tensors with a graph."""
+        buffers = own_buffers(module)  # a buffer may be replaced by assignment
+        for name, buffer in buffers.items():
+            yield _SavedEntry(buffers, name, buffer, _copy_of(buffer))
+        attributes = vars(module)
+        for name, value in attributes.items():
+            if name in _MODULE_ATTRIBUTES:
+                continue
+            if isinstance(value, Tensor):
+                if not value.requires_grad:
+                    yield _SavedEntry(attributes, name, value, _copy_of(value))
+            elif isinstance(value, _VALUES):
+                yield _SavedEntry(attributes, name, value, None)
+            elif parts := list(self._parts_of(name, value, _DEPTH)):
+                yield _SavedEntry(attributes, name, value, None)
+                yield from parts
+
+    def _parts_of(self, name: str, value: object, depth: int) -> Iterator[_Saved]:
+        """Yield the parts of an attribute that a forward pass may change."""
+        if isinstance(value, (_VALUES, nn.Module, type)) or id(value) in self._seen or depth == 0:
+            return
+        self._seen.add(id(value))
+        if isinstance(value, Tensor):
+            if not value.requires_grad and not isinstance(value, nn.Parameter) and self._takes(value.numel()):
+                yield _SavedTensor(name, value, value.detach().clone())
+            return
+        if isinstance(value, np.ndarray):
+            if not value.dtype.hasobject and self._takes(value.size):
+                yield _SavedArray(name, value, value.copy())
+            return
+        entries = _entries_of(value)
+        if entries is None or len(entries) > min(_MOST_ENTRIES, _MOST_ENTRIES_OF_ALL - self._entries):
+            return
+        self._entries += len(entries)
+        if not isinstance(value, tuple):
+            yield _saved_entries(name, value)
+        for entry in tuple(entries):
+            yield from self._parts_of(name, entry, depth - 1)
+
+    def _takes(self, elements: int) -> bool:
+        """Return whether that many more elements are copied, and count them."""
+        if self._elements + elements > _MOST_ELEMENTS:
+            return False
+        self._elements += elements
+        return True
+
+
+def _entries_of(value: object) -> Collection[object] | None:
+    """Return the contents of a container or plain object; None for an object of another kind."""
+    if isinstance(value, (list, deque, set, tuple)):
+        return value
+    if isinstance(value, dict):
+        return value.values()
+    attributes = getattr(value, "__dict__", None)
+    return attributes.values() if type(attributes) is dict and not callable(value) else None
+
+
+def _saved_entries(name: str, value: object) -> _Saved:
+    if isinstance(value, (list, deque)):
+        return _SavedList(name, value, tuple(value))
+    if isinstance(value, set):
+        return _SavedSet(name, value, frozenset(value))
+    mapping = value if isinstance(value, dict) else vars(value)
+    return _SavedMapping(name, mapping, dict(mapping))
+
+
+def _differ(current: object, before: object) -> bool:
+    """Return whether an entry is another one; of values, whether it differs."""
+    if current is before:
+        return False
+    if isinstance(before, Tensor) and isinstance(current, Tensor):
+        same = current.shape == before.shape and current.dtype == before.dtype and current.device == before.device
+        return not (same and torch.equal(current.detach(), before.detach()))
+    return not (isinstance(before, _VALUES) and isinstance(current, _VALUES)) or bool(current != before)
+
+
+def _copy_of(tensor: Tensor | None) -> Tensor | None:
+    return None if tensor is None else tensor.detach().clone()
+
+
+def _norms(parameters: dict[str, nn.Parameter]) -> dict[str, str]:
+    """The norm of each parameter, to detect a change without the memory of a copy."""
+    with torch.no_grad():
+        return {name: _norm(tensor).hex() for name, tensor in parameters.items() if tensor.is_floating_point()}
+
+
+def _norm(tensor: Tensor) -> float:
+    return float(torch.linalg.vector_norm(tensor))

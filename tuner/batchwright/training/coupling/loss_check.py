@@ -1,0 +1,261 @@
+"""Cheap check, for a user's own training loop, that a loss is a sum over its samples, with its weight.
+
+The loss of the first micro-batch is compared with that of its two parts. This takes the forward passes of two
+micro-batches, once, and no backward pass. Gradients are not changed; random numbers, buffers and attributes of modules
+are restored.
+Probes and the trainer run a thorough check (``batchwright.training.coupling.check``), which compares gradients too.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import random
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from batchwright.errors import WorkloadError
+from batchwright.training.coupling.comparison import without_dropout
+from batchwright.training.coupling.forward_state import ModelState
+from batchwright.training.coupling.rounded_weights import ROUNDED_RUNS, ROUNDING_SAFETY, mantissa_bits, rounded_weights
+from batchwright.training.micro_batches.nested_batches import to_device
+from batchwright.training.micro_batches.snapshot import Snapshot
+from batchwright.training.micro_batches.splitting import MicroBatch
+from batchwright.workloads.base import Batch
+
+_CPU_TOLERANCE = 1e-3
+"""Relative, for a CPU that computes in fp32: a hundred times the rounding of a sum over samples in other groups."""
+_GPU_TOLERANCE = 1e-2
+"""Relative, on other devices, which choose kernels of other precision by size (TF32)."""
+_NARROW_TOLERANCE = 0.05
+"""Relative, if an operation is computed in less than fp32. A mean returned as a sum is off by at least a third."""
+_RANDOM_TOLERANCE = 0.1
+"""Relative, if a loss draws random numbers."""
+_TF32_BITS = 10
+"""Binary digits of TF32."""
+_DETERMINISM_TOLERANCE = 1e-5
+"""Relative: largest difference between two runs of a loss without random numbers."""
+_OVERRIDE_HINT = "Pass checks_coupling=False to train nevertheless."
+
+Terms: TypeAlias = dict[str, tuple[float, float]]
+"""Sum and weight of each term, by name."""
+Means: TypeAlias = dict[str, float]
+"""Mean of each term, or a change of the mean, by name."""
+LossOf: TypeAlias = Callable[[nn.Module, Batch], Any]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A fault of a loss."""
+
+    message: str
+    always: bool
+    """True if the update of a single micro-batch is wrong too."""
+
+
+class LossCheck:
+    """Comparison of the loss of a micro-batch with that of its parts.
+
+    Args:
+        model: the model that the loss is called with.
+        snapshot: restores the state that a forward pass changes.
+        device: the device that batches are moved to.
+        floating: the type that floating-point inputs are cast to.
+    """
+
+    def __init__(
+        self, model: nn.Module, snapshot: Snapshot, device: torch.device, floating: torch.dtype | None
+    ) -> None:
+        self._model = model
+        self._snapshot = snapshot
+        self._state: ModelState | None = None
+        """The model's state during the check."""
+        self._device = device
+        self._floating = floating
+        self._is_due = True
+        self._finding: Finding | None = None
+
+    def require_sum(self, window: Sequence[MicroBatch], loss: LossOf, *, accumulates: bool) -> None:
+        """Check ``loss`` in the first window with samples, and refuse a wrong loss in this window or a later one.
+
+        Raises:
+            WorkloadError: when the update would be wrong.
+        """
+        if self._is_due and window:
+            self._finding = self.finding(window, loss)
+            self._is_due = False
+        if self._finding is not None and (accumulates or self._finding.always):
+            raise WorkloadError(self._finding.message)
+
+    def finding(self, window: Sequence[MicroBatch], loss: LossOf) -> Finding | None:
+        """Find a fault of ``loss``; None if there is none, or the loss cannot be checked.
+
+        No fault is reported for a loss that cannot be computed for a part. A loss with random numbers that cannot be
+        disabled only causes a warning.
+        """
+        micro_batch = next(filter(_is_comparable, window), None)
+        if micro_batch is None:
+            return None
+        self._snapshot.capture()
+        try:
+            with without_dropout(self._model), torch.compiler.set_stance("force_eager"):
+                self._state = ModelState(self._model)  # with dropout disabled, so also restored while it is
+                try:
+                    return self._compare(micro_batch, loss)
+                finally:
+                    self._state.restore()
+                    self._state = None
+        except Exception:  # noqa: BLE001 - the window's own passes raise the error, if it occurs in them too
+            return None
+        finally:
+            self._snapshot.restore()
+
+    def _compare(self, micro_batch: MicroBatch, loss: LossOf) -> Finding | None:
+        # unequal parts: the mean of equal parts would be the mean of the whole
+        first = micro_batch.size - max(1, micro_batch.size // 3)
+        parts = micro_batch.divide((first, micro_batch.size - first))
+        with _NarrowResults() as precision:
+            whole = self._terms(micro_batch, loss)
+            part_terms = [self._terms(part, loss) for part in parts]
+        tolerance = _CPU_TOLERANCE if self._device.type == "cpu" else _GPU_TOLERANCE
+        tolerance = _NARROW_TOLERANCE if precision.found else tolerance
+        finding = _first_finding(whole, part_terms, tolerance, {})
+        if finding is None:
+            return None
+        if self._is_deterministic(whole, micro_batch, loss):
+            return _first_finding(whole, part_terms, tolerance, self._rounding(whole, micro_batch, loss, precision))
+        finding = _first_finding(whole, part_terms, _RANDOM_TOLERANCE, {})
+        if finding is not None and finding.always:
+            warnings.warn(f"{finding.message} (Its random numbers leave some doubt.)", stacklevel=2)
+        return None
+
+    def _terms(self, micro_batch: MicroBatch, loss: LossOf) -> Terms:
+        """The terms of a forward pass over a copy of the batch, from the same random numbers and buffers each time."""
+        self._restore()
+        return self._forward(micro_batch, loss)
+
+    def _restore(self) -> None:
+        """Restore the random numbers, and what forward passes have changed in the model."""
+        if self._state is not None:
+            self._state.restore()
+        self._snapshot.restore()
+
+    def _forward(self, micro_batch: MicroBatch, loss: LossOf) -> Terms:
+        output = loss(self._model, to_device(copy.deepcopy(micro_batch.batch), self._device, self._floating))
+        terms: Mapping[str, Any] = {"loss": output} if isinstance(output, tuple) else output
+        return {name: (_number(loss_sum), _number(weight)) for name, (loss_sum, weight) in terms.items()}
+
+    def _rounding(self, whole: Terms, micro_batch: MicroBatch, loss: LossOf, precision: _NarrowResults) -> Means:
+        """Measure how far rounding may change the mean of each term: a sum that cancels is rounding alone.
+
+        It is what rounded weights change. Values that nearly cancel within a sample, such as logarithms of equal
+        probabilities, give multiples of a last digit, which such weights often leave as they are: the rounding of one
+        such value is the least.
+        """
+        bits = precision.bits if self._device.type == "cpu" else min(precision.bits, _TF32_BITS)
+        with _SampleValues(micro_batch.size) as values:
+            self._terms(micro_batch, loss)
+        changed = dict.fromkeys(whole, ROUNDING_SAFETY * values.magnitude * torch.finfo(torch.float32).eps)
+        for run in range(ROUNDED_RUNS):
+            with rounded_weights(self._model, bits, run):
+                terms = self._terms(micro_batch, loss)
+            for name, (total, weight) in whole.items():
+                change = abs(terms[name][0] - total) / abs(weight) if weight else 0.0
+                changed[name] = max(changed[name], ROUNDING_SAFETY * change)
+        return changed
+
+    def _is_deterministic(self, whole: Terms, micro_batch: MicroBatch, loss: LossOf) -> bool:
+        """Return whether two further runs, from other random numbers, give the same loss."""
+        for _ in range(2):
+            self._restore()
+            torch.rand(3, device=self._device), torch.rand(3), random.random(), np.random.random()  # noqa: NPY002 - advances each generator
+            again = self._forward(micro_batch, loss)
+            pairs = ((total, again[name][0]) for name, (total, _) in whole.items())
+            if not all(
+                math.isclose(total, other, rel_tol=_DETERMINISM_TOLERANCE, abs_tol=1e-12) for total, other in pairs
+            ):
+                return False
+        return True
+
+
+def _is_comparable(micro_batch: MicroBatch) -> bool:
+    return micro_batch.size > 1 and not micro_batch.is_padding and micro_batch.indivisible is None
+
+
+class _NarrowResults(TorchFunctionMode):
+    """Record of the lowest precision of any result, in binary digits: less than fp32 under autocast."""
+
+    bits = mantissa_bits(torch.float32)
+
+    @property
+    def found(self) -> bool:
+        """Return whether an operation of lower precision ran."""
+        return self.bits < mantissa_bits(torch.float32)
+
+    def __torch_function__(self, function: Any, _: Any, args: Any = (), kwargs: Any = None) -> Any:  # noqa: ANN401 - torch's own signature
+        result = function(*args, **(kwargs or {}))
+        if isinstance(result, Tensor) and result.is_floating_point() and result.dtype.itemsize < torch.float32.itemsize:
+            self.bits = min(self.bits, mantissa_bits(result.dtype))
+        return result
+
+
+class _SampleValues(TorchFunctionMode):
+    """Record of the magnitude of results with one value for each of ``samples``."""
+
+    def __init__(self, samples: int) -> None:
+        super().__init__()
+        self._samples = samples
+        self.magnitude = 0.0
+        """The largest of the results' medians, as a few values may be those of a mask."""
+
+    def __torch_function__(self, function: Any, _: Any, args: Any = (), kwargs: Any = None) -> Any:  # noqa: ANN401 - torch's own signature
+        result = function(*args, **(kwargs or {}))
+        if isinstance(result, Tensor) and result.is_floating_point() and result.numel() == self._samples:
+            median = float(result.detach().abs().median())
+            self.magnitude = max(self.magnitude, median if math.isfinite(median) else 0.0)
+        return result
+
+
+def _number(value: Tensor | float) -> float:
+    return float(value.detach()) if isinstance(value, Tensor) else float(value)
+
+
+def _first_finding(whole: Terms, parts: list[Terms], tolerance: float, rounding: Means) -> Finding | None:
+    """The finding of the first term whose mean differs between the whole and its parts by more than ``rounding``."""
+    for name, (total, weight) in whole.items():
+        sums, weights = [part[name][0] for part in parts], [part[name][1] for part in parts]
+        if not all(map(math.isfinite, (total, weight, *sums, *weights))) or not (weight and all(weights)):
+            continue
+        mean, parts_mean = total / weight, sum(sums) / sum(weights)
+        scale = max(abs(mean), *(abs(s / w) for s, w in zip(sums, weights, strict=True)))
+        if scale and abs(mean - parts_mean) - rounding.get(name, 0.0) > tolerance * scale:
+            return _explain(name, whole[name], sums, weights, tolerance)
+    return None
+
+
+def _explain(
+    name: str, whole: tuple[float, float], sums: list[float], weights: list[float], tolerance: float
+) -> Finding:
+    total, weight = whole
+    slack = tolerance * max(abs(total), *map(abs, sums))
+    whole_figures, part_figures = f"{total:.6g} over a weight of {weight:g}", f"{sum(sums):.6g} over {sum(weights):g}"
+    figures = f"{whole_figures} for a micro-batch, {part_figures} for its parts"
+    if min(sums) - slack <= total <= max(sums) + slack:
+        grows = math.isclose(weight, sum(weights), rel_tol=tolerance)
+        reason = "is a mean, returned as a sum: return the sum over samples or tokens, and their number as the weight"
+        return Finding(f"loss term `{name}` {reason} ({figures}). {_OVERRIDE_HINT}", always=grows)
+    if abs(sum(sums) - total) <= slack:
+        reason = "has weights that do not add up: return as weight the number of samples or tokens it is summed over"
+        return Finding(f"loss term `{name}` {reason} ({figures}). {_OVERRIDE_HINT}", always=False)
+    reason = (
+        "couples the samples of a micro-batch (BatchNorm, in-batch negatives, load balancing), so that accumulation "
+        "does not give the full batch's gradient"
+    )
+    return Finding(f"loss term `{name}` {reason} ({figures}). {_OVERRIDE_HINT}", always=False)

@@ -1,0 +1,32 @@
+"""Read the samples of a run, in a fixed order, and make batches of them.
+
+``build`` turns the data part of a spec into a data set of ``sources``; ``files`` finds its files in the folders that
+may be read; ``order`` shuffles an epoch as a function of (seed, epoch); ``loading`` prefetches windows in workers;
+``seeding`` makes random choices a function of (seed, epoch, sample); ``base`` collates samples into a batch.
+
+A new kind of data is a document in ``batchwright.schemas.dataset.data_spec``, a module in ``sources``, a case in
+``build``.
+"""
+
+from __future__ import annotations
+
+from batchwright.training.data.base import TrainingData
+from batchwright.training.data.build import build_data
+from batchwright.training.data.files import DataFolders, matching_files
+from batchwright.training.data.loading import WORKER_BYTES, AccumulationWindow, SampleRange, WindowLoader
+from batchwright.training.data.order import epoch_order
+from batchwright.training.data.sources.workload_samples import SyntheticSamples, join_batches
+
+__all__ = [
+    "WORKER_BYTES",
+    "AccumulationWindow",
+    "DataFolders",
+    "SampleRange",
+    "SyntheticSamples",
+    "TrainingData",
+    "WindowLoader",
+    "build_data",
+    "epoch_order",
+    "join_batches",
+    "matching_files",
+]

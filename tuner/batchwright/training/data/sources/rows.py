@@ -1,0 +1,220 @@
+"""Rows of local files, read with Hugging Face `datasets`. Nothing is downloaded."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from batchwright.schemas.dataset.data_spec import RecordsData
+from batchwright.training.data.base import data_problem
+from batchwright.training.data.files import DataFolders
+from batchwright.training.data.sources.packages import import_optional
+from batchwright.workloads.base import Sample
+
+Rows: TypeAlias = Any
+"""A `datasets.Dataset`, memory-mapped from the cache of `datasets`."""
+
+
+class TextRows(NamedTuple):
+    """Rows that have text."""
+
+    rows: Rows
+    """The rows."""
+    lengths: Tensor
+    """Bytes of each row's texts, int64 ``(rows,)``: nearly in proportion to their tokens, without tokenising them."""
+
+    def selected(self, kept: npt.NDArray[np.bool_]) -> TextRows:
+        """Return the rows whose flag is true, bool ``(rows,)``."""
+        if kept.all():
+            return self
+        rows = self.rows.select(np.flatnonzero(kept), keep_in_memory=True)
+        return TextRows(rows, self.lengths[torch.from_numpy(kept)])
+
+
+Encoder: TypeAlias = Callable[[int, dict[str, Any]], Sample]
+"""Makes a sample from a row's index and fields."""
+Read: TypeAlias = Callable[[], Rows]
+"""Reads the rows of the files."""
+Prepared: TypeAlias = tuple[TextRows, Encoder]
+"""Rows, and the encoder of a row."""
+
+_PATHS = "data.paths"
+_ARCHIVES = ((b"PK\x03\x04", 0), (b"PK\x05\x06", 0), (b"PK\x07\x08", 0), (b"Rar!", 0), (b"ustar", 257))
+"""Signatures of archives, each with its offset in bytes: zip, rar and tar."""
+_ARCHIVE_START = 262
+_FORMATS = {
+    ".jsonl": "json",
+    ".ndjson": "json",
+    ".json": "json",
+    ".csv": "csv",
+    ".parquet": "parquet",
+    ".txt": "text",
+}
+_OPTIONS: dict[str, dict[str, object]] = {"csv": {"keep_default_na": False, "na_values": [""]}}
+"""In a CSV file only an empty cell is missing: `null` and `NA` are words."""
+
+
+def read_rows(data: RecordsData, folders: DataFolders) -> Rows:
+    """Read the rows of the files that ``data`` names.
+
+    Raises:
+        SpecError: when a path matches no file or one outside the folders, or a file cannot be read in its format.
+    """
+    files = folders.matching(data.paths)
+    builder = data.format or _format_of(files)
+    opened = [_opened(path, folders) for path in files]
+    rows = _load(builder, files, folders.cache)
+    for path, identity in zip(files, opened, strict=True):
+        if _identity(path.lstat()) != identity:
+            raise data_problem(_PATHS, "was replaced while it was read: try again", path)
+    return rows
+
+
+def rows_with_text(rows: Rows, data: RecordsData, texts: Mapping[str, str], label: str | None = None) -> TextRows:
+    """The rows that have all texts, with only these fields and that of the label.
+
+    Args:
+        rows: all rows.
+        data: names the files.
+        texts: names of the fields with texts, by the fields of the spec that name them.
+        label: name of the field with labels, of any type.
+
+    Raises:
+        SpecError: when a field is missing or holds no text, or no row has all texts.
+    """
+    others = {"data.label_field": label} if label else {}
+    _require(rows, {**texts, **others})
+    for field, name in texts.items():
+        if (kind := getattr(rows.features[name], "dtype", "nested")) not in {"string", "large_string"}:
+            raise data_problem(field, f"holds {kind}, not text", name)
+    return _rows_with_all(rows, data, "text", texts, others, "binary_length")
+
+
+def rows_with_lists(rows: Rows, data: RecordsData, lists: Mapping[str, str], tools: str | None = None) -> TextRows:
+    """The rows whose lists all have an element, with only these fields and the tools. Their lengths count elements.
+
+    Args:
+        rows: all rows.
+        data: names the files.
+        lists: names of the fields with lists, by the fields of the spec that name them.
+        tools: name of the field with tools, of any type.
+
+    Raises:
+        SpecError: when a field is missing or holds no lists, or no row has all lists.
+    """
+    others = {"data.tools_field": tools} if tools else {}
+    _require(rows, {**lists, **others})
+    for field, name in lists.items():
+        if not holds_lists(rows, name):
+            raise data_problem(field, "holds no lists, as of messages or of words", name)
+    return _rows_with_all(rows, data, "elements", lists, others, "list_value_length")
+
+
+def _rows_with_all(  # noqa: PLR0913, PLR0917 - what the two kinds of rows differ in
+    rows: Rows, data: RecordsData, wanted: str, fields: Mapping[str, str], others: Mapping[str, str], measure: str
+) -> TextRows:
+    """The rows of which all ``fields`` have a length by a function of pyarrow, with these and the ``others``."""
+    compute = import_optional("pyarrow.compute", "data.kind", "records")
+    lengths = (getattr(compute, measure)(rows.data.column(name)) for name in fields.values())
+    sizes = np.stack([np.asarray(compute.fill_null(found, 0).to_numpy(), dtype=np.int64) for found in lengths])
+    kept = np.logical_and.reduce(sizes > 0)
+    if not kept.any():
+        raise data_problem(_PATHS, f"no row has {wanted} in {' and '.join(fields.values())}", ", ".join(data.paths))
+    rows = rows.select_columns(list(dict.fromkeys([*fields.values(), *others.values()])))
+    return TextRows(rows, torch.from_numpy(sizes.sum(axis=0))).selected(kept)
+
+
+def holds_lists(rows: Rows, name: str) -> bool:
+    """Return whether a field of the rows holds lists, as of messages. False where there is no such field."""
+    types = import_optional("pyarrow.types", "data.kind", "records")
+    if name not in rows.column_names:
+        return False
+    kind = rows.data.column(name).type
+    return bool(types.is_list(kind) or types.is_large_list(kind))
+
+
+def _require(rows: Rows, fields: Mapping[str, str]) -> None:
+    """Check that rows have fields, which are given by the fields of the spec that name them."""
+    for field, name in fields.items():
+        if name not in rows.column_names:
+            raise data_problem(field, f"is not a field of these rows, which have {', '.join(rows.column_names)}", name)
+
+
+def _opened(path: Path, folders: DataFolders) -> tuple[int, int]:
+    """Identity of a file that may be read. `datasets` opens the file once more, by its path.
+
+    Raises:
+        SpecError: when the file may not be read, or would be read as more than one file.
+    """
+    if "::" in str(path):
+        raise data_problem(_PATHS, "has `::` in its path, which chains several files: name it otherwise", path)
+    with folders.open(_PATHS, path) as stream:
+        start = stream.read(_ARCHIVE_START)
+        if any(start[offset:].startswith(magic) for magic, offset in _ARCHIVES):
+            raise data_problem(_PATHS, "is an archive: extract it and name the files", path)
+        return _identity(os.fstat(stream.fileno()))
+
+
+def _identity(status: os.stat_result) -> tuple[int, int]:
+    return status.st_dev, status.st_ino
+
+
+def _format_of(files: list[Path]) -> str:
+    suffixes = sorted({path.suffix.lower() for path in files})
+    formats = {_FORMATS.get(suffix) for suffix in suffixes}
+    found = formats.pop()
+    if formats or found is None:
+        message = f"must be json, csv, parquet or text for files ending in {', '.join(suffixes) or 'nothing'}"
+        raise data_problem("data.format", message)
+    return found
+
+
+def _load(builder: str, files: list[Path], cache: Path | None) -> Rows:
+    """Load the rows of local files with one of the readers of `datasets`.
+
+    Raises:
+        SpecError: when the files cannot be read, or `datasets` is not installed.
+    """
+    datasets = import_optional("datasets", "data.kind", "records")
+    names = {"train": [_escaped(path) for path in files]}
+    options = _OPTIONS.get(builder, {}) | ({"cache_dir": str(cache)} if cache else {})
+    try:
+        with _offline_and_quiet(datasets):
+            return datasets.load_dataset(builder, data_files=names, split="train", **options)
+    except Exception as error:  # noqa: BLE001 - each reader raises its own kinds of error
+        cause = " ".join(str(error.__cause__ or error).split())
+        cause = cause or ("there are no rows" if isinstance(error, StopIteration) else type(error).__name__)
+        raise data_problem(_PATHS, f"cannot be read as {builder}: {cause}", f"{files[0]} and so on") from None
+
+
+def _escaped(path: Path) -> str:
+    """Escape a path: `datasets` reads file names as patterns."""
+    return "".join(f"[{character}]" if character in "*?[" else character for character in str(path))
+
+
+@contextmanager
+def _offline_and_quiet(datasets: Any) -> Iterator[None]:  # noqa: ANN401 - the module
+    """Set both libraries offline by attribute, because they read their environment variables only on import."""
+    settings = [datasets.config, import_optional("huggingface_hub.constants", "data.kind", "records")]
+    offline = [module.HF_HUB_OFFLINE for module in settings]
+    level, silent = datasets.logging.get_verbosity(), datasets.are_progress_bars_disabled()
+    datasets.logging.set_verbosity_error()
+    datasets.disable_progress_bars()
+    try:
+        for module in settings:
+            module.HF_HUB_OFFLINE = True
+        yield
+    finally:
+        for module, before in zip(settings, offline, strict=True):
+            module.HF_HUB_OFFLINE = before
+        datasets.logging.set_verbosity(level)
+        if not silent:
+            datasets.enable_progress_bars()

@@ -1,0 +1,94 @@
+"""Files read as one stream of tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from io import TextIOWrapper
+from itertools import islice
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from batchwright.schemas.dataset.data_spec import TextData
+from batchwright.schemas.workload import WorkloadSpec
+from batchwright.training.data.base import TrainingData, data_problem
+from batchwright.training.data.files import DataFolders
+from batchwright.training.data.sources.tokens import PaddedCollation, TextTokenizer, open_tokenizer, padding_id
+from batchwright.workloads.base import Workload
+from batchwright.workloads.reference import NextTokenWorkload
+
+_SHORTEST_SAMPLE = 2
+"""A next-token sample of one token has nothing to predict."""
+_PIECE_CHARACTERS = 2**16
+_PIECES_AT_A_TIME = 64
+
+
+class StreamSamples:
+    """A stream of tokens cut into samples of ``length`` tokens; the last sample has the remainder."""
+
+    def __init__(self, stream: Tensor, length: int) -> None:
+        self._stream = stream
+        self._length = length
+        whole, rest = divmod(len(stream), length)
+        self._count = whole + (rest >= _SHORTEST_SAMPLE)
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, index: int) -> Tensor:
+        if not 0 <= index < self._count:
+            raise IndexError(index)
+        return self._stream[index * self._length : (index + 1) * self._length].long()
+
+
+def text_data(data: TextData, spec: WorkloadSpec, workload: Workload, folders: DataFolders) -> TrainingData:
+    """Use the text of files as samples of the worst-case length.
+
+    Raises:
+        SpecError: when a path matches no file, the files hold no text, or the model is not a causal language model.
+    """
+    if not isinstance(workload, NextTokenWorkload):
+        message = "`text` trains a causal language model; use `records`, `arrays`, `workload` or `synthetic`"
+        raise data_problem("data.kind", message, data.kind)
+    length = spec.batch.sequence_length or 0
+    tokenizer = open_tokenizer(data.tokenizer, length, workload.vocabulary_size, folders)
+    files = folders.matching(data.paths)
+    stream = _bytes(files, folders) if data.tokenizer == "bytes" else _tokens(files, tokenizer, folders)
+    if len(stream) < _SHORTEST_SAMPLE:
+        raise data_problem("data.paths", "these files hold no text", ", ".join(data.paths))
+    padding = padding_id(tokenizer, getattr(workload, "config", None))
+    collation = PaddedCollation(padding, length if spec.compile else None, masked=False)
+    return TrainingData(StreamSamples(stream, length), collation)
+
+
+def _bytes(files: list[Path], folders: DataFolders) -> Tensor:
+    """Read the files' bytes as tokens, with a newline between two files."""
+    content = b"\n".join(_content(path, folders) for path in files)
+    return torch.frombuffer(bytearray(content), dtype=torch.uint8) if content else torch.empty(0, dtype=torch.uint8)
+
+
+def _content(path: Path, folders: DataFolders) -> bytes:
+    with folders.open("data.paths", path) as stream:
+        return stream.read()
+
+
+def _tokens(files: list[Path], tokenizer: TextTokenizer, folders: DataFolders) -> Tensor:
+    """Tokenise the files in pieces of whole lines."""
+    pieces, parts = _pieces(files, folders), [torch.empty(0, dtype=torch.int32)]
+    while some := list(islice(pieces, _PIECES_AT_A_TIME)):
+        parts += [torch.tensor(ids, dtype=torch.int32) for ids in tokenizer.encode_all(some)]
+    return torch.cat(parts)
+
+
+def _pieces(files: list[Path], folders: DataFolders) -> Iterator[str]:
+    """Yield the files' text in pieces, with a newline between two files."""
+    for number, path in enumerate(files, start=1):
+        try:
+            with TextIOWrapper(folders.open("data.paths", path), encoding="utf-8", newline="") as stream:
+                while lines := stream.readlines(_PIECE_CHARACTERS):
+                    yield "".join(lines)
+        except UnicodeDecodeError as error:
+            raise data_problem("data.paths", f"is not UTF-8 text: {error}", path) from None
+        if number < len(files):
+            yield "\n"

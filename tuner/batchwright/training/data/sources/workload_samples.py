@@ -1,0 +1,72 @@
+"""Samples from the workload: synthetic samples, or its own data set."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from torch.utils.data import default_collate
+
+from batchwright.training.data.base import TrainingData, data_problem
+from batchwright.training.data.seeding import preserved_random_state, seed_from_key
+from batchwright.workloads.base import Batch, Collates, HasDataset, HasEvaluationDataset, Samples, Workload
+
+
+class SyntheticSamples:
+    """Random worst-case samples. Each is a batch of one sample, and a function of its index."""
+
+    def __init__(self, workload: Workload, count: int) -> None:
+        self._workload = workload
+        self._count = count
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, index: int) -> Batch:
+        if not 0 <= index < self._count:
+            raise IndexError(index)
+        with preserved_random_state():
+            seed_from_key("synthetic", index)
+            return self._workload.make_batch(1)
+
+
+def join_batches(batches: list[Batch]) -> Batch:
+    """Join batches of the same structure along the first dimension of every tensor."""
+    first = batches[0]
+    if isinstance(first, Tensor):
+        return torch.cat(batches)
+    if isinstance(first, dict):
+        return {name: join_batches([batch[name] for batch in batches]) for name in first}
+    if isinstance(first, (list, tuple)):
+        return type(first)(join_batches(list(parts)) for parts in zip(*batches, strict=True))
+    return first
+
+
+def workload_data(workload: Workload) -> TrainingData:
+    """Use the workload's ``dataset()``.
+
+    Raises:
+        SpecError: when the workload has no data set, or an empty one.
+    """
+    return _data_of(workload, "dataset", workload.dataset if isinstance(workload, HasDataset) else None)
+
+
+def held_out_workload_data(workload: Workload) -> TrainingData:
+    """Use the workload's ``evaluation_dataset()``.
+
+    Raises:
+        SpecError: when the workload has no such data set, or an empty one.
+    """
+    make = workload.evaluation_dataset if isinstance(workload, HasEvaluationDataset) else None
+    return _data_of(workload, "evaluation_dataset", make)
+
+
+def _data_of(workload: Workload, method: str, make: Callable[[], Samples] | None) -> TrainingData:
+    if make is None:
+        raise data_problem("data.kind", f"{type(workload).__name__} has no {method}()", "workload")
+    samples = make()
+    if not len(samples):
+        raise data_problem("data.kind", f"{method}() is empty", "workload")
+    collate = workload.collate if isinstance(workload, Collates) else default_collate
+    return TrainingData(samples, collate, may_be_random=True)

@@ -1,0 +1,178 @@
+"""Losses and weights of an accumulation window, summed on one rank and over all ranks."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from batchwright.errors import WorkloadError
+from batchwright.planning.noise_scale import GradientPart, NoiseMeasurement
+from batchwright.schemas.training import MicroBatchSplit
+from batchwright.workloads.base import LossTerms
+
+_NEEDS_WEIGHTS = (
+    "several loss terms ({terms}) need their weights beforehand, from `weigh` or a workload's loss_weights(batch): "
+    "each term is divided by its own weight over the whole window, known before the first backward pass"
+)
+_WEIGHT_TOLERANCE = 1e-4
+"""Relative: weights may have been summed in fp32."""
+
+
+@dataclass(frozen=True)
+class UpdateReport:
+    """Result of one update, over all ranks. Losses are means over the window's weight."""
+
+    terms: dict[str, float]
+    weights: dict[str, float]
+    """Weight of the window per term: tokens, samples."""
+    gradient_norm: float | None
+    """L2 norm of the whole gradient before clipping; None when the norm was not finite."""
+    skipped: bool
+    """True if no step was made: the scaler saw a gradient that is not finite, or the window weighed nothing."""
+    micro_batch_sizes: tuple[int, ...]
+    """Sizes of this rank's micro-batches, in the order that they ran in."""
+    splits: tuple[MicroBatchSplit, ...] = ()
+    """Micro-batches of any rank that did not fit and ran in smaller parts."""
+    samples: int = 0
+    """Samples of the window over all ranks."""
+    gradient_parts: tuple[GradientPart, ...] = ()
+    """Parts whose gradients were measured, if the gradient noise was to be measured."""
+    noise: NoiseMeasurement | None = None
+    """Gradient noise of this update; None where it was not measured, or the update has nothing to compare."""
+
+    @property
+    def loss(self) -> float:
+        """The sum of the terms' means: the loss that the update minimizes."""
+        return sum(self.terms.values())
+
+
+@dataclass
+class LossWindow:
+    """Losses and weights that one rank has summed in an accumulation window so far."""
+
+    totals: Mapping[str, float] | None
+    """Weight per term of the whole window over all ranks; None if it is only known after the forward passes."""
+    sums: dict[str, Tensor] = field(default_factory=dict)
+    """Summed loss per term, kept on the device."""
+    weights: dict[str, Tensor | float] = field(default_factory=dict)
+    """Weight per term that forward passes have reported. Tensors stay on the device, to avoid a synchronization."""
+    provisional: float = 0.0
+    """The divisor used until the true one is known: the first weight that is not zero."""
+    sizes: list[int] = field(default_factory=list)
+    """Sizes of the micro-batches that have run."""
+
+    def add(self, terms: LossTerms, size: int) -> None:
+        """Add the terms, without their graph, of a micro-batch that has run."""
+        for name, (loss_sum, weight) in terms.items():
+            self.sums[name] = self.sums[name] + loss_sum if name in self.sums else loss_sum
+            self.weights[name] = self.weights.get(name, 0.0) + weight
+        self.sizes.append(size)
+
+    def divisor(self, name: str, weight: Tensor | float) -> float:
+        """The divisor of the term's sum before the backward pass."""
+        if self.totals is not None:
+            return self.totals[name]
+        self.provisional = self.provisional or float(weight)
+        return self.provisional
+
+    def reset(self) -> None:
+        """Reset all but the divisor."""
+        self.sums, self.weights, self.sizes = {}, {}, []
+
+
+@dataclass(frozen=True)
+class MeasuredPart:
+    """The part of a window whose gradient this rank has measured, sent to the other ranks."""
+
+    squared_norm: float
+    """Squared norm of its gradient: of the mean where the window's weights are known beforehand, else of the sum."""
+    weights: dict[str, float]
+    """Weight of the part per loss term."""
+
+
+@dataclass(frozen=True)
+class Share:
+    """A rank's part of a window, sent to the other ranks."""
+
+    sums: dict[str, float]
+    weights: dict[str, float]
+    present: list[bool]
+    """Flags for the parameters: True where a parameter has a gradient."""
+    splits: list[MicroBatchSplit]
+    samples: int
+    """Samples of this rank."""
+    measured: MeasuredPart | None
+    """The part whose gradient was measured, if it was to be."""
+
+
+def sum_by_name(figures: Iterable[Mapping[str, float]]) -> dict[str, float]:
+    """The sum of each name's figures."""
+    total: dict[str, float] = defaultdict(float)
+    for named in figures:
+        for name, value in named.items():
+            total[name] += float(value)
+    return dict(total)
+
+
+def agreed_weights(beforehand: Mapping[str, float] | None, reported: Mapping[str, float]) -> Mapping[str, float]:
+    """The weight of each term over the whole window.
+
+    Args:
+        beforehand: weights known before the first forward pass, if any were.
+        reported: weights that the forward passes have reported.
+
+    Raises:
+        WorkloadError: when the two differ, or when several terms have no weights beforehand.
+    """
+    if beforehand is None:
+        if len(reported) > 1:
+            raise WorkloadError(_NEEDS_WEIGHTS.format(terms=", ".join(reported)))
+        return reported
+    for name, weight in reported.items():
+        if not math.isclose(weight, beforehand[name], rel_tol=_WEIGHT_TOLERANCE):
+            raise WorkloadError(
+                f"loss_weights() gives `{name}` a weight of {beforehand[name]:g} over the window, loss_terms() one of "
+                f"{weight:g}: the two must be equal"
+            )
+    return beforehand
+
+
+def check_terms(terms: LossTerms, totals: Mapping[str, float] | None) -> None:
+    """Check the terms that a loss returned against the weights known beforehand.
+
+    Raises:
+        WorkloadError: naming the term that breaks the contract.
+    """
+    check_pairs(terms)
+    if totals is None and len(terms) > 1:
+        raise WorkloadError(_NEEDS_WEIGHTS.format(terms=", ".join(terms)))
+    if totals is not None and set(terms) - set(totals):
+        raise WorkloadError(f"loss_weights() names {sorted(totals)}, but the loss returned {sorted(terms)}")
+
+
+def check_pairs(terms: LossTerms, *, needs_gradient: bool = True) -> None:
+    """Check that each term is a summed loss with its weight.
+
+    Args:
+        terms: the terms that a loss returned.
+        needs_gradient: whether the sums must have a gradient, as in training.
+
+    Raises:
+        WorkloadError: naming the first term that is not.
+    """
+    if not isinstance(terms, (dict, Mapping)) or not terms:
+        returned = "no term" if isinstance(terms, Mapping) else f"a {type(terms).__name__}"
+        raise WorkloadError(
+            f"the loss returned {returned}: it must be a tuple (loss_sum, weight), or named terms of such pairs; for "
+            "the mean over a batch's samples, (mean * samples, samples)"
+        )
+    for name, pair in terms.items():
+        if not isinstance(pair, tuple) or len(pair) != 2:  # noqa: PLR2004 - (loss_sum, weight)
+            raise WorkloadError(f"loss term `{name}` must be (loss_sum, weight), got {type(pair).__name__}")
+        if not isinstance(pair[0], Tensor) or pair[0].numel() != 1 or (needs_gradient and not pair[0].requires_grad):
+            described = "a scalar tensor with a gradient" if needs_gradient else "a scalar tensor"
+            raise WorkloadError(f"the loss sum of `{name}` must be {described}")

@@ -1,0 +1,126 @@
+"""The updates of a workload: precision, loss terms, optimizer, clipping and averages, as its spec states.
+
+Probes and training share this engine, so a probe measures the updates that a run makes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from batchwright.hardware.memory_devices.base import MemoryDevice
+from batchwright.schemas.workload import WorkloadSpec
+from batchwright.training.accumulation.collectives import Ranks
+from batchwright.training.accumulation.engine import GradientAccumulation, UpdateReport
+from batchwright.training.micro_batches.splitting import MicroBatch
+from batchwright.training.optimizers import build_optimizer, materialize_state
+from batchwright.training.precision import autocast, loss_scaler
+from batchwright.workloads.base import Batch, BuildsOptimizer, LossTerms, WeighsLosses, Workload
+
+
+class UpdateEngine:
+    """A model with its optimizer, moved forward one exact update at a time.
+
+    The optimizer's state is allocated at construction, so that the first update takes as much memory as every other,
+    and no step runs out of memory half-way. The state of a workload's own optimizer may not begin as zeros: its first
+    step allocates it.
+
+    Args:
+        spec: precision, clipping, optimizer and the way gradients are summed.
+        workload: computes the loss terms.
+        model: on its device, and compiled if the spec says so.
+        memory: the device that the model is on.
+        ranks: the ranks that share each window.
+        recovers: whether to divide a micro-batch that does not fit, or to raise its error, as a probe needs.
+        sharded: whether the model is sharded (FSDP), so that all ranks must run every micro-batch together.
+    """
+
+    def __init__(  # noqa: PLR0913 - a run's parts
+        self,
+        spec: WorkloadSpec,
+        workload: Workload,
+        model: nn.Module,
+        memory: MemoryDevice,
+        *,
+        ranks: Ranks | None = None,
+        recovers: bool = True,
+        sharded: bool = False,
+    ) -> None:
+        self.spec = spec
+        self.model = model
+        self.device = memory.torch_device
+        own = workload.build_optimizer if isinstance(workload, BuildsOptimizer) else None
+        trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        self.optimizer = build_optimizer(spec.optimizer, model) if own is None else own(trained)
+        self.scaler = loss_scaler(spec, self.device)
+        self.accumulation = GradientAccumulation(
+            model,
+            self.optimizer,
+            max_norm=spec.gradient_clipping,
+            scaler=self.scaler,
+            memory=memory,
+            ranks=ranks,
+            gathering=None if spec.gradient_gathering == "auto" else spec.gradient_gathering,
+            recovers=recovers,
+            lock_step=sharded,
+            checks_coupling=False,  # probes and the trainer run the thorough check
+            floating=torch.bfloat16 if spec.precision == "bf16" else None,
+        )
+        if own is None:
+            materialize_state(self.optimizer)
+        self.averages = self._averages()
+        self._workload = workload
+        self._weigh = workload.loss_weights if isinstance(workload, WeighsLosses) else None
+
+    def _averages(self) -> list[Tensor]:
+        """The moving averages of the trainable parameters, in fp32; an empty list without ``ema_decay``."""
+        if self.spec.ema_decay is None:
+            return []
+        return [parameter.detach().to(torch.float32, copy=True) for parameter in self.parameters]
+
+    @property
+    def parameters(self) -> list[nn.Parameter]:
+        """The trainable parameters."""
+        return self.accumulation.parameters
+
+    def update(self, micro_batches: Sequence[MicroBatch], *, measures_noise: bool = False) -> UpdateReport:
+        """Make one optimizer update over ``micro_batches``, which are this rank's part of the effective batch.
+
+        ``measures_noise`` also measures the gradient noise, as ``GradientAccumulation.update`` does.
+
+        Raises:
+            WorkloadError: when the loss terms break their contract.
+            OutOfMemoryError: when a micro-batch of one sample does not fit.
+            PeerError: when another rank failed.
+        """
+        report = self.accumulation.update(micro_batches, self._loss, self._weigh, measures_noise=measures_noise)
+        if self.averages and not report.skipped:
+            self._move_averages()
+        return report
+
+    def averages_by_name(self, values: Sequence[Tensor] | None = None) -> dict[str, Tensor]:
+        """The moving averages by parameter name, in the parameters' type.
+
+        Args:
+            values: averages of a checkpoint in place of the present ones, in the same order.
+        """
+        if not self.averages:
+            return {}
+        values = self.averages if values is None else values
+        averages = {id(parameter): average for parameter, average in zip(self.parameters, values, strict=True)}
+        named = self.model.named_parameters(remove_duplicate=False)
+        return {
+            name: averages[id(parameter)].to(parameter.dtype) for name, parameter in named if id(parameter) in averages
+        }
+
+    def _loss(self, model: nn.Module, batch: Batch) -> LossTerms:
+        with autocast(self.spec, self.device):
+            return self._workload.loss_terms(model, batch)
+
+    def _move_averages(self) -> None:
+        """Move the averages towards the parameters: ``average = decay * average + (1 - decay) * parameter``."""
+        rate = 1.0 - (self.spec.ema_decay or 0.0)
+        for average, parameter in zip(self.averages, self.parameters, strict=True):
+            average.lerp_(parameter.detach().to(torch.float32), rate)
