@@ -68,7 +68,7 @@ intel-mkl-test: $(VENV)/dev $(VENV)/docs $(VENV)/browser $(VENV)/intel_mkl.so  #
 lint: $(VENV)/dev  ## Style, types and formatting
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy tuner/batchwright service tests benchmarks examples tools
+	$(BIN)/mypy tuner/batchwright service/batchwright_service tests benchmarks examples tools
 
 # Tests that need neither torch nor a database nor a browser: with the plugin, importing one of these raises.
 FAST := tests/planning tests/schemas tests/exports tests/cli/test_export.py tests/hardware/test_gpu_lookup.py \
@@ -277,7 +277,7 @@ conformance: $(VENV)/dev $(CONFORMANCE)  ## Have others' tools check the API, th
 	$(BIN)/python tests/support/service/check_conformance.py $(TOOLS)
 
 openapi: $(VENV)/dev  ## Export openapi/openapi.json
-	$(BIN)/python -m service.entrypoints.export_openapi > openapi/openapi.json
+	$(BIN)/python -m batchwright_service.entrypoints.export_openapi > openapi/openapi.json
 
 lock: $(VENV)/dev  ## Pin the versions of constraints.txt by hash, in requirements/
 	$(PIP) uv==0.13.9

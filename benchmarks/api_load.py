@@ -35,8 +35,8 @@ import httpx
 from api_load_rows import Rows, in_turn
 
 from batchwright.hardware.inventory import cpu
-from service.domain.api_keys import Scope, make_key
-from service.store.store import open_store
+from batchwright_service.domain.api_keys import Scope, make_key
+from batchwright_service.store.store import open_store
 
 HERE = Path(__file__).resolve().parent
 SIZES = (1_000, 10_000, 100_000)

@@ -33,5 +33,5 @@ def bare_app(recommendation: bytes, tunings: bytes) -> FastAPI:
 
 if __name__ == "__main__":
     application = bare_app(*(Path(name).read_bytes() for name in sys.argv[2:4]))
-    # As the service runs its own: see service/entrypoints/serve.py.
+    # As the service runs its own: see service/batchwright_service/entrypoints/serve.py.
     uvicorn.run(application, port=int(sys.argv[1]), log_level="warning", log_config=None, server_header=False)

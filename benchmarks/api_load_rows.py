@@ -12,10 +12,10 @@ from sqlalchemy import insert
 
 from batchwright.planning.session import Tuning
 from batchwright.schemas.recommendation import Recommendation
-from service.domain.identifiers import IdentifierSource
-from service.store.database.engine import open_engine, write_transaction
-from service.store.database.mapping import recommendation_values, sort_values
-from service.store.database.schema import recommendations, work_items
+from batchwright_service.domain.identifiers import IdentifierSource
+from batchwright_service.store.database.engine import open_engine, write_transaction
+from batchwright_service.store.database.mapping import recommendation_values, sort_values
+from batchwright_service.store.database.schema import recommendations, work_items
 from tests.support.factories import CPU, tuning_request
 from tests.support.service.scripted import ScriptedRunner
 

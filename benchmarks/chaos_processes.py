@@ -29,7 +29,7 @@ class Found:
             ("batchwright.probing.child.fork_server", "fork server"),
             ("batchwright.training.worker", "training"),
             ("batchwright.cli work", "worker"),
-            ("service.entrypoints.hosted_worker", "worker"),
+            ("batchwright_service.entrypoints.hosted_worker", "worker"),
             ("batchwright.cli serve", "service"),
         ):
             if words in self.command:

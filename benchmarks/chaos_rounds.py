@@ -19,9 +19,9 @@ from batchwright.schemas.requests import TrainingRequest, TuningRequest
 from batchwright.schemas.results import Outcome
 from batchwright.schemas.workload import parse_spec
 from batchwright.training.launching.run_directory import RunPaths
-from service.client import Client
-from service.client.errors import ClientError
-from service.domain.work import Job, RecordedProbe, Tuning, WorkSummary
+from batchwright_service.client import Client
+from batchwright_service.client.errors import ClientError
+from batchwright_service.domain.work import Job, RecordedProbe, Tuning, WorkSummary
 
 MIB = 1024**2
 TRAINING = TrainingRequest(updates=40, checkpoint_every=4, seed=7)

@@ -1,4 +1,4 @@
-"""Measure what each part of `service.fast_path` gains: reads with all parts, and with each part switched off.
+"""Measure what each part of `batchwright_service.fast_path` gains: reads with all parts, and without each of them.
 
 python benchmarks/fast_path_parts.py [--rounds 8] [--seconds 0.5] [--output benchmarks/results/fast_path_parts.json]
 
@@ -31,17 +31,17 @@ from starlette.concurrency import run_in_threadpool
 
 from batchwright.cli.entry import main as batchwright
 from batchwright.hardware.inventory import cpu
-from service.api.reads.fast_path import FastRoute
-from service.api.strict_route import StrictRoute
-from service.auth.api_keys import KeyAuthenticator
-from service.fast_path.coalescing import BatchedReads, CoalescedReads
-from service.fast_path.queue_positions import QueuePositions
-from service.fast_path.trusted_callers import TrustedCallers
-from service.store.database import mapping
-from service.store.database.engine import read_transaction
-from service.store.models import EVERYTHING, WorkRow
-from service.store.store import open_store
-from service.store.work_queries import Listing, SqlWorkStore
+from batchwright_service.api.reads.fast_path import FastRoute
+from batchwright_service.api.strict_route import StrictRoute
+from batchwright_service.auth.api_keys import KeyAuthenticator
+from batchwright_service.fast_path.coalescing import BatchedReads, CoalescedReads
+from batchwright_service.fast_path.queue_positions import QueuePositions
+from batchwright_service.fast_path.trusted_callers import TrustedCallers
+from batchwright_service.store.database import mapping
+from batchwright_service.store.database.engine import read_transaction
+from batchwright_service.store.models import EVERYTHING, WorkRow
+from batchwright_service.store.store import open_store
+from batchwright_service.store.work_queries import Listing, SqlWorkStore
 
 ROWS = 10_000
 WAITING = 100

@@ -37,13 +37,13 @@ from sqlalchemy import URL, insert, make_url
 from batchwright.hardware.inventory import cpu
 from batchwright.planning.fingerprint import installed_versions
 from batchwright.schemas.requests import TrainingRequest
-from service.domain.identifiers import IdentifierSource
-from service.domain.states import State, WorkKind
-from service.domain.work import JobRequest
-from service.store.database.engine import insert_or_skip, write_transaction
-from service.store.database.schema import now_ms, submitters, work_items
-from service.store.models import NewWork
-from service.store.store import Store, open_store
+from batchwright_service.domain.identifiers import IdentifierSource
+from batchwright_service.domain.states import State, WorkKind
+from batchwright_service.domain.work import JobRequest
+from batchwright_service.store.database.engine import insert_or_skip, write_transaction
+from batchwright_service.store.database.schema import now_ms, submitters, work_items
+from batchwright_service.store.models import NewWork
+from batchwright_service.store.store import Store, open_store
 from tests.support.factories import recommendation
 from tests.support.service.postgres import Databases, own_server
 from tests.support.service.scripted import new_work

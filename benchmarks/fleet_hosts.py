@@ -19,17 +19,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from batchwright.schemas.results import DeviceInfo
-from service.domain.states import State
-from service.domain.workers import ServedDevice
-from service.errors import ClaimsCrowdedError, StaleLeaseError, StoreUnavailableError
-from service.store.database.engine import open_engine
-from service.store.models import Beat, Claim, Ending
-from service.store.store import Store
-from service.worker.heartbeat import Heartbeat
-from service.worker.idle_pause import IdlePause
-from service.worker.lease import LeaseHolder, LeaseTerms
-from service.worker.settings import WorkerSettings
-from service.worker_bootstrap import worker_connections
+from batchwright_service.domain.states import State
+from batchwright_service.domain.workers import ServedDevice
+from batchwright_service.errors import ClaimsCrowdedError, StaleLeaseError, StoreUnavailableError
+from batchwright_service.store.database.engine import open_engine
+from batchwright_service.store.models import Beat, Claim, Ending
+from batchwright_service.store.store import Store
+from batchwright_service.worker.heartbeat import Heartbeat
+from batchwright_service.worker.idle_pause import IdlePause
+from batchwright_service.worker.lease import LeaseHolder, LeaseTerms
+from batchwright_service.worker.settings import WorkerSettings
+from batchwright_service.worker_bootstrap import worker_connections
 
 STACK_BYTES = 256 * 1024
 """Hundreds of threads share a process here."""

@@ -17,9 +17,9 @@ from pathlib import Path
 
 from api_load_rows import Rows
 
-from service.domain.states import WorkKind
-from service.store.models import Search, WorkFilter
-from service.store.store import open_store
+from batchwright_service.domain.states import WorkKind
+from batchwright_service.store.models import Search, WorkFilter
+from batchwright_service.store.store import open_store
 
 _REPEATS = 30
 _SEARCHES = {

@@ -30,7 +30,7 @@ from batchwright.estimation.pool import EstimatePool
 from batchwright.hardware.inventory import cpu
 from batchwright.planning.fingerprint import installed_versions
 from batchwright.schemas.estimates import EstimateRequest
-from service.store.database.engine import open_engine, write_transaction
+from batchwright_service.store.database.engine import open_engine, write_transaction
 from tests.service.dashboard.test_quality import store_many
 from tests.support.factories import mlp_spec, tuning_request
 from tests.support.paths import SUPPORT

@@ -18,7 +18,7 @@ from typing import Any
 from batchwright.schemas.recommendation import Recommendation
 from batchwright.schemas.requests import TuningRequest
 from batchwright.schemas.workload import parse_spec
-from service.client import AsyncClient, ClientError
+from batchwright_service.client import AsyncClient, ClientError
 
 MODEL: dict[str, Any] = {
     "model": {"kind": "reference", "architecture": {"name": "gpt", "layers": 2, "width": 128}},

@@ -30,9 +30,9 @@ from batchwright.schemas.training import TrainingProgress
 from batchwright.schemas.workload import parse_spec
 from batchwright.system.files import write_atomically
 from batchwright.units import format_bytes
-from service.client import Client
-from service.domain.states import State
-from service.domain.work import EventKind, Job
+from batchwright_service.client import Client
+from batchwright_service.domain.states import State
+from batchwright_service.domain.work import EventKind, Job
 
 MIB, GIB = 1024**2, 1024**3
 SOURCES = sysconfig.get_paths()["stdlib"]

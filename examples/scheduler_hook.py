@@ -46,7 +46,7 @@ from batchwright.schemas.base import load_document
 from batchwright.schemas.plans import Plan
 from batchwright.schemas.recommendation import Recommendation
 from batchwright.schemas.requests import TuningRequest
-from service.client import (
+from batchwright_service.client import (
     Client,
     ClientError,
     InvalidRequestError,

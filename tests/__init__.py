@@ -1,1 +1,1 @@
-"""The tests: one package for each package of ``batchwright`` and ``service``, and what they share in ``support``."""
+"""The tests: a package for each package of ``batchwright`` and ``batchwright_service``, and helpers in ``support``."""

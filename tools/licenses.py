@@ -14,10 +14,10 @@ _HEADER = """# Licences of what is installed
 Made by `make licenses` from the packages' own metadata. Batchwright itself is under Apache-2.0. Packages that are only
 installed on other platforms than the one where this was made are not listed. The pages carry
 `preact/standalone.module.js` of the npm package [htm](https://www.npmjs.com/package/htm) 3.1.1 (Apache-2.0), which
-contains [Preact](https://www.npmjs.com/package/preact) (MIT), as `service/dashboard/static/preact-htm.js`; the Latin
-subset of the font Geist from [@fontsource-variable/geist](https://www.npmjs.com/package/@fontsource-variable/geist)
-5.3.0 (OFL-1.1); and shapes of [lucide-static](https://www.npmjs.com/package/lucide-static) 1.62.0 (ISC) as icons. Their
-licences are beside them.
+contains [Preact](https://www.npmjs.com/package/preact) (MIT), as
+`service/batchwright_service/dashboard/static/preact-htm.js`; the Latin subset of the font Geist from
+[@fontsource-variable/geist](https://www.npmjs.com/package/@fontsource-variable/geist) 5.3.0 (OFL-1.1); and shapes of
+[lucide-static](https://www.npmjs.com/package/lucide-static) 1.62.0 (ISC) as icons. Their licences are beside them.
 """
 _LONGEST = 80
 """Characters of a licence's name; longer ones are its whole text, of which the first line is taken."""

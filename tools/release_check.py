@@ -21,14 +21,14 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 DIST = ROOT / "dist"
-PACKAGES = ("batchwright", "service")
+PACKAGES = ("batchwright", "batchwright_service")
 """The packages that the wheel has to hold."""
 DATA_FILES = (
     "batchwright/hardware/gpus.toml",
     "batchwright/virtual_gpu/figures.toml",
     "batchwright/virtual_gpu/sources/virtual_gpu.h",
-    "service/dashboard/static/api.js",
-    "service/dashboard/static/dom.js",
+    "batchwright_service/dashboard/static/api.js",
+    "batchwright_service/dashboard/static/dom.js",
 )
 """Files that are no modules, a few of those that the wheel has to hold."""
 WITHOUT_TORCH = """

@@ -87,7 +87,7 @@ import sys
 from typer.testing import CliRunner
 from batchwright.cli.main import app
 for command in ("plan", "serve"):
-    print(CliRunner().invoke(app, [command, "--help"]).exit_code, "service" in sys.modules)
+    print(CliRunner().invoke(app, [command, "--help"]).exit_code, "batchwright_service" in sys.modules)
 """
 
 

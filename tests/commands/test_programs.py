@@ -106,7 +106,7 @@ def test_a_program_imports_nothing_of_this_project(path: Path) -> None:
         if isinstance(node, ast.Import | ast.ImportFrom)
         for name in node.names
     }
-    assert not imported & {"batchwright", "service", "tests"}
+    assert not imported & {"batchwright", "batchwright_service", "tests"}
 
 
 @pytest.mark.thorough

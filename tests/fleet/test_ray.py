@@ -71,7 +71,7 @@ def test_whatever_is_killed_every_answer_is_equal(serve: StartService, database:
         assert set(most.values()) == {1}, most
         _wait_for(lambda: not workers())
         assert service.process.end(signal.SIGTERM) == 0
-    assert not processes_with("service.entrypoints.hosted_dispatcher")
+    assert not processes_with("batchwright_service.entrypoints.hosted_dispatcher")
     _wait_for(lambda: not processes_with(str(tmp_path)))
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from service.dispatch.engine import EngineJob, JobName, JobState, NewJob
+from batchwright_service.dispatch.engine import EngineJob, JobName, JobState, NewJob
 from tests.fleet.conftest import StartService, environment_of
 from tests.fleet.work import PATIENCE_SECONDS, Dispatching, watched, workers
 from tests.support.exports.slurm_cluster import Slurm
@@ -47,7 +47,7 @@ def test_a_job_says_to_which_nodes_it_was_restricted(
     slurm: Slurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A job that excludes a node may run on the other one; a job that excludes none, on any."""
-    from service.dispatch.slurm_engine import SlurmEngine
+    from batchwright_service.dispatch.slurm_engine import SlurmEngine
 
     for name, value in environment_of(slurm).items():
         monkeypatch.setenv(name, value)
@@ -64,7 +64,7 @@ def test_a_job_says_to_which_nodes_it_was_restricted(
 
 def test_a_job_whose_launch_fails_ends(slurm: Slurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Slurm would hold a requeued one until someone releases it, and its work would wait with it."""
-    from service.dispatch.slurm_engine import SlurmEngine
+    from batchwright_service.dispatch.slurm_engine import SlurmEngine
 
     for name, value in environment_of(slurm).items():
         monkeypatch.setenv(name, value)

@@ -85,7 +85,7 @@ class Dispatching:
 
 def kill_dispatcher_of(api: int) -> None:
     """Kill the dispatcher of an API process."""
-    for process in children_of(api) & processes_with("service.entrypoints.hosted_dispatcher"):
+    for process in children_of(api) & processes_with("batchwright_service.entrypoints.hosted_dispatcher"):
         os.kill(process, signal.SIGKILL)
 
 

@@ -15,13 +15,13 @@ import pytest
 
 from batchwright.errors import ExportRefusal
 from batchwright.planning import coupled_loss, search
-from service import errors
-from service.client import Client
-from service.observability.metrics import Metrics
-from service.problem_mapping import _TUNER_ERRORS
-from service.settings import Settings
-from service.store.outbox.interface import Backlog
-from service.worker import runner
+from batchwright_service import errors
+from batchwright_service.client import Client
+from batchwright_service.observability.metrics import Metrics
+from batchwright_service.problem_mapping import _TUNER_ERRORS
+from batchwright_service.settings import Settings
+from batchwright_service.store.outbox.interface import Backlog
+from batchwright_service.worker import runner
 from tests.support.documents import Block, Reader, blocks_of, commands_of, matches
 from tests.support.factories import mlp_spec, tuning_request
 from tests.support.paths import OPENAPI, ROOT

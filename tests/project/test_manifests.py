@@ -16,8 +16,8 @@ import yaml
 
 from batchwright.estimation.cuda_shim import Shim
 from batchwright.system.own_variables import OTHER_VARIABLES
-from service.api.authentication import HEALTH_PATHS
-from service.settings import Settings
+from batchwright_service.api.authentication import HEALTH_PATHS
+from batchwright_service.settings import Settings
 from tests.support.paths import ROOT
 
 DOCKERFILE = (ROOT / "docker/Dockerfile").read_text()

@@ -13,14 +13,14 @@ from pydantic_core import PydanticCustomError
 from pydantic_core._pydantic_core import list_all_errors
 
 import batchwright
-import service
+import batchwright_service
 from batchwright.errors import FieldProblem, SpecError
 from batchwright.schemas.base import Document, parse_document
 from batchwright.schemas.field_errors import MESSAGES, described, pattern_message, problems_in, reworded
 from batchwright.schemas.requests import TuningRequest
 from batchwright.schemas.workload import WorkloadSpec, parse_spec
 from batchwright.units import TypedSize
-from service.settings import Settings
+from batchwright_service.settings import Settings
 
 _INTEGER = {"int_type", "int_parsing", "int_parsing_size", "int_from_float"}
 _TYPES_OF_KINDS: dict[str, set[str]] = {
@@ -76,13 +76,20 @@ _WITHOUT_ERRORS = {
 _PYDANTIC_WORDS = ("Input should", "Extra inputs", "Field required", "Value should", "Unable to extract", "valid ")
 
 
-_NOT_IMPORTED = ("__main__", ".integrations.lightning", ".ray_engine", ".ray_hosts", ".slurm_engine")
+_NOT_IMPORTED = (
+    "__main__",
+    ".integrations.lightning",
+    ".integrations.training_module",
+    ".ray_engine",
+    ".ray_hosts",
+    ".slurm_engine",
+)
 """Ends of the names of modules that run something, or need an extra that the tests do without."""
 
 
 def documents() -> set[type[Any]]:
     """Every document of the packages, and the settings."""
-    for package in (batchwright, service):
+    for package in (batchwright, batchwright_service):
         for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
             if ".migrations" not in module.name and not module.name.endswith(_NOT_IMPORTED):
                 importlib.import_module(module.name)

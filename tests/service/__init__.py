@@ -1,1 +1,1 @@
-"""Tests of ``service``."""
+"""Tests of ``batchwright_service``."""

@@ -12,10 +12,10 @@ from pathlib import Path
 import httpx._transports.default
 import pytest
 
-from service.client import Client
-from service.domain.identifiers import IdentifierSource
-from service.store.database.engine import open_engine
-from service.store.store import Store
+from batchwright_service.client import Client
+from batchwright_service.domain.identifiers import IdentifierSource
+from batchwright_service.store.database.engine import open_engine
+from batchwright_service.store.store import Store
 from tests.support.service.forked_processes import forked_processes
 from tests.support.service.postgres import Databases, databases
 from tests.support.service.running import Running, StartService, migrated, running
@@ -107,6 +107,6 @@ def shared_service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running
 
 @pytest.fixture
 def client(service: Running) -> Iterator[Client]:
-    """A client of ``service``."""
+    """A client of ``batchwright_service``."""
     with service.client as opened:
         yield opened

@@ -21,14 +21,15 @@ def run(code: str) -> str:
 
 
 def test_the_sdk_needs_neither_torch_nor_the_services_packages() -> None:
-    """`service.client` is imported where torch, FastAPI, SQLAlchemy and the like are not installed."""
+    """`batchwright_service.client` is imported where torch, FastAPI, SQLAlchemy and the like are not installed."""
     blocked = {"torch", "numpy", "fastapi", "starlette", "sqlalchemy", "alembic", "uvicorn", "pydantic_settings"}
-    assert run(BLOCK.format(blocked=blocked) + "from service.client import Client; print(Client.__name__)") == "Client"
+    code = "from batchwright_service.client import Client; print(Client.__name__)"
+    assert run(BLOCK.format(blocked=blocked) + code) == "Client"
 
 
 def test_the_sdk_imports_no_more_of_the_service_than_its_documents() -> None:
     """Of the service it loads the client and the documents alone."""
-    code = "import sys, service.client; print(sorted(n for n in sys.modules if n.startswith('service.')))"
+    code = "import sys, batchwright_service.client; print([n for n in sys.modules if 'batchwright_service.' in n])"
     loaded = set(eval(run(code)))  # noqa: S307 - printed by the line above
     assert {name.split(".")[1] for name in loaded} == {"client", "domain"}
 
@@ -36,10 +37,10 @@ def test_the_sdk_imports_no_more_of_the_service_than_its_documents() -> None:
 @pytest.mark.thorough
 def test_the_service_never_imports_torch() -> None:
     """Neither the API nor the workers' own process loads torch."""
-    assert (
-        run("import sys, service.entrypoints.serve, service.entrypoints.export_openapi; print('torch' in sys.modules)")
-        == "False"
+    code = (
+        "from batchwright_service.entrypoints import export_openapi, serve; import sys; print('torch' in sys.modules)"
     )
+    assert run(code) == "False"
 
 
 def test_a_process_of_workers_imports_nothing_that_it_does_not_need(tmp_path: Path) -> None:
@@ -47,10 +48,11 @@ def test_a_process_of_workers_imports_nothing_that_it_does_not_need(tmp_path: Pa
     http, engines = {"fastapi", "starlette", "uvicorn", "jinja2"}, {"ray", "submitit"}
     blocked = {"torch", "opentelemetry", "psycopg", "psycopg_binary", "psycopg_c", *http, *engines}
     code = (
-        "import sys, service.entrypoints.hosted_worker, service.entrypoints.work, service.entrypoints.node_jobs\n"
-        "from service.store.store import open_store\n"
+        "import sys; from batchwright_service.entrypoints import hosted_worker, node_jobs, work\n"
+        "from batchwright_service.store.store import open_store\n"
         f"store = open_store('sqlite:///{tmp_path}/service.db'); store.queue.check(); store.close()\n"
-        "print({'service.api', 'service.dispatch', 'service.observability.opentelemetry'} & set(sys.modules))"
+        "ours = {name.removeprefix('batchwright_service.') for name in sys.modules}\n"
+        "print({'api', 'dispatch', 'observability.opentelemetry'} & ours)"
     )
     assert run(BLOCK.format(blocked=blocked) + code) == "set()"
 
@@ -58,15 +60,18 @@ def test_a_process_of_workers_imports_nothing_that_it_does_not_need(tmp_path: Pa
 @pytest.mark.thorough
 def test_only_the_dispatcher_imports_an_engine() -> None:
     """The API, the workers of hosts and those of a cluster's nodes run where Ray and submitit cannot be imported."""
-    modules = "serve, service.entrypoints.work, service.entrypoints.node_jobs, service.entrypoints.hosted_worker"
-    code = f"import sys, service.entrypoints.{modules}; print('service.dispatch' in sys.modules)"
+    code = (
+        "import sys; from batchwright_service.entrypoints import hosted_worker, node_jobs, serve, work\n"
+        "print('batchwright_service.dispatch' in sys.modules)"
+    )
     assert run(BLOCK.format(blocked={"ray", "submitit"}) + code) == "False"
 
 
 @pytest.mark.thorough
 def test_the_service_runs_where_torch_cannot_be_imported() -> None:
     """A whole service is built, its document included, with torch blocked."""
-    code = "from service.entrypoints.export_openapi import export_openapi; print(len(export_openapi()) > 1000)"
+    module = "batchwright_service.entrypoints.export_openapi"
+    code = f"from {module} import export_openapi; print(len(export_openapi()) > 1000)"
     assert run(BLOCK.format(blocked={"torch"}) + code) == "True"
 
 
@@ -74,8 +79,8 @@ def test_the_service_runs_where_torch_cannot_be_imported() -> None:
 def test_a_database_of_sqlite_needs_no_extra(tmp_path: Path) -> None:
     """The driver of PostgreSQL is an extra; a default installation serves without it."""
     code = (
-        "import service.entrypoints.serve, service.entrypoints.work\n"
-        "from service.store.store import open_store\n"
+        "from batchwright_service.entrypoints import serve, work\n"
+        "from batchwright_service.store.store import open_store\n"
         f"store = open_store('sqlite:///{tmp_path}/service.db'); store.queue.check(); store.close(); print('checked')"
     )
     assert run(BLOCK.format(blocked={"psycopg", "psycopg_binary", "psycopg_c"}) + code) == "checked"

@@ -12,27 +12,27 @@ from pydantic import ValidationError
 
 from batchwright.errors import TuningFailedError
 from batchwright.schemas.workload import TransformersModel, parse_spec
-from service.application.rules.policy import Policy
-from service.application.views import decode_cursor, encode_cursor
-from service.bootstrap import build
-from service.domain.identifiers import IdentifierSource
-from service.domain.states import RESUMABLE_STATES, TERMINAL_STATES, TRANSITIONS, State, sources_of
-from service.domain.work import JobSubmission
-from service.errors import (
+from batchwright_service.application.rules.policy import Policy
+from batchwright_service.application.views import decode_cursor, encode_cursor
+from batchwright_service.bootstrap import build
+from batchwright_service.domain.identifiers import IdentifierSource
+from batchwright_service.domain.states import RESUMABLE_STATES, TERMINAL_STATES, TRANSITIONS, State, sources_of
+from batchwright_service.domain.work import JobSubmission
+from batchwright_service.errors import (
     ConfigurationError,
     DataPathNotAllowedError,
     DeviceTakenError,
     StaleLeaseError,
     StoreUnavailableError,
 )
-from service.problem_mapping import problem_of
-from service.settings import Settings
-from service.store.models import Beat
-from service.store.store import Store
-from service.worker.device_lock import DeviceLock
-from service.worker.heartbeat import send
-from service.worker.lease import LeaseHolder, LeaseTerms, StopReason
-from service.worker_bootstrap import served_devices
+from batchwright_service.problem_mapping import problem_of
+from batchwright_service.settings import Settings
+from batchwright_service.store.models import Beat
+from batchwright_service.store.store import Store
+from batchwright_service.worker.device_lock import DeviceLock
+from batchwright_service.worker.heartbeat import send
+from batchwright_service.worker.lease import LeaseHolder, LeaseTerms, StopReason
+from batchwright_service.worker_bootstrap import served_devices
 from tests.support.factories import gpt_spec, recommendation
 from tests.support.service.scripted import SERVED, new_work
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from batchwright.errors import BatchwrightError
-from service.errors import ServiceError
-from service.problem_mapping import problem_of
+from batchwright_service.errors import ServiceError
+from batchwright_service.problem_mapping import problem_of
 
 _MESSAGE = "size 12 exceeds 8"
 _MAPPED_TOGETHER = {

@@ -29,8 +29,8 @@ from batchwright.training.update_engine import UpdateEngine
 from batchwright.workloads.build import build_model, build_workload, check_workload
 from batchwright.workloads.preload import late_imports
 from batchwright.workloads.required_packages import require_packages
-from service.application.rules.device_checks import check_packages
-from service.errors import UnsupportedJobError
+from batchwright_service.application.rules.device_checks import check_packages
+from batchwright_service.errors import UnsupportedJobError
 from tests.support.factories import mlp_spec, recommendation, transformers_spec
 from tests.support.faults import relative_distance
 from tests.support.service.scripted import SERVED

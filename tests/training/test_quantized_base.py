@@ -25,8 +25,8 @@ from batchwright.training.trainer import Trainer
 from batchwright.workloads.adapters.quantized_base import QuantizedLinear
 from batchwright.workloads.build import build_model, build_workload, check_workload, summarize
 from batchwright.workloads.preload import late_imports
-from service.application.rules.device_checks import check_packages
-from service.errors import UnsupportedJobError
+from batchwright_service.application.rules.device_checks import check_packages
+from batchwright_service.errors import UnsupportedJobError
 from tests.support.factories import recommendation, transformers_spec
 from tests.support.faults import relative_distance
 from tests.support.service.scripted import SERVED

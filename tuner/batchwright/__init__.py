@@ -11,7 +11,7 @@ imports neither torch nor the service::
         accumulation.update([batch], loss)
 
 The package is the library and the command line. It works without the service, and never imports
-``service``. From top to bottom, each package imports only packages below it:
+``batchwright_service``. From top to bottom, each package imports only packages below it:
 
 - ``integrations``: callbacks of the trainers of transformers and Lightning.
 - ``library``: what ``import batchwright`` offers to a script or a notebook.
@@ -62,10 +62,10 @@ if TYPE_CHECKING:
         parse_spec,
     )
     from batchwright.training.accumulation.engine import GradientAccumulation, windows
-    from service.client import AsyncClient, Client
+    from batchwright_service.client import AsyncClient, Client
 
 _MODULES = {
-    "service.client": ("AsyncClient", "Client"),
+    "batchwright_service.client": ("AsyncClient", "Client"),
     "batchwright.library.find_batch_size": ("find_batch_size", "with_batch_size"),
     "batchwright.library.recommendation": ("Recommendation",),
     "batchwright.library.tuning": ("estimate", "plan", "tune"),

@@ -1,1 +1,1 @@
-"""Tests of ``service.api``."""
+"""Tests of ``batchwright_service.api``."""

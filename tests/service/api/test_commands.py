@@ -12,10 +12,10 @@ import yaml
 
 from batchwright.schemas.requests import TuningRequest
 from batchwright.schemas.results import DeviceInfo
-from service.client import Client
-from service.domain.api_keys import Scope, make_key
-from service.errors import ConfigurationError
-from service.store.models import Beat
+from batchwright_service.client import Client
+from batchwright_service.domain.api_keys import Scope, make_key
+from batchwright_service.errors import ConfigurationError
+from batchwright_service.store.models import Beat
 from tests.service.store.database.test_lanes import card
 from tests.support.service.asking import PATIENCE_SECONDS, body, ended, problem_in
 from tests.support.service.registered import commands_file, named, recommended, submission

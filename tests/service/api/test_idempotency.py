@@ -10,9 +10,9 @@ import httpx
 import pytest
 
 from batchwright.schemas.requests import TrainingRequest
-from service.domain.api_keys import Scope, make_key
-from service.domain.work import JobSubmission
-from service.store.models import StoredResponse
+from batchwright_service.domain.api_keys import Scope, make_key
+from batchwright_service.domain.work import JobSubmission
+from batchwright_service.store.models import StoredResponse
 from tests.support.factories import python_spec, recommendation
 from tests.support.service.asking import PATIENCE_SECONDS, body, ended, problem_in
 from tests.support.service.running import Running, StartService

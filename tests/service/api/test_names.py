@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from batchwright.schemas.requests import Named, TrainingRequest
-from service.domain.api_keys import Scope, make_key
+from batchwright_service.domain.api_keys import Scope, make_key
 from tests.support.factories import tuning_request
 from tests.support.service.asking import body, ended, problem_in
 from tests.support.service.running import Running, StartService

@@ -12,9 +12,9 @@ from pydantic import BaseModel, TypeAdapter
 
 from batchwright.schemas.estimates import EstimateRequest
 from batchwright.schemas.recommendation import Recommendation
-from service.api.examples import REQUESTS, RESPONSES
-from service.domain import api_keys, bulk, commands, exports, webhooks, work
-from service.entrypoints.export_openapi import export_openapi
+from batchwright_service.api.examples import REQUESTS, RESPONSES
+from batchwright_service.domain import api_keys, bulk, commands, exports, webhooks, work
+from batchwright_service.entrypoints.export_openapi import export_openapi
 from tests.support.paths import OPENAPI
 from tests.support.service.running import Running
 
@@ -29,9 +29,9 @@ LINKS = [
 
 
 def test_the_document_in_the_repository_is_current() -> None:
-    """`openapi/openapi.json` is the output of `python -m service.entrypoints.export_openapi`."""
+    """`openapi/openapi.json` is the output of `python -m batchwright_service.entrypoints.export_openapi`."""
     assert OPENAPI.read_text(encoding="utf-8") == export_openapi(), (
-        "run: python -m service.entrypoints.export_openapi > openapi/openapi.json"
+        "run: python -m batchwright_service.entrypoints.export_openapi > openapi/openapi.json"
     )
 
 

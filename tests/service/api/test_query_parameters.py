@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from service.domain.states import State
+from batchwright_service.domain.states import State
 from tests.support.service.asking import body, ended, problem_in
 from tests.support.service.running import Running, StartService
 

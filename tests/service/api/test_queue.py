@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 
 from batchwright.schemas.requests import TrainingRequest
-from service.application.rules.wait_time import Running as AtWork
-from service.application.rules.wait_time import expected_waits
-from service.domain.api_keys import Scope, make_key
-from service.domain.hardware import ANY_DEVICE, HardwareNeed
-from service.domain.states import State, WorkKind
-from service.domain.work import JobSubmission
-from service.store.models import AnnouncedDevice, Waiting, WorkRow
+from batchwright_service.application.rules.wait_time import Running as AtWork
+from batchwright_service.application.rules.wait_time import expected_waits
+from batchwright_service.domain.api_keys import Scope, make_key
+from batchwright_service.domain.hardware import ANY_DEVICE, HardwareNeed
+from batchwright_service.domain.states import State, WorkKind
+from batchwright_service.domain.work import JobSubmission
+from batchwright_service.store.models import AnnouncedDevice, Waiting, WorkRow
 from tests.support.factories import recommendation
 from tests.support.service.asking import PATIENCE_SECONDS, body, ended, problem_in
 from tests.support.service.running import Running, StartService

@@ -14,9 +14,9 @@ import pytest
 
 from batchwright.errors import EstimateError
 from batchwright.schemas.requests import TrainingRequest
-from service.client import ApiError, Client
-from service.domain.states import State
-from service.problem_mapping import problem_of
+from batchwright_service.client import ApiError, Client
+from batchwright_service.domain.states import State
+from batchwright_service.problem_mapping import problem_of
 from tests.support.factories import CUDA, gpt_spec, mlp_spec, python_spec, recommendation, tuning_request
 from tests.support.service.asking import PATIENCE_SECONDS, UNKNOWN, body, problem_in
 from tests.support.service.running import Running, StartService

@@ -8,15 +8,15 @@ import time
 import pytest
 
 from batchwright.schemas.training import RunOutcome
-from service.application.hit_counter import HitCounter
-from service.application.statistics import OccupancyCases, SummaryCases
-from service.client import Client
-from service.domain.api_keys import KEYLESS, Caller, Scope, make_key
-from service.domain.states import State, WorkKind
-from service.domain.workers import OccupancyPeriod, Period
-from service.errors import StoreUnavailableError
-from service.store.models import Ending
-from service.store.store import Store
+from batchwright_service.application.hit_counter import HitCounter
+from batchwright_service.application.statistics import OccupancyCases, SummaryCases
+from batchwright_service.client import Client
+from batchwright_service.domain.api_keys import KEYLESS, Caller, Scope, make_key
+from batchwright_service.domain.states import State, WorkKind
+from batchwright_service.domain.workers import OccupancyPeriod, Period
+from batchwright_service.errors import StoreUnavailableError
+from batchwright_service.store.models import Ending
+from batchwright_service.store.store import Store
 from tests.support.factories import tuning_request
 from tests.support.service.asking import body, ended
 from tests.support.service.running import Running, StartService

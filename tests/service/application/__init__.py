@@ -1,1 +1,1 @@
-"""Tests of ``service.application``."""
+"""Tests of ``batchwright_service.application``."""

@@ -20,12 +20,12 @@ from batchwright.errors import EstimateCancelledError, EstimateError
 from batchwright.hardware.gpu_table import GPUS
 from batchwright.schemas.estimates import Estimate, EstimateRequest, GpuEstimate, Verdict
 from batchwright.schemas.workload import WorkloadSpec
-from service.application.estimates import EstimateLimits, Estimates, ShouldStop
-from service.application.rules.policy import Policy
-from service.bootstrap import app_of
-from service.client import ApiError, Client
-from service.domain.problems import Problem
-from service.errors import EstimatesBusyError, InvalidInputError, TargetNotAllowedError
+from batchwright_service.application.estimates import EstimateLimits, Estimates, ShouldStop
+from batchwright_service.application.rules.policy import Policy
+from batchwright_service.bootstrap import app_of
+from batchwright_service.client import ApiError, Client
+from batchwright_service.domain.problems import Problem
+from batchwright_service.errors import EstimatesBusyError, InvalidInputError, TargetNotAllowedError
 from tests.support.factories import mlp_spec, python_spec
 from tests.support.service.running import Running, StartService, listening
 
@@ -232,7 +232,7 @@ def test_a_service_that_ends_ends_its_estimates(start_service: StartService, han
 
 def test_the_number_of_slots_is_a_setting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """`BATCHWRIGHT_ESTIMATE_SLOTS`, one when left out."""
-    from service.settings import Settings
+    from batchwright_service.settings import Settings
 
     assert Settings(data_dir=tmp_path).estimate_slots == 1
     monkeypatch.setenv("BATCHWRIGHT_ESTIMATE_SLOTS", "3")

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from service.client import Client, ConflictError
-from service.domain.staleness import ChangedCondition, Conditions, Staleness, judge
-from service.domain.states import State
-from service.store.models import Ending, RecommendationFilter, StalenessFilter
-from service.store.store import Store
+from batchwright_service.client import Client, ConflictError
+from batchwright_service.domain.staleness import ChangedCondition, Conditions, Staleness, judge
+from batchwright_service.domain.states import State
+from batchwright_service.store.models import Ending, RecommendationFilter, StalenessFilter
+from batchwright_service.store.store import Store
 from tests.support.factories import CPU, recommendation, tuning_request
 from tests.support.service.running import Running, running
 from tests.support.service.scripted import SERVED, ScriptedRunner, Trainer, new_work

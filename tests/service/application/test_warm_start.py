@@ -21,28 +21,28 @@ from batchwright.probing.supervisor import ProbeSupervisor
 from batchwright.schemas.recommendation import Recommendation
 from batchwright.schemas.requests import ProbeRequest, TuningRequest
 from batchwright.schemas.results import Outcome, ProbeResult
-from service.application.context import ApplicationContext
-from service.application.hit_counter import HitCounter
-from service.application.queue import QueueCases
-from service.application.rules.policy import Policy
-from service.application.rules.warm_start import apply_warm_start
-from service.application.tunings import TuningCases
-from service.client import Client
-from service.domain.api_keys import KEYLESS
-from service.domain.identifiers import IdentifierSource
-from service.domain.states import State, WorkKind
-from service.domain.work import Tuning as TuningView
-from service.domain.work import TuningPage, TuningSubmission
-from service.domain.workers import ServedDevice
-from service.fast_path.queue_positions import QueuePositions
-from service.registry.registered_commands import RegisteredCommands
-from service.store.database.engine import open_engine, write_transaction
-from service.store.database.migrate import configuration, upgrade
-from service.store.models import Ending, WorkItem
-from service.store.store import Store, open_store
-from service.worker.coordinator import Coordinator
-from service.worker.executors.inline import InlineExecutor
-from service.worker.settings import WorkerSettings
+from batchwright_service.application.context import ApplicationContext
+from batchwright_service.application.hit_counter import HitCounter
+from batchwright_service.application.queue import QueueCases
+from batchwright_service.application.rules.policy import Policy
+from batchwright_service.application.rules.warm_start import apply_warm_start
+from batchwright_service.application.tunings import TuningCases
+from batchwright_service.client import Client
+from batchwright_service.domain.api_keys import KEYLESS
+from batchwright_service.domain.identifiers import IdentifierSource
+from batchwright_service.domain.states import State, WorkKind
+from batchwright_service.domain.work import Tuning as TuningView
+from batchwright_service.domain.work import TuningPage, TuningSubmission
+from batchwright_service.domain.workers import ServedDevice
+from batchwright_service.fast_path.queue_positions import QueuePositions
+from batchwright_service.registry.registered_commands import RegisteredCommands
+from batchwright_service.store.database.engine import open_engine, write_transaction
+from batchwright_service.store.database.migrate import configuration, upgrade
+from batchwright_service.store.models import Ending, WorkItem
+from batchwright_service.store.store import Store, open_store
+from batchwright_service.worker.coordinator import Coordinator
+from batchwright_service.worker.executors.inline import InlineExecutor
+from batchwright_service.worker.settings import WorkerSettings
 from tests.support.factories import CPU, gpt_spec, mlp_spec, plan_of, tuning_request
 from tests.support.service.scripted import SERVED, ScriptedRunner, Trainer, new_work
 

@@ -1,1 +1,1 @@
-"""Tests of ``service.auth``."""
+"""Tests of ``batchwright_service.auth``."""

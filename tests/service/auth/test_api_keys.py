@@ -18,23 +18,23 @@ import httpx
 import pytest
 from fastapi.routing import APIRoute
 
-import service.api.routes
-from service.api.authentication import PUBLIC_PATHS
-from service.api.docs_page import DOCS_FILES
-from service.api.events import streaming
-from service.auth import api_keys as access_module
-from service.auth.api_keys import KeyAuthenticator
-from service.client import ApiError, Client, ClientError
-from service.domain.api_keys import KEYLESS, Caller, Scope, make_key
-from service.domain.problems import Problem
-from service.domain.states import State
-from service.entrypoints.serve import check_and_build
-from service.errors import ConfigurationError, NotAuthenticatedError, StoreUnavailableError
-from service.fast_path import trusted_callers
-from service.fast_path.trusted_callers import TRUST_SECONDS
-from service.settings import Settings
-from service.store.interface import KeyStore
-from service.store.store import Store
+import batchwright_service.api.routes
+from batchwright_service.api.authentication import PUBLIC_PATHS
+from batchwright_service.api.docs_page import DOCS_FILES
+from batchwright_service.api.events import streaming
+from batchwright_service.auth import api_keys as access_module
+from batchwright_service.auth.api_keys import KeyAuthenticator
+from batchwright_service.client import ApiError, Client, ClientError
+from batchwright_service.domain.api_keys import KEYLESS, Caller, Scope, make_key
+from batchwright_service.domain.problems import Problem
+from batchwright_service.domain.states import State
+from batchwright_service.entrypoints.serve import check_and_build
+from batchwright_service.errors import ConfigurationError, NotAuthenticatedError, StoreUnavailableError
+from batchwright_service.fast_path import trusted_callers
+from batchwright_service.fast_path.trusted_callers import TRUST_SECONDS
+from batchwright_service.settings import Settings
+from batchwright_service.store.interface import KeyStore
+from batchwright_service.store.store import Store
 from tests.support.factories import tuning_request
 from tests.support.paths import OPENAPI
 from tests.support.service.processes import PATIENCE_SECONDS
@@ -131,7 +131,10 @@ def test_every_route_names_its_scope(operation: Operation) -> None:
 
 def test_no_route_is_left_out_of_the_document() -> None:
     """Every route of every router is in the document, so that the tests here cover it."""
-    names = [module.name for module in pkgutil.iter_modules(service.api.routes.__path__, "service.api.routes.")]
+    names = [
+        module.name
+        for module in pkgutil.iter_modules(batchwright_service.api.routes.__path__, "batchwright_service.api.routes.")
+    ]
     modules = [importlib.import_module(name) for name in names]
     routes = [route for module in modules if hasattr(module, "router") for route in module.router.routes]
     there = {(method, route.path) for route in routes if isinstance(route, APIRoute) for method in route.methods or ()}
@@ -409,7 +412,9 @@ def test_digests_are_compared_in_constant_time(
         compared.append((len(one), len(other)))
         return hmac.compare_digest(one, other)
 
-    monkeypatch.setattr("service.auth.api_keys.hmac", type("Hmac", (), {"compare_digest": staticmethod(compare)}))
+    monkeypatch.setattr(
+        "batchwright_service.auth.api_keys.hmac", type("Hmac", (), {"compare_digest": staticmethod(compare)})
+    )
     access = authenticator_of(counted, Clock())
     access.authenticate(new_key(store.keys, Scope.ADMIN), local=False)
     for wrong in (make_key("never stored", ())[1], "nonsense"):

@@ -9,16 +9,16 @@ import pytest
 from sqlalchemy import text
 from sqlalchemy.exc import DBAPIError
 
-from service.application.api_keys import KeyCases
-from service.auth.audit_trail import AuditRetention, AuditTrail
-from service.client import Client
-from service.client.errors import NotAllowedError
-from service.domain.api_keys import KeySubmission, Scope, make_key
-from service.domain.audit import Actor, AuditAction, AuditEntry
-from service.errors import InvalidCursorError, NotEndedError, QuotaExceededError
-from service.store.database.engine import write_transaction
-from service.store.models import AuditFilter, Quota
-from service.store.store import Store
+from batchwright_service.application.api_keys import KeyCases
+from batchwright_service.auth.audit_trail import AuditRetention, AuditTrail
+from batchwright_service.client import Client
+from batchwright_service.client.errors import NotAllowedError
+from batchwright_service.domain.api_keys import KeySubmission, Scope, make_key
+from batchwright_service.domain.audit import Actor, AuditAction, AuditEntry
+from batchwright_service.errors import InvalidCursorError, NotEndedError, QuotaExceededError
+from batchwright_service.store.database.engine import write_transaction
+from batchwright_service.store.models import AuditFilter, Quota
+from batchwright_service.store.store import Store
 from tests.support.factories import tuning_request
 from tests.support.service.processes import PATIENCE_SECONDS, wait_until
 from tests.support.service.running import StartService

@@ -1,1 +1,1 @@
-"""Tests of ``service.cli``."""
+"""Tests of ``batchwright_service.cli``."""

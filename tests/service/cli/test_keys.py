@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from service.client import ApiError, Client
+from batchwright_service.client import ApiError, Client
 from tests.support.command import called
 from tests.support.service.running import StartService
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from sqlalchemy import text
 
-from service.client import Client
-from service.store.database.engine import read_transaction
+from batchwright_service.client import Client
+from batchwright_service.store.database.engine import read_transaction
 from tests.support.command import called
 from tests.support.factories import tuning_request
 from tests.support.service.running import running

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from service.store.store import open_store
+from batchwright_service.store.store import open_store
 from tests.support.command import called
 
 HOOK = "https://hooks.example.org/told"

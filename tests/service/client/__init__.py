@@ -1,1 +1,1 @@
-"""Tests of ``service.client``."""
+"""Tests of ``batchwright_service.client``."""

@@ -22,7 +22,7 @@ from batchwright.schemas.estimates import EstimateRequest
 from batchwright.schemas.requests import TrainingRequest
 from batchwright.schemas.training import TrainingResult
 from batchwright.training.launching.run_directory import RunPaths
-from service.client import (
+from batchwright_service.client import (
     ApiError,
     AsyncClient,
     Client,
@@ -30,10 +30,10 @@ from service.client import (
     NotFoundError,
     TuningFailedError,
 )
-from service.client.resources.api import AsyncCalls
-from service.domain.states import State, WorkKind
-from service.domain.work import Event, EventKind
-from service.worker.executors.base import GraceSeconds, OnProgress, TrainingRun
+from batchwright_service.client.resources.api import AsyncCalls
+from batchwright_service.domain.states import State, WorkKind
+from batchwright_service.domain.work import Event, EventKind
+from batchwright_service.worker.executors.base import GraceSeconds, OnProgress, TrainingRun
 from tests.support.factories import mlp_spec, recommendation, tuning_request
 from tests.support.paths import OPENAPI
 from tests.support.service.running import Running, StartService

@@ -12,8 +12,8 @@ import pytest
 from typing_extensions import override
 
 from batchwright.errors import WorkloadError
-from service.domain.api_keys import Scope, make_key
-from service.domain.states import State
+from batchwright_service.domain.api_keys import Scope, make_key
+from batchwright_service.domain.states import State
 from tests.support.factories import tuning_request
 from tests.support.paths import EXAMPLES
 from tests.support.service.processes import spoken

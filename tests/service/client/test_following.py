@@ -8,7 +8,7 @@ import json
 import httpx
 import pytest
 
-from service.client import (
+from batchwright_service.client import (
     AsyncClient,
     Client,
     ConnectionFailedError,
@@ -17,9 +17,9 @@ from service.client import (
     UnexpectedResponseError,
     WaitTimeoutError,
 )
-from service.client.resources.api import AsyncCalls
-from service.domain.states import State
-from service.domain.work import Event, Tuning
+from batchwright_service.client.resources.api import AsyncCalls
+from batchwright_service.domain.states import State
+from batchwright_service.domain.work import Event, Tuning
 from tests.support.factories import tuning_request
 from tests.support.service.scripted_network import (
     RESET,

@@ -17,10 +17,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from batchwright.schemas.requests import TrainingRequest
-from service.client import (
+from batchwright_service.client import (
     InvalidRequestError,
 )
-from service.client.resources.api import AsyncCalls
+from batchwright_service.client.resources.api import AsyncCalls
 from tests.support.factories import recommendation, tuning_request
 from tests.support.service.running import Running, StartService
 from tests.support.service.scripted import ScriptedRunner, until_stopped

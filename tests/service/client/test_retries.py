@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from batchwright.schemas.estimates import EstimateRequest
-from service.client import (
+from batchwright_service.client import (
     ApiError,
     AsyncClient,
     Call,
@@ -26,10 +26,10 @@ from service.client import (
     ServiceUnavailableError,
     UnexpectedResponseError,
 )
-from service.client.protocol import retry_after
-from service.client.resources.api import AsyncCalls
-from service.domain.work import TuningPage
-from service.domain.workers import Health
+from batchwright_service.client.protocol import retry_after
+from batchwright_service.client.resources.api import AsyncCalls
+from batchwright_service.domain.work import TuningPage
+from batchwright_service.domain.workers import Health
 from tests.support.factories import mlp_spec, tuning_request
 from tests.support.service.scripted_network import (
     RESET,

@@ -1,1 +1,1 @@
-"""Tests of ``service.dashboard``."""
+"""Tests of ``batchwright_service.dashboard``."""

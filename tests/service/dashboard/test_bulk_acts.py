@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, Locator, Page, expect
 
-from service.domain.api_keys import Scope, make_key
-from service.domain.bulk import MOST_IDS
-from service.domain.states import State
+from batchwright_service.domain.api_keys import Scope, make_key
+from batchwright_service.domain.bulk import MOST_IDS
+from batchwright_service.domain.states import State
 from tests.support.factories import recommendation, tuning_request
 from tests.support.service.browser import violations, watched
 from tests.support.service.running import Running

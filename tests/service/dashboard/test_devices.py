@@ -12,9 +12,9 @@ import pytest
 from playwright.sync_api import Browser, Page, expect
 
 from batchwright.hardware.memory_in_use import MemoryInUse
-from service.domain.api_keys import Scope, make_key
-from service.domain.problems import Problem
-from service.domain.states import State
+from batchwright_service.domain.api_keys import Scope, make_key
+from batchwright_service.domain.problems import Problem
+from batchwright_service.domain.states import State
 from tests.support.factories import CPU, tuning_request
 from tests.support.service.asking import PATIENCE_SECONDS
 from tests.support.service.browser import watched

@@ -15,9 +15,9 @@ from batchwright.schemas.training import CommandProgress, RunOutcome, TrainingRe
 from batchwright.schemas.workload import WorkloadSpec
 from batchwright.training.launching.run_directory import RunPaths
 from batchwright.workloads.build import check_workload
-from service.dashboard.new_tuning import presets
-from service.domain.work import TuningSubmission
-from service.worker.executors.base import GraceSeconds, OnProgress, TrainingRun
+from batchwright_service.dashboard.new_tuning import presets
+from batchwright_service.domain.work import TuningSubmission
+from batchwright_service.worker.executors.base import GraceSeconds, OnProgress, TrainingRun
 from tests.support.service.browser import violations, watched
 from tests.support.service.registered import DEFINITION, commands_file, submission
 from tests.support.service.running import Running, StartService

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, Locator, Page, Route, expect
 
-from service.domain.api_keys import Scope, make_key
-from service.domain.problems import Problem
-from service.domain.states import State
+from batchwright_service.domain.api_keys import Scope, make_key
+from batchwright_service.domain.problems import Problem
+from batchwright_service.domain.states import State
 from tests.support.factories import tuning_request
 from tests.support.service.browser import violations, watched
 from tests.support.service.running import Running, StartService

@@ -13,9 +13,9 @@ import pytest
 from playwright.sync_api import Browser, Locator, Page, expect
 
 from batchwright.schemas.requests import Baseline
-from service.domain.api_keys import Scope, make_key
-from service.domain.problems import Problem
-from service.domain.states import State
+from batchwright_service.domain.api_keys import Scope, make_key
+from batchwright_service.domain.problems import Problem
+from batchwright_service.domain.states import State
 from tests.support.factories import mlp_spec, tuning_request
 from tests.support.service.browser import Watched, watched, without_charts
 from tests.support.service.running import Running, running

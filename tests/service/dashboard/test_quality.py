@@ -13,9 +13,9 @@ from playwright.sync_api import Browser, Page, expect
 
 from batchwright.errors import WorkloadError
 from batchwright.hardware.memory_in_use import MemoryInUse
-from service.domain.api_keys import Scope, make_key
-from service.store.database.engine import open_engine, write_transaction
-from service.store.database.schema import work_items
+from batchwright_service.domain.api_keys import Scope, make_key
+from batchwright_service.store.database.engine import open_engine, write_transaction
+from batchwright_service.store.database.schema import work_items
 from tests.support.factories import mlp_spec, recommendation, tuning_request
 from tests.support.service.browser import Watched, violations, watched, without_charts
 from tests.support.service.running import Running, running

@@ -16,15 +16,15 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
-from service.api.events import streaming
-from service.auth.sessions import SESSION_SECONDS, csrf_token_of
-from service.bootstrap import System, app_of, build
-from service.dashboard.assets import Assets
-from service.dashboard.sign_in import local_path
-from service.domain.api_keys import Scope, make_key
-from service.domain.problems import Problem
-from service.fast_path import trusted_callers
-from service.settings import Settings
+from batchwright_service.api.events import streaming
+from batchwright_service.auth.sessions import SESSION_SECONDS, csrf_token_of
+from batchwright_service.bootstrap import System, app_of, build
+from batchwright_service.dashboard.assets import Assets
+from batchwright_service.dashboard.sign_in import local_path
+from batchwright_service.domain.api_keys import Scope, make_key
+from batchwright_service.domain.problems import Problem
+from batchwright_service.fast_path import trusted_callers
+from batchwright_service.settings import Settings
 from tests.support.paths import OPENAPI
 from tests.support.service.scripted import new_work
 

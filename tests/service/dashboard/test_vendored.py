@@ -8,7 +8,7 @@ from importlib import resources
 
 import pytest
 
-STATIC = resources.files("service.dashboard").joinpath("static")
+STATIC = resources.files("batchwright_service.dashboard").joinpath("static")
 PREACT_SHA256 = "72284e8e9079c87817145df1110f74e8a2aa040b2fc384922e18dfcb46fc1fd7"
 """Of `preact/standalone.module.js` in htm-3.1.1.tgz as `npm pack htm@3.1.1` fetches it."""
 FONT_SHA256 = "19f9c92546aa300c312235e3125af1b81394d8db9a4bc4a425cd5b641d2d54e1"

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from service.dispatch.engine import EngineJob, JobName, JobState
-from service.dispatch.reconciliation import (
+from batchwright_service.dispatch.engine import EngineJob, JobName, JobState
+from batchwright_service.dispatch.reconciliation import (
     END_SECONDS,
     START_SECONDS,
     Action,

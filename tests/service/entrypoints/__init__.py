@@ -1,1 +1,1 @@
-"""Tests of ``service.entrypoints``."""
+"""Tests of ``batchwright_service.entrypoints``."""

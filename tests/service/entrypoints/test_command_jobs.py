@@ -10,9 +10,9 @@ import pytest
 
 from batchwright.hardware.inventory import cpu
 from batchwright.schemas.recommendation import Recommendation
-from service.client import Client
-from service.domain.states import State
-from service.settings import Settings
+from batchwright_service.client import Client
+from batchwright_service.domain.states import State
+from batchwright_service.settings import Settings
 from tests.support.service.processes import (
     LISTENS,
     PATIENCE_SECONDS,

@@ -14,7 +14,14 @@ import pytest
 import uvicorn
 from starlette.types import Receive, Scope, Send
 
-from service.entrypoints.connections import BoundedListener, ConnectionLimits, Connections, Phase, bounded, limits_here
+from batchwright_service.entrypoints.connections import (
+    BoundedListener,
+    ConnectionLimits,
+    Connections,
+    Phase,
+    bounded,
+    limits_here,
+)
 from tests.support.factories import tuning_request
 from tests.support.service.processes import LISTENS, PATIENCE_SECONDS, Spoken, slow_service, spoken, wait_until
 

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from service.entrypoints.liveness import api_url, check_alive, recorded, renew
-from service.errors import NotReadyError
+from batchwright_service.entrypoints.liveness import api_url, check_alive, recorded, renew
+from batchwright_service.errors import NotReadyError
 from tests.support.command import called
 from tests.support.service.processes import LISTENS, spoken, wait_until
 

@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from service.application.api_keys import KeyCases
-from service.domain.api_keys import Scope
-from service.entrypoints.serve import check_and_build
-from service.errors import ConfigurationError
-from service.folders import check_temporary_folder, make_private_folder
-from service.settings import Settings
-from service.store.store import Store, open_store
+from batchwright_service.application.api_keys import KeyCases
+from batchwright_service.domain.api_keys import Scope
+from batchwright_service.entrypoints.serve import check_and_build
+from batchwright_service.errors import ConfigurationError
+from batchwright_service.folders import check_temporary_folder, make_private_folder
+from batchwright_service.settings import Settings
+from batchwright_service.store.store import Store, open_store
 from tests.support.command import called
 
 NOBODY = 65_534

@@ -20,13 +20,13 @@ import pytest
 
 from batchwright.planning.session import Tuning
 from batchwright.schemas.requests import TrainingRequest
-from service.client import Client
-from service.domain.states import State
-from service.domain.work import Event
-from service.entrypoints import serve as serve_module
-from service.entrypoints.serve import _listening, serve
-from service.errors import ConfigurationError, DeviceTakenError
-from service.settings import Settings
+from batchwright_service.client import Client
+from batchwright_service.domain.states import State
+from batchwright_service.domain.work import Event
+from batchwright_service.entrypoints import serve as serve_module
+from batchwright_service.entrypoints.serve import _listening, serve
+from batchwright_service.errors import ConfigurationError, DeviceTakenError
+from batchwright_service.settings import Settings
 from tests.support.factories import CPU, recommendation, tuning_request
 from tests.support.service.processes import (
     PATIENCE_SECONDS,
@@ -310,10 +310,10 @@ _STARTING = """
 import os, signal, socket, sys
 from dataclasses import replace
 from pathlib import Path
-from service.bootstrap import build
-from service.errors import ServiceError
-from service.entrypoints.serve import serve_system
-from service.settings import Settings
+from batchwright_service.bootstrap import build
+from batchwright_service.errors import ServiceError
+from batchwright_service.entrypoints.serve import serve_system
+from batchwright_service.settings import Settings
 
 other = socket.socket()
 other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

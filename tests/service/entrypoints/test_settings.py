@@ -10,7 +10,7 @@ import pytest
 
 from batchwright.errors import SpecError
 from batchwright.system.own_variables import OTHER_VARIABLES
-from service.settings import Settings, read_settings, unknown_variables
+from batchwright_service.settings import Settings, read_settings, unknown_variables
 from tests.support.command import called
 from tests.support.paths import ROOT
 from tests.support.service.processes import LISTENS, spoken

@@ -1,1 +1,1 @@
-"""Tests of ``service.fast_path``."""
+"""Tests of ``batchwright_service.fast_path``."""

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 
 import pytest
 
-from service.api.events.change_feed import ChangeFeed
-from service.errors import StoreUnavailableError
-from service.fast_path.coalescing import MAX_BATCH, BatchedReads, CoalescedReads
+from batchwright_service.api.events.change_feed import ChangeFeed
+from batchwright_service.errors import StoreUnavailableError
+from batchwright_service.fast_path.coalescing import MAX_BATCH, BatchedReads, CoalescedReads
 
 pytestmark = pytest.mark.anyio
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from service.domain.states import State, WorkKind
-from service.domain.work import QueuePosition
-from service.domain.workers import Queue, QueueEntry
-from service.fast_path.queue_positions import QueuePositions
+from batchwright_service.domain.states import State, WorkKind
+from batchwright_service.domain.work import QueuePosition
+from batchwright_service.domain.workers import Queue, QueueEntry
+from batchwright_service.fast_path.queue_positions import QueuePositions
 
 
 def test_a_long_queue_is_not_read_for_each_new_entry() -> None:

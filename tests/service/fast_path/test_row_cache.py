@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from service.fast_path import row_cache
-from service.fast_path.row_cache import RowCache
+from batchwright_service.fast_path import row_cache
+from batchwright_service.fast_path.row_cache import RowCache
 
 
 def test_a_row_is_made_once_for_each_version() -> None:

@@ -1,1 +1,1 @@
-"""Tests of ``service.observability``."""
+"""Tests of ``batchwright_service.observability``."""

@@ -16,8 +16,8 @@ import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
-from service.observability.metrics import OUT_OF_MEMORY_CODE
-from service.worker.runner import RunOutOfMemoryError
+from batchwright_service.observability.metrics import OUT_OF_MEMORY_CODE
+from batchwright_service.worker.runner import RunOutOfMemoryError
 from tests.support.factories import tuning_request
 from tests.support.paths import ROOT
 from tests.support.service.running import StartService

@@ -19,12 +19,18 @@ from batchwright.schemas.requests import ProbeRequest, TrainingRequest
 from batchwright.schemas.results import Outcome
 from batchwright.system.processes import propagated_environment
 from batchwright.training.launching.launcher import TrainingProcess
-from service.errors import ConfigurationError
-from service.observability.instruments import create_spans
-from service.observability.logging import RepeatLimit, announce, configure_logging, log_context, rate_limited_logger
-from service.observability.tracing import Spans, current_trace_parent, parse_trace_parent, within_trace
-from service.worker.executors.base import TrainingRun
-from service.worker.executors.local import LocalExecutor
+from batchwright_service.errors import ConfigurationError
+from batchwright_service.observability.instruments import create_spans
+from batchwright_service.observability.logging import (
+    RepeatLimit,
+    announce,
+    configure_logging,
+    log_context,
+    rate_limited_logger,
+)
+from batchwright_service.observability.tracing import Spans, current_trace_parent, parse_trace_parent, within_trace
+from batchwright_service.worker.executors.base import TrainingRun
+from batchwright_service.worker.executors.local import LocalExecutor
 from tests.support.factories import CPU, recommendation, tuning_request
 from tests.support.forked import forked_starts
 from tests.support.service.processes import Api, slow_service, wait_until
@@ -305,10 +311,10 @@ def test_a_jobs_process_has_the_trace(tmp_path: Path) -> None:
 def test_opentelemetry_is_imported_only_if_enabled() -> None:
     """A service is built without it."""
     code = (
-        "import sys, service.entrypoints.serve, service.entrypoints.work; "
-        "from service.observability.instruments import create_spans; create_spans('1', {});"
+        "import sys, batchwright_service.entrypoints.serve, batchwright_service.entrypoints.work; "
+        "from batchwright_service.observability.instruments import create_spans; create_spans('1', {});"
         "print([name for name in sys.modules if name.startswith('opentelemetry.sdk')], "
-        "'service.observability.opentelemetry' in sys.modules)"
+        "'batchwright_service.observability.opentelemetry' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[] False"
@@ -333,7 +339,7 @@ def test_spans_without_the_extra_are_refused(monkeypatch: pytest.MonkeyPatch) ->
     for name in [
         name
         for name in sys.modules
-        if name.startswith("opentelemetry") or name == "service.observability.opentelemetry"
+        if name.startswith("opentelemetry") or name == "batchwright_service.observability.opentelemetry"
     ]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "opentelemetry", None)

@@ -16,16 +16,16 @@ from typing_extensions import override
 from batchwright.errors import EstimateError
 from batchwright.schemas.estimates import Estimate, EstimateRequest
 from batchwright.schemas.training import MicroBatchSplit, RunOutcome, TrainingResult
-from service.application.estimates import EstimateLimits, Estimates
-from service.application.readiness import Readiness
-from service.application.rules.policy import Policy
-from service.domain.api_keys import Scope, make_key
-from service.domain.identifiers import IdentifierSource
-from service.errors import ConfigurationError, EstimatesBusyError, NotReadyError, StoreUnavailableError
-from service.observability.metrics import OUT_OF_MEMORY_CODE, Metrics
-from service.store.models import QueueDepth
-from service.store.store import Store
-from service.worker.executors.base import GraceSeconds, OnProgress, TrainingRun
+from batchwright_service.application.estimates import EstimateLimits, Estimates
+from batchwright_service.application.readiness import Readiness
+from batchwright_service.application.rules.policy import Policy
+from batchwright_service.domain.api_keys import Scope, make_key
+from batchwright_service.domain.identifiers import IdentifierSource
+from batchwright_service.errors import ConfigurationError, EstimatesBusyError, NotReadyError, StoreUnavailableError
+from batchwright_service.observability.metrics import OUT_OF_MEMORY_CODE, Metrics
+from batchwright_service.store.models import QueueDepth
+from batchwright_service.store.store import Store
+from batchwright_service.worker.executors.base import GraceSeconds, OnProgress, TrainingRun
 from tests.support.factories import recommendation, tuning_request
 from tests.support.service.running import Running, StartService
 from tests.support.service.scripted import SERVED, Trainer, new_work, progress

@@ -8,7 +8,7 @@ import pytest
 
 from batchwright.errors import SpecError
 from batchwright.schemas.command import CommandSpec
-from service.registry.registered_commands import RegisteredCommands
+from batchwright_service.registry.registered_commands import RegisteredCommands
 from tests.support.documents import blocks_of
 from tests.support.paths import ROOT
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from service.registry.definitions import CommandDefinition
+from batchwright_service.registry.definitions import CommandDefinition
 
 SIZE = "--batch={micro_batch_size}"
 TEXT = {"text": {"type": "string", "default": "x"}}

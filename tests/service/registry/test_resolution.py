@@ -15,9 +15,9 @@ import yaml
 from batchwright.commands.templates import Figures, RenderedCommand, render
 from batchwright.errors import SpecError
 from batchwright.schemas.command import CommandSpec
-from service.errors import CommandNotAllowedError, DataPathNotAllowedError, InvalidInputError
-from service.registry.definitions import CommandsFile
-from service.registry.registered_commands import RegisteredCommands
+from batchwright_service.errors import CommandNotAllowedError, DataPathNotAllowedError, InvalidInputError
+from batchwright_service.registry.definitions import CommandsFile
+from batchwright_service.registry.registered_commands import RegisteredCommands
 
 FIGURES = Figures(micro_batch_size=4, accumulation_steps=2, world_size=1, updates=3)
 PRINTER = "import json, os, sys; print(json.dumps([sys.argv[1:], os.environ.get('TEXT')]))"

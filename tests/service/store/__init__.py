@@ -1,1 +1,1 @@
-"""Tests of ``service.store``."""
+"""Tests of ``batchwright_service.store``."""

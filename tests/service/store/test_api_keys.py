@@ -10,14 +10,14 @@ from dataclasses import replace
 import pytest
 from sqlalchemy import select, update
 
-from service.domain.api_keys import NewKey, Scope, make_key
-from service.domain.states import State
-from service.errors import ConflictError, NotFoundError, QuotaExceededError
-from service.store.database.engine import open_engine, write_transaction
-from service.store.database.schema import api_keys, sessions, work_items
-from service.store.interface import KeyStore
-from service.store.models import UNLIMITED, Ending, Lease, Quota
-from service.store.store import Store
+from batchwright_service.domain.api_keys import NewKey, Scope, make_key
+from batchwright_service.domain.states import State
+from batchwright_service.errors import ConflictError, NotFoundError, QuotaExceededError
+from batchwright_service.store.database.engine import open_engine, write_transaction
+from batchwright_service.store.database.schema import api_keys, sessions, work_items
+from batchwright_service.store.interface import KeyStore
+from batchwright_service.store.models import UNLIMITED, Ending, Lease, Quota
+from batchwright_service.store.store import Store
 from tests.support.service.scripted import SERVED, new_work
 
 READ = (Scope.TUNINGS_READ,)

@@ -8,12 +8,12 @@ from concurrent.futures import ThreadPoolExecutor
 
 from sqlalchemy import func, select
 
-from service.domain.states import State, WorkKind
-from service.errors import StaleLeaseError
-from service.store.database.engine import open_engine, read_transaction
-from service.store.database.schema import probes
-from service.store.models import Ending
-from service.store.store import Store
+from batchwright_service.domain.states import State, WorkKind
+from batchwright_service.errors import StaleLeaseError
+from batchwright_service.store.database.engine import open_engine, read_transaction
+from batchwright_service.store.database.schema import probes
+from batchwright_service.store.models import Ending
+from batchwright_service.store.store import Store
 from tests.support.factories import probe_result
 from tests.support.service.scripted import new_work
 from tests.support.service.stores import LEASE_SECONDS, NewId, claimed, elsewhere, engine_at, fill

@@ -12,13 +12,19 @@ from operator import attrgetter
 import pytest
 
 from batchwright.schemas.training import RunOutcome, TrainingResult, course_after
-from service.domain.fleet import FleetReport
-from service.domain.states import State, WorkKind, sources_of
-from service.domain.work import EventKind
-from service.errors import ConfigurationError, ConflictError, NotFoundError, StaleLeaseError, StoreUnavailableError
-from service.problem_mapping import make_problem
-from service.store.models import BeatReply, Claim, Ending, Lease, RecommendationFilter
-from service.store.store import Store, open_store
+from batchwright_service.domain.fleet import FleetReport
+from batchwright_service.domain.states import State, WorkKind, sources_of
+from batchwright_service.domain.work import EventKind
+from batchwright_service.errors import (
+    ConfigurationError,
+    ConflictError,
+    NotFoundError,
+    StaleLeaseError,
+    StoreUnavailableError,
+)
+from batchwright_service.problem_mapping import make_problem
+from batchwright_service.store.models import BeatReply, Claim, Ending, Lease, RecommendationFilter
+from batchwright_service.store.store import Store, open_store
 from tests.support.factories import probe_result, recommendation
 from tests.support.service.scripted import SERVED, new_work, progress
 from tests.support.service.stores import LEASE_SECONDS, NewId, beaten, claimed, elsewhere

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 from sqlalchemy import Connection, Engine, create_engine, event, text
 
-from service.domain.api_keys import Scope, make_key
-from service.domain.fleet import FleetReport
-from service.domain.states import State, WorkKind
-from service.domain.webhooks import WebhookSubmission
-from service.errors import ConfigurationError, StaleLeaseError, StoreUnavailableError
-from service.store.database.engine import open_engine, read_transaction, write_transaction
-from service.store.models import (
+from batchwright_service.domain.api_keys import Scope, make_key
+from batchwright_service.domain.fleet import FleetReport
+from batchwright_service.domain.states import State, WorkKind
+from batchwright_service.domain.webhooks import WebhookSubmission
+from batchwright_service.errors import ConfigurationError, StaleLeaseError, StoreUnavailableError
+from batchwright_service.store.database.engine import open_engine, read_transaction, write_transaction
+from batchwright_service.store.models import (
     WRITE_CHECK_TTL_SECONDS,
     AuditFilter,
     Beat,
@@ -27,9 +27,9 @@ from service.store.models import (
     RecommendationFilter,
     StoredResponse,
 )
-from service.store.outbox.interface import LeasedDelivery
-from service.store.scheduling import SqlQueueStore
-from service.store.store import Store, open_store
+from batchwright_service.store.outbox.interface import LeasedDelivery
+from batchwright_service.store.scheduling import SqlQueueStore
+from batchwright_service.store.store import Store, open_store
 from tests.support.factories import probe_result, recommendation, residual
 from tests.support.service.postgres import Databases
 from tests.support.service.scripted import SERVED, new_work, progress

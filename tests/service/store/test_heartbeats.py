@@ -7,11 +7,11 @@ from dataclasses import replace
 import pytest
 from sqlalchemy import select
 
-from service.domain.states import State
-from service.store.database.engine import open_engine, read_transaction, write_transaction
-from service.store.database.schema import work_items, workers
-from service.store.models import Beat, Ending
-from service.store.store import Store
+from batchwright_service.domain.states import State
+from batchwright_service.store.database.engine import open_engine, read_transaction, write_transaction
+from batchwright_service.store.database.schema import work_items, workers
+from batchwright_service.store.models import Beat, Ending
+from batchwright_service.store.store import Store
 from tests.support.service.postgres import Databases
 from tests.support.service.scripted import SERVED, new_work
 from tests.support.service.stores import LEASE_SECONDS, NewId, beaten, claimed, elsewhere, on_device, set_work

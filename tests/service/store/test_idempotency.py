@@ -9,12 +9,12 @@ from dataclasses import replace
 import pytest
 from sqlalchemy import func, select, update
 
-from service.domain.api_keys import Scope, make_key
-from service.domain.states import State, WorkKind
-from service.errors import ConflictError, NotFoundError, QuotaExceededError
-from service.store.database.engine import read_transaction, write_transaction
-from service.store.database.schema import idempotency_keys
-from service.store.models import (
+from batchwright_service.domain.api_keys import Scope, make_key
+from batchwright_service.domain.states import State, WorkKind
+from batchwright_service.errors import ConflictError, NotFoundError, QuotaExceededError
+from batchwright_service.store.database.engine import read_transaction, write_transaction
+from batchwright_service.store.database.schema import idempotency_keys
+from batchwright_service.store.models import (
     IDEMPOTENCY_KEY_TTL_SECONDS,
     UNLIMITED,
     DuplicateRequestError,
@@ -24,7 +24,7 @@ from service.store.models import (
     StoredResponse,
     WorkItem,
 )
-from service.store.store import Store
+from batchwright_service.store.store import Store
 from tests.support.factories import recommendation
 from tests.support.service.scripted import new_work
 from tests.support.service.stores import NewId, engine_at

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 from sqlalchemy import text
 
-from service.domain.states import State, WorkKind
-from service.errors import NotFoundError
-from service.store import recommendation_queries
-from service.store.database.engine import read_transaction
-from service.store.database.migrate import upgrade
-from service.store.models import RecommendationFilter, WorkFilter
-from service.store.store import Store
+from batchwright_service.domain.states import State, WorkKind
+from batchwright_service.errors import NotFoundError
+from batchwright_service.store import recommendation_queries
+from batchwright_service.store.database.engine import read_transaction
+from batchwright_service.store.database.migrate import upgrade
+from batchwright_service.store.models import RecommendationFilter, WorkFilter
+from batchwright_service.store.store import Store
 from tests.support.factories import CPU, mlp_spec, recommendation, tuning_request
 from tests.support.service.scripted import new_work
 from tests.support.service.stores import NewId, claimed, ended, engine_at, fill

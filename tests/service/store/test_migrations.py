@@ -16,19 +16,19 @@ from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, Engine, inspect, text
 
 from batchwright.schemas.recommendation import Recommendation
-from service.domain.staleness import Conditions
-from service.domain.states import State, WorkKind
-from service.domain.work import JobRequest
-from service.errors import ConfigurationError
-from service.store.database.engine import read_transaction, write_transaction
-from service.store.database.migrate import configuration, upgrade
-from service.store.database.migrations.versions.v0008_plain_names import (
+from batchwright_service.domain.staleness import Conditions
+from batchwright_service.domain.states import State, WorkKind
+from batchwright_service.domain.work import JobRequest
+from batchwright_service.errors import ConfigurationError
+from batchwright_service.store.database.engine import read_transaction, write_transaction
+from batchwright_service.store.database.migrate import configuration, upgrade
+from batchwright_service.store.database.migrations.versions.v0008_plain_names import (
     recommendation_with_plan,
     recommendation_without_plan,
 )
-from service.store.database.schema import metadata
-from service.store.models import Beat, Ending, Quota, RecommendationFilter
-from service.store.store import open_store
+from batchwright_service.store.database.schema import metadata
+from batchwright_service.store.models import Beat, Ending, Quota, RecommendationFilter
+from batchwright_service.store.store import open_store
 from tests.support.factories import plan_of, probe_result
 from tests.support.paths import ROOT
 from tests.support.service.scripted import SERVED, new_work
@@ -184,7 +184,7 @@ def test_old_recommendations_are_found_by_what_their_documents_say(
     database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Older rows lack precision and objective, and the oldest documents have no objective."""
-    monkeypatch.setattr("service.store.database.migrations.versions.v0007_searching._AT_ONCE", 2)
+    monkeypatch.setattr("batchwright_service.store.database.migrations.versions.v0007_searching._AT_ONCE", 2)
     kinds = {
         "rec_1": ("fp32", None),
         "rec_2": ("bf16", None),
@@ -218,7 +218,7 @@ def test_every_stored_recommendation_takes_the_names_of_today(
     database_url: str, revision: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The plan comes first, in the table, in lists, in jobs and in the first responses of idempotency keys."""
-    monkeypatch.setattr("service.store.database.migrations.versions.v0008_plain_names._AT_ONCE", 1)
+    monkeypatch.setattr("batchwright_service.store.database.migrations.versions.v0008_plain_names._AT_ONCE", 1)
     with engine_at(database_url) as engine:
         write_as_of(engine, revision)
     store = open_store(database_url)

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 from sqlalchemy import text
 
-from service.domain.workers import ServedDevice
-from service.errors import QuotaExceededError
-from service.store.database import notifications
-from service.store.database.engine import open_engine, write_transaction
-from service.store.database.notifications import Listener, channel_of
-from service.store.models import Beat, Quota
-from service.store.store import Store
+from batchwright_service.domain.workers import ServedDevice
+from batchwright_service.errors import QuotaExceededError
+from batchwright_service.store.database import notifications
+from batchwright_service.store.database.engine import open_engine, write_transaction
+from batchwright_service.store.database.notifications import Listener, channel_of
+from batchwright_service.store.models import Beat, Quota
+from batchwright_service.store.store import Store
 from tests.support.service.postgres import Databases
 from tests.support.service.scripted import SERVED, new_work
 from tests.support.service.stores import LEASE_SECONDS, NewId, claimed, on_device

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from service.store.store import Store
+from batchwright_service.store.store import Store
 from tests.support.factories import residual
 
 
@@ -35,7 +35,7 @@ def test_a_residual_is_read_back_whole_and_added_once(store: Store) -> None:
 
 def test_the_newest_of_a_family_are_kept(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """Others are deleted when one is added, of that family and hardware alone."""
-    monkeypatch.setattr("service.store.evidence.RESIDUALS_PER_FAMILY", 2)
+    monkeypatch.setattr("batchwright_service.store.evidence.RESIDUALS_PER_FAMILY", 2)
     store.residuals.add("tun_0", residual(limit_bytes=9, family="bert"))
     for number in (1, 2, 3, 4):
         store.residuals.add(f"tun_{number}", residual(limit_bytes=number))

@@ -8,13 +8,13 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from sqlalchemy import Table, func, insert, select
 
-from service.domain.api_keys import Scope, make_key
-from service.domain.states import State, WorkKind
-from service.errors import NotEndedError, NotFoundError, QuotaExceededError
-from service.store.database.engine import read_transaction, write_transaction
-from service.store.database.schema import events, idempotency_keys, probes, used_time, work_items
-from service.store.models import Ending, Pruned, Quota
-from service.store.store import Store
+from batchwright_service.domain.api_keys import Scope, make_key
+from batchwright_service.domain.states import State, WorkKind
+from batchwright_service.errors import NotEndedError, NotFoundError, QuotaExceededError
+from batchwright_service.store.database.engine import read_transaction, write_transaction
+from batchwright_service.store.database.schema import events, idempotency_keys, probes, used_time, work_items
+from batchwright_service.store.models import Ending, Pruned, Quota
+from batchwright_service.store.store import Store
 from tests.support.factories import probe_result, recommendation
 from tests.support.service.scripted import new_work
 from tests.support.service.stores import NewId, answered, claimed, ended, engine_at, fill, set_work

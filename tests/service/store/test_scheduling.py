@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from sqlalchemy import update
 
-from service.domain.states import State
-from service.store.database.engine import write_transaction
-from service.store.database.schema import submitters
-from service.store.models import Ending
-from service.store.store import Store
+from batchwright_service.domain.states import State
+from batchwright_service.store.database.engine import write_transaction
+from batchwright_service.store.database.schema import submitters
+from batchwright_service.store.models import Ending
+from batchwright_service.store.store import Store
 from tests.support.service.scripted import SERVED, new_work
 from tests.support.service.stores import LEASE_SECONDS, NewId, claimed, elsewhere, engine_at, fill, on_device, set_work
 

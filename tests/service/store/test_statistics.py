@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 from sqlalchemy import select, text
 
-from service.domain.problems import Problem
-from service.domain.states import State, WorkKind
-from service.store import statistics
-from service.store.database.engine import read_transaction, write_transaction
-from service.store.database.migrate import upgrade
-from service.store.database.schema import held_slots, now_ms, recommendation_hits
-from service.store.models import Ending, WorkTotal
-from service.store.store import Store, open_store
+from batchwright_service.domain.problems import Problem
+from batchwright_service.domain.states import State, WorkKind
+from batchwright_service.store import statistics
+from batchwright_service.store.database.engine import read_transaction, write_transaction
+from batchwright_service.store.database.migrate import upgrade
+from batchwright_service.store.database.schema import held_slots, now_ms, recommendation_hits
+from batchwright_service.store.models import Ending, WorkTotal
+from batchwright_service.store.store import Store, open_store
 from tests.support.service.scripted import SERVED, new_work
 from tests.support.service.stores import NewId, claimed, engine_at, set_work
 

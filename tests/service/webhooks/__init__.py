@@ -1,1 +1,1 @@
-"""Tests of ``service.webhooks``."""
+"""Tests of ``batchwright_service.webhooks``."""

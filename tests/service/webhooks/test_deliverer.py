@@ -15,17 +15,17 @@ from sqlalchemy import update
 from standardwebhooks.webhooks import Webhook
 
 from batchwright.schemas.requests import TrainingRequest
-from service.application.api_keys import KeyCases
-from service.client import Client
-from service.client.errors import ApiError, NotAllowedError, NotFoundError
-from service.domain.api_keys import KeySubmission, Scope
-from service.domain.webhooks import DeliveryState, WebhookSubmission
-from service.store.database.engine import write_transaction
-from service.store.database.schema import webhook_deliveries
-from service.store.store import Store
-from service.webhooks.deliverer import Deliverer, Schedule
-from service.webhooks.sending import Attempt
-from service.webhooks.signatures import new_secret
+from batchwright_service.application.api_keys import KeyCases
+from batchwright_service.client import Client
+from batchwright_service.client.errors import ApiError, NotAllowedError, NotFoundError
+from batchwright_service.domain.api_keys import KeySubmission, Scope
+from batchwright_service.domain.webhooks import DeliveryState, WebhookSubmission
+from batchwright_service.store.database.engine import write_transaction
+from batchwright_service.store.database.schema import webhook_deliveries
+from batchwright_service.store.store import Store
+from batchwright_service.webhooks.deliverer import Deliverer, Schedule
+from batchwright_service.webhooks.sending import Attempt
+from batchwright_service.webhooks.signatures import new_secret
 from tests.support.factories import tuning_request
 from tests.support.service.processes import Api, slow_service, wait_until
 from tests.support.service.receiver import Receiver, receiving, silent, status

@@ -10,9 +10,9 @@ from typing import Any
 import httpcore
 import pytest
 
-from service.errors import ConfigurationError, InvalidInputError
-from service.webhooks.network import AddressRefusedError, CheckedBackend
-from service.webhooks.receivers import AllowedReceivers
+from batchwright_service.errors import ConfigurationError, InvalidInputError
+from batchwright_service.webhooks.network import AddressRefusedError, CheckedBackend
+from batchwright_service.webhooks.receivers import AllowedReceivers
 from tests.support.service.processes import PATIENCE_SECONDS
 
 HOSTS = ("hooks.example.org", "*.example.net", "http://plain.example.org", "ports.example.org:8443")

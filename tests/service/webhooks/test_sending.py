@@ -9,10 +9,10 @@ from dataclasses import replace
 import pytest
 from standardwebhooks.webhooks import Webhook, WebhookVerificationError
 
-from service.store.outbox.interface import LeasedDelivery
-from service.webhooks.receivers import AllowedReceivers
-from service.webhooks.sending import Attempt, Sender
-from service.webhooks.signatures import new_secret
+from batchwright_service.store.outbox.interface import LeasedDelivery
+from batchwright_service.webhooks.receivers import AllowedReceivers
+from batchwright_service.webhooks.sending import Attempt, Sender
+from batchwright_service.webhooks.signatures import new_secret
 from tests.support.service.processes import PATIENCE_SECONDS
 from tests.support.service.receiver import Receiver, dripping, endless, raw, receiving, silent, status
 

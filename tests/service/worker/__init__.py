@@ -1,1 +1,1 @@
-"""Tests of ``service.worker``."""
+"""Tests of ``batchwright_service.worker``."""

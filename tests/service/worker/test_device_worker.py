@@ -16,16 +16,16 @@ from batchwright.schemas.recommendation import CouplingCheck
 from batchwright.schemas.requests import ExpectationRequest, ProbeRequest, TrainingRequest, TuningRequest
 from batchwright.schemas.results import ExpectedPeak, ExpectedPeaks, Outcome, ProbeResult
 from batchwright.schemas.training import RunOutcome, TrainingResult
-from service.domain.identifiers import IdentifierSource
-from service.domain.states import State, WorkKind
-from service.domain.work import JobRequest
-from service.errors import DeviceTakenError, StoreUnavailableError
-from service.store.models import WorkItem
-from service.store.store import Store
-from service.worker.coordinator import Coordinator
-from service.worker.executors.base import GraceSeconds, OnProgress, TrainingRun
-from service.worker.executors.inline import InlineExecutor, TrainFunction
-from service.worker.settings import WorkerSettings
+from batchwright_service.domain.identifiers import IdentifierSource
+from batchwright_service.domain.states import State, WorkKind
+from batchwright_service.domain.work import JobRequest
+from batchwright_service.errors import DeviceTakenError, StoreUnavailableError
+from batchwright_service.store.models import WorkItem
+from batchwright_service.store.store import Store
+from batchwright_service.worker.coordinator import Coordinator
+from batchwright_service.worker.executors.base import GraceSeconds, OnProgress, TrainingRun
+from batchwright_service.worker.executors.inline import InlineExecutor, TrainFunction
+from batchwright_service.worker.settings import WorkerSettings
 from tests.support.factories import CPU, mlp_spec, recommendation, tuning_request
 from tests.support.service.scripted import SERVED, ScriptedRunner, Trainer, new_work, progress, until_stopped
 
@@ -536,7 +536,7 @@ def test_a_device_is_served_once(
     store: Store, start: StartWorker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A second service on the same data folder is refused, naming the device and the holder."""
-    monkeypatch.setattr("service.worker.slot._LOCK_WAIT_SECONDS", 0.0)
+    monkeypatch.setattr("batchwright_service.worker.slot._LOCK_WAIT_SECONDS", 0.0)
     start(ScriptedRunner(37))
     second = Coordinator(store, [InlineExecutor(CPU, ScriptedRunner(37), no_training)], {}, worker_settings(tmp_path))
     with pytest.raises(DeviceTakenError, match=r"cpu is served by host:"):

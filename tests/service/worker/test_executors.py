@@ -17,9 +17,9 @@ from batchwright.schemas.results import Outcome
 from batchwright.schemas.training import RunOutcome, RunProgress, TrainingResult
 from batchwright.system.files import lock_directory
 from batchwright.training.launching.launcher import TrainingProcess
-from service.worker.executors.base import DeviceBusyError, Executor, GraceSeconds, OnProgress, TrainingRun
-from service.worker.executors.inline import InlineExecutor
-from service.worker.executors.local import LocalExecutor
+from batchwright_service.worker.executors.base import DeviceBusyError, Executor, GraceSeconds, OnProgress, TrainingRun
+from batchwright_service.worker.executors.inline import InlineExecutor
+from batchwright_service.worker.executors.local import LocalExecutor
 from tests.support.factories import CPU, mlp_spec, recommendation, tuning_request
 from tests.support.service.processes import are_gone
 from tests.support.service.scripted import ScriptedRunner, progress, until_stopped

@@ -19,17 +19,17 @@ from batchwright.schemas.requests import TrainingRequest
 from batchwright.schemas.results import Outcome, ProbeResult
 from batchwright.schemas.training import RunOutcome, RunProgress, SystemTrouble, TrainingResult
 from batchwright.system.host_failures import Cause, HostFailure
-from service.domain.identifiers import IdentifierSource
-from service.domain.states import State, WorkKind
-from service.domain.work import JobRequest
-from service.observability.instruments import Instruments
-from service.store.models import WRITE_CHECK_TTL_SECONDS
-from service.store.store import Store
-from service.worker.coordinator import Coordinator
-from service.worker.executors.base import Executor, GraceSeconds, OnProgress, TrainingRun
-from service.worker.executors.inline import InlineExecutor
-from service.worker.executors.local import LocalExecutor
-from service.worker.host_health import Health
+from batchwright_service.domain.identifiers import IdentifierSource
+from batchwright_service.domain.states import State, WorkKind
+from batchwright_service.domain.work import JobRequest
+from batchwright_service.observability.instruments import Instruments
+from batchwright_service.store.models import WRITE_CHECK_TTL_SECONDS
+from batchwright_service.store.store import Store
+from batchwright_service.worker.coordinator import Coordinator
+from batchwright_service.worker.executors.base import Executor, GraceSeconds, OnProgress, TrainingRun
+from batchwright_service.worker.executors.inline import InlineExecutor
+from batchwright_service.worker.executors.local import LocalExecutor
+from batchwright_service.worker.host_health import Health
 from tests.service.worker.test_device_worker import (
     PATIENCE_SECONDS,
     VERSIONS,
@@ -325,7 +325,7 @@ def test_trouble_that_follows_the_work_is_the_works_own(
     store: Store, start: StartWorker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A job that meets it every time, on a host that is well each time, fails with the words; the next one runs."""
-    monkeypatch.setattr("service.worker.host_health._FIRST_PAUSE_SECONDS", 0.001)
+    monkeypatch.setattr("batchwright_service.worker.host_health._FIRST_PAUSE_SECONDS", 0.001)
     first = queue_job(store, updates=3)
     calls: list[Path] = []
 

@@ -15,17 +15,17 @@ import pytest
 from sqlalchemy import Connection, NullPool, create_engine, text
 from sqlalchemy.exc import OperationalError
 
-from service.domain.states import State
-from service.errors import StoreUnavailableError
-from service.store.database import claim_admission
-from service.store.database.engine import open_engine, read_transaction
-from service.store.models import WorkItem
-from service.store.store import Store
-from service.worker.coordinator import Coordinator
-from service.worker.executors.inline import InlineExecutor
-from service.worker.idle_pause import IdlePause
-from service.worker.settings import WorkerSettings
-from service.worker_bootstrap import worker_connections
+from batchwright_service.domain.states import State
+from batchwright_service.errors import StoreUnavailableError
+from batchwright_service.store.database import claim_admission
+from batchwright_service.store.database.engine import open_engine, read_transaction
+from batchwright_service.store.models import WorkItem
+from batchwright_service.store.store import Store
+from batchwright_service.worker.coordinator import Coordinator
+from batchwright_service.worker.executors.inline import InlineExecutor
+from batchwright_service.worker.idle_pause import IdlePause
+from batchwright_service.worker.settings import WorkerSettings
+from batchwright_service.worker_bootstrap import worker_connections
 from tests.service.worker.test_device_worker import VERSIONS, ended, no_training, queue_tuning, worker_settings
 from tests.support.factories import CPU
 from tests.support.service.postgres import Databases, own_server

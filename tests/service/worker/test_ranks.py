@@ -16,13 +16,13 @@ from batchwright.hardware.allocator_env import visible_devices
 from batchwright.schemas.requests import TrainingRequest
 from batchwright.schemas.training import RunOutcome, RunProgress, TrainingProgress, TrainingResult
 from batchwright.training.launching.run_directory import ProgressLog, RunPaths
-from service.application.rules.device_checks import check_process_count, hardware_of_job
-from service.client import ApiError, Client
-from service.domain.hardware import kind_of
-from service.domain.states import State
-from service.errors import UnsupportedJobError
-from service.worker.executors.base import TrainingRun
-from service.worker.executors.local import LocalExecutor
+from batchwright_service.application.rules.device_checks import check_process_count, hardware_of_job
+from batchwright_service.client import ApiError, Client
+from batchwright_service.domain.hardware import kind_of
+from batchwright_service.domain.states import State
+from batchwright_service.errors import UnsupportedJobError
+from batchwright_service.worker.executors.base import TrainingRun
+from batchwright_service.worker.executors.local import LocalExecutor
 from tests.support.exports.plans import command_plan
 from tests.support.factories import CPU, CUDA, recommendation
 from tests.support.forked import await_server, forked_starts

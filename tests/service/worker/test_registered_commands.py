@@ -13,10 +13,10 @@ from batchwright.schemas.recommendation import Recommendation
 from batchwright.schemas.requests import TuningRequest
 from batchwright.schemas.results import Outcome
 from batchwright.schemas.training import CommandProgress
-from service.bootstrap import app_of, build
-from service.client import Client
-from service.domain.states import State
-from service.settings import Settings
+from batchwright_service.bootstrap import app_of, build
+from batchwright_service.client import Client
+from batchwright_service.domain.states import State
+from batchwright_service.settings import Settings
 from tests.support.service.asking import PATIENCE_SECONDS
 from tests.support.service.registered import commands_file, recommended, submission
 from tests.support.service.running import listening

@@ -11,20 +11,20 @@ import pytest
 
 from batchwright.schemas.requests import TrainingRequest
 from batchwright.schemas.training import RunOutcome, TrainingResult
-from service.application.rules.policy import Policy
-from service.bootstrap import System, build
-from service.client import Client
-from service.client.errors import ConflictError, NotAllowedError, NotFoundError
-from service.domain.api_keys import KEYLESS, Scope, make_key
-from service.domain.problems import Problem
-from service.domain.states import State, WorkKind
-from service.domain.work import Job, JobSubmission
-from service.errors import NotFoundError as NothingError
-from service.errors import NotResumableError, QuotaExceededError, TargetNotAllowedError
-from service.settings import Settings
-from service.store.models import Ending, Quota
-from service.store.store import Store
-from service.worker.executors.local import LocalExecutor
+from batchwright_service.application.rules.policy import Policy
+from batchwright_service.bootstrap import System, build
+from batchwright_service.client import Client
+from batchwright_service.client.errors import ConflictError, NotAllowedError, NotFoundError
+from batchwright_service.domain.api_keys import KEYLESS, Scope, make_key
+from batchwright_service.domain.problems import Problem
+from batchwright_service.domain.states import State, WorkKind
+from batchwright_service.domain.work import Job, JobSubmission
+from batchwright_service.errors import NotFoundError as NothingError
+from batchwright_service.errors import NotResumableError, QuotaExceededError, TargetNotAllowedError
+from batchwright_service.settings import Settings
+from batchwright_service.store.models import Ending, Quota
+from batchwright_service.store.store import Store
+from batchwright_service.worker.executors.local import LocalExecutor
 from tests.support.factories import CPU, recommendation, tuning_request
 from tests.support.service.running import Running, StartService, running
 from tests.support.service.scripted import ScriptedRunner, Trainer, new_work, progress

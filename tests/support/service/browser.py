@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 import pytest
 from playwright.sync_api import Browser, ConsoleMessage, Page, Request, Response, expect, sync_playwright
 
-from service.dashboard import assets
+from batchwright_service.dashboard import assets
 
 VARIABLE = "BATCHWRIGHT_TEST_CHROMIUM"
 _NAMES = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome")

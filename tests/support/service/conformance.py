@@ -16,9 +16,9 @@ from typing import Any
 
 import httpx
 
-from service.domain.api_keys import Scope, make_key
-from service.settings import Settings
-from service.store.store import open_store
+from batchwright_service.domain.api_keys import Scope, make_key
+from batchwright_service.settings import Settings
+from batchwright_service.store.store import open_store
 from tests.support.paths import ROOT, SUPPORT
 from tests.support.service.generated_clients import EFFECTIVE_BATCH_SIZE, MEMORY_LIMIT_BYTES, PACKAGE
 

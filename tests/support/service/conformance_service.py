@@ -12,12 +12,12 @@ from dataclasses import replace
 from pathlib import Path
 
 from batchwright.schemas.estimates import Estimate, EstimateRequest, GpuEstimate, Verdict
-from service.application.estimates import EstimateLimits, Estimates
-from service.application.rules.policy import Policy
-from service.bootstrap import build
-from service.entrypoints.serve import serve_system
-from service.settings import Settings
-from service.worker.executors.inline import InlineExecutor
+from batchwright_service.application.estimates import EstimateLimits, Estimates
+from batchwright_service.application.rules.policy import Policy
+from batchwright_service.bootstrap import build
+from batchwright_service.entrypoints.serve import serve_system
+from batchwright_service.settings import Settings
+from batchwright_service.worker.executors.inline import InlineExecutor
 from tests.support.factories import CPU
 from tests.support.service.scripted import ScriptedRunner, Trainer
 

@@ -27,11 +27,11 @@ from types import SimpleNamespace
 from typing import IO, Any, NoReturn
 from unittest.mock import patch
 
-import service.entrypoints.hosted_worker
-import service.entrypoints.work  # noqa: F401 - imported here, since the processes would take seconds for it
+import batchwright_service.entrypoints.hosted_worker
+import batchwright_service.entrypoints.work  # noqa: F401 - imported here, since the processes would take seconds for it
 from batchwright.system.processes import die_with_parent
-from service.entrypoints import serve
-from service.worker.hosting import child_process
+from batchwright_service.entrypoints import serve
+from batchwright_service.worker.hosting import child_process
 from tests.support.service import processes, running
 
 _PR_SET_PDEATHSIG, _PR_SET_NAME = 1, 15  # <linux/prctl.h>

@@ -21,12 +21,12 @@ from typing_extensions import override
 
 from batchwright.hardware.memory_in_use import MemoryInUse
 from batchwright.schemas.results import DeviceInfo
-from service.bootstrap import System, app_of, build
-from service.client import Client
-from service.folders import make_private_folder
-from service.settings import Settings
-from service.store.store import open_store
-from service.worker.executors.inline import InlineExecutor
+from batchwright_service.bootstrap import System, app_of, build
+from batchwright_service.client import Client
+from batchwright_service.folders import make_private_folder
+from batchwright_service.settings import Settings
+from batchwright_service.store.store import open_store
+from batchwright_service.worker.executors.inline import InlineExecutor
 from tests.support.factories import CPU
 from tests.support.paths import OPENAPI
 from tests.support.service.processes import PATIENCE_SECONDS
@@ -121,7 +121,7 @@ def running(
     if not settings.database_url and not (database := Path(settings.url.removeprefix("sqlite:///"))).exists():
         make_private_folder(settings.data_dir)
         database.write_bytes(migrated())
-    prepared = nullcontext() if settings.database_url else patch("service.store.store.upgrade")
+    prepared = nullcontext() if settings.database_url else patch("batchwright_service.store.store.upgrade")
     with prepared:  # a copy of a migrated file has the newest tables: to find that out takes Alembic 20 ms
         system = build(settings, lambda device: _Executor(device, runner, trainer), [device], {"torch": torch})
     with (

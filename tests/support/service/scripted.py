@@ -14,10 +14,10 @@ from batchwright.schemas.recommendation import CouplingCheck
 from batchwright.schemas.requests import CouplingRequest, ExpectationRequest, ProbeRequest, TuningRequest
 from batchwright.schemas.results import CountedRank, CountedUpdates, ExpectedPeaks, Outcome, Phase, ProbeResult
 from batchwright.schemas.training import EvaluationReport, RunOutcome, TrainingProgress, TrainingResult
-from service.domain.states import WorkKind
-from service.domain.workers import ServedDevice
-from service.store.models import NewWork
-from service.worker.executors.base import GraceSeconds, OnProgress, TrainingRun
+from batchwright_service.domain.states import WorkKind
+from batchwright_service.domain.workers import ServedDevice
+from batchwright_service.store.models import NewWork
+from batchwright_service.worker.executors.base import GraceSeconds, OnProgress, TrainingRun
 from tests.support.factories import CPU, tuning_request
 
 SERVED = ServedDevice(slot="host/cpu", owner="host:scope:1", device=CPU, environment={}, versions={"torch": "2.8"})

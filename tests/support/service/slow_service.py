@@ -9,9 +9,9 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from service.bootstrap import build
-from service.entrypoints.serve import serve_system
-from service.settings import Settings
+from batchwright_service.bootstrap import build
+from batchwright_service.entrypoints.serve import serve_system
+from batchwright_service.settings import Settings
 
 
 def main(data_dir: str, port: str) -> None:

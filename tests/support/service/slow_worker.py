@@ -14,11 +14,11 @@ from pathlib import Path
 
 from batchwright.schemas.results import DeviceInfo
 from batchwright.schemas.training import RunOutcome, TrainingResult
-from service.entrypoints.hosted_worker import main
-from service.settings import Settings
-from service.worker.executors.base import Executor, GraceSeconds, OnProgress, TrainingRun
-from service.worker.executors.inline import InlineExecutor
-from service.worker_bootstrap import WorkerSystem, build_worker
+from batchwright_service.entrypoints.hosted_worker import main
+from batchwright_service.settings import Settings
+from batchwright_service.worker.executors.base import Executor, GraceSeconds, OnProgress, TrainingRun
+from batchwright_service.worker.executors.inline import InlineExecutor
+from batchwright_service.worker_bootstrap import WorkerSystem, build_worker
 from tests.support.factories import CPU
 from tests.support.service.scripted import ScriptedRunner
 

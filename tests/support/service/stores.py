@@ -9,13 +9,13 @@ from typing import Any
 from sqlalchemy import Engine, insert, update
 
 from batchwright.schemas.recommendation import Recommendation
-from service.domain.identifiers import IdentifierSource
-from service.domain.states import State
-from service.domain.workers import ServedDevice
-from service.store.database.engine import insert_or_skip, open_engine, write_transaction
-from service.store.database.schema import submitters, work_items
-from service.store.models import Beat, BeatReply, Claim, Ending, Lease, NewWork
-from service.store.store import Store
+from batchwright_service.domain.identifiers import IdentifierSource
+from batchwright_service.domain.states import State
+from batchwright_service.domain.workers import ServedDevice
+from batchwright_service.store.database.engine import insert_or_skip, open_engine, write_transaction
+from batchwright_service.store.database.schema import submitters, work_items
+from batchwright_service.store.models import Beat, BeatReply, Claim, Ending, Lease, NewWork
+from batchwright_service.store.store import Store
 from tests.support.factories import recommendation
 from tests.support.service.scripted import SERVED, new_work
 

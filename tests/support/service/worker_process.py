@@ -15,12 +15,12 @@ from pathlib import Path
 
 from batchwright.schemas.results import DeviceInfo
 from batchwright.schemas.training import RunOutcome, TrainingResult
-from service.entrypoints.work import work_system
-from service.settings import Settings
-from service.worker.executors.base import Executor, GraceSeconds, OnProgress, TrainingRun
-from service.worker.executors.inline import InlineExecutor
-from service.worker.executors.local import LocalExecutor
-from service.worker_bootstrap import build_worker
+from batchwright_service.entrypoints.work import work_system
+from batchwright_service.settings import Settings
+from batchwright_service.worker.executors.base import Executor, GraceSeconds, OnProgress, TrainingRun
+from batchwright_service.worker.executors.inline import InlineExecutor
+from batchwright_service.worker.executors.local import LocalExecutor
+from batchwright_service.worker_bootstrap import build_worker
 from tests.support.factories import CPU
 from tests.support.service.scripted import ScriptedRunner
 

@@ -28,9 +28,9 @@ from batchwright.errors import SpecError
 from batchwright.planning.fingerprint import fingerprint, request_fingerprint
 from batchwright.schemas.requests import TuningRequest
 from batchwright.schemas.workload import TransformersModel, parse_spec
-from service.application.rules.policy import Policy
-from service.application.work import model_name
-from service.errors import DataPathNotAllowedError, HubModelNotAllowedError
+from batchwright_service.application.rules.policy import Policy
+from batchwright_service.application.work import model_name
+from batchwright_service.errors import DataPathNotAllowedError, HubModelNotAllowedError
 from tests.support.factories import CPU
 from tests.support.paths import ROOT
 from tests.workloads.pretrained.test_pretrained import GPT2, save

@@ -1,6 +1,6 @@
 """Drive a tuning: the interface of what runs its probes, and the steps before and after them.
 
-The driver (``batchwright.foreground``, ``service.worker.runner``, a test) keeps this order::
+The driver (``batchwright.foreground``, ``batchwright_service.worker.runner``, a test) keeps this order::
 
     begin_estimate(tuning, runner.begin_estimate)
     check_coupling(tuning, runner.check_coupling)

@@ -1,7 +1,7 @@
 """A tuning from its request to its recommendation. Pure: a tuning can be rebuilt from the recorded probes.
 
-A driver (``batchwright.foreground``, ``service.worker.runner``, a test) runs the probes, in the order that ``driver``
-shows.
+A driver (``batchwright.foreground``, ``batchwright_service.worker.runner``, a test) runs the probes, in the order that
+``driver`` shows.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ A name in single braces is a placeholder, and in double braces the literal text 
 left as they are, so that JSON and YAML need no escapes.
 
 To a service a caller sends the name of a command that the operator has registered, and values for its arguments. The
-service adds the registered parts (``service.registry``).
+service adds the registered parts (``batchwright_service.registry``).
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""Tests of ``service.api.events``."""
+"""Tests of ``batchwright_service.api.events``."""

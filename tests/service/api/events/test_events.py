@@ -14,16 +14,16 @@ import httpx
 import pytest
 
 from batchwright.schemas.requests import TrainingRequest
-from service.api.etags import Tagged, tagged
-from service.api.events import streaming
-from service.api.events.change_feed import ChangeFeed
-from service.api.events.streaming import Follower
-from service.client import Client
-from service.domain.api_keys import KEYLESS, Caller
-from service.domain.states import State
-from service.domain.work import Event, Tuning
-from service.errors import NotFoundError, StoreUnavailableError
-from service.fast_path.coalescing import CoalescedReads
+from batchwright_service.api.etags import Tagged, tagged
+from batchwright_service.api.events import streaming
+from batchwright_service.api.events.change_feed import ChangeFeed
+from batchwright_service.api.events.streaming import Follower
+from batchwright_service.client import Client
+from batchwright_service.domain.api_keys import KEYLESS, Caller
+from batchwright_service.domain.states import State
+from batchwright_service.domain.work import Event, Tuning
+from batchwright_service.errors import NotFoundError, StoreUnavailableError
+from batchwright_service.fast_path.coalescing import CoalescedReads
 from tests.support.factories import recommendation, tuning_request
 from tests.support.service.asking import PATIENCE_SECONDS
 from tests.support.service.running import Running, StartService

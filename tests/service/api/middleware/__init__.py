@@ -1,1 +1,1 @@
-"""Tests of ``service.api.middleware``."""
+"""Tests of ``batchwright_service.api.middleware``."""

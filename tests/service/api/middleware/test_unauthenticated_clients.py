@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from service.api.middleware.host_names import host_name
-from service.api.middleware.json_bounds import MAX_DEPTH, MAX_VALUES, check_structure
-from service.domain.api_keys import Scope, make_key
-from service.errors import BodyTooLargeError, MalformedJsonError
+from batchwright_service.api.middleware.host_names import host_name
+from batchwright_service.api.middleware.json_bounds import MAX_DEPTH, MAX_VALUES, check_structure
+from batchwright_service.domain.api_keys import Scope, make_key
+from batchwright_service.errors import BodyTooLargeError, MalformedJsonError
 from tests.support.factories import recommendation, tuning_request
 from tests.support.service.asking import problem_in
 from tests.support.service.running import Running, StartService

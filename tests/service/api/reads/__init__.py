@@ -1,1 +1,1 @@
-"""Tests of ``service.api.reads``."""
+"""Tests of ``batchwright_service.api.reads``."""

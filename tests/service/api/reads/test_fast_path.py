@@ -7,8 +7,8 @@ from typing import Any
 import httpx
 import pytest
 
-from service.api.routes import recommendations, work
-from service.domain.api_keys import Scope, make_key
+from batchwright_service.api.routes import recommendations, work
+from batchwright_service.domain.api_keys import Scope, make_key
 from tests.support.service.asking import body, ended, problem_in
 from tests.support.service.running import Running
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from service.api.reads import row_streams
+from batchwright_service.api.reads import row_streams
 from tests.support.service.asking import body, ended, problem_in
 from tests.support.service.running import Running
 

@@ -11,11 +11,11 @@ import httpx
 import pytest
 
 from batchwright.schemas.requests import TrainingRequest
-from service.domain.api_keys import Scope, make_key
-from service.domain.bulk import MOST_IDS
-from service.domain.work import JobSubmission
-from service.errors import StoreUnavailableError
-from service.store.submissions import SqlSubmissionStore
+from batchwright_service.domain.api_keys import Scope, make_key
+from batchwright_service.domain.bulk import MOST_IDS
+from batchwright_service.domain.work import JobSubmission
+from batchwright_service.errors import StoreUnavailableError
+from batchwright_service.store.submissions import SqlSubmissionStore
 from tests.support.factories import recommendation
 from tests.support.service.asking import PATIENCE_SECONDS, UNKNOWN, body, ended, problem_in
 from tests.support.service.running import Running, StartService

@@ -6,9 +6,9 @@ from typing import Any
 
 from sqlalchemy import select
 
-from service.store.database.engine import read_transaction
-from service.store.database.schema import work_items
-from service.store.models import Beat
+from batchwright_service.store.database.engine import read_transaction
+from batchwright_service.store.database.schema import work_items
+from batchwright_service.store.models import Beat
 from tests.service.store.database.test_lanes import H100, card
 from tests.support.factories import CPU
 from tests.support.service.asking import body, ended, problem_in

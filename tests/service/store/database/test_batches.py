@@ -8,10 +8,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from service.errors import StoreUnavailableError
-from service.store.database.batches import Batches
-from service.store.models import Claim
-from service.store.store import Store
+from batchwright_service.errors import StoreUnavailableError
+from batchwright_service.store.database.batches import Batches
+from batchwright_service.store.models import Claim
+from batchwright_service.store.store import Store
 from tests.support.service.scripted import new_work
 from tests.support.service.stores import LEASE_SECONDS, NewId, elsewhere
 

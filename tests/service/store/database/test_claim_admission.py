@@ -13,13 +13,13 @@ import pytest
 from sqlalchemy import Connection, create_engine, event, text
 from sqlalchemy.exc import OperationalError
 
-from service.domain.hardware import ANY_DEVICE, HardwareNeed
-from service.errors import ClaimsCrowdedError
-from service.store.database.claim_admission import TICKETS, admitted
-from service.store.database.claim_statements import lock_claims
-from service.store.database.engine import open_engine, read_transaction, write_transaction
-from service.store.models import Beat
-from service.store.store import Store
+from batchwright_service.domain.hardware import ANY_DEVICE, HardwareNeed
+from batchwright_service.errors import ClaimsCrowdedError
+from batchwright_service.store.database.claim_admission import TICKETS, admitted
+from batchwright_service.store.database.claim_statements import lock_claims
+from batchwright_service.store.database.engine import open_engine, read_transaction, write_transaction
+from batchwright_service.store.models import Beat
+from batchwright_service.store.store import Store
 from tests.support.service.postgres import Databases
 from tests.support.service.stores import LEASE_SECONDS, claimed, elsewhere, fill, on_device
 

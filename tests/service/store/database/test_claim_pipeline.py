@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 from sqlalchemy import create_engine, event, text
 
-from service.domain.states import State
-from service.errors import StoreUnavailableError
-from service.store.database.claim_statements import lock_claims
-from service.store.database.engine import open_engine, read_transaction, write_transaction
-from service.store.models import Claim
-from service.store.store import Store
+from batchwright_service.domain.states import State
+from batchwright_service.errors import StoreUnavailableError
+from batchwright_service.store.database.claim_statements import lock_claims
+from batchwright_service.store.database.engine import open_engine, read_transaction, write_transaction
+from batchwright_service.store.models import Claim
+from batchwright_service.store.store import Store
 from tests.support.service.postgres import Databases
 from tests.support.service.scripted import new_work
 from tests.support.service.stores import LEASE_SECONDS, NewId, claimed, elsewhere, fill

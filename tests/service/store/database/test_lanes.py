@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from batchwright.schemas.results import DeviceInfo
-from service.domain.hardware import ANY_DEVICE, HardwareNeed
-from service.domain.states import State
-from service.domain.workers import ServedDevice
-from service.store.models import Beat, Binding, Ending, NewWork
-from service.store.store import Store
+from batchwright_service.domain.hardware import ANY_DEVICE, HardwareNeed
+from batchwright_service.domain.states import State
+from batchwright_service.domain.workers import ServedDevice
+from batchwright_service.store.models import Beat, Binding, Ending, NewWork
+from batchwright_service.store.store import Store
 from tests.support.factories import probe_result
 from tests.support.service.scripted import SERVED, new_work
 from tests.support.service.stores import LEASE_SECONDS, NewId, claimed

@@ -14,16 +14,24 @@ import pytest
 from sqlalchemy import Engine, event, insert, select, text
 
 from batchwright.schemas.requests import Named
-from service.domain.api_keys import Scope, make_key
-from service.domain.problems import Problem
-from service.domain.states import State, WorkKind
-from service.store.database import mapping
-from service.store.database.engine import read_transaction, write_transaction
-from service.store.database.list_search import page_statement, sort_value
-from service.store.database.migrate import upgrade
-from service.store.database.schema import recommendations, work_items
-from service.store.models import Binding, Ending, RecommendationFilter, Search, StalenessFilter, WorkFilter, WorkRow
-from service.store.store import Store, open_store
+from batchwright_service.domain.api_keys import Scope, make_key
+from batchwright_service.domain.problems import Problem
+from batchwright_service.domain.states import State, WorkKind
+from batchwright_service.store.database import mapping
+from batchwright_service.store.database.engine import read_transaction, write_transaction
+from batchwright_service.store.database.list_search import page_statement, sort_value
+from batchwright_service.store.database.migrate import upgrade
+from batchwright_service.store.database.schema import recommendations, work_items
+from batchwright_service.store.models import (
+    Binding,
+    Ending,
+    RecommendationFilter,
+    Search,
+    StalenessFilter,
+    WorkFilter,
+    WorkRow,
+)
+from batchwright_service.store.store import Store, open_store
 from tests.support.factories import CPU, probe_result, recommendation
 from tests.support.service.scripted import SERVED, new_work
 from tests.support.service.stores import NewId, claimed, ended, engine_at, fill

@@ -11,16 +11,16 @@ import pytest
 from sqlalchemy import Connection, event, insert, text, update
 
 from batchwright.schemas.results import DeviceInfo
-from service.domain.hardware import ANY_DEVICE, HardwareNeed
-from service.domain.states import State
-from service.domain.workers import ServedDevice
-from service.store.database.claim_statements import CLAIM_AT_ONCE, Claimer, lock_claims
-from service.store.database.engine import open_engine, read_transaction, write_transaction
-from service.store.database.lanes import lanes_of
-from service.store.database.migrate import upgrade
-from service.store.database.schema import now_ms, work_items, workers
-from service.store.models import Beat, Lease
-from service.store.store import Store
+from batchwright_service.domain.hardware import ANY_DEVICE, HardwareNeed
+from batchwright_service.domain.states import State
+from batchwright_service.domain.workers import ServedDevice
+from batchwright_service.store.database.claim_statements import CLAIM_AT_ONCE, Claimer, lock_claims
+from batchwright_service.store.database.engine import open_engine, read_transaction, write_transaction
+from batchwright_service.store.database.lanes import lanes_of
+from batchwright_service.store.database.migrate import upgrade
+from batchwright_service.store.database.schema import now_ms, work_items, workers
+from batchwright_service.store.models import Beat, Lease
+from batchwright_service.store.store import Store
 from tests.support.service.postgres import Databases
 from tests.support.service.scripted import SERVED, new_work
 from tests.support.service.stores import LEASE_SECONDS, NewId, claimed, fill

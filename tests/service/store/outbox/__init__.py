@@ -1,1 +1,1 @@
-"""Tests of ``service.store.outbox``."""
+"""Tests of ``batchwright_service.store.outbox``."""

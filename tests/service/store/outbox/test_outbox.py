@@ -12,9 +12,9 @@ from sqlalchemy import update
 
 from batchwright.schemas.recommendation import Recommendation
 from batchwright.schemas.requests import Named
-from service.domain.audit import Actor, AuditAction
-from service.domain.states import State, WorkKind
-from service.domain.webhooks import (
+from batchwright_service.domain.audit import Actor, AuditAction
+from batchwright_service.domain.states import State, WorkKind
+from batchwright_service.domain.webhooks import (
     LONGEST_ERROR,
     DeliveryState,
     Webhook,
@@ -22,13 +22,13 @@ from service.domain.webhooks import (
     WebhookMessage,
     WebhookSubmission,
 )
-from service.errors import ConflictError, NotFoundError, StaleLeaseError
-from service.problem_mapping import make_problem
-from service.store.database.engine import write_transaction
-from service.store.database.schema import webhook_deliveries
-from service.store.models import AuditFilter, Ending
-from service.store.outbox.interface import MOST_TOGETHER, Backlog, LeasedDelivery
-from service.store.store import Store
+from batchwright_service.errors import ConflictError, NotFoundError, StaleLeaseError
+from batchwright_service.problem_mapping import make_problem
+from batchwright_service.store.database.engine import write_transaction
+from batchwright_service.store.database.schema import webhook_deliveries
+from batchwright_service.store.models import AuditFilter, Ending
+from batchwright_service.store.outbox.interface import MOST_TOGETHER, Backlog, LeasedDelivery
+from batchwright_service.store.store import Store
 from tests.support.factories import recommendation
 from tests.support.service.scripted import new_work
 from tests.support.service.stores import LEASE_SECONDS, NewId, claimed, ended

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from sqlalchemy import event, insert, select, text
 
-from service.domain.webhooks import DeliveryState, WebhookEvent, WebhookSubmission
-from service.store.database.engine import write_transaction
-from service.store.database.schema import now_ms, webhook_deliveries
-from service.store.outbox.interface import MOST_TOGETHER
-from service.store.store import Store
+from batchwright_service.domain.webhooks import DeliveryState, WebhookEvent, WebhookSubmission
+from batchwright_service.store.database.engine import write_transaction
+from batchwright_service.store.database.schema import now_ms, webhook_deliveries
+from batchwright_service.store.outbox.interface import MOST_TOGETHER
+from batchwright_service.store.store import Store
 from tests.support.service.stores import LEASE_SECONDS, NewId
 
 DELIVERED, WAITING, DUE = 4_000, 200, 3

@@ -1,0 +1,234 @@
+"""Refuse foreign hosts and origins, unauthenticated callers, and bodies that are too large or not JSON."""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Sequence
+from dataclasses import dataclass
+from urllib.parse import parse_qs
+
+import anyio
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from batchwright_service.api.authentication import (
+    HEALTH_PATHS,
+    METRICS_PATH,
+    PUBLIC_PATHS,
+    Authenticators,
+    authenticate,
+)
+from batchwright_service.api.middleware.host_names import host_name
+from batchwright_service.api.middleware.json_bounds import check_structure
+from batchwright_service.api.problems import problem_response
+from batchwright_service.auth.sessions import csrf_token_of
+from batchwright_service.errors import (
+    BodyTooLargeError,
+    CsrfTokenError,
+    ForeignOriginError,
+    HostNotAllowedError,
+    ServiceError,
+    UnsupportedMediaTypeError,
+)
+
+_SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
+_NO_BODY: Message = {"type": "http.response.body", "body": b"", "more_body": False}
+_MAX_PUBLIC_BODY_BYTES = 8192
+"""Limit on the bodies of public paths, which anyone may send. A form with an API key and the longest path fits."""
+_FOREIGN_SITES = frozenset({"cross-site", "same-site"})
+_JSON = "application/json"
+_FORM = "application/x-www-form-urlencoded"
+_MAX_FIELDS = 10
+
+CSRF_HEADER = "X-CSRF-Token"
+CSRF_FIELD = "csrf_token"
+
+
+@dataclass(frozen=True)
+class PagePaths:
+    """Paths of pages that are treated differently from those of the API."""
+
+    public: Sequence[str] = ()
+    """Paths that need no authentication. A path that ends in `/` includes all paths below it."""
+    forms: Sequence[str] = ()
+    """Paths that take a form instead of JSON."""
+
+
+class SecurityMiddleware:
+    """An ASGI middleware that refuses requests before a route sees them.
+
+    Args:
+        app: the wrapped application.
+        authenticators: authenticate the caller.
+        allowed_hosts: host names of this service, without port.
+        max_body_bytes: limit on request bodies, applied before they are parsed.
+        pages: paths of the dashboard.
+    """
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        authenticators: Authenticators,
+        allowed_hosts: Sequence[str],
+        max_body_bytes: int,
+        pages: PagePaths,
+    ) -> None:
+        self._app = app
+        self._authenticators = authenticators
+        self._allowed_hosts = frozenset(
+            host_name(name) or host_name(f"[{name}]") or name.lower() for name in allowed_hosts
+        )
+        self._max_body_bytes = max_body_bytes
+        self._public = PUBLIC_PATHS.union(pages.public)
+        self._public_below = tuple(path for path in pages.public if path.endswith("/"))
+        self._forms = frozenset(pages.forms)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Refuse a request, or pass it on."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        try:
+            headers = Headers(scope=scope)
+            self._check_host(headers, scope["path"])
+            safe = scope["method"] in _SAFE_METHODS
+            if not safe:
+                _check_origin(headers)
+            public = self._is_public(scope["path"])
+            session = None if public else await self._identify(scope)
+            if not safe:
+                form = scope["path"] in self._forms
+                most = min(_MAX_PUBLIC_BODY_BYTES, self._max_body_bytes) if public else self._max_body_bytes
+                body, receive = await _checked_body(headers, receive, _FORM if form else _JSON, most)
+                if session is not None:
+                    _check_csrf(session, _field(body) if form else headers.get(CSRF_HEADER, ""))
+        except ServiceError as error:
+            await problem_response(error)(scope, receive, send)
+            return
+        private_send = send if session is None else _private(send)
+        if scope["method"] == "HEAD":
+            await self._respond_to_head(scope, receive, private_send)
+        else:
+            await self._app(scope, receive, private_send)
+
+    async def _respond_to_head(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Respond as to GET, without the body. A stream is cancelled after its start."""
+        get_scope = {**scope, "method": "GET"}
+        with anyio.CancelScope() as response_scope:
+
+            async def send_head(message: Message) -> None:
+                await send(message if message["type"] != "http.response.body" else _NO_BODY)
+                if message["type"] == "http.response.body":
+                    response_scope.cancel()
+
+            await self._app(get_scope, receive, send_head)
+        scope.update(
+            (name, get_scope[name]) for name in get_scope.keys() - {"method"}
+        )  # the matched route, for the metrics
+
+    async def _identify(self, scope: Scope) -> str | None:
+        """Authenticate the caller, and return the session token where there is one."""
+        identity = await authenticate(self._authenticators, scope)
+        state = scope.setdefault("state", {})
+        state["caller"] = identity.caller
+        if identity.session is not None:
+            state["csrf_token"] = csrf_token_of(identity.session)
+        return identity.session
+
+    def _is_public(self, path: str) -> bool:
+        return path in self._public or path.startswith(self._public_below)
+
+    def _check_host(self, headers: Headers, path: str) -> None:
+        """Refuse names of other hosts: by DNS rebinding a foreign page could read a service that requires no key.
+
+        Orchestrators and scrapers use the address of a pod, which no operator can list. The health routes are therefore
+        exempt, and so are metrics requested with a key, which no foreign page has.
+        """
+        given = headers.getlist("host")
+        name = host_name(given[0]) if len(given) == 1 else ""
+        if name in self._allowed_hosts or (name and (path in HEALTH_PATHS or _sends_key(headers, path))):
+            return
+        raise HostNotAllowedError(
+            f"the host name {name!r} is not allowed; the operator can add it to BATCHWRIGHT_ALLOWED_HOSTS"
+        )
+
+
+def _sends_key(headers: Headers, path: str) -> bool:
+    """Return whether the metrics are requested with an API key, which is verified next."""
+    return path == METRICS_PATH and "authorization" in headers
+
+
+async def _checked_body(headers: Headers, receive: Receive, expected: str, max_bytes: int) -> tuple[bytes, Receive]:
+    """Read and check the body. Return the body, and a ``receive`` that replays it to the application."""
+    _check_length(int(length) if (length := headers.get("content-length", "")).isdigit() else 0, max_bytes)
+    body = bytearray()
+    more = True
+    while more:
+        message = await receive()
+        if message["type"] != "http.request":
+            return b"", _replay(message, receive)
+        body += message.get("body", b"")
+        _check_length(len(body), max_bytes)
+        more = message.get("more_body", False)
+    media_type = headers.get("content-type", "").partition(";")[0].strip().lower()
+    if body and media_type != expected:
+        raise UnsupportedMediaTypeError(
+            f"the media type of the body is {media_type or 'undeclared'}; it must be {expected}"
+        )
+    whole = bytes(body)
+    if expected == _JSON:
+        check_structure(whole)
+    return whole, _replay({"type": "http.request", "body": whole, "more_body": False}, receive)
+
+
+def _check_length(length: int, max_bytes: int) -> None:
+    if length > max_bytes:
+        raise BodyTooLargeError(f"the body exceeds the limit of {max_bytes} bytes")
+
+
+def _check_csrf(session: str, sent: str) -> None:
+    """Refuse a forged request of a browser, which sends the cookie but cannot know the CSRF token."""
+    if not hmac.compare_digest(csrf_token_of(session).encode(), sent.encode("utf-8", "surrogateescape")):
+        raise CsrfTokenError(
+            f"a request with a session cookie must send the page's CSRF token in {CSRF_HEADER}; reload the page, or "
+            "send an API key"
+        )
+
+
+def _field(body: bytes) -> str:
+    """Return the CSRF token in a form; empty if there is none."""
+    try:
+        return parse_qs(body.decode("ascii"), max_num_fields=_MAX_FIELDS).get(CSRF_FIELD, [""])[0]
+    except ValueError:
+        return ""
+
+
+def _check_origin(headers: Headers) -> None:
+    """Refuse changes from pages of other origins, which browsers declare in headers."""
+    here = headers.get("host", "").lower()
+    for origin in headers.getlist("origin"):
+        if origin.lower() not in {f"http://{here}", f"https://{here}"}:
+            raise ForeignOriginError(f"a page of {origin} may not change this service")
+    if headers.get("sec-fetch-site") in _FOREIGN_SITES:
+        raise ForeignOriginError("a page of another site may not change this service")
+
+
+def _private(send: Send) -> Send:
+    """Return a ``send`` that forbids shared caches to store the response, which a cookie alone does not do."""
+
+    async def sent(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            MutableHeaders(scope=message).setdefault("Cache-Control", "private, no-cache")
+        await send(message)
+
+    return sent
+
+
+def _replay(first: Message, receive: Receive) -> Receive:
+    """Return a ``receive`` that begins with a message that was received before."""
+    pending = [first]
+
+    async def replayed() -> Message:
+        return pending.pop() if pending else await receive()
+
+    return replayed

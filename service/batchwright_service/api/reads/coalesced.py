@@ -1,0 +1,66 @@
+"""The coalesced reads of the API: concurrent equal reads are made once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from batchwright_service.api.etags import Tagged, tagged, tagged_with_volatile_part
+from batchwright_service.application.jobs import JobCases
+from batchwright_service.application.tunings import TuningCases
+from batchwright_service.domain.work import Event, Job, Tuning
+from batchwright_service.fast_path.coalescing import BatchedReads, CoalescedReads
+from batchwright_service.store.models import RecommendationFilter, WorkFilter
+
+
+@dataclass(frozen=True)
+class WorkListQuery:
+    """The parameters of one page of a list of tunings or jobs."""
+
+    limit: int
+    cursor: str | None
+    filters: WorkFilter
+
+
+@dataclass(frozen=True)
+class RecommendationListQuery:
+    """The parameters of one page of the list of recommendations."""
+
+    limit: int
+    cursor: str | None
+    filters: RecommendationFilter
+    stale: bool | None = None
+    """True for stale recommendations, False for those that hold; None for all."""
+
+
+TaggedWork = tuple[Tuning | Job, Tagged]
+"""A tuning or job, and its tagged representation."""
+
+
+class Reads:
+    """The coalesced reads of the API. Belongs to one event loop."""
+
+    def __init__(self, tunings: TuningCases, jobs: JobCases, read_events: Callable[[str, int], list[Event]]) -> None:
+        self.events = CoalescedReads[tuple[str, int], list[Event]](lambda key: read_events(*key))
+        self.work = {cases.kind: _document_reads(cases) for cases in (tunings, jobs)}
+        self.pages = {cases.kind: _page_reads(cases) for cases in (tunings, jobs)}
+        self.recommendation = BatchedReads[str, str](tunings.recommendation_texts)
+        self.recommendations = CoalescedReads[RecommendationListQuery, bytes](
+            lambda page: tunings.recommendations(page.filters, page.limit, page.cursor, stale=page.stale)
+        )
+
+
+def _document_reads(cases: TuningCases | JobCases) -> CoalescedReads[str, TaggedWork]:
+    return CoalescedReads(lambda work_id: _tagged_work(cases.get(work_id)))
+
+
+def _page_reads(cases: TuningCases | JobCases) -> CoalescedReads[WorkListQuery, bytes]:
+    return CoalescedReads(lambda page: cases.page(page.limit, page.cursor, page.filters))
+
+
+def _tagged_work(document: Tuning | Job) -> TaggedWork:
+    body = document.model_dump_json().encode()
+    if document.queue is None:
+        return document, tagged(body)
+    stable = document.model_copy(update={"queue": None}).model_dump_json().encode()
+    return document, tagged_with_volatile_part(body, stable, document.queue.model_dump_json().encode())

@@ -1,0 +1,75 @@
+"""The routes of `/v1/keys`."""
+
+from __future__ import annotations
+
+from http import HTTPStatus
+from typing import Annotated
+
+from fastapi import APIRouter, Body, Path, Response
+
+from batchwright_service.api import examples
+from batchwright_service.api.authentication import CurrentCaller, requires_scope
+from batchwright_service.api.context import Context
+from batchwright_service.api.dependencies import strict_body
+from batchwright_service.api.problems import ALWAYS, declared
+from batchwright_service.api.responses import Responses, links
+from batchwright_service.api.strict_route import StrictRoute
+from batchwright_service.domain.api_keys import ApiKey, CreatedKey, KeyList, KeySubmission, Scope
+
+router = APIRouter(prefix="/v1/keys", tags=["keys"], responses=ALWAYS, route_class=StrictRoute)
+
+_CREATED: Responses = {201: {"description": "Created.", "links": links("key_id", "id", "revokeKey")}}
+KeyId = Annotated[str, Path(description="Identifier of an API key.", examples=["0192f3a1b2c37000"])]
+
+
+@router.get("", operation_id="listKeys", summary="List the API keys", dependencies=[requires_scope(Scope.ADMIN)])
+def list_keys(context: Context) -> KeyList:
+    """List all API keys, revoked and expired ones included, oldest first, without their secrets."""
+    return context.keys.list()
+
+
+@router.post(
+    "",
+    operation_id="createKey",
+    summary="Create an API key",
+    dependencies=[requires_scope(Scope.ADMIN)],
+    status_code=HTTPStatus.CREATED,
+    responses=_CREATED
+    | declared(
+        HTTPStatus.BAD_REQUEST,
+        HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
+        HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
+        HTTPStatus.UNPROCESSABLE_ENTITY,
+    ),
+)
+def create_key(
+    submission: Annotated[
+        KeySubmission, strict_body(KeySubmission), Body(openapi_examples=examples.REQUESTS["KeySubmission"])
+    ],
+    caller: CurrentCaller,
+    context: Context,
+    response: Response,
+) -> CreatedKey:
+    """Create an API key. The response holds its text in `key`, which is not stored and not shown again.
+
+    The first key of a service is created by `batchwright keys create` instead. This route takes no `Idempotency-Key`,
+    because a response that holds a key is not stored. When a response was lost, revoke the newest key of that name.
+    """
+    response.headers["Cache-Control"] = "no-store"
+    return context.keys.create(submission, caller)
+
+
+@router.delete(
+    "/{key_id}",
+    operation_id="revokeKey",
+    summary="Revoke an API key",
+    dependencies=[requires_scope(Scope.ADMIN)],
+    responses=declared(HTTPStatus.NOT_FOUND, HTTPStatus.CONFLICT, HTTPStatus.UNPROCESSABLE_ENTITY),
+)
+def revoke_key(key_id: KeyId, caller: CurrentCaller, context: Context) -> ApiKey:
+    """Revoke an API key for good. The key is refused within five seconds, and stays in the list.
+
+    Work that was submitted with the key continues. Repeating this is harmless. A key cannot revoke itself: 409,
+    `own-key`.
+    """
+    return context.keys.revoke(key_id, caller)

@@ -1,0 +1,68 @@
+"""The route of `/v1/audit`."""
+
+from __future__ import annotations
+
+from http import HTTPStatus
+from typing import Annotated
+
+from fastapi import APIRouter, Query
+from pydantic import WithJsonSchema
+
+from batchwright_service.api.authentication import requires_scope
+from batchwright_service.api.context import Context
+from batchwright_service.api.dependencies import Limit, Moment
+from batchwright_service.api.problems import ALWAYS, declared
+from batchwright_service.api.strict_route import StrictRoute
+from batchwright_service.domain.api_keys import Scope
+from batchwright_service.domain.audit import AuditAction, AuditPage
+from batchwright_service.store.models import AuditFilter
+
+router = APIRouter(prefix="/v1/audit", tags=["keys"], responses=ALWAYS, route_class=StrictRoute)
+
+_ID_PATTERN = "^[a-z0-9_]+$"
+_Action = Annotated[
+    AuditAction | None,
+    WithJsonSchema({"type": "string", "enum": [action.value for action in AuditAction]}),
+    Query(description="Return only acts of this kind."),
+]
+_KeyId = Annotated[
+    str | None,
+    WithJsonSchema({"type": "string", "maxLength": 16, "pattern": _ID_PATTERN}),
+    Query(max_length=16, pattern=_ID_PATTERN, description="Return only acts of the caller with this API key."),
+]
+_ObjectId = Annotated[
+    str | None,
+    WithJsonSchema({"type": "string", "maxLength": 64, "pattern": _ID_PATTERN}),
+    Query(max_length=64, pattern=_ID_PATTERN, description="Return only acts on this tuning, job or key."),
+]
+_After = Annotated[Moment, Query(description="Return only acts after this time, with a time zone.")]
+_Until = Annotated[Moment, Query(description="Return only acts until this time, with a time zone.")]
+_Cursor = Annotated[
+    str | None,
+    WithJsonSchema({"type": "string", "maxLength": 40, "pattern": "^a[1-9][0-9]{0,17}$"}),
+    Query(max_length=40, description="`next_cursor` of the previous page."),
+]
+
+
+@router.get(
+    "",
+    operation_id="listAudit",
+    summary="Read the audit log",
+    dependencies=[requires_scope(Scope.ADMIN)],
+    responses=declared(HTTPStatus.BAD_REQUEST, HTTPStatus.UNPROCESSABLE_ENTITY),
+)
+def list_audit(  # noqa: PLR0913, PLR0917 - one parameter per filter
+    context: Context,
+    action: _Action = None,
+    key_id: _KeyId = None,
+    object_id: _ObjectId = None,
+    after: _After = None,
+    until: _Until = None,
+    limit: Limit = 50,
+    cursor: _Cursor = None,
+) -> AuditPage:
+    """List who submitted, cancelled or deleted work, made or revoked API keys, and signed in, newest first.
+
+    An entry is written in the transaction of its act and never changed. It is deleted after the operator's retention.
+    """
+    return context.audit.page(AuditFilter(action, key_id, object_id, after, until), limit, cursor)

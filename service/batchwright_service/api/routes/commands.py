@@ -1,0 +1,42 @@
+"""The route of `/v1/commands`."""
+
+from __future__ import annotations
+
+from http import HTTPStatus
+
+from fastapi import APIRouter, Response
+
+from batchwright_service.api import examples
+from batchwright_service.api.authentication import requires_scope
+from batchwright_service.api.context import Context
+from batchwright_service.api.dependencies import IfNoneMatch
+from batchwright_service.api.etags import NOT_MODIFIED, TAG_HEADERS, conditional, tagged
+from batchwright_service.api.problems import ALWAYS, declared
+from batchwright_service.api.responses import on_success
+from batchwright_service.api.strict_route import StrictRoute
+from batchwright_service.domain.api_keys import Scope
+from batchwright_service.domain.commands import CommandList
+
+router = APIRouter(prefix="/v1/commands", tags=["tunings"], responses=ALWAYS, route_class=StrictRoute)
+
+_REVALIDATED = {"Cache-Control": "private, no-cache", "Vary": "Authorization, Cookie"}
+
+
+@router.get(
+    "",
+    operation_id="listCommands",
+    summary="List the registered commands",
+    dependencies=[requires_scope(Scope.TUNINGS_READ)],
+    response_model=CommandList,
+    responses=on_success(headers=TAG_HEADERS, content=examples.response_content("CommandList"))
+    | NOT_MODIFIED
+    | declared(HTTPStatus.UNPROCESSABLE_ENTITY),
+)
+async def list_commands(context: Context, if_none_match: IfNoneMatch = None) -> Response:
+    """List the training commands that the operator lets callers tune and run, with the JSON Schema of their arguments.
+
+    A spec names one: `{"model": {"kind": "command", "name": ..., "arguments": {...}}}`. The list changes with a restart
+    of the service only.
+    """
+    body = context.commands.list().model_dump_json().encode()
+    return conditional(tagged(body), if_none_match, _REVALIDATED)

@@ -1,0 +1,106 @@
+"""The routes of `/v1/estimates` and `/v1/gpus`."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from functools import cache
+from http import HTTPStatus
+from typing import Annotated
+
+from anyio import to_thread
+from fastapi import APIRouter, Body, Request, Response
+
+from batchwright.schemas.estimates import Estimate, EstimateRequest
+from batchwright_service.api import examples
+from batchwright_service.api.authentication import requires_scope
+from batchwright_service.api.context import Context
+from batchwright_service.api.dependencies import IfNoneMatch, strict_body
+from batchwright_service.api.etags import NOT_MODIFIED, TAG_HEADERS, Tagged, conditional, tagged
+from batchwright_service.api.events.change_feed import ChangeFeed
+from batchwright_service.api.middleware.compression import accepts_gzip, compressed
+from batchwright_service.api.problems import ALWAYS, declared
+from batchwright_service.api.responses import on_success
+from batchwright_service.api.strict_route import StrictRoute
+from batchwright_service.application.estimates import Estimates
+from batchwright_service.domain.api_keys import Scope
+from batchwright_service.domain.work import GpuList
+
+_GPU_HEADERS = {"Cache-Control": "private, no-cache", "Vary": "Accept-Encoding, Authorization, Cookie"}
+
+router = APIRouter(prefix="/v1", tags=["estimates"], responses=ALWAYS, route_class=StrictRoute)
+
+
+@router.post(
+    "/estimates",
+    operation_id="createEstimate",
+    summary="Estimate what fits on GPUs",
+    dependencies=[requires_scope(Scope.TUNINGS_WRITE)],
+    responses=declared(
+        HTTPStatus.BAD_REQUEST,
+        HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
+        HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
+        HTTPStatus.UNPROCESSABLE_ENTITY,
+        HTTPStatus.GATEWAY_TIMEOUT,
+    ),
+)
+async def create_estimate(
+    submission: Annotated[
+        EstimateRequest, strict_body(EstimateRequest), Body(openapi_examples=examples.REQUESTS["EstimateRequest"])
+    ],
+    context: Context,
+    request: Request,
+) -> Estimate:
+    """Estimate the memory of a workload on GPUs, with an interval and the plan. Nothing is measured, no GPU is needed.
+
+    The response takes seconds; repeated requests are served from a cache. Few estimates are made at once: others wait
+    for ten seconds, then fail with `estimates-busy` and `Retry-After`. Closing the connection cancels the estimate.
+    """
+    estimates = context.estimates
+    async with _while_connected(request, context.feed) as should_stop:
+        return await to_thread.run_sync(estimates.estimate, submission, should_stop, limiter=estimates.threads)
+
+
+@router.get(
+    "/gpus",
+    operation_id="listGpus",
+    summary="List the known GPUs",
+    dependencies=[requires_scope(Scope.TUNINGS_READ)],
+    response_model=GpuList,
+    responses=on_success(headers=TAG_HEADERS) | NOT_MODIFIED | declared(HTTPStatus.UNPROCESSABLE_ENTITY),
+)
+async def list_gpus(request: Request, if_none_match: IfNoneMatch = None) -> Response:
+    """List the GPUs that an estimate can name, with their memory and the source of every figure.
+
+    The list changes with the version of the service alone. It is compressed for clients that accept gzip.
+    """
+    zipped = accepts_gzip(request.headers)
+    headers = _GPU_HEADERS | ({"Content-Encoding": "gzip"} if zipped else {})
+    return conditional(_gpus(zipped), if_none_match, headers)
+
+
+@cache
+def _gpus(zipped: bool) -> Tagged:  # noqa: FBT001 - the key of the cache
+    """Return the list of GPUs, made and compressed once."""
+    body = Estimates.gpus().model_dump_json().encode()
+    return tagged(compressed(body) if zipped else body)
+
+
+@asynccontextmanager
+async def _while_connected(request: Request, feed: ChangeFeed) -> AsyncIterator[Callable[[], bool]]:
+    """Yield a function that returns whether the client has disconnected or the service is stopping."""
+    disconnected = threading.Event()
+    watcher = asyncio.create_task(_wait_for_disconnect(request, disconnected))
+    try:
+        yield lambda: disconnected.is_set() or feed.closed
+    finally:
+        watcher.cancel()
+
+
+async def _wait_for_disconnect(request: Request, disconnected: threading.Event) -> None:
+    """Wait for the end of the connection. The body has been read, so that no other message can follow."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+    disconnected.set()

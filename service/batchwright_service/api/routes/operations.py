@@ -1,0 +1,102 @@
+"""The routes of `/v1/devices`, `/v1/queue`, `/v1/fleet`, `/v1/summary`, `/v1/occupancy` and `/livez`."""
+
+from __future__ import annotations
+
+from http import HTTPStatus
+from typing import Annotated
+
+from fastapi import APIRouter, Query
+
+from batchwright_service.api.authentication import CurrentCaller, requires_scope
+from batchwright_service.api.context import Context
+from batchwright_service.api.dependencies import Limit, QueueSlot
+from batchwright_service.api.problems import COMMON_STATUSES, declared
+from batchwright_service.api.strict_route import StrictRoute
+from batchwright_service.domain.api_keys import Scope
+from batchwright_service.domain.fleet import Fleet
+from batchwright_service.domain.workers import DeviceList, Health, Occupancy, OccupancyPeriod, Period, Queue, Summary
+
+SummaryPeriod = Annotated[Period, Query(description="Period that the summary covers.")]
+CoveredTime = Annotated[OccupancyPeriod, Query(description="Time that the occupancy covers.")]
+
+router = APIRouter(tags=["operations"], responses=declared(*COMMON_STATUSES), route_class=StrictRoute)
+
+
+@router.get(
+    "/v1/devices",
+    operation_id="listDevices",
+    summary="List devices",
+    dependencies=[requires_scope(Scope.TUNINGS_READ)],
+    responses=declared(HTTPStatus.UNAUTHORIZED),
+)
+def list_devices(context: Context) -> DeviceList:
+    """List the devices of the workers, with the work that each runs and the length of its queue."""
+    return context.devices.list()
+
+
+@router.get(
+    "/v1/queue",
+    operation_id="readQueue",
+    summary="Read the queue",
+    dependencies=[requires_scope(Scope.TUNINGS_READ)],
+    responses=declared(HTTPStatus.UNAUTHORIZED, HTTPStatus.UNPROCESSABLE_ENTITY),
+)
+def read_queue(context: Context, limit: Limit = 50, slot: QueueSlot = None) -> Queue:
+    """List the queued work in the order in which workers take it, with the expected waits where they are known.
+
+    With `slot`, the first 2,000 waiting tunings and jobs are searched. A slot that no worker has served within a day
+    has none.
+    """
+    return context.queue.read(limit, slot)
+
+
+@router.get(
+    "/v1/fleet",
+    operation_id="readFleet",
+    summary="Read the state of the fleet",
+    dependencies=[requires_scope(Scope.TUNINGS_READ)],
+    responses=declared(HTTPStatus.UNAUTHORIZED),
+)
+def read_fleet(context: Context) -> Fleet:
+    """List the clusters on which a dispatcher runs work, with their nodes and the reasons why work waits."""
+    return context.devices.fleet()
+
+
+@router.get(
+    "/v1/summary",
+    operation_id="readSummary",
+    summary="Read the statistics of a period",
+    dependencies=[requires_scope(Scope.TUNINGS_READ)],
+    responses=declared(HTTPStatus.UNAUTHORIZED, HTTPStatus.UNPROCESSABLE_ENTITY),
+)
+def read_summary(context: Context, caller: CurrentCaller, period: SummaryPeriod = Period.DAY) -> Summary:
+    """Summarize the work that ended within a period, and the work that has not ended.
+
+    The summary has states, causes of failures, device-seconds and uses of stored recommendations. It is at most two
+    seconds old. The causes of failed jobs require the scope `jobs:read`.
+    """
+    return context.summary.read(period, caller)
+
+
+@router.get(
+    "/v1/occupancy",
+    operation_id="readOccupancy",
+    summary="Read the occupancy of the devices",
+    dependencies=[requires_scope(Scope.TUNINGS_READ)],
+    responses=declared(HTTPStatus.UNAUTHORIZED, HTTPStatus.UNPROCESSABLE_ENTITY),
+)
+def read_occupancy(context: Context, period: CoveredTime = OccupancyPeriod.DAY) -> Occupancy:
+    """Read for which share of each half hour of the last day work held each device, from the records of the work.
+
+    With `period=7d`: of each two hours of the last seven days.
+
+    Work that has ended counts for the device on which it ran last, also the time of earlier attempts, which is placed
+    before that of the last one. Deleted work does not count. The response is at most ten seconds old.
+    """
+    return context.occupancy.read(period)
+
+
+@router.get("/livez", operation_id="checkLiveness", summary="Check liveness")
+async def livez() -> Health:
+    """Respond as long as the process does. Nothing else is checked."""
+    return Health(status="ok")

@@ -1,0 +1,167 @@
+"""The routes of `/v1/recommendations`."""
+
+from __future__ import annotations
+
+from functools import partial
+from http import HTTPStatus
+
+from fastapi import APIRouter, Request, Response
+
+from batchwright.schemas.recommendation import Recommendation
+from batchwright_service.api import examples
+from batchwright_service.api.authentication import CurrentCaller, requires_scope
+from batchwright_service.api.context import ApiContext, Context, context_of
+from batchwright_service.api.dependencies import (
+    MAX_ETAGS_LENGTH,
+    DeviceOrNameFilter,
+    FingerprintFilter,
+    Format,
+    IdempotencyHeader,
+    IfNoneMatch,
+    Limit,
+    ModelFilter,
+    ObjectiveFilter,
+    PrecisionFilter,
+    RecommendationCursor,
+    RecommendationId,
+    RecommendationSearch,
+    StaleFilter,
+)
+from batchwright_service.api.etags import NOT_MODIFIED, TAG_HEADERS, conditional, tagged
+from batchwright_service.api.problems import ALWAYS, declared
+from batchwright_service.api.reads.coalesced import RecommendationListQuery
+from batchwright_service.api.reads.fast_path import FastRoute, fast_path
+from batchwright_service.api.reads.row_streams import ROW_CONTENT, RowFormat, stream_rows
+from batchwright_service.api.responses import json_response, links, on_success, submitted
+from batchwright_service.api.routes.tunings import SUBMITTED
+from batchwright_service.api.routes.work import SUBMISSION_STATUSES
+from batchwright_service.domain.api_keys import Scope
+from batchwright_service.domain.staleness import Staleness
+from batchwright_service.domain.work import RecommendationPage, Tuning
+from batchwright_service.errors import NotFoundError
+from batchwright_service.store.models import RecommendationFilter
+
+router = APIRouter(prefix="/v1/recommendations", tags=["recommendations"], responses=ALWAYS, route_class=FastRoute)
+
+_UNCHANGING = {"Cache-Control": "private, max-age=3600, immutable", "Vary": "Authorization, Cookie"}
+_JOB_LINK = {
+    "submitJob": {
+        "operationId": "submitJob",
+        "description": "Takes the `id` of the recommendation as `recommendation_id`.",
+    }
+}
+
+
+@router.get(
+    "",
+    operation_id="listRecommendations",
+    summary="List recommendations",
+    dependencies=[requires_scope(Scope.TUNINGS_READ)],
+    response_model=RecommendationPage,
+    responses=on_success(
+        links=links("recommendation_id", "items/0/id", "getRecommendation"),
+        content=examples.response_content("RecommendationPage") | ROW_CONTENT,
+    )
+    | declared(HTTPStatus.BAD_REQUEST, HTTPStatus.UNPROCESSABLE_ENTITY),
+)
+async def list_recommendations(  # noqa: PLR0913, PLR0917 - one parameter per filter
+    context: Context,
+    search: RecommendationSearch,
+    fingerprint: FingerprintFilter = None,
+    device: DeviceOrNameFilter = None,
+    model: ModelFilter = None,
+    precision: PrecisionFilter = None,
+    objective: ObjectiveFilter = None,
+    stale: StaleFilter = None,
+    limit: Limit = 50,
+    cursor: RecommendationCursor = None,
+    form: Format = RowFormat.JSON,
+) -> Response:
+    """List the recommendations that match every filter, newest first, in pages.
+
+    Each is marked as stale when torch, the driver or the hardware of its device has changed since it was made.
+    """
+    filters = RecommendationFilter(fingerprint, model, device, precision, objective, search)
+    if form is not RowFormat.JSON:
+        rows = partial(context.tunings.recommendation_rows, filters, stale=stale)
+        return await stream_rows(rows, cursor, form, "recommendations")
+    query = RecommendationListQuery(limit, cursor, filters, stale)
+    return json_response(await context.reads.recommendations.get(query))
+
+
+async def _respond(context: ApiContext, recommendation_id: str, if_none_match: str | None) -> Response:
+    text = await context.reads.recommendation.get(recommendation_id)
+    if text is None:
+        raise NotFoundError.of("recommendation", recommendation_id)
+    return conditional(tagged(text.encode()), if_none_match, _UNCHANGING)
+
+
+def fits_fast_path(if_none_match: str | None) -> bool:
+    """Return whether the fast path accepts this value of `If-None-Match`."""
+    return if_none_match is None or len(if_none_match) <= MAX_ETAGS_LENGTH
+
+
+async def _fast_response(request: Request) -> Response | None:
+    if_none_match = request.headers.get("if-none-match")
+    if not fits_fast_path(if_none_match):
+        return None
+    return await _respond(context_of(request), request.path_params["recommendation_id"], if_none_match)
+
+
+@router.get(
+    "/{recommendation_id}",
+    operation_id="getRecommendation",
+    summary="Read a recommendation",
+    dependencies=[requires_scope(Scope.TUNINGS_READ)],
+    response_model=Recommendation,
+    responses=on_success(
+        headers=TAG_HEADERS,
+        links=_JOB_LINK,
+        content=examples.response_content("Recommendation"),
+    )
+    | NOT_MODIFIED
+    | declared(HTTPStatus.NOT_FOUND, HTTPStatus.UNPROCESSABLE_ENTITY),
+)
+@fast_path(Scope.TUNINGS_READ, _fast_response)
+async def get_recommendation(
+    recommendation_id: RecommendationId, context: Context, if_none_match: IfNoneMatch = None
+) -> Response:
+    """Read a recommendation: decision, plan and evidence. It never changes."""
+    return await _respond(context, recommendation_id, if_none_match)
+
+
+@router.get(
+    "/{recommendation_id}/staleness",
+    operation_id="readStaleness",
+    summary="Read whether a recommendation still holds",
+    dependencies=[requires_scope(Scope.TUNINGS_READ)],
+    responses=declared(HTTPStatus.NOT_FOUND, HTTPStatus.UNPROCESSABLE_ENTITY),
+)
+def read_staleness(recommendation_id: RecommendationId, context: Context) -> Staleness:
+    """Read what has changed on the device of a recommendation since it was made, as its worker reports now.
+
+    The recommendation itself never changes.
+    """
+    return context.tunings.staleness(recommendation_id)
+
+
+@router.post(
+    "/{recommendation_id}/confirm",
+    operation_id="confirmRecommendation",
+    summary="Confirm a recommendation",
+    dependencies=[requires_scope(Scope.TUNINGS_WRITE)],
+    status_code=HTTPStatus.ACCEPTED,
+    response_model=Tuning,
+    responses=SUBMITTED | declared(*SUBMISSION_STATUSES, HTTPStatus.NOT_FOUND),
+)
+def confirm_recommendation(
+    recommendation_id: RecommendationId, caller: CurrentCaller, context: Context, idempotency: IdempotencyHeader
+) -> Response:
+    """Submit a tuning for the same request under the versions of today, which one probe may confirm.
+
+    When the recommended size fits and takes as much memory as before, the recommendation is no longer stale. A plan of
+    two sizes is run too. Otherwise the tuning searches, and its recommendation replaces the stale one. Responds 200
+    when such a tuning has ended before.
+    """
+    response = context.tunings.confirm(recommendation_id, caller, idempotency)
+    return submitted(response, f"/v1/tunings/{response.work_id}")

@@ -1,0 +1,126 @@
+"""The routes of `/v1/tunings`."""
+
+from __future__ import annotations
+
+from http import HTTPStatus
+from typing import Annotated
+
+from fastapi import Body, Response
+
+from batchwright_service.api import examples
+from batchwright_service.api.authentication import CurrentCaller, requires_scope
+from batchwright_service.api.context import Context
+from batchwright_service.api.dependencies import (
+    DeviceFilter,
+    FingerprintFilter,
+    IdempotencyHeader,
+    Limit,
+    ModelFilter,
+    StateFilter,
+    TuningCursor,
+    TuningId,
+    WorkSearch,
+    strict_body,
+)
+from batchwright_service.api.problems import declared
+from batchwright_service.api.reads.coalesced import WorkListQuery
+from batchwright_service.api.responses import QUEUED_HEADERS, SUBMITTED_HEADERS, Responses, submitted
+from batchwright_service.api.routes.work import RECOMMENDATION_LINK, SUBMISSION_STATUSES, WorkRoutes
+from batchwright_service.domain.api_keys import Scope
+from batchwright_service.domain.states import WorkKind
+from batchwright_service.domain.work import ProbeList, Tuning, TuningPage, TuningSubmission
+from batchwright_service.store.models import WorkFilter, in_states
+
+
+async def _page(  # noqa: PLR0913, PLR0917 - one parameter per filter
+    search: WorkSearch,
+    state: StateFilter = None,
+    device: DeviceFilter = None,
+    model: ModelFilter = None,
+    fingerprint: FingerprintFilter = None,
+    limit: Limit = 50,
+    cursor: TuningCursor = None,
+) -> WorkListQuery:
+    return WorkListQuery(limit, cursor, WorkFilter(in_states(state), device, model, fingerprint, search))
+
+
+_WORK = WorkRoutes(
+    kind=WorkKind.TUNING,
+    document=Tuning,
+    page=TuningPage,
+    list_query=_page,
+    read_scope=Scope.TUNINGS_READ,
+    write_scope=Scope.TUNINGS_WRITE,
+    item_links=("getTuning", "listProbes"),
+    links=("getTuning", "listProbes", "followTuning", "cancelTuning", "deleteTuning"),
+    example="TuningWithRecommendation",
+    event_nouns=("probe", "probes"),
+    deletion="""\
+Delete a tuning that has ended, with its probes and events. Its recommendation stays.
+
+A later submission of the same request is probed again. A tuning that has not ended is refused with 409: cancel it
+first.""",
+)
+SUBMITTED: Responses = {
+    200: {
+        "model": Tuning,
+        "description": "A tuning that was served a stored recommendation.",
+        "headers": SUBMITTED_HEADERS,
+        "links": _WORK.own_links | RECOMMENDATION_LINK,
+        "content": examples.response_content("TuningWithRecommendation"),
+    },
+    202: {
+        "description": "Queued.",
+        "headers": QUEUED_HEADERS,
+        "links": _WORK.own_links,
+        "content": examples.response_content("TuningQueued"),
+    },
+}
+
+router = _WORK.router()
+
+
+@router.post(
+    "",
+    operation_id="submitTuning",
+    summary="Submit a tuning",
+    dependencies=[requires_scope(Scope.TUNINGS_WRITE)],
+    status_code=HTTPStatus.ACCEPTED,
+    response_model=Tuning,
+    responses=SUBMITTED | declared(*SUBMISSION_STATUSES),
+)
+def submit_tuning(
+    submission: Annotated[
+        TuningSubmission, strict_body(TuningSubmission), Body(openapi_examples=examples.REQUESTS["TuningSubmission"])
+    ],
+    caller: CurrentCaller,
+    context: Context,
+    idempotency: IdempotencyHeader,
+) -> Response:
+    """Find the largest micro-batch that fits, and plan the effective batch size from it.
+
+    Responds 202 and queues the tuning. Responds 200 if an earlier tuning of the same request has a recommendation,
+    unless `fresh` is set.
+    """
+    response = context.tunings.submit(submission, caller, idempotency)
+    return submitted(response, f"/v1/tunings/{response.work_id}")
+
+
+_WORK.add_reading(router)
+_WORK.add_bulk(router)
+
+
+@router.get(
+    "/{tuning_id}/probes",
+    operation_id="listProbes",
+    summary="Read the evidence of a tuning",
+    dependencies=[requires_scope(Scope.TUNINGS_READ)],
+    responses=declared(HTTPStatus.NOT_FOUND),
+)
+def list_probes(tuning_id: TuningId, context: Context) -> ProbeList:
+    """List the recorded probes of a tuning, in order."""
+    return context.tunings.probes(tuning_id)
+
+
+_WORK.add_following(router)
+_WORK.add_ending(router)

@@ -1,0 +1,58 @@
+"""Pick a stored recommendation to warm-start a tuning of the same request under other versions or limits."""
+
+from __future__ import annotations
+
+import logging
+from contextlib import suppress
+
+from batchwright.errors import SpecError
+from batchwright.planning.session import Tuning
+from batchwright.planning.warm_start import PossibleWarmStart
+from batchwright.schemas.recommendation import Recommendation
+from batchwright_service.errors import NotFoundError
+from batchwright_service.store.interface import RecommendationStore
+from batchwright_service.store.models import WorkItem
+
+_log = logging.getLogger(__name__)
+
+_MAX_CANDIDATES = 8
+"""Newest recommendations that are considered, in search of one that a single probe may confirm."""
+
+
+def find_warm_start(store: RecommendationStore, tuning: Tuning) -> str | None:
+    """Return the id of the best warm start: the newest that one probe may confirm, else the newest useful one."""
+    candidates = store.for_request(tuning.request_fingerprint, _MAX_CANDIDATES)
+    starts = [start for stored in candidates if (start := _warm_start(store, tuning, stored)) is not None]
+    confirmable = [start for start in starts if start.size is not None]
+    return next((start.stored.id for start in [*confirmable, *starts]), None)
+
+
+def apply_warm_start(store: RecommendationStore, item: WorkItem, tuning: Tuning) -> None:
+    """Warm-start ``tuning`` from the recommendation that ``item`` names, if that is still stored and matches."""
+    if item.warm_start_from is None:
+        return
+    try:
+        tuning.warm_start_from(store.get(item.warm_start_from))
+    except (NotFoundError, SpecError) as error:
+        _log.info("%s is not warm-started by %s: %s", item.id, item.warm_start_from, error)
+
+
+def _warm_start(store: RecommendationStore, tuning: Tuning, stored: Recommendation) -> PossibleWarmStart | None:
+    with suppress(NotFoundError, SpecError):
+        start = tuning.possible_warm_start(_measured(store, stored))
+        return start if start.is_useful else None
+    return None
+
+
+def _measured(store: RecommendationStore, stored: Recommendation) -> Recommendation:
+    """Return the recommendation whose probes prove ``stored``: itself, or the one that warm-started it.
+
+    Chains are cut when recommendations are made, so that the proof is at most one step away.
+
+    Raises:
+        NotFoundError: when that recommendation is not stored any more.
+    """
+    warm_start = stored.evidence.warm_start
+    if stored.evidence.proof.stopped_by != "warm-start" or warm_start is None:
+        return stored
+    return store.get(warm_start.recommendation_id)

@@ -1,0 +1,197 @@
+"""The use cases of statistics: the summary of a period, and the occupancy of devices."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from statistics import median
+from typing import Any, Generic, TypeVar
+
+from batchwright_service.application.hit_counter import HitCounter
+from batchwright_service.domain.api_keys import Caller, Scope
+from batchwright_service.domain.states import State, WorkKind
+from batchwright_service.domain.workers import (
+    DeviceOccupancy,
+    Failures,
+    Gains,
+    ModelGain,
+    Occupancy,
+    OccupancyPeriod,
+    Period,
+    RecommendationHits,
+    SpentSeconds,
+    Summary,
+)
+from batchwright_service.store.interface import StatisticsStore
+from batchwright_service.store.models import OccupancyBuckets, RecordedGain, Totals, WorkTotal
+
+Key = TypeVar("Key")
+Value = TypeVar("Value")
+
+_CACHE_SECONDS = 2.0
+"""Lifetime of the counts of a period: open pages poll them, and counting 100,000 tunings takes some 50 ms."""
+
+_MOST_MODELS = 20
+_OCCUPANCY_CACHE_SECONDS = 10.0
+_SHARE_DIGITS = 7
+"""A millisecond of a bucket of two hours is a share of 1.4e-7: work is never told as none."""
+
+
+class _Recent(Generic[Key, Value]):
+    """Values by key that are computed again once they are older than a time: one thread computes, all others wait.
+
+    Args:
+        keys: all keys.
+        seconds: the longest age, counted from the beginning of the computation.
+        clock: monotonic seconds.
+    """
+
+    def __init__(self, keys: Iterable[Key], seconds: float, clock: Callable[[], float]) -> None:
+        self._locks = {key: threading.Lock() for key in keys}
+        self._seconds = seconds
+        self._clock = clock
+        self._values: dict[Key, tuple[float, Value]] = {}
+
+    def get(self, key: Key, compute: Callable[[], Value]) -> Value:
+        """Return the value of a key, which ``compute`` makes if there is none that is recent."""
+        with self._locks[key]:
+            now = self._clock()
+            if key not in self._values or now - self._values[key][0] > self._seconds:
+                self._values[key] = now, compute()
+            return self._values[key][1]
+
+
+class SummaryCases:
+    """Use cases of statistics. Safe to share between threads: one counts, all get its counts.
+
+    Args:
+        statistics: counts work, failures and cache hits in the store.
+        counter: has cache hits that are not in the store yet.
+        clock: monotonic seconds.
+    """
+
+    def __init__(
+        self, statistics: StatisticsStore, counter: HitCounter, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._statistics = statistics
+        self._hit_counter = counter
+        self._recent: _Recent[Period, Totals] = _Recent(Period, _CACHE_SECONDS, clock)
+
+    def read(self, period: Period, caller: Caller) -> Summary:
+        """Return the summary of a period; its counts are at most two seconds old.
+
+        Failures of jobs are left out for callers who may not read jobs.
+        """
+        totals = self._recent.get(period, lambda: self._totals(period))
+        kinds = set(WorkKind) if caller.may(Scope.JOBS_READ) else {WorkKind.TUNING}
+        return Summary(
+            period=period,
+            tunings=_by_state(totals.work, WorkKind.TUNING),
+            jobs=_by_state(totals.work, WorkKind.JOB),
+            failures=tuple(Failures(**vars(group)) for group in totals.failures if group.kind in kinds),
+            device_seconds=_spent(totals.work),
+            recommendation_hits=_recommendation_hits(totals),
+            gains=_gains(totals.gains),
+        )
+
+    def _totals(self, period: Period) -> Totals:
+        self._hit_counter.flush()
+        return self._statistics.totals(period.seconds)
+
+
+class OccupancyCases:
+    """The use case of the occupancy of devices. Safe to share between threads: one sums, all get its sums.
+
+    Args:
+        statistics: sums the time of recorded work in the store.
+        clock: monotonic seconds.
+    """
+
+    def __init__(self, statistics: StatisticsStore, clock: Callable[[], float] = time.monotonic) -> None:
+        self._statistics = statistics
+        self._recent: _Recent[OccupancyPeriod, Occupancy] = _Recent(OccupancyPeriod, _OCCUPANCY_CACHE_SECONDS, clock)
+
+    def read(self, period: OccupancyPeriod = OccupancyPeriod.DAY) -> Occupancy:
+        """Return the occupancy of a period; it is at most ten seconds old."""
+        return self._recent.get(period, lambda: self._occupancy(period))
+
+    def _occupancy(self, period: OccupancyPeriod) -> Occupancy:
+        return _occupancy(self._statistics.occupancy(period.buckets, period.bucket_seconds), period)
+
+
+def _occupancy(found: OccupancyBuckets, period: OccupancyPeriod) -> Occupancy:
+    total = (found.end - found.start).total_seconds()
+    length, buckets = period.bucket_seconds, range(period.buckets)
+    lengths = [max(min(length, total - number * length), 0.001) for number in buckets]
+    by_slot: dict[str, dict[WorkKind, list[float]]] = defaultdict(
+        lambda: {kind: [0.0 for _ in buckets] for kind in WorkKind}
+    )
+    for busy in found.busy:
+        by_slot[busy.slot][busy.kind][busy.bucket] += busy.seconds
+
+    def shares(seconds: list[float]) -> tuple[float, ...]:
+        return tuple(
+            round(min(each / length, 1.0), _SHARE_DIGITS) for each, length in zip(seconds, lengths, strict=True)
+        )
+
+    return Occupancy(
+        start=found.start,
+        end=found.end,
+        bucket_seconds=length,
+        devices=tuple(
+            DeviceOccupancy(
+                slot=slot,
+                tunings=shares(seconds[WorkKind.TUNING]),
+                jobs=shares(seconds[WorkKind.JOB]),
+                busy=round(min(sum(map(sum, seconds.values())) / total, 1.0), _SHARE_DIGITS),
+            )
+            for slot, seconds in sorted(by_slot.items())
+        ),
+    )
+
+
+def _by_state(work: Iterable[WorkTotal], kind: WorkKind) -> dict[State, int]:
+    counts = dict.fromkeys(State, 0)
+    for total in work:
+        if total.kind is kind:
+            counts[total.state] += total.count
+    return counts
+
+
+def _spent(work: Iterable[WorkTotal]) -> tuple[SpentSeconds, ...]:
+    spent: dict[str, dict[WorkKind, float]] = defaultdict(lambda: dict.fromkeys(WorkKind, 0.0))
+    for total in work:
+        if total.slot is not None and total.device_seconds > 0:
+            spent[total.slot][total.kind] += total.device_seconds
+    return tuple(
+        SpentSeconds(slot=slot, probes_seconds=by[WorkKind.TUNING], jobs_seconds=by[WorkKind.JOB])
+        for slot, by in sorted(spent.items())
+    )
+
+
+def _gains(recorded: Sequence[RecordedGain]) -> Gains:
+    by_model: dict[str, list[RecordedGain]] = defaultdict(list)
+    for gain in recorded:
+        by_model[gain.model].append(gain)
+    most = sorted(by_model.items(), key=lambda item: (-len(item[1]), item[0]))[:_MOST_MODELS]
+    models = tuple(ModelGain(model=model, **_figures(gains)) for model, gains in most)
+    return Gains(**_figures(recorded), models=models)
+
+
+def _figures(gains: Sequence[RecordedGain]) -> dict[str, Any]:
+    speedups = [gain.speedup for gain in gains if gain.speedup is not None]
+    shares = [gain.memory_gain for gain in gains if gain.memory_gain is not None]
+    return {
+        "recommendations": len(gains),
+        "speedup": median(speedups) if speedups else None,
+        "speedups": len(speedups),
+        "measured": sum(gain.speed_source == "measured" for gain in gains),
+        "memory_gain": median(shares) if shares else None,
+    }
+
+
+def _recommendation_hits(totals: Totals) -> RecommendationHits:
+    count = totals.hits + totals.misses
+    return RecommendationHits(hits=totals.hits, misses=totals.misses, hit_rate=totals.hits / count if count else None)

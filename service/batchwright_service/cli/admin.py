@@ -1,0 +1,237 @@
+"""The commands on the service's database: ``batchwright keys`` and ``batchwright prune``.
+
+The command line imports this module also where the service's packages are not installed, so they are imported within
+the functions that use them.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from pydantic import ValidationError
+from rich.console import Console
+from rich.table import Column, Table
+
+from batchwright.errors import ServingError, SpecError
+from batchwright.schemas.field_errors import problems_in
+from batchwright_service.domain.api_keys import MAX_DAYS, ApiKey, KeySubmission, Scope, check_name
+
+if TYPE_CHECKING:
+    from batchwright_service.application.api_keys import KeyCases
+    from batchwright_service.application.retention import PruneReport
+    from batchwright_service.settings import Settings
+    from batchwright_service.store.store import Store
+
+_SECONDS_PER_DAY = 86_400.0
+_DURATION = re.compile(r"(\d{1,9}(?:\.\d{1,9})?)([smhdw])")
+_UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": _SECONDS_PER_DAY, "w": 7 * _SECONDS_PER_DAY}
+_SHOWN_LENGTH = 40
+_VALID = "good"
+
+DatabaseUrl = Annotated[
+    str | None,
+    typer.Option(
+        help="SQLAlchemy URL of the service's store. When left out: BATCHWRIGHT_DATABASE_URL, else the SQLite file in "
+        "the data folder."
+    ),
+]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON on standard output.")]
+
+keys = typer.Typer(
+    help="Create, list and revoke the API keys of a service, directly in its database. The service need not run.",
+    no_args_is_help=True,
+)
+
+
+@keys.command()
+def create(
+    name: Annotated[str, typer.Argument(help="Name of the key, such as the program that uses it.")],
+    *,
+    scope: Annotated[list[Scope], typer.Option("--scope", help="A scope of the key. May be repeated.")],
+    expires_in_days: Annotated[
+        float | None, typer.Option(min=0.0, max=MAX_DAYS, help="Days until the key expires; never when left out.")
+    ] = None,
+    database_url: DatabaseUrl = None,
+    json: Json = False,
+) -> None:
+    """Create a key and print it, which is the only time it is shown. From the first key on, every caller needs one.
+
+    Example: batchwright keys create scheduler --scope tunings:read --scope tunings:write --expires-in-days 90
+    """
+    submission = _submission(name, scope, expires_in_days)
+    with _keys_in(database_url) as cases:
+        created = cases.create(submission)
+        has_admin = any(Scope.ADMIN in key.scopes and _state(key) == _VALID for key in cases.list().items)
+    if not has_admin:
+        sys.stderr.write(
+            "Note: no key has the scope `admin`, so that only this command can create keys; to create keys over HTTP, "
+            "create one with: batchwright keys create admin --scope admin\n"
+        )
+    if json:
+        sys.stdout.write(created.model_dump_json(indent=2) + "\n")
+    else:
+        sys.stderr.write(f"{_key_text(created)}. Store it safely: it is not shown again.\n")
+        sys.stdout.write(created.key + "\n")
+
+
+@keys.command("list")
+def list_keys(*, database_url: DatabaseUrl = None, json: Json = False) -> None:
+    """List all keys, revoked and expired ones included, without their secrets."""
+    with _keys_in(database_url) as cases:
+        found = cases.list().items
+    if json:
+        sys.stdout.writelines(key.model_dump_json() + "\n" for key in found)
+    else:
+        Console(highlight=False, markup=False).print(_table(found))
+
+
+@keys.command()
+def revoke(
+    key_id: Annotated[str, typer.Argument(metavar="ID", help="Id of the key, as `keys list` shows it.")],
+    *,
+    database_url: DatabaseUrl = None,
+    json: Json = False,
+) -> None:
+    """Revoke a key. Services refuse it within five seconds; work that it submitted continues."""
+    with _keys_in(database_url) as cases:
+        revoked = cases.revoke(key_id)
+    text = revoked.model_dump_json(indent=2) if json else f"{_key_text(revoked)}."
+    sys.stdout.write(text + "\n")
+
+
+def _seconds(text: str) -> float:
+    found = _DURATION.fullmatch(text.strip().lower())
+    seconds = float(found[1]) * _UNITS[found[2]] if found else math.inf
+    if seconds > MAX_DAYS * _SECONDS_PER_DAY:
+        shown = text if len(text) <= _SHOWN_LENGTH else text[:_SHOWN_LENGTH] + "..."
+        raise typer.BadParameter(f"{shown!r} is not a duration of at most ten years, such as 30d, 12h or 90m")
+    return seconds
+
+
+def prune(
+    *,
+    older_than: Annotated[
+        float,
+        typer.Option(
+            parser=_seconds, metavar="TIME", help="Least time since the end of the work: 30d, 12h, 90m; also s and w."
+        ),
+    ],
+    recommendations: Annotated[
+        bool,
+        typer.Option(
+            "--recommendations", help="Also delete recommendations of that age that no tuning and no job references."
+        ),
+    ] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print what would be deleted, and delete nothing.")
+    ] = False,
+    database_url: DatabaseUrl = None,
+    json: Json = False,
+) -> None:
+    """Delete tunings and jobs that ended long ago, with the folders of these jobs on this host.
+
+    Works directly on the service's database, also while the service runs. Recommendations stay unless
+    --recommendations is given, but a deleted tuning serves no later submission.
+
+    Example: batchwright prune --older-than 30d --dry-run
+    """
+    with opened(database_url) as (store, settings):
+        from batchwright_service.application import retention  # noqa: PLC0415 - see the module's docstring
+        from batchwright_service.application.job_files import JobFiles  # noqa: PLC0415 - see the module's docstring
+
+        files = JobFiles(settings.runs_dir)
+        report = retention.prune(store.retention, files, older_than, recommendations=recommendations, dry_run=dry_run)
+    sys.stdout.write((report.model_dump_json(indent=2) if json else _report_text(report)) + "\n")
+
+
+def _report_text(report: PruneReport) -> str:
+    verb = "Would delete" if report.dry_run else "Deleted"
+    counts = f"{report.tunings} tunings, {report.jobs} jobs, {report.recommendations} recommendations"
+    folders = "".join(f"\n  {folder}" for folder in report.folders)
+    left = "".join(f"\nCould not be removed: {folder}" for folder in report.folders_left)
+    return f"{verb} {counts}, {len(report.folders)} folders{':' if folders else '.'}{folders}{left}"
+
+
+@contextmanager
+def opened(database_url: str | None) -> Iterator[tuple[Store, Settings]]:
+    """Open the store of the settings, migrated to the newest schema, and yield it with the settings.
+
+    Raises:
+        SpecError: when the settings are invalid.
+        ServingError: when the service raises an error, with its message.
+    """
+    from batchwright_service.errors import ServiceError  # noqa: PLC0415 - see the module's docstring
+    from batchwright_service.settings import read_settings  # noqa: PLC0415 - see the module's docstring
+    from batchwright_service.store.store import open_store  # noqa: PLC0415 - see the module's docstring
+
+    settings = read_settings(database_url=database_url)
+    try:
+        store = open_store(settings.url)
+        try:
+            yield store, settings
+        finally:
+            store.close()
+    except ServiceError as error:
+        raise ServingError(str(error)) from None
+
+
+@contextmanager
+def _keys_in(database_url: str | None) -> Iterator[KeyCases]:
+    """Open the use cases of keys of a database; raises as ``opened``."""
+    from batchwright_service.application.api_keys import KeyCases  # noqa: PLC0415 - see the module's docstring
+
+    with opened(database_url) as (store, _):
+        yield KeyCases(store.keys)
+
+
+def _submission(name: str, scopes: list[Scope], expires_in_days: float | None) -> KeySubmission:
+    """Return the submission of a key.
+
+    Raises:
+        SpecError: naming the invalid option.
+        ServingError: naming the invalid argument.
+    """
+    try:
+        return KeySubmission(
+            name=check_name(name), scopes=tuple(dict.fromkeys(scopes)), expires_in_days=expires_in_days
+        )
+    except ValidationError as error:
+        raise SpecError(problems_in(error, kind=KeySubmission), "the key") from None
+    except ValueError as error:
+        raise ServingError(f"NAME {error}") from None
+
+
+def _key_text(key: ApiKey) -> str:
+    until = "" if key.expires_at is None else f", until {key.expires_at:%Y-%m-%d %H:%M} UTC"
+    return f"Key {key.id} ({key.name}) for {', '.join(key.scopes)}{until}: {_state(key)}"
+
+
+def _state(key: ApiKey) -> str:
+    if key.revoked_at is not None:
+        return f"revoked {key.revoked_at:%Y-%m-%d %H:%M}"
+    return "expired" if key.expires_at is not None and key.expires_at <= datetime.now(UTC) else _VALID
+
+
+def _table(found: Sequence[ApiKey]) -> Table:
+    table = Table(
+        Column("id", no_wrap=True),
+        "name",
+        Column("scopes", overflow="fold"),
+        "created (UTC)",
+        "expires",
+        "last used",
+        "state",
+        box=None,
+    )
+    for key in found:
+        times = (key.created_at, key.expires_at, key.last_used_at)
+        shown = ("-" if moment is None else f"{moment:%Y-%m-%d %H:%M}" for moment in times)
+        table.add_row(key.id, key.name, ", ".join(key.scopes), *shown, _state(key))
+    return table

@@ -1,0 +1,120 @@
+"""The command on stored recommendations: ``batchwright recommendations``, directly on the service's database.
+
+The command line imports this module also where the service's packages are not installed, so they are imported within
+the functions that use them.
+"""
+
+from __future__ import annotations
+
+import itertools
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Column, Table
+
+from batchwright_service.cli.admin import DatabaseUrl, Json, opened
+from batchwright_service.domain.api_keys import KEYLESS
+from batchwright_service.domain.staleness import Staleness
+
+if TYPE_CHECKING:
+    from batchwright_service.application.tunings import TuningCases
+    from batchwright_service.domain.work import RecommendationSummary
+
+_ROWS_AT_ONCE = 200
+_Id = Annotated[str, typer.Argument(metavar="ID", help="Id of the recommendation, as `list` shows it.")]
+
+recommendations = typer.Typer(
+    help="List the recommendations of a service with the changes since they were made, and confirm stale ones, "
+    "directly in its database.",
+    no_args_is_help=True,
+)
+
+
+@recommendations.command("list")
+def list_recommendations(
+    *,
+    stale: Annotated[
+        bool | None,
+        typer.Option(
+            "--stale/--current",
+            help="Only those that an upgrade or an exchanged device put in doubt, or those that still hold; those on "
+            "devices without a live worker are in neither.",
+        ),
+    ] = None,
+    limit: Annotated[int, typer.Option(min=1, help="Most recommendations to list, the newest first.")] = 50,
+    database_url: DatabaseUrl = None,
+    json: Json = False,
+) -> None:
+    """List recommendations, with the changes on their devices since.
+
+    Workers report the software and the hardware of their devices; without a live worker nothing is marked.
+
+    Example: batchwright recommendations list --stale
+    """
+    with _cases(database_url) as cases:
+        found = list(itertools.islice(_rows(cases, stale), limit))
+    if json:
+        sys.stdout.writelines(row.model_dump_json() + "\n" for row in found)
+    else:
+        Console(highlight=False, markup=False).print(_table(found))
+
+
+@recommendations.command()
+def confirm(recommendation_id: _Id, *, database_url: DatabaseUrl = None, json: Json = False) -> None:
+    """Queue the tuning that confirms a stale recommendation, by one probe where that is enough.
+
+    The submission is checked with the settings of this shell, not those of the service: set the service's
+    BATCHWRIGHT_PYTHON_TARGETS, BATCHWRIGHT_DATA_ROOTS, BATCHWRIGHT_COMMANDS and BATCHWRIGHT_LEASE_SECONDS here too. The
+    quotas of API keys do not count.
+
+    Example: batchwright recommendations confirm rec_0192f3a1b2c3700089abcdef01234567
+    """
+    with _cases(database_url) as cases:
+        response = cases.confirm(recommendation_id, KEYLESS)
+    verb = "Queued" if response.queued else "Confirmed before by"
+    sys.stdout.write((response.body if json else f"{verb} {response.work_id}.") + "\n")
+
+
+def _rows(cases: TuningCases, stale: bool | None) -> Iterator[RecommendationSummary]:  # noqa: FBT001 - a filter
+    from batchwright_service.store.models import RecommendationFilter  # noqa: PLC0415 - see the module's docstring
+
+    cursor = None
+    while True:
+        rows, cursor = cases.recommendation_rows(RecommendationFilter(), _ROWS_AT_ONCE, cursor, stale=stale)
+        yield from rows
+        if cursor is None:
+            return
+
+
+@contextmanager
+def _cases(database_url: str | None) -> Iterator[TuningCases]:
+    """Open the use cases of a database; raises as ``opened``."""
+    from batchwright_service.bootstrap import tuning_cases  # noqa: PLC0415 - see the module's docstring
+
+    with opened(database_url) as (store, settings), tuning_cases(settings, store) as cases:
+        yield cases
+
+
+def _table(found: Sequence[RecommendationSummary]) -> Table:
+    id_, state = Column("id", no_wrap=True), Column("state", overflow="fold")
+    table = Table(id_, "name", "model", "plan", "device", "made (UTC)", state, box=None)
+    for row in found:
+        plan = "nothing fits"
+        if row.plan is not None:
+            plan = f"{row.plan.gradient_accumulation_steps} x {row.plan.micro_batch_size}"
+        made = f"{row.created_at:%Y-%m-%d %H:%M}"
+        table.add_row(row.id, row.name or "-", row.model, plan, row.device_name, made, _state(row))
+    return table
+
+
+def _state(row: Staleness) -> str:
+    if row.stale is None:
+        return "unknown: no live worker has the device"
+    if not row.stale:
+        return "current" if row.confirmed_by is None else f"confirmed by {row.confirmed_by}"
+    changes = ", ".join(f"{change.name} {change.before or '-'} to {change.now or '-'}" for change in row.changes)
+    return f"stale: {changes}" + (f"; replaced by {row.replaced_by}" if row.replaced_by else "")

@@ -1,0 +1,81 @@
+"""Provide the SDK: a typed client of the service. Needs httpx, pydantic and cachetools, but not torch or FastAPI.
+
+::
+
+    from batchwright_service.client import Client
+
+    with Client("http://127.0.0.1:8000") as client:
+        recommendation = client.tunings.tune(request)
+        print(recommendation.plan, recommendation.to_slurm().files[0].content)
+
+`AsyncClient` has the same calls for asyncio. The pipeline of a call, from the outside in:
+
+1. ``client`` opens connections; ``sync`` runs the coroutines below without an event loop.
+2. ``resources`` has every call once, as a coroutine; ``resources.work`` has those that tunings and jobs share.
+3. ``core`` retries within a retry budget (``retries``), waits with long polls, resumes streams and follows pages.
+4. ``protocol`` builds requests and parses responses; ``etag_cache`` keeps the latest documents. ``documents`` gives
+   recommendations the library's methods.
+5. ``transport`` alone sends. ``errors`` has the exceptions, which carry the service's problem document.
+
+Where a new thing goes: a call, ``resources``; a resource, also ``sync``; an error of a status, ``errors``.
+
+The package may import ``batchwright_service.domain``, ``batchwright.schemas``, ``batchwright.exports.base`` and
+``batchwright.library.recommendation``; nothing else of the service.
+"""
+
+from batchwright_service.client.client import AsyncClient, Client
+from batchwright_service.client.errors import (
+    ApiError,
+    ClientError,
+    ConflictError,
+    ConnectionFailedError,
+    InvalidRequestError,
+    NotAllowedError,
+    NotAuthenticatedError,
+    NotFoundError,
+    QuotaExceededError,
+    ServiceUnavailableError,
+    TuningFailedError,
+    UnexpectedResponseError,
+    WaitTimeoutError,
+)
+from batchwright_service.client.protocol import Call
+from batchwright_service.client.sync import (
+    Commands,
+    Devices,
+    Estimates,
+    Gpus,
+    Jobs,
+    Keys,
+    Queue,
+    Recommendations,
+    Tunings,
+)
+
+__all__ = [
+    "ApiError",
+    "AsyncClient",
+    "Call",
+    "Client",
+    "ClientError",
+    "Commands",
+    "ConflictError",
+    "ConnectionFailedError",
+    "Devices",
+    "Estimates",
+    "Gpus",
+    "InvalidRequestError",
+    "Jobs",
+    "Keys",
+    "NotAllowedError",
+    "NotAuthenticatedError",
+    "NotFoundError",
+    "Queue",
+    "QuotaExceededError",
+    "Recommendations",
+    "ServiceUnavailableError",
+    "TuningFailedError",
+    "Tunings",
+    "UnexpectedResponseError",
+    "WaitTimeoutError",
+]

@@ -1,0 +1,159 @@
+"""The clients: one that blocks and one for asyncio, over the same calls."""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import Self
+
+import httpx
+
+from batchwright_service.client import sync
+from batchwright_service.client.core import Core
+from batchwright_service.client.errors import ClientError
+from batchwright_service.client.resources.api import AsyncCalls
+from batchwright_service.client.retries import RetryPolicy
+from batchwright_service.client.sync import Blocking
+from batchwright_service.client.transport import AsyncTransport, BlockingTransport
+
+DEFAULT_URL = "http://127.0.0.1:8000"
+API_KEY_VARIABLE = "BATCHWRIGHT_API_KEY"
+
+_LIMITS = httpx.Limits(max_connections=None, max_keepalive_connections=20)
+"""Unlimited connections: each event stream occupies one, and must not block calls."""
+
+_HEADER_VALUE = re.compile(r"[\x21-\x7e]+")
+
+
+class AsyncClient(AsyncCalls):
+    """A client of one service, on asyncio. Close it, or use it as a context manager.
+
+    Args:
+        base_url: where the service listens.
+        api_key: the caller's API key; the environment variable BATCHWRIGHT_API_KEY when left out.
+        timeout_seconds: how long one response may take, not counting the time of a long poll.
+        retry_seconds: how long, from its first failure, a call is retried after lost connections, timeouts, 429 and
+            503; 0 for never.
+        http: an `httpx.AsyncClient` to use instead, for example with a proxy; its owner closes it.
+
+    Raises:
+        ClientError: when the key or the address is malformed.
+    """
+
+    def __init__(
+        self,
+        base_url: str = DEFAULT_URL,
+        *,
+        api_key: str | None = None,
+        timeout_seconds: float = 30.0,
+        retry_seconds: float = 60.0,
+        http: httpx.AsyncClient | None = None,
+    ) -> None:
+        headers = _authorization(api_key)
+        self._owns_http = http is None
+        self._http = httpx.AsyncClient(base_url=_address(base_url), limits=_LIMITS) if http is None else http
+        super().__init__(Core(AsyncTransport(self._http, headers), RetryPolicy(retry_seconds), timeout_seconds))
+
+    async def aclose(self) -> None:
+        """Close the connections. Idempotent."""
+        if self._owns_http:
+            await self._http.aclose()
+
+    async def __aenter__(self) -> Self:
+        """Return the client."""
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        """Close the connections."""
+        await self.aclose()
+
+
+class Client(Blocking[AsyncCalls]):
+    """A blocking client of one service, safe to share between threads. Close it, or use it as a context manager.
+
+    Args:
+        base_url: where the service listens.
+        api_key: the caller's API key; the environment variable BATCHWRIGHT_API_KEY when left out.
+        timeout_seconds: how long one response may take, not counting the time of a long poll.
+        retry_seconds: how long, from its first failure, a call is retried after lost connections, timeouts, 429 and
+            503; 0 for never.
+        http: an `httpx.Client` to use instead, for example with a proxy; its owner closes it.
+
+    Raises:
+        ClientError: when the key or the address is malformed.
+    """
+
+    occupancy = sync.blocking(AsyncCalls.occupancy)
+    summary = sync.blocking(AsyncCalls.summary)
+    fleet = sync.blocking(AsyncCalls.fleet)
+    livez = sync.blocking(AsyncCalls.livez)
+    readyz = sync.blocking(AsyncCalls.readyz)
+    call = sync.blocking(AsyncCalls.call)
+
+    def __init__(
+        self,
+        base_url: str = DEFAULT_URL,
+        *,
+        api_key: str | None = None,
+        timeout_seconds: float = 30.0,
+        retry_seconds: float = 60.0,
+        http: httpx.Client | None = None,
+    ) -> None:
+        headers = _authorization(api_key)
+        self._owns_http = http is None
+        self._http = httpx.Client(base_url=_address(base_url), limits=_LIMITS) if http is None else http
+        core = Core(BlockingTransport(self._http, headers), RetryPolicy(retry_seconds), timeout_seconds)
+        super().__init__(AsyncCalls(core))
+        self.tunings = sync.Tunings(self.calls.tunings)
+        self.recommendations = sync.Recommendations(self.calls.recommendations)
+        self.jobs = sync.Jobs(self.calls.jobs)
+        self.devices = sync.Devices(self.calls.devices)
+        self.queue = sync.Queue(self.calls.queue)
+        self.estimates = sync.Estimates(self.calls.estimates)
+        self.gpus = sync.Gpus(self.calls.gpus)
+        self.commands = sync.Commands(self.calls.commands)
+        self.keys = sync.Keys(self.calls.keys)
+        self.audit = sync.Audit(self.calls.audit)
+        self.webhooks = sync.Webhooks(self.calls.webhooks)
+
+    def close(self) -> None:
+        """Close the connections. Idempotent."""
+        if self._owns_http:
+            self._http.close()
+
+    def __enter__(self) -> Self:
+        """Return the client."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Close the connections."""
+        self.close()
+
+
+def _authorization(api_key: str | None) -> dict[str, str]:
+    """Return the header with the given key, else with that of the environment. An error never shows the key.
+
+    Raises:
+        ClientError: when the key has characters that no header can carry.
+    """
+    key = (os.environ.get(API_KEY_VARIABLE, "") if api_key is None else api_key).strip()
+    if not key:
+        return {}
+    if not _HEADER_VALUE.fullmatch(key):
+        raise ClientError(f"the API key ({API_KEY_VARIABLE} or `api_key`) holds spaces or characters beyond ASCII")
+    return {"Authorization": f"Bearer {key}"}
+
+
+def _address(base_url: str) -> httpx.URL:
+    """Parse the address of the service.
+
+    Raises:
+        ClientError: when the address is malformed.
+    """
+    try:
+        url = httpx.URL(base_url)
+    except httpx.InvalidURL as error:
+        raise ClientError(f"the address {base_url!r} is malformed: {error}") from None
+    if url.scheme not in {"http", "https"} or not url.host:
+        raise ClientError(f"the address {base_url!r} needs a scheme and a host, as in {DEFAULT_URL}")
+    return url

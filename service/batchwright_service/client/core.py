@@ -1,0 +1,247 @@
+"""The core of both clients: calls with retries, long polls, resumed streams, pages. Opens no socket, reads no clock."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import replace
+from http import HTTPStatus
+from typing import TypeVar
+
+import httpx
+
+from batchwright_service.client.documents import Job, Tuning
+from batchwright_service.client.errors import ClientError, ConnectionFailedError, NotFoundError, WaitTimeoutError
+from batchwright_service.client.etag_cache import EtagCache
+from batchwright_service.client.protocol import Call, DocumentT, error_in, parse_document, parse_event
+from batchwright_service.client.retries import RetryBudget, RetryPolicy
+from batchwright_service.client.transport import Transport
+from batchwright_service.domain.bulk import BulkAction, BulkResponse, BulkResult, BulkSubmission
+from batchwright_service.domain.states import State
+from batchwright_service.domain.work import Event, Page, RowT
+
+_LONGEST_WAIT_SECONDS = 30.0
+"""Longest long poll: below the idle limits of proxies, and below the service's own 60."""
+_SHORTEST_WAIT_SECONDS = 1.0
+"""Shortest time between polls of a service that does not wait, such as one that is shutting down."""
+_LATE_SECONDS = 5.0
+"""Tolerated delay of a long poll's response once the caller's time is up."""
+_SILENCE_SECONDS = 60.0
+"""Longest silence of a stream: the service sends a keep-alive every 15 s."""
+
+PAGE_SIZE = 50
+"""Rows fetched with each page of a list."""
+
+FollowedT = TypeVar("FollowedT", Tuning, Job)
+
+
+class Core:
+    """Makes calls over a transport.
+
+    Args:
+        transport: sends the requests.
+        policy: how repeatable calls are retried.
+        timeout_seconds: how long one response may take, not counting the time of a long poll.
+    """
+
+    def __init__(self, transport: Transport, policy: RetryPolicy, timeout_seconds: float) -> None:
+        self.transport = transport
+        self._policy = policy
+        self._timeout_seconds = timeout_seconds
+        self._etags = EtagCache()
+
+    async def call(self, kind: type[DocumentT], call: Call, extra_seconds: float = 0.0) -> DocumentT:
+        """Make a call whose response is a ``kind``; ``extra_seconds`` is the time the service was asked to wait.
+
+        Raises:
+            ApiError: when the service refuses.
+            ConnectionFailedError: when the service cannot be reached.
+            UnexpectedResponseError: when the response is not such a document.
+        """
+        return parse_document(kind, await self.send(call, self._timeout_seconds + extra_seconds))
+
+    async def read(self, kind: type[DocumentT], path: str) -> DocumentT:
+        """Return the document at a path. The service does not send it again if it has not changed since the last read.
+
+        Raises:
+            ApiError: when the service refuses.
+            ConnectionFailedError: when the service cannot be reached.
+            UnexpectedResponseError: when the response is not such a document.
+        """
+        cached = self._etags.find(kind, path)
+        headers = {} if cached is None else {"If-None-Match": cached[0]}
+        response = await self.send(Call("GET", path, headers=headers), self._timeout_seconds)
+        if cached is not None and response.status_code == HTTPStatus.NOT_MODIFIED:
+            return cached[1]
+        document = parse_document(kind, response)
+        self._etags.store(path, response.headers.get("ETag"), document)
+        return document
+
+    async def text(self, call: Call) -> str:
+        """Make a call whose response is plain text.
+
+        Raises:
+            ApiError: when the service refuses.
+            ConnectionFailedError: when the service cannot be reached.
+        """
+        return (await self.send(call, self._timeout_seconds)).text
+
+    async def delete(self, path: str) -> None:
+        """Delete the resource at a path. A retry that finds nothing succeeds: the lost response was of a deletion.
+
+        Raises:
+            ApiError: when the service refuses, or there is nothing with this id.
+            ConnectionFailedError: when the service cannot be reached.
+        """
+        budget = RetryBudget(self._policy)
+        try:
+            await self.send(Call("DELETE", path), self._timeout_seconds, budget)
+        except NotFoundError:
+            if not budget.failures:
+                raise
+
+    async def change_all(self, path: str, submission: BulkSubmission) -> tuple[BulkResult, ...]:
+        """Cancel or delete several pieces of work, and return the result for each.
+
+        What a retry does not find was deleted: the lost response was of its deletion.
+
+        Raises:
+            ApiError: when the service refuses the request.
+            ConnectionFailedError: when the service cannot be reached.
+        """
+        budget = RetryBudget(self._policy)
+        call = Call("POST", path, body=submission, repeatable=True)
+        found = parse_document(BulkResponse, await self.send(call, self._timeout_seconds, budget)).items
+        if not budget.failures or submission.action is not BulkAction.DELETE:
+            return found
+        deleted = {"status": HTTPStatus.NO_CONTENT, "problem": None}
+        return tuple(
+            result.model_copy(update=deleted) if result.status == HTTPStatus.NOT_FOUND else result for result in found
+        )
+
+    async def send(self, call: Call, timeout_seconds: float, budget: RetryBudget | None = None) -> httpx.Response:
+        """Make a call, with retries if it is repeatable and the error is transient.
+
+        Raises:
+            ApiError: when the service refuses.
+            ConnectionFailedError: when the service cannot be reached.
+        """
+        budget = budget or RetryBudget(self._policy)
+        while True:
+            try:
+                return await self._once(call, timeout_seconds)
+            except ClientError as error:
+                pause = budget.pause_after(error, self.transport.now()) if call.may_repeat else None
+                if pause is None:
+                    raise
+            await self.transport.sleep(pause)
+
+    async def _once(self, call: Call, timeout_seconds: float) -> httpx.Response:
+        response = await self.transport.send(call, timeout_seconds)
+        if (error := error_in(response)) is not None:
+            raise error
+        return response
+
+    async def until_ended(self, kind: type[FollowedT], path: str, timeout_seconds: float | None) -> FollowedT:
+        """Return the work once it has ended, by long polls. Survives restarts of the service.
+
+        Raises:
+            WaitTimeoutError: when the work has not ended in time.
+            ApiError: when the service refuses.
+            ConnectionFailedError: when the service cannot be reached.
+        """
+        until = None if timeout_seconds is None else self.transport.now() + timeout_seconds
+        while True:
+            polled_at = self.transport.now()
+            current = await self._poll(kind, path, until)
+            if current.state.terminal:
+                return current
+            now = self.transport.now()
+            if until is not None and now >= until:
+                raise WaitTimeoutError(f"{current.id} is {current.state} after {timeout_seconds:g} s")
+            await self._sleep_until(polled_at + _SHORTEST_WAIT_SECONDS, until)
+
+    async def _poll(self, kind: type[FollowedT], path: str, until: float | None) -> FollowedT:
+        left = math.inf if until is None else max(0.0, until - self.transport.now())
+        seconds = min(left, _LONGEST_WAIT_SECONDS)
+        call = Call("GET", path, {"wait": round(seconds, 3)})
+        timeout_seconds = min(seconds + self._timeout_seconds, left + _LATE_SECONDS)
+        return parse_document(kind, await self.send(call, timeout_seconds, RetryBudget(self._policy, until)))
+
+    async def _sleep_until(self, time: float, until: float | None) -> None:
+        left = (time if until is None else min(time, until)) - self.transport.now()
+        if left > 0:
+            await self.transport.sleep(left)
+
+    async def rows(self, kind: type[Page[RowT]], call: Call) -> AsyncGenerator[RowT, None]:
+        """Iterate over the rows of a list; each page is fetched when it is needed.
+
+        Raises:
+            ApiError: when the service refuses.
+            ConnectionFailedError: when the service cannot be reached.
+        """
+        cursor: str | None = None
+        while True:
+            page_call = replace(call, query={**call.query, "cursor": cursor})
+            page = parse_document(kind, await self.send(page_call, self._timeout_seconds))
+            for row in page.items:
+                yield row
+            if (cursor := page.next_cursor) is None:
+                return
+
+    async def events(self, path: str, after: int) -> AsyncGenerator[Event, None]:
+        """Iterate over the events to the last; a broken connection is resumed.
+
+        Raises:
+            ApiError: when the service refuses.
+            ConnectionFailedError: when the service stays unreachable.
+        """
+        budget = RetryBudget(self._policy)
+        ended = False
+        while True:
+            error: ClientError
+            try:
+                async with aclosing(self._one_stream(path, after, budget)) as stream:
+                    async for event in stream:
+                        after = event.id
+                        yield event
+                        ended = ended if event.state is None else event.state.terminal
+                        if event.state is State.SUCCEEDED:
+                            return  # after another end a job may be resumed: then the service ends the stream
+            except _NoMoreEventsError:
+                return
+            except ClientError as caught:
+                error = caught
+            else:
+                error = ConnectionFailedError("the stream of events ended before the last")
+            if ended:
+                return
+            pause = budget.pause_after(error, self.transport.now())
+            if pause is None:
+                raise error
+            await self.transport.sleep(pause)
+
+    async def _one_stream(self, path: str, after: int, budget: RetryBudget) -> AsyncGenerator[Event, None]:
+        call = Call("GET", path, headers={"Accept": "text/event-stream", "Last-Event-ID": str(after)})
+        async with self.transport.stream(call, _SILENCE_SECONDS) as stream:
+            if stream.response.status_code == HTTPStatus.NO_CONTENT:
+                raise _NoMoreEventsError
+            if (error := error_in(stream.response)) is not None:
+                raise error
+            async for received in stream.events:
+                budget.record_contact()
+                if (event := parse_event(received)) is not None:
+                    budget.reset()
+                    yield event
+
+
+class _NoMoreEventsError(Exception):
+    """The service has no more events."""
+
+
+class Resource:
+    """A group of calls to the API."""
+
+    def __init__(self, core: Core) -> None:
+        self._core = core

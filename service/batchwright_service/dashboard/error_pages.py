@@ -1,0 +1,114 @@
+"""Error pages: a problem document becomes an HTML page where a browser requested one."""
+
+from __future__ import annotations
+
+from html import escape
+from http import HTTPStatus
+from urllib.parse import quote
+
+from fastapi import Response
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from batchwright_service.api.problems import PROBLEM_MEDIA_TYPE
+from batchwright_service.dashboard.pages import Pages
+from batchwright_service.dashboard.responses import page, redirect
+from batchwright_service.domain.problems import Problem
+from batchwright_service.problem_mapping import make_problem
+
+SIGN_IN = "/sign-in"
+_CONTINUE = """\
+<!DOCTYPE html>
+<html lang="en">
+<head><meta charset="utf-8"><meta http-equiv="refresh" content="0; url={0}"><title>Batchwright</title></head>
+<body><p><a href="{0}">Continue</a></p></body>
+</html>
+"""
+"""Opens the sign-in page from this site, which sends signed-in visitors on. A browser that follows another site's link
+sends no cookie that is `SameSite=Strict`, not even after a redirect."""
+_API = "/v1/"
+_FORWARDED_HEADERS = frozenset({b"retry-after", b"allow", b"x-request-id"})
+
+
+class ProblemPages:
+    """An ASGI middleware, outside of everything that may respond with a problem.
+
+    Requests for a page without a session are redirected to the sign-in page.
+    """
+
+    def __init__(self, app: ASGIApp, pages: Pages) -> None:
+        self._app = app
+        self._pages = pages
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass a request on. Where a browser requested a page, replace a problem document by a page."""
+        if scope["type"] != "http" or not _wants_page(scope):
+            await self._app(scope, receive, send)
+            return
+        buffer = _ProblemBuffer(send)
+        await self._app(scope, receive, buffer.send)
+        if buffer.start is not None:
+            response = self._page(scope, _problem_in(buffer))
+            forwarded = [item for item in buffer.start["headers"] if item[0] in _FORWARDED_HEADERS]
+            response.raw_headers.extend(forwarded)
+            await response(scope, receive, send)
+
+    def _page(self, scope: Scope, problem: Problem) -> Response:
+        status = problem.status or HTTPStatus.INTERNAL_SERVER_ERROR
+        if status == HTTPStatus.UNAUTHORIZED:
+            address = _sign_in_address(scope)
+            if _is_cross_site(scope):
+                return page(_CONTINUE.format(escape(address)), Headers(scope=scope))
+            return redirect(address)
+        text = self._pages.render("problem.html", scope, {"problem": problem, "status": int(status)})
+        return page(text, Headers(scope=scope), status)
+
+
+class _ProblemBuffer:
+    """Passes a response on, unless it is a problem, which is buffered."""
+
+    def __init__(self, send: Send) -> None:
+        self._send = send
+        self.start: Message | None = None
+        self.body = bytearray()
+
+    async def send(self, message: Message) -> None:
+        """Take a message of the response."""
+        if message["type"] == "http.response.start" and _is_problem(message):
+            self.start = message
+        elif self.start is not None and message["type"] == "http.response.body":
+            self.body += message.get("body", b"")
+        else:
+            await self._send(message)
+
+
+def _problem_in(buffer: _ProblemBuffer) -> Problem:
+    """Return the problem of a response. A response to HEAD has no body: its problem is made from the status."""
+    if buffer.body or buffer.start is None:
+        return Problem.model_validate_json(bytes(buffer.body))
+    status = HTTPStatus(buffer.start["status"])
+    return make_problem(status, status.phrase.lower().replace(" ", "-"), status.phrase, status.description)
+
+
+def _is_problem(start: Message) -> bool:
+    return Headers(raw=list(start.get("headers", ()))).get("content-type") == PROBLEM_MEDIA_TYPE
+
+
+def _wants_page(scope: Scope) -> bool:
+    """Return whether a browser requests a page. The API itself always responds with documents."""
+    return not scope["path"].startswith(_API) and "text/html" in Headers(scope=scope).get("accept", "")
+
+
+def _is_cross_site(scope: Scope) -> bool:
+    """Return whether a browser follows a link of another site: then no session cookie is sent."""
+    headers = Headers(scope=scope)
+    navigates = headers.get("sec-fetch-mode") == "navigate" and headers.get("sec-fetch-dest") == "document"
+    return scope["method"] == "GET" and navigates and headers.get("sec-fetch-site") in {"cross-site", "same-site"}
+
+
+def _sign_in_address(scope: Scope) -> str:
+    """Return the address of the sign-in page, with the page to return to."""
+    path, query = quote(scope["path"]), scope.get("query_string", b"").decode("latin-1")
+    back = path if scope["method"] in {"GET", "HEAD"} else "/"
+    target = f"{back}?{query}" if query and back == path else back
+    return SIGN_IN if target == "/" else f"{SIGN_IN}?next={quote(target, safe='/')}"

@@ -1,0 +1,53 @@
+"""Rendering of pages from templates."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from starlette.types import Scope as AsgiScope
+
+from batchwright_service.dashboard.assets import Assets
+from batchwright_service.domain.api_keys import Caller, Scope
+
+_TEMPLATES = Path(__file__).parent / "templates"
+
+
+@dataclass(frozen=True)
+class Visitor:
+    """The signed-in caller, as a template sees it."""
+
+    key_id: str | None
+    """The id of the signed-in API key; None on a service without keys."""
+    scopes: tuple[str, ...]
+    """The scopes of the key."""
+    admin: bool
+    """True if the key has the scope `admin`."""
+
+
+class Pages:
+    """Renders templates. Each has ``static(name)``, ``version``, ``visitor`` (or None) and ``csrf_token``.
+
+    Templates with charts include ``charts.html`` in their head, which needs ``assets``.
+    """
+
+    def __init__(self, assets: Assets, version: str) -> None:
+        self._environment = Environment(
+            loader=FileSystemLoader(_TEMPLATES), autoescape=True, undefined=StrictUndefined, trim_blocks=True
+        )
+        self._environment.globals |= {"static": assets.url, "version": version, "assets": assets}
+
+    def render(self, template: str, scope: AsgiScope, context: Mapping[str, Any]) -> str:
+        """Return the HTML of a page for the caller of a request."""
+        state = scope.get("state", {})
+        caller = {"visitor": _visitor(state.get("caller")), "csrf_token": state.get("csrf_token", "")}
+        return self._environment.get_template(template).render({**caller, **context})
+
+
+def _visitor(caller: Caller | None) -> Visitor | None:
+    if caller is None:
+        return None
+    return Visitor(caller.key_id, tuple(sorted(caller.scopes)), Scope.ADMIN in caller.scopes)

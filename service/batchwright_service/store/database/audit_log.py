@@ -1,0 +1,82 @@
+"""The audit log: entries are written in the transactions of their acts, and read in pages."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from sqlalchemy import Connection, Engine, delete, insert, select
+from typing_extensions import override
+
+from batchwright_service.domain.audit import Actor, AuditAction, AuditEntry
+from batchwright_service.store.database.engine import read_transaction, write_transaction
+from batchwright_service.store.database.mapping import moment
+from batchwright_service.store.database.schema import api_keys, audit_log, now_ms, now_once
+from batchwright_service.store.interface import AuditStore
+from batchwright_service.store.models import AuditFilter
+
+_entry = audit_log.c
+_LONGEST_DETAIL = 300
+_BATCH_SIZE = 500
+"""Entries that one transaction deletes, so that other writers wait for milliseconds."""
+
+
+def record(
+    connection: Connection, action: AuditAction, actor: Actor, object_id: str | None = None, detail: str | None = None
+) -> None:
+    """Record an act within its transaction, with the name that the key has."""
+    connection.execute(insert(audit_log).values(**_values(action, actor, object_id, detail)))
+
+
+def record_each(connection: Connection, action: AuditAction, actor: Actor, object_ids: Sequence[str]) -> None:
+    """Record an act on several objects within its transaction, with an entry for each of them."""
+    if object_ids:
+        connection.execute(insert(audit_log).values([_values(action, actor, name, None) for name in object_ids]))
+
+
+def _values(action: AuditAction, actor: Actor, object_id: str | None, detail: str | None) -> dict[str, Any]:
+    name = select(api_keys.c.name).where(api_keys.c.id == actor.key_id).scalar_subquery()
+    return {
+        "at": now_ms(),
+        "action": action,
+        "key_id": actor.key_id,
+        "key_name": None if actor.key_id is None else name,
+        "object_id": object_id,
+        "address": actor.address,
+        "detail": None if detail is None else detail[:_LONGEST_DETAIL],
+    }
+
+
+class SqlAuditStore(AuditStore):
+    """The audit log on SQLite and PostgreSQL; safe to share between threads."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    @override
+    def newest(self, wanted: AuditFilter, limit: int, before: int | None = None) -> Sequence[AuditEntry]:
+        statement = select(audit_log).order_by(_entry.id.desc()).limit(limit)
+        for name in ("action", "key_id", "object_id"):
+            if (value := getattr(wanted, name)) is not None:
+                statement = statement.where(_entry[name] == value)
+        if before is not None:
+            statement = statement.where(_entry.id < before)
+        if wanted.after is not None:
+            statement = statement.where(_entry.at > round(wanted.after.timestamp() * 1000))
+        if wanted.until is not None:
+            statement = statement.where(_entry.at <= round(wanted.until.timestamp() * 1000))
+        with read_transaction(self._engine) as connection:
+            rows = connection.execute(statement).mappings().all()
+        return [AuditEntry(**{**row, "action": AuditAction(row["action"]), "at": moment(row["at"])}) for row in rows]
+
+    @override
+    def prune(self, older_than_seconds: float) -> int:
+        expired = select(_entry.id).where(_entry.at <= now_once() - int(older_than_seconds * 1000))
+        batch = _entry.id.in_(expired.order_by(_entry.at).limit(_BATCH_SIZE).with_for_update(skip_locked=True))
+        deleted = 0
+        while True:
+            with write_transaction(self._engine) as connection:
+                count = connection.execute(delete(audit_log).where(batch)).rowcount
+            if not count:
+                return deleted
+            deleted += count

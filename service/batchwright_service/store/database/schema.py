@@ -1,0 +1,429 @@
+"""The tables, in column types that SQLite and PostgreSQL share. Times are integers: milliseconds since 1970 (UTC)."""
+
+from __future__ import annotations
+
+from sqlalchemy import (
+    BigInteger,
+    Boolean,
+    Column,
+    ColumnElement,
+    Double,
+    ForeignKey,
+    Index,
+    Integer,
+    MetaData,
+    String,
+    Table,
+    Text,
+    false,
+    select,
+    text,
+)
+from sqlalchemy.ext.compiler import compiles
+from sqlalchemy.sql.compiler import SQLCompiler
+from sqlalchemy.sql.expression import FunctionElement
+
+from batchwright_service.domain.states import HELD_STATES, State
+from batchwright_service.domain.webhooks import DeliveryState
+
+metadata = MetaData()
+
+held_states = sorted(HELD_STATES)
+_held = "state IN ({})".format(", ".join(f"'{state}'" for state in held_states))
+_queued = f"state = '{State.QUEUED}'"
+_failed = f"state = '{State.FAILED}'"
+
+work_items = Table(
+    "work_items",
+    metadata,
+    Column("id", String(64), primary_key=True),
+    Column("kind", String(16), nullable=False),
+    Column("state", String(16), nullable=False),
+    Column("device", String(32), nullable=False),
+    Column("slot", String(300)),
+    Column("priority", Integer, nullable=False, server_default="0"),
+    Column("model", String(300), nullable=False),
+    Column("effective_batch_size", BigInteger, nullable=False),
+    Column("fingerprint", String(64), nullable=False),
+    Column("request_fingerprint", String(64)),
+    Column("recommendation_id", String(64)),
+    Column("warm_start_from", String(64)),
+    Column("key_id", String(16)),
+    Column("hardware", String(400)),
+    Column("trace_parent", String(64)),
+    Column("owner", String(300)),
+    Column("token", Integer, nullable=False, server_default="0"),
+    Column("claimed_at", BigInteger),
+    Column("lease_expires_at", BigInteger),
+    Column("expiry_check_at", BigInteger, nullable=False, server_default="0"),
+    Column("lost_leases", Integer, nullable=False, server_default="0"),
+    Column("probe_count", Integer, nullable=False, server_default="0"),
+    Column("event_count", Integer, nullable=False, server_default="0"),
+    Column("device_ms", BigInteger, nullable=False, server_default="0"),
+    Column("created_at", BigInteger, nullable=False),
+    Column("started_at", BigInteger),
+    Column("ended_at", BigInteger),
+    Column("updated_at", BigInteger, nullable=False),
+    Column("payload", Text, nullable=False),
+    Column("progress", Text),
+    Column("result", Text),
+    Column("problem", Text),
+    Column("problem_code", String(64)),
+    Column("name", String(120)),
+    Column("project", String(63)),
+    Column("labels", Text),
+    Column("course", Text),
+    Column("sorted_rate", Double, nullable=False, server_default="-1"),
+    Column("sorted_peak", BigInteger, nullable=False, server_default="-1"),
+)
+"""Tunings and jobs. The fencing token rises with every claim, so it counts attempts too; ``device_ms`` is the time on
+devices of every claim but one that holds, and ``key_id`` the API key that submitted the work (not a foreign key, which
+might prevent work from being stored). Work that needs hardware has an empty ``device``, and its lane in ``hardware``. A
+lease has not expired before ``expiry_check_at``, which is indexed and changes less often than ``lease_expires_at``:
+most renewals change no index. ``sorted_rate`` and ``sorted_peak`` are the samples per second and the peak of the
+recommendation, by which lists are sorted, or -1."""
+
+is_queued = text(_queued)
+is_held = text(_held)
+is_failed = text(_failed)
+"""Conditions in the text of the indexes below: a database uses a partial index only for a condition with the same text,
+not for one with bound parameters."""
+
+Index("work_items_by_kind", work_items.c.kind, work_items.c.id)
+Index("work_items_by_slot", work_items.c.kind, work_items.c.slot, work_items.c.id)
+for _columns in (["state"], ["device"], ["model"], ["state", "device"], ["state", "model"], ["device", "model"]):
+    Index("work_items_by_" + "_".join(_columns), *(work_items.c[name] for name in ["kind", *_columns, "id"]))
+for _column in ("sorted_rate", "sorted_peak"):
+    Index(f"work_items_by_{_column}", work_items.c.kind, work_items.c[_column], work_items.c.id)
+for _column in ("fingerprint", "request_fingerprint"):
+    Index(f"work_items_by_{_column}", work_items.c[_column], work_items.c.id)
+for _column in ("recommendation_id", "warm_start_from", "ended_at"):
+    Index(f"work_items_by_{_column}", work_items.c[_column])
+Index("work_items_counted", *(work_items.c[name] for name in ("kind", "state", "slot", "ended_at", "device_ms")))
+Index(
+    "work_items_failed",
+    *(work_items.c[name] for name in ("kind", "problem_code", "ended_at", "id")),
+    sqlite_where=is_failed,
+    postgresql_where=is_failed,
+)
+Index("work_items_by_key", work_items.c.key_id, work_items.c.ended_at)
+Index(
+    "work_items_queued",
+    work_items.c.device,
+    work_items.c.hardware,
+    work_items.c.key_id,
+    work_items.c.priority.desc(),
+    work_items.c.created_at,
+    work_items.c.id,
+    work_items.c.updated_at,
+    sqlite_where=is_queued,
+    postgresql_where=is_queued,
+)
+Index(
+    "work_items_expiring",
+    work_items.c.device,
+    work_items.c.expiry_check_at,
+    sqlite_where=is_held,
+    postgresql_where=is_held,
+)
+Index("one_run_per_device", work_items.c.slot, unique=True, sqlite_where=is_held, postgresql_where=is_held)
+
+held_slots = Table(
+    "held_slots",
+    metadata,
+    Column("slot", String(300), primary_key=True),
+    Column("work_id", String(64), ForeignKey("work_items.id", ondelete="CASCADE"), nullable=False),
+)
+"""The slots that work holds beside its own, while it has several devices of a host: all are taken in one transaction,
+and released with the work's lease."""
+
+Index("held_slots_by_work", held_slots.c.work_id)
+
+submitters = Table(
+    "submitters",
+    metadata,
+    Column("id", String(16), primary_key=True),
+    Column("turn", BigInteger, nullable=False, server_default="0"),
+)
+"""Submitters of queued work: ids of API keys, and the empty id for callers without one. Starts of work are numbered
+over all submitters; ``turn`` is the number of the submitter's last start, or 0. The least turn is next."""
+
+idempotency_keys = Table(
+    "idempotency_keys",
+    metadata,
+    Column("owner", String(16), primary_key=True),
+    Column("key", String(255), primary_key=True),
+    Column("created_at", BigInteger, nullable=False),
+    Column("digest", String(64), nullable=False),
+    Column("work_id", String(64), nullable=False),
+    Column("status", Integer, nullable=False),
+    Column("body", Text, nullable=False),
+)
+"""Responses by idempotency key, as they were sent; their work may have been deleted since."""
+
+Index("idempotency_keys_by_age", idempotency_keys.c.created_at)
+
+used_time = Table(
+    "used_time",
+    metadata,
+    Column("work_id", String(64), primary_key=True),
+    Column("key_id", String(16), nullable=False),
+    Column("ended_at", BigInteger, nullable=False),
+    Column("device_ms", BigInteger, nullable=False),
+)
+"""Device time of deleted work, which still counts towards the quota of its key."""
+
+Index("used_time_by_key", used_time.c.key_id, used_time.c.ended_at)
+
+probes = Table(
+    "probes",
+    metadata,
+    Column("work_id", String(64), ForeignKey("work_items.id", ondelete="CASCADE"), primary_key=True),
+    Column("ordinal", Integer, primary_key=True),
+    Column("recorded_at", BigInteger, nullable=False),
+    Column("document", Text, nullable=False),
+)
+"""Results of probes, one per tuning and ordinal."""
+
+events = Table(
+    "events",
+    metadata,
+    Column("work_id", String(64), ForeignKey("work_items.id", ondelete="CASCADE"), primary_key=True),
+    Column("id", Integer, primary_key=True),
+    Column("at", BigInteger, nullable=False),
+    Column("kind", String(16), nullable=False),
+    Column("document", Text, nullable=False),
+)
+"""Events. Ids are numbered per work item under its row lock, so that they become visible in order."""
+
+recommendations = Table(
+    "recommendations",
+    metadata,
+    Column("id", String(64), primary_key=True),
+    Column("tuning_id", String(64), nullable=False),
+    Column("created_at", BigInteger, nullable=False),
+    Column("fingerprint", String(64), nullable=False),
+    Column("model", String(300), nullable=False),
+    Column("device", String(32), nullable=False),
+    Column("device_name", String(300), nullable=False),
+    Column("feasible", Boolean, nullable=False),
+    Column("largest_micro_batch_size", BigInteger),
+    Column("gradient_accumulation_steps", BigInteger),
+    Column("world_size", Integer, nullable=False),
+    Column("effective_batch_size", BigInteger, nullable=False),
+    Column("document", Text, nullable=False),
+    Column("precision", String(16), nullable=False, server_default="fp32"),
+    Column("objective", String(16), nullable=False, server_default="largest"),
+    Column("micro_batch_size", BigInteger),
+    Column("name", String(120)),
+    Column("project", String(63)),
+    Column("labels", Text),
+    Column("key_id", String(16)),
+    Column("peak_bytes", BigInteger),
+    Column("limit_bytes", BigInteger),
+    Column("samples_per_second", Double),
+    Column("speedup", Double),
+    Column("speed_source", String(16)),
+    Column("memory_gain", Double),
+    Column("conditions", Text),
+    Column("request_digest", String(100)),
+)
+"""Recommendations: the documents, and the columns of searches and lists. They may outlive their tuning. ``conditions``
+are those under which they hold (``Conditions.text``), ``request_digest`` is of the request without versions."""
+
+Index("recommendations_by_fingerprint", recommendations.c.fingerprint, recommendations.c.id)
+for _columns in ([], ["model"], ["device"], ["device_name"], ["device", "model"], ["device_name", "model"]):
+    _walked = [*_columns, "precision", "objective"]
+    Index("recommendations_by_" + "_".join(_walked), *(recommendations.c[name] for name in [*_walked, "id"]))
+
+Index("recommendations_sorted", *(recommendations.c[name] for name in ("id", "samples_per_second", "peak_bytes")))
+for _columns in (["conditions"], ["request_digest", "conditions"]):
+    Index(f"recommendations_by_{_columns[0]}", *(recommendations.c[name] for name in [*_columns, "id"]))
+is_gained = text("memory_gain IS NOT NULL")
+Index(
+    "recommendations_gained",
+    *(recommendations.c[name] for name in ("created_at", "model", "speedup", "speed_source", "memory_gain")),
+    sqlite_where=is_gained,
+    postgresql_where=is_gained,
+)
+
+estimate_residuals = Table(
+    "estimate_residuals",
+    metadata,
+    Column("tuning_id", String(64), primary_key=True),
+    Column("hardware", String(400), nullable=False),
+    Column("family", String(1000), nullable=False),
+    Column("document", Text, nullable=False),
+)
+"""Residuals of estimates, the newest of each hardware and family. They may outlive their tuning."""
+
+Index("estimate_residuals_by_family", *(estimate_residuals.c[name] for name in ("hardware", "family", "tuning_id")))
+
+workers = Table(
+    "workers",
+    metadata,
+    Column("slot", String(300), primary_key=True),
+    Column("owner", String(300), nullable=False),
+    Column("heartbeat_at", BigInteger, nullable=False),
+    Column("document", Text, nullable=False),
+    Column("device", String(32)),
+    Column("hardware", String(400)),
+    Column("lease_ms", BigInteger, nullable=False, server_default="0"),
+    Column("waits", Boolean, nullable=False, server_default=false()),
+)
+"""Served devices, with the last heartbeats of their workers. A worker that ``waits`` is notified of one piece of queued
+work, unless its last heartbeat is older than ``lease_ms``."""
+
+is_waiting = text("waits")
+Index(
+    "workers_waiting",
+    *(workers.c[name] for name in ("device", "hardware", "slot")),
+    sqlite_where=is_waiting,
+    postgresql_where=is_waiting,
+)
+
+fleets = Table(
+    "fleets",
+    metadata,
+    Column("name", String(400), primary_key=True),
+    Column("reported_at", BigInteger, nullable=False),
+    Column("document", Text, nullable=False),
+)
+"""The last report of the dispatcher of each cluster; the name is that of the engine with its address."""
+
+api_keys = Table(
+    "api_keys",
+    metadata,
+    Column("id", String(16), primary_key=True),
+    Column("prefix", String(32), nullable=False),
+    Column("digest", String(64), nullable=False),
+    Column("name", String(100), nullable=False),
+    Column("scopes", String(200), nullable=False),
+    Column("created_at", BigInteger, nullable=False),
+    Column("expires_at", BigInteger),
+    Column("revoked_at", BigInteger),
+    Column("last_used_at", BigInteger),
+)
+"""API keys: SHA-256 of their text, never the text. Rows are never deleted: they name the owners of work."""
+
+recommendation_hits = Table(
+    "recommendation_hits",
+    metadata,
+    Column("hour", Integer, primary_key=True, autoincrement=False),
+    Column("hits", BigInteger, nullable=False),
+    Column("misses", BigInteger, nullable=False),
+)
+"""Submitted tunings that were served a stored recommendation (hits) or queued (misses), by hours since 1970."""
+
+sessions = Table(
+    "sessions",
+    metadata,
+    Column("digest", String(64), primary_key=True),
+    Column("key_id", String(16), nullable=False),
+    Column("created_at", BigInteger, nullable=False),
+    Column("expires_at", BigInteger, nullable=False),
+)
+"""Browser sessions: SHA-256 of the token, never the token, and the API key of the session."""
+
+Index("sessions_by_end", sessions.c.expires_at)
+
+audit_log = Table(
+    "audit_log",
+    metadata,
+    Column("id", BigInteger().with_variant(Integer(), "sqlite"), primary_key=True, autoincrement=True),
+    Column("at", BigInteger, nullable=False),
+    Column("action", String(16), nullable=False),
+    Column("key_id", String(16)),
+    Column("key_name", String(100)),
+    Column("object_id", String(64)),
+    Column("address", String(45)),
+    Column("detail", String(300)),
+    sqlite_autoincrement=True,
+)
+"""Who did what, written in the transaction of the act. A trigger refuses changes of rows (revision 0018)."""
+
+for _columns in (["at"], ["action", "id"], ["key_id", "id"], ["object_id", "id"]):
+    Index(f"audit_log_by_{_columns[0]}", *(audit_log.c[name] for name in _columns))
+
+webhooks = Table(
+    "webhooks",
+    metadata,
+    Column("id", String(64), primary_key=True),
+    Column("url", Text, nullable=False),
+    Column("name", String(100), nullable=False),
+    Column("events", String(400), nullable=False),
+    Column("project", String(63)),
+    Column("secret", String(100), nullable=False),
+    Column("previous_secret", String(100)),
+    Column("previous_until", BigInteger),
+    Column("created_at", BigInteger, nullable=False),
+)
+"""Webhooks. ``events`` are separated by spaces, all of them when empty. The secrets are stored as they are, since they
+sign."""
+
+webhook_deliveries = Table(
+    "webhook_deliveries",
+    metadata,
+    Column("id", String(64), primary_key=True),
+    Column("webhook_id", String(64), nullable=False),
+    Column("event", String(32), nullable=False),
+    Column("work_id", String(64)),
+    Column("body", Text, nullable=False),
+    Column("state", String(16), nullable=False),
+    Column("attempts", Integer, nullable=False, server_default="0"),
+    Column("created_at", BigInteger, nullable=False),
+    Column("next_attempt_at", BigInteger, nullable=False),
+    Column("ended_at", BigInteger),
+    Column("last_status", Integer),
+    Column("last_error", String(500)),
+)
+"""The outbox: messages to webhooks, written in the transaction of the change that they report. ``next_attempt_at`` is
+also the end of the lease of an attempt, and ``attempts`` its fencing token. ``webhook_id`` is no foreign key: work ends
+also while its webhook is deleted."""
+
+is_pending = text(f"state = '{DeliveryState.PENDING}'")
+is_dead = text(f"state = '{DeliveryState.DEAD}'")
+Index(
+    "webhook_deliveries_due",
+    webhook_deliveries.c.next_attempt_at,
+    webhook_deliveries.c.webhook_id,
+    sqlite_where=is_pending,
+    postgresql_where=is_pending,
+)
+Index("webhook_deliveries_by_webhook", *(webhook_deliveries.c[name] for name in ("webhook_id", "state", "id")))
+Index("webhook_deliveries_by_end", webhook_deliveries.c.ended_at)
+
+health = Table(
+    "health",
+    metadata,
+    Column("id", Integer, primary_key=True),
+    Column("checked_at", BigInteger, nullable=False),
+)
+"""One row that the readiness check writes."""
+
+
+class now_ms(FunctionElement[int], ColumnElement[int]):  # noqa: N801 - used like an SQL function
+    """The database's own clock, in milliseconds since 1970: hosts need not agree on the time."""
+
+    type = BigInteger()
+    inherit_cache = True
+
+
+@compiles(now_ms, "sqlite")
+def _sqlite_now(_element: now_ms, _compiler: SQLCompiler, **_options: object) -> str:
+    """Julian days to milliseconds; 2440587.5 is 1970-01-01 (``unixepoch('subsec')`` needs SQLite 3.42)."""
+    return "CAST(ROUND((julianday('now') - 2440587.5) * 86400000.0) AS INTEGER)"
+
+
+@compiles(now_ms, "postgresql")
+def _postgresql_now(_element: now_ms, _compiler: SQLCompiler, **_options: object) -> str:
+    """``clock_timestamp`` goes on within a transaction, unlike ``now``."""
+    return "CAST(EXTRACT(EPOCH FROM clock_timestamp()) * 1000 AS BIGINT)"
+
+
+def now_once() -> ColumnElement[int]:
+    """Return the time for comparisons with an indexed column: read once for a statement, so that an index serves.
+
+    PostgreSQL compares ``now_ms`` itself with every row, as its value changes while a statement runs.
+    """
+    return select(now_ms()).scalar_subquery()

@@ -1,0 +1,126 @@
+"""Evidence: recorded probes and training progress, the events of a tuning or job, and the residuals of estimates."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from sqlalchemy import Engine, and_, delete, insert, select
+from sqlalchemy.exc import IntegrityError
+from typing_extensions import override
+
+from batchwright.schemas.residuals import EstimateResidual
+from batchwright.schemas.results import ProbeResult
+from batchwright.schemas.training import RunCourse, RunProgress, course_after
+from batchwright_service.domain.work import Event, EventKind, RecordedProbe
+from batchwright_service.errors import ConflictError
+from batchwright_service.store.database import mapping
+from batchwright_service.store.database.engine import insert_or_skip, read_transaction, write_transaction
+from batchwright_service.store.database.schema import estimate_residuals, events, probes, work_items
+from batchwright_service.store.database.statements import change_held, held_by, stale_lease_error
+from batchwright_service.store.interface import EvidenceStore, ResidualStore
+from batchwright_service.store.models import Binding, Lease
+
+_work = work_items.c
+_residual = estimate_residuals.c
+
+RESIDUALS_PER_FAMILY = 64
+"""Residuals that are kept of each hardware and family, a kilobyte each: with more, none has any influence."""
+
+
+class SqlEvidenceStore(EvidenceStore):
+    """Evidence on SQLite and PostgreSQL; safe to share between threads."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    @override
+    def record_probe(self, lease: Lease, ordinal: int, result: ProbeResult, binding: Binding | None = None) -> None:
+        document = result.model_dump_json()
+        event = EventKind.PROBE, f'{{"ordinal":{ordinal},"result":{document}}}'
+        values = {"work_id": lease.work_id, "ordinal": ordinal, "document": document}
+        changes: dict[str, Any] = {"probe_count": ordinal, "lost_leases": 0}
+        if binding is not None:
+            changes |= {name: value for name, value in vars(binding).items() if name != "lane"}
+            changes["hardware"] = binding.lane
+        try:
+            with write_transaction(self._engine) as connection:
+                row = change_held(connection, lease, changes, [event])
+                connection.execute(insert(probes).values(**values, recorded_at=row["updated_at"]))
+        except IntegrityError:  # the primary key: recorded already, when the connection broke after the commit
+            if self._document(lease.work_id, ordinal) != document:
+                raise ConflictError(f"probe {ordinal} of {lease.work_id!r} is recorded already") from None
+
+    @override
+    def record_progress(self, lease: Lease, progress: Sequence[RunProgress]) -> None:
+        if not progress:
+            return
+        documents = [update.model_dump_json() for update in progress]
+        recorded = select(_work.progress, _work.course).where(held_by(lease)).with_for_update()
+        with write_transaction(self._engine) as connection:
+            known = connection.execute(recorded).first()
+            if known is None:
+                raise stale_lease_error(lease)
+            if known.progress != documents[-1]:  # equal: repeated, since the connection broke before the reply
+                before = RunCourse.model_validate_json(known.course) if known.course else None
+                course = course_after(before, progress).model_dump_json()
+                values = {"progress": documents[-1], "course": course, "lost_leases": 0}
+                change_held(connection, lease, values, [(EventKind.PROGRESS, document) for document in documents])
+
+    @override
+    def probes(self, work_id: str) -> list[RecordedProbe]:
+        statement = select(probes).where(probes.c.work_id == work_id).order_by(probes.c.ordinal)
+        with read_transaction(self._engine) as connection:
+            return [mapping.recorded_probe(row) for row in connection.execute(statement).mappings()]
+
+    @override
+    def events(self, work_id: str, after: int = 0, limit: int = 1000) -> list[Event]:
+        newer = and_(events.c.work_id == work_id, events.c.id > after)
+        with read_transaction(self._engine) as connection:
+            found = connection.execute(select(events).where(newer).order_by(events.c.id).limit(limit))
+            return [mapping.event(row) for row in found.mappings()]
+
+    @override
+    def event_counts(self, work_ids: Sequence[str]) -> dict[str, int]:
+        with read_transaction(self._engine) as connection:
+            found = connection.execute(select(_work.id, _work.event_count).where(_work.id.in_(work_ids)))
+            return {row.id: row.event_count for row in found}
+
+    def _document(self, work_id: str, ordinal: int) -> str | None:
+        recorded = and_(probes.c.work_id == work_id, probes.c.ordinal == ordinal)
+        with read_transaction(self._engine) as connection:
+            return connection.execute(select(probes.c.document).where(recorded)).scalar_one_or_none()
+
+
+class SqlResidualStore(ResidualStore):
+    """Residuals on SQLite and PostgreSQL; safe to share between threads."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    @override
+    def add(self, tuning_id: str, residual: EstimateResidual) -> None:
+        row = {
+            "tuning_id": tuning_id,
+            "hardware": residual.hardware,
+            "family": residual.family,
+            "document": residual.model_dump_json(),
+        }
+        same = and_(_residual.hardware == residual.hardware, _residual.family == residual.family)
+        newest = select(_residual.tuning_id).where(same).order_by(_residual.tuning_id.desc())
+        with write_transaction(self._engine) as connection:
+            insert_or_skip(connection, estimate_residuals, row)
+            surplus = connection.execute(newest.offset(RESIDUALS_PER_FAMILY)).scalars().all()
+            connection.execute(delete(estimate_residuals).where(_residual.tuning_id.in_(surplus)))
+
+    @override
+    def newest(self, hardware: str, family: str, limit: int) -> list[EstimateResidual]:
+        newest = select(_residual.document).where(_residual.hardware == hardware)
+        newest = newest.order_by(_residual.tuning_id.desc()).limit(limit)
+        with read_transaction(self._engine) as connection:
+            documents = [
+                document
+                for same in (_residual.family == family, _residual.family != family)
+                for document in connection.execute(newest.where(same)).scalars()
+            ]
+        return [EstimateResidual.model_validate_json(document) for document in documents]

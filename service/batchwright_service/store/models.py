@@ -1,0 +1,548 @@
+"""Plain values of the store, without SQL: work, leases, recommendations, filters."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from functools import cached_property
+from typing import Any
+
+from pydantic import Field
+from pydantic_core import to_json
+
+from batchwright.schemas.recommendation import Recommendation
+from batchwright.schemas.requests import UNNAMED, Named, Objective
+from batchwright.schemas.training import RunProgress, TrainingResult
+from batchwright.schemas.workload import Precision
+from batchwright_service.domain.api_keys import ApiKey
+from batchwright_service.domain.audit import AuditAction
+from batchwright_service.domain.fleet import FleetReport
+from batchwright_service.domain.hardware import need_of_lane
+from batchwright_service.domain.problems import Problem
+from batchwright_service.domain.states import State, WorkKind
+from batchwright_service.domain.work import JobSummary, RecommendationSummary, TuningSummary
+from batchwright_service.domain.workers import ServedDevice
+from batchwright_service.errors import ServiceError
+
+
+@dataclass(frozen=True)
+class NewWork:
+    """A tuning or job to queue.
+
+    Attributes:
+        payload: the request as JSON, opaque to the store.
+        request_fingerprint: digest of a tuning's request without versions and memory limit, by which warm starts are
+            found.
+        warm_start_from: id of the stored recommendation that warm-starts the tuning.
+    """
+
+    id: str
+    kind: WorkKind
+    device: str
+    model: str
+    effective_batch_size: int
+    fingerprint: str
+    payload: str
+    recommendation_id: str | None = None
+    priority: int = 0
+    request_fingerprint: str | None = None
+    warm_start_from: str | None = None
+    key_id: str | None = None
+    trace_parent: str | None = None
+    """W3C ``traceparent`` of the submitting request."""
+    hardware: str | None = None
+    """The kind of device that it needs (``ServedDevice.hardware``); without one, any device with the id will do. With
+    the device ``ANY_DEVICE``, the lane of its need for hardware (``HardwareNeed.lane``)."""
+    names: Named = UNNAMED
+    """The names that its submitter gave it."""
+    address: str | None = None
+    """Address from which it was submitted, for the audit log."""
+
+
+@dataclass(frozen=True)
+class Beat:
+    """A heartbeat of a process, for all of its leases and devices."""
+
+    lease_seconds: float
+    leases: tuple[Lease, ...] = ()
+    """The leases to renew."""
+    devices: tuple[ServedDevice, ...] = ()
+    """The devices to announce."""
+    changed: frozenset[str] = frozenset()
+    """Slots of devices whose documents have changed since they were last announced."""
+    idle: tuple[ServedDevice, ...] = ()
+    """The devices for which to look for work."""
+
+
+@dataclass(frozen=True)
+class BeatReply:
+    """The result of a heartbeat. A lease in neither field stays as it is: another transaction had locked its row."""
+
+    renewed: Mapping[Lease, State]
+    """Renewed leases, each with the state of its work: RUNNING or CANCELLING."""
+    lost: frozenset[Lease]
+    """Leases that have ended."""
+    wanted: frozenset[str]
+    """Slots of idle devices for which work waits."""
+
+
+@dataclass(frozen=True)
+class Idempotency:
+    """An idempotency key with its owner and a digest of its request. Work is created once per owner and key."""
+
+    owner: str
+    """Id of the API key; empty for callers without one."""
+    key: str
+    digest: str
+    """SHA-256 of method, path and body: requests with another digest under the same key are refused."""
+
+
+@dataclass(frozen=True)
+class StoredResponse:
+    """The stored response to the first request with an idempotency key."""
+
+    digest: str
+    work_id: str
+    status: int
+    body: str
+    """The document of the response, as JSON."""
+
+
+class DuplicateRequestError(ServiceError):
+    """The idempotency key has a stored response already, ``response``. Never reaches HTTP."""
+
+    code = "duplicate-request"
+
+    def __init__(self, response: StoredResponse) -> None:
+        self.response = response
+        super().__init__(f"the response for {response.work_id} is stored under this idempotency key already")
+
+
+@dataclass(frozen=True)
+class Search:
+    """A search in a list, and the order of its rows."""
+
+    words: tuple[str, ...] = ()
+    """Texts of which each is a part of the name, project, labels, model, device, fingerprint or id, in any case."""
+    labels: tuple[tuple[str, str], ...] = ()
+    """Labels that must be there with these values."""
+    project: str | None = None
+    owner: str | None = None
+    """Name or id of the API key that submitted the work."""
+    problem_code: str | None = None
+    """Code of the problem with which work failed; no filter of recommendations."""
+    created_after: datetime | None = None
+    """Only what was created later."""
+    slot: str | None = None
+    """The slot that runs work, or ran it last; no filter of recommendations."""
+    sort: str = "created"
+    """The field to sort by; see ``batchwright_service.api.dependencies``."""
+    descending: bool = True
+    """True for the largest first."""
+    after: str | float | None = None
+    """The value of the field in the last row of the previous page."""
+
+
+NO_SEARCH = Search()
+
+
+@dataclass(frozen=True)
+class WorkFilter:
+    """A filter of tunings or jobs; a field that is None does not restrict."""
+
+    states: tuple[State, ...] = ()
+    """Allowed states, each once; an empty tuple does not restrict."""
+    device: str | None = None
+    model: str | None = None
+    fingerprint: str | None = None
+    search: Search = NO_SEARCH
+
+
+def in_states(states: Iterable[State] | None) -> tuple[State, ...]:
+    """Return states as ``WorkFilter`` takes them: each once and sorted, so that equal filters compare equal."""
+    return tuple(sorted(set(states or ())))
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """A tuning or job in the queue, and its position in the queue of its device, from 1.
+
+    ``age_seconds`` counts from the time at which it was queued, or handed back to the queue.
+    """
+
+    id: str
+    kind: WorkKind
+    device: str
+    model: str
+    priority: int
+    position: int
+    age_seconds: float
+    effective_batch_size: int
+    hardware: str | None = None
+    """The value of ``NewWork.hardware``."""
+    name: str | None = None
+
+
+@dataclass(frozen=True)
+class QueueDepth:
+    """The work that waits for one device or lane. Ages count from the time at which it was queued, or handed back."""
+
+    device: str
+    waiting: int
+    oldest_age_seconds: float
+    lane: str | None = None
+    """The lane of work that needs hardware; none of work for a device."""
+
+    @property
+    def name(self) -> str:
+        """The device, or the hardware in words."""
+        return self.device if self.lane is None else need_of_lane(self.lane).in_words
+
+
+@dataclass(frozen=True)
+class Pruned:
+    """Counts of deleted work and recommendations."""
+
+    tunings: int
+    jobs: int
+    recommendations: int
+    job_ids: tuple[str, ...]
+    """The deleted jobs, whose folders can be deleted too."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkRow:
+    """A tuning or job as a list shows it; cheap to read."""
+
+    id: str
+    kind: WorkKind
+    state: State
+    name: str | None
+    project: str | None
+    labels: dict[str, str]
+    device: str | None
+    hardware: str | None
+    slot: str | None
+    model: str
+    effective_batch_size: int
+    fingerprint: str | None
+    recommendation_id: str | None
+    warm_start_from: str | None
+    key_id: str | None
+    owner: str | None
+    """Name of the API key."""
+    priority: int
+    attempts: int
+    probes: int
+    events: int
+    created_at: datetime
+    started_at: datetime | None
+    ended_at: datetime | None
+    updated_at: datetime
+    feasible: bool | None = None
+    plan: dict[str, Any] | None = None
+    """The fields of a ``PlanSummary``."""
+    largest_micro_batch_size: int | None = None
+    peak_bytes: int | None = None
+    limit_bytes: int | None = None
+    samples_per_second: float | None = None
+    speedup: float | None = None
+    speed_source: str | None = None
+    course: dict[str, Any] | None = None
+    """The fields of a ``RunCourse``."""
+
+    @property
+    def names(self) -> Named:
+        """The names that its submitter gave it."""
+        return Named(name=self.name, project=self.project, labels=self.labels)
+
+    def summary(self) -> dict[str, Any]:
+        """Return the fields of a ``TuningSummary`` or ``JobSummary``."""
+        return {name: getattr(self, name) for name in _SUMMARY_FIELDS[self.kind]}
+
+    @cached_property
+    def summary_json(self) -> bytes:
+        """The summary as JSON, serialised once: lists show the same row repeatedly."""
+        return to_json(self.summary())
+
+
+_SUMMARY_FIELDS = {
+    WorkKind.TUNING: tuple(TuningSummary.model_fields),
+    WorkKind.JOB: tuple(JobSummary.model_fields),
+}
+
+
+@dataclass(frozen=True)
+class WorkHead:
+    """The fields of a tuning or job that decide who may change it, and how."""
+
+    id: str
+    kind: WorkKind
+    state: State
+    key_id: str | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkItem(WorkRow):
+    """A tuning or job in full."""
+
+    payload: str
+    trace_parent: str | None
+    progress: RunProgress | None
+    result: TrainingResult | None
+    problem: Problem | None
+
+
+@dataclass(frozen=True)
+class Lease:
+    """The right to run a piece of work in a slot until it expires. The fencing ``token`` excludes earlier owners."""
+
+    work_id: str
+    owner: str
+    token: int
+
+
+@dataclass(frozen=True)
+class PendingResponse:
+    """A response to store in one transaction with the work that it describes.
+
+    ``respond`` makes the response from the stored work, within that transaction. It must not use the store.
+    """
+
+    idempotency: Idempotency
+    respond: Callable[[WorkItem], StoredResponse]
+
+
+@dataclass(frozen=True)
+class Binding:
+    """The identity of a tuning that needs hardware, as long as it has evidence of one kind of device."""
+
+    lane: str
+    """Lane of the kind of device."""
+    fingerprint: str
+    request_fingerprint: str
+
+
+@dataclass(frozen=True)
+class Claim:
+    """Claimed work. ``lost_leases`` counts consecutive owners that vanished without recording anything."""
+
+    lease: Lease
+    item: WorkItem
+    lost_leases: int
+    taken_over: bool = False
+    """The work was held by an owner whose lease had expired, and did not wait in the queue."""
+    other_slots: tuple[str, ...] = ()
+    """The slots of the same host that the work holds beside its own, in their order."""
+
+
+@dataclass(frozen=True)
+class Ending:
+    """The end of a piece of work, with its results."""
+
+    state: State
+    recommendation: Recommendation | None = None
+    problem: Problem | None = None
+    result: TrainingResult | None = None
+
+
+@dataclass(frozen=True)
+class BusyTime:
+    """Time for which work of one kind held a slot within a bucket of ``OccupancyBuckets``."""
+
+    slot: str
+    kind: WorkKind
+    bucket: int
+    """Number of the bucket, from 0."""
+    seconds: float
+
+
+@dataclass(frozen=True)
+class OccupancyBuckets:
+    """Buckets of equal length up to now, the last of which is not over yet."""
+
+    start: datetime
+    """Begin of the first bucket."""
+    end: datetime
+    """Now, as the database has it."""
+    busy: tuple[BusyTime, ...]
+
+
+@dataclass(frozen=True)
+class StalenessFilter:
+    """A filter of recommendations by their staleness."""
+
+    stale: bool
+    """True for those that are stale, False for those that hold, which later ones may have confirmed."""
+    stale_conditions: tuple[str, ...]
+    """The stored conditions that differ from those that the workers report."""
+    current: tuple[str, ...]
+    """The stored conditions that do not differ."""
+
+
+@dataclass(frozen=True)
+class RecommendationFilter:
+    """A filter of recommendations; a field that is None does not restrict. ``device`` is an id or a product name."""
+
+    fingerprint: str | None = None
+    model: str | None = None
+    device: str | None = None
+    precision: Precision | None = None
+    objective: Objective | None = None
+    search: Search = NO_SEARCH
+    staleness: StalenessFilter | None = None
+
+
+class RecommendationRow(RecommendationSummary):
+    """A recommendation in a list, with the columns by which its staleness is judged."""
+
+    conditions: str | None = Field(default=None, exclude=True)
+    """``Conditions.text``; none of a recommendation without them."""
+    request_digest: str | None = Field(default=None, exclude=True)
+    """Digest of the request without versions, with the requested memory limit: equal for requests that one
+    recommendation serves. None of a recommendation that was stored before there were digests, and whose tuning is
+    gone."""
+
+    @property
+    def recommended(self) -> tuple[Any, ...]:
+        """The parts that are equal when two recommendations for the same request recommend the same."""
+        return self.feasible, self.largest_micro_batch_size, self.plan
+
+
+@dataclass(frozen=True)
+class AuditFilter:
+    """A filter of the audit log; a field that is None does not restrict."""
+
+    action: AuditAction | None = None
+    key_id: str | None = None
+    object_id: str | None = None
+    after: datetime | None = None
+    until: datetime | None = None
+
+
+@dataclass(frozen=True)
+class AnnouncedDevice:
+    """An announced device: the age of its last heartbeat, the running work, and the amount of waiting work."""
+
+    served: ServedDevice
+    age_seconds: float
+    running_id: str | None
+    queued: int
+
+
+@dataclass(frozen=True)
+class SlotHolder:
+    """The process that announced a slot, and the age of its last heartbeat."""
+
+    owner: str
+    age_seconds: float
+
+
+@dataclass(frozen=True)
+class FleetWork:
+    """Work as a dispatcher sees it. ``seconds`` counts since it was queued, lost its lease, or ended."""
+
+    id: str
+    state: State
+    device: str
+    hardware: str | None
+    token: int
+    """The fencing token of its last lease, or 0."""
+    has_live_lease: bool
+    seconds: float
+
+
+@dataclass(frozen=True)
+class ReportedFleet:
+    """The last report of a cluster's dispatcher, and its age."""
+
+    report: FleetReport
+    age_seconds: float
+
+
+@dataclass(frozen=True)
+class Quota:
+    """The limits of one API key; None does not limit."""
+
+    queued: int | None = None
+    """Waiting tunings and jobs."""
+    device_seconds: float | None = None
+    """Device-seconds of all work that runs now or ended within the window."""
+    window_seconds: float = 86_400.0
+    """The time for which ended work counts."""
+
+
+UNLIMITED = Quota()
+EVERYTHING = WorkFilter()
+IDEMPOTENCY_KEY_TTL_SECONDS = 86_400.0
+"""The lifetime of an idempotency key."""
+WRITE_CHECK_TTL_SECONDS = 3.0
+"""The time for which a successful write proves that the database can be written."""
+
+
+@dataclass(frozen=True)
+class StoredKey:
+    """A key with its digest. ``seconds_left`` is the time until it expires, by the database's clock."""
+
+    key: ApiKey
+    digest: str
+    seconds_left: float | None
+
+
+@dataclass(frozen=True)
+class StoredSession:
+    """An open session and its API key. ``seconds_left`` is the time until it ends, by the database's clock."""
+
+    stored: StoredKey
+    seconds_left: float
+
+
+@dataclass(frozen=True)
+class WorkTotal:
+    """The count and the device time of the work of one kind and state that ran last in one slot."""
+
+    kind: WorkKind
+    state: State
+    slot: str | None
+    count: int
+    device_seconds: float
+
+
+@dataclass(frozen=True)
+class FailureGroup:
+    """Failures with the same cause."""
+
+    kind: WorkKind
+    code: str
+    count: int
+    message: str
+    """The most frequent message among the newest failures."""
+    newest_id: str
+    newest_at: datetime
+
+
+@dataclass(frozen=True)
+class RecordedGain:
+    """The gain of one recommendation over its baseline; None for what is not known."""
+
+    model: str
+    speedup: float | None
+    speed_source: str | None
+    memory_gain: float | None
+    """Share of the limit that the plan uses, less that of the baseline."""
+
+
+@dataclass(frozen=True)
+class Totals:
+    """Counts of work that ended within a period, and of all work that has not ended."""
+
+    work: tuple[WorkTotal, ...]
+    failures: tuple[FailureGroup, ...]
+    """The most frequent cause first."""
+    hits: int
+    """Submitted tunings that a stored recommendation served."""
+    misses: int
+    """Submitted tunings that were queued, since no recommendation was stored."""
+    gains: tuple[RecordedGain, ...] = ()
+    """Gains of the newest recommendations of the period over their baselines."""

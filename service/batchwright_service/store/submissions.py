@@ -1,0 +1,238 @@
+"""Submissions: work is added with its first event and, under an idempotency key, with its response."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from sqlalchemy import Connection, Engine, and_, delete, insert, select, tuple_, update
+from sqlalchemy.exc import IntegrityError
+from typing_extensions import override
+
+from batchwright.schemas.recommendation import Recommendation
+from batchwright_service.domain.audit import COMMAND_LINE, Actor, AuditAction
+from batchwright_service.domain.states import RESUMABLE_STATES, State, WorkKind
+from batchwright_service.errors import ConflictError, NotResumableError
+from batchwright_service.store.api_keys import check_quota
+from batchwright_service.store.database.audit_log import record, record_each
+from batchwright_service.store.database.engine import insert_or_skip, read_transaction, write_transaction
+from batchwright_service.store.database.mapping import name_values, recommendation_values, sort_values, work_item
+from batchwright_service.store.database.notifications import notify_owner, notify_waiting
+from batchwright_service.store.database.schema import (
+    idempotency_keys,
+    now_ms,
+    now_once,
+    recommendations,
+    submitters,
+    work_items,
+)
+from batchwright_service.store.database.statements import add_events, change, change_each, locking, state_event
+from batchwright_service.store.interface import SubmissionStore
+from batchwright_service.store.models import (
+    IDEMPOTENCY_KEY_TTL_SECONDS,
+    UNLIMITED,
+    DuplicateRequestError,
+    Idempotency,
+    NewWork,
+    PendingResponse,
+    Quota,
+    StoredResponse,
+    WorkItem,
+)
+from batchwright_service.store.outbox.endings import record_endings
+from batchwright_service.store.work_queries import read_item
+
+_work = work_items.c
+_key = idempotency_keys.c
+
+_DELETED_PER_INSERT = 100
+"""Expired keys that are deleted with each insert, so that they do not accumulate."""
+
+
+class SqlSubmissionStore(SubmissionStore):
+    """Submissions on SQLite and PostgreSQL; safe to share between threads."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    @override
+    def add(self, work: NewWork, quota: Quota = UNLIMITED, pending: PendingResponse | None = None) -> WorkItem:
+        with _taken_id_refused(work.id), write_transaction(self._engine) as connection:
+            values = {"state": State.QUEUED, **_sorted_as_recommended(connection, work)}
+            return _insert(connection, work, values, quota, pending)
+
+    @override
+    def add_succeeded(
+        self, work: NewWork, recommendation: Recommendation, pending: PendingResponse | None = None
+    ) -> WorkItem:
+        ended = {"state": State.SUCCEEDED, "started_at": now_ms(), "ended_at": now_ms()}
+        stored = recommendation_values(recommendation, work.id, work.model, work.key_id)
+        values = ended | {"recommendation_id": recommendation.id} | sort_values(stored)
+        with _taken_id_refused(work.id), write_transaction(self._engine) as connection:
+            connection.execute(insert(recommendations).values(**stored))  # first: the response has its figures
+            return _insert(connection, work, values, UNLIMITED, pending)
+
+    @override
+    def store_response(self, idempotency: Idempotency, response: StoredResponse) -> None:
+        with write_transaction(self._engine) as connection:
+            _store_response(connection, idempotency, response)
+
+    @override
+    def find_response(self, owner: str, key: str) -> StoredResponse | None:
+        with read_transaction(self._engine) as connection:
+            return _find_response(connection, owner, key)
+
+    @override
+    def cancel(self, work_id: str, actor: Actor = COMMAND_LINE) -> WorkItem:
+        with write_transaction(self._engine) as connection:
+            _cancel(connection, [work_id], actor)
+            return read_item(connection, work_id)
+
+    @override
+    def cancel_all(self, work_ids: Collection[str], actor: Actor = COMMAND_LINE) -> dict[str, State]:
+        found = select(_work.id, _work.state).where(_work.id.in_(work_ids))
+        with write_transaction(self._engine) as connection:
+            _cancel(connection, work_ids, actor)
+            return {row.id: State(row.state) for row in connection.execute(found)}
+
+    @override
+    def resume(self, work_id: str, quota: Quota = UNLIMITED, actor: Actor = COMMAND_LINE) -> WorkItem:
+        resumable = and_(_work.id == work_id, _work.kind == WorkKind.JOB, _work.state.in_(sorted(RESUMABLE_STATES)))
+        cleared = dict.fromkeys(("ended_at", "problem", "problem_code", "result"))
+        values = {"state": State.QUEUED, "lost_leases": 0, **cleared}
+        with write_transaction(self._engine) as connection:
+            check_quota(connection, read_item(connection, work_id).key_id, quota)
+            changed = change(connection, resumable, values, [state_event(State.QUEUED)])
+            item = read_item(connection, work_id)
+            if changed is not None:
+                record(connection, AuditAction.RESUMED, actor, work_id)
+                notify_waiting(connection, changed["device"], changed["hardware"])
+        if changed is None:
+            raise NotResumableError(f"{work_id} is {item.state}: only a job that is FAILED or CANCELLED can be resumed")
+        return item
+
+
+def _cancel(connection: Connection, work_ids: Collection[str], actor: Actor) -> None:
+    """Cancel work that has not ended, with an entry of the audit log for each."""
+    named = _work.id.in_(work_ids)
+    connection.execute(locking(and_(named, _work.state.in_((State.QUEUED, State.RUNNING)))))
+    ended = {"state": State.CANCELLED, "ended_at": now_ms()}
+    queued = change_each(connection, and_(named, _work.state == State.QUEUED), ended, state_event(State.CANCELLED))
+    stopping = {"state": State.CANCELLING}
+    running = change_each(
+        connection, and_(named, _work.state == State.RUNNING), stopping, state_event(State.CANCELLING)
+    )
+    record_endings(connection, [row["id"] for row in queued])
+    for row in running:
+        notify_owner(connection, row["owner"], row["id"])
+    record_each(connection, AuditAction.CANCELLED, actor, [row["id"] for row in (*queued, *running)])
+
+
+@contextmanager
+def _taken_id_refused(work_id: str) -> Iterator[None]:
+    """Translate the error of a taken primary key.
+
+    Raises:
+        ConflictError: naming the work.
+    """
+    try:
+        yield
+    except IntegrityError:
+        raise ConflictError(f"{work_id!r} exists already") from None
+
+
+def _sorted_as_recommended(connection: Connection, work: NewWork) -> dict[str, Any]:
+    """Return the columns by which a job is sorted: those of its recommendation, if that is stored."""
+    if work.recommendation_id is None:
+        return {}
+    figures = (recommendations.c.samples_per_second, recommendations.c.peak_bytes)
+    found = connection.execute(select(*figures).where(recommendations.c.id == work.recommendation_id)).mappings()
+    return sort_values(dict(row) if (row := found.first()) is not None else None)
+
+
+def _insert(
+    connection: Connection, work: NewWork, values: dict[str, Any], quota: Quota, pending: PendingResponse | None
+) -> WorkItem:
+    """Insert new work in the state of ``values``.
+
+    The idempotency key is inserted first: a concurrent request with the key waits here, then finds the response.
+
+    Raises:
+        DuplicateRequestError: when the idempotency key has a response already.
+        IntegrityError: when the id is taken.
+        QuotaExceededError: when its key has used its quota.
+    """
+    if pending is not None:
+        _store_response(connection, pending.idempotency, StoredResponse(pending.idempotency.digest, work.id, 0, ""))
+    check_quota(connection, work.key_id, quota)
+    given = {name: getattr(work, name) for name in NewWork.__dataclass_fields__ if name not in {"names", "address"}}
+    given |= name_values(work.names)
+    times = {"created_at": now_ms(), "updated_at": now_ms(), "event_count": 1}
+    stored = insert(work_items).values(**(given | times | values)).returning(*work_items.columns)
+    row = connection.execute(stored).one()
+    add_events(connection, row._mapping, [state_event(State(values["state"]))])  # noqa: SLF001 - its public name
+    insert_or_skip(connection, submitters, {"id": work.key_id or ""})
+    record(connection, AuditAction.SUBMITTED, Actor(work.key_id, work.address), work.id)
+    is_alone = row.key_id is None and row.recommendation_id is None
+    item = work_item(row, related=False) if is_alone else read_item(connection, work.id)
+    if pending is not None:
+        _update_response(connection, pending.idempotency, pending.respond(item))
+    if item.state is State.QUEUED:
+        notify_waiting(connection, work.device, work.hardware)
+    else:
+        record_endings(connection, [work.id])
+    return item
+
+
+def _store_response(connection: Connection, idempotency: Idempotency, response: StoredResponse) -> None:
+    """Insert the response to a request, and delete some expired ones.
+
+    Raises:
+        DuplicateRequestError: when the key has a response already.
+    """
+    _delete_expired(connection, idempotency)
+    values = {
+        "owner": idempotency.owner,
+        "key": idempotency.key,
+        "created_at": now_ms(),
+        "digest": response.digest,
+        "work_id": response.work_id,
+        "status": response.status,
+        "body": response.body,
+    }
+    while not insert_or_skip(connection, idempotency_keys, values):
+        if (found := _find_response(connection, idempotency.owner, idempotency.key)) is not None:
+            raise DuplicateRequestError(found)
+
+
+def _find_response(connection: Connection, owner: str, key: str) -> StoredResponse | None:
+    """Return the response under a key that has not expired."""
+    own = and_(_key.owner == owner, _key.key == key, _key.created_at > _oldest_kept())
+    row = connection.execute(select(idempotency_keys).where(own)).first()
+    return None if row is None else StoredResponse(row.digest, row.work_id, row.status, row.body)
+
+
+def _update_response(connection: Connection, idempotency: Idempotency, response: StoredResponse) -> None:
+    own = and_(_key.owner == idempotency.owner, _key.key == idempotency.key)
+    values = {
+        "digest": response.digest,
+        "work_id": response.work_id,
+        "status": response.status,
+        "body": response.body,
+    }
+    connection.execute(update(idempotency_keys).where(own).values(**values))
+
+
+def _delete_expired(connection: Connection, idempotency: Idempotency) -> None:
+    """Delete this key if it has expired, and some other expired keys."""
+    expired = _key.created_at <= _oldest_kept()
+    own = and_(_key.owner == idempotency.owner, _key.key == idempotency.key)
+    connection.execute(delete(idempotency_keys).where(own, expired))
+    others = select(_key.owner, _key.key).where(expired).order_by(_key.created_at).limit(_DELETED_PER_INSERT)
+    batch = tuple_(_key.owner, _key.key).in_(others.with_for_update(skip_locked=True))
+    connection.execute(delete(idempotency_keys).where(batch))
+
+
+def _oldest_kept() -> Any:  # noqa: ANN401 - an expression of SQLAlchemy's
+    return now_once() - int(IDEMPOTENCY_KEY_TTL_SECONDS * 1000)

@@ -1,0 +1,157 @@
+"""The deliverer: sends due messages from a few threads of the API's process."""
+
+from __future__ import annotations
+
+import logging
+import random
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+from batchwright_service.errors import StoreUnavailableError
+from batchwright_service.store.outbox.interface import MOST_TOGETHER, DeliveryStore, LeasedDelivery
+from batchwright_service.webhooks.sending import Attempt
+
+_log = logging.getLogger(__name__)
+
+_POLL_SECONDS = 1.0
+_THREADS = 8
+_FACTOR = 4.0
+"""Growth of the pause from one attempt to the next."""
+_LONGEST_PAUSE_SECONDS = 21_600.0
+_JITTER = 0.2
+"""Share by which a pause is longer or shorter by chance: a receiver that was away does not get everything at once."""
+_SLACK_SECONDS = 60.0
+"""Time of a lease beyond that of an attempt: the name may take long to resolve."""
+_PRUNED_EVERY_SECONDS = 3600.0
+DELIVERED_KEPT_SECONDS = 7 * 86_400.0
+"""Time for which a delivered message stays in the list."""
+DEAD_KEPT_SECONDS = 30 * 86_400.0
+"""Time for which a message that could not be delivered can be sent again."""
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """When failed messages are sent again.
+
+    Attributes:
+        attempts: attempts after which a message is dead.
+        first_pause_seconds: the pause after the first attempt; each further one is ``_FACTOR`` times as long.
+        timeout_seconds: the longest time of an attempt.
+    """
+
+    attempts: int
+    first_pause_seconds: float
+    timeout_seconds: float
+
+    def pause_after(self, attempt: int) -> float | None:
+        """Return the seconds from a failed attempt to the next one; None after the last."""
+        if attempt >= self.attempts:
+            return None
+        longest = min(_LONGEST_PAUSE_SECONDS, self.first_pause_seconds * _FACTOR ** (attempt - 1))
+        return longest * random.uniform(1 - _JITTER, 1 + _JITTER)
+
+
+class Deliverer:
+    """Deliver messages while it is started. Several services on one database share the messages between them.
+
+    Args:
+        store: the outbox.
+        send: makes one attempt; raises nothing.
+        schedule: the number and the times of attempts.
+        observe: called with the result of each attempt and the seconds since the event.
+    """
+
+    def __init__(
+        self,
+        store: DeliveryStore,
+        send: Callable[[LeasedDelivery], Attempt],
+        schedule: Schedule,
+        observe: Callable[[str, float], None],
+    ) -> None:
+        self._store = store
+        self._send = send
+        self._schedule = schedule
+        self._observe = observe
+        self._wake = threading.Condition()
+        self._stopping = False
+        self._under_way: Counter[str] = Counter()
+        """Attempts under way, by webhook."""
+        self._thread: threading.Thread | None = None
+        self._prune_at = 0.0
+
+    def start(self) -> None:
+        """Start the thread. Does nothing when it runs."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="webhooks", daemon=True)
+            self._thread.start()
+
+    def stop(self) -> None:
+        """Begin no further attempt, and wait for those that are under way. Idempotent."""
+        with self._wake:
+            self._stopping = True
+            self._wake.notify_all()
+        if self._thread is not None:
+            self._thread.join()
+
+    def _run(self) -> None:
+        with ThreadPoolExecutor(_THREADS, "webhook") as pool:
+            while not self._stopping:
+                leased = self._lease()
+                for each in leased:
+                    pool.submit(self._deliver, each)
+                self._prune()
+                with self._wake:
+                    if not leased and not self._stopping:
+                        self._wake.wait(_POLL_SECONDS)
+
+    def _lease(self) -> list[LeasedDelivery]:
+        with self._wake:
+            free = _THREADS - self._under_way.total()
+            busy = [webhook_id for webhook_id, count in self._under_way.items() if count >= MOST_TOGETHER]
+        if not free:
+            return []
+        try:
+            leased = self._store.lease(free, self._schedule.timeout_seconds + _SLACK_SECONDS, busy)
+        except Exception as error:  # noqa: BLE001 - without this thread no message would be delivered any more
+            _log.warning("no message is delivered to webhooks: %s", error)
+            return []
+        with self._wake:
+            self._under_way.update(each.webhook_id for each in leased)
+        return leased
+
+    def _deliver(self, leased: LeasedDelivery) -> None:
+        try:
+            self._record(leased, self._send(leased))
+        except StoreUnavailableError as error:
+            _log.warning("%s is sent again after its lease, as its result could not be stored: %s", leased.id, error)
+        except Exception:  # noqa: BLE001 - the thread serves other messages too
+            _log.exception("%s could not be sent", leased.id)
+        finally:
+            with self._wake:
+                self._under_way[leased.webhook_id] -= 1
+                self._under_way += Counter()  # without those at 0
+                self._wake.notify_all()
+
+    def _record(self, leased: LeasedDelivery, attempt: Attempt) -> None:
+        if attempt.error is None and attempt.status is not None:
+            self._store.delivered(leased, attempt.status)
+            self._observe("delivered", leased.age_seconds)
+            return
+        pause = self._schedule.pause_after(leased.attempt)
+        error = attempt.error or "there was no response"
+        self._store.failed(leased, error, attempt.status, pause)
+        self._observe("dead" if pause is None else "retried", leased.age_seconds)
+        _log.warning("attempt %d to notify %s failed: %s", leased.attempt, leased.webhook_id, error)
+
+    def _prune(self) -> None:
+        if time.monotonic() < self._prune_at:
+            return
+        self._prune_at = time.monotonic() + _PRUNED_EVERY_SECONDS
+        try:
+            self._store.prune(DELIVERED_KEPT_SECONDS, DEAD_KEPT_SECONDS)
+        except Exception as error:  # noqa: BLE001 - as above
+            _log.warning("old messages to webhooks are not deleted: %s", error)

@@ -1,0 +1,158 @@
+"""The worker of one device: a loop that claims and runs work."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Protocol
+
+from batchwright.system.host_failures import Cause, HostFailure, check_host
+from batchwright.workloads.required_packages import installed_packages
+from batchwright_service.domain.workers import ServedDevice
+from batchwright_service.store.store import Store
+from batchwright_service.worker.attempts import AttemptRunner
+from batchwright_service.worker.claiming import WorkClaimer
+from batchwright_service.worker.executors.base import Executor
+from batchwright_service.worker.executors.memory_watch import MemoryWatch
+from batchwright_service.worker.host_health import Health
+from batchwright_service.worker.idle_pause import IdlePause
+from batchwright_service.worker.lease import LeaseHolder, LeaseTerms, StopReason
+from batchwright_service.worker.runner import DeviceContext, RunStores, WorkRunner
+from batchwright_service.worker.settings import WorkerSettings
+from batchwright_service.worker.slot import Slot
+from batchwright_service.worker.work_loop import SingleRun, WorkLoop
+
+
+class ProcessLink(Protocol):
+    """The heartbeat and the notifications of the process, as a worker sees them."""
+
+    @property
+    def has_notifications(self) -> bool:
+        """True where the database notifies waiting workers."""
+
+    def announce_now(self) -> None:
+        """Announce the devices now."""
+
+
+class DeviceWorker:
+    """Serve one device with a thread; the heartbeat is that of the process.
+
+    Args:
+        store: the store.
+        executor: runs the work.
+        versions: the installed versions that affect memory.
+        settings: the settings of the workers.
+        owner: name of the process.
+        link: the heartbeat and the notifications of the process.
+    """
+
+    def __init__(  # noqa: PLR0913, PLR0917 - built in one place
+        self,
+        store: Store,
+        executor: Executor,
+        versions: dict[str, str],
+        settings: WorkerSettings,
+        owner: str,
+        link: ProcessLink,
+    ) -> None:
+        device, instruments, assignment = executor.device, settings.instruments, settings.assignment
+        self.served = ServedDevice(
+            slot=f"{settings.node_name}/{device.id if assignment is None else assignment.device}",
+            owner=owner,
+            device=device,
+            environment=executor.environment(),
+            versions=versions,
+            packages=installed_packages(),
+        )
+        self._devices = store.devices
+        self._executor = executor
+        self._settings = settings
+        self._slot = Slot(self.served, store.leases, store.devices, settings)
+        self._memory = MemoryWatch(executor.memory_in_use, device.total_bytes)
+        self._health = Health(self.served.slot, self._check, self._report_health)
+        context = DeviceContext(self.served, settings.runs_dir, self._health)
+        stores = RunStores(store.evidence, store.recommendations, store.residuals)
+        runner = WorkRunner(stores, executor, context, instruments)
+        attempt_runner = AttemptRunner(store.leases, store.work, runner, context, instruments)
+        terms = LeaseTerms(settings.lease_seconds, settings.shutdown_grace_seconds)
+        self._is_announced = assignment is None  # a dispatcher announces the devices of its cluster
+        self._claimer = WorkClaimer(store.leases, self.served, terms, assignment)
+        await_work = (lambda: store.devices.await_work(self.served)) if link.has_notifications else None
+        pause = IdlePause(settings.poll_seconds, await_work)
+        new_loop = WorkLoop if assignment is None else SingleRun
+        self._loop = new_loop(self._claimer, attempt_runner, self._health, pause)
+        self._link = link
+
+    def start(self) -> None:
+        """Take the slot, release the work of its dead owners, and start the thread.
+
+        Raises:
+            DeviceTakenError: when another live process serves it.
+        """
+        self._slot.take()
+        self._settings.instruments.metrics.register_device(self.served.device.id)
+        try:
+            self._health.is_ready()
+            if self._is_announced:
+                self._memory.start()
+                self._devices.announce(self._with_health())
+        except BaseException:
+            self._memory.stop()
+            self._slot.release()
+            raise
+        self._loop.start()
+
+    def is_alive(self) -> bool:
+        """Return whether the thread runs."""
+        return self._loop.is_alive()
+
+    def request_stop(self, reason: StopReason = StopReason.SHUTDOWN) -> None:
+        """Begin to stop: running work is handed back. Returns at once."""
+        self._claimer.request_stop(reason)
+        self._loop.request_stop()
+
+    def join(self) -> None:
+        """Wait until the thread has ended. The heartbeat must go on until then."""
+        if self._loop.was_started:
+            self._loop.join()
+
+    def close(self) -> None:
+        """Withdraw the device, and release the slot. The heartbeat, which would announce it again, has ended."""
+        self._memory.stop()
+        if self._loop.was_started and self._is_announced:
+            self._slot.withdraw()
+        self._executor.close()
+        self._slot.release()
+
+    def wake(self) -> None:
+        """Look for work now."""
+        self._loop.wake()
+
+    @property
+    def holder(self) -> LeaseHolder | None:
+        """The lease in use, or None."""
+        return self._claimer.holder
+
+    @property
+    def is_idle(self) -> bool:
+        """Return whether the worker waits for work, and would take some."""
+        return self._loop.is_idle
+
+    def served_now(self) -> ServedDevice | None:
+        """Return the device with its memory and health, or None when it is not announced."""
+        return self._with_health() if self._is_announced and self.is_alive() else None
+
+    def _with_health(self) -> ServedDevice:
+        return self.served.model_copy(update={"memory": self._memory.latest, "unready": self._health.unready})
+
+    def _check(self, needed_bytes: int) -> HostFailure | None:
+        """Check the host and the device."""
+        folders = [self._settings.runs_dir, Path(tempfile.gettempdir())]
+        if (trouble := check_host(folders, needed_bytes)) is not None:
+            return trouble
+        lost = self._executor.lost_device()
+        return None if lost is None else HostFailure(Cause.DEVICE, lost)
+
+    def _report_health(self, cause: str | None) -> None:
+        self._settings.instruments.metrics.set_device_trouble(self.served.device.id, cause)
+        self._link.announce_now()

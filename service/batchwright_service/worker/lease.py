@@ -1,0 +1,132 @@
+"""A worker's view of its lease: heartbeat renewal, expiry and stop requests."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import TypeVar
+
+from batchwright_service.domain.states import State
+from batchwright_service.errors import StaleLeaseError, StoreUnavailableError
+from batchwright_service.observability.logging import rate_limited_logger
+from batchwright_service.store.models import BeatReply, Lease
+
+_log = logging.getLogger(__name__)
+
+_CANCEL_GRACE_SECONDS = 0.75
+"""Grace period of a cancelled job: together with a heartbeat it stays within the documented two seconds."""
+_MARGIN = 0.2
+"""Share of the lease reserved for killing the running work, which must have ended before another worker starts it."""
+_RETRY_SECONDS = 0.2
+
+_T = TypeVar("_T")
+
+
+class StopReason(IntEnum):
+    """A reason to stop the work, the most pressing last."""
+
+    SHUTDOWN = 1
+    """The service stops: hand the work back."""
+    FORCED = 2
+    """Forced shutdown: hand the work back without a grace period."""
+    CANCELLED = 3
+    """The work was cancelled: end it."""
+    LOST = 4
+    """The lease has ended, or cannot be renewed: kill the work and report nothing."""
+
+
+@dataclass(frozen=True)
+class LeaseTerms:
+    """The lifetime of a lease without renewal, and the grace period of a job when the service stops."""
+
+    lease_seconds: float
+    shutdown_grace_seconds: float
+
+
+@dataclass(frozen=True)
+class Renewal:
+    """A renewal in progress: its lease holder, when it began, and whether the store was unreachable before."""
+
+    holder: LeaseHolder
+    began: float
+    was_unreachable: bool
+
+    def end(self, reply: BeatReply) -> None:
+        """Give the result to the lease holder."""
+        self.holder.end_renewal(self, reply)
+
+
+class LeaseHolder:
+    """A lease in use. The heartbeat renews the lease; the worker reads ``grace_seconds`` and writes with ``retry``."""
+
+    def __init__(
+        self, lease: Lease, terms: LeaseTerms, claimed_at: float, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.lease = lease
+        self._lease_seconds = terms.lease_seconds
+        self._clock = clock
+        self._renewed_at = claimed_at
+        self._grace = {
+            StopReason.SHUTDOWN: terms.shutdown_grace_seconds,
+            StopReason.FORCED: 0.0,
+            StopReason.CANCELLED: _CANCEL_GRACE_SECONDS,
+            StopReason.LOST: 0.0,
+        }
+        self._warnings = rate_limited_logger(_log)
+        self._is_store_unreachable = False
+        self._stops: set[StopReason] = set()  # only ever added to, and copied to be read: safe between threads
+
+    @property
+    def is_store_unreachable(self) -> bool:
+        """Return whether the store could not be reached since the last renewal."""
+        return self._is_store_unreachable
+
+    def reason(self) -> StopReason | None:
+        """Return the most pressing reason to stop, or None."""
+        if self._clock() >= self._renewed_at + self._lease_seconds * (1 - _MARGIN):
+            self.request(StopReason.LOST)
+        return max(tuple(self._stops), default=None)
+
+    def grace_seconds(self) -> float | None:
+        """Seconds left before the run must have stopped, or None if it need not stop (the strictest reason wins)."""
+        return None if self.reason() is None else min(self._grace[reason] for reason in tuple(self._stops))
+
+    def request(self, reason: StopReason) -> None:
+        """Request the work to stop."""
+        self._stops.add(reason)
+
+    def renewal(self) -> Renewal:
+        """Begin a renewal, by the heartbeat. Until its result is known, the store counts as unreachable."""
+        begun = Renewal(self, self._clock(), self._is_store_unreachable)
+        self._is_store_unreachable = True
+        return begun
+
+    def end_renewal(self, renewal: Renewal, reply: BeatReply) -> None:
+        """Take the new lifetime of the lease from the result, and request a stop when the work must end."""
+        if (state := reply.renewed.get(self.lease)) is not None:
+            self._renewed_at, self._is_store_unreachable = renewal.began, False
+            if state is State.CANCELLING:
+                self.request(StopReason.CANCELLED)
+            return
+        self._is_store_unreachable = renewal.was_unreachable
+        if self.lease in reply.lost:
+            self.request(StopReason.LOST)
+
+    def retry(self, call: Callable[[], _T]) -> _T:
+        """Call the store until it can be reached, while the lease is valid.
+
+        Raises:
+            StaleLeaseError: when the lease ended first, or a forced shutdown leaves no time.
+        """
+        while True:
+            try:
+                return call()
+            except StoreUnavailableError as error:
+                self._is_store_unreachable = True
+                if self.reason() is StopReason.LOST or StopReason.FORCED in self._stops:
+                    raise StaleLeaseError(f"the store could not be reached before the lease ended: {error}") from error
+                self._warnings.warning("cannot write to the store, trying again: %s", error)
+                time.sleep(_RETRY_SECONDS)

@@ -1,0 +1,333 @@
+"""Run one claimed tuning or job to its end."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from batchwright.errors import BatchwrightError, HostFailureError, ProbeCancelledError
+from batchwright.planning.driver import (
+    begin_estimate,
+    check_coupling,
+    estimate_what_ifs,
+    prepare_search,
+    remaining_probes,
+)
+from batchwright.planning.session import Tuning
+from batchwright.schemas.recommendation import Recommendation
+from batchwright.schemas.requests import ProbeRequest, TuningRequest
+from batchwright.schemas.results import ExpectedPeaks, Outcome, ProbeResult
+from batchwright.schemas.training import RunOutcome, RunProgress, TrainingProgress, TrainingResult
+from batchwright.system.host_failures import (
+    Cause,
+    DiskUsage,
+    HostFailure,
+    disk_usage_of,
+    host_failure_of,
+    is_filled_by_run,
+)
+from batchwright.units import format_bytes
+from batchwright_service.application.rules.device_checks import mark_slot, probe_environment
+from batchwright_service.application.rules.estimate_learning import correct_estimate, expect_context, keep_residual
+from batchwright_service.application.rules.warm_start import apply_warm_start
+from batchwright_service.domain.hardware import HardwareNeed
+from batchwright_service.domain.identifiers import IdentifierSource
+from batchwright_service.domain.states import State, WorkKind
+from batchwright_service.domain.work import JobRequest
+from batchwright_service.domain.workers import ServedDevice
+from batchwright_service.errors import ServiceError
+from batchwright_service.observability.instruments import Instruments
+from batchwright_service.observability.metrics import OUT_OF_MEMORY_CODE
+from batchwright_service.problem_mapping import stored_problem
+from batchwright_service.store.interface import EvidenceStore, RecommendationStore, ResidualStore
+from batchwright_service.store.models import Binding, Claim, Ending, WorkItem
+from batchwright_service.worker.executors.base import Executor, TrainingRun
+from batchwright_service.worker.host_health import Health
+from batchwright_service.worker.lease import LeaseHolder
+
+_log = logging.getLogger(__name__)
+
+_UNEXPLAINED = {Outcome.ERROR, Outcome.LOST, Outcome.TIMED_OUT}
+"""Outcomes of probes that a failure of the host may have caused."""
+_MAX_LOST_LEASES = 5
+"""Consecutive owners that may vanish without recording anything; with one more, the work is taken as the cause."""
+
+
+class StoppedError(Exception):
+    """The work was stopped before its end; ``LeaseHolder.reason`` has the reason."""
+
+
+class WorkerLostError(ServiceError):
+    """Every worker that claimed this work vanished."""
+
+    code = "worker-lost"
+    title = "Its workers vanished"
+
+
+class EnvironmentChangedError(ServiceError):
+    """The environment of a tuning changed between its probes."""
+
+    code = "environment-changed"
+    title = "The environment changed during the tuning"
+
+
+class RunFailedError(ServiceError):
+    """The training run cannot go on."""
+
+    code = "training-failed"
+    title = "The training run failed"
+
+
+class RunOutOfMemoryError(RunFailedError):
+    """The training run cannot go on, since it ran out of memory."""
+
+    code = OUT_OF_MEMORY_CODE
+    title = "The training run ran out of memory"
+
+
+@dataclass(frozen=True)
+class DeviceContext:
+    """The context of a run: a device, the folder of its runs, and the health of its host."""
+
+    served: ServedDevice
+    runs_dir: Path
+    health: Health
+
+
+@dataclass(frozen=True)
+class RunStores:
+    """The parts of the store that a run uses."""
+
+    evidence: EvidenceStore
+    recommendations: RecommendationStore
+    residuals: ResidualStore
+
+
+class WorkRunner:
+    """Run claimed work on one executor, and record each step."""
+
+    def __init__(self, stores: RunStores, executor: Executor, context: DeviceContext, instruments: Instruments) -> None:
+        self._evidence = stores.evidence
+        self._recommendations = stores.recommendations
+        self._residuals = stores.residuals
+        self._executor = executor
+        self._served = context.served
+        self._runs_dir = context.runs_dir
+        self._instruments = instruments
+        self._health = context.health
+        self._identifiers = IdentifierSource()
+
+    def run(self, claim: Claim, holder: LeaseHolder) -> Ending:
+        """Run work to its end; a failure of the work is an ending too.
+
+        Raises:
+            StoppedError: when a stop was requested.
+            StaleLeaseError: when the lease ended before a report.
+            HostFailureError: when the host could not run the work, which is no failure of the work.
+            OSError: as ``HostFailureError``.
+        """
+        try:
+            _refuse_repeated_losses(claim)
+            if claim.item.kind is WorkKind.TUNING:
+                return self._tune(claim, holder)
+            return self._train(claim, holder)
+        except ProbeCancelledError as error:
+            raise StoppedError from error
+        except (BatchwrightError, WorkerLostError, EnvironmentChangedError) as error:
+            self._raise_host_trouble(host_failure_of(error))
+            return Ending(State.FAILED, problem=stored_problem(error))
+
+    def _raise_host_trouble(self, trouble: HostFailure | None = None) -> None:
+        """Raise the trouble of the host, if there is any, so that no failure is blamed on the work wrongly.
+
+        Raises:
+            HostFailureError: naming the trouble.
+        """
+        if (found := trouble or self._health.examine()) is not None:
+            raise HostFailureError(found.cause, found.message, found.needed_bytes)
+
+    # --- tunings ---
+
+    def _tune(self, claim: Claim, holder: LeaseHolder) -> Ending:
+        item = claim.item
+        request = TuningRequest.model_validate_json(item.payload)
+        tuning = self._rebuild(claim, request, holder)
+        try:
+            self._prepare(request, tuning, holder)
+            for probe in remaining_probes(
+                tuning, lambda: self._corrected(self._executor.late_estimate(), tuning, holder)
+            ):
+                if holder.reason() is not None:
+                    raise StoppedError
+                tuning.record(self._probe(probe, holder, len(tuning.probes) + 1, self._binding(request, tuning)))
+        finally:
+            self._executor.end_search()
+        estimate_what_ifs(tuning, lambda expectation: self._executor.expect(expectation, holder.grace_seconds))
+        recommendation = self._recommendation(item, tuning)
+        holder.retry(lambda: keep_residual(self._residuals, self._served, item.id, recommendation))
+        return Ending(State.SUCCEEDED, recommendation=recommendation)
+
+    def _prepare(self, request: TuningRequest, tuning: Tuning, holder: LeaseHolder) -> None:
+        """Check the workload and estimate its memory, before the first probe."""
+        if request.command is None:
+            holder.retry(lambda: expect_context(self._residuals, self._served, tuning))
+        if not tuning.probes:
+            begin_estimate(tuning, self._executor.begin_estimate)
+        check_coupling(tuning, lambda check: self._executor.check_coupling(check, holder.grace_seconds))
+        if not tuning.probes:
+            prepare_search(
+                tuning,
+                lambda request: self._executor.check(request, holder.grace_seconds),
+                lambda request: self._corrected(self._executor.expect(request, holder.grace_seconds), tuning, holder),
+            )
+
+    def _corrected(self, peaks: ExpectedPeaks | None, tuning: Tuning, holder: LeaseHolder) -> ExpectedPeaks | None:
+        """The estimate with what earlier tunings on this device have shown of its error."""
+        if peaks is None:
+            return None
+        return holder.retry(lambda: correct_estimate(self._residuals, self._served, tuning, peaks))
+
+    def _binding(self, request: TuningRequest, tuning: Tuning) -> Binding | None:
+        """Return the binding that the first probe of a tuning for hardware is recorded with."""
+        if request.hardware is None or tuning.probes:
+            return None
+        need = HardwareNeed.of_kind(self._served.device, request.hardware.devices_per_node)
+        return Binding(need.lane, tuning.fingerprint, tuning.request_fingerprint)
+
+    def _probe(self, probe: ProbeRequest, holder: LeaseHolder, ordinal: int, binding: Binding | None) -> ProbeResult:
+        """Run a probe and record it."""
+        with self._instruments.spans.span("probe", micro_batch_size=probe.micro_batch_size, ordinal=ordinal) as span:
+            result = self._executor.probe(probe, holder.grace_seconds)
+            span.set("outcome", result.outcome.value)
+        if result.outcome in _UNEXPLAINED:
+            self._raise_host_trouble()
+        holder.retry(lambda: self._evidence.record_probe(holder.lease, ordinal, result, binding))
+        self._instruments.metrics.count_probe(self._served.device.id, result.outcome.value)
+        return result
+
+    def _rebuild(self, claim: Claim, request: TuningRequest, holder: LeaseHolder) -> Tuning:
+        """Restore the state of a tuning from its recorded probes.
+
+        Raises:
+            EnvironmentChangedError: when these probes ran under other versions or limits than the next one would.
+        """
+        item, served = claim.item, self._served
+        tuning = Tuning(
+            request,
+            served.device,
+            environment=probe_environment(request, served),
+            versions=served.versions,
+            peers=_devices_beside(claim),
+        )
+        recorded = holder.retry(lambda: self._evidence.probes(item.id))
+        if recorded and tuning.fingerprint != item.fingerprint:
+            raise EnvironmentChangedError(
+                f"{len(recorded)} probes ran before the device, its memory or a version changed "
+                f"(fingerprint {item.fingerprint}, now {tuning.fingerprint}): submit it again"
+            )
+        holder.retry(lambda: apply_warm_start(self._recommendations, item, tuning))
+        for probe in recorded:
+            tuning.record(probe.result)
+        return tuning
+
+    def _recommendation(self, item: WorkItem, tuning: Tuning) -> Recommendation:
+        now = datetime.now(UTC)
+        started = item.started_at or now
+        found = tuning.recommendation(
+            identifier=self._identifiers.new("rec"),
+            created_at=now,
+            total_seconds=max(0.0, (now - started).total_seconds()),
+        )
+        return found.model_copy(update=dict(item.names))
+
+    # --- jobs ---
+
+    def _train(self, claim: Claim, holder: LeaseHolder) -> Ending:
+        item = claim.item
+        job = JobRequest.model_validate_json(item.payload)
+        starts_anew = job.recommendation.request.command is not None  # and so are its updates counted
+        newest = item.progress.update if item.progress and not starts_anew else 0
+        recommendation = job.recommendation
+        if item.device is None:  # measured on a device like this one, with another id perhaps
+            recommendation = recommendation.model_copy(update={"device": self._served.device})
+        devices = (self._served.device.id, *_devices_beside(claim))
+        run = TrainingRun(self._runs_dir / item.id, recommendation, job.training, newest, devices)
+
+        def on_progress(updates: Sequence[RunProgress]) -> None:
+            # After a crash the run repeats the updates since its checkpoint, which are recorded already.
+            nonlocal newest
+            unrecorded = [update for update in updates if update.update > newest]
+            if unrecorded:
+                holder.retry(lambda: self._evidence.record_progress(holder.lease, unrecorded))
+                self._instruments.metrics.count_splits(self._served.device.id, _splits_of(unrecorded))
+                newest = unrecorded[-1].update
+
+        mark_slot(run.directory, self._served.slot)
+        before = disk_usage_of(run.directory)
+        result = self._executor.train(run, on_progress, holder.grace_seconds)
+        if holder.reason() is not None and result.outcome is not RunOutcome.SUCCEEDED:
+            raise StoppedError(result.message)  # also when it had to be killed, which looks like a failure
+        if result.outcome is RunOutcome.FAILED:
+            result = self._checked_failure(run.directory, before, result)
+        return _job_ending(result)
+
+    def _checked_failure(self, directory: Path, before: DiskUsage, result: TrainingResult) -> TrainingResult:
+        """Return the result of a run that the host did not make fail; a disk full of the run's own files is its fault.
+
+        Raises:
+            HostFailureError: naming the trouble of the host.
+        """
+        reported = result.trouble
+        found = (
+            None if reported is None else HostFailure(Cause(reported.cause), reported.message, reported.needed_bytes)
+        )
+        if found is None or found.cause is not Cause.DISK_FULL:
+            found = self._health.examine() or found
+        if found is None:
+            return result
+        now = disk_usage_of(directory)
+        if found.cause is not Cause.DISK_FULL or not is_filled_by_run(before, now, found.needed_bytes):
+            self._raise_host_trouble(found)
+        message = (
+            f"{result.message}. Of {format_bytes(now.total)} on the disk of {directory} the run's own files take "
+            f"{format_bytes(now.own)}: free space, or keep fewer checkpoints (`training.keep_checkpoints`, or an "
+            "option of the command), and resume"
+        )
+        return result.model_copy(update={"message": message})
+
+
+def _devices_beside(claim: Claim) -> tuple[str, ...]:
+    """Return the devices of the same host that the work holds beside its own."""
+    return tuple(slot.rpartition("/")[2] for slot in claim.other_slots)
+
+
+def _refuse_repeated_losses(claim: Claim) -> None:
+    if claim.lost_leases > _MAX_LOST_LEASES:
+        raise WorkerLostError(
+            f"{claim.lost_leases} workers in a row vanished while they ran this work, without a record: "
+            "the work probably kills them. See the logs of the service and the kernel"
+        )
+
+
+def _splits_of(updates: Sequence[RunProgress]) -> int:
+    """Return the number of micro-batches that did not fit; of a command they are not known."""
+    return sum(len(update.splits) for update in updates if isinstance(update, TrainingProgress))
+
+
+def _job_ending(result: TrainingResult) -> Ending:
+    """Return the ending of a job whose run has ended.
+
+    Raises:
+        StoppedError: when the run was stopped and can be resumed.
+    """
+    match result.outcome:
+        case RunOutcome.SUCCEEDED:
+            return Ending(State.SUCCEEDED, result=result)
+        case RunOutcome.FAILED:
+            kind = RunOutOfMemoryError if result.out_of_memory else RunFailedError
+            return Ending(State.FAILED, result=result, problem=stored_problem(kind(result.message)))
+        case RunOutcome.STOPPED:
+            raise StoppedError(result.message)

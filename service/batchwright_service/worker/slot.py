@@ -1,0 +1,93 @@
+"""The exclusive right of one process to serve a device of this host: its slot."""
+
+from __future__ import annotations
+
+import logging
+import time
+
+from batchwright_service.domain.workers import ServedDevice
+from batchwright_service.errors import DeviceTakenError, ServiceError
+from batchwright_service.store.interface import DeviceStore, LeaseStore
+from batchwright_service.store.models import SlotHolder
+from batchwright_service.worker.device_lock import DeviceLock
+from batchwright_service.worker.settings import WorkerSettings
+
+_log = logging.getLogger(__name__)
+
+_LOCK_WAIT_SECONDS = 5.0
+"""The time for which a service that starts waits for the end of the previous one."""
+_RETRY_SECONDS = 0.2
+
+
+class Slot:
+    """Take a slot from dead owners, and release it.
+
+    Args:
+        served: the device, its slot and its new owner.
+        leases: the leases of work that dead owners left in the slot.
+        devices: the served devices.
+        settings: the settings of the worker.
+    """
+
+    def __init__(
+        self, served: ServedDevice, leases: LeaseStore, devices: DeviceStore, settings: WorkerSettings
+    ) -> None:
+        self._served = served
+        self._leases = leases
+        self._devices = devices
+        self._settings = settings
+        # Nodes of a cluster may share the folder, and only the engine assigns their devices.
+        self._is_assigned = settings.assignment is not None
+        self._lock = DeviceLock(settings.locks_dir, served.slot if self._is_assigned else served.device.id)
+
+    def take(self) -> None:
+        """Lock the device, and expire the leases that a dead owner left in the slot.
+
+        Raises:
+            DeviceTakenError: when another live process serves the device.
+            StoreUnavailableError: when the database cannot be used.
+        """
+        self._lock.acquire(self._served.owner, _LOCK_WAIT_SECONDS)
+        try:
+            if not self._is_assigned:
+                self._await_death_of_other()
+            self._leases.release_slot(self._served.slot, self._settings.owner_prefix)
+        except BaseException:
+            self.release()
+            raise
+
+    def withdraw(self) -> None:
+        """Remove the device from the served ones, as far as the store can be reached."""
+        try:
+            self._devices.withdraw(self._served)
+        except ServiceError as error:
+            _log.warning("%s: cannot withdraw: %s", self._served.slot, error)
+
+    def release(self) -> None:
+        """Unlock the device. Idempotent."""
+        self._lock.release()
+
+    def _await_death_of_other(self) -> None:
+        """Wait while a worker with another data folder seems to serve this slot, since it may have just died.
+
+        It uses another lock file, so only missing heartbeats prove its death.
+
+        Raises:
+            DeviceTakenError: when it sends another heartbeat.
+        """
+        last: SlotHolder | None = None
+        while (other := self._foreign_worker()) is not None:
+            if last is not None and (other.age_seconds < last.age_seconds or other.owner != last.owner):
+                raise DeviceTakenError(
+                    f"{self._served.slot} is served by {other.owner} already, from another data folder: end that "
+                    "process, or serve other devices; each host needs its own BATCHWRIGHT_NODE_NAME"
+                )
+            last = other
+            time.sleep(_RETRY_SECONDS)
+
+    def _foreign_worker(self) -> SlotHolder | None:
+        """Return a live worker of this slot with another data folder, or None."""
+        other = self._devices.holder(self._served.slot)
+        if other is None or other.owner.startswith(self._settings.owner_prefix):
+            return None
+        return other if other.age_seconds <= self._settings.lease_seconds else None
