@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from batchwright.hardware.matching import kind_of
 from batchwright.schemas.base import Document
 from batchwright.schemas.command import UPDATES, CommandSpec
 from batchwright.schemas.recommendation import Recommendation
@@ -27,7 +28,7 @@ from batchwright_service.application.rules.hardware_matches import workers_with
 from batchwright_service.application.rules.idempotency import SubmissionResponse
 from batchwright_service.application.work import WorkCases, model_name, payload
 from batchwright_service.domain.api_keys import Caller
-from batchwright_service.domain.hardware import ANY_DEVICE, HardwareNeed, kind_of
+from batchwright_service.domain.hardware import ANY_DEVICE, HardwareNeed
 from batchwright_service.domain.problems import FieldFault
 from batchwright_service.domain.states import RESUMABLE_STATES, WorkKind
 from batchwright_service.domain.work import (

@@ -8,7 +8,7 @@ from typing import Annotated, Self
 from pydantic import Field, model_validator
 from typing_extensions import override
 
-from batchwright.hardware.matching import has_hardware
+from batchwright.hardware.matching import has_hardware, kind_of
 from batchwright.schemas.requests import MOST_NODES, HardwareRequest, TuningRequest
 from batchwright.schemas.results import DeviceInfo
 
@@ -75,11 +75,6 @@ class HardwareNeed(HardwareRequest):
 def need_of_lane(lane: str) -> HardwareNeed:
     """Return the need that a lane's text was made of."""
     return HardwareNeed.model_validate_json(lane)
-
-
-def kind_of(device: DeviceInfo) -> str:
-    """Return the kind of a device: product and memory. Evidence of one kind says nothing of another."""
-    return f"{device.name}|{device.total_bytes}"
 
 
 def fits(device: DeviceInfo, need: HardwareNeed) -> bool:

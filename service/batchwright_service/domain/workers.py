@@ -11,9 +11,9 @@ from typing import Annotated
 
 from pydantic import Field
 
+from batchwright.hardware.matching import kind_of
 from batchwright.schemas.base import Document, NonNegativeFloat, NonNegativeInt, PositiveInt
 from batchwright.schemas.results import DeviceInfo
-from batchwright_service.domain.hardware import kind_of
 from batchwright_service.domain.states import State, WorkKind
 
 

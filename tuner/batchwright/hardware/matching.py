@@ -59,3 +59,8 @@ def catalogue_name(name: str) -> str | None:
     except EstimateError:
         return None
     return None if found.vendor == "unknown" else found.name
+
+
+def kind_of(device: DeviceInfo) -> str:
+    """Return the kind of a device: product and memory. Evidence of one kind says nothing of another."""
+    return f"{device.name}|{device.total_bytes}"
