@@ -35,7 +35,8 @@ import httpx
 from api_load_rows import Rows, in_turn
 
 from batchwright.hardware.inventory import cpu
-from batchwright_service.domain.api_keys import Scope, make_key
+from batchwright_service.domain.api_keys import Scope
+from batchwright_service.domain.key_texts import make_key
 from batchwright_service.store.store import open_store
 
 HERE = Path(__file__).resolve().parent

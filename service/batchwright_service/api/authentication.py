@@ -17,7 +17,8 @@ from starlette.types import Scope as AsgiScope
 from batchwright_service.api.docs_page import DOCS_FILES
 from batchwright_service.auth.api_keys import KeyAuthenticator
 from batchwright_service.auth.sessions import Sessions
-from batchwright_service.domain.api_keys import Caller, Scope
+from batchwright_service.domain.api_keys import Scope
+from batchwright_service.domain.callers import Caller
 from batchwright_service.errors import NotAuthenticatedError, ScopeMissingError
 
 _LONGEST_ADDRESS = 45

@@ -20,7 +20,7 @@ from batchwright_service.api.context import Context
 from batchwright_service.api.events.streaming import Follower
 from batchwright_service.api.reads.row_streams import RowFormat
 from batchwright_service.application.views import PREFIXES
-from batchwright_service.domain.api_keys import Caller
+from batchwright_service.domain.callers import Caller
 from batchwright_service.domain.states import State, WorkKind
 from batchwright_service.errors import MAX_FAULTS
 from batchwright_service.store.models import Idempotency, Search

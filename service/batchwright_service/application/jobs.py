@@ -27,7 +27,7 @@ from batchwright_service.application.rules.device_checks import (
 from batchwright_service.application.rules.hardware_matches import workers_with
 from batchwright_service.application.rules.idempotency import SubmissionResponse
 from batchwright_service.application.work import WorkCases, model_name, payload
-from batchwright_service.domain.api_keys import Caller
+from batchwright_service.domain.callers import Caller
 from batchwright_service.domain.hardware import ANY_DEVICE, HardwareNeed
 from batchwright_service.domain.problems import FieldFault
 from batchwright_service.domain.states import RESUMABLE_STATES, WorkKind

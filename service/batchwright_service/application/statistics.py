@@ -10,7 +10,8 @@ from statistics import median
 from typing import Any, Generic, TypeVar
 
 from batchwright_service.application.hit_counter import HitCounter
-from batchwright_service.domain.api_keys import Caller, Scope
+from batchwright_service.domain.api_keys import Scope
+from batchwright_service.domain.callers import Caller
 from batchwright_service.domain.states import State, WorkKind
 from batchwright_service.domain.workers import (
     DeviceOccupancy,

@@ -23,7 +23,7 @@ from batchwright_service.application.rules.idempotency import SubmissionResponse
 from batchwright_service.application.rules.stale_recommendations import StaleRecommendations, confirmation_of
 from batchwright_service.application.rules.warm_start import find_warm_start
 from batchwright_service.application.work import WorkCases, model_name, payload
-from batchwright_service.domain.api_keys import Caller
+from batchwright_service.domain.callers import Caller
 from batchwright_service.domain.hardware import ANY_DEVICE, HardwareNeed
 from batchwright_service.domain.staleness import Staleness
 from batchwright_service.domain.states import WorkKind

@@ -23,8 +23,9 @@ from batchwright.schemas.workload import (
 from batchwright_service.application import views
 from batchwright_service.application.context import ApplicationContext
 from batchwright_service.application.rules.idempotency import SubmissionResponse, pending_response
-from batchwright_service.domain.api_keys import Caller, Scope
+from batchwright_service.domain.api_keys import Scope
 from batchwright_service.domain.bulk import BulkAction, BulkResponse, BulkResult, BulkSubmission
+from batchwright_service.domain.callers import Caller
 from batchwright_service.domain.states import State, WorkKind
 from batchwright_service.domain.work import Job, JobSubmission, QueuePosition, Tuning, TuningSubmission
 from batchwright_service.errors import (

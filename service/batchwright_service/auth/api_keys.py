@@ -7,7 +7,8 @@ import logging
 import time
 from collections.abc import Callable
 
-from batchwright_service.domain.api_keys import KEYLESS, Caller, digest_of, id_in
+from batchwright_service.domain.callers import KEYLESS, Caller
+from batchwright_service.domain.key_texts import digest_of, id_in
 from batchwright_service.errors import NotAuthenticatedError, StoreUnavailableError
 from batchwright_service.fast_path.trusted_callers import TRUST_SECONDS, TrustedCallers
 from batchwright_service.store.interface import KeyStore

@@ -10,7 +10,8 @@ import time
 from collections.abc import Callable
 
 from batchwright_service.auth.api_keys import KeyAuthenticator
-from batchwright_service.domain.api_keys import Caller, digest_of
+from batchwright_service.domain.callers import Caller
+from batchwright_service.domain.key_texts import digest_of
 from batchwright_service.errors import NotAuthenticatedError
 from batchwright_service.fast_path.trusted_callers import TrustedCallers
 from batchwright_service.store.interface import SessionStore

@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.table import Column, Table
 
 from batchwright_service.cli.admin import DatabaseUrl, Json, opened
-from batchwright_service.domain.api_keys import KEYLESS
+from batchwright_service.domain.callers import KEYLESS
 from batchwright_service.domain.staleness import Staleness
 
 if TYPE_CHECKING:

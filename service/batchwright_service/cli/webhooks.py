@@ -22,7 +22,7 @@ from batchwright.errors import SpecError
 from batchwright.schemas.base import Document
 from batchwright.schemas.field_errors import problems_in
 from batchwright_service.cli.admin import DatabaseUrl, Json, opened
-from batchwright_service.domain.api_keys import KEYLESS
+from batchwright_service.domain.callers import KEYLESS
 from batchwright_service.domain.webhooks import Delivery, DeliveryState, Webhook, WebhookEvent, WebhookSubmission
 
 if TYPE_CHECKING:

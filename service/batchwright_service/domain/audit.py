@@ -2,26 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
 
 from batchwright.schemas.base import Document, PositiveInt
 from batchwright_service.domain.work import Page
-
-
-@dataclass(frozen=True)
-class Actor:
-    """The caller of an act."""
-
-    key_id: str | None = None
-    """Id of the API key; none on a service without keys, and for the command line."""
-    address: str | None = None
-    """Address of the connection; none for the command line."""
-
-
-COMMAND_LINE = Actor()
-"""An operator who works on the database directly."""
 
 
 class AuditAction(StrEnum):

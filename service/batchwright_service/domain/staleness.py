@@ -5,19 +5,7 @@ The SDK imports this module, so it knows neither FastAPI nor SQLAlchemy nor torc
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Literal, Self
-
-from batchwright.planning.fingerprint import canonical_json, fingerprinted_versions
 from batchwright.schemas.base import Document
-from batchwright.schemas.recommendation import Recommendation
-from batchwright.units import format_bytes
-from batchwright_service.domain.workers import ServedDevice
-
-_HOST_MEMORY_TOLERANCE = 0.01
-"""Share by which the memory of a host may differ and count as equal. Linux reports the physical memory without the
-parts that the kernel reserves at boot (`MemTotal` in Documentation/filesystems/proc.rst), which are some MiB more or
-less with each kernel. An exchanged memory module makes a difference of several percent: 1 of 24 is 4 %."""
 
 
 class ChangedCondition(Document):
@@ -44,92 +32,3 @@ class Staleness(Document):
     plan: the recommendation is not stale then."""
     replaced_by: str | None = None
     """Identifier of that recommendation when it gives another plan: use that one."""
-
-
-class Conditions(Document):
-    """The conditions of a recommendation, or those that a worker reports."""
-
-    kind: Literal["cpu", "cuda"]
-    """Kind of the device."""
-    device: str
-    """Product name of the device."""
-    memory_bytes: int | None
-    """Memory of the device; none where the recommendation does not depend on it: on the CPU under a requested limit."""
-    slot: str | None = None
-    """The slot (host and device), if known."""
-    versions: dict[str, str]
-    """Versions that memory depends on, that of the driver included."""
-
-    @classmethod
-    def of_recommendation(cls, document: Recommendation, slot: str | None) -> Self:
-        """Return the conditions under which a recommendation was made."""
-        device = document.device
-        has_own_limit = device.kind == "cpu" and document.request.memory_limit_bytes is not None
-        return cls(
-            kind=device.kind,
-            device=device.name,
-            memory_bytes=None if has_own_limit else device.total_bytes,
-            slot=slot,
-            versions=fingerprinted_versions(document.versions),
-        )
-
-    @classmethod
-    def of_served(cls, served: ServedDevice) -> Self:
-        """Return the conditions that a worker reports."""
-        device = served.device
-        driver = {} if device.driver_version is None else {"driver": device.driver_version}
-        versions = fingerprinted_versions(served.versions) | driver
-        return cls(
-            kind=device.kind,
-            device=device.name,
-            memory_bytes=device.total_bytes,
-            slot=served.slot,
-            versions=versions,
-        )
-
-    @property
-    def text(self) -> str:
-        """The conditions as they are stored: equal texts for equal conditions."""
-        return canonical_json(self.model_dump())
-
-
-def judge(then: Conditions, reported: Sequence[Conditions]) -> Staleness:
-    """Compare the conditions of a recommendation with those that the live workers report.
-
-    Devices of the same product are compared, and the one most like it counts. Where there is none, the device that is
-    in its slot now counts, which was exchanged then. Confirmations are not looked for.
-    """
-    alike = [now for now in reported if now.device == then.device]
-    alike = alike or [now for now in reported if then.slot is not None and now.slot == then.slot]
-    if not alike:
-        return Staleness()
-    changes = min((tuple(_changes(then, now)) for now in alike), key=len)
-    return Staleness(stale=bool(changes), changes=changes)
-
-
-def _changes(then: Conditions, now: Conditions) -> Iterator[ChangedCondition]:
-    """Yield the differences. A worker may have more packages than the recommendation depends on."""
-    if then.device != now.device:
-        yield ChangedCondition(name="device", before=then.device, now=now.device)
-    if then.memory_bytes is not None and now.memory_bytes is not None:
-        yield from _changed_memory(then.kind, then.memory_bytes, now.memory_bytes)
-    yield from _changed_versions(then.versions, now.versions)
-
-
-def _changed_memory(kind: str, before: int, now: int) -> Iterator[ChangedCondition]:
-    tolerance = _HOST_MEMORY_TOLERANCE * before if kind == "cpu" else 0
-    if abs(now - before) > tolerance:
-        text, other = _different_sizes(before, now)
-        yield ChangedCondition(name="memory", before=text, now=other)
-
-
-def _changed_versions(before: Mapping[str, str], now: Mapping[str, str]) -> Iterator[ChangedCondition]:
-    for name, version in sorted(before.items()):
-        if now.get(name) != version:
-            yield ChangedCondition(name=name, before=version, now=now.get(name))
-
-
-def _different_sizes(one: int, other: int) -> tuple[str, str]:
-    """Return two sizes as texts that differ."""
-    texts = format_bytes(one), format_bytes(other)
-    return texts if texts[0] != texts[1] else (f"{one} bytes", f"{other} bytes")

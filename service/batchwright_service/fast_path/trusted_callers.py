@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from cachetools import TLRUCache
 
-from batchwright_service.domain.api_keys import Caller
+from batchwright_service.domain.callers import Caller
 
 TRUST_SECONDS = 3.0
 """How long a verification is valid: a revoked key works no longer than this."""

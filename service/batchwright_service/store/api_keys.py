@@ -23,8 +23,10 @@ from sqlalchemy import (
 from sqlalchemy.exc import IntegrityError
 from typing_extensions import override
 
-from batchwright_service.domain.api_keys import ApiKey, NewKey, Scope
-from batchwright_service.domain.audit import COMMAND_LINE, Actor, AuditAction
+from batchwright_service.domain.api_keys import ApiKey, Scope
+from batchwright_service.domain.audit import AuditAction
+from batchwright_service.domain.callers import COMMAND_LINE, Actor
+from batchwright_service.domain.key_texts import NewKey
 from batchwright_service.errors import ConflictError, NotFoundError, QuotaExceededError
 from batchwright_service.store.database.audit_log import record
 from batchwright_service.store.database.engine import read_transaction, write_transaction

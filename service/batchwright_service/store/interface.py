@@ -14,9 +14,11 @@ from batchwright.schemas.recommendation import Recommendation
 from batchwright.schemas.residuals import EstimateResidual
 from batchwright.schemas.results import ProbeResult
 from batchwright.schemas.training import RunProgress
-from batchwright_service.domain.api_keys import ApiKey, NewKey
-from batchwright_service.domain.audit import COMMAND_LINE, Actor, AuditEntry
+from batchwright_service.domain.api_keys import ApiKey
+from batchwright_service.domain.audit import AuditEntry
+from batchwright_service.domain.callers import COMMAND_LINE, Actor
 from batchwright_service.domain.fleet import FleetReport
+from batchwright_service.domain.key_texts import NewKey
 from batchwright_service.domain.states import State, WorkKind
 from batchwright_service.domain.work import Event, RecordedProbe
 from batchwright_service.domain.workers import ServedDevice

@@ -8,7 +8,8 @@ from typing import Any
 from sqlalchemy import ColumnElement, Engine, and_, delete, exists, func, insert, not_, or_, select
 from typing_extensions import override
 
-from batchwright_service.domain.audit import COMMAND_LINE, Actor, AuditAction
+from batchwright_service.domain.audit import AuditAction
+from batchwright_service.domain.callers import COMMAND_LINE, Actor
 from batchwright_service.domain.states import TERMINAL_STATES, State, WorkKind
 from batchwright_service.errors import NotEndedError
 from batchwright_service.store.database.audit_log import record, record_each

@@ -11,7 +11,8 @@ from sqlalchemy.exc import IntegrityError
 from typing_extensions import override
 
 from batchwright.schemas.recommendation import Recommendation
-from batchwright_service.domain.audit import COMMAND_LINE, Actor, AuditAction
+from batchwright_service.domain.audit import AuditAction
+from batchwright_service.domain.callers import COMMAND_LINE, Actor
 from batchwright_service.domain.states import RESUMABLE_STATES, State, WorkKind
 from batchwright_service.errors import ConflictError, NotResumableError
 from batchwright_service.store.api_keys import check_quota

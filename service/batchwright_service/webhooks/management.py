@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import re
 
-from batchwright_service.domain.api_keys import Caller
+from batchwright_service.domain.callers import Caller
 from batchwright_service.domain.identifiers import IdentifierSource
 from batchwright_service.domain.webhooks import (
     Delivery,

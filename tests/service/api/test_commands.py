@@ -13,7 +13,8 @@ import yaml
 from batchwright.schemas.requests import TuningRequest
 from batchwright.schemas.results import DeviceInfo
 from batchwright_service.client import Client
-from batchwright_service.domain.api_keys import Scope, make_key
+from batchwright_service.domain.api_keys import Scope
+from batchwright_service.domain.key_texts import make_key
 from batchwright_service.errors import ConfigurationError
 from batchwright_service.store.models import Beat
 from tests.service.store.database.test_lanes import card

@@ -10,7 +10,8 @@ import httpx
 import pytest
 
 from batchwright.schemas.requests import TrainingRequest
-from batchwright_service.domain.api_keys import Scope, make_key
+from batchwright_service.domain.api_keys import Scope
+from batchwright_service.domain.key_texts import make_key
 from batchwright_service.domain.work import JobSubmission
 from batchwright_service.store.models import StoredResponse
 from tests.support.factories import python_spec, recommendation

@@ -28,7 +28,7 @@ from batchwright_service.application.rules.policy import Policy
 from batchwright_service.application.rules.warm_start import apply_warm_start
 from batchwright_service.application.tunings import TuningCases
 from batchwright_service.client import Client
-from batchwright_service.domain.api_keys import KEYLESS
+from batchwright_service.domain.callers import KEYLESS
 from batchwright_service.domain.identifiers import IdentifierSource
 from batchwright_service.domain.states import State, WorkKind
 from batchwright_service.domain.work import Tuning as TuningView

@@ -25,7 +25,9 @@ from batchwright_service.api.events import streaming
 from batchwright_service.auth import api_keys as access_module
 from batchwright_service.auth.api_keys import KeyAuthenticator
 from batchwright_service.client import ApiError, Client, ClientError
-from batchwright_service.domain.api_keys import KEYLESS, Caller, Scope, make_key
+from batchwright_service.domain.api_keys import Scope
+from batchwright_service.domain.callers import KEYLESS, Caller
+from batchwright_service.domain.key_texts import make_key
 from batchwright_service.domain.problems import Problem
 from batchwright_service.domain.states import State
 from batchwright_service.entrypoints.serve import check_and_build

@@ -12,7 +12,8 @@ import pytest
 from typing_extensions import override
 
 from batchwright.errors import WorkloadError
-from batchwright_service.domain.api_keys import Scope, make_key
+from batchwright_service.domain.api_keys import Scope
+from batchwright_service.domain.key_texts import make_key
 from batchwright_service.domain.states import State
 from tests.support.factories import tuning_request
 from tests.support.paths import EXAMPLES

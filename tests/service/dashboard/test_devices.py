@@ -12,7 +12,8 @@ import pytest
 from playwright.sync_api import Browser, Page, expect
 
 from batchwright.hardware.memory_in_use import MemoryInUse
-from batchwright_service.domain.api_keys import Scope, make_key
+from batchwright_service.domain.api_keys import Scope
+from batchwright_service.domain.key_texts import make_key
 from batchwright_service.domain.problems import Problem
 from batchwright_service.domain.states import State
 from tests.support.factories import CPU, tuning_request

@@ -13,7 +13,8 @@ import pytest
 from playwright.sync_api import Browser, Locator, Page, expect
 
 from batchwright.schemas.requests import Baseline
-from batchwright_service.domain.api_keys import Scope, make_key
+from batchwright_service.domain.api_keys import Scope
+from batchwright_service.domain.key_texts import make_key
 from batchwright_service.domain.problems import Problem
 from batchwright_service.domain.states import State
 from tests.support.factories import mlp_spec, tuning_request

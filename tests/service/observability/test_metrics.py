@@ -19,8 +19,9 @@ from batchwright.schemas.training import MicroBatchSplit, RunOutcome, TrainingRe
 from batchwright_service.application.estimates import EstimateLimits, Estimates
 from batchwright_service.application.readiness import Readiness
 from batchwright_service.application.rules.policy import Policy
-from batchwright_service.domain.api_keys import Scope, make_key
+from batchwright_service.domain.api_keys import Scope
 from batchwright_service.domain.identifiers import IdentifierSource
+from batchwright_service.domain.key_texts import make_key
 from batchwright_service.errors import ConfigurationError, EstimatesBusyError, NotReadyError, StoreUnavailableError
 from batchwright_service.observability.metrics import OUT_OF_MEMORY_CODE, Metrics
 from batchwright_service.store.models import QueueDepth

@@ -10,7 +10,8 @@ from dataclasses import replace
 import pytest
 from sqlalchemy import select, update
 
-from batchwright_service.domain.api_keys import NewKey, Scope, make_key
+from batchwright_service.domain.api_keys import Scope
+from batchwright_service.domain.key_texts import NewKey, make_key
 from batchwright_service.domain.states import State
 from batchwright_service.errors import ConflictError, NotFoundError, QuotaExceededError
 from batchwright_service.store.database.engine import open_engine, write_transaction

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 from sqlalchemy import Connection, Engine, create_engine, event, text
 
-from batchwright_service.domain.api_keys import Scope, make_key
+from batchwright_service.domain.api_keys import Scope
 from batchwright_service.domain.fleet import FleetReport
+from batchwright_service.domain.key_texts import make_key
 from batchwright_service.domain.states import State, WorkKind
 from batchwright_service.domain.webhooks import WebhookSubmission
 from batchwright_service.errors import ConfigurationError, StaleLeaseError, StoreUnavailableError

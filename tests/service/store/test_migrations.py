@@ -16,7 +16,7 @@ from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, Engine, inspect, text
 
 from batchwright.schemas.recommendation import Recommendation
-from batchwright_service.domain.staleness import Conditions
+from batchwright_service.domain.conditions import Conditions
 from batchwright_service.domain.states import State, WorkKind
 from batchwright_service.domain.work import JobRequest
 from batchwright_service.errors import ConfigurationError

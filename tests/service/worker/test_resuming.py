@@ -15,7 +15,9 @@ from batchwright_service.application.rules.policy import Policy
 from batchwright_service.bootstrap import System, build
 from batchwright_service.client import Client
 from batchwright_service.client.errors import ConflictError, NotAllowedError, NotFoundError
-from batchwright_service.domain.api_keys import KEYLESS, Scope, make_key
+from batchwright_service.domain.api_keys import Scope
+from batchwright_service.domain.callers import KEYLESS
+from batchwright_service.domain.key_texts import make_key
 from batchwright_service.domain.problems import Problem
 from batchwright_service.domain.states import State, WorkKind
 from batchwright_service.domain.work import Job, JobSubmission

@@ -9,7 +9,8 @@ from dataclasses import replace
 
 from batchwright.schemas.recommendation import Recommendation
 from batchwright.schemas.requests import HardwareRequest
-from batchwright_service.domain.staleness import Conditions, Staleness, judge
+from batchwright_service.domain.conditions import Conditions, judge
+from batchwright_service.domain.staleness import Staleness
 from batchwright_service.domain.work import TuningSubmission
 from batchwright_service.domain.workers import ServedDevice
 from batchwright_service.errors import NotConfirmableError

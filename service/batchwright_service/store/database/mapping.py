@@ -15,9 +15,9 @@ from batchwright.schemas.recommendation import Gain, Recommendation
 from batchwright.schemas.requests import Named
 from batchwright.schemas.results import ProbeResult
 from batchwright.schemas.training import RunProgress, TrainingResult
+from batchwright_service.domain.conditions import Conditions
 from batchwright_service.domain.hardware import ANY_DEVICE, need_of_lane
 from batchwright_service.domain.problems import Problem
-from batchwright_service.domain.staleness import Conditions
 from batchwright_service.domain.states import State, WorkKind
 from batchwright_service.domain.work import Event, EventKind, RecordedProbe
 from batchwright_service.store.database.schema import api_keys, recommendations, work_items

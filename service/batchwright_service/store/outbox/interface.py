@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from batchwright_service.domain.audit import COMMAND_LINE, Actor
+from batchwright_service.domain.callers import COMMAND_LINE, Actor
 from batchwright_service.domain.webhooks import Delivery, DeliveryState, Webhook, WebhookSubmission
 
 

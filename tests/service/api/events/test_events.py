@@ -19,7 +19,7 @@ from batchwright_service.api.events import streaming
 from batchwright_service.api.events.change_feed import ChangeFeed
 from batchwright_service.api.events.streaming import Follower
 from batchwright_service.client import Client
-from batchwright_service.domain.api_keys import KEYLESS, Caller
+from batchwright_service.domain.callers import KEYLESS, Caller
 from batchwright_service.domain.states import State
 from batchwright_service.domain.work import Event, Tuning
 from batchwright_service.errors import NotFoundError, StoreUnavailableError

@@ -8,7 +8,8 @@ import httpx
 import pytest
 
 from batchwright_service.api.routes import recommendations, work
-from batchwright_service.domain.api_keys import Scope, make_key
+from batchwright_service.domain.api_keys import Scope
+from batchwright_service.domain.key_texts import make_key
 from tests.support.service.asking import body, ended, problem_in
 from tests.support.service.running import Running
 

@@ -14,7 +14,8 @@ import pytest
 from sqlalchemy import Engine, event, insert, select, text
 
 from batchwright.schemas.requests import Named
-from batchwright_service.domain.api_keys import Scope, make_key
+from batchwright_service.domain.api_keys import Scope
+from batchwright_service.domain.key_texts import make_key
 from batchwright_service.domain.problems import Problem
 from batchwright_service.domain.states import State, WorkKind
 from batchwright_service.store.database import mapping

@@ -12,7 +12,8 @@ from sqlalchemy import update
 
 from batchwright.schemas.recommendation import Recommendation
 from batchwright.schemas.requests import Named
-from batchwright_service.domain.audit import Actor, AuditAction
+from batchwright_service.domain.audit import AuditAction
+from batchwright_service.domain.callers import Actor
 from batchwright_service.domain.states import State, WorkKind
 from batchwright_service.domain.webhooks import (
     LONGEST_ERROR,
