@@ -34,8 +34,8 @@ from typing import Any
 import httpx
 from api_load_rows import Rows, in_turn
 
+from batchwright.client.documents.api_keys import Scope
 from batchwright.hardware.inventory import cpu
-from batchwright_service.domain.api_keys import Scope
 from batchwright_service.domain.key_texts import make_key
 from batchwright_service.store.store import open_store
 

@@ -14,14 +14,14 @@ from typing import Any
 from chaos_deployment import TARGET, Deployment
 from chaos_faults import Choices, Fault, KillWhileAsked, Struck
 
+from batchwright.client import Client
+from batchwright.client.documents.work import Job, RecordedProbe, Tuning, WorkSummary
+from batchwright.client.errors import ClientError
 from batchwright.schemas.recommendation import Recommendation
 from batchwright.schemas.requests import TrainingRequest, TuningRequest
 from batchwright.schemas.results import Outcome
 from batchwright.schemas.workload import parse_spec
 from batchwright.training.launching.run_directory import RunPaths
-from batchwright_service.client import Client
-from batchwright_service.client.errors import ClientError
-from batchwright_service.domain.work import Job, RecordedProbe, Tuning, WorkSummary
 
 MIB = 1024**2
 TRAINING = TrainingRequest(updates=40, checkpoint_every=4, seed=7)

@@ -34,12 +34,12 @@ from fleet_database import Observer, process_seconds
 from fleet_hosts import UPDATES_THAT_HOLD, Plan, hardware
 from sqlalchemy import URL, insert, make_url
 
+from batchwright.client.documents.states import State, WorkKind
+from batchwright.client.documents.work import JobRequest
 from batchwright.hardware.inventory import cpu
 from batchwright.planning.fingerprint import installed_versions
 from batchwright.schemas.requests import TrainingRequest
 from batchwright_service.domain.identifiers import IdentifierSource
-from batchwright_service.domain.states import State, WorkKind
-from batchwright_service.domain.work import JobRequest
 from batchwright_service.store.database.engine import insert_or_skip, write_transaction
 from batchwright_service.store.database.schema import now_ms, submitters, work_items
 from batchwright_service.store.models import NewWork

@@ -10,8 +10,8 @@ from typing import Any
 
 from fleet_chaos_service import Service, TimeIsUpError
 
-from batchwright_service.client.errors import ClientError
-from batchwright_service.domain.states import State
+from batchwright.client.documents.states import State
+from batchwright.client.errors import ClientError
 from tests.fleet.work import kill_dispatcher_of, workers
 
 _SETTLE_SECONDS = 0.3

@@ -16,9 +16,9 @@ from chaos_processes import MARK_VARIABLE, Component, below, marked, tasks
 from fleet_chaos_clusters import Cluster
 from fleet_chaos_database import Server
 
-from batchwright_service.client import Client
-from batchwright_service.domain.fleet import FleetStatus
-from batchwright_service.domain.work import Job, Tuning, WorkSummary
+from batchwright.client import Client
+from batchwright.client.documents.fleet import FleetStatus
+from batchwright.client.documents.work import Job, Tuning, WorkSummary
 from tests.exports.test_real_launchers import free_port
 from tests.fleet.work import workers
 from tests.support.paths import ROOT

@@ -12,11 +12,11 @@ from typing import Any
 from chaos_rounds import MIB, decision
 from fleet_chaos_service import Service
 
+from batchwright.client.documents.work import Job, Tuning
 from batchwright.hardware.inventory import cpu
 from batchwright.schemas.requests import TrainingRequest, TuningRequest
 from batchwright.schemas.workload import parse_spec
 from batchwright.training.launching.run_directory import RunPaths
-from batchwright_service.domain.work import Job, Tuning
 
 MODELS = {"short": (128, 64, 84), "long": (256, 64, 88), "wide": (128, 128, 81)}
 """Sequence length and width of the GPTs, and a memory limit in MiB about half-way between what two sizes take, so that

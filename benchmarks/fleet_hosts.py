@@ -18,9 +18,9 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
+from batchwright.client.documents.states import State
+from batchwright.client.documents.workers import ServedDevice
 from batchwright.schemas.results import DeviceInfo
-from batchwright_service.domain.states import State
-from batchwright_service.domain.workers import ServedDevice
 from batchwright_service.errors import ClaimsCrowdedError, StaleLeaseError, StoreUnavailableError
 from batchwright_service.store.database.engine import open_engine
 from batchwright_service.store.models import Beat, Claim, Ending

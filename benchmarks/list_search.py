@@ -17,7 +17,7 @@ from pathlib import Path
 
 from api_load_rows import Rows
 
-from batchwright_service.domain.states import WorkKind
+from batchwright.client.documents.states import WorkKind
 from batchwright_service.store.models import Search, WorkFilter
 from batchwright_service.store.store import open_store
 

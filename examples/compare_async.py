@@ -15,10 +15,7 @@ import os
 import sys
 from typing import Any
 
-from batchwright.schemas.recommendation import Recommendation
-from batchwright.schemas.requests import TuningRequest
-from batchwright.schemas.workload import parse_spec
-from batchwright_service.client import AsyncClient, ClientError
+from batchwright import AsyncClient, ClientError, Recommendation, TuningRequest, parse_spec
 
 MODEL: dict[str, Any] = {
     "model": {"kind": "reference", "architecture": {"name": "gpt", "layers": 2, "width": 128}},

@@ -22,6 +22,9 @@ from pathlib import Path
 from rich.console import Console
 
 from batchwright.cli.display import ProbeBoard, TrainingBar, recommendation_panel
+from batchwright.client import Client
+from batchwright.client.documents.states import State
+from batchwright.client.documents.work import EventKind, Job
 from batchwright.plots import plot_loss, plot_memory
 from batchwright.schemas.recommendation import Recommendation
 from batchwright.schemas.requests import TrainingRequest, TuningRequest
@@ -30,9 +33,6 @@ from batchwright.schemas.training import TrainingProgress
 from batchwright.schemas.workload import parse_spec
 from batchwright.system.files import write_atomically
 from batchwright.units import format_bytes
-from batchwright_service.client import Client
-from batchwright_service.domain.states import State
-from batchwright_service.domain.work import EventKind, Job
 
 MIB, GIB = 1024**2, 1024**3
 SOURCES = sysconfig.get_paths()["stdlib"]

@@ -40,20 +40,20 @@ from collections.abc import Sequence
 from enum import IntEnum
 from pathlib import Path
 
-from batchwright.errors import PlanError, SpecError
-from batchwright.planning.accumulation import balanced_plan
-from batchwright.schemas.base import load_document
-from batchwright.schemas.plans import Plan
-from batchwright.schemas.recommendation import Recommendation
-from batchwright.schemas.requests import TuningRequest
-from batchwright_service.client import (
+import batchwright
+from batchwright import (
     Client,
     ClientError,
     InvalidRequestError,
     NotAllowedError,
     NotAuthenticatedError,
+    Plan,
+    Recommendation,
     TuningFailedError,
+    TuningRequest,
+    load_document,
 )
+from batchwright.errors import PlanError, SpecError
 
 
 class Exit(IntEnum):
@@ -163,9 +163,8 @@ def fallback(request: TuningRequest, micro_batch_size: int) -> dict[str, str]:
         NoPlanError: when no plan exists for these numbers.
     """
     try:
-        fallback_plan = balanced_plan(
-            request.effective_batch_size, request.spec.parallelism.world_size, micro_batch_size
-        )
+        ranks = request.spec.parallelism.world_size
+        fallback_plan = batchwright.plan(request.effective_batch_size, micro_batch_size, ranks)
     except PlanError as error:
         raise NoPlanError(Exit.WRONG_REQUEST, error) from None
     return variables(fallback_plan, "fallback")

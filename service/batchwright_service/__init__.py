@@ -16,9 +16,9 @@ From top to bottom, each layer imports only layers below it:
   caches and coalescing that make frequent reads cheap.
 - ``registry``: commands that the operator has registered, which callers may tune.
 - ``errors``: the tree of errors, each with a status and a code.
-- ``settings``: the environment variables. ``domain``: the documents and states that all others share.
+- ``settings``: the environment variables. ``domain``: values and rules that all others share.
 
-``client`` is the SDK. It imports ``domain`` and the schemas of ``batchwright``, and installs without the rest.
+The documents of the API are in ``batchwright.client.documents``, since the SDK has them too.
 
 A tuning goes through them like this: a route of ``api`` calls a use case of ``application``, which stores the work as
 queued. A ``worker`` claims it under a lease, runs its probes in child processes, records each result in the ``store``,

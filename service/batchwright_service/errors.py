@@ -28,7 +28,7 @@ from collections.abc import Sequence
 from http import HTTPStatus
 from typing import Self
 
-from batchwright_service.domain.problems import FieldFault
+from batchwright.client.documents.problems import FieldFault
 
 MAX_FAULTS = 20
 """Maximum number of faults that a problem lists. A request may have as many as its body has bytes."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from http import HTTPStatus
 
+from batchwright.client.documents.problems import PROBLEM_TYPE_PREFIX, FieldFault, Problem
 from batchwright.errors import (
     BatchwrightError,
     CheckLostError,
@@ -30,7 +31,6 @@ from batchwright.errors import (
     TuningFailedError,
     WorkloadError,
 )
-from batchwright_service.domain.problems import PROBLEM_TYPE_PREFIX, FieldFault, Problem
 from batchwright_service.errors import MAX_FAULTS, DataPathNotAllowedError, InvalidInputError, ServiceError
 
 _TRACEBACK = "Traceback (most recent call last)"

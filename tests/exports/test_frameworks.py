@@ -614,7 +614,7 @@ def test_our_script_makes_muon_with_adamw(scheduled: bool) -> None:  # noqa: FBT
         "'momentum': 0.95, 'arguments': {'nesterov': True}}), model)"
     )
     for name in ("OptimizerSpec", "build_optimizer", *["ScheduleSpec", "build_schedule"] * scheduled):
-        assert re.search(rf"^from batchwright\..* import .*\b{name}\b", script, flags=re.MULTILINE)
+        assert re.search(rf"^from batchwright import .*\b{name}\b", script, flags=re.MULTILINE)
 
 
 @pytest.mark.parametrize("name", ["accelerate", "composer", "deepspeed", "hugging-face", "lightning"])

@@ -5,13 +5,15 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 import batchwright
 from tests.support.paths import ROOT
 
-TORCH_FREE = sorted({*batchwright.__all__} - {"GradientAccumulation", "windows"})
+TRAINING = {name for module, names in batchwright._MODULES.items() if ".training." in module for name in names}
+TORCH_FREE = sorted({*batchwright.__all__} - TRAINING)
 
 
 def test_every_public_name_is_there() -> None:
@@ -51,4 +53,44 @@ def test_the_public_names_are_those_that_type_checkers_see() -> None:
         if isinstance(node, ast.ImportFrom) and node.module is not None
     }
     assert seen == {module: sorted(names) for module, names in batchwright._MODULES.items()}
-    assert {*batchwright.__all__} == {name for names in seen.values() for name in names} | {"__version__", "errors"}
+    assert {*batchwright.__all__} == {name for names in seen.values() for name in names} | {
+        "__version__",
+        "errors",
+        "integrations",
+    }
+
+
+@pytest.fixture
+def users_folder(tmp_path: Path) -> Path:
+    """A user's project whose packages have names that are common, and that only its own programs may import."""
+    for name in ("tuner", "service", "tests", "utils", "tools", "benchmarks", "examples", "client", "domain"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "__init__.py").write_text(f"raise AssertionError('{name} of the user was imported')\n")
+    return tmp_path
+
+
+def run_there(folder: Path, *arguments: str) -> None:
+    """Run Python in a folder; what it raises fails the test."""
+    done = subprocess.run([sys.executable, *arguments], cwd=folder, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+IMPORTING = """
+import batchwright, batchwright.cli.main
+for name in {names!r}:
+    assert getattr(batchwright, name) is not None
+"""
+
+
+def test_no_folder_of_a_user_is_imported(users_folder: Path) -> None:
+    """A program there imports the command line and each public name that needs no torch."""
+    run_there(users_folder, "-c", IMPORTING.format(names=TORCH_FREE))
+
+
+@pytest.mark.thorough
+def test_nothing_of_ours_needs_a_folder_of_a_user(users_folder: Path) -> None:
+    """Nor do the names of training, a callback, the processes of the service, and the module as a command."""
+    run_there(users_folder, "-c", IMPORTING.format(names=sorted(TRAINING)))
+    run_there(users_folder, "-c", "import batchwright.integrations.hugging_face")
+    run_there(users_folder, "-c", "import batchwright_service.entrypoints.serve, batchwright_service.entrypoints.work")
+    run_there(users_folder, "-m", "batchwright", "serve", "--help")

@@ -13,10 +13,10 @@ from typing import get_args
 
 import pytest
 
+from batchwright.client import Client
 from batchwright.errors import ExportRefusal
 from batchwright.planning import coupled_loss, search
 from batchwright_service import errors
-from batchwright_service.client import Client
 from batchwright_service.observability.metrics import Metrics
 from batchwright_service.problem_mapping import _TUNER_ERRORS
 from batchwright_service.settings import Settings

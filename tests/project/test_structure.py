@@ -30,7 +30,7 @@ HOMONYMS = {
     "audit": "one concept through the layers: document, route",
     "base": "the interface that the other modules of its package implement",
     "build": "the module of a package that chooses by the spec (a workload, a data set), or that compiles",
-    "client": "of a fork server, of the tracing process (library), of the HTTP API (service)",
+    "client": "of a fork server, of the tracing process, of the HTTP API",
     "commands": "one concept through the layers: document, route",
     "context": "of the use cases, and of the routes above them",
     "devices": "the command that lists those of a host, and the store of those that are served",

@@ -12,7 +12,7 @@ from pathlib import Path
 import httpx._transports.default
 import pytest
 
-from batchwright_service.client import Client
+from batchwright.client import Client
 from batchwright_service.domain.identifiers import IdentifierSource
 from batchwright_service.store.database.engine import open_engine
 from batchwright_service.store.store import Store

@@ -10,14 +10,14 @@ from unittest.mock import Mock
 import pytest
 from pydantic import ValidationError
 
+from batchwright.client.documents.states import RESUMABLE_STATES, TERMINAL_STATES, TRANSITIONS, State, sources_of
+from batchwright.client.documents.work import JobSubmission
 from batchwright.errors import TuningFailedError
 from batchwright.schemas.workload import TransformersModel, parse_spec
 from batchwright_service.application.rules.policy import Policy
 from batchwright_service.application.views import decode_cursor, encode_cursor
 from batchwright_service.bootstrap import build
 from batchwright_service.domain.identifiers import IdentifierSource
-from batchwright_service.domain.states import RESUMABLE_STATES, TERMINAL_STATES, TRANSITIONS, State, sources_of
-from batchwright_service.domain.work import JobSubmission
 from batchwright_service.errors import (
     ConfigurationError,
     DataPathNotAllowedError,

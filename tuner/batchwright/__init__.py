@@ -13,7 +13,8 @@ imports neither torch nor the service::
 The package is the library and the command line. It works without the service, and never imports
 ``batchwright_service``. From top to bottom, each package imports only packages below it:
 
-- ``integrations``: callbacks of the trainers of transformers and Lightning.
+- ``client``: the SDK, and the documents that it shares with the service. ``integrations``: callbacks of the trainers of
+  transformers and Lightning.
 - ``library``: what ``import batchwright`` offers to a script or a notebook.
 - ``cli``: the command `batchwright`. It parses arguments, calls one function, and prints the result.
 - ``foreground``: a tuning from its request to its recommendation, on a device of this host.
@@ -42,13 +43,33 @@ from importlib import import_module, metadata
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from batchwright.client import (
+        ApiError,
+        AsyncClient,
+        Client,
+        ClientError,
+        ConflictError,
+        ConnectionFailedError,
+        InvalidRequestError,
+        NotAllowedError,
+        NotAuthenticatedError,
+        NotFoundError,
+        QuotaExceededError,
+        ServiceUnavailableError,
+        TuningFailedError,
+        UnexpectedResponseError,
+        WaitTimeoutError,
+    )
+    from batchwright.client.documents.exports import ExportRequest
+    from batchwright.exports.base import ExportOptions
     from batchwright.library.find_batch_size import find_batch_size, with_batch_size
     from batchwright.library.recommendation import Recommendation
     from batchwright.library.tuning import estimate, plan, tune
+    from batchwright.schemas.base import load_document
     from batchwright.schemas.dataset.batch_spec import BatchSpec
     from batchwright.schemas.optimizer import OptimizerSpec, ParameterGroup, ScheduleSpec
     from batchwright.schemas.plans import Plan
-    from batchwright.schemas.requests import TuningRequest
+    from batchwright.schemas.requests import TrainingRequest, TuningRequest
     from batchwright.schemas.workload import (
         Gpt,
         Mlp,
@@ -61,18 +82,53 @@ if TYPE_CHECKING:
         load_spec,
         parse_spec,
     )
+    from batchwright.training.accumulation.collectives import ProcessGroup, join_ranks, local_rank
     from batchwright.training.accumulation.engine import GradientAccumulation, windows
-    from batchwright_service.client import AsyncClient, Client
+    from batchwright.training.batch_schedule import BatchSchedule, Position
+    from batchwright.training.optimizers import build_optimizer, build_schedule
 
 _MODULES = {
-    "batchwright_service.client": ("AsyncClient", "Client"),
-    "batchwright.library.find_batch_size": ("find_batch_size", "with_batch_size"),
+    "batchwright.client": (
+        "ApiError",
+        "AsyncClient",
+        "Client",
+        "ClientError",
+        "ConflictError",
+        "ConnectionFailedError",
+        "InvalidRequestError",
+        "NotAllowedError",
+        "NotAuthenticatedError",
+        "NotFoundError",
+        "QuotaExceededError",
+        "ServiceUnavailableError",
+        "TuningFailedError",
+        "UnexpectedResponseError",
+        "WaitTimeoutError",
+    ),
+    "batchwright.client.documents.exports": ("ExportRequest",),
+    "batchwright.exports.base": ("ExportOptions",),
+    "batchwright.library.find_batch_size": (
+        "find_batch_size",
+        "with_batch_size",
+    ),
     "batchwright.library.recommendation": ("Recommendation",),
-    "batchwright.library.tuning": ("estimate", "plan", "tune"),
+    "batchwright.library.tuning": (
+        "estimate",
+        "plan",
+        "tune",
+    ),
+    "batchwright.schemas.base": ("load_document",),
     "batchwright.schemas.dataset.batch_spec": ("BatchSpec",),
-    "batchwright.schemas.optimizer": ("OptimizerSpec", "ParameterGroup", "ScheduleSpec"),
+    "batchwright.schemas.optimizer": (
+        "OptimizerSpec",
+        "ParameterGroup",
+        "ScheduleSpec",
+    ),
     "batchwright.schemas.plans": ("Plan",),
-    "batchwright.schemas.requests": ("TuningRequest",),
+    "batchwright.schemas.requests": (
+        "TrainingRequest",
+        "TuningRequest",
+    ),
     "batchwright.schemas.workload": (
         "Gpt",
         "Mlp",
@@ -85,34 +141,75 @@ _MODULES = {
         "load_spec",
         "parse_spec",
     ),
-    "batchwright.training.accumulation.engine": ("GradientAccumulation", "windows"),
+    "batchwright.training.accumulation.collectives": (
+        "ProcessGroup",
+        "join_ranks",
+        "local_rank",
+    ),
+    "batchwright.training.accumulation.engine": (
+        "GradientAccumulation",
+        "windows",
+    ),
+    "batchwright.training.batch_schedule": (
+        "BatchSchedule",
+        "Position",
+    ),
+    "batchwright.training.optimizers": (
+        "build_optimizer",
+        "build_schedule",
+    ),
 }
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
 
 __all__ = [
+    "ApiError",
     "AsyncClient",
+    "BatchSchedule",
     "BatchSpec",
     "Client",
+    "ClientError",
+    "ConflictError",
+    "ConnectionFailedError",
+    "ExportOptions",
+    "ExportRequest",
     "Gpt",
     "GradientAccumulation",
+    "InvalidRequestError",
     "Mlp",
+    "NotAllowedError",
+    "NotAuthenticatedError",
+    "NotFoundError",
     "OptimizerSpec",
     "ParallelismSpec",
     "ParameterGroup",
     "Plan",
+    "Position",
+    "ProcessGroup",
     "PythonModel",
+    "QuotaExceededError",
     "Recommendation",
     "ReferenceModel",
     "ResNet",
     "ScheduleSpec",
+    "ServiceUnavailableError",
+    "TrainingRequest",
     "TransformersModel",
+    "TuningFailedError",
     "TuningRequest",
+    "UnexpectedResponseError",
+    "WaitTimeoutError",
     "WorkloadSpec",
     "__version__",
+    "build_optimizer",
+    "build_schedule",
     "errors",
     "estimate",
     "find_batch_size",
+    "integrations",
+    "join_ranks",
+    "load_document",
     "load_spec",
+    "local_rank",
     "parse_spec",
     "plan",
     "tune",
@@ -125,8 +222,8 @@ def __getattr__(name: str) -> Any:  # noqa: ANN401 - whatever is public
     """Import a public name at its first use."""
     if name == "__version__":
         return metadata.version("batchwright")
-    if name == "errors":
-        return import_module("batchwright.errors")
+    if name in ("errors", "integrations"):
+        return import_module(f"batchwright.{name}")
     if name not in _MODULE_OF:
         raise AttributeError(f"module 'batchwright' has no public name {name!r}; it has {', '.join(__all__)}")
     value = globals()[name] = getattr(import_module(_MODULE_OF[name]), name)

@@ -17,7 +17,7 @@ Where a new thing goes:
 
 - a route: a module of ``routes`` (list a new module in ``app``), with a use case behind it, then `make openapi`;
 - an error: ``batchwright_service.errors``, with its status and code; nothing here;
-- a scope: ``batchwright_service.domain.api_keys``; a limit on bodies: ``middleware.security``.
+- a scope: ``batchwright.client.documents.api_keys``; a limit on bodies: ``middleware.security``.
 
 The package may import ``batchwright_service.application``, ``batchwright_service.auth``,
 ``batchwright_service.observability``, the values of ``batchwright_service.store.models``,

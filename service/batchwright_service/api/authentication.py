@@ -14,10 +14,10 @@ from starlette.datastructures import Headers
 from starlette.requests import HTTPConnection, cookie_parser
 from starlette.types import Scope as AsgiScope
 
+from batchwright.client.documents.api_keys import Scope
 from batchwright_service.api.docs_page import DOCS_FILES
 from batchwright_service.auth.api_keys import KeyAuthenticator
 from batchwright_service.auth.sessions import Sessions
-from batchwright_service.domain.api_keys import Scope
 from batchwright_service.domain.callers import Caller
 from batchwright_service.errors import NotAuthenticatedError, ScopeMissingError
 

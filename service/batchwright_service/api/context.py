@@ -7,6 +7,7 @@ from typing import Annotated
 
 from fastapi import Depends, Request
 
+from batchwright.client.documents.states import WorkKind
 from batchwright_service.api.authentication import Authenticators
 from batchwright_service.api.events.change_feed import ChangeFeed
 from batchwright_service.api.reads.coalesced import Reads
@@ -19,7 +20,6 @@ from batchwright_service.application.readiness import Readiness
 from batchwright_service.application.statistics import OccupancyCases, SummaryCases
 from batchwright_service.application.tunings import TuningCases
 from batchwright_service.auth.audit_trail import AuditTrail
-from batchwright_service.domain.states import WorkKind
 from batchwright_service.observability.instruments import Instruments
 from batchwright_service.registry.registered_commands import RegisteredCommands
 from batchwright_service.webhooks.management import WebhookCases

@@ -11,6 +11,7 @@ from fastapi import Depends, Header, Path, Query, Request
 from pydantic import AwareDatetime, BeforeValidator, Field, ValidationError, WithJsonSchema, WrapValidator
 from pydantic_core import PydanticKnownError
 
+from batchwright.client.documents.states import State, WorkKind
 from batchwright.schemas.base import Document
 from batchwright.schemas.field_errors import described_pattern, reworded
 from batchwright.schemas.requests import Objective
@@ -21,7 +22,6 @@ from batchwright_service.api.events.streaming import Follower
 from batchwright_service.api.reads.row_streams import RowFormat
 from batchwright_service.application.views import PREFIXES
 from batchwright_service.domain.callers import Caller
-from batchwright_service.domain.states import State, WorkKind
 from batchwright_service.errors import MAX_FAULTS
 from batchwright_service.store.models import Idempotency, Search
 

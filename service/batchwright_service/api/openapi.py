@@ -9,10 +9,10 @@ from typing import Any
 
 from fastapi import FastAPI, Request, Response
 
+from batchwright.client.documents.work import Event
 from batchwright_service.api.docs_page import DOCS_FILES, PAGE, DocsFile
 from batchwright_service.api.etags import conditional, tagged
 from batchwright_service.api.middleware.compression import accepts_gzip, compressed
-from batchwright_service.domain.work import Event
 
 DESCRIPTION = """\
 Finds the largest micro-batch that fits a device, proves it by measurement, and plans the gradient accumulation for

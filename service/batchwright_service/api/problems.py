@@ -11,9 +11,9 @@ from fastapi.exceptions import RequestValidationError
 from pydantic_core import ErrorDetails
 from starlette.exceptions import HTTPException
 
+from batchwright.client.documents.problems import FieldFault, Problem
 from batchwright.errors import BatchwrightError
 from batchwright.schemas.field_errors import described, located, shown
-from batchwright_service.domain.problems import FieldFault, Problem
 from batchwright_service.errors import (
     MAX_FAULTS,
     IdempotencyKeyInFlightError,

@@ -7,10 +7,10 @@ from typing import Any
 
 from fastapi import Response
 
+from batchwright.client.documents.work import EventKind
 from batchwright_service.api.events.streaming import RETRY_AFTER
 from batchwright_service.api.problems import RETRY_AFTER_HEADER
 from batchwright_service.application.rules.idempotency import SubmissionResponse
-from batchwright_service.domain.work import EventKind
 
 Responses = dict[int | str, dict[str, Any]]
 

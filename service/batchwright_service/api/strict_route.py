@@ -11,8 +11,8 @@ from fastapi import Request, Response
 from fastapi.dependencies.models import Dependant
 from fastapi.routing import APIRoute
 
+from batchwright.client.documents.problems import FieldFault
 from batchwright.suggestions import suggestion
-from batchwright_service.domain.problems import FieldFault
 from batchwright_service.errors import MAX_FAULTS, InvalidInputError
 
 _SHOWN_LENGTH = 80

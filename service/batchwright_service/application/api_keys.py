@@ -6,7 +6,7 @@ import hmac
 import logging
 from pathlib import Path
 
-from batchwright_service.domain.api_keys import ApiKey, CreatedKey, KeyList, KeySubmission, Scope
+from batchwright.client.documents.api_keys import ApiKey, CreatedKey, KeyList, KeySubmission, Scope
 from batchwright_service.domain.callers import COMMAND_LINE, Caller
 from batchwright_service.domain.key_texts import is_key_id, key_from_text, make_key
 from batchwright_service.errors import ConfigurationError, ConflictError, FirstKeyError, NotFoundError, OwnKeyError

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from anyio import CapacityLimiter
 from cachetools import LRUCache
 
+from batchwright.client.documents.problems import FieldFault
+from batchwright.client.documents.work import GpuList
 from batchwright.errors import EstimateCancelledError, EstimateError
 from batchwright.hardware.gpu_lookup import find_gpu
 from batchwright.hardware.gpu_table import GPUS
@@ -18,8 +20,6 @@ from batchwright.planning.fingerprint import canonical_json, memory_part
 from batchwright.schemas.estimates import Estimate, EstimateRequest
 from batchwright.schemas.workload import PythonModel
 from batchwright_service.application.rules.policy import Policy
-from batchwright_service.domain.problems import FieldFault
-from batchwright_service.domain.work import GpuList
 from batchwright_service.errors import EstimatesBusyError, InvalidInputError
 from batchwright_service.observability.metrics import Metrics
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from batchwright.client.documents.exports import ExportFormatList, ExportRequest
 from batchwright.exports.base import Export, ExportedFile
 from batchwright.exports.registry import TARGETS, export
 from batchwright.schemas.recommendation import Recommendation
 from batchwright_service.application import views
-from batchwright_service.domain.exports import ExportFormatList, ExportRequest
 from batchwright_service.errors import NotFoundError
 from batchwright_service.store.interface import RecommendationStore
 

@@ -12,9 +12,9 @@ import stat
 from datetime import UTC, datetime
 from pathlib import Path
 
+from batchwright.client.documents.work import Checkpoint
 from batchwright.training.launching.run_directory import RunPaths
 from batchwright_service.application.rules.device_checks import SLOT_FILE
-from batchwright_service.domain.work import Checkpoint
 
 _NAME = re.compile(r"\w+")
 """Names of runs' folders; excludes paths."""

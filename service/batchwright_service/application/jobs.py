@@ -4,6 +4,18 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from batchwright.client.documents.problems import FieldFault
+from batchwright.client.documents.states import RESUMABLE_STATES, WorkKind
+from batchwright.client.documents.work import (
+    CheckpointList,
+    ConfiguredJob,
+    Job,
+    JobFile,
+    JobRequest,
+    JobSubmission,
+    QueuePosition,
+)
+from batchwright.client.documents.workers import ServedDevice
 from batchwright.hardware.matching import kind_of
 from batchwright.schemas.base import Document
 from batchwright.schemas.command import UPDATES, CommandSpec
@@ -29,18 +41,6 @@ from batchwright_service.application.rules.idempotency import SubmissionResponse
 from batchwright_service.application.work import WorkCases, model_name, payload
 from batchwright_service.domain.callers import Caller
 from batchwright_service.domain.hardware import ANY_DEVICE, HardwareNeed
-from batchwright_service.domain.problems import FieldFault
-from batchwright_service.domain.states import RESUMABLE_STATES, WorkKind
-from batchwright_service.domain.work import (
-    CheckpointList,
-    ConfiguredJob,
-    Job,
-    JobFile,
-    JobRequest,
-    JobSubmission,
-    QueuePosition,
-)
-from batchwright_service.domain.workers import ServedDevice
 from batchwright_service.errors import (
     ConflictError,
     InfeasibleRecommendationError,

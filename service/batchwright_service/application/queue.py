@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from contextlib import suppress
 from functools import cache
 
+from batchwright.client.documents.fleet import Fleet, FleetStatus
+from batchwright.client.documents.states import State, WorkKind
+from batchwright.client.documents.workers import DeviceList, DeviceStatus, Queue, QueueEntry, ServedDevice
 from batchwright_service.application.context import ApplicationContext
 from batchwright_service.application.rules.hardware_matches import group_by_hardware, workers_with
 from batchwright_service.application.rules.wait_time import RECENT, Running, expected_waits
-from batchwright_service.domain.fleet import Fleet, FleetStatus
 from batchwright_service.domain.hardware import ANY_DEVICE, need_of_lane
-from batchwright_service.domain.states import State, WorkKind
-from batchwright_service.domain.workers import DeviceList, DeviceStatus, Queue, QueueEntry, ServedDevice
 from batchwright_service.errors import NotFoundError
 from batchwright_service.store.models import AnnouncedDevice, ReportedFleet, Waiting, WorkFilter, WorkRow
 

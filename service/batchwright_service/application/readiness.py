@@ -8,9 +8,9 @@ from collections.abc import Callable, Sequence
 
 from anyio import CapacityLimiter
 
+from batchwright.client.documents.workers import Health
 from batchwright_service.application.rules.hardware_matches import workers_with
 from batchwright_service.domain.hardware import need_of_lane
-from batchwright_service.domain.workers import Health
 from batchwright_service.errors import NotReadyError, ServiceError, StoreUnavailableError
 from batchwright_service.store.interface import DeviceStore, QueueStore
 from batchwright_service.store.models import AnnouncedDevice, QueueDepth

@@ -9,11 +9,9 @@ from collections.abc import Callable, Iterable, Sequence
 from statistics import median
 from typing import Any, Generic, TypeVar
 
-from batchwright_service.application.hit_counter import HitCounter
-from batchwright_service.domain.api_keys import Scope
-from batchwright_service.domain.callers import Caller
-from batchwright_service.domain.states import State, WorkKind
-from batchwright_service.domain.workers import (
+from batchwright.client.documents.api_keys import Scope
+from batchwright.client.documents.states import State, WorkKind
+from batchwright.client.documents.workers import (
     DeviceOccupancy,
     Failures,
     Gains,
@@ -25,6 +23,8 @@ from batchwright_service.domain.workers import (
     SpentSeconds,
     Summary,
 )
+from batchwright_service.application.hit_counter import HitCounter
+from batchwright_service.domain.callers import Caller
 from batchwright_service.store.interface import StatisticsStore
 from batchwright_service.store.models import OccupancyBuckets, RecordedGain, Totals, WorkTotal
 

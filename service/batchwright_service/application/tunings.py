@@ -6,6 +6,10 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 
+from batchwright.client.documents.staleness import Staleness
+from batchwright.client.documents.states import WorkKind
+from batchwright.client.documents.work import ProbeList, QueuePosition, Tuning, TuningSubmission
+from batchwright.client.documents.workers import ServedDevice
 from batchwright.hardware.matching import with_catalogue_name
 from batchwright.planning.comparison.gain import with_gain
 from batchwright.planning.session import Tuning as TuningSession
@@ -25,10 +29,6 @@ from batchwright_service.application.rules.warm_start import find_warm_start
 from batchwright_service.application.work import WorkCases, model_name, payload
 from batchwright_service.domain.callers import Caller
 from batchwright_service.domain.hardware import ANY_DEVICE, HardwareNeed
-from batchwright_service.domain.staleness import Staleness
-from batchwright_service.domain.states import WorkKind
-from batchwright_service.domain.work import ProbeList, QueuePosition, Tuning, TuningSubmission
-from batchwright_service.domain.workers import ServedDevice
 from batchwright_service.errors import InvalidInputError, NotFoundError
 from batchwright_service.fast_path.queue_positions import QueuePositions
 from batchwright_service.observability.tracing import current_trace_parent

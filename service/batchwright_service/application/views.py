@@ -11,10 +11,10 @@ from pathlib import Path
 
 from pydantic_core import to_json
 
+from batchwright.client.documents.states import WorkKind
+from batchwright.client.documents.work import Job, JobRequest, QueuePosition, RecommendationSummary, Tuning
 from batchwright.schemas.recommendation import Recommendation
 from batchwright.schemas.requests import TuningRequest
-from batchwright_service.domain.states import WorkKind
-from batchwright_service.domain.work import Job, JobRequest, QueuePosition, RecommendationSummary, Tuning
 from batchwright_service.errors import InvalidCursorError, NotFoundError
 from batchwright_service.store.database.list_search import is_sort_value, sort_value
 from batchwright_service.store.models import NO_SEARCH, Search, WorkItem, WorkRow

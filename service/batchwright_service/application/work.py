@@ -11,6 +11,10 @@ from typing import ClassVar, Generic, TypeVar, assert_never
 
 from pydantic_core import PydanticSerializationError
 
+from batchwright.client.documents.api_keys import Scope
+from batchwright.client.documents.bulk import BulkAction, BulkResponse, BulkResult, BulkSubmission
+from batchwright.client.documents.states import State, WorkKind
+from batchwright.client.documents.work import Job, JobSubmission, QueuePosition, Tuning, TuningSubmission
 from batchwright.schemas.base import Document
 from batchwright.schemas.command import CommandModel, CommandSpec
 from batchwright.schemas.workload import (
@@ -23,11 +27,7 @@ from batchwright.schemas.workload import (
 from batchwright_service.application import views
 from batchwright_service.application.context import ApplicationContext
 from batchwright_service.application.rules.idempotency import SubmissionResponse, pending_response
-from batchwright_service.domain.api_keys import Scope
-from batchwright_service.domain.bulk import BulkAction, BulkResponse, BulkResult, BulkSubmission
 from batchwright_service.domain.callers import Caller
-from batchwright_service.domain.states import State, WorkKind
-from batchwright_service.domain.work import Job, JobSubmission, QueuePosition, Tuning, TuningSubmission
 from batchwright_service.errors import (
     ConflictError,
     InvalidInputError,

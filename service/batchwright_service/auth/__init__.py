@@ -10,7 +10,7 @@ The pipeline of a request that requires authentication:
 While no API key exists, a service that listens on loopback requires none from its own host.
 
 Where a new thing goes: another way to authenticate, a module here and a branch in
-``batchwright_service.api.authentication``; a scope, ``batchwright_service.domain.api_keys``; what is stored of a key,
+``batchwright_service.api.authentication``; a scope, ``batchwright.client.documents.api_keys``; what is stored of a key,
 ``batchwright_service.store.api_keys``.
 
 The package may import ``batchwright_service.store``, ``batchwright_service.fast_path`` (callers trusted for a few

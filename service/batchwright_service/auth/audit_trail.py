@@ -6,7 +6,7 @@ import logging
 import re
 import threading
 
-from batchwright_service.domain.audit import AuditPage
+from batchwright.client.documents.audit import AuditPage
 from batchwright_service.errors import InvalidCursorError, StoreUnavailableError
 from batchwright_service.store.interface import AuditStore
 from batchwright_service.store.models import AuditFilter

@@ -19,9 +19,9 @@ from pydantic import ValidationError
 from rich.console import Console
 from rich.table import Column, Table
 
+from batchwright.client.documents.api_keys import MAX_DAYS, ApiKey, KeySubmission, Scope, check_name
 from batchwright.errors import ServingError, SpecError
 from batchwright.schemas.field_errors import problems_in
-from batchwright_service.domain.api_keys import MAX_DAYS, ApiKey, KeySubmission, Scope, check_name
 
 if TYPE_CHECKING:
     from batchwright_service.application.api_keys import KeyCases

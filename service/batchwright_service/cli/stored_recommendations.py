@@ -16,13 +16,13 @@ import typer
 from rich.console import Console
 from rich.table import Column, Table
 
+from batchwright.client.documents.staleness import Staleness
 from batchwright_service.cli.admin import DatabaseUrl, Json, opened
 from batchwright_service.domain.callers import KEYLESS
-from batchwright_service.domain.staleness import Staleness
 
 if TYPE_CHECKING:
+    from batchwright.client.documents.work import RecommendationSummary
     from batchwright_service.application.tunings import TuningCases
-    from batchwright_service.domain.work import RecommendationSummary
 
 _ROWS_AT_ONCE = 200
 _Id = Annotated[str, typer.Argument(metavar="ID", help="Id of the recommendation, as `list` shows it.")]

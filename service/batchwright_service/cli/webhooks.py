@@ -18,12 +18,12 @@ from pydantic import ValidationError
 from rich.console import Console
 from rich.table import Column, Table
 
+from batchwright.client.documents.webhooks import Delivery, DeliveryState, Webhook, WebhookEvent, WebhookSubmission
 from batchwright.errors import SpecError
 from batchwright.schemas.base import Document
 from batchwright.schemas.field_errors import problems_in
 from batchwright_service.cli.admin import DatabaseUrl, Json, opened
 from batchwright_service.domain.callers import KEYLESS
-from batchwright_service.domain.webhooks import Delivery, DeliveryState, Webhook, WebhookEvent, WebhookSubmission
 
 if TYPE_CHECKING:
     from batchwright_service.webhooks.management import WebhookCases

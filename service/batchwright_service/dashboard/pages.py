@@ -10,8 +10,8 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from starlette.types import Scope as AsgiScope
 
+from batchwright.client.documents.api_keys import Scope
 from batchwright_service.dashboard.assets import Assets
-from batchwright_service.domain.api_keys import Scope
 from batchwright_service.domain.callers import Caller
 
 _TEMPLATES = Path(__file__).parent / "templates"

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from batchwright.client.documents.workers import ServedDevice
 from batchwright_service.dispatch.engine import DeviceKind, Node
 from batchwright_service.dispatch.reconciliation import Places
 from batchwright_service.domain.hardware import ANY_DEVICE, is_served_by, need_of_lane
-from batchwright_service.domain.workers import ServedDevice
 from batchwright_service.store.models import FleetWork
 
 

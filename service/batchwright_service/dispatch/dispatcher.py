@@ -7,6 +7,8 @@ import threading
 import time
 from collections.abc import Sequence
 
+from batchwright.client.documents.fleet import FleetNode, FleetReport, FleetWaiting
+from batchwright.client.documents.workers import ServedDevice
 from batchwright_service.dispatch.demands import Lane, lane_of
 from batchwright_service.dispatch.engine import Engine, EngineError, EngineJob, JobName, JobState, NewJob, Node
 from batchwright_service.dispatch.reconciliation import (
@@ -19,8 +21,6 @@ from batchwright_service.dispatch.reconciliation import (
     TaskState,
     reconcile,
 )
-from batchwright_service.domain.fleet import FleetNode, FleetReport, FleetWaiting
-from batchwright_service.domain.workers import ServedDevice
 from batchwright_service.errors import StoreUnavailableError
 from batchwright_service.observability.logging import rate_limited_logger
 from batchwright_service.store.models import Beat, FleetWork

@@ -1,16 +1,9 @@
-"""Define the documents and rules that the service, its workers and the SDK share. Pure data.
+"""Define the values and rules of the service that no document of the API holds. Pure data.
 
-- ``work``: tunings, jobs, probes, events and recommendations as the API returns them.
-- ``states``: the states of a tuning or job, and the one table of the transitions between them.
-- ``workers``: devices, the workers that serve them, the queue, statistics, and health.
-- ``api_keys``: scopes, callers, and the parts of a key. ``identifiers``: ids that sort by their time.
-- ``webhooks``: receivers that are notified when work ends, and their messages.
-- ``problems``: problem documents (RFC 9457). ``exports``: requests and lists of export formats.
+- ``callers``: who sends a request, and what each caller may do. ``key_texts``: the texts of API keys and their digests.
+- ``conditions``: whether a stored recommendation still holds on the devices that are served.
+- ``hardware``: the hardware that work needs. ``identifiers``: ids that sort by their time.
 
-Where a new thing goes: a field of a response, the document here, then ``batchwright_service.application.views`` fills
-it and `make openapi` exports it; a state, ``states`` (the store enforces the table by conditional updates); a scope,
-``api_keys``.
-
-The package may import ``batchwright.schemas`` and ``batchwright.exports.base``. It knows no HTTP framework and no
-database, so that the SDK can import it.
+Where a new thing goes: what a response or the SDK has, ``batchwright.client.documents``; a pure rule of several
+layers, here. The package may import ``batchwright``, but neither an HTTP framework nor a database.
 """

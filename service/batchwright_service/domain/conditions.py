@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Literal, Self
 
+from batchwright.client.documents.staleness import ChangedCondition, Staleness
+from batchwright.client.documents.workers import ServedDevice
 from batchwright.planning.fingerprint import canonical_json, fingerprinted_versions
 from batchwright.schemas.base import Document
 from batchwright.schemas.recommendation import Recommendation
 from batchwright.units import format_bytes
-from batchwright_service.domain.staleness import ChangedCondition, Staleness
-from batchwright_service.domain.workers import ServedDevice
 
 _HOST_MEMORY_TOLERANCE = 0.01
 """Share by which the memory of a host may differ and count as equal. Linux reports the physical memory without the

@@ -7,7 +7,7 @@ import re
 import secrets
 from dataclasses import dataclass
 
-from batchwright_service.domain.api_keys import Scope
+from batchwright.client.documents.api_keys import Scope
 
 PREFIX = "bw"
 """Start of every key, by which scanners of leaked secrets can recognise it."""

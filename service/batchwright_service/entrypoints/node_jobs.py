@@ -5,6 +5,9 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
+from batchwright.client.documents.states import TERMINAL_STATES, WorkKind
+from batchwright.client.documents.work import JobRequest
+from batchwright.client.documents.workers import ServedDevice
 from batchwright.hardware import inventory
 from batchwright.planning.fingerprint import installed_versions
 from batchwright.schemas.requests import TuningRequest
@@ -13,9 +16,6 @@ from batchwright.system.data_roots import DataRoots
 from batchwright.workloads.required_packages import installed_packages
 from batchwright_service.application.rules.device_checks import hardware_of_job
 from batchwright_service.domain.hardware import HardwareNeed
-from batchwright_service.domain.states import TERMINAL_STATES, WorkKind
-from batchwright_service.domain.work import JobRequest
-from batchwright_service.domain.workers import ServedDevice
 from batchwright_service.entrypoints.assigned_hosts import assigned_hosts
 from batchwright_service.entrypoints.signals import handling_signals
 from batchwright_service.errors import ConfigurationError, NotFoundError, NotReadyError

@@ -9,9 +9,9 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 
-from batchwright_service.domain.states import State
-from batchwright_service.domain.work import QueuePosition
-from batchwright_service.domain.workers import Queue, QueueEntry
+from batchwright.client.documents.states import State
+from batchwright.client.documents.work import QueuePosition
+from batchwright.client.documents.workers import Queue, QueueEntry
 
 MAX_AGE_SECONDS = 1.0
 """How long the result of a read is used."""

@@ -28,7 +28,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 from typing_extensions import override
 
-from batchwright_service.domain.states import TERMINAL_STATES, State, WorkKind
+from batchwright.client.documents.states import TERMINAL_STATES, State, WorkKind
 from batchwright_service.errors import ConfigurationError
 from batchwright_service.observability.collectors import (
     ReadFamilies,

@@ -9,10 +9,10 @@ from typing import assert_never
 
 from pydantic import JsonValue
 
+from batchwright.client.documents.problems import FieldFault
 from batchwright.errors import DataOutsideRootsError
 from batchwright.suggestions import suggestion
 from batchwright.system.data_roots import DataRoots
-from batchwright_service.domain.problems import FieldFault
 from batchwright_service.errors import DataPathNotAllowedError, InvalidInputError
 from batchwright_service.registry.definitions import (
     LONGEST_TEXT,

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import yaml
 
+from batchwright.client.documents.commands import CommandList, RegisteredCommand
+from batchwright.client.documents.problems import FieldFault
 from batchwright.commands.templates import check_command, contents_of_files
 from batchwright.errors import FieldProblem, SpecError
 from batchwright.planning.fingerprint import canonical_json
@@ -17,8 +19,6 @@ from batchwright.schemas.command import FILE_PREFIX, CommandModel, CommandSpec, 
 from batchwright.schemas.workload import RanksSpec
 from batchwright.suggestions import suggestion
 from batchwright.system.data_roots import DataRoots
-from batchwright_service.domain.commands import CommandList, RegisteredCommand
-from batchwright_service.domain.problems import FieldFault
 from batchwright_service.errors import CommandNotAllowedError, DataPathNotAllowedError, InvalidInputError, RequestError
 from batchwright_service.registry.argument_schema import schema_of
 from batchwright_service.registry.argument_values import Value, checked_values

@@ -23,8 +23,8 @@ from sqlalchemy import (
 from sqlalchemy.exc import IntegrityError
 from typing_extensions import override
 
-from batchwright_service.domain.api_keys import ApiKey, Scope
-from batchwright_service.domain.audit import AuditAction
+from batchwright.client.documents.api_keys import ApiKey, Scope
+from batchwright.client.documents.audit import AuditAction
 from batchwright_service.domain.callers import COMMAND_LINE, Actor
 from batchwright_service.domain.key_texts import NewKey
 from batchwright_service.errors import ConflictError, NotFoundError, QuotaExceededError

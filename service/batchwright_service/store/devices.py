@@ -11,10 +11,10 @@ from typing import Any
 from sqlalchemy import Connection, Engine, and_, delete, func, or_, select, tuple_, update
 from typing_extensions import override
 
-from batchwright_service.domain.fleet import FleetReport
+from batchwright.client.documents.fleet import FleetReport
+from batchwright.client.documents.states import HELD_STATES, State
+from batchwright.client.documents.workers import ServedDevice
 from batchwright_service.domain.hardware import ANY_DEVICE, fits, need_of_lane
-from batchwright_service.domain.states import HELD_STATES, State
-from batchwright_service.domain.workers import ServedDevice
 from batchwright_service.store.database.claim_statements import prospects_of
 from batchwright_service.store.database.engine import insert_or_replace, read_transaction, write_transaction
 from batchwright_service.store.database.schema import (

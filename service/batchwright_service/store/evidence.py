@@ -9,10 +9,10 @@ from sqlalchemy import Engine, and_, delete, insert, select
 from sqlalchemy.exc import IntegrityError
 from typing_extensions import override
 
+from batchwright.client.documents.work import Event, EventKind, RecordedProbe
 from batchwright.schemas.residuals import EstimateResidual
 from batchwright.schemas.results import ProbeResult
 from batchwright.schemas.training import RunCourse, RunProgress, course_after
-from batchwright_service.domain.work import Event, EventKind, RecordedProbe
 from batchwright_service.errors import ConflictError
 from batchwright_service.store.database import mapping
 from batchwright_service.store.database.engine import insert_or_skip, read_transaction, write_transaction

@@ -10,18 +10,18 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Sequence
 
+from batchwright.client.documents.api_keys import ApiKey
+from batchwright.client.documents.audit import AuditEntry
+from batchwright.client.documents.fleet import FleetReport
+from batchwright.client.documents.states import State, WorkKind
+from batchwright.client.documents.work import Event, RecordedProbe
+from batchwright.client.documents.workers import ServedDevice
 from batchwright.schemas.recommendation import Recommendation
 from batchwright.schemas.residuals import EstimateResidual
 from batchwright.schemas.results import ProbeResult
 from batchwright.schemas.training import RunProgress
-from batchwright_service.domain.api_keys import ApiKey
-from batchwright_service.domain.audit import AuditEntry
 from batchwright_service.domain.callers import COMMAND_LINE, Actor
-from batchwright_service.domain.fleet import FleetReport
 from batchwright_service.domain.key_texts import NewKey
-from batchwright_service.domain.states import State, WorkKind
-from batchwright_service.domain.work import Event, RecordedProbe
-from batchwright_service.domain.workers import ServedDevice
 from batchwright_service.store.models import (
     EVERYTHING,
     UNLIMITED,

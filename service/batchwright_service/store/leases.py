@@ -28,9 +28,9 @@ from sqlalchemy import (
 from sqlalchemy.exc import IntegrityError
 from typing_extensions import override
 
+from batchwright.client.documents.states import State, sources_of
+from batchwright.client.documents.workers import ServedDevice
 from batchwright_service.domain.hardware import ANY_DEVICE, is_served_by, need_of_lane
-from batchwright_service.domain.states import State, sources_of
-from batchwright_service.domain.workers import ServedDevice
 from batchwright_service.errors import StoreUnavailableError
 from batchwright_service.store.database import mapping
 from batchwright_service.store.database.batches import Batches

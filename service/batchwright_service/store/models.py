@@ -11,18 +11,18 @@ from typing import Any
 from pydantic import Field
 from pydantic_core import to_json
 
+from batchwright.client.documents.api_keys import ApiKey
+from batchwright.client.documents.audit import AuditAction
+from batchwright.client.documents.fleet import FleetReport
+from batchwright.client.documents.problems import Problem
+from batchwright.client.documents.states import State, WorkKind
+from batchwright.client.documents.work import JobSummary, RecommendationSummary, TuningSummary
+from batchwright.client.documents.workers import ServedDevice
 from batchwright.schemas.recommendation import Recommendation
 from batchwright.schemas.requests import UNNAMED, Named, Objective
 from batchwright.schemas.training import RunProgress, TrainingResult
 from batchwright.schemas.workload import Precision
-from batchwright_service.domain.api_keys import ApiKey
-from batchwright_service.domain.audit import AuditAction
-from batchwright_service.domain.fleet import FleetReport
 from batchwright_service.domain.hardware import need_of_lane
-from batchwright_service.domain.problems import Problem
-from batchwright_service.domain.states import State, WorkKind
-from batchwright_service.domain.work import JobSummary, RecommendationSummary, TuningSummary
-from batchwright_service.domain.workers import ServedDevice
 from batchwright_service.errors import ServiceError
 
 

@@ -8,9 +8,9 @@ from typing import Any
 from sqlalchemy import ColumnElement, Engine, and_, delete, exists, func, insert, not_, or_, select
 from typing_extensions import override
 
-from batchwright_service.domain.audit import AuditAction
+from batchwright.client.documents.audit import AuditAction
+from batchwright.client.documents.states import TERMINAL_STATES, State, WorkKind
 from batchwright_service.domain.callers import COMMAND_LINE, Actor
-from batchwright_service.domain.states import TERMINAL_STATES, State, WorkKind
 from batchwright_service.errors import NotEndedError
 from batchwright_service.store.database.audit_log import record, record_each
 from batchwright_service.store.database.engine import read_transaction, write_transaction

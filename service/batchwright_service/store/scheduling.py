@@ -24,8 +24,8 @@ from sqlalchemy import (
 )
 from typing_extensions import override
 
+from batchwright.client.documents.states import WorkKind
 from batchwright_service.domain.hardware import ANY_DEVICE
-from batchwright_service.domain.states import WorkKind
 from batchwright_service.store.database.engine import insert_or_replace, read_transaction, write_transaction
 from batchwright_service.store.database.schema import health, is_queued, now_ms, submitters, work_items
 from batchwright_service.store.interface import QueueStore

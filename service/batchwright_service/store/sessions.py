@@ -6,7 +6,7 @@ from sqlalchemy import Engine, delete, insert, select
 from sqlalchemy.exc import IntegrityError
 from typing_extensions import override
 
-from batchwright_service.domain.audit import AuditAction
+from batchwright.client.documents.audit import AuditAction
 from batchwright_service.domain.callers import Actor
 from batchwright_service.errors import ConflictError
 from batchwright_service.store.api_keys import stored_key

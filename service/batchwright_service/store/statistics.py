@@ -21,8 +21,8 @@ from sqlalchemy import (
 )
 from typing_extensions import override
 
-from batchwright_service.domain.problems import Problem
-from batchwright_service.domain.states import State, WorkKind
+from batchwright.client.documents.problems import Problem
+from batchwright.client.documents.states import State, WorkKind
 from batchwright_service.store.database.engine import insert_or_skip, read_transaction, write_transaction
 from batchwright_service.store.database.mapping import moment
 from batchwright_service.store.database.schema import (

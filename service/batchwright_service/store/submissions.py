@@ -10,10 +10,10 @@ from sqlalchemy import Connection, Engine, and_, delete, insert, select, tuple_,
 from sqlalchemy.exc import IntegrityError
 from typing_extensions import override
 
+from batchwright.client.documents.audit import AuditAction
+from batchwright.client.documents.states import RESUMABLE_STATES, State, WorkKind
 from batchwright.schemas.recommendation import Recommendation
-from batchwright_service.domain.audit import AuditAction
 from batchwright_service.domain.callers import COMMAND_LINE, Actor
-from batchwright_service.domain.states import RESUMABLE_STATES, State, WorkKind
 from batchwright_service.errors import ConflictError, NotResumableError
 from batchwright_service.store.api_keys import check_quota
 from batchwright_service.store.database.audit_log import record, record_each

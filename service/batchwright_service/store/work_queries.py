@@ -10,7 +10,7 @@ from typing import Any
 from sqlalchemy import Connection, Engine, Row, Select, String, bindparam, cast, func, select, union_all
 from typing_extensions import override
 
-from batchwright_service.domain.states import State, WorkKind
+from batchwright.client.documents.states import State, WorkKind
 from batchwright_service.errors import NotFoundError
 from batchwright_service.fast_path.row_cache import RowCache
 from batchwright_service.store.database import mapping

@@ -5,9 +5,7 @@ from __future__ import annotations
 import logging
 import re
 
-from batchwright_service.domain.callers import Caller
-from batchwright_service.domain.identifiers import IdentifierSource
-from batchwright_service.domain.webhooks import (
+from batchwright.client.documents.webhooks import (
     Delivery,
     DeliveryPage,
     DeliveryState,
@@ -16,6 +14,8 @@ from batchwright_service.domain.webhooks import (
     WebhookSubmission,
     WebhookWithSecret,
 )
+from batchwright_service.domain.callers import Caller
+from batchwright_service.domain.identifiers import IdentifierSource
 from batchwright_service.errors import InvalidCursorError
 from batchwright_service.store.outbox.interface import DeliveryStore, WebhookStore
 from batchwright_service.webhooks.receivers import AllowedReceivers

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import httpx
 
-from batchwright_service.domain.problems import FieldFault
+from batchwright.client.documents.problems import FieldFault
 from batchwright_service.errors import ConfigurationError, InvalidInputError
 
 _PORTS = {"https": 443, "http": 80}

@@ -5,9 +5,9 @@ from __future__ import annotations
 import logging
 from datetime import UTC, datetime
 
+from batchwright.client.documents.states import State
 from batchwright.errors import HostFailureError
 from batchwright.system.host_failures import HostFailure, host_failure_of
-from batchwright_service.domain.states import State
 from batchwright_service.errors import ConflictError, NotFoundError, StaleLeaseError, StoreUnavailableError
 from batchwright_service.observability.instruments import Instruments
 from batchwright_service.observability.logging import log_context

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
-from batchwright_service.domain.workers import ServedDevice
+from batchwright.client.documents.workers import ServedDevice
 from batchwright_service.store.interface import LeaseStore
 from batchwright_service.store.models import Claim
 from batchwright_service.worker.lease import LeaseHolder, LeaseTerms, StopReason

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from abc import ABC, abstractmethod
 
-from batchwright_service.domain.workers import ServedDevice
+from batchwright.client.documents.workers import ServedDevice
 from batchwright_service.observability.logging import log_context
 
 

@@ -6,9 +6,9 @@ import tempfile
 from pathlib import Path
 from typing import Protocol
 
+from batchwright.client.documents.workers import ServedDevice
 from batchwright.system.host_failures import Cause, HostFailure, check_host
 from batchwright.workloads.required_packages import installed_packages
-from batchwright_service.domain.workers import ServedDevice
 from batchwright_service.store.store import Store
 from batchwright_service.worker.attempts import AttemptRunner
 from batchwright_service.worker.claiming import WorkClaimer

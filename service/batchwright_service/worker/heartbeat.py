@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from batchwright_service.domain.workers import ServedDevice
+from batchwright.client.documents.workers import ServedDevice
 from batchwright_service.errors import StoreUnavailableError
 from batchwright_service.observability.logging import rate_limited_logger
 from batchwright_service.store.interface import DeviceStore

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import TypeVar
 
-from batchwright_service.domain.states import State
+from batchwright.client.documents.states import State
 from batchwright_service.errors import StaleLeaseError, StoreUnavailableError
 from batchwright_service.observability.logging import rate_limited_logger
 from batchwright_service.store.models import BeatReply, Lease

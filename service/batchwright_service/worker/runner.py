@@ -8,6 +8,9 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
+from batchwright.client.documents.states import State, WorkKind
+from batchwright.client.documents.work import JobRequest
+from batchwright.client.documents.workers import ServedDevice
 from batchwright.errors import BatchwrightError, HostFailureError, ProbeCancelledError
 from batchwright.planning.driver import (
     begin_estimate,
@@ -35,9 +38,6 @@ from batchwright_service.application.rules.estimate_learning import correct_esti
 from batchwright_service.application.rules.warm_start import apply_warm_start
 from batchwright_service.domain.hardware import HardwareNeed
 from batchwright_service.domain.identifiers import IdentifierSource
-from batchwright_service.domain.states import State, WorkKind
-from batchwright_service.domain.work import JobRequest
-from batchwright_service.domain.workers import ServedDevice
 from batchwright_service.errors import ServiceError
 from batchwright_service.observability.instruments import Instruments
 from batchwright_service.observability.metrics import OUT_OF_MEMORY_CODE

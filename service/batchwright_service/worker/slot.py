@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 
-from batchwright_service.domain.workers import ServedDevice
+from batchwright.client.documents.workers import ServedDevice
 from batchwright_service.errors import DeviceTakenError, ServiceError
 from batchwright_service.store.interface import DeviceStore, LeaseStore
 from batchwright_service.store.models import SlotHolder

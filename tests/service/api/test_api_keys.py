@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from batchwright_service.client import Client
-from batchwright_service.client.errors import ConflictError, NotAllowedError, NotFoundError
-from batchwright_service.domain.api_keys import Scope
+from batchwright.client import Client
+from batchwright.client.documents.api_keys import Scope
+from batchwright.client.errors import ConflictError, NotAllowedError, NotFoundError
 from batchwright_service.domain.key_texts import make_key
 from tests.support.service.running import Running, running
 from tests.support.service.scripted import ScriptedRunner, Trainer

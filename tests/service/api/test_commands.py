@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import yaml
 
+from batchwright.client import Client
+from batchwright.client.documents.api_keys import Scope
 from batchwright.schemas.requests import TuningRequest
 from batchwright.schemas.results import DeviceInfo
-from batchwright_service.client import Client
-from batchwright_service.domain.api_keys import Scope
 from batchwright_service.domain.key_texts import make_key
 from batchwright_service.errors import ConfigurationError
 from batchwright_service.store.models import Beat

@@ -9,9 +9,9 @@ from http import HTTPStatus
 
 import pytest
 
+from batchwright.client.documents.work import JobSubmission
 from batchwright_service.api.etags import conditional, tagged
 from batchwright_service.api.events.change_feed import ChangeFeed
-from batchwright_service.domain.work import JobSubmission
 from tests.support.factories import recommendation
 from tests.support.service.asking import PATIENCE_SECONDS, UNKNOWN, body, ended, problem_in
 from tests.support.service.running import Running, StartService

@@ -9,10 +9,10 @@ from typing import Any
 import httpx
 import pytest
 
+from batchwright.client.documents.api_keys import Scope
+from batchwright.client.documents.work import JobSubmission
 from batchwright.schemas.requests import TrainingRequest
-from batchwright_service.domain.api_keys import Scope
 from batchwright_service.domain.key_texts import make_key
-from batchwright_service.domain.work import JobSubmission
 from batchwright_service.store.models import StoredResponse
 from tests.support.factories import python_spec, recommendation
 from tests.support.service.asking import PATIENCE_SECONDS, body, ended, problem_in

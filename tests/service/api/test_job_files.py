@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
+from batchwright.client.documents.work import JobSubmission
 from batchwright.schemas.requests import TrainingRequest
 from batchwright.training.launching.run_directory import RunPaths
 from batchwright_service.application.job_files import JobFiles
 from batchwright_service.application.rules.device_checks import SLOT_FILE
-from batchwright_service.domain.work import JobSubmission
 from tests.support.factories import recommendation
 from tests.support.service.asking import ended, problem_in
 from tests.support.service.running import Running

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from batchwright.client.documents.work import JobPage, JobSubmission, RecommendationPage, TuningPage
 from batchwright.schemas.requests import TrainingRequest
 from batchwright_service.application.views import decode_cursor, encode_cursor
-from batchwright_service.domain.work import JobPage, JobSubmission, RecommendationPage, TuningPage
 from tests.support.factories import gpt_spec, mlp_spec, recommendation
 from tests.support.service.asking import PATIENCE_SECONDS, body, ended, problem_in
 from tests.support.service.running import Running, StartService

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from batchwright.client.documents.api_keys import Scope
 from batchwright.schemas.requests import Named, TrainingRequest
-from batchwright_service.domain.api_keys import Scope
 from batchwright_service.domain.key_texts import make_key
 from tests.support.factories import tuning_request
 from tests.support.service.asking import body, ended, problem_in

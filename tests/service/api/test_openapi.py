@@ -10,10 +10,10 @@ import httpx
 import pytest
 from pydantic import BaseModel, TypeAdapter
 
+from batchwright.client.documents import api_keys, bulk, commands, exports, webhooks, work
 from batchwright.schemas.estimates import EstimateRequest
 from batchwright.schemas.recommendation import Recommendation
 from batchwright_service.api.examples import REQUESTS, RESPONSES
-from batchwright_service.domain import api_keys, bulk, commands, exports, webhooks, work
 from batchwright_service.entrypoints.export_openapi import export_openapi
 from tests.support.paths import OPENAPI
 from tests.support.service.running import Running

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from batchwright_service.domain.states import State
+from batchwright.client.documents.states import State
 from tests.support.service.asking import body, ended, problem_in
 from tests.support.service.running import Running, StartService
 

@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
+from batchwright.client.documents.api_keys import Scope
+from batchwright.client.documents.states import State, WorkKind
+from batchwright.client.documents.work import JobSubmission
 from batchwright.schemas.requests import TrainingRequest
 from batchwright_service.application.rules.wait_time import Running as AtWork
 from batchwright_service.application.rules.wait_time import expected_waits
-from batchwright_service.domain.api_keys import Scope
 from batchwright_service.domain.hardware import ANY_DEVICE, HardwareNeed
 from batchwright_service.domain.key_texts import make_key
-from batchwright_service.domain.states import State, WorkKind
-from batchwright_service.domain.work import JobSubmission
 from batchwright_service.store.models import AnnouncedDevice, Waiting, WorkRow
 from tests.support.factories import recommendation
 from tests.support.service.asking import PATIENCE_SECONDS, body, ended, problem_in

@@ -12,10 +12,10 @@ from typing import Any
 import httpx
 import pytest
 
+from batchwright.client import ApiError, Client
+from batchwright.client.documents.states import State
 from batchwright.errors import EstimateError
 from batchwright.schemas.requests import TrainingRequest
-from batchwright_service.client import ApiError, Client
-from batchwright_service.domain.states import State
 from batchwright_service.problem_mapping import problem_of
 from tests.support.factories import CUDA, gpt_spec, mlp_spec, python_spec, recommendation, tuning_request
 from tests.support.service.asking import PATIENCE_SECONDS, UNKNOWN, body, problem_in

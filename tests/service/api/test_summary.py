@@ -7,15 +7,15 @@ import time
 
 import pytest
 
+from batchwright.client import Client
+from batchwright.client.documents.api_keys import Scope
+from batchwright.client.documents.states import State, WorkKind
+from batchwright.client.documents.workers import OccupancyPeriod, Period
 from batchwright.schemas.training import RunOutcome
 from batchwright_service.application.hit_counter import HitCounter
 from batchwright_service.application.statistics import OccupancyCases, SummaryCases
-from batchwright_service.client import Client
-from batchwright_service.domain.api_keys import Scope
 from batchwright_service.domain.callers import KEYLESS, Caller
 from batchwright_service.domain.key_texts import make_key
-from batchwright_service.domain.states import State, WorkKind
-from batchwright_service.domain.workers import OccupancyPeriod, Period
 from batchwright_service.errors import StoreUnavailableError
 from batchwright_service.store.models import Ending
 from batchwright_service.store.store import Store

@@ -16,6 +16,8 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
+from batchwright.client import ApiError, Client
+from batchwright.client.documents.problems import Problem
 from batchwright.errors import EstimateCancelledError, EstimateError
 from batchwright.hardware.gpu_table import GPUS
 from batchwright.schemas.estimates import Estimate, EstimateRequest, GpuEstimate, Verdict
@@ -23,8 +25,6 @@ from batchwright.schemas.workload import WorkloadSpec
 from batchwright_service.application.estimates import EstimateLimits, Estimates, ShouldStop
 from batchwright_service.application.rules.policy import Policy
 from batchwright_service.bootstrap import app_of
-from batchwright_service.client import ApiError, Client
-from batchwright_service.domain.problems import Problem
 from batchwright_service.errors import EstimatesBusyError, InvalidInputError, TargetNotAllowedError
 from tests.support.factories import mlp_spec, python_spec
 from tests.support.service.running import Running, StartService, listening

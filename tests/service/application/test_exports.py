@@ -7,14 +7,14 @@ from typing import Any, get_args
 
 import pytest
 
+from batchwright.client import ApiError, ConflictError, NotFoundError
+from batchwright.client.documents.exports import ExportRequest
+from batchwright.client.resources.api import AsyncCalls
 from batchwright.errors import ExportError, ExportRefusal
 from batchwright.exports.base import ExportOptions
 from batchwright.exports.registry import TARGETS, export
 from batchwright.schemas.recommendation import Recommendation
 from batchwright.schemas.requests import TrainingRequest
-from batchwright_service.client import ApiError, ConflictError, NotFoundError
-from batchwright_service.client.resources.api import AsyncCalls
-from batchwright_service.domain.exports import ExportRequest
 from batchwright_service.problem_mapping import problem_of
 from tests.support.factories import mlp_spec, recommendation, tuning_request
 from tests.support.service.asking import problem_in

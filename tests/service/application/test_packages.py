@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
+from batchwright.client import ApiError
 from batchwright.schemas.requests import TrainingRequest
 from batchwright.schemas.workload import WorkloadSpec
 from batchwright.workloads.required_packages import installed_packages, missing_packages
 from batchwright_service.application.rules.device_checks import check_packages
-from batchwright_service.client import ApiError
 from batchwright_service.errors import UnsupportedJobError
 from tests.support.factories import mlp_spec, recommendation, tuning_request
 from tests.support.service.running import StartService

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from batchwright_service.client import Client, ConflictError
+from batchwright.client import Client, ConflictError
+from batchwright.client.documents.staleness import ChangedCondition, Staleness
+from batchwright.client.documents.states import State
 from batchwright_service.domain.conditions import Conditions, judge
-from batchwright_service.domain.staleness import ChangedCondition, Staleness
-from batchwright_service.domain.states import State
 from batchwright_service.store.models import Ending, RecommendationFilter, StalenessFilter
 from batchwright_service.store.store import Store
 from tests.support.factories import CPU, recommendation, tuning_request

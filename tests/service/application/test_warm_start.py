@@ -14,6 +14,11 @@ import pytest
 from alembic import command
 from sqlalchemy import text
 
+from batchwright.client import Client
+from batchwright.client.documents.states import State, WorkKind
+from batchwright.client.documents.work import Tuning as TuningView
+from batchwright.client.documents.work import TuningPage, TuningSubmission
+from batchwright.client.documents.workers import ServedDevice
 from batchwright.hardware.inventory import find_device
 from batchwright.planning.driver import ProbeRunner
 from batchwright.planning.session import Tuning
@@ -27,13 +32,8 @@ from batchwright_service.application.queue import QueueCases
 from batchwright_service.application.rules.policy import Policy
 from batchwright_service.application.rules.warm_start import apply_warm_start
 from batchwright_service.application.tunings import TuningCases
-from batchwright_service.client import Client
 from batchwright_service.domain.callers import KEYLESS
 from batchwright_service.domain.identifiers import IdentifierSource
-from batchwright_service.domain.states import State, WorkKind
-from batchwright_service.domain.work import Tuning as TuningView
-from batchwright_service.domain.work import TuningPage, TuningSubmission
-from batchwright_service.domain.workers import ServedDevice
 from batchwright_service.fast_path.queue_positions import QueuePositions
 from batchwright_service.registry.registered_commands import RegisteredCommands
 from batchwright_service.store.database.engine import open_engine, write_transaction

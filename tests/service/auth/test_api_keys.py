@@ -19,17 +19,17 @@ import pytest
 from fastapi.routing import APIRoute
 
 import batchwright_service.api.routes
+from batchwright.client import ApiError, Client, ClientError
+from batchwright.client.documents.api_keys import Scope
+from batchwright.client.documents.problems import Problem
+from batchwright.client.documents.states import State
 from batchwright_service.api.authentication import PUBLIC_PATHS
 from batchwright_service.api.docs_page import DOCS_FILES
 from batchwright_service.api.events import streaming
 from batchwright_service.auth import api_keys as access_module
 from batchwright_service.auth.api_keys import KeyAuthenticator
-from batchwright_service.client import ApiError, Client, ClientError
-from batchwright_service.domain.api_keys import Scope
 from batchwright_service.domain.callers import KEYLESS, Caller
 from batchwright_service.domain.key_texts import make_key
-from batchwright_service.domain.problems import Problem
-from batchwright_service.domain.states import State
 from batchwright_service.entrypoints.serve import check_and_build
 from batchwright_service.errors import ConfigurationError, NotAuthenticatedError, StoreUnavailableError
 from batchwright_service.fast_path import trusted_callers

@@ -9,12 +9,12 @@ import pytest
 from sqlalchemy import text
 from sqlalchemy.exc import DBAPIError
 
+from batchwright.client import Client
+from batchwright.client.documents.api_keys import KeySubmission, Scope
+from batchwright.client.documents.audit import AuditAction, AuditEntry
+from batchwright.client.errors import NotAllowedError
 from batchwright_service.application.api_keys import KeyCases
 from batchwright_service.auth.audit_trail import AuditRetention, AuditTrail
-from batchwright_service.client import Client
-from batchwright_service.client.errors import NotAllowedError
-from batchwright_service.domain.api_keys import KeySubmission, Scope
-from batchwright_service.domain.audit import AuditAction, AuditEntry
 from batchwright_service.domain.callers import Actor
 from batchwright_service.domain.key_texts import make_key
 from batchwright_service.errors import InvalidCursorError, NotEndedError, QuotaExceededError

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from batchwright_service.client import ApiError, Client
+from batchwright.client import ApiError, Client
 from tests.support.command import called
 from tests.support.service.running import StartService
 

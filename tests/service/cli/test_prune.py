@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from batchwright.client.documents.states import WorkKind
 from batchwright_service.application.job_files import JobFiles
 from batchwright_service.application.retention import PruneReport, prune
 from batchwright_service.domain.identifiers import IdentifierSource
-from batchwright_service.domain.states import WorkKind
 from batchwright_service.store.store import Store, open_store
 from tests.support.command import called
 from tests.support.service.scripted import new_work

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from sqlalchemy import text
 
-from batchwright_service.client import Client
+from batchwright.client import Client
 from batchwright_service.store.database.engine import read_transaction
 from tests.support.command import called
 from tests.support.factories import tuning_request

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, Locator, Page, expect
 
-from batchwright_service.domain.api_keys import Scope
-from batchwright_service.domain.bulk import MOST_IDS
+from batchwright.client.documents.api_keys import Scope
+from batchwright.client.documents.bulk import MOST_IDS
+from batchwright.client.documents.states import State
 from batchwright_service.domain.key_texts import make_key
-from batchwright_service.domain.states import State
 from tests.support.factories import recommendation, tuning_request
 from tests.support.service.browser import violations, watched
 from tests.support.service.running import Running

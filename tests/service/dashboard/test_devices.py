@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
+from batchwright.client.documents.api_keys import Scope
+from batchwright.client.documents.problems import Problem
+from batchwright.client.documents.states import State
 from batchwright.hardware.memory_in_use import MemoryInUse
-from batchwright_service.domain.api_keys import Scope
 from batchwright_service.domain.key_texts import make_key
-from batchwright_service.domain.problems import Problem
-from batchwright_service.domain.states import State
 from tests.support.factories import CPU, tuning_request
 from tests.support.service.asking import PATIENCE_SECONDS
 from tests.support.service.browser import watched

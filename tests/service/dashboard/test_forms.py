@@ -11,12 +11,12 @@ import pytest
 import transformers
 from playwright.sync_api import Browser, Page, Route, expect
 
+from batchwright.client.documents.work import TuningSubmission
 from batchwright.schemas.training import CommandProgress, RunOutcome, TrainingResult
 from batchwright.schemas.workload import WorkloadSpec
 from batchwright.training.launching.run_directory import RunPaths
 from batchwright.workloads.build import check_workload
 from batchwright_service.dashboard.new_tuning import presets
-from batchwright_service.domain.work import TuningSubmission
 from batchwright_service.worker.executors.base import GraceSeconds, OnProgress, TrainingRun
 from tests.support.service.browser import violations, watched
 from tests.support.service.registered import DEFINITION, commands_file, submission

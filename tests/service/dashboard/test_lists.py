@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, Locator, Page, Route, expect
 
-from batchwright_service.domain.api_keys import Scope
+from batchwright.client.documents.api_keys import Scope
+from batchwright.client.documents.problems import Problem
+from batchwright.client.documents.states import State
 from batchwright_service.domain.key_texts import make_key
-from batchwright_service.domain.problems import Problem
-from batchwright_service.domain.states import State
 from tests.support.factories import tuning_request
 from tests.support.service.browser import violations, watched
 from tests.support.service.running import Running, StartService

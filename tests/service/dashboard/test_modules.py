@@ -12,10 +12,10 @@ import pytest
 from playwright.sync_api import Browser, Request, Route, expect
 
 from batchwright.cli.arguments import option_of
+from batchwright.client.documents.bulk import MOST_IDS
+from batchwright.client.documents.work import TuningSubmission
 from batchwright.schemas.requests import Baseline, TuningRequest
 from batchwright_service.dashboard.new_tuning import presets
-from batchwright_service.domain.bulk import MOST_IDS
-from batchwright_service.domain.work import TuningSubmission
 from batchwright_service.registry.registered_commands import RegisteredCommands
 from tests.support.factories import tuning_request
 from tests.support.service.browser import Modules, watched

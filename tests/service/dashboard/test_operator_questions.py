@@ -12,11 +12,11 @@ import httpx
 import pytest
 from playwright.sync_api import Browser, Locator, Page, expect
 
+from batchwright.client.documents.api_keys import Scope
+from batchwright.client.documents.problems import Problem
+from batchwright.client.documents.states import State
 from batchwright.schemas.requests import Baseline
-from batchwright_service.domain.api_keys import Scope
 from batchwright_service.domain.key_texts import make_key
-from batchwright_service.domain.problems import Problem
-from batchwright_service.domain.states import State
 from tests.support.factories import mlp_spec, tuning_request
 from tests.support.service.browser import Watched, watched, without_charts
 from tests.support.service.running import Running, running

@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
+from batchwright.client.documents.api_keys import Scope
 from batchwright.errors import WorkloadError
 from batchwright.schemas.requests import ProbeRequest
 from batchwright.schemas.results import Outcome, ProbeResult
-from batchwright_service.domain.api_keys import Scope
 from batchwright_service.domain.key_texts import make_key
 from tests.service.dashboard.test_modules import CPU_WORDS
 from tests.support.factories import mlp_spec, recommendation, tuning_request

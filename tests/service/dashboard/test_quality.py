@@ -11,9 +11,9 @@ from typing import Any, Literal
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
+from batchwright.client.documents.api_keys import Scope
 from batchwright.errors import WorkloadError
 from batchwright.hardware.memory_in_use import MemoryInUse
-from batchwright_service.domain.api_keys import Scope
 from batchwright_service.domain.key_texts import make_key
 from batchwright_service.store.database.engine import open_engine, write_transaction
 from batchwright_service.store.database.schema import work_items

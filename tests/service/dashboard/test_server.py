@@ -16,14 +16,14 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
+from batchwright.client.documents.api_keys import Scope
+from batchwright.client.documents.problems import Problem
 from batchwright_service.api.events import streaming
 from batchwright_service.auth.sessions import SESSION_SECONDS, csrf_token_of
 from batchwright_service.bootstrap import System, app_of, build
 from batchwright_service.dashboard.assets import Assets
 from batchwright_service.dashboard.sign_in import local_path
-from batchwright_service.domain.api_keys import Scope
 from batchwright_service.domain.key_texts import make_key
-from batchwright_service.domain.problems import Problem
 from batchwright_service.fast_path import trusted_callers
 from batchwright_service.settings import Settings
 from tests.support.paths import OPENAPI

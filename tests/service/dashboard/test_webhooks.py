@@ -9,7 +9,7 @@ import pytest
 from playwright.sync_api import Browser, Locator, Page, expect
 from standardwebhooks.webhooks import Webhook
 
-from batchwright_service.domain.api_keys import Scope
+from batchwright.client.documents.api_keys import Scope
 from batchwright_service.domain.key_texts import make_key
 from tests.support.service.browser import violations, watched
 from tests.support.service.receiver import Receiver, receiving, status

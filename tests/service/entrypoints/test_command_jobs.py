@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from batchwright.client import Client
+from batchwright.client.documents.states import State
 from batchwright.hardware.inventory import cpu
 from batchwright.schemas.recommendation import Recommendation
-from batchwright_service.client import Client
-from batchwright_service.domain.states import State
 from batchwright_service.settings import Settings
 from tests.support.service.processes import (
     LISTENS,

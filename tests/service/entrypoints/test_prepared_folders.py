@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from batchwright.client.documents.api_keys import Scope
 from batchwright_service.application.api_keys import KeyCases
-from batchwright_service.domain.api_keys import Scope
 from batchwright_service.entrypoints.serve import check_and_build
 from batchwright_service.errors import ConfigurationError
 from batchwright_service.folders import check_temporary_folder, make_private_folder

@@ -18,11 +18,11 @@ from pathlib import Path
 import httpx
 import pytest
 
+from batchwright.client import Client
+from batchwright.client.documents.states import State
+from batchwright.client.documents.work import Event
 from batchwright.planning.session import Tuning
 from batchwright.schemas.requests import TrainingRequest
-from batchwright_service.client import Client
-from batchwright_service.domain.states import State
-from batchwright_service.domain.work import Event
 from batchwright_service.entrypoints import serve as serve_module
 from batchwright_service.entrypoints.serve import _listening, serve
 from batchwright_service.errors import ConfigurationError, DeviceTakenError

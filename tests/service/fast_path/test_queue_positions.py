@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from batchwright_service.domain.states import State, WorkKind
-from batchwright_service.domain.work import QueuePosition
-from batchwright_service.domain.workers import Queue, QueueEntry
+from batchwright.client.documents.states import State, WorkKind
+from batchwright.client.documents.work import QueuePosition
+from batchwright.client.documents.workers import Queue, QueueEntry
 from batchwright_service.fast_path.queue_positions import QueuePositions
 
 

@@ -13,13 +13,13 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from typing_extensions import override
 
+from batchwright.client.documents.api_keys import Scope
 from batchwright.errors import EstimateError
 from batchwright.schemas.estimates import Estimate, EstimateRequest
 from batchwright.schemas.training import MicroBatchSplit, RunOutcome, TrainingResult
 from batchwright_service.application.estimates import EstimateLimits, Estimates
 from batchwright_service.application.readiness import Readiness
 from batchwright_service.application.rules.policy import Policy
-from batchwright_service.domain.api_keys import Scope
 from batchwright_service.domain.identifiers import IdentifierSource
 from batchwright_service.domain.key_texts import make_key
 from batchwright_service.errors import ConfigurationError, EstimatesBusyError, NotReadyError, StoreUnavailableError

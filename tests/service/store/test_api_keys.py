@@ -10,9 +10,9 @@ from dataclasses import replace
 import pytest
 from sqlalchemy import select, update
 
-from batchwright_service.domain.api_keys import Scope
+from batchwright.client.documents.api_keys import Scope
+from batchwright.client.documents.states import State
 from batchwright_service.domain.key_texts import NewKey, make_key
-from batchwright_service.domain.states import State
 from batchwright_service.errors import ConflictError, NotFoundError, QuotaExceededError
 from batchwright_service.store.database.engine import open_engine, write_transaction
 from batchwright_service.store.database.schema import api_keys, sessions, work_items

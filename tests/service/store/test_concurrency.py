@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from sqlalchemy import func, select
 
-from batchwright_service.domain.states import State, WorkKind
+from batchwright.client.documents.states import State, WorkKind
 from batchwright_service.errors import StaleLeaseError
 from batchwright_service.store.database.engine import open_engine, read_transaction
 from batchwright_service.store.database.schema import probes

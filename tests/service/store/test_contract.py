@@ -11,10 +11,10 @@ from operator import attrgetter
 
 import pytest
 
+from batchwright.client.documents.fleet import FleetReport
+from batchwright.client.documents.states import State, WorkKind, sources_of
+from batchwright.client.documents.work import EventKind
 from batchwright.schemas.training import RunOutcome, TrainingResult, course_after
-from batchwright_service.domain.fleet import FleetReport
-from batchwright_service.domain.states import State, WorkKind, sources_of
-from batchwright_service.domain.work import EventKind
 from batchwright_service.errors import (
     ConfigurationError,
     ConflictError,

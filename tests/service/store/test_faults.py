@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 from sqlalchemy import Connection, Engine, create_engine, event, text
 
-from batchwright_service.domain.api_keys import Scope
-from batchwright_service.domain.fleet import FleetReport
+from batchwright.client.documents.api_keys import Scope
+from batchwright.client.documents.fleet import FleetReport
+from batchwright.client.documents.states import State, WorkKind
+from batchwright.client.documents.webhooks import WebhookSubmission
 from batchwright_service.domain.key_texts import make_key
-from batchwright_service.domain.states import State, WorkKind
-from batchwright_service.domain.webhooks import WebhookSubmission
 from batchwright_service.errors import ConfigurationError, StaleLeaseError, StoreUnavailableError
 from batchwright_service.store.database.engine import open_engine, read_transaction, write_transaction
 from batchwright_service.store.models import (

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from sqlalchemy import select
 
-from batchwright_service.domain.states import State
+from batchwright.client.documents.states import State
 from batchwright_service.store.database.engine import open_engine, read_transaction, write_transaction
 from batchwright_service.store.database.schema import work_items, workers
 from batchwright_service.store.models import Beat, Ending

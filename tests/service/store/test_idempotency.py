@@ -9,9 +9,9 @@ from dataclasses import replace
 import pytest
 from sqlalchemy import func, select, update
 
-from batchwright_service.domain.api_keys import Scope
+from batchwright.client.documents.api_keys import Scope
+from batchwright.client.documents.states import State, WorkKind
 from batchwright_service.domain.key_texts import make_key
-from batchwright_service.domain.states import State, WorkKind
 from batchwright_service.errors import ConflictError, NotFoundError, QuotaExceededError
 from batchwright_service.store.database.engine import read_transaction, write_transaction
 from batchwright_service.store.database.schema import idempotency_keys

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from sqlalchemy import text
 
-from batchwright_service.domain.states import State, WorkKind
+from batchwright.client.documents.states import State, WorkKind
 from batchwright_service.errors import NotFoundError
 from batchwright_service.store import recommendation_queries
 from batchwright_service.store.database.engine import read_transaction

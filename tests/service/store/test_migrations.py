@@ -15,10 +15,10 @@ from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, Engine, inspect, text
 
+from batchwright.client.documents.states import State, WorkKind
+from batchwright.client.documents.work import JobRequest
 from batchwright.schemas.recommendation import Recommendation
 from batchwright_service.domain.conditions import Conditions
-from batchwright_service.domain.states import State, WorkKind
-from batchwright_service.domain.work import JobRequest
 from batchwright_service.errors import ConfigurationError
 from batchwright_service.store.database.engine import read_transaction, write_transaction
 from batchwright_service.store.database.migrate import configuration, upgrade

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from sqlalchemy import text
 
-from batchwright_service.domain.workers import ServedDevice
+from batchwright.client.documents.workers import ServedDevice
 from batchwright_service.errors import QuotaExceededError
 from batchwright_service.store.database import notifications
 from batchwright_service.store.database.engine import open_engine, write_transaction

@@ -8,9 +8,9 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from sqlalchemy import Table, func, insert, select
 
-from batchwright_service.domain.api_keys import Scope
+from batchwright.client.documents.api_keys import Scope
+from batchwright.client.documents.states import State, WorkKind
 from batchwright_service.domain.key_texts import make_key
-from batchwright_service.domain.states import State, WorkKind
 from batchwright_service.errors import NotEndedError, NotFoundError, QuotaExceededError
 from batchwright_service.store.database.engine import read_transaction, write_transaction
 from batchwright_service.store.database.schema import events, idempotency_keys, probes, used_time, work_items

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from sqlalchemy import update
 
-from batchwright_service.domain.states import State
+from batchwright.client.documents.states import State
 from batchwright_service.store.database.engine import write_transaction
 from batchwright_service.store.database.schema import submitters
 from batchwright_service.store.models import Ending

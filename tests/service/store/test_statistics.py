@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from sqlalchemy import select, text
 
-from batchwright_service.domain.problems import Problem
-from batchwright_service.domain.states import State, WorkKind
+from batchwright.client.documents.problems import Problem
+from batchwright.client.documents.states import State, WorkKind
 from batchwright_service.store import statistics
 from batchwright_service.store.database.engine import read_transaction, write_transaction
 from batchwright_service.store.database.migrate import upgrade

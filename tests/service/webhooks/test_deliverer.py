@@ -14,12 +14,12 @@ import pytest
 from sqlalchemy import update
 from standardwebhooks.webhooks import Webhook
 
+from batchwright.client import Client
+from batchwright.client.documents.api_keys import KeySubmission, Scope
+from batchwright.client.documents.webhooks import DeliveryState, WebhookSubmission
+from batchwright.client.errors import ApiError, NotAllowedError, NotFoundError
 from batchwright.schemas.requests import TrainingRequest
 from batchwright_service.application.api_keys import KeyCases
-from batchwright_service.client import Client
-from batchwright_service.client.errors import ApiError, NotAllowedError, NotFoundError
-from batchwright_service.domain.api_keys import KeySubmission, Scope
-from batchwright_service.domain.webhooks import DeliveryState, WebhookSubmission
 from batchwright_service.store.database.engine import write_transaction
 from batchwright_service.store.database.schema import webhook_deliveries
 from batchwright_service.store.store import Store

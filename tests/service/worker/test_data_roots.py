@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
+from batchwright.client import ApiError, Client
+from batchwright.client.documents.states import State
 from batchwright.schemas.requests import TrainingRequest
 from batchwright.schemas.training import TrainingProgress
 from batchwright.schemas.workload import WorkloadSpec
 from batchwright_service.application.rules.policy import Policy
 from batchwright_service.bootstrap import app_of, build
-from batchwright_service.client import ApiError, Client
-from batchwright_service.domain.states import State
 from batchwright_service.errors import DataPathNotAllowedError
 from batchwright_service.settings import Settings
 from tests.support.factories import CPU, gpt_spec, recommendation, resnet_spec

@@ -10,6 +10,8 @@ from typing import Any, cast
 
 import pytest
 
+from batchwright.client.documents.states import State, WorkKind
+from batchwright.client.documents.work import JobRequest
 from batchwright.errors import EstimateTimedOutError, ProbeError, SpecError
 from batchwright.planning.session import Tuning
 from batchwright.schemas.recommendation import CouplingCheck
@@ -17,8 +19,6 @@ from batchwright.schemas.requests import ExpectationRequest, ProbeRequest, Train
 from batchwright.schemas.results import ExpectedPeak, ExpectedPeaks, Outcome, ProbeResult
 from batchwright.schemas.training import RunOutcome, TrainingResult
 from batchwright_service.domain.identifiers import IdentifierSource
-from batchwright_service.domain.states import State, WorkKind
-from batchwright_service.domain.work import JobRequest
 from batchwright_service.errors import DeviceTakenError, StoreUnavailableError
 from batchwright_service.store.models import WorkItem
 from batchwright_service.store.store import Store

@@ -14,14 +14,14 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families as families
 
+from batchwright.client.documents.states import State, WorkKind
+from batchwright.client.documents.work import JobRequest
 from batchwright.errors import CheckLostError, ProbeError, SpecError
 from batchwright.schemas.requests import TrainingRequest
 from batchwright.schemas.results import Outcome, ProbeResult
 from batchwright.schemas.training import RunOutcome, RunProgress, SystemTrouble, TrainingResult
 from batchwright.system.host_failures import Cause, HostFailure
 from batchwright_service.domain.identifiers import IdentifierSource
-from batchwright_service.domain.states import State, WorkKind
-from batchwright_service.domain.work import JobRequest
 from batchwright_service.observability.instruments import Instruments
 from batchwright_service.store.models import WRITE_CHECK_TTL_SECONDS
 from batchwright_service.store.store import Store

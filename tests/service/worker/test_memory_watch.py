@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from batchwright.client.documents.workers import DeviceMemory
 from batchwright.hardware.memory_in_use import MemoryInUse
-from batchwright_service.domain.workers import DeviceMemory
 from batchwright_service.worker.executors.memory_watch import MemoryWatch
 from tests.support.service.running import StartService
 from tests.support.service.scripted import ScriptedRunner

@@ -15,7 +15,7 @@ import pytest
 from sqlalchemy import Connection, NullPool, create_engine, text
 from sqlalchemy.exc import OperationalError
 
-from batchwright_service.domain.states import State
+from batchwright.client.documents.states import State
 from batchwright_service.errors import StoreUnavailableError
 from batchwright_service.store.database import claim_admission
 from batchwright_service.store.database.engine import open_engine, read_transaction

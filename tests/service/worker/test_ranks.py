@@ -12,14 +12,14 @@ from typing import Any
 
 import pytest
 
+from batchwright.client import ApiError, Client
+from batchwright.client.documents.states import State
 from batchwright.hardware.allocator_env import visible_devices
 from batchwright.hardware.matching import kind_of
 from batchwright.schemas.requests import TrainingRequest
 from batchwright.schemas.training import RunOutcome, RunProgress, TrainingProgress, TrainingResult
 from batchwright.training.launching.run_directory import ProgressLog, RunPaths
 from batchwright_service.application.rules.device_checks import check_process_count, hardware_of_job
-from batchwright_service.client import ApiError, Client
-from batchwright_service.domain.states import State
 from batchwright_service.errors import UnsupportedJobError
 from batchwright_service.worker.executors.base import TrainingRun
 from batchwright_service.worker.executors.local import LocalExecutor

@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
+from batchwright.client import Client
+from batchwright.client.documents.states import State
 from batchwright.hardware.inventory import cpu
 from batchwright.schemas.recommendation import Recommendation
 from batchwright.schemas.requests import TuningRequest
 from batchwright.schemas.results import Outcome
 from batchwright.schemas.training import CommandProgress
 from batchwright_service.bootstrap import app_of, build
-from batchwright_service.client import Client
-from batchwright_service.domain.states import State
 from batchwright_service.settings import Settings
 from tests.support.service.asking import PATIENCE_SECONDS
 from tests.support.service.registered import commands_file, recommended, submission

@@ -9,18 +9,18 @@ from pathlib import Path
 
 import pytest
 
+from batchwright.client import Client
+from batchwright.client.documents.api_keys import Scope
+from batchwright.client.documents.problems import Problem
+from batchwright.client.documents.states import State, WorkKind
+from batchwright.client.documents.work import Job, JobSubmission
+from batchwright.client.errors import ConflictError, NotAllowedError, NotFoundError
 from batchwright.schemas.requests import TrainingRequest
 from batchwright.schemas.training import RunOutcome, TrainingResult
 from batchwright_service.application.rules.policy import Policy
 from batchwright_service.bootstrap import System, build
-from batchwright_service.client import Client
-from batchwright_service.client.errors import ConflictError, NotAllowedError, NotFoundError
-from batchwright_service.domain.api_keys import Scope
 from batchwright_service.domain.callers import KEYLESS
 from batchwright_service.domain.key_texts import make_key
-from batchwright_service.domain.problems import Problem
-from batchwright_service.domain.states import State, WorkKind
-from batchwright_service.domain.work import Job, JobSubmission
 from batchwright_service.errors import NotFoundError as NothingError
 from batchwright_service.errors import NotResumableError, QuotaExceededError, TargetNotAllowedError
 from batchwright_service.settings import Settings

@@ -7,8 +7,8 @@ from typing import Any
 
 import httpx
 
-from batchwright_service.domain.problems import Problem
-from batchwright_service.domain.states import TERMINAL_STATES
+from batchwright.client.documents.problems import Problem
+from batchwright.client.documents.states import TERMINAL_STATES
 from tests.support.factories import tuning_request
 
 UNKNOWN = "tun_" + "0" * 32

@@ -16,7 +16,7 @@ from typing import Any
 
 import httpx
 
-from batchwright_service.domain.api_keys import Scope
+from batchwright.client.documents.api_keys import Scope
 from batchwright_service.domain.key_texts import make_key
 from batchwright_service.settings import Settings
 from batchwright_service.store.store import open_store

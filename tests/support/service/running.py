@@ -19,10 +19,10 @@ import uvicorn
 from fastapi import FastAPI
 from typing_extensions import override
 
+from batchwright.client import Client
 from batchwright.hardware.memory_in_use import MemoryInUse
 from batchwright.schemas.results import DeviceInfo
 from batchwright_service.bootstrap import System, app_of, build
-from batchwright_service.client import Client
 from batchwright_service.folders import make_private_folder
 from batchwright_service.settings import Settings
 from batchwright_service.store.store import open_store

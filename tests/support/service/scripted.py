@@ -6,6 +6,8 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+from batchwright.client.documents.states import WorkKind
+from batchwright.client.documents.workers import ServedDevice
 from batchwright.errors import ProbeCancelledError
 from batchwright.hardware.memory_in_use import MemoryInUse
 from batchwright.planning.accumulation import probe_window
@@ -14,8 +16,6 @@ from batchwright.schemas.recommendation import CouplingCheck
 from batchwright.schemas.requests import CouplingRequest, ExpectationRequest, ProbeRequest, TuningRequest
 from batchwright.schemas.results import CountedRank, CountedUpdates, ExpectedPeaks, Outcome, Phase, ProbeResult
 from batchwright.schemas.training import EvaluationReport, RunOutcome, TrainingProgress, TrainingResult
-from batchwright_service.domain.states import WorkKind
-from batchwright_service.domain.workers import ServedDevice
 from batchwright_service.store.models import NewWork
 from batchwright_service.worker.executors.base import GraceSeconds, OnProgress, TrainingRun
 from tests.support.factories import CPU, tuning_request

@@ -13,10 +13,10 @@ from typing import Any, TypeVar
 import httpx
 import pytest
 
-from batchwright_service.client import AsyncClient, Client
-from batchwright_service.client.resources.api import AsyncCalls
-from batchwright_service.client.sync import run
-from batchwright_service.domain.states import State
+from batchwright.client import AsyncClient, Client
+from batchwright.client.documents.states import State
+from batchwright.client.resources.api import AsyncCalls
+from batchwright.client.sync import run
 from tests.support.factories import tuning_request
 
 T = TypeVar("T")
@@ -59,8 +59,8 @@ class Clock:
             self.pause(seconds)
 
         times = SimpleNamespace(monotonic=lambda: self.now, sleep=self.pause)
-        patch.setattr("batchwright_service.client.transport.time", times)
-        patch.setattr("batchwright_service.client.transport.asyncio", SimpleNamespace(sleep=pause))
+        patch.setattr("batchwright.client.transport.time", times)
+        patch.setattr("batchwright.client.transport.asyncio", SimpleNamespace(sleep=pause))
 
 
 class Chunks(httpx.SyncByteStream, httpx.AsyncByteStream):

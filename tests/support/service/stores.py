@@ -8,10 +8,10 @@ from typing import Any
 
 from sqlalchemy import Engine, insert, update
 
+from batchwright.client.documents.states import State
+from batchwright.client.documents.workers import ServedDevice
 from batchwright.schemas.recommendation import Recommendation
 from batchwright_service.domain.identifiers import IdentifierSource
-from batchwright_service.domain.states import State
-from batchwright_service.domain.workers import ServedDevice
 from batchwright_service.store.database.engine import insert_or_skip, open_engine, write_transaction
 from batchwright_service.store.database.schema import submitters, work_items
 from batchwright_service.store.models import Beat, BeatReply, Claim, Ending, Lease, NewWork

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from fastapi import Response
 from fastapi.responses import StreamingResponse
 
+from batchwright.client.documents.work import Event, EventKind, Job, Tuning
 from batchwright_service.api.authentication import Reauthenticate
 from batchwright_service.api.etags import conditional
 from batchwright_service.api.events.change_feed import ChangeFeed
 from batchwright_service.api.reads.coalesced import Reads, TaggedWork
-from batchwright_service.domain.work import Event, EventKind, Job, Tuning
 from batchwright_service.errors import NotAuthenticatedError, StoreUnavailableError, TooManyFollowersError
 
 _log = logging.getLogger(__name__)

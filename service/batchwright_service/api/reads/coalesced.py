@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from batchwright.client.documents.work import Event, Job, Tuning
 from batchwright_service.api.etags import Tagged, tagged, tagged_with_volatile_part
 from batchwright_service.application.jobs import JobCases
 from batchwright_service.application.tunings import TuningCases
-from batchwright_service.domain.work import Event, Job, Tuning
 from batchwright_service.fast_path.coalescing import BatchedReads, CoalescedReads
 from batchwright_service.store.models import RecommendationFilter, WorkFilter
 

@@ -15,9 +15,9 @@ from typing import Any, TypeVar
 
 from fastapi import Request, Response
 
+from batchwright.client.documents.api_keys import Scope
 from batchwright_service.api.authentication import check_scope
 from batchwright_service.api.strict_route import Handler, StrictRoute
-from batchwright_service.domain.api_keys import Scope
 
 FastPath = Callable[[Request], Awaitable[Response | None]]
 """Returns the response to a request, or None to leave the request to the framework."""

@@ -13,9 +13,9 @@ from fastapi.responses import StreamingResponse
 from pydantic_core import to_json
 from starlette.concurrency import run_in_threadpool
 
+from batchwright.client.documents.work import JobSummary, RecommendationSummary, TuningSummary
 from batchwright.schemas.base import Document
 from batchwright.schemas.plans import PlanSummary
-from batchwright_service.domain.work import JobSummary, RecommendationSummary, TuningSummary
 from batchwright_service.store.models import WorkRow
 
 Row = TypeVar("Row", bound=WorkRow | RecommendationSummary)

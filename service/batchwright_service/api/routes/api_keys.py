@@ -7,6 +7,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Body, Path, Response
 
+from batchwright.client.documents.api_keys import ApiKey, CreatedKey, KeyList, KeySubmission, Scope
 from batchwright_service.api import examples
 from batchwright_service.api.authentication import CurrentCaller, requires_scope
 from batchwright_service.api.context import Context
@@ -14,7 +15,6 @@ from batchwright_service.api.dependencies import strict_body
 from batchwright_service.api.problems import ALWAYS, declared
 from batchwright_service.api.responses import Responses, links
 from batchwright_service.api.strict_route import StrictRoute
-from batchwright_service.domain.api_keys import ApiKey, CreatedKey, KeyList, KeySubmission, Scope
 
 router = APIRouter(prefix="/v1/keys", tags=["keys"], responses=ALWAYS, route_class=StrictRoute)
 

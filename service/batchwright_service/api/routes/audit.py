@@ -8,13 +8,13 @@ from typing import Annotated
 from fastapi import APIRouter, Query
 from pydantic import WithJsonSchema
 
+from batchwright.client.documents.api_keys import Scope
+from batchwright.client.documents.audit import AuditAction, AuditPage
 from batchwright_service.api.authentication import requires_scope
 from batchwright_service.api.context import Context
 from batchwright_service.api.dependencies import Limit, Moment
 from batchwright_service.api.problems import ALWAYS, declared
 from batchwright_service.api.strict_route import StrictRoute
-from batchwright_service.domain.api_keys import Scope
-from batchwright_service.domain.audit import AuditAction, AuditPage
 from batchwright_service.store.models import AuditFilter
 
 router = APIRouter(prefix="/v1/audit", tags=["keys"], responses=ALWAYS, route_class=StrictRoute)

@@ -6,6 +6,8 @@ from http import HTTPStatus
 
 from fastapi import APIRouter, Response
 
+from batchwright.client.documents.api_keys import Scope
+from batchwright.client.documents.commands import CommandList
 from batchwright_service.api import examples
 from batchwright_service.api.authentication import requires_scope
 from batchwright_service.api.context import Context
@@ -14,8 +16,6 @@ from batchwright_service.api.etags import NOT_MODIFIED, TAG_HEADERS, conditional
 from batchwright_service.api.problems import ALWAYS, declared
 from batchwright_service.api.responses import on_success
 from batchwright_service.api.strict_route import StrictRoute
-from batchwright_service.domain.api_keys import Scope
-from batchwright_service.domain.commands import CommandList
 
 router = APIRouter(prefix="/v1/commands", tags=["tunings"], responses=ALWAYS, route_class=StrictRoute)
 

@@ -13,6 +13,8 @@ from typing import Annotated
 from anyio import to_thread
 from fastapi import APIRouter, Body, Request, Response
 
+from batchwright.client.documents.api_keys import Scope
+from batchwright.client.documents.work import GpuList
 from batchwright.schemas.estimates import Estimate, EstimateRequest
 from batchwright_service.api import examples
 from batchwright_service.api.authentication import requires_scope
@@ -25,8 +27,6 @@ from batchwright_service.api.problems import ALWAYS, declared
 from batchwright_service.api.responses import on_success
 from batchwright_service.api.strict_route import StrictRoute
 from batchwright_service.application.estimates import Estimates
-from batchwright_service.domain.api_keys import Scope
-from batchwright_service.domain.work import GpuList
 
 _GPU_HEADERS = {"Cache-Control": "private, no-cache", "Vary": "Accept-Encoding, Authorization, Cookie"}
 

@@ -9,6 +9,8 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Depends, Path, Query, Response
 from pydantic import WithJsonSchema
 
+from batchwright.client.documents.api_keys import Scope
+from batchwright.client.documents.exports import ExportFormatList, ExportRequest
 from batchwright.exports.base import PRINTED, Export, ExportOptions
 from batchwright_service.api import examples
 from batchwright_service.api.authentication import requires_scope
@@ -18,8 +20,6 @@ from batchwright_service.api.etags import NOT_MODIFIED, TAG_HEADERS, conditional
 from batchwright_service.api.problems import ALWAYS, declared
 from batchwright_service.api.responses import Responses, links, on_success
 from batchwright_service.api.strict_route import StrictRoute
-from batchwright_service.domain.api_keys import Scope
-from batchwright_service.domain.exports import ExportFormatList, ExportRequest
 
 router = APIRouter(prefix="/v1", tags=["exports"], responses=ALWAYS, route_class=StrictRoute)
 

@@ -8,12 +8,12 @@ from typing import Any
 from anyio import to_thread
 from fastapi import APIRouter, Response
 
+from batchwright.client.documents.api_keys import Scope
+from batchwright.client.documents.workers import Health
 from batchwright_service.api.authentication import METRICS_PATH, requires_scope
 from batchwright_service.api.context import Context
 from batchwright_service.api.problems import COMMON_STATUSES, declared
 from batchwright_service.api.strict_route import StrictRoute
-from batchwright_service.domain.api_keys import Scope
-from batchwright_service.domain.workers import Health
 from batchwright_service.observability.metrics import MEDIA_TYPE
 
 router = APIRouter(tags=["operations"], responses=declared(*COMMON_STATUSES), route_class=StrictRoute)

@@ -7,14 +7,14 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query
 
+from batchwright.client.documents.api_keys import Scope
+from batchwright.client.documents.fleet import Fleet
+from batchwright.client.documents.workers import DeviceList, Health, Occupancy, OccupancyPeriod, Period, Queue, Summary
 from batchwright_service.api.authentication import CurrentCaller, requires_scope
 from batchwright_service.api.context import Context
 from batchwright_service.api.dependencies import Limit, QueueSlot
 from batchwright_service.api.problems import COMMON_STATUSES, declared
 from batchwright_service.api.strict_route import StrictRoute
-from batchwright_service.domain.api_keys import Scope
-from batchwright_service.domain.fleet import Fleet
-from batchwright_service.domain.workers import DeviceList, Health, Occupancy, OccupancyPeriod, Period, Queue, Summary
 
 SummaryPeriod = Annotated[Period, Query(description="Period that the summary covers.")]
 CoveredTime = Annotated[OccupancyPeriod, Query(description="Time that the occupancy covers.")]

@@ -7,6 +7,9 @@ from http import HTTPStatus
 
 from fastapi import APIRouter, Request, Response
 
+from batchwright.client.documents.api_keys import Scope
+from batchwright.client.documents.staleness import Staleness
+from batchwright.client.documents.work import RecommendationPage, Tuning
 from batchwright.schemas.recommendation import Recommendation
 from batchwright_service.api import examples
 from batchwright_service.api.authentication import CurrentCaller, requires_scope
@@ -35,9 +38,6 @@ from batchwright_service.api.reads.row_streams import ROW_CONTENT, RowFormat, st
 from batchwright_service.api.responses import json_response, links, on_success, submitted
 from batchwright_service.api.routes.tunings import SUBMITTED
 from batchwright_service.api.routes.work import SUBMISSION_STATUSES
-from batchwright_service.domain.api_keys import Scope
-from batchwright_service.domain.staleness import Staleness
-from batchwright_service.domain.work import RecommendationPage, Tuning
 from batchwright_service.errors import NotFoundError
 from batchwright_service.store.models import RecommendationFilter
 

@@ -7,6 +7,9 @@ from typing import Annotated
 
 from fastapi import Body, Response
 
+from batchwright.client.documents.api_keys import Scope
+from batchwright.client.documents.states import WorkKind
+from batchwright.client.documents.work import ProbeList, Tuning, TuningPage, TuningSubmission
 from batchwright_service.api import examples
 from batchwright_service.api.authentication import CurrentCaller, requires_scope
 from batchwright_service.api.context import Context
@@ -26,9 +29,6 @@ from batchwright_service.api.problems import declared
 from batchwright_service.api.reads.coalesced import WorkListQuery
 from batchwright_service.api.responses import QUEUED_HEADERS, SUBMITTED_HEADERS, Responses, submitted
 from batchwright_service.api.routes.work import RECOMMENDATION_LINK, SUBMISSION_STATUSES, WorkRoutes
-from batchwright_service.domain.api_keys import Scope
-from batchwright_service.domain.states import WorkKind
-from batchwright_service.domain.work import ProbeList, Tuning, TuningPage, TuningSubmission
 from batchwright_service.store.models import WorkFilter, in_states
 
 

@@ -8,15 +8,8 @@ from typing import Annotated
 from fastapi import APIRouter, Body, Path, Query, Response
 from pydantic import WithJsonSchema
 
-from batchwright_service.api import examples
-from batchwright_service.api.authentication import CurrentCaller, requires_scope
-from batchwright_service.api.context import Context
-from batchwright_service.api.dependencies import Limit, strict_body
-from batchwright_service.api.problems import ALWAYS, declared
-from batchwright_service.api.responses import Responses, links
-from batchwright_service.api.strict_route import StrictRoute
-from batchwright_service.domain.api_keys import Scope
-from batchwright_service.domain.webhooks import (
+from batchwright.client.documents.api_keys import Scope
+from batchwright.client.documents.webhooks import (
     Delivery,
     DeliveryPage,
     DeliveryState,
@@ -25,6 +18,13 @@ from batchwright_service.domain.webhooks import (
     WebhookSubmission,
     WebhookWithSecret,
 )
+from batchwright_service.api import examples
+from batchwright_service.api.authentication import CurrentCaller, requires_scope
+from batchwright_service.api.context import Context
+from batchwright_service.api.dependencies import Limit, strict_body
+from batchwright_service.api.problems import ALWAYS, declared
+from batchwright_service.api.responses import Responses, links
+from batchwright_service.api.strict_route import StrictRoute
 
 router = APIRouter(prefix="/v1/webhooks", tags=["webhooks"], responses=ALWAYS, route_class=StrictRoute)
 

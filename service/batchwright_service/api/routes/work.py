@@ -10,6 +10,10 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Body, Depends, Request, Response
 
+from batchwright.client.documents.api_keys import Scope
+from batchwright.client.documents.bulk import BulkResponse, BulkSubmission
+from batchwright.client.documents.states import WorkKind
+from batchwright.client.documents.work import Job, JobPage, Tuning, TuningPage
 from batchwright_service.api import examples
 from batchwright_service.api.authentication import CurrentCaller, requires_scope
 from batchwright_service.api.context import Context, context_of
@@ -29,10 +33,6 @@ from batchwright_service.api.reads.coalesced import WorkListQuery
 from batchwright_service.api.reads.fast_path import FastRoute, fast_path, plain_page
 from batchwright_service.api.reads.row_streams import ROW_CONTENT, RowFormat, stream_rows
 from batchwright_service.api.responses import DELETED, EVENT_STREAM, json_response, links, on_success
-from batchwright_service.domain.api_keys import Scope
-from batchwright_service.domain.bulk import BulkResponse, BulkSubmission
-from batchwright_service.domain.states import WorkKind
-from batchwright_service.domain.work import Job, JobPage, Tuning, TuningPage
 from batchwright_service.store.models import EVERYTHING
 
 SUBMISSION_STATUSES = (

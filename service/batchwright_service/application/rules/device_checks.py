@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from batchwright.client.documents.workers import ServedDevice
 from batchwright.commands.environment import environment_of_commands
 from batchwright.planning.accumulation import share_per_rank
 from batchwright.schemas.command import CommandSpec
@@ -15,7 +16,6 @@ from batchwright.schemas.workload import WorkloadSpec
 from batchwright.system.files import write_atomically
 from batchwright.workloads.required_packages import missing_packages
 from batchwright_service.domain.hardware import HardwareNeed
-from batchwright_service.domain.workers import ServedDevice
 from batchwright_service.errors import DeviceMismatchError, InvalidInputError, UnknownDeviceError, UnsupportedJobError
 from batchwright_service.store.models import AnnouncedDevice
 

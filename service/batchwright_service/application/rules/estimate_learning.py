@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from batchwright.client.documents.workers import ServedDevice
 from batchwright.planning.learning.context import expect_measured_context
 from batchwright.planning.learning.correction import conditions_of, corrected
 from batchwright.planning.learning.residual import residual_of
 from batchwright.planning.session import Tuning
 from batchwright.schemas.recommendation import Recommendation
 from batchwright.schemas.results import ExpectedPeaks
-from batchwright_service.domain.workers import ServedDevice
 from batchwright_service.store.interface import ResidualStore
 
 _MAX_RESIDUALS = 32

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
+from batchwright.client.documents.workers import HardwareStatus, ServedDevice
 from batchwright.hardware.matching import catalogue_name
 from batchwright_service.domain.hardware import HardwareNeed, fits
-from batchwright_service.domain.workers import HardwareStatus, ServedDevice
 from batchwright_service.store.models import AnnouncedDevice
 
 

@@ -7,12 +7,12 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
+from batchwright.client.documents.staleness import Staleness
+from batchwright.client.documents.work import TuningSubmission
+from batchwright.client.documents.workers import ServedDevice
 from batchwright.schemas.recommendation import Recommendation
 from batchwright.schemas.requests import HardwareRequest
 from batchwright_service.domain.conditions import Conditions, judge
-from batchwright_service.domain.staleness import Staleness
-from batchwright_service.domain.work import TuningSubmission
-from batchwright_service.domain.workers import ServedDevice
 from batchwright_service.errors import NotConfirmableError
 from batchwright_service.store.interface import RecommendationStore
 from batchwright_service.store.models import AnnouncedDevice, RecommendationFilter, RecommendationRow, StalenessFilter

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from statistics import median
 
-from batchwright_service.domain.states import WorkKind
+from batchwright.client.documents.states import WorkKind
 from batchwright_service.store.models import Waiting, WorkRow
 
 RECENT = 20

@@ -8,7 +8,7 @@ from typing import Any
 from sqlalchemy import Connection, Engine, delete, insert, select
 from typing_extensions import override
 
-from batchwright_service.domain.audit import AuditAction, AuditEntry
+from batchwright.client.documents.audit import AuditAction, AuditEntry
 from batchwright_service.domain.callers import Actor
 from batchwright_service.store.database.engine import read_transaction, write_transaction
 from batchwright_service.store.database.mapping import moment

@@ -35,10 +35,10 @@ from sqlalchemy import (
 )
 from sqlalchemy.sql.base import ReadOnlyColumnCollection
 
+from batchwright.client.documents.states import State
+from batchwright.client.documents.work import EventKind
+from batchwright.client.documents.workers import ServedDevice
 from batchwright_service.domain.hardware import ANY_DEVICE, need_of_lane
-from batchwright_service.domain.states import State
-from batchwright_service.domain.work import EventKind
-from batchwright_service.domain.workers import ServedDevice
 from batchwright_service.store.database.lanes import json_text, lane_parameter, lanes_of, own_lanes, texts_of
 from batchwright_service.store.database.schema import (
     events,

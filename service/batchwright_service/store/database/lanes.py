@@ -16,9 +16,9 @@ from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.compiler import SQLCompiler
 from sqlalchemy.sql.functions import GenericFunction
 
+from batchwright.client.documents.workers import ServedDevice
 from batchwright.schemas.results import DeviceInfo
 from batchwright_service.domain.hardware import ANY_DEVICE, HardwareNeed, fits, need_of_lane
-from batchwright_service.domain.workers import ServedDevice
 from batchwright_service.store.database.schema import is_held, now_ms, now_once, work_items, workers
 
 _QUEUED = text("""

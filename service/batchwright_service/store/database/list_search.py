@@ -25,7 +25,7 @@ from sqlalchemy import (
     tuple_,
 )
 
-from batchwright_service.domain.work import RecommendationSummary
+from batchwright.client.documents.work import RecommendationSummary
 from batchwright_service.store.database.schema import api_keys, is_failed, recommendations, work_items
 from batchwright_service.store.models import Search, WorkRow
 

@@ -9,6 +9,9 @@ from typing import Any
 from pydantic import TypeAdapter
 from sqlalchemy import Row, RowMapping, Table
 
+from batchwright.client.documents.problems import Problem
+from batchwright.client.documents.states import State, WorkKind
+from batchwright.client.documents.work import Event, EventKind, RecordedProbe
 from batchwright.planning.fingerprint import request_fingerprint
 from batchwright.schemas.base import Document
 from batchwright.schemas.recommendation import Gain, Recommendation
@@ -17,9 +20,6 @@ from batchwright.schemas.results import ProbeResult
 from batchwright.schemas.training import RunProgress, TrainingResult
 from batchwright_service.domain.conditions import Conditions
 from batchwright_service.domain.hardware import ANY_DEVICE, need_of_lane
-from batchwright_service.domain.problems import Problem
-from batchwright_service.domain.states import State, WorkKind
-from batchwright_service.domain.work import Event, EventKind, RecordedProbe
 from batchwright_service.store.database.schema import api_keys, recommendations, work_items
 from batchwright_service.store.models import RecommendationRow, WorkItem, WorkRow
 

@@ -23,8 +23,8 @@ from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.compiler import SQLCompiler
 from sqlalchemy.sql.expression import FunctionElement
 
-from batchwright_service.domain.states import HELD_STATES, State
-from batchwright_service.domain.webhooks import DeliveryState
+from batchwright.client.documents.states import HELD_STATES, State
+from batchwright.client.documents.webhooks import DeliveryState
 
 metadata = MetaData()
 

@@ -20,8 +20,8 @@ from sqlalchemy import (
 )
 from sqlalchemy.sql.dml import ReturningUpdate
 
-from batchwright_service.domain.states import State
-from batchwright_service.domain.work import EventKind
+from batchwright.client.documents.states import State
+from batchwright.client.documents.work import EventKind
 from batchwright_service.errors import ConflictError, StaleLeaseError
 from batchwright_service.store.database.schema import events, is_held, now_ms, work_items
 from batchwright_service.store.models import Lease

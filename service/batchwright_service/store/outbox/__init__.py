@@ -9,7 +9,7 @@
 ``interface`` has the contract of the last two. A deliverer that is killed loses its lease, and the message is due
 again: a message is delivered at least once. Time is the database's.
 
-Where a new thing goes: an event, ``batchwright_service.domain.webhooks`` and ``endings``; a field of a message, the
+Where a new thing goes: an event, ``batchwright.client.documents.webhooks`` and ``endings``; a field of a message, the
 same two.
 
 The package may import ``store.database``, ``batchwright_service.errors`` and ``batchwright_service.domain``.

@@ -9,7 +9,7 @@ from typing import Any
 from sqlalchemy import Connection, Engine, Row, Select, and_, case, delete, func, insert, or_, select, update
 from typing_extensions import override
 
-from batchwright_service.domain.webhooks import LONGEST_ERROR, Delivery, DeliveryState, WebhookEvent, WebhookMessage
+from batchwright.client.documents.webhooks import LONGEST_ERROR, Delivery, DeliveryState, WebhookEvent, WebhookMessage
 from batchwright_service.errors import NotFoundError
 from batchwright_service.store.database.engine import read_transaction, write_transaction
 from batchwright_service.store.database.mapping import moment, moment_or_none

@@ -7,9 +7,9 @@ from typing import Any
 
 from sqlalchemy import Connection, Row, RowMapping, insert, select
 
+from batchwright.client.documents.states import State, WorkKind
+from batchwright.client.documents.webhooks import DeliveryState, EndedWork, WebhookEvent, WebhookMessage
 from batchwright_service.domain.identifiers import IdentifierSource
-from batchwright_service.domain.states import State, WorkKind
-from batchwright_service.domain.webhooks import DeliveryState, EndedWork, WebhookEvent, WebhookMessage
 from batchwright_service.store.database.mapping import labels_of, moment
 from batchwright_service.store.database.schema import now_ms, recommendations, webhook_deliveries, webhooks, work_items
 

@@ -6,8 +6,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
+from batchwright.client.documents.webhooks import Delivery, DeliveryState, Webhook, WebhookSubmission
 from batchwright_service.domain.callers import COMMAND_LINE, Actor
-from batchwright_service.domain.webhooks import Delivery, DeliveryState, Webhook, WebhookSubmission
 
 
 @dataclass(frozen=True)

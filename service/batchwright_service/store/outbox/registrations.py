@@ -8,9 +8,9 @@ from sqlalchemy import Connection, Engine, Row, delete, func, insert, select, up
 from sqlalchemy.exc import IntegrityError
 from typing_extensions import override
 
-from batchwright_service.domain.audit import AuditAction
+from batchwright.client.documents.audit import AuditAction
+from batchwright.client.documents.webhooks import DeliveryState, Webhook, WebhookEvent, WebhookSubmission
 from batchwright_service.domain.callers import COMMAND_LINE, Actor
-from batchwright_service.domain.webhooks import DeliveryState, Webhook, WebhookEvent, WebhookSubmission
 from batchwright_service.errors import ConflictError, NotFoundError
 from batchwright_service.store.database.audit_log import record
 from batchwright_service.store.database.engine import read_transaction, write_transaction

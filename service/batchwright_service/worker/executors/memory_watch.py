@@ -5,8 +5,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
+from batchwright.client.documents.workers import DeviceMemory
 from batchwright.hardware.memory_in_use import MemoryInUse
-from batchwright_service.domain.workers import DeviceMemory
 
 _SECONDS = 5.0
 """Pause between two readings: less than the third of a lease after which devices are announced."""

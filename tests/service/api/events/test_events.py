@@ -13,15 +13,15 @@ from typing import Any
 import httpx
 import pytest
 
+from batchwright.client import Client
+from batchwright.client.documents.states import State
+from batchwright.client.documents.work import Event, Tuning
 from batchwright.schemas.requests import TrainingRequest
 from batchwright_service.api.etags import Tagged, tagged
 from batchwright_service.api.events import streaming
 from batchwright_service.api.events.change_feed import ChangeFeed
 from batchwright_service.api.events.streaming import Follower
-from batchwright_service.client import Client
 from batchwright_service.domain.callers import KEYLESS, Caller
-from batchwright_service.domain.states import State
-from batchwright_service.domain.work import Event, Tuning
 from batchwright_service.errors import NotFoundError, StoreUnavailableError
 from batchwright_service.fast_path.coalescing import CoalescedReads
 from tests.support.factories import recommendation, tuning_request

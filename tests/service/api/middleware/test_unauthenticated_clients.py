@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from batchwright.client.documents.api_keys import Scope
 from batchwright_service.api.middleware.host_names import host_name
 from batchwright_service.api.middleware.json_bounds import MAX_DEPTH, MAX_VALUES, check_structure
-from batchwright_service.domain.api_keys import Scope
 from batchwright_service.domain.key_texts import make_key
 from batchwright_service.errors import BodyTooLargeError, MalformedJsonError
 from tests.support.factories import recommendation, tuning_request

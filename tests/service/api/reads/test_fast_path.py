@@ -7,8 +7,8 @@ from typing import Any
 import httpx
 import pytest
 
+from batchwright.client.documents.api_keys import Scope
 from batchwright_service.api.routes import recommendations, work
-from batchwright_service.domain.api_keys import Scope
 from batchwright_service.domain.key_texts import make_key
 from tests.support.service.asking import body, ended, problem_in
 from tests.support.service.running import Running

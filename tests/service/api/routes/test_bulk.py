@@ -10,11 +10,11 @@ from typing import Any
 import httpx
 import pytest
 
+from batchwright.client.documents.api_keys import Scope
+from batchwright.client.documents.bulk import MOST_IDS
+from batchwright.client.documents.work import JobSubmission
 from batchwright.schemas.requests import TrainingRequest
-from batchwright_service.domain.api_keys import Scope
-from batchwright_service.domain.bulk import MOST_IDS
 from batchwright_service.domain.key_texts import make_key
-from batchwright_service.domain.work import JobSubmission
 from batchwright_service.errors import StoreUnavailableError
 from batchwright_service.store.submissions import SqlSubmissionStore
 from tests.support.factories import recommendation

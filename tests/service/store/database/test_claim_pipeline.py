@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from sqlalchemy import create_engine, event, text
 
-from batchwright_service.domain.states import State
+from batchwright.client.documents.states import State
 from batchwright_service.errors import StoreUnavailableError
 from batchwright_service.store.database.claim_statements import lock_claims
 from batchwright_service.store.database.engine import open_engine, read_transaction, write_transaction

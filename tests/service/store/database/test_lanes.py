@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from batchwright.client.documents.states import State
+from batchwright.client.documents.workers import ServedDevice
 from batchwright.schemas.results import DeviceInfo
 from batchwright_service.domain.hardware import ANY_DEVICE, HardwareNeed
-from batchwright_service.domain.states import State
-from batchwright_service.domain.workers import ServedDevice
 from batchwright_service.store.models import Beat, Binding, Ending, NewWork
 from batchwright_service.store.store import Store
 from tests.support.factories import probe_result

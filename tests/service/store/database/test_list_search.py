@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 from sqlalchemy import Engine, event, insert, select, text
 
+from batchwright.client.documents.api_keys import Scope
+from batchwright.client.documents.problems import Problem
+from batchwright.client.documents.states import State, WorkKind
 from batchwright.schemas.requests import Named
-from batchwright_service.domain.api_keys import Scope
 from batchwright_service.domain.key_texts import make_key
-from batchwright_service.domain.problems import Problem
-from batchwright_service.domain.states import State, WorkKind
 from batchwright_service.store.database import mapping
 from batchwright_service.store.database.engine import read_transaction, write_transaction
 from batchwright_service.store.database.list_search import page_statement, sort_value

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from sqlalchemy import Connection, event, insert, text, update
 
+from batchwright.client.documents.states import State
+from batchwright.client.documents.workers import ServedDevice
 from batchwright.schemas.results import DeviceInfo
 from batchwright_service.domain.hardware import ANY_DEVICE, HardwareNeed
-from batchwright_service.domain.states import State
-from batchwright_service.domain.workers import ServedDevice
 from batchwright_service.store.database.claim_statements import CLAIM_AT_ONCE, Claimer, lock_claims
 from batchwright_service.store.database.engine import open_engine, read_transaction, write_transaction
 from batchwright_service.store.database.lanes import lanes_of

@@ -10,12 +10,9 @@ from typing import Any
 import pytest
 from sqlalchemy import update
 
-from batchwright.schemas.recommendation import Recommendation
-from batchwright.schemas.requests import Named
-from batchwright_service.domain.audit import AuditAction
-from batchwright_service.domain.callers import Actor
-from batchwright_service.domain.states import State, WorkKind
-from batchwright_service.domain.webhooks import (
+from batchwright.client.documents.audit import AuditAction
+from batchwright.client.documents.states import State, WorkKind
+from batchwright.client.documents.webhooks import (
     LONGEST_ERROR,
     DeliveryState,
     Webhook,
@@ -23,6 +20,9 @@ from batchwright_service.domain.webhooks import (
     WebhookMessage,
     WebhookSubmission,
 )
+from batchwright.schemas.recommendation import Recommendation
+from batchwright.schemas.requests import Named
+from batchwright_service.domain.callers import Actor
 from batchwright_service.errors import ConflictError, NotFoundError, StaleLeaseError
 from batchwright_service.problem_mapping import make_problem
 from batchwright_service.store.database.engine import write_transaction

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from sqlalchemy import event, insert, select, text
 
-from batchwright_service.domain.webhooks import DeliveryState, WebhookEvent, WebhookSubmission
+from batchwright.client.documents.webhooks import DeliveryState, WebhookEvent, WebhookSubmission
 from batchwright_service.store.database.engine import write_transaction
 from batchwright_service.store.database.schema import now_ms, webhook_deliveries
 from batchwright_service.store.outbox.interface import MOST_TOGETHER

@@ -55,6 +55,7 @@ def _head(context: ExportContext) -> str:
     scheduled, ours = spec.schedule != ScheduleSpec(), not spec.optimizer.is_of_torch
     schemas = [*["OptimizerSpec"] * ours, *["ScheduleSpec"] * scheduled]
     built = [*["build_optimizer"] * ours, *["build_schedule"] * scheduled]
+    names = ["BatchSchedule", "GradientAccumulation", "Position", "join_ranks", *["local_rank"] * (not on_cpu(context))]
     lines = [
         f"{origin(context)}#",
         "# Needs `pip install 'batchwright[torch]'`, and no service. Yours to change are `build_model`, `build_data`,",
@@ -70,12 +71,7 @@ def _head(context: ExportContext) -> str:
         "from torch.nn import functional as F",
         "from torch.utils.data import TensorDataset, default_collate",
         "",
-        *([f"from batchwright.schemas.optimizer import {', '.join(schemas)}"] if schemas else []),
-        "from batchwright.training.accumulation.engine import GradientAccumulation",
-        *([f"from batchwright.training.optimizers import {', '.join(built)}"] if built else []),
-        "from batchwright.training.accumulation.collectives import join_ranks"
-        + ("" if on_cpu(context) else ", local_rank"),
-        "from batchwright.training.batch_schedule import BatchSchedule, Position",
+        f"from batchwright import {', '.join([*schemas, *names, *built])}",
         "",
     ]
     return "\n".join(lines)

@@ -8,11 +8,11 @@ from typing import Annotated
 
 from pydantic import Field
 
+from batchwright.client.documents.states import State, WorkKind
+from batchwright.client.documents.work import Page
 from batchwright.schemas.base import Document, NonNegativeInt
 from batchwright.schemas.field_errors import described_pattern
 from batchwright.schemas.requests import Project
-from batchwright_service.domain.states import State, WorkKind
-from batchwright_service.domain.work import Page
 
 _LONGEST_URL = 2000
 _LONGEST_NAME = 100

@@ -11,15 +11,15 @@ from typing import TypeVar
 
 import httpx
 
-from batchwright_service.client.documents import Job, Tuning
-from batchwright_service.client.errors import ClientError, ConnectionFailedError, NotFoundError, WaitTimeoutError
-from batchwright_service.client.etag_cache import EtagCache
-from batchwright_service.client.protocol import Call, DocumentT, error_in, parse_document, parse_event
-from batchwright_service.client.retries import RetryBudget, RetryPolicy
-from batchwright_service.client.transport import Transport
-from batchwright_service.domain.bulk import BulkAction, BulkResponse, BulkResult, BulkSubmission
-from batchwright_service.domain.states import State
-from batchwright_service.domain.work import Event, Page, RowT
+from batchwright.client.documents.bulk import BulkAction, BulkResponse, BulkResult, BulkSubmission
+from batchwright.client.documents.states import State
+from batchwright.client.documents.work import Event, Page, RowT
+from batchwright.client.errors import ClientError, ConnectionFailedError, NotFoundError, WaitTimeoutError
+from batchwright.client.etag_cache import EtagCache
+from batchwright.client.protocol import Call, DocumentT, error_in, parse_document, parse_event
+from batchwright.client.retries import RetryBudget, RetryPolicy
+from batchwright.client.sdk_documents import Job, Tuning
+from batchwright.client.transport import Transport
 
 _LONGEST_WAIT_SECONDS = 30.0
 """Longest long poll: below the idle limits of proxies, and below the service's own 60."""

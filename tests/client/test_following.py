@@ -8,7 +8,7 @@ import json
 import httpx
 import pytest
 
-from batchwright_service.client import (
+from batchwright.client import (
     AsyncClient,
     Client,
     ConnectionFailedError,
@@ -17,9 +17,9 @@ from batchwright_service.client import (
     UnexpectedResponseError,
     WaitTimeoutError,
 )
-from batchwright_service.client.resources.api import AsyncCalls
-from batchwright_service.domain.states import State
-from batchwright_service.domain.work import Event, Tuning
+from batchwright.client.documents.states import State
+from batchwright.client.documents.work import Event, Tuning
+from batchwright.client.resources.api import AsyncCalls
 from tests.support.factories import tuning_request
 from tests.support.service.scripted_network import (
     RESET,

@@ -6,11 +6,11 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Generic
 
-from batchwright_service.client.core import PAGE_SIZE, Core, FollowedT, Resource
-from batchwright_service.client.protocol import Call, path_of
-from batchwright_service.domain.bulk import MOST_IDS, BulkAction, BulkResult, BulkSubmission
-from batchwright_service.domain.states import State
-from batchwright_service.domain.work import Event, Page, RowT
+from batchwright.client.core import PAGE_SIZE, Core, FollowedT, Resource
+from batchwright.client.documents.bulk import MOST_IDS, BulkAction, BulkResult, BulkSubmission
+from batchwright.client.documents.states import State
+from batchwright.client.documents.work import Event, Page, RowT
+from batchwright.client.protocol import Call, path_of
 
 
 def search_query(

@@ -21,8 +21,8 @@ from __future__ import annotations
 
 from http import HTTPStatus
 
-from batchwright_service.client.documents import Tuning
-from batchwright_service.domain.problems import PROBLEM_TYPE_PREFIX, Problem
+from batchwright.client.documents.problems import PROBLEM_TYPE_PREFIX, Problem
+from batchwright.client.sdk_documents import Tuning
 
 NOT_A_PROBLEM = "not-a-problem-document"
 """Code of an error that did not come from the service itself, such as a proxy's page."""

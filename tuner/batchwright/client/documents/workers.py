@@ -11,10 +11,10 @@ from typing import Annotated
 
 from pydantic import Field
 
+from batchwright.client.documents.states import State, WorkKind
 from batchwright.hardware.matching import kind_of
 from batchwright.schemas.base import Document, NonNegativeFloat, NonNegativeInt, PositiveInt
 from batchwright.schemas.results import DeviceInfo
-from batchwright_service.domain.states import State, WorkKind
 
 
 class DeviceMemory(Document):

@@ -7,19 +7,11 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from datetime import datetime
 from urllib.parse import quote
 
-from batchwright.exports.base import Export, ExportFormat, ExportOptions
-from batchwright.library.recommendation import Recommendation
-from batchwright.schemas.requests import Objective, TuningRequest
-from batchwright.schemas.workload import Precision
-from batchwright_service.client.core import PAGE_SIZE, Core, Resource
-from batchwright_service.client.documents import Tuning
-from batchwright_service.client.errors import TuningFailedError
-from batchwright_service.client.protocol import Call, creation_call, path_of
-from batchwright_service.client.resources.work import AsyncWork, search_query
-from batchwright_service.domain.exports import ExportFormatList
-from batchwright_service.domain.staleness import Staleness
-from batchwright_service.domain.states import State
-from batchwright_service.domain.work import (
+from batchwright.client.core import PAGE_SIZE, Core, Resource
+from batchwright.client.documents.exports import ExportFormatList
+from batchwright.client.documents.staleness import Staleness
+from batchwright.client.documents.states import State
+from batchwright.client.documents.work import (
     ProbeList,
     RecommendationPage,
     RecommendationSummary,
@@ -28,6 +20,14 @@ from batchwright_service.domain.work import (
     TuningSubmission,
     TuningSummary,
 )
+from batchwright.client.errors import TuningFailedError
+from batchwright.client.protocol import Call, creation_call, path_of
+from batchwright.client.resources.work import AsyncWork, search_query
+from batchwright.client.sdk_documents import Tuning
+from batchwright.exports.base import Export, ExportFormat, ExportOptions
+from batchwright.library.recommendation import Recommendation
+from batchwright.schemas.requests import Objective, TuningRequest
+from batchwright.schemas.workload import Precision
 
 _TUNINGS, _RECOMMENDATIONS, _EXPORTS = "/v1/tunings", "/v1/recommendations", "/v1/exports"
 

@@ -16,13 +16,7 @@ import pytest
 from pydantic import ValidationError
 from typing_extensions import override
 
-from batchwright.errors import WorkloadError
-from batchwright.exports.base import ExportOptions
-from batchwright.schemas.estimates import EstimateRequest
-from batchwright.schemas.requests import TrainingRequest
-from batchwright.schemas.training import TrainingResult
-from batchwright.training.launching.run_directory import RunPaths
-from batchwright_service.client import (
+from batchwright.client import (
     ApiError,
     AsyncClient,
     Client,
@@ -30,9 +24,15 @@ from batchwright_service.client import (
     NotFoundError,
     TuningFailedError,
 )
-from batchwright_service.client.resources.api import AsyncCalls
-from batchwright_service.domain.states import State, WorkKind
-from batchwright_service.domain.work import Event, EventKind
+from batchwright.client.documents.states import State, WorkKind
+from batchwright.client.documents.work import Event, EventKind
+from batchwright.client.resources.api import AsyncCalls
+from batchwright.errors import WorkloadError
+from batchwright.exports.base import ExportOptions
+from batchwright.schemas.estimates import EstimateRequest
+from batchwright.schemas.requests import TrainingRequest
+from batchwright.schemas.training import TrainingResult
+from batchwright.training.launching.run_directory import RunPaths
 from batchwright_service.worker.executors.base import GraceSeconds, OnProgress, TrainingRun
 from tests.support.factories import mlp_spec, recommendation, tuning_request
 from tests.support.paths import OPENAPI

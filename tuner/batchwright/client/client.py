@@ -8,13 +8,13 @@ from typing import Self
 
 import httpx
 
-from batchwright_service.client import sync
-from batchwright_service.client.core import Core
-from batchwright_service.client.errors import ClientError
-from batchwright_service.client.resources.api import AsyncCalls
-from batchwright_service.client.retries import RetryPolicy
-from batchwright_service.client.sync import Blocking
-from batchwright_service.client.transport import AsyncTransport, BlockingTransport
+from batchwright.client import sync
+from batchwright.client.core import Core
+from batchwright.client.errors import ClientError
+from batchwright.client.resources.api import AsyncCalls
+from batchwright.client.retries import RetryPolicy
+from batchwright.client.sync import Blocking
+from batchwright.client.transport import AsyncTransport, BlockingTransport
 
 DEFAULT_URL = "http://127.0.0.1:8000"
 API_KEY_VARIABLE = "BATCHWRIGHT_API_KEY"

@@ -5,8 +5,8 @@ from __future__ import annotations
 from datetime import datetime
 from enum import StrEnum
 
+from batchwright.client.documents.work import Page
 from batchwright.schemas.base import Document, PositiveInt
-from batchwright_service.domain.work import Page
 
 
 class AuditAction(StrEnum):

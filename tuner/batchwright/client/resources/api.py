@@ -5,19 +5,13 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Sequence
 from datetime import datetime
 
-from batchwright.schemas.estimates import Estimate, EstimateRequest
-from batchwright.schemas.gpus import Gpu
-from batchwright_service.client.core import PAGE_SIZE, Core, Resource
-from batchwright_service.client.protocol import Call, DocumentT, path_of
-from batchwright_service.client.resources.jobs import AsyncJobs
-from batchwright_service.client.resources.tunings import AsyncRecommendations, AsyncTunings
-from batchwright_service.client.resources.webhooks import AsyncWebhooks
-from batchwright_service.domain.api_keys import ApiKey, CreatedKey, KeyList, KeySubmission, Scope
-from batchwright_service.domain.audit import AuditAction, AuditEntry, AuditPage
-from batchwright_service.domain.commands import CommandList, RegisteredCommand
-from batchwright_service.domain.fleet import Fleet
-from batchwright_service.domain.work import GpuList
-from batchwright_service.domain.workers import (
+from batchwright.client.core import PAGE_SIZE, Core, Resource
+from batchwright.client.documents.api_keys import ApiKey, CreatedKey, KeyList, KeySubmission, Scope
+from batchwright.client.documents.audit import AuditAction, AuditEntry, AuditPage
+from batchwright.client.documents.commands import CommandList, RegisteredCommand
+from batchwright.client.documents.fleet import Fleet
+from batchwright.client.documents.work import GpuList
+from batchwright.client.documents.workers import (
     DeviceList,
     DeviceStatus,
     Health,
@@ -28,6 +22,12 @@ from batchwright_service.domain.workers import (
     QueueEntry,
     Summary,
 )
+from batchwright.client.protocol import Call, DocumentT, path_of
+from batchwright.client.resources.jobs import AsyncJobs
+from batchwright.client.resources.tunings import AsyncRecommendations, AsyncTunings
+from batchwright.client.resources.webhooks import AsyncWebhooks
+from batchwright.schemas.estimates import Estimate, EstimateRequest
+from batchwright.schemas.gpus import Gpu
 
 _KEYS = "/v1/keys"
 _LONGEST_QUEUE_SECONDS = 15.0

@@ -7,9 +7,9 @@ from typing import Annotated
 
 from pydantic import Field
 
+from batchwright.client.documents.problems import Problem
+from batchwright.client.documents.states import State
 from batchwright.schemas.base import Document
-from batchwright_service.domain.problems import Problem
-from batchwright_service.domain.states import State
 
 MOST_IDS = 100
 """Pieces of work of one request, which changes all of them in one transaction."""

@@ -9,8 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from batchwright.schemas.estimates import EstimateRequest
-from batchwright_service.client import (
+from batchwright.client import (
     ApiError,
     AsyncClient,
     Call,
@@ -26,10 +25,11 @@ from batchwright_service.client import (
     ServiceUnavailableError,
     UnexpectedResponseError,
 )
-from batchwright_service.client.protocol import retry_after
-from batchwright_service.client.resources.api import AsyncCalls
-from batchwright_service.domain.work import TuningPage
-from batchwright_service.domain.workers import Health
+from batchwright.client.documents.work import TuningPage
+from batchwright.client.documents.workers import Health
+from batchwright.client.protocol import retry_after
+from batchwright.client.resources.api import AsyncCalls
+from batchwright.schemas.estimates import EstimateRequest
 from tests.support.factories import mlp_spec, tuning_request
 from tests.support.service.scripted_network import (
     RESET,

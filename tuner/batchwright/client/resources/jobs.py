@@ -5,14 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from batchwright.schemas.recommendation import Recommendation
-from batchwright.schemas.requests import TrainingRequest
-from batchwright_service.client.core import Core
-from batchwright_service.client.documents import Job
-from batchwright_service.client.protocol import Call, creation_call, path_of
-from batchwright_service.client.resources.work import AsyncWork
-from batchwright_service.domain.exports import ExportRequest
-from batchwright_service.domain.work import (
+from batchwright.client.core import Core
+from batchwright.client.documents.exports import ExportRequest
+from batchwright.client.documents.work import (
     Checkpoint,
     CheckpointList,
     ConfiguredJob,
@@ -20,6 +15,11 @@ from batchwright_service.domain.work import (
     JobSubmission,
     JobSummary,
 )
+from batchwright.client.protocol import Call, creation_call, path_of
+from batchwright.client.resources.work import AsyncWork
+from batchwright.client.sdk_documents import Job
+from batchwright.schemas.recommendation import Recommendation
+from batchwright.schemas.requests import TrainingRequest
 
 _JOBS = "/v1/jobs"
 

@@ -11,6 +11,10 @@ from typing import Annotated, Generic, Literal, Self, TypeVar
 
 from pydantic import Field, model_validator
 
+from batchwright.client.documents.exports import ExportRequest
+from batchwright.client.documents.problems import Problem
+from batchwright.client.documents.staleness import Staleness
+from batchwright.client.documents.states import State
 from batchwright.exports.base import Export
 from batchwright.schemas.base import Document, NonNegativeFloat, NonNegativeInt, PositiveInt
 from batchwright.schemas.gpus import Gpu
@@ -20,10 +24,6 @@ from batchwright.schemas.requests import DeviceId, Named, Objective, TrainingReq
 from batchwright.schemas.results import ProbeResult
 from batchwright.schemas.training import RunCourse, RunProgress, TrainingResult
 from batchwright.schemas.workload import Precision
-from batchwright_service.domain.exports import ExportRequest
-from batchwright_service.domain.problems import Problem
-from batchwright_service.domain.staleness import Staleness
-from batchwright_service.domain.states import State
 
 RowT = TypeVar("RowT", bound=Document)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
-from batchwright_service.client.errors import ClientError
+from batchwright.client.errors import ClientError
 
 
 @dataclass(frozen=True)

@@ -14,9 +14,9 @@ import httpx
 from httpx_sse import ServerSentEvent
 from pydantic import BaseModel, ValidationError
 
-from batchwright_service.client.errors import NOT_A_PROBLEM, ApiError, UnexpectedResponseError, api_error
-from batchwright_service.domain.problems import PROBLEM_TYPE_PREFIX, Problem
-from batchwright_service.domain.work import Event, EventKind
+from batchwright.client.documents.problems import PROBLEM_TYPE_PREFIX, Problem
+from batchwright.client.documents.work import Event, EventKind
+from batchwright.client.errors import NOT_A_PROBLEM, ApiError, UnexpectedResponseError, api_error
 
 DocumentT = TypeVar("DocumentT", bound=BaseModel)
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Sequence
 
-from batchwright_service.client.core import PAGE_SIZE, Resource
-from batchwright_service.client.protocol import Call, path_of
-from batchwright_service.domain.webhooks import (
+from batchwright.client.core import PAGE_SIZE, Resource
+from batchwright.client.documents.webhooks import (
     DEFAULT_OVERLAP_SECONDS,
     Delivery,
     DeliveryPage,
@@ -18,6 +17,7 @@ from batchwright_service.domain.webhooks import (
     WebhookSubmission,
     WebhookWithSecret,
 )
+from batchwright.client.protocol import Call, path_of
 
 _WEBHOOKS = "/v1/webhooks"
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from batchwright.client.documents import work
 from batchwright.library.recommendation import Recommendation
-from batchwright_service.domain import work
 
 
 class Tuning(work.Tuning):

@@ -11,10 +11,10 @@ from tempfile import TemporaryDirectory
 import pytest
 from typing_extensions import override
 
+from batchwright.client.documents.api_keys import Scope
+from batchwright.client.documents.states import State
 from batchwright.errors import WorkloadError
-from batchwright_service.domain.api_keys import Scope
 from batchwright_service.domain.key_texts import make_key
-from batchwright_service.domain.states import State
 from tests.support.factories import tuning_request
 from tests.support.paths import EXAMPLES
 from tests.support.service.processes import spoken

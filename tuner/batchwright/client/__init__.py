@@ -2,7 +2,7 @@
 
 ::
 
-    from batchwright_service.client import Client
+    from batchwright import Client
 
     with Client("http://127.0.0.1:8000") as client:
         recommendation = client.tunings.tune(request)
@@ -13,18 +13,18 @@
 1. ``client`` opens connections; ``sync`` runs the coroutines below without an event loop.
 2. ``resources`` has every call once, as a coroutine; ``resources.work`` has those that tunings and jobs share.
 3. ``core`` retries within a retry budget (``retries``), waits with long polls, resumes streams and follows pages.
-4. ``protocol`` builds requests and parses responses; ``etag_cache`` keeps the latest documents. ``documents`` gives
-   recommendations the library's methods.
+4. ``protocol`` builds requests and parses responses; ``etag_cache`` keeps the latest documents. ``documents`` are
+   those of the API; ``sdk_documents`` gives recommendations the library's methods.
 5. ``transport`` alone sends. ``errors`` has the exceptions, which carry the service's problem document.
 
 Where a new thing goes: a call, ``resources``; a resource, also ``sync``; an error of a status, ``errors``.
 
-The package may import ``batchwright_service.domain``, ``batchwright.schemas``, ``batchwright.exports.base`` and
-``batchwright.library.recommendation``; nothing else of the service.
+The package may import ``batchwright.library.recommendation``, and what ``documents`` may import. It needs nothing of
+the service.
 """
 
-from batchwright_service.client.client import AsyncClient, Client
-from batchwright_service.client.errors import (
+from batchwright.client.client import AsyncClient, Client
+from batchwright.client.errors import (
     ApiError,
     ClientError,
     ConflictError,
@@ -39,8 +39,8 @@ from batchwright_service.client.errors import (
     UnexpectedResponseError,
     WaitTimeoutError,
 )
-from batchwright_service.client.protocol import Call
-from batchwright_service.client.sync import (
+from batchwright.client.protocol import Call
+from batchwright.client.sync import (
     Commands,
     Devices,
     Estimates,

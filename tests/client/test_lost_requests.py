@@ -16,11 +16,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from batchwright.schemas.requests import TrainingRequest
-from batchwright_service.client import (
+from batchwright.client import (
     InvalidRequestError,
 )
-from batchwright_service.client.resources.api import AsyncCalls
+from batchwright.client.resources.api import AsyncCalls
+from batchwright.schemas.requests import TrainingRequest
 from tests.support.factories import recommendation, tuning_request
 from tests.support.service.running import Running, StartService
 from tests.support.service.scripted import ScriptedRunner, until_stopped

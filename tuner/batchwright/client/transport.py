@@ -1,7 +1,7 @@
 """Requests, streams and a clock for the core: over blocking sockets and over asyncio.
 
 The core is written once, as coroutines. With ``BlockingTransport`` a coroutine is never suspended, because each call
-below blocks, so that ``batchwright_service.client.sync`` runs it to its end without an event loop.
+below blocks, so that ``batchwright.client.sync`` runs it to its end without an event loop.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from typing import Any
 import httpx
 from httpx_sse import EventSource, ServerSentEvent, SSEError
 
-from batchwright_service.client.errors import ClientError, ConnectionFailedError, UnexpectedResponseError
-from batchwright_service.client.protocol import Call
+from batchwright.client.errors import ClientError, ConnectionFailedError, UnexpectedResponseError
+from batchwright.client.protocol import Call
 
 _CONNECT_SECONDS = 10.0
 """A reachable host accepts a connection within milliseconds."""

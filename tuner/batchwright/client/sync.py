@@ -1,4 +1,4 @@
-"""Blocking versions of the calls in ``batchwright_service.client.resources``, over the blocking transport.
+"""Blocking versions of the calls in ``batchwright.client.resources``, over the blocking transport.
 
 A coroutine that is never suspended ends at its first ``send``, so that no event loop is needed, and the blocking client
 may be used from any thread, whether an event loop runs there or not.
@@ -10,9 +10,9 @@ import functools
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterator
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
 
-from batchwright_service.client.core import FollowedT
-from batchwright_service.client.documents import Job, Tuning
-from batchwright_service.client.resources.api import (
+from batchwright.client.core import FollowedT
+from batchwright.client.documents.work import JobSummary, RowT, TuningSummary
+from batchwright.client.resources.api import (
     AsyncAudit,
     AsyncCommands,
     AsyncDevices,
@@ -21,11 +21,11 @@ from batchwright_service.client.resources.api import (
     AsyncKeys,
     AsyncQueue,
 )
-from batchwright_service.client.resources.jobs import AsyncJobs
-from batchwright_service.client.resources.tunings import AsyncRecommendations, AsyncTunings
-from batchwright_service.client.resources.webhooks import AsyncWebhooks
-from batchwright_service.client.resources.work import AsyncWork
-from batchwright_service.domain.work import JobSummary, RowT, TuningSummary
+from batchwright.client.resources.jobs import AsyncJobs
+from batchwright.client.resources.tunings import AsyncRecommendations, AsyncTunings
+from batchwright.client.resources.webhooks import AsyncWebhooks
+from batchwright.client.resources.work import AsyncWork
+from batchwright.client.sdk_documents import Job, Tuning
 
 CallsT_co = TypeVar("CallsT_co", covariant=True)
 ResultT = TypeVar("ResultT")

@@ -1,1 +1,0 @@
-"""Tests of ``batchwright_service.client``."""
