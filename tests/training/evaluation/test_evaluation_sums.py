@@ -10,8 +10,7 @@ from batchwright.errors import WorkloadError
 from batchwright.training.accumulation.collectives import Ranks
 from batchwright.training.evaluation.evaluation_sums import BatchSums, EvaluationFigures, figures
 from batchwright.training.evaluation.library_metrics import LibraryMetrics
-from batchwright.workloads.base import LabelScores, LossTerms
-from batchwright.workloads.causal.preference_pairs import RewardScores
+from batchwright.workloads.base import LabelScores, LossTerms, RewardScores
 
 
 def sums_of(terms: LossTerms, scores: LabelScores | RewardScores | None = None) -> BatchSums:

@@ -94,6 +94,23 @@ class ScoresLabels(Protocol):
         """Run the forward pass of ``loss_terms``. Return its terms, logits and labels."""
 
 
+class RewardScores(NamedTuple):
+    """A batch's loss terms, with the rewards of its preference pairs."""
+
+    terms: LossTerms
+    """As ``loss_terms`` returns them."""
+    rewards: Tensor
+    """``(pairs, 2)``: the reward of the chosen completion, and of the rejected one. Without a graph."""
+
+
+@runtime_checkable
+class ScoresRewards(Protocol):
+    """Optional: the loss with the rewards of preference pairs, for the metrics of an evaluation."""
+
+    def score_rewards(self, model: nn.Module, batch: Batch) -> RewardScores:
+        """Run the forward pass of ``loss_terms``. Return its terms and the rewards."""
+
+
 class Samples(Protocol):
     """Samples with a length and random access: a list, an array, a map-style ``torch.utils.data.Dataset``."""
 

@@ -20,8 +20,7 @@ from batchwright.schemas.dataset.evaluation_spec import REWARD_METRICS, MetricNa
 from batchwright.schemas.training import MicroBatchSplit
 from batchwright.training.evaluation.library_metrics import LibraryMetrics
 from batchwright.training.micro_batches.loss_window import check_pairs, sum_by_name
-from batchwright.workloads.base import IGNORED_LABEL, LabelScores, LossTerms
-from batchwright.workloads.causal.preference_pairs import RewardScores
+from batchwright.workloads.base import IGNORED_LABEL, LabelScores, LossTerms, RewardScores
 
 Scores: TypeAlias = LabelScores | RewardScores
 """The result of a batch that metrics are computed from."""

@@ -37,9 +37,16 @@ from batchwright.training.micro_batches.rng_state import RandomState
 from batchwright.training.micro_batches.splitting import to_device
 from batchwright.training.precision import autocast
 from batchwright.training.update_engine import UpdateEngine
-from batchwright.workloads.base import Batch, LabelScores, LossTerms, ScoresLabels, Workload
+from batchwright.workloads.base import (
+    Batch,
+    LabelScores,
+    LossTerms,
+    RewardScores,
+    ScoresLabels,
+    ScoresRewards,
+    Workload,
+)
 from batchwright.workloads.build import build_workload
-from batchwright.workloads.causal.preference_pairs import PreferenceWorkload, RewardScores
 from batchwright.workloads.required_packages import needs_labels
 
 _EPOCH = 0
@@ -88,7 +95,7 @@ class Evaluator:
         self._spec = spec
         self._workload = workload
         self._score = _scoring(workload, evaluation)
-        self._kind_of_scores = RewardScores if isinstance(workload, PreferenceWorkload) else LabelScores
+        self._kind_of_scores = RewardScores if isinstance(workload, ScoresRewards) else LabelScores
         self._metrics = evaluation.metrics
         self._data = data
         self._engine = engine
@@ -297,7 +304,7 @@ def _scoring(workload: Workload, evaluation: EvaluationSpec) -> Callable[[nn.Mod
     Raises:
         SpecError: when a metric needs labels, and the workload has none.
     """
-    if isinstance(workload, PreferenceWorkload):
+    if isinstance(workload, ScoresRewards):
         return workload.score_rewards if evaluation.metrics else None
     if not needs_labels(evaluation):
         return None

@@ -6,13 +6,13 @@ Sources: Rafailov et al. 2023 (the loss `sigmoid`), Mitchell 2023 (label smoothi
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 - torch's own idiom
 
 from batchwright.schemas.dataset.preference_spec import PreferenceSpec
-from batchwright.workloads.base import IGNORED_LABEL, LossTerms, cross_entropies, random_tokens
+from batchwright.workloads.base import IGNORED_LABEL, LossTerms, RewardScores, cross_entropies, random_tokens
 from batchwright.workloads.causal.decoders import vocabulary_size_of
 from batchwright.workloads.causal.reference_policy import as_reference
 
@@ -21,15 +21,6 @@ TransformersConfig: TypeAlias = Any
 
 _SIDES = 2
 """The chosen completion, then the rejected one."""
-
-
-class RewardScores(NamedTuple):
-    """A batch's loss terms, with the rewards of its preference pairs."""
-
-    terms: LossTerms
-    """As ``loss_terms`` returns them."""
-    rewards: Tensor
-    """``(pairs, 2)``: the reward of the chosen completion, and of the rejected one. Without a graph."""
 
 
 class PreferenceWorkload:
