@@ -52,7 +52,7 @@ TEST_PROCESSES ?= 4
 test: $(VENV)/dev $(VENV)/docs $(VENV)/browser  ## Install what the tests need, and run them
 	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist worksteal --processor-budget 900
 
-thorough-test: $(VENV)/dev $(VENV)/docs $(VENV)/browser  ## Run the tests that `make test` leaves out for their length
+thorough-test: $(VENV)/bench $(VENV)/docs $(VENV)/browser  ## Run the tests that `make test` leaves out for their length
 	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -m thorough -n $(TEST_PROCESSES) --dist worksteal
 
 # MKL's packing buffers are those of its code for Intel's processors, which a preloaded library has it run on any make.
@@ -127,7 +127,7 @@ $(VENV)/bench: $(VENV)/dev
 	$(PIP) -e '.[bench]'
 	@touch $@
 
-bench-install: $(VENV)/bench  ## Install the frameworks that the benchmarks compare with
+bench-install: $(VENV)/bench  ## Install the frameworks that the benchmarks compare with, and the recipes tune
 
 bench: bench-install  ## Reproduce the figures of benchmarks/results/
 	$(BIN)/python benchmarks/search_oracles.py

@@ -28,7 +28,7 @@ from tests.support.paths import OPENAPI, ROOT
 from tests.support.service.processes import LISTENS, spoken
 
 DOCS = ROOT / "docs"
-PAGES = {path.stem: path.read_text() for path in sorted(DOCS.glob("*.md"))}
+PAGES = {str(path.relative_to(DOCS).with_suffix("")): path.read_text() for path in sorted(DOCS.rglob("*.md"))}
 SHORT = {"deployment", "library", "side-by-side", "troubleshooting"}
 """Pages that take less than three seconds to follow."""
 RUN = [
@@ -100,14 +100,14 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_every_page_is_in_the_site(site: Path) -> None:
     """Each document becomes a page, and the first one leads to all others."""
-    assert {path.stem for path in site.glob("*.html")} == set(PAGES) | {"404"}
-    linked = set(re.findall(r"\]\(([\w-]+)\.md\)", PAGES["index"]))
+    assert {str(path.relative_to(site).with_suffix("")) for path in site.rglob("*.html")} == set(PAGES) | {"404"}
+    linked = set(re.findall(r"\]\(([\w/-]+)\.md\)", PAGES["index"]))
     assert linked == set(PAGES) - {"index"}
 
 
 def test_nothing_is_loaded_from_another_origin(site: Path) -> None:
     """No script, style, picture or frame; the theme's one script that would fetch a renderer finds no diagram."""
-    pages = {path.name: path.read_text() for path in site.glob("*.html")}
+    pages = {path.name: path.read_text() for path in site.rglob("*.html")}
     loading = (
         r'<(?:script|img|iframe|source|link rel="(?:stylesheet|preconnect|icon)")[^>]*(?:src|href|srcset)="https?:'
     )

@@ -222,7 +222,7 @@ def test_every_path_named_exists(document: str) -> None:
     assert len(list(named_paths((ROOT / document).read_text()))) > 5
 
 
-@pytest.mark.parametrize("page", sorted((ROOT / "docs").glob("*.md")), ids=lambda path: path.stem)
+@pytest.mark.parametrize("page", sorted((ROOT / "docs").rglob("*.md")), ids=lambda path: path.stem)
 def test_every_path_of_a_page_exists(page: Path) -> None:
     """Files of the repository and other pages."""
     assert missing_paths(ROOT, page) == []

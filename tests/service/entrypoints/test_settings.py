@@ -54,7 +54,7 @@ def test_every_variable_that_we_read_or_set_is_known() -> None:
     """Names in our sources and documents: settings, or listed as others."""
     places = [*(ROOT / "tuner").rglob("*.py"), *(ROOT / "service").rglob("*.py"), *(ROOT / "examples").glob("*.py")]
     places += [ROOT / "README.md", ROOT / "SECURITY.md", ROOT / "Makefile", ROOT / "docker" / "Dockerfile"]
-    places += (ROOT / "docs").glob("*.md")
+    places += (ROOT / "docs").rglob("*.md")
     text = "\n".join(place.read_text() for place in places)
     names = set(re.findall(r"BATCHWRIGHT_[A-Z][A-Z_]*[A-Z]", text))
     assert len(names) > 15
