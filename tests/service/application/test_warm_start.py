@@ -5,14 +5,11 @@ from __future__ import annotations
 import random
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
-from alembic import command
-from sqlalchemy import text
 
 from batchwright.client import Client
 from batchwright.client.documents.states import State, WorkKind
@@ -36,10 +33,8 @@ from batchwright_service.domain.callers import KEYLESS
 from batchwright_service.domain.identifiers import IdentifierSource
 from batchwright_service.fast_path.queue_positions import QueuePositions
 from batchwright_service.registry.registered_commands import RegisteredCommands
-from batchwright_service.store.database.engine import open_engine, write_transaction
-from batchwright_service.store.database.migrate import configuration, upgrade
 from batchwright_service.store.models import Ending, WorkItem
-from batchwright_service.store.store import Store, open_store
+from batchwright_service.store.store import Store
 from batchwright_service.worker.coordinator import Coordinator
 from batchwright_service.worker.executors.inline import InlineExecutor
 from batchwright_service.worker.settings import WorkerSettings
@@ -416,30 +411,6 @@ def test_the_store_keeps_what_leads_a_tuning(store: Store, new_id: NewId) -> Non
     assert led.warm_start_from == "rec_1"
     listed = {row.id: row.warm_start_from for row in store.work.newest(WorkKind.TUNING, 2)}
     assert listed == {led.id: "rec_1", plain.id: None}
-
-
-@pytest.mark.thorough
-def test_a_database_from_before_goes_on(database_url: str, new_id: NewId) -> None:
-    """Tunings that are there already keep no question: they are read as ever, are served, and lead nothing."""
-    engine = open_engine(database_url)
-    upgrade(engine)
-    store = Store(engine)
-    served = serving(store)
-    submit(store)
-    found = work_off(store, served)
-    with write_transaction(engine) as connection:
-        command.downgrade(configuration(connection), "0002_keys")
-        columns = connection.execute(text("SELECT * FROM work_items")).keys()
-        assert not {"request_fingerprint", "question", "warm_start_from"} & set(columns)
-    engine.dispose()
-    again = open_store(database_url)
-    assert again.work.newest(WorkKind.TUNING, 1)[0].warm_start_from is None
-    assert submit(again)[0].recommendation == found
-    serving(again, UPGRADED)
-    tuning, queued = submit(again)
-    assert (queued, tuning.warm_start_from) == (True, None)
-    again.submissions.add(replace(new_work(new_id("tun")), request_fingerprint="0" * 64))
-    again.close()
 
 
 # --- over HTTP ---

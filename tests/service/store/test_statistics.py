@@ -9,10 +9,9 @@ from batchwright.client.documents.problems import Problem
 from batchwright.client.documents.states import State, WorkKind
 from batchwright_service.store import statistics
 from batchwright_service.store.database.engine import read_transaction, write_transaction
-from batchwright_service.store.database.migrate import upgrade
 from batchwright_service.store.database.schema import held_slots, now_ms, recommendation_hits
 from batchwright_service.store.models import Ending, WorkTotal
-from batchwright_service.store.store import Store, open_store
+from batchwright_service.store.store import Store
 from tests.support.service.scripted import SERVED, new_work
 from tests.support.service.stores import NewId, claimed, engine_at, set_work
 
@@ -115,24 +114,6 @@ def test_answers_are_added_up_by_the_hour(store: Store, database_url: str) -> No
         (3, 1),
         (13, 21),
     ]
-
-
-def test_the_causes_of_old_failures_are_found(database_url: str) -> None:
-    """A database of before has them in its problems."""
-    with engine_at(database_url) as engine:
-        upgrade(engine, "0005_sessions")
-        given = vars(new_work("tun_1")) | {"state": "FAILED", "created_at": 1, "updated_at": 2, "ended_at": 3}
-        problem = Problem(type="urn:x", title="t", detail="d", code="worker-lost").model_dump_json()
-        row = {name: value for name, value in given.items() if value is not None and name != "names"} | {
-            "problem": problem
-        }
-        names, places = ", ".join(row), ", ".join(f":{name}" for name in row)
-        with write_transaction(engine) as connection:
-            connection.execute(text(f"INSERT INTO work_items ({names}) VALUES ({places})"), row)  # noqa: S608 - ours
-    store = open_store(database_url)
-    (group,) = store.statistics.totals(None).failures
-    assert (group.code, group.message, group.newest_id) == ("worker-lost", "d", "tun_1")
-    store.close()
 
 
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)

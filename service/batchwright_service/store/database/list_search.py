@@ -36,7 +36,7 @@ _SEARCHED = {
     "work_items": ("name", "project", "labels", "model", "device", "hardware", "fingerprint", "id"),
     "recommendations": ("name", "project", "labels", "model", "device", "device_name", "fingerprint", "id"),
 }
-"""The searched columns. The index has the same expression: see revision 0016."""
+"""The searched columns. The index has the same expression: see revision 0001."""
 
 _NUMBERS = {"priority", "probes", "ended", "samples_per_second", "peak", "effective_batch_size"}
 """Sorts whose values are numbers; the others sort texts."""

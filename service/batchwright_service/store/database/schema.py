@@ -340,7 +340,7 @@ audit_log = Table(
     Column("detail", String(300)),
     sqlite_autoincrement=True,
 )
-"""Who did what, written in the transaction of the act. A trigger refuses changes of rows (revision 0018)."""
+"""Who did what, written in the transaction of the act. A trigger refuses changes of rows (revision 0001)."""
 
 for _columns in (["at"], ["action", "id"], ["key_id", "id"], ["object_id", "id"]):
     Index(f"audit_log_by_{_columns[0]}", *(audit_log.c[name] for name in _columns))

@@ -14,8 +14,3 @@ depends_on = None
 def upgrade() -> None:
     """Apply it."""
     ${upgrades if upgrades else "pass"}
-
-
-def downgrade() -> None:
-    """Undo it."""
-    ${downgrades if downgrades else "pass"}

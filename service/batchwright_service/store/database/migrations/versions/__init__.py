@@ -1,5 +1,5 @@
 """List the revisions of the schema, one module each, named `vNNNN_subject`.
 
-A published revision is never changed: a new module names the one before it in `down_revision`. The tests upgrade a
-database from every revision, and compare the result with ``batchwright_service.store.database.schema``.
+A revision is never edited, which a test checks by its hash: a new module names the one before it in `down_revision`.
+There are no downgrades. The tests compare what all revisions make with ``batchwright_service.store.database.schema``.
 """
