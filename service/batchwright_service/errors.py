@@ -8,6 +8,7 @@
     |- StaleLeaseError         a report came after the end of its lease; never reaches HTTP
     |- StoreUnavailableError   the database cannot be reached or written
     |  |- ClaimsCrowdedError   the claims of other processes went first; never reaches HTTP
+    |- NewerDocumentError      a newer version of Batchwright stored a document
     |- NotReadyError           a part of the service does not work
     |- EstimatesBusyError      every slot for estimates is taken
     |- TooManyFollowersError   every connection for long requests is taken
@@ -70,6 +71,13 @@ class StoreUnavailableError(ServiceError):
 
 class ClaimsCrowdedError(StoreUnavailableError):
     """Claims of other processes went first for some seconds. Nothing is wrong: the claim is repeated."""
+
+
+class NewerDocumentError(ServiceError):
+    """A newer version of Batchwright has stored a document in this database."""
+
+    code = "newer-document"
+    title = "A newer version of Batchwright stored this"
 
 
 class NotReadyError(ServiceError):

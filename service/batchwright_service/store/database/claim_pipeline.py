@@ -15,10 +15,12 @@ from sqlalchemy.dialects.postgresql import psycopg as dialect
 from sqlalchemy.exc import DBAPIError
 
 from batchwright_service.store.database.claim_statements import CLAIM_AT_ONCE, LOCK_CLAIMS, Claimer
+from batchwright_service.store.database.schema import StoredDocument, document_in, work_items
 
 _DIALECT: Dialect = dialect.dialect(paramstyle="numeric_dollar")  # type: ignore[no-untyped-call]
 """With parameters in PostgreSQL's own form: psycopg would convert such long statements anew for each claim."""
 _CLAIM = CLAIM_AT_ONCE.compile(dialect=_DIALECT)
+_DOCUMENTS = [column.name for column in work_items.columns if isinstance(column.type, StoredDocument)]
 _IS_PLANNED = "has_plan_of_claims"
 """Key in the information on a connection."""
 _NOBODY = {"own_slot": "", "own_device": "no device", "own_hardware": "", "own_lanes": "[]", "new_owner": ""}
@@ -49,13 +51,19 @@ def claim_and_commit(connection: Connection, claimers: Sequence[Claimer]) -> lis
             for cursor, claimer in zip(cursors, claimers, strict=True):
                 _execute(cursor, claimer.parameters)
             driver.commit()
-        return [cursor.fetchone() for cursor in cursors]
+        return [_with_documents(cursor.fetchone()) for cursor in cursors]
     except psycopg.Error as error:
         if driver.broken or not isinstance(error, (psycopg.IntegrityError, psycopg.errors.LockNotAvailable)):
             connection.invalidate(error)  # its server may be a standby now
         raise DBAPIError.instance(
             _CLAIM.string, (), error, psycopg.Error, connection_invalidated=driver.broken, dialect=connection.dialect
         ) from error
+
+
+def _with_documents(row: Any | None) -> Any | None:  # noqa: ANN401 - a named tuple, whose columns SQLAlchemy does not read
+    """Return a claimed row with the JSON of its documents, as SQLAlchemy returns it elsewhere."""
+    stored = {name: value for name in _DOCUMENTS if (value := getattr(row, name, None)) is not None}
+    return row and row._replace(**{name: document_in(value) for name, value in stored.items()})
 
 
 def _execute(cursor: Any, parameters: Mapping[str, Any]) -> None:  # noqa: ANN401 - psycopg's

@@ -41,6 +41,8 @@ from batchwright.client.documents.workers import ServedDevice
 from batchwright_service.domain.hardware import ANY_DEVICE, need_of_lane
 from batchwright_service.store.database.lanes import json_text, lane_parameter, lanes_of, own_lanes, texts_of
 from batchwright_service.store.database.schema import (
+    DOCUMENT_HEAD,
+    DOCUMENT_TAIL,
     events,
     health,
     held_slots,
@@ -204,7 +206,7 @@ def _claim_at_once() -> Select[Any]:
         taken.c.event_count,
         taken.c.updated_at,
         literal(EventKind.STATE.value),
-        literal('"') + taken.c.state + literal('"'),
+        literal(DOCUMENT_HEAD + '"') + taken.c.state + literal('"' + DOCUMENT_TAIL),
     )
     added = insert(events).from_select(["work_id", "id", "at", "kind", "document"], select(*columns)).cte("added")
     turns = submitters.alias("turns")

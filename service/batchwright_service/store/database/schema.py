@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
+
 from sqlalchemy import (
     BigInteger,
     Boolean,
     Column,
     ColumnElement,
+    Dialect,
     Double,
     ForeignKey,
     Index,
@@ -15,6 +18,7 @@ from sqlalchemy import (
     String,
     Table,
     Text,
+    TypeDecorator,
     false,
     select,
     text,
@@ -22,9 +26,52 @@ from sqlalchemy import (
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.compiler import SQLCompiler
 from sqlalchemy.sql.expression import FunctionElement
+from typing_extensions import override
 
 from batchwright.client.documents.states import HELD_STATES, State
 from batchwright.client.documents.webhooks import DeliveryState
+from batchwright_service.errors import NewerDocumentError
+
+DOCUMENT_VERSION = 1
+"""Version of stored documents. A release whose documents the release before cannot read raises it (a new field is
+enough, since documents forbid unknown fields), and converts those of lower versions in ``StoredDocument``."""
+DOCUMENT_HEAD = f'{{"version":{DOCUMENT_VERSION},"document":'
+DOCUMENT_TAIL = "}"
+"""What stands before and after the JSON of a stored document, for statements that make a document in the database."""
+
+
+class StoredDocument(TypeDecorator[str]):
+    """The JSON of a document, which the database holds with a version.
+
+    Every column of a document has this type, so that statements take and return the JSON alone. Responses and messages
+    that are only sent again have none, and neither has ``hardware``, which statements compare with texts of theirs.
+    """
+
+    impl = Text
+    cache_ok = True
+
+    @override
+    def process_bind_param(self, value: str | None, dialect: Dialect) -> str | None:
+        return None if value is None else DOCUMENT_HEAD + value + DOCUMENT_TAIL
+
+    @override
+    def process_result_value(self, value: str | None, dialect: Dialect) -> str | None:
+        return None if value is None else document_in(value)
+
+
+def document_in(stored: str) -> str:
+    """Return the JSON of a stored document.
+
+    Raises:
+        NewerDocumentError: when a newer version of Batchwright has stored it.
+    """
+    if not stored.startswith(DOCUMENT_HEAD):
+        raise NewerDocumentError(
+            f"the database holds a document of version {json.loads(stored)['version']}, which a newer Batchwright has "
+            f"stored; this one reads version {DOCUMENT_VERSION}. Update this installation"
+        )
+    return stored[len(DOCUMENT_HEAD) : -len(DOCUMENT_TAIL)]
+
 
 metadata = MetaData()
 
@@ -64,15 +111,15 @@ work_items = Table(
     Column("started_at", BigInteger),
     Column("ended_at", BigInteger),
     Column("updated_at", BigInteger, nullable=False),
-    Column("payload", Text, nullable=False),
-    Column("progress", Text),
-    Column("result", Text),
-    Column("problem", Text),
+    Column("payload", StoredDocument, nullable=False),
+    Column("progress", StoredDocument),
+    Column("result", StoredDocument),
+    Column("problem", StoredDocument),
     Column("problem_code", String(64)),
     Column("name", String(120)),
     Column("project", String(63)),
     Column("labels", Text),
-    Column("course", Text),
+    Column("course", StoredDocument),
     Column("sorted_rate", Double, nullable=False, server_default="-1"),
     Column("sorted_peak", BigInteger, nullable=False, server_default="-1"),
 )
@@ -181,7 +228,7 @@ probes = Table(
     Column("work_id", String(64), ForeignKey("work_items.id", ondelete="CASCADE"), primary_key=True),
     Column("ordinal", Integer, primary_key=True),
     Column("recorded_at", BigInteger, nullable=False),
-    Column("document", Text, nullable=False),
+    Column("document", StoredDocument, nullable=False),
 )
 """Results of probes, one per tuning and ordinal."""
 
@@ -192,7 +239,7 @@ events = Table(
     Column("id", Integer, primary_key=True),
     Column("at", BigInteger, nullable=False),
     Column("kind", String(16), nullable=False),
-    Column("document", Text, nullable=False),
+    Column("document", StoredDocument, nullable=False),
 )
 """Events. Ids are numbered per work item under its row lock, so that they become visible in order."""
 
@@ -211,7 +258,7 @@ recommendations = Table(
     Column("gradient_accumulation_steps", BigInteger),
     Column("world_size", Integer, nullable=False),
     Column("effective_batch_size", BigInteger, nullable=False),
-    Column("document", Text, nullable=False),
+    Column("document", StoredDocument, nullable=False),
     Column("precision", String(16), nullable=False, server_default="fp32"),
     Column("objective", String(16), nullable=False, server_default="largest"),
     Column("micro_batch_size", BigInteger),
@@ -225,7 +272,7 @@ recommendations = Table(
     Column("speedup", Double),
     Column("speed_source", String(16)),
     Column("memory_gain", Double),
-    Column("conditions", Text),
+    Column("conditions", StoredDocument),
     Column("request_digest", String(100)),
 )
 """Recommendations: the documents, and the columns of searches and lists. They may outlive their tuning. ``conditions``
@@ -253,7 +300,7 @@ estimate_residuals = Table(
     Column("tuning_id", String(64), primary_key=True),
     Column("hardware", String(400), nullable=False),
     Column("family", String(1000), nullable=False),
-    Column("document", Text, nullable=False),
+    Column("document", StoredDocument, nullable=False),
 )
 """Residuals of estimates, the newest of each hardware and family. They may outlive their tuning."""
 
@@ -265,7 +312,7 @@ workers = Table(
     Column("slot", String(300), primary_key=True),
     Column("owner", String(300), nullable=False),
     Column("heartbeat_at", BigInteger, nullable=False),
-    Column("document", Text, nullable=False),
+    Column("document", StoredDocument, nullable=False),
     Column("device", String(32)),
     Column("hardware", String(400)),
     Column("lease_ms", BigInteger, nullable=False, server_default="0"),
@@ -287,7 +334,7 @@ fleets = Table(
     metadata,
     Column("name", String(400), primary_key=True),
     Column("reported_at", BigInteger, nullable=False),
-    Column("document", Text, nullable=False),
+    Column("document", StoredDocument, nullable=False),
 )
 """The last report of the dispatcher of each cluster; the name is that of the engine with its address."""
 

@@ -23,7 +23,7 @@ from sqlalchemy.sql.dml import ReturningUpdate
 from batchwright.client.documents.states import State
 from batchwright.client.documents.work import EventKind
 from batchwright_service.errors import ConflictError, StaleLeaseError
-from batchwright_service.store.database.schema import events, is_held, now_ms, work_items
+from batchwright_service.store.database.schema import StoredDocument, events, is_held, now_ms, work_items
 from batchwright_service.store.models import Lease
 
 _work = work_items.c
@@ -148,7 +148,7 @@ def _execute(
 def with_event(changing: ReturningUpdate[Any], kind: EventKind, document: str) -> Select[Any]:
     """Return one statement of PostgreSQL that changes a row and adds an event to it."""
     row = changing.cte("changed")
-    columns = (row.c.id, row.c.event_count, row.c.updated_at, literal(kind.value), literal(document))
+    columns = (row.c.id, row.c.event_count, row.c.updated_at, literal(kind.value), literal(document, StoredDocument()))
     added = insert(events).from_select(["work_id", "id", "at", "kind", "document"], select(*columns))
     return select(row).add_cte(added.cte("added"))
 
