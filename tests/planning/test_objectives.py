@@ -20,14 +20,13 @@ from batchwright.cli.display import describe_parts, probe_row, recommendation_pa
 from batchwright.errors import SearchError
 from batchwright.hardware.inventory import cpu
 from batchwright.planning.accumulation import balanced_split, probe_window
-from batchwright.planning.fingerprint import installed_versions, request_fields
+from batchwright.planning.fingerprint import installed_versions
 from batchwright.planning.objectives import alternatives, next_to_time, sizes_for_steps
 from batchwright.planning.parameters import DEFAULT_PARAMETERS
 from batchwright.planning.session import Tuning
 from batchwright.probing.supervisor import ProbeSupervisor
-from batchwright.schemas.base import Document
 from batchwright.schemas.recommendation import Headroom, Proof, Recommendation
-from batchwright.schemas.requests import Objective, ProbeRequest, TuningRequest
+from batchwright.schemas.requests import Objective, ProbeRequest
 from batchwright.schemas.results import ModelSummary, Outcome, ProbeResult, UpdateTiming
 from tests.support.factories import CPU, mlp_spec, plan_of, probe_result, python_spec, tuning_request
 
@@ -490,28 +489,10 @@ def test_alternatives_of_the_whole_share_hold_no_gradients(largest: int) -> None
     assert [other.peak_bytes for other in others] == pytest.approx(known)
 
 
-def without(document: Document, *fields: str) -> dict[str, Any]:
-    """A document as an earlier version stored it."""
-    return {name: value for name, value in document.model_dump(mode="json").items() if name not in fields}
-
-
-def test_documents_of_earlier_versions_are_still_read() -> None:
-    """Requests without an objective, probes without times, recommendations without alternatives."""
-    found = answer("largest", 100, holding(37))
-    request = TuningRequest.model_validate(without(found.request, "objective"))
-    assert request == found.request
-    probe = ProbeResult.model_validate(without(found.evidence.probes[0], "timing", "measures_time"))
-    assert (probe.timing, probe.measures_time) == (None, False)
-    stored = without(found, "alternatives", "choice")
-    assert Recommendation.model_validate(stored).alternatives == ()
-    assert Recommendation.model_validate_json(found.model_dump_json()) == found
-
-
 def test_the_objective_is_part_of_the_request_fingerprint() -> None:
-    """An answer for one is never served for another; what was asked before there were several keeps its fingerprint."""
+    """An answer for one is never served for another."""
     prints = [tuning(item, 100).fingerprint for item in ("largest", "fewest_steps", "fastest")]
     assert len(set(prints)) == 3
-    assert "objective" not in request_fields(tuning_request())
 
 
 # --- on a terminal ---

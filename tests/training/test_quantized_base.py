@@ -14,7 +14,7 @@ from batchwright.errors import CheckpointError, SpecError
 from batchwright.estimation.trace import Category, Trace
 from batchwright.estimation.tracing.session import trace
 from batchwright.hardware.memory_devices.factory import open_device
-from batchwright.planning.fingerprint import relevant_versions, request_content
+from batchwright.planning.fingerprint import relevant_versions
 from batchwright.schemas.requests import TrainingRequest
 from batchwright.schemas.workload import WorkloadSpec
 from batchwright.training.assembly import build_run
@@ -290,15 +290,13 @@ def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_package_is_part_of_what_is_measured() -> None:
-    """Imported early, named by a recommendation; and an adapter without it keeps its fingerprint."""
+    """Imported early, and named by a recommendation."""
     versions = {"bitsandbytes": "0.50.2"}
     packed, plain = recommendation(probed(KINDS[0])), recommendation(probed(None))
     assert "bitsandbytes" in late_imports(packed.request.workload)
     assert "bitsandbytes" not in late_imports(plain.request.workload)
     assert relevant_versions(packed.request.workload, packed.device, versions) == versions
     assert not relevant_versions(plain.request.workload, plain.device, versions)
-    content = request_content(plain.request, plain.device, {})
-    assert "quantization" not in content["spec"]["adapter"]
 
 
 @pytest.mark.parametrize("quantization", KINDS, ids=lambda fields: fields["kind"])

@@ -397,12 +397,11 @@ class RecommendationFilter:
 class RecommendationRow(RecommendationSummary):
     """A recommendation in a list, with the columns by which its staleness is judged."""
 
-    conditions: str | None = Field(default=None, exclude=True)
-    """``Conditions.text``; none of a recommendation without them."""
-    request_digest: str | None = Field(default=None, exclude=True)
+    conditions: str = Field(exclude=True)
+    """``Conditions.text``."""
+    request_digest: str = Field(exclude=True)
     """Digest of the request without versions, with the requested memory limit: equal for requests that one
-    recommendation serves. None of a recommendation that was stored before there were digests, and whose tuning is
-    gone."""
+    recommendation serves."""
 
     @property
     def recommended(self) -> tuple[Any, ...]:

@@ -146,7 +146,7 @@ class SqlRecommendationStore(RecommendationStore):
         with read_transaction(self._engine) as connection:
             found = connection.execute(_listed().where(_recommendation.id.in_(newest))).mappings()
             rows = [mapping.recommendation_row(row) for row in found]
-        return {row.request_digest: row for row in rows if row.request_digest is not None}
+        return {row.request_digest: row for row in rows}
 
     def _searched(
         self, given: dict[str, Any], wanted: RecommendationFilter, limit: int, before: str | None

@@ -207,8 +207,7 @@ def test_a_router_loss_is_refused() -> None:
 
 
 def test_pairs_take_other_memory_than_texts_and_all_losses_the_same() -> None:
-    """A fingerprint tells the first apart, and has no field of the second."""
+    """A fingerprint tells the first apart, and not the second."""
     one, other = pairs_spec(), pairs_spec(loss="ipo", beta=0.5)
     assert memory_part(one) == memory_part(other)
     assert memory_part(one) != memory_part(spec_alone(one))
-    assert "preference" not in memory_part(spec_alone(one))

@@ -13,7 +13,7 @@ from batchwright.schemas.requests import TuningRequest
 from batchwright.schemas.results import DeviceInfo
 from batchwright.schemas.workload import TransformersModel, WorkloadSpec
 
-_LAYOUT = 4
+_LAYOUT = 1
 """Incremented when probing or searching changes so much that stored recommendations are no longer valid."""
 
 
@@ -108,51 +108,30 @@ def _digest(content: dict[str, Any]) -> str:
 
 
 def request_fields(request: TuningRequest) -> dict[str, Any]:
-    """The request without the spec and the place. Fields added later are left out at their default."""
+    """The request without the spec and the place."""
     left_out = {"spec", "device", "hardware", "memory_limit_bytes", "probe_timeout_seconds", "baseline"}
-    if request.objective == "largest":
-        left_out.add("objective")
-    if request.uniform_only is None:
-        left_out.add("uniform_only")
-    if not request.what_if:
-        left_out.add("what_if")
-    if not request.allow_batch_coupling:
-        left_out.add("allow_batch_coupling")
     return request.model_dump(mode="json", exclude=left_out)
 
 
 def memory_part(spec: WorkloadSpec | CommandSpec) -> dict[str, Any]:
     """The part of a spec that memory depends on: without data, schedule, rates, and the time limit of a command."""
     if isinstance(spec, CommandSpec):
-        unset = {name for name in ("name", "arguments", "definition") if not getattr(spec.model, name)}
-        left_out = {"loading_timeout_seconds", *unset}
-        return spec.model_dump(mode="json", exclude={"model": left_out})
-    rates = {"learning_rate", "weight_decay", "betas"}
-    unset = {name for name in ("arguments", "groups") if not getattr(spec.optimizer, name)}
-    groups = {"groups": {"__all__": {"learning_rate", "weight_decay"}}}
-    optimizer = dict.fromkeys(rates | unset, True) | ({} if "groups" in unset else groups)
-    scales = {"alpha", "use_rslora", "init_lora_weights"}
+        return spec.model_dump(mode="json", exclude={"model": {"loading_timeout_seconds"}})
+    rates = {"learning_rate", "weight_decay"}
     exclude: dict[str, Any] = {
         "data": True,
         "evaluation": True,
         "schedule": True,
-        "optimizer": optimizer,
+        "optimizer": {**dict.fromkeys((*rates, "betas"), True), "groups": {"__all__": rates}},
         "model": {"pretrained", "revision"},  # the config says it all
+        "adapter": {"alpha", "use_rslora", "init_lora_weights"},
     }
-    if spec.adapter is not None and spec.adapter.quantization is None:
-        scales.add("quantization")
-    exclude["adapter"] = True if spec.adapter is None else scales
     part = spec.model_dump(mode="json", exclude=exclude)
     part["gradient_clipping"] = spec.gradient_clipping is not None
     part["ema_decay"] = spec.ema_decay is not None
-    part["batch"].pop("packing")
-    if spec.batch.packing is not None:  # the mask of attention is the same in each way of packing
-        part["batch"]["packing"] = True
-    if part.pop("preference") is not None:  # its losses take the same memory
-        part["preference"] = True
-    part.pop("label_smoothing")
-    if spec.label_smoothing:  # takes other kernels, whatever the share
-        part["label_smoothing"] = True
+    part["batch"]["packing"] = spec.batch.packing is not None  # each way of packing has the same mask of attention
+    part["preference"] = spec.preference is not None  # all losses take the same memory
+    part["label_smoothing"] = spec.label_smoothing > 0  # takes other kernels, whatever the share
     decays = [spec.optimizer.weight_decay, *(group.weight_decay or 0.0 for group in spec.optimizer.groups)]
     part["weight_decay"] = max(decays) > 0  # sgd with foreach makes a copy of the gradients for it
     return part

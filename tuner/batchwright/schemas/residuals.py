@@ -41,7 +41,7 @@ class EstimateResidual(Document):
     failed_expected_bytes: int
     """Estimate for that size."""
     context_bytes: NonNegativeInt | None = None
-    """CUDA: measured bytes of a process's context; None where not known, and in residuals of versions before this."""
+    """CUDA: measured bytes of a process's context; None where not known."""
 
 
 class EstimateCorrection(Document):

@@ -337,10 +337,10 @@ class Trainer:
     def _restore(self, weights: Weights, state: State) -> None:
         if not set(weights) <= set(self.model.state_dict()):
             raise CheckpointError(f"{self._checkpoints.directory} holds weights of another model")
-        if state.get("base_sha256") != self._parts.base_sha256:
+        if state["base_sha256"] != self._parts.base_sha256:
             raise CheckpointError(
                 f"{self._checkpoints.directory} was trained beside other frozen weights: SHA-256 "
-                f"{state.get('base_sha256')}, and they now have {self._parts.base_sha256}. Give the model that the run "
+                f"{state['base_sha256']}, and they now have {self._parts.base_sha256}. Give the model that the run "
                 "began with"
             )
         load_weights(self.model, weights)
@@ -352,16 +352,15 @@ class Trainer:
             copy_into(average, saved)
         self.position = Position(**state["position"])
         self._parts.coupling.load_state(**state["coupling"])
-        if "noise scale" in state:  # which checkpoints of earlier versions do not have
-            self.noise_scale.load_state(**state["noise scale"])
-        if self.evaluation is not None and state.get("evaluation") is not None:
+        self.noise_scale.load_state(**state["noise scale"])
+        if self.evaluation is not None and state["evaluation"] is not None:
             note = self.evaluation.load_state(state["evaluation"])
             self.notes += [] if note is None else [note]
-        if state.get("newest") is not None:
+        if state["newest"] is not None:
             newest = TrainingProgress.model_validate(state["newest"])
             self._newest = newest.model_copy(update={"updates": self.request.updates})
-            self._is_reported = state.get("reported", True)
-        self._restore_this_rank(state["ranks"], state.get("proofs"))
+            self._is_reported = state["reported"]
+        self._restore_this_rank(state["ranks"], state["proofs"])
 
     def _restore_this_rank(self, each_rank: list[State], proofs: list[tuple[int, int] | None] | None) -> None:
         """Restore a rank's own state; derive it if the number of ranks has changed."""

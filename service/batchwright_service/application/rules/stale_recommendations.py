@@ -39,8 +39,8 @@ class StaleRecommendations:
 
     def marked(self, rows: Sequence[RecommendationRow]) -> list[RecommendationRow]:
         """Return the rows with their marks; the workers' reports are at most a second old."""
-        judged = self._judge({row.conditions for row in rows if row.conditions is not None})
-        digests = {row.request_digest for row in rows if row.request_digest and _is_stale(row, judged)}
+        judged = self._judge({row.conditions for row in rows})
+        digests = {row.request_digest for row in rows if judged[row.conditions].stale}
         newest = self._newest_of_requests(digests) if digests else {}
         return [_marked(row, judged, newest) for row in rows]
 
@@ -103,17 +103,11 @@ def _texts(judged: Mapping[str, Staleness], *, stale: bool) -> tuple[str, ...]:
     return tuple(text for text, judgement in judged.items() if judgement.stale is stale)
 
 
-def _is_stale(row: RecommendationRow, judged: Mapping[str, Staleness]) -> bool:
-    return row.conditions is not None and judged[row.conditions].stale is True
-
-
 def _marked(
     row: RecommendationRow, judged: Mapping[str, Staleness], newest: Mapping[str, RecommendationRow]
 ) -> RecommendationRow:
-    if row.conditions is None:
-        return row
     found = judged[row.conditions]
-    later = newest.get(row.request_digest or "") if found.stale else None
+    later = newest.get(row.request_digest) if found.stale else None
     if later is not None and later.recommended == row.recommended:
         found = found.model_copy(update={"stale": False, "confirmed_by": later.id})
     elif later is not None:

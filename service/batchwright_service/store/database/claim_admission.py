@@ -5,8 +5,7 @@ the line, each would wait for all before it, until its lock timed out. The serve
 a cost that grows faster than the line. A claimer therefore needs one of a few tickets, advisory locks that its
 transaction holds. One that finds none ends its transaction and sleeps for a random time.
 
-The lock itself serialises the claims (``claim_statements``): processes of earlier versions, which take no ticket, may
-claim beside those that do.
+The lock itself serialises the claims (``claim_statements``); the tickets only keep the line short.
 """
 
 from __future__ import annotations

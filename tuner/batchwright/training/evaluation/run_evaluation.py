@@ -198,8 +198,7 @@ class RunEvaluation:
         """
         self._count = state["count"]
         self._unreported = [EvaluationReport.model_validate(report) for report in state["unreported"]]
-        compares = {"weights": "trained", **state["compares"]}  # which checkpoints of earlier versions do not have
-        changed = [name for name, value in self._compared().items() if compares[name] != value]
+        changed = [name for name, value in self._compared().items() if state["compares"][name] != value]
         if changed:
             return (
                 f"`evaluation.{changed[0]}` is another than before, so that earlier evaluations do not compare: the "

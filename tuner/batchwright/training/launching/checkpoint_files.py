@@ -18,7 +18,7 @@ from batchwright.errors import CheckpointError, DamagedCheckpointError
 from batchwright.schemas.base import Document, NonNegativeInt
 from batchwright.system.files import write_atomically
 
-_LAYOUT = 3
+_LAYOUT = 1
 _MANIFEST = "manifest.json"
 _FOLDER = re.compile(r"update-(\d{8,})")
 

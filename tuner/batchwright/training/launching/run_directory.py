@@ -18,7 +18,6 @@ from batchwright.schemas.dataset.evaluation_spec import EvaluationSpec
 from batchwright.schemas.recommendation import Recommendation
 from batchwright.schemas.requests import TrainingRequest
 from batchwright.schemas.training import TrainingProgress
-from batchwright.schemas.workload import TransformersModel
 from batchwright.system.disk_space import translate_full_disk
 from batchwright.system.files import write_atomically
 from batchwright.training.launching.checkpoint_files import newest_update
@@ -30,14 +29,9 @@ def run_identity(recommendation: Recommendation, request: TrainingRequest) -> di
     The number of ranks, the way they share the model and the way gradients are summed may change.
     """
     spec = recommendation.request.workload
-    excluded: dict[str, Any] = {"parallelism": True, "gradient_gathering": True}
-    # Fields that runs of earlier versions do not have are left out at their defaults.
-    if isinstance(spec.model, TransformersModel):
-        excluded["model"] = {name for name in ("pretrained", "revision") if getattr(spec.model, name) is None}
-    excluded |= {name: True for name in ("adapter", "label_smoothing") if not getattr(spec, name)}
-    excluded["evaluation"] = True  # but for the samples that a split keeps from training
-    if spec.evaluation is not None and spec.evaluation.is_split:
-        excluded["evaluation"] = set(EvaluationSpec.model_fields) - {"fraction", "count", "seed"}
+    is_split = spec.evaluation is not None and spec.evaluation.is_split  # which keeps samples from training
+    evaluation: Any = set(EvaluationSpec.model_fields) - {"fraction", "count", "seed"} if is_split else True
+    excluded = {"parallelism": True, "gradient_gathering": True, "evaluation": evaluation}
     return {
         "spec": spec.model_dump(mode="json", exclude=excluded),
         "effective batch size": recommendation.request.effective_batch_size,
