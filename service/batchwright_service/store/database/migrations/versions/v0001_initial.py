@@ -8,6 +8,8 @@ primary key.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import sqlalchemy as sa
 from alembic import op
 
@@ -298,7 +300,7 @@ _INDEXES = {
         "webhook_deliveries_by_end": ["ended_at"],
     },
 }
-_QUEUE = ["device", "hardware", "key_id", sa.text("priority DESC"), "created_at", "id", "updated_at"]
+_QUEUE = ("device", "hardware", "key_id", sa.text("priority DESC"), "created_at", "id", "updated_at")
 _GAINS = ["created_at", "model", "speedup", "speed_source", "memory_gain"]
 _QUEUED, _HELD, _FAILED = "state = 'QUEUED'", "state IN ('CANCELLING', 'RUNNING')", "state = 'FAILED'"
 _AUDIT_REFUSAL = "entries of the audit log are never changed"
@@ -329,10 +331,10 @@ def upgrade() -> None:
 
 
 def _create_partial_index(
-    name: str, table: str, columns: list[str | sa.TextClause], condition: str, *, unique: bool = False
+    name: str, table: str, columns: Sequence[str | sa.TextClause], condition: str, *, unique: bool = False
 ) -> None:
     where = sa.text(condition)
-    op.create_index(name, table, columns, unique=unique, sqlite_where=where, postgresql_where=where)
+    op.create_index(name, table, list(columns), unique=unique, sqlite_where=where, postgresql_where=where)
 
 
 def _create_parts_of_postgresql() -> None:
