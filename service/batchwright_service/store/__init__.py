@@ -15,8 +15,9 @@ The pipeline of a call: the module of the subject opens a transaction (``databas
 Every change of state is one conditional update that requires the old state and, of the owner of a lease, its fencing
 token. Time is the database's.
 
-Where a new thing goes: a column, ``database.schema``, a revision in ``database.migrations`` and ``database.mapping``; a
-query, the module of its subject; a part of the contract, ``interface``, with a test that every store passes.
+Where a new thing goes: a column, ``database.schema``, a new revision in ``database.migrations`` and
+``database.mapping``; a query, the module of its subject; a part of the contract, ``interface``, with a test that every
+store passes.
 
 The package may import ``batchwright_service.problem_mapping``, ``batchwright_service.folders``,
 ``batchwright_service.fast_path`` (its cache of rows), ``batchwright_service.errors`` and
