@@ -29,7 +29,7 @@ from api_load_rows import Rows
 from pydantic_core import to_json
 from starlette.concurrency import run_in_threadpool
 
-from batchwright.cli.entry import main as batchwright
+from batchwright.cli.main import main as batchwright
 from batchwright.hardware.inventory import cpu
 from batchwright_service.api.reads.fast_path import FastRoute
 from batchwright_service.api.strict_route import StrictRoute

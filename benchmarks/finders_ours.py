@@ -15,7 +15,7 @@ from typing import Any
 
 from finders_trials import Diary, Outcome
 
-from batchwright.cli import entry
+from batchwright.cli.main import main as batchwright
 
 OUTCOMES: dict[str, Outcome] = {"FIT": "fit", "OOM": "oom"}
 
@@ -36,7 +36,7 @@ def command(request_path: Path, diary: Diary) -> dict[str, Any]:
     options += ["--allow-batch-coupling"] if request["allow_batch_coupling"] else []
     sys.argv = ["batchwright", "tune", str(spec), *options, "--output", str(answer)]
     with suppress(SystemExit):
-        entry.main()
+        batchwright()
     found: dict[str, Any] = json.loads(answer.read_text())
     return found
 

@@ -18,7 +18,6 @@ import pytest
 from batchwright.commands.command_supervisor import CommandSupervisor
 from batchwright.commands.injected import subreaper
 from batchwright.commands.launching import may_serve
-from batchwright.early_processes import EarlyProcesses
 from batchwright.errors import ProbeCancelledError
 from batchwright.hardware.inventory import cpu
 from batchwright.schemas.command import CommandSpec
@@ -70,12 +69,6 @@ class Probed:
         common = {"device": "cpu", "limit_bytes": LIMIT, "micro_batch_size": size, "samples_per_window": 2 * size}
         spec = CommandSpec.model_validate({"model": model})
         return ProbeRequest.model_validate({"spec": spec, **common, **fields})
-
-    def argv(self, **fields: Any) -> tuple[str, ...]:
-        """The command, with its placeholders."""
-        spec = self.request(**fields).spec
-        assert isinstance(spec, CommandSpec)
-        return spec.model.argv
 
     def probe(self, size: int = 4, **fields: Any) -> ProbeResult:
         """Run a probe."""
@@ -312,15 +305,6 @@ def servers(text: str) -> set[int]:
     return {pid for pid in found if _parent(pid) in subreapers}
 
 
-def _awaited(found: Callable[[], set[int]]) -> set[int]:
-    """Wait until there are some processes."""
-    deadline = time.monotonic() + 120
-    while not (there := found()):
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-    return there
-
-
 def _parent(pid: int) -> int:
     with suppress(OSError):
         return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
@@ -430,74 +414,3 @@ def test_a_program_that_is_no_python_takes_a_fresh_start(tmp_path: Path) -> None
         assert may_serve(str(script), (str(script),)) is expected, line
     assert not may_serve("/bin/true", ("/bin/true",))
     assert not may_serve(str(tmp_path / "absent"), ("absent",))
-
-
-@pytest.fixture
-def early() -> Iterator[EarlyProcesses]:
-    """Processes of a command line."""
-    found = EarlyProcesses()
-    yield found
-    found.close()
-
-
-@pytest.mark.thorough
-def test_the_server_that_the_command_line_started_forks_the_probes(probed: Probed, early: EarlyProcesses) -> None:
-    """It has the variables, the folder and the arguments of the first probe, and no other server is started."""
-    probed.write(record="[size, os.environ['KIND'], os.environ['PYTHONHASHSEED'], os.getcwd()]")
-    variables = {"KIND": "early", "PYTHONHASHSEED": "7"}
-    model = {"environment": variables, "working_directory": str(probed.folder), "probe_arguments": ("x",)}
-    options = ["--env", "KIND=early", "--env=PYTHONHASHSEED=7", f"--working-directory={probed.folder}"]
-    early.start_command_server([*options, "--probe-argument=x"], probed.argv(model=model))
-    (server,) = _awaited(lambda: servers(str(probed.script)))
-    with CommandSupervisor(cpu(), early.command_server) as supervisor:
-        results = [supervisor.run(probed.request(size, model=model)) for size in (4, 7)]
-        assert servers(str(probed.script)) == {server}
-    assert [(result.outcome, result.forked) for result in results] == [(Outcome.FIT, True)] * 2
-    assert [line.partition(",")[0] for line in probed.log()] == ["[4", "[7"]
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize(
-    "options",
-    [
-        pytest.param(["--env", "PYTHONHASHSEED=7"], id="a variable that Python reads"),
-        pytest.param(["--probe-argument", "more"], id="more arguments"),
-        pytest.param(["--working-directory", "/"], id="another folder"),
-    ],
-)
-def test_a_server_that_was_started_for_another_command_is_replaced(
-    probed: Probed, early: EarlyProcesses, options: list[str]
-) -> None:
-    """The probes are forked all the same, from a new server."""
-    early.start_command_server(options, probed.argv())
-    (server,) = _awaited(lambda: servers(str(probed.script)))
-    with CommandSupervisor(cpu(), early.command_server) as supervisor:
-        results = [supervisor.run(probed.request(size)) for size in (4, 7)]
-        assert server not in servers(str(probed.script))
-    assert [(result.outcome, result.forked) for result in results] == [(Outcome.FIT, True)] * 2
-
-
-@pytest.mark.parametrize(
-    ("options", "argv"),
-    [
-        pytest.param(["--env", "SIZE={micro_batch_size}"], [sys.executable, "x.py"], id="a placeholder in a variable"),
-        pytest.param([], ["{file:program}"], id="a placeholder as the program"),
-        pytest.param([], ["/bin/sleep", "1"], id="no Python"),
-        pytest.param([], ["no-such-program"], id="no program"),
-        pytest.param([], [sys.executable, "-I", "x.py"], id="isolated"),
-        pytest.param([], [], id="no command"),
-    ],
-)
-def test_what_cannot_be_foreseen_is_not_started(early: EarlyProcesses, options: list[str], argv: list[str]) -> None:
-    """The first probe starts the server, where there can be one."""
-    early.start_command_server(options, argv)
-    assert early.command_server is None
-
-
-@pytest.mark.thorough
-def test_the_server_of_a_command_line_with_an_error_ends(probed: Probed) -> None:
-    """The command line is refused, and nothing of the command is left."""
-    command = [sys.executable, "-m", "batchwright", "tune", "--effective-batch-size=nonsense", "--device=cpu"]
-    ended = subprocess.run([*command, "--", *probed.argv()], capture_output=True, text=True, check=False)
-    assert ended.returncode == 2, ended.stderr
-    assert processes_naming(str(probed.folder)) == {}

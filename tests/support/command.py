@@ -11,7 +11,7 @@ from contextlib import chdir, redirect_stderr, redirect_stdout
 from pathlib import Path
 from unittest.mock import patch
 
-from batchwright.cli.entry import main
+from batchwright.cli.main import main
 
 
 def called(

@@ -1,5 +1,5 @@
 """``python -m batchwright``: the command line without its installed script."""
 
-from batchwright.cli.entry import main
+from batchwright.cli.main import main
 
 main()

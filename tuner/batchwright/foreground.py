@@ -9,7 +9,6 @@ from typing import Protocol
 
 from batchwright.commands.command_supervisor import CommandSupervisor
 from batchwright.commands.templates import contents_of_files
-from batchwright.early_processes import EarlyProcesses
 from batchwright.errors import DeviceError
 from batchwright.hardware.inventory import device_failure, device_of, devices
 from batchwright.hardware.matching import is_alike
@@ -69,7 +68,6 @@ def _activity_of_command(probe: ProbeRequest, updates: int) -> str:
 def run_tuning(
     request: TuningRequest,
     observer: TuningObserver = SILENT,
-    early: EarlyProcesses | None = None,
     warm_start: Recommendation | None = None,
     *,
     accumulates: bool = True,
@@ -79,7 +77,6 @@ def run_tuning(
     Args:
         request: what to tune, on which device of this host.
         observer: shows each probe as it ends.
-        early: processes that were started in advance, which the caller closes.
         warm_start: a recommendation for the same request, which a single probe may confirm.
         accumulates: as for ``batchwright.planning.session.Tuning``.
 
@@ -92,7 +89,7 @@ def run_tuning(
     """
     began = time.monotonic()
     device = device_of(request)
-    with _supervisor(request, device, early or EarlyProcesses()) as runner:
+    with ProbeSupervisor(device) if request.command is None else CommandSupervisor(device) as runner:
         tuning = Tuning(
             request,
             device,
@@ -120,15 +117,6 @@ def run_tuning(
     return tuning.recommendation(
         identifier=f"rec_{uuid.uuid4().hex}", created_at=datetime.now(UTC), total_seconds=time.monotonic() - began
     )
-
-
-def _supervisor(
-    request: TuningRequest, device: DeviceInfo, early: EarlyProcesses
-) -> ProbeSupervisor | CommandSupervisor:
-    """The supervisor of probes of this request."""
-    if request.command is None:
-        return ProbeSupervisor(device, early.children.take)
-    return CommandSupervisor(device, early.command_server)
 
 
 def _check_coupling(tuning: Tuning, device: DeviceInfo, runner: ProbeSupervisor | CommandSupervisor) -> None:

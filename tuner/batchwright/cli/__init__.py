@@ -2,11 +2,11 @@
 
 The pipeline of a command:
 
-1. ``entry`` is the installed script. It imports little, and prestarts the child process of the command.
-2. ``main`` assembles the commands, and turns every error into a message and an exit code (``errors``).
-3. A module of ``commands`` parses its options (``options``), from which ``arguments`` builds a validated request.
-4. ``running`` drives a tuning or a training run in the foreground; the other commands call the library directly.
-5. ``display`` and ``estimate_display`` draw tables and progress for a person. ``output`` prints the result on standard
+1. ``main`` is the installed script. It assembles the commands, and turns every error into a message and an exit code
+   (``errors``).
+2. A module of ``commands`` parses its options (``options``), from which ``arguments`` builds a validated request.
+3. ``running`` drives a tuning or a training run in the foreground; the other commands call the library directly.
+4. ``display`` and ``estimate_display`` draw tables and progress for a person. ``output`` prints the result on standard
    output, as a JSON document with `--json`.
 
 Where to add:

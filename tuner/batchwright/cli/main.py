@@ -22,7 +22,6 @@ from batchwright.cli.commands.verify import verify
 from batchwright.cli.errors import ExitCode, as_json, exit_code
 from batchwright.cli.output import print_error
 from batchwright.cli.trailing_command import TakesCommand, own_arguments
-from batchwright.early_processes import EarlyProcesses
 from batchwright.errors import BatchwrightError, SpecError
 from batchwright.system.own_variables import possible_settings
 
@@ -149,15 +148,11 @@ def _add_commands() -> None:
 _add_commands()
 
 
-def main(early: EarlyProcesses | None = None) -> None:
-    """Run the command line, and end with a message and a documented exit code after an error of Batchwright.
-
-    Args:
-        early: child processes that were started in advance.
-    """
+def main() -> None:
+    """Run the command line, and end with a message and a documented exit code after an error of Batchwright."""
     wants_json = "--json" in own_arguments(sys.argv)
     try:
-        app(standalone_mode=True, obj=early or EarlyProcesses())
+        app(standalone_mode=True)
     except BatchwrightError as error:
         if wants_json:
             sys.stdout.write(as_json(error) + "\n")

@@ -8,7 +8,6 @@ from pathlib import Path
 from rich.console import Console
 
 from batchwright.cli.display import ProbeBoard, TrainingBar
-from batchwright.early_processes import EarlyProcesses
 from batchwright.errors import DeviceError, FieldProblem, SpecError
 from batchwright.foreground import run_tuning
 from batchwright.hardware.inventory import devices, find_device
@@ -28,12 +27,10 @@ _STOP_SECONDS = 60.0
 """Grace period of a stopped run, to finish its update and write a checkpoint."""
 
 
-def tune(
-    request: TuningRequest, console: Console, early: EarlyProcesses, warm_start: Recommendation | None = None
-) -> Recommendation:
+def tune(request: TuningRequest, console: Console, warm_start: Recommendation | None = None) -> Recommendation:
     """Run a tuning to its end and show each probe as it ends, with the errors of ``run_tuning``."""
     with ProbeBoard(console) as board:
-        return run_tuning(request, board, early, warm_start)
+        return run_tuning(request, board, warm_start)
 
 
 def for_spec(recommendation: Recommendation, spec: WorkloadSpec | CommandSpec) -> Recommendation:

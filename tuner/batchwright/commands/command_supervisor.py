@@ -58,12 +58,10 @@ class CommandSupervisor:
     Args:
         device: the device; its kind decides the limit and the allocator's environment. On the CPU addresses are not
             randomised, because the heap grows in steps of 2 MiB, which would fall elsewhere in every process.
-        early_server: a fork server that was started for the first command.
     """
 
-    def __init__(self, device: DeviceInfo, early_server: ForkServer | None = None) -> None:
+    def __init__(self, device: DeviceInfo) -> None:
         self.device = device
-        self._early_server = early_server
         self._lock = threading.Lock()
         self._server: ForkServer | None = None
         self._served: CommandModel | None = None
@@ -179,15 +177,9 @@ class CommandSupervisor:
             self._served = model
             program = find_program(model, os.environ)
             if program is not None and may_serve(program, model.argv):
-                self._server = self._new_server(program)
+                with translate_full_disk(Path(tempfile.gettempdir())):
+                    self._server = ForkServer()
         return self._server
-
-    def _new_server(self, program: str) -> ForkServer:
-        early, self._early_server = self._early_server, None
-        if early is not None and early.program == program:
-            return early
-        with translate_full_disk(Path(tempfile.gettempdir())):
-            return ForkServer(program)
 
     def _end_server(self) -> None:
         if self._server is not None:
@@ -301,7 +293,6 @@ class CommandProbe:
         finally:
             command.end()
         self._reports.read()
-        command.remember({process.pid for process in self._reports.in_forward})
         exit_, start_error = self._exit(kernel_oom_kills() - kills_before)
         own = self._cards.get(self._device.id)
         return EndedCommand(
@@ -340,7 +331,7 @@ class CommandProbe:
                 raise ProbeCancelledError("the probe was cancelled")
             if command.pid is not None and now - looked_at > _LOOK_SECONDS:
                 looked_at = now
-                left = {process for root in command.roots() for process in self._look_at_tree(root)}
+                left = self._look_at_tree(command.pid)
                 failed_at = (failed_at or now) if self._rank_has_failed(left) else None
                 if failed_at is not None and now - failed_at > _FAILED_RANK_SECONDS:
                     return Ending.BY_ITSELF

@@ -8,13 +8,11 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from getpass import getuser
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from batchwright.hardware.allocator_env import allocator_environment
+from batchwright.schemas.results import DeviceInfo
 from batchwright.system.processes import propagated_environment
-
-if TYPE_CHECKING:  # a command line starts the fork server before the schemas are imported
-    from batchwright.schemas.results import DeviceInfo
 
 _STARTUP = Path(__file__).parent / "injected" / "startup"
 _FOLDER_VARIABLE = "BATCHWRIGHT_PROBE_FOLDER"

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 import sys
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
@@ -39,14 +38,8 @@ class KeptCommand(Protocol):
     def wait(self, seconds: float) -> bool:
         """Wait until the subreaper has ended, and return whether it has."""
 
-    def roots(self) -> list[int]:
-        """Return the processes below which all those of the command are."""
-
     def end(self) -> None:
         """Have the subreaper end the tree, and wait for that. Idempotent."""
-
-    def remember(self, trained: Collection[int]) -> None:
-        """Take, after the end, which processes have trained: later commands may be started faster."""
 
 
 class Launcher(Protocol):
@@ -62,17 +55,14 @@ class FreshCommand:
     Args:
         launch: what the subreaper starts.
         folder: the folder in which that is written, and where the subreaper leaves how the command ended.
-        descriptor: a socket that the command inherits, to be a fork server.
-        serves: what the server forks (``injected.command_server``).
+        descriptor: a socket that the command inherits, to be its own fork server (``injected.command_server``).
     """
 
     is_forked = False
 
-    def __init__(
-        self, launch: Launch, folder: Path, descriptor: int | None = None, serves: str = subreaper.PROGRAM
-    ) -> None:
+    def __init__(self, launch: Launch, folder: Path, descriptor: int | None = None) -> None:
         if descriptor is not None:
-            launch = {**launch, "server_descriptor": descriptor, "serves": serves}
+            launch = {**launch, "server_descriptor": descriptor}
         (folder / "launch.json").write_text(json.dumps(launch))
         self._process = subprocess.Popen(  # noqa: S603 - this interpreter, and a module of this package
             [sys.executable, "-I", str(Path(subreaper.__file__)), str(folder)],
@@ -87,13 +77,6 @@ class FreshCommand:
     def pid(self) -> int:
         """The process of the subreaper."""
         return self._process.pid
-
-    def roots(self) -> list[int]:
-        """Return the process of the subreaper."""
-        return [self.pid]
-
-    def remember(self, trained: Collection[int]) -> None:
-        """Do nothing."""
 
     def wait(self, seconds: float) -> bool:
         """Wait until the subreaper has ended, and return whether it has."""
@@ -127,29 +110,6 @@ def may_serve(program: str, argv: Sequence[str]) -> bool:
         return Path(script[0]).name.startswith("python") and not _is_isolated(script[1:])
     is_binary = _first_line(Path(program)).startswith(b"\x7fELF") and Path(program).name.startswith("python")
     return is_binary and not _is_isolated(argv[1:])
-
-
-def find_in(folder: Path, name: str, environment: Mapping[str, str]) -> str | None:
-    """The path of a program that is started in a folder; none where there is none.
-
-    Args:
-        folder: the folder, to which a name with a slash is relative.
-        name: the first word of the command.
-        environment: its variables.
-    """
-    found = str(folder.absolute() / name) if os.sep in name else name
-    return shutil.which(found, path=environment.get("PATH", os.defpath))
-
-
-def find_interpreter(program: str, environment: Mapping[str, str]) -> str | None:
-    """Find the Python that runs a program, which is a script or that Python itself.
-
-    Args:
-        program: the file of the program.
-        environment: its variables.
-    """
-    words = _interpreter_of_script(Path(program)) or [program]
-    return shutil.which(words[0], path=environment.get("PATH"))
 
 
 def _interpreter_of_script(program: Path) -> list[str] | None:

@@ -144,7 +144,6 @@ def result_of(ended: EndedCommand) -> ProbeResult:
         measures_time=request.measures_time,
         verifies_plan=request.runs_plan,
         forked=ended.forked,
-        rank_not_forked=next((it.not_forked for it in ended.reports.in_forward if it.not_forked), None),
         timing=_timing(ended) if outcome is Outcome.FIT else None,
         counted=counted,
     )

@@ -19,7 +19,6 @@ class ReportedProcess:
         pid: the process.
         argv: the start of its command line; empty for a forked process.
         python: the version of its interpreter.
-        not_forked: why the server of a launcher's ranks has not forked it; none where there is no such server.
         torch: the version of its torch; none before that is imported.
         torch_at: when torch was imported, on the monotonic clock.
         forward_at: when its first forward pass began.
@@ -33,7 +32,6 @@ class ReportedProcess:
     pid: int
     argv: tuple[str, ...] = ()
     python: str | None = None
-    not_forked: str | None = None
     torch: str | None = None
     torch_at: float | None = None
     forward_at: float | None = None
@@ -48,7 +46,6 @@ class ReportedProcess:
         match event["event"]:
             case "start":
                 self.argv, self.python = tuple(event["argv"]), event["python"]
-                self.not_forked = event.get("not_forked")
             case "torch":
                 self.torch, self.torch_at = event["torch"], event["at"]
             case "forward":

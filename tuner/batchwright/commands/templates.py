@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from batchwright.commands.launching import find_in
 from batchwright.errors import FieldProblem, SpecError
 from batchwright.schemas.command import (
     ACCUMULATION_STEPS,
@@ -146,4 +146,6 @@ def contents_of_files(model: CommandModel) -> dict[str, str]:
 
 def find_program(model: CommandModel, environment: Mapping[str, str]) -> str | None:
     """The path of the program of a command; none where there is none."""
-    return find_in(Path(model.working_directory), model.argv[0], {**environment, **model.environment})
+    name = model.argv[0]
+    found = str(Path(model.working_directory).absolute() / name) if os.sep in name else name
+    return shutil.which(found, path={**environment, **model.environment}.get("PATH", os.defpath))

@@ -3,8 +3,8 @@
 The pipeline of an estimate: trace at two or more sizes, extrapolate the trace to any size, replay it in a simulated
 allocator, and find the largest size that fits.
 
-1. Request: ``client`` runs a task in a fork server that traces, started with the parameters of ``worker_start``. The
-   task leaves an estimate or a failure (``protocol``). ``pool`` keeps such servers for the service.
+1. Request: ``client`` runs a task in a fork server that traces. The task leaves an estimate or a failure
+   (``protocol``). ``pool`` keeps such servers for the service.
 2. Trace: in that process ``tracing`` runs the updates of a probe on fake tensors, at a few micro-batch sizes (three for
    a whole estimate, two for the curve that seeds a search). ``attention_kernels`` and ``cuda_shim`` supply the
    decisions that CUDA would make. The result is a ``trace``: the blocks that are allocated and freed, in order.

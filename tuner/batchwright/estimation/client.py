@@ -8,14 +8,14 @@ from contextlib import closing, suppress
 
 from batchwright.errors import EstimateCancelledError, EstimateError, EstimateTimedOutError
 from batchwright.estimation.protocol import EstimatePaths, Failure
-from batchwright.estimation.worker_start import tracing_worker
+from batchwright.hardware.allocator_env import CPU_THREADS
 from batchwright.hardware.gpu_lookup import find_gpu
 from batchwright.schemas.estimates import Estimate, EstimateRequest
 from batchwright.schemas.requests import ExpectationRequest
 from batchwright.schemas.results import ExpectedPeaks
 from batchwright.system.fork_server.client import DeadlineError, ForkServer, ServerLostError, StoppedError
 from batchwright.system.fork_server.messages import RunTask
-from batchwright.system.fork_server.spawn import ChildProcess, StartChild
+from batchwright.system.fork_server.spawn import ChildProcess, Start, StartChild
 from batchwright.system.process_exit import ProcessExit
 from batchwright.workloads.preload import late_imports
 
@@ -96,13 +96,15 @@ def expect(
 
 
 def tracing_server(start: StartChild, idle_seconds: float = 60.0) -> ForkServer:
-    """Return a fork server that traces workloads. Only its first task waits for torch to be imported.
+    """Return a fork server that traces workloads, and sees no GPU. Only its first task waits for torch to be imported.
 
     Args:
         start: function that starts the process.
         idle_seconds: how long the process waits for the next task.
     """
-    return ForkServer(lambda: start(tracing_worker(idle_seconds)))
+    environment = {"CUDA_VISIBLE_DEVICES": "", **CPU_THREADS}
+    parameters = Start("batchwright.estimation.tracing.worker", (str(idle_seconds),), environment)
+    return ForkServer(lambda: start(parameters))
 
 
 def _run_task(

@@ -2,8 +2,8 @@
 
 The pipeline of a probe:
 
-1. ``supervisor`` receives the request from the caller that drives the tuning. It starts a fork server
-   (``fork_server_start``), which has torch imported and no CUDA context.
+1. ``supervisor`` receives the request from the caller that drives the tuning. It starts a fork server, which has torch
+   imported and no CUDA context.
 2. The fork server (``child.fork_server``) forks a child for each task: a probe, a check of the spec, the coupling
    check, or an estimate of the CPU's memory curve.
 3. In the child ``child.worker`` sets the memory limit, builds the workload, and runs two updates with the engine that

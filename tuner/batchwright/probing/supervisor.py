@@ -27,7 +27,6 @@ from batchwright.probing.exit_causes import (
     coupling_check_of_dead_process,
     probe_result_of_dead_process,
 )
-from batchwright.probing.fork_server_start import fork_server
 from batchwright.probing.protocol import CheckReport, CouplingOutcome, ProbePaths, Task, TaskRequest, phase_seconds
 from batchwright.schemas.recommendation import CouplingCheck
 from batchwright.schemas.requests import CouplingRequest, ExpectationRequest, ProbeRequest, TuningRequest
@@ -42,7 +41,7 @@ from batchwright.system.fork_server.client import (
     StoppedError,
 )
 from batchwright.system.fork_server.messages import RunTask
-from batchwright.system.fork_server.spawn import ChildProcess, StartChild
+from batchwright.system.fork_server.spawn import ChildProcess, Start, StartChild
 from batchwright.system.host_failures import Cause
 from batchwright.system.process_exit import ExitKind, ProcessExit, classify_exit
 from batchwright.system.processes import propagated_environment
@@ -80,7 +79,8 @@ class ProbeSupervisor:
         self._estimate_wait_seconds = estimate_wait_seconds
         self._estimate: BackgroundEstimate | None = None
         self._lock = threading.Lock()
-        self._server = ForkServer(lambda: start(fork_server(device.kind)))
+        environment = {**self.environment(), "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}  # finds GPUs without `cuInit`
+        self._server = ForkServer(lambda: start(Start("batchwright.probing.child.fork_server", (), environment)))
 
     def environment(self) -> dict[str, str]:
         """Return the environment variables that probes run with, and that the job must run with."""

@@ -195,10 +195,8 @@ class ProbeResult(Document):
     verifies_plan: bool = False
     """True for the run of a command with the figures of its plan, after the search."""
     forked: bool = False
-    """True for a command whose process was forked after the imports of its program, and did not start anew. Those that
-    a launcher starts are forked as well, unless ``rank_not_forked`` says otherwise."""
-    rank_not_forked: str | None = None
-    """Reason why a rank that the launcher of a forked command started was not forked itself; none otherwise."""
+    """True for a command whose own process was forked after the imports of its program. Ranks that a launcher starts
+    are always new processes."""
     counted: CountedUpdates | None = None
     """Figures counted inside the processes of a command; none for other probes, and before a first update."""
 

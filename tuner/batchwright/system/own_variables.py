@@ -21,7 +21,6 @@ OTHER_VARIABLES = frozenset(
         "BATCHWRIGHT_WORLD_SIZE",
         "BATCHWRIGHT_PROBE_FOLDER",  # of a command that is probed
         "BATCHWRIGHT_FORK_SERVER",  # of the process that is forked for such probes
-        "BATCHWRIGHT_RANK_SERVER",  # of the ranks that its launcher starts
         "BATCHWRIGHT_WORKSPACES",  # workspaces that were measured on a card, of estimates
     }
 )

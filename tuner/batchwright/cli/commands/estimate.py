@@ -14,11 +14,9 @@ from batchwright.cli.output import print_result
 from batchwright.cli.sigterm import SigtermAsInterrupt
 from batchwright.errors import EstimateTimedOutError
 from batchwright.schemas.estimates import Engine, Estimate, EstimateRequest
-from batchwright.system.fork_server.spawn import StartChild
 
 
 def estimate(  # noqa: PLR0913 - a command's options are its arguments
-    context: typer.Context,
     spec: options.SpecFile,
     *,
     gpu: options.Gpus = None,
@@ -57,12 +55,12 @@ def estimate(  # noqa: PLR0913 - a command's options are its arguments
         allocator=allocator,
         timeout_seconds=timeout,
     )
-    found = _estimated(request, engine, context.obj.children.take)
+    found = _estimated(request, engine)
     print_result(found, as_document=json, text=estimate_display(found, request))
     raise typer.Exit(ExitCode.INFEASIBLE if fits_nowhere(found, request) else ExitCode.OK)
 
 
-def _estimated(request: EstimateRequest, engine: Engine, start: StartChild) -> Estimate:
+def _estimated(request: EstimateRequest, engine: Engine) -> Estimate:
     """Estimate with the engine, and show what it does."""
     from batchwright.estimation import client  # noqa: PLC0415 - see commands.tune
     from batchwright.probing.virtual_estimate import estimate_on_virtual_cards  # noqa: PLC0415 - see commands.tune
@@ -71,6 +69,6 @@ def _estimated(request: EstimateRequest, engine: Engine, start: StartChild) -> E
         if engine == "virtual":
             return estimate_on_virtual_cards(request, status.update)
         try:
-            return client.estimate(request, start=start)
+            return client.estimate(request)
         except EstimateTimedOutError as error:
             raise EstimateTimedOutError(with_options(str(error))) from None

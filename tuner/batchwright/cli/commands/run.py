@@ -119,7 +119,7 @@ def run(  # noqa: PLR0913 - a command's options are its arguments
         with naming_options():
             check_run(request, training, device_of(request).id)
     with naming_options(memory_limit_bytes=memory_limit):
-        found = tuned(request, context.obj).model_copy(update=dict(names))
+        found = tuned(request).model_copy(update=dict(names))
     progress_console().print(recommendation_panel(found))
     _train_if_feasible(found, training, output_dir, as_document=json)
 

@@ -22,7 +22,6 @@ from batchwright.cli.display import progress_console, recommendation_panel
 from batchwright.cli.errors import ExitCode
 from batchwright.cli.output import print_error, print_result
 from batchwright.cli.sigterm import SigtermAsInterrupt
-from batchwright.early_processes import EarlyProcesses
 from batchwright.schemas.base import load_document
 from batchwright.schemas.recommendation import Recommendation
 from batchwright.schemas.requests import TuningRequest
@@ -106,7 +105,7 @@ def tune(  # noqa: PLR0913 - a command's options are its arguments
     )
     stored = None if warm_start_from is None else load_document(Recommendation, warm_start_from, "warm start")
     with naming_options(memory_limit_bytes=memory_limit):
-        found = tuned(request, context.obj, stored).model_copy(update=dict(names))
+        found = tuned(request, stored).model_copy(update=dict(names))
     print_result(found, as_document=json, text=recommendation_panel(found))
     if output is not None:
         _write(output, found)
@@ -126,9 +125,9 @@ def _write(path: Path, found: Recommendation) -> None:
         raise typer.Exit(ExitCode.WRONG_INPUT) from None
 
 
-def tuned(request: TuningRequest, early: EarlyProcesses, warm_start: Recommendation | None = None) -> Recommendation:
+def tuned(request: TuningRequest, warm_start: Recommendation | None = None) -> Recommendation:
     """Tune in the foreground, with the errors of ``batchwright.cli.running.tune``."""
     from batchwright.cli.running import tune as run_tuning  # noqa: PLC0415 - `plan` and `--help` need no NVML
 
     with SigtermAsInterrupt():
-        return run_tuning(request, progress_console(), early, warm_start)
+        return run_tuning(request, progress_console(), warm_start)

@@ -6,9 +6,7 @@ as soon as torch is imported. ``arming`` then sets the memory limit (``memory``)
 writes the events to files. A process of a job is not armed but watched (``watching``), to its own end.
 
 ``command_server`` makes the first process of a command the server that is forked for each probe, after
-``leading_imports``, or serves the ranks of a launcher. The process that a launcher starts is then ``standing_in`` for
-its fork, unless one of the variables that the imports have read differs (``environment_reads``). ``subreaper`` is the
-process above a command, which ends its tree, and runs as a program too.
+``leading_imports``. ``subreaper`` is the process above a command, which ends its tree, and runs as a program too.
 
 The modules import nothing but the standard library and torch, by relative imports within the package, and take Python
 3.9: the interpreter of the command need not have Batchwright.

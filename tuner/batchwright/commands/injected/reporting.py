@@ -50,8 +50,8 @@ def write_progress(folder: str, **fields: object) -> None:
         return
 
 
-def report_start(folder: str, not_forked: str | None = None) -> None:
-    """Report that this process has started, with its command line, and why no fork server has forked it."""
+def report_start(folder: str) -> None:
+    """Report that this process has started, with its command line."""
     arguments = getattr(sys, "orig_argv", sys.argv)
     report(
         folder,
@@ -59,5 +59,4 @@ def report_start(folder: str, not_forked: str | None = None) -> None:
         pid=os.getpid(),
         argv=[argument[:200] for argument in arguments[:20]],
         python=".".join(str(part) for part in sys.version_info[:3]),
-        not_forked=not_forked,
     )

@@ -19,7 +19,6 @@ import os
 import select
 import shutil
 import signal
-import socket
 import sys
 import time
 from contextlib import suppress
@@ -28,8 +27,6 @@ from pathlib import Path
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36  # <linux/prctl.h>
 _ADDR_NO_RANDOMIZE = 0x0040000  # <linux/personality.h>
 SERVER_VARIABLE = "BATCHWRIGHT_FORK_SERVER"
-PROGRAM, LAUNCHER = "program", "launcher"
-"""Kinds of a fork server of the command itself, where a server of ranks has the address of its socket."""
 REQUESTS_TO_END = (signal.SIGTERM, signal.SIGINT)
 """Signals that a subreaper ignores: the supervisor decides when the command ends."""
 _KEPT_OUTPUT_BYTES = 256 * 1024
@@ -80,38 +77,6 @@ def redirect(output: int) -> None:
     os.dup2(output, 1)
     os.dup2(output, 2)
     os.close(nothing)
-
-
-def redirect_nowhere() -> None:
-    """Hold no end of the pipes of a command in a process that keeps it."""
-    nothing = os.open(os.devnull, os.O_RDWR)
-    for number in range(3):
-        os.dup2(nothing, number)
-    os.close(nothing)
-
-
-def keep_rank(rank: int, connection: socket.socket) -> None:
-    """Attend to a rank until its end, or that of the process that stands in for it; then end its tree.
-
-    Args:
-        rank: the process.
-        connection: to the process that stands in. It sends signals, and gets the exit code.
-    """
-    while True:
-        ready, _, _ = select.select([connection], [], [], _POLL_SECONDS)
-        if ready:
-            message = connection.recv(64)
-            if not message:
-                break
-            with suppress(ProcessLookupError):
-                os.kill(rank, int(message))
-        found = _reap()
-        if rank in found:
-            _end_tree()
-            with suppress(OSError):
-                connection.send(str(found[rank]).encode())
-            return
-    _end_tree()
 
 
 def keep(folder: Path, started: int | str, reader: int, control: int) -> None:
@@ -176,7 +141,7 @@ def _start(launch: dict, output: int) -> int | str:  # type: ignore[type-arg]
         environment, descriptor = launch["environment"], launch.get("server_descriptor")
         if descriptor is not None:
             os.set_inheritable(descriptor, True)
-            environment[SERVER_VARIABLE] = f"{os.getpid()}:{descriptor}:{launch['serves']}"
+            environment[SERVER_VARIABLE] = f"{os.getpid()}:{descriptor}"
         os.execvpe(launch["argv"][0], launch["argv"], environment)  # noqa: S606 - a command, no shell
     except OSError as error:
         os.write(refused, f"{error.strerror}: {error.filename or launch['argv'][0]}".encode())
@@ -194,7 +159,7 @@ def _attend(command: int, reader: int, control: int, output: bytearray) -> int |
             sources.remove(reader)  # every process of the tree has closed its output
         if control in ready:
             return None
-        found = _reap()
+        found = reap()
         if command in found:
             return found[command]
 
@@ -224,7 +189,7 @@ def _drain(reader: int, output: bytearray) -> None:
     del output[:-_KEPT_OUTPUT_BYTES]
 
 
-def _reap() -> dict[int, int]:
+def reap() -> dict[int, int]:
     """Wait for children that have ended: their exit codes, negative for signals."""
     ended: dict[int, int] = {}
     while True:
@@ -247,8 +212,8 @@ def _end_tree() -> None:
             except (ProcessLookupError, PermissionError):
                 continue
         time.sleep(_POLL_SECONDS / 4)
-        _reap()
-    _reap()
+        reap()
+    reap()
 
 
 def descendants(root: int) -> list[int]:

@@ -1,4 +1,4 @@
-"""The fork server in which workloads are traced; ``batchwright.estimation.worker_start`` has its parameters.
+"""The fork server in which workloads are traced, started by ``batchwright.estimation.client``.
 
 The server itself runs no operation of torch and no user code. It sees no GPU.
 """

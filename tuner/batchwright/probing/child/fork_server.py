@@ -1,4 +1,4 @@
-"""The fork server of probes, started with the parameters of ``batchwright.probing.fork_server_start``.
+"""The fork server of probes, started by ``batchwright.probing.supervisor``.
 
 No model's module is imported here for GPUs, because that might initialise CUDA.
 """

@@ -1,7 +1,4 @@
-"""Start Python child processes connected by a socket pair; prestarting overlaps their imports.
-
-Only the standard library is imported here: a prestarted process imports its modules while its parent still does so.
-"""
+"""Start Python child processes connected by a socket pair."""
 
 from __future__ import annotations
 
@@ -11,7 +8,6 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, Pipe
 from typing import TypeAlias
@@ -45,13 +41,11 @@ class ChildProcess:
         OSError: when the process cannot be started.
 
     Attributes:
-        start: the parameters of its start.
         connection: to the process, which should end when the connection is closed.
         process: the handle of the process.
     """
 
     def __init__(self, start: Start) -> None:
-        self.start = start
         self._output = tempfile.TemporaryFile()  # noqa: SIM115 - closed in _close_files
         self.connection, child_end = Pipe()
         with child_end:
@@ -91,37 +85,7 @@ class ChildProcess:
 
 
 StartChild: TypeAlias = Callable[[Start], ChildProcess]
-"""Starts a child process: ``ChildProcess``, or ``Prestarted.take``."""
-
-
-class Prestarted:
-    """Child processes started in advance, at most one per module. Closing ends those that were not taken."""
-
-    def __init__(self) -> None:
-        self._unused: dict[str, ChildProcess] = {}
-
-    def prestart(self, start: Start) -> None:
-        """Start a process that is needed later. A failure is ignored: ``take`` reports it."""
-        with suppress(OSError):
-            self._unused[start.module] = ChildProcess(start)
-
-    def take(self, start: Start) -> ChildProcess:
-        """Return the process that was prestarted with equal parameters if it still runs, else a new one.
-
-        Raises:
-            OSError: when a new process cannot be started.
-        """
-        child = self._unused.pop(start.module, None)
-        if child is not None and child.start == start and child.process.poll() is None:
-            return child
-        if child is not None:
-            child.close()
-        return ChildProcess(start)
-
-    def close(self) -> None:
-        """End the processes that were not taken. Idempotent."""
-        while self._unused:
-            self._unused.popitem()[1].close()
+"""Starts a child process: ``ChildProcess``, or a function with other variables or threads around it."""
 
 
 def main(arguments: Sequence[str]) -> None:

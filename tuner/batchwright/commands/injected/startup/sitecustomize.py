@@ -25,7 +25,6 @@ _PACKAGE = "_batchwright_injected"
 _MARK = "_batchwright_started"
 _FOLDER_VARIABLE = "BATCHWRIGHT_PROBE_FOLDER"
 _SERVER_VARIABLE = "BATCHWRIGHT_FORK_SERVER"
-_RANKS_VARIABLE = "BATCHWRIGHT_RANK_SERVER"
 
 
 class _TorchImport(MetaPathFinder):
@@ -104,21 +103,21 @@ class _Injection:
         if self._imported is not None:
             self._imported.before_fork()
 
-    def begin(self, folder: str, not_forked: str | None = None) -> None:
-        """Take the folder of the probe, and the reason why no fork server has forked this process."""
+    def begin(self, folder: str) -> None:
+        """Take the folder of the probe."""
         self._folder = folder
-        _load("reporting").report_start(folder, not_forked)
+        _load("reporting").report_start(folder)
         if self._imported is not None:
             self._imported.arm(folder)
 
 
 def _serve(address: str) -> None:
     """Be the fork server of the command. Return only in a process that is forked for a probe."""
-    process, descriptor, serves = address.split(":", 2)
+    process, descriptor = address.split(":")
     if process != str(os.getpid()):
         os._exit(1)  # a child of the command, which was to be the server itself
     try:
-        server = _load("command_server").CommandServer(int(descriptor), serves)
+        server = _load("command_server").CommandServer(int(descriptor))
         injection = _Injection()
         _run_hidden()
         folder = server.serve(injection.before_fork)
@@ -137,8 +136,7 @@ def _start() -> None:
         _serve(address)
         return
     if folder:
-        ranks = os.environ.get(_RANKS_VARIABLE)
-        _Injection().begin(folder, _load("standing_in").stand_in(ranks, folder) if ranks else None)
+        _Injection().begin(folder)
     _run_hidden()
 
 
