@@ -512,7 +512,7 @@ def test_an_interrupt_while_tuning_leaves_no_process(
     command = [
         sys.executable,
         "-m",
-        "batchwright.cli",
+        "batchwright",
         "tune",
         str(spec_file),
         "--effective-batch-size",
