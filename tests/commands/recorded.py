@@ -126,7 +126,7 @@ JOBS = ("plain", "large", "more", "caught", "oom")
 def run_case(name: str, folder: Path) -> tuple[EndedCommand, Record]:
     """Run the program of a case in a process of its own, in an empty folder, and record its probe.
 
-    As in a supervisor the probe's own folder is a temporary one: below ``folder`` the paths of sockets may be too long.
+    As in a supervisor the probe's own folder is a temporary one.
     """
     request = CASES[name].request(folder)
     with TemporaryFolder() as own:

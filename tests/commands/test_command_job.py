@@ -260,6 +260,16 @@ def test_nothing_is_left_of_a_job_whose_caller_is_killed(tmp_path: Path) -> None
     assert (tmp_path / "job" / "recommendation.json").exists()
 
 
+def test_workers_of_a_data_loader_have_room_for_their_sockets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the path of the folder for temporary files is longer than the address of a socket may be."""
+    folder = tmp_path / ("long-" * 20)
+    folder.mkdir()
+    monkeypatch.setenv("TMPDIR", str(folder))
+    listens = "from multiprocessing.connection import Listener; Listener(family='AF_UNIX'); print('listens')"
+    run(of_program(tmp_path, listens, "{micro_batch_size}"), tmp_path / "job")
+    assert (tmp_path / "job" / "log.txt").read_text() == "listens\n"
+
+
 def test_a_folder_holds_the_job_of_one_command(tmp_path: Path) -> None:
     """Another command may take the checkpoints of the first for its own."""
     run(of_program(tmp_path, "", "{micro_batch_size}"), tmp_path / "job")

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import textwrap
 import time
 from collections.abc import Callable, Iterator
@@ -125,6 +126,17 @@ def test_a_forked_plan_that_nearly_fills_its_limit_runs_anew(probed: Probed) -> 
     assert [(result.outcome, result.forked) for result in results] == [(Outcome.FIT, True), (Outcome.FIT, False)]
     assert [result.counted is not None and result.counted.of_plan for result in results] == [False, True]
     assert probed.log() == ["[20, 2]"] * 3
+
+
+@pytest.mark.thorough
+def test_workers_of_a_data_loader_have_room_for_their_sockets(probed: Probed, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the path of the folder for temporary files is long, in forked and in fresh processes."""
+    folder = probed.folder / ("long-" * 20)
+    folder.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    probed.write(trains=TRAINS.replace("batch_size=size", "batch_size=size, num_workers=1"))
+    results = [probed.probe(4), probed.fresh(4)]
+    assert [(result.outcome, result.forked) for result in results] == [(Outcome.FIT, True), (Outcome.FIT, False)]
 
 
 @pytest.mark.thorough

@@ -11,10 +11,11 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from socket import AF_UNIX, socket
 
 import pytest
 
-from batchwright.system.temporary_folders import TemporaryFolder
+from batchwright.system.temporary_folders import LONGEST_WITH_SOCKETS, TemporaryFolder, room_for_sockets
 from tests.support.factories import mlp_spec
 from tests.support.paths import ROOT
 
@@ -55,6 +56,24 @@ def owner() -> Iterator[tuple[subprocess.Popen[str], Path]]:
             yield process, Path(process.stdout.readline().strip())
         finally:
             process.kill()
+
+
+def test_a_short_path_has_room_for_sockets() -> None:
+    """It is yielded as it is, and need not exist."""
+    with room_for_sockets(Path("/short")) as found:
+        assert found == Path("/short")
+
+
+def test_a_long_path_gets_a_link_that_has_room_for_sockets(scratch: Path) -> None:
+    """Files go into the folder itself, and the link is gone afterwards."""
+    folder = scratch / ("long-" * 20)
+    folder.mkdir()
+    with room_for_sockets(folder) as found, socket(AF_UNIX) as listener:
+        assert len(str(found)) <= LONGEST_WITH_SOCKETS < len(str(folder))
+        listener.bind(str(found / "pymp-12345678-listener-12345678"))
+        assert [path.name for path in folder.iterdir()] == ["pymp-12345678-listener-12345678"]
+    assert not found.parent.exists()
+    assert list(folder.iterdir())
 
 
 def test_a_folder_ends_with_its_block(scratch: Path) -> None:

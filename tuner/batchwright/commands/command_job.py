@@ -34,7 +34,7 @@ from batchwright.schemas.training import CommandProgress, TrainingResult
 from batchwright.system.disk_space import translate_full_disk
 from batchwright.system.files import lock_directory, tail, write_atomically
 from batchwright.system.processes import kernel_oom_kills, kill_group, propagated_environment
-from batchwright.system.temporary_folders import TemporaryFolder
+from batchwright.system.temporary_folders import TemporaryFolder, room_for_sockets
 from batchwright.training.launching.run_directory import RunPaths
 
 _LOCK_WAIT_SECONDS = 10.0
@@ -148,10 +148,13 @@ class CommandJob:
             "least_context_bytes": device.least_context_bytes,
         }
         inherited = job_environment(self._recommendation.environment, os.environ) | propagated_environment()
+        environment = injected_environment({**inherited, **command.environment}, device.kind, folder, own_cards)
+        if temporary := environment.get("TMPDIR"):
+            environment["TMPDIR"] = str(self._stack.enter_context(room_for_sockets(Path(temporary))))
         launch: Launch = {
             "argv": list(command.argv),
             "working_directory": str(command.working_directory.absolute()),
-            "environment": injected_environment({**inherited, **command.environment}, device.kind, folder, own_cards),
+            "environment": environment,
             "fixes_addresses": False,
             "log": str(self.paths.log),
         }

@@ -33,7 +33,7 @@ from batchwright.system.disk_space import translate_full_disk
 from batchwright.system.files import tail
 from batchwright.system.process_exit import ProcessExit, classify_exit
 from batchwright.system.processes import kernel_oom_kills
-from batchwright.system.temporary_folders import TemporaryFolder
+from batchwright.system.temporary_folders import TemporaryFolder, room_for_sockets
 
 _POLL_SECONDS = 0.03
 _LOOK_SECONDS = 0.3
@@ -285,13 +285,16 @@ class CommandProbe:
             NotForkedError: when it was to be forked, and could not.
         """
         requested_at, kills_before = time.monotonic(), kernel_oom_kills()
-        with translate_full_disk(self._folder):
-            command = start(self._launch, self._folder)
-        try:
-            ending = self._follow(command, requested_at, should_stop)
-            stacks = self._stacks() if ending in {Ending.TIMED_OUT, Ending.LOADING_TIMED_OUT} else ""
-        finally:
-            command.end()
+        environment = self._launch["environment"]
+        with room_for_sockets(Path(environment["TMPDIR"])) as temporary:
+            environment["TMPDIR"] = str(temporary)
+            with translate_full_disk(self._folder):
+                command = start(self._launch, self._folder)
+            try:
+                ending = self._follow(command, requested_at, should_stop)
+                stacks = self._stacks() if ending in {Ending.TIMED_OUT, Ending.LOADING_TIMED_OUT} else ""
+            finally:
+                command.end()
         self._reports.read()
         exit_, start_error = self._exit(kernel_oom_kills() - kills_before)
         own = self._cards.get(self._device.id)

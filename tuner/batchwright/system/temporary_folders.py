@@ -7,10 +7,14 @@ import os
 import re
 import shutil
 import tempfile
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 
+LONGEST_WITH_SOCKETS = 107 - len("/pymp-12345678/listener-12345678")
+"""Longest path, in bytes, of a folder for temporary files in which ``multiprocessing`` can make the sockets by which
+data loaders receive tensors from their workers. The address of a socket has at most 107 bytes (unix(7))."""
 _PREFIX = "batchwright-tmp-"
 _NAME = re.compile(re.escape(_PREFIX) + "[a-z0-9_]{8}")
 
@@ -53,6 +57,21 @@ class TemporaryFolder:
             shutil.rmtree(self.path, ignore_errors=True)
             os.close(self._lock)
             self._lock = None
+
+
+@contextmanager
+def room_for_sockets(folder: Path) -> Iterator[Path]:
+    """Yield a path to a folder that leaves room for the addresses of sockets: a link in ``/tmp`` if it is too long.
+
+    Without that a data loader waits forever for its workers. If ``/tmp`` cannot be used, the path is yielded unchanged.
+    """
+    with ExitStack() as stack:
+        if len(os.fsencode(folder)) > LONGEST_WITH_SOCKETS:
+            with suppress(OSError):
+                link = stack.enter_context(TemporaryFolder(Path("/tmp"))) / "tmp"  # noqa: S108 - a private folder in it
+                link.symlink_to(folder)
+                folder = link
+        yield folder
 
 
 def _lock_new(folder: Path) -> int | None:

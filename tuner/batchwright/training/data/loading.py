@@ -29,6 +29,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from batchwright.errors import TrainingError
 from batchwright.system.processes import die_with_parent
+from batchwright.system.temporary_folders import LONGEST_WITH_SOCKETS
 from batchwright.torch_internals import loader_queues, shut_down_loader
 from batchwright.training.data.base import TrainingData
 from batchwright.workloads.base import Batch
@@ -42,9 +43,6 @@ _THREAD_STACK_BYTES = 1024**2
 WORKER_BYTES = _THREAD_STACK_BYTES + 128 * 1024
 """Memory that a worker takes of its parent's limit: the thread that feeds the worker, and its queue."""
 _NO_THREAD = "can't start new thread"
-_LONGEST_TEMPORARY = 107 - len("/pymp-12345678/listener-12345678")
-"""Largest length in bytes of the path of the folder for temporary files: it contains the sockets over which
-``multiprocessing`` sends tensors, and a socket's address has at most 107 bytes (unix(7))."""
 _SHORT_TEMPORARY = "/tmp"  # noqa: S108 - the folder made in it has a random name and is private to the user
 
 
@@ -281,7 +279,7 @@ def _choose_socket_folder() -> None:
         TrainingError: when the path of the folder for temporary files is too long, and ``/tmp`` is not writable.
     """
     configured = tempfile.gettempdir()
-    if len(os.fsencode(configured)) <= _LONGEST_TEMPORARY:
+    if len(os.fsencode(configured)) <= LONGEST_WITH_SOCKETS:
         return
     tempfile.tempdir = _SHORT_TEMPORARY
     try:
@@ -289,7 +287,7 @@ def _choose_socket_folder() -> None:
     except OSError as error:
         raise TrainingError(
             f"TMPDIR is {configured}: the sockets of data-loading workers need a folder whose path has at most "
-            f"{_LONGEST_TEMPORARY} bytes, and {_SHORT_TEMPORARY} cannot be used ({error})"
+            f"{LONGEST_WITH_SOCKETS} bytes, and {_SHORT_TEMPORARY} cannot be used ({error})"
         ) from error
     finally:
         tempfile.tempdir = configured
