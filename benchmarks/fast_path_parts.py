@@ -31,8 +31,6 @@ from starlette.concurrency import run_in_threadpool
 
 from batchwright.cli.main import main as batchwright
 from batchwright.hardware.inventory import cpu
-from batchwright_service.api.reads.fast_path import FastRoute
-from batchwright_service.api.strict_route import StrictRoute
 from batchwright_service.auth.api_keys import KeyAuthenticator
 from batchwright_service.fast_path.coalescing import BatchedReads, CoalescedReads
 from batchwright_service.fast_path.queue_positions import QueuePositions
@@ -64,7 +62,6 @@ def _newest(store: Any, kind: Any, limit: int, before: Any = None, wanted: Any =
 
 PARTS: dict[str, list[tuple[Any, str, Any]]] = {
     "coalescing": [(BatchedReads, "get", _read_key), (CoalescedReads, "get", _read_one)],
-    "fast routes": [(FastRoute, "strict_handler", StrictRoute.strict_handler)],
     "row cache": [(SqlWorkStore, "newest", _newest)],
     "rows as JSON": [(WorkRow, "summary_json", property(lambda row: to_json(row.summary())))],
     "queue positions": [(QueuePositions, "_is_fresh", lambda *_: False)],
@@ -73,8 +70,8 @@ PARTS: dict[str, list[tuple[Any, str, Any]]] = {
 }
 """The parts, and the replacements in a server without them."""
 READS = {
-    "recommendation": ("coalescing", "fast routes", "known absence of keys"),
-    "list": ("coalescing", "fast routes", "row cache", "rows as JSON"),
+    "recommendation": ("coalescing", "known absence of keys"),
+    "list": ("coalescing", "row cache", "rows as JSON"),
     "one list": ("coalescing",),
     "waiting tuning": ("coalescing", "queue positions"),
     "recommendation with a key": ("trusted callers",),

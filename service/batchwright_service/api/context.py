@@ -52,14 +52,9 @@ class ApiContext:
         return self.tunings if kind is WorkKind.TUNING else self.jobs
 
 
-def context_of(request: Request) -> ApiContext:
-    """Return the context of the application that serves a request."""
+async def _context(request: Request) -> ApiContext:  # one that is no coroutine would cost a hop to a thread
     context: ApiContext = request.app.state.context
     return context
-
-
-async def _context(request: Request) -> ApiContext:
-    return context_of(request)  # a dependency that is no coroutine would cost a hop to a thread
 
 
 Context = Annotated[ApiContext, Depends(_context)]

@@ -285,13 +285,12 @@ Format = Annotated[
         "In CSV a text that a spreadsheet would take for a formula begins with an apostrophe.",
     ),
 ]
-MAX_ETAGS_LENGTH = 2000
 IfNoneMatch = Annotated[
     str | None,
-    _text(maxLength=MAX_ETAGS_LENGTH),
+    _text(maxLength=2000),
     Header(
         alias="If-None-Match",
-        max_length=MAX_ETAGS_LENGTH,
+        max_length=2000,
         description="The `ETag` of a known representation: 304 if current.",
     ),
 ]

@@ -25,7 +25,7 @@ class StrictRoute(APIRoute):
 
     def get_route_handler(self) -> Handler:
         """Return a handler that checks the query before the request is handled."""
-        handler = self.strict_handler()
+        handler = super().get_route_handler()
         single = _parameters(self.dependant)
 
         async def handle(request: Request) -> Response:
@@ -34,10 +34,6 @@ class StrictRoute(APIRoute):
             return await handler(request)
 
         return handle
-
-    def strict_handler(self) -> Handler:
-        """Return the handler of a request whose query was checked."""
-        return super().get_route_handler()
 
 
 def _parameters(dependant: Dependant) -> dict[str, bool]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from http import HTTPStatus
 
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, Response
 
 from batchwright.client.documents.api_keys import Scope
 from batchwright.client.documents.staleness import Staleness
@@ -13,9 +13,8 @@ from batchwright.client.documents.work import RecommendationPage, Tuning
 from batchwright.schemas.recommendation import Recommendation
 from batchwright_service.api import examples
 from batchwright_service.api.authentication import CurrentCaller, requires_scope
-from batchwright_service.api.context import ApiContext, Context, context_of
+from batchwright_service.api.context import Context
 from batchwright_service.api.dependencies import (
-    MAX_ETAGS_LENGTH,
     DeviceOrNameFilter,
     FingerprintFilter,
     Format,
@@ -33,15 +32,15 @@ from batchwright_service.api.dependencies import (
 from batchwright_service.api.etags import NOT_MODIFIED, TAG_HEADERS, conditional, tagged
 from batchwright_service.api.problems import ALWAYS, declared
 from batchwright_service.api.reads.coalesced import RecommendationListQuery
-from batchwright_service.api.reads.fast_path import FastRoute, fast_path
 from batchwright_service.api.reads.row_streams import ROW_CONTENT, RowFormat, stream_rows
 from batchwright_service.api.responses import json_response, links, on_success, submitted
 from batchwright_service.api.routes.tunings import SUBMITTED
 from batchwright_service.api.routes.work import SUBMISSION_STATUSES
+from batchwright_service.api.strict_route import StrictRoute
 from batchwright_service.errors import NotFoundError
 from batchwright_service.store.models import RecommendationFilter
 
-router = APIRouter(prefix="/v1/recommendations", tags=["recommendations"], responses=ALWAYS, route_class=FastRoute)
+router = APIRouter(prefix="/v1/recommendations", tags=["recommendations"], responses=ALWAYS, route_class=StrictRoute)
 
 _UNCHANGING = {"Cache-Control": "private, max-age=3600, immutable", "Vary": "Authorization, Cookie"}
 _JOB_LINK = {
@@ -89,25 +88,6 @@ async def list_recommendations(  # noqa: PLR0913, PLR0917 - one parameter per fi
     return json_response(await context.reads.recommendations.get(query))
 
 
-async def _respond(context: ApiContext, recommendation_id: str, if_none_match: str | None) -> Response:
-    text = await context.reads.recommendation.get(recommendation_id)
-    if text is None:
-        raise NotFoundError.of("recommendation", recommendation_id)
-    return conditional(tagged(text.encode()), if_none_match, _UNCHANGING)
-
-
-def fits_fast_path(if_none_match: str | None) -> bool:
-    """Return whether the fast path accepts this value of `If-None-Match`."""
-    return if_none_match is None or len(if_none_match) <= MAX_ETAGS_LENGTH
-
-
-async def _fast_response(request: Request) -> Response | None:
-    if_none_match = request.headers.get("if-none-match")
-    if not fits_fast_path(if_none_match):
-        return None
-    return await _respond(context_of(request), request.path_params["recommendation_id"], if_none_match)
-
-
 @router.get(
     "/{recommendation_id}",
     operation_id="getRecommendation",
@@ -122,12 +102,14 @@ async def _fast_response(request: Request) -> Response | None:
     | NOT_MODIFIED
     | declared(HTTPStatus.NOT_FOUND, HTTPStatus.UNPROCESSABLE_ENTITY),
 )
-@fast_path(Scope.TUNINGS_READ, _fast_response)
 async def get_recommendation(
     recommendation_id: RecommendationId, context: Context, if_none_match: IfNoneMatch = None
 ) -> Response:
     """Read a recommendation: decision, plan and evidence. It never changes."""
-    return await _respond(context, recommendation_id, if_none_match)
+    text = await context.reads.recommendation.get(recommendation_id)
+    if text is None:
+        raise NotFoundError.of("recommendation", recommendation_id)
+    return conditional(tagged(text.encode()), if_none_match, _UNCHANGING)
 
 
 @router.get(

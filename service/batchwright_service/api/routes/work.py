@@ -8,7 +8,7 @@ from functools import partial
 from http import HTTPStatus
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Body, Depends, Request, Response
+from fastapi import APIRouter, Body, Depends, Response
 
 from batchwright.client.documents.api_keys import Scope
 from batchwright.client.documents.bulk import BulkResponse, BulkSubmission
@@ -16,7 +16,7 @@ from batchwright.client.documents.states import WorkKind
 from batchwright.client.documents.work import Job, JobPage, Tuning, TuningPage
 from batchwright_service.api import examples
 from batchwright_service.api.authentication import CurrentCaller, requires_scope
-from batchwright_service.api.context import Context, context_of
+from batchwright_service.api.context import Context
 from batchwright_service.api.dependencies import (
     CurrentFollower,
     Format,
@@ -30,10 +30,9 @@ from batchwright_service.api.etags import NOT_MODIFIED, TAG_HEADERS
 from batchwright_service.api.events.streaming import Poll, event_stream, long_poll
 from batchwright_service.api.problems import ALWAYS, RETRY_AFTER_HEADER, declared
 from batchwright_service.api.reads.coalesced import WorkListQuery
-from batchwright_service.api.reads.fast_path import FastRoute, fast_path, plain_page
 from batchwright_service.api.reads.row_streams import ROW_CONTENT, RowFormat, stream_rows
 from batchwright_service.api.responses import DELETED, EVENT_STREAM, json_response, links, on_success
-from batchwright_service.store.models import EVERYTHING
+from batchwright_service.api.strict_route import StrictRoute
 
 SUBMISSION_STATUSES = (
     HTTPStatus.BAD_REQUEST,
@@ -89,7 +88,7 @@ class WorkRoutes:
     def router(self) -> APIRouter:
         """Return a router without routes, for the path of the collection."""
         collection = f"{self.kind}s"
-        return APIRouter(prefix=f"/v1/{collection}", tags=[collection], responses=ALWAYS, route_class=FastRoute)
+        return APIRouter(prefix=f"/v1/{collection}", tags=[collection], responses=ALWAYS, route_class=StrictRoute)
 
     def add_reading(self, router: APIRouter) -> None:
         """Add the routes that list the work and read an item."""
@@ -123,10 +122,6 @@ class WorkRoutes:
         self._add_delete(router)
 
     def _add_list(self, router: APIRouter) -> None:
-        async def fast_page(request: Request) -> Response | None:
-            page = plain_page(request)
-            return None if page is None else await list_work(context_of(request), WorkListQuery(*page, EVERYTHING))
-
         query_parameters = Depends(self.list_query)
 
         @router.get(
@@ -142,7 +137,6 @@ class WorkRoutes:
             )
             | declared(HTTPStatus.BAD_REQUEST),
         )
-        @fast_path(self.read_scope, fast_page)
         async def list_work(
             context: Context, query: WorkListQuery = query_parameters, form: Format = RowFormat.JSON
         ) -> Response:
