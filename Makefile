@@ -276,8 +276,8 @@ CONFORMANCE := $(patsubst %,$(TOOLS)/%/ready,python node prometheus manifests)
 conformance: $(VENV)/dev $(CONFORMANCE)  ## Have others' tools check the API, the alerts, the image and the manifests
 	$(BIN)/python tests/support/service/check_conformance.py $(TOOLS)
 
-openapi: $(VENV)/dev  ## Export openapi/openapi.json
-	$(BIN)/python -m batchwright_service.entrypoints.export_openapi > openapi/openapi.json
+openapi: $(VENV)/dev  ## Write openapi/openapi.json, and the examples of responses in it
+	$(BIN)/python -m tests.support.service.api_document
 
 lock: $(VENV)/dev  ## Pin the versions of constraints.txt by hash, in requirements/
 	$(PIP) uv==0.13.9

@@ -12,6 +12,7 @@ The pipeline of a request:
    ``batchwright_service.problem_mapping``.
 
 ``app`` assembles the application, ``openapi`` and ``examples`` build the OpenAPI document, and ``docs_page`` shows it.
+`make openapi` records the examples of responses from a service whose probes are scripted.
 
 Where a new thing goes:
 

@@ -1,15 +1,10 @@
-"""The examples in the OpenAPI document. A service gave the responses, and a test validates them all."""
+"""The examples in the OpenAPI document: requests, and the responses that `make openapi` has recorded."""
 
 from __future__ import annotations
 
 import json
-from importlib import resources
+from pathlib import Path
 from typing import Any
-
-RESPONSES: dict[str, dict[str, Any]] = json.loads(
-    resources.files("batchwright_service.api").joinpath("examples.json").read_text(encoding="utf-8")
-)
-"""The examples by name: the `document` that an example is of, and its `value`."""
 
 _TUNING: dict[str, Any] = {
     "spec": {
@@ -78,6 +73,13 @@ REQUESTS: dict[str, dict[str, Any]] = {
 """The examples by document, then by name."""
 
 
-def response_content(name: str) -> dict[str, Any]:
-    """Return the OpenAPI ``content`` of a response, with the example of that name."""
-    return {"application/json": {"example": RESPONSES[name]["value"]}}
+def add_examples(paths: dict[str, Any]) -> None:
+    """Add the examples to the ``paths`` of the document."""
+    recorded = json.loads(Path(__file__).with_name("examples.json").read_text(encoding="utf-8"))
+    for path, operations in paths.items():
+        for method, operation in operations.items():
+            for status, example in recorded.get(f"{method.upper()} {path}", {}).items():
+                operation["responses"][status]["content"]["application/json"]["example"] = example
+            for body in operation.get("requestBody", {}).get("content", {}).values():
+                if named := REQUESTS.get(body["schema"].get("$ref", "").rpartition("/")[2]):
+                    body["examples"] = named

@@ -12,6 +12,7 @@ from fastapi import FastAPI, Request, Response
 from batchwright.client.documents.work import Event
 from batchwright_service.api.docs_page import DOCS_FILES, PAGE, DocsFile
 from batchwright_service.api.etags import conditional, tagged
+from batchwright_service.api.examples import add_examples
 from batchwright_service.api.middleware.compression import accepts_gzip, compressed
 
 DESCRIPTION = """\
@@ -84,6 +85,7 @@ def complete_document(document: dict[str, Any]) -> dict[str, Any]:
     schemas.update({**event.pop("$defs"), **schemas, "Event": event})
     document["components"]["schemas"] = dict(sorted(schemas.items()))
     _add_items(document)
+    add_examples(document["paths"])
     return document | {"servers": [{"url": "/", "description": "This service."}]}
 
 

@@ -6,7 +6,6 @@
   ``batchwright_service.worker.hosting``, whose memory and descriptors API clients cannot use up.
 - ``work`` is `batchwright work`: the workers of a host without an API.
 - ``liveness`` records that a process is alive, for `batchwright health`.
-- ``export_openapi`` writes the OpenAPI document.
 
 The first three follow one pipeline: take the settings, build with ``batchwright_service.bootstrap`` (workers alone with
 ``batchwright_service.worker_bootstrap``), configure logging, start, wait for a stop request, hand back running work,

@@ -35,7 +35,7 @@ class ScriptedRunner:
         self.sizes: list[int] = []
         self.checked = 0
         self.compared = 0
-        self.coupling = CouplingCheck(verdict="separate", message="scripted")
+        self.coupling = CouplingCheck(verdict="separate", message="the loss is a sum over the samples")
         self.closed = False
         self.late: ExpectedPeaks | None = None
         self.memory: MemoryInUse | None = None
@@ -92,7 +92,7 @@ class ScriptedRunner:
             micro_batch_sizes=probe_window(request),
             outcome=Outcome.FIT if fits else Outcome.OOM,
             phase=Phase.DONE if fits else Phase.WARMUP,
-            message="scripted",
+            message="two optimizer updates ran within the limit" if fits else "out of memory in warmup",
             process_peak_bytes=min(limit, limit * (size + 1) // (self.largest + 2)) if fits else limit,
             limit_bytes=limit,
             verifies_plan=request.runs_plan and isinstance(request.spec, CommandSpec),
@@ -201,6 +201,8 @@ class Trainer:
 
     def __call__(self, run: TrainingRun, on_progress: OnProgress, grace_seconds: GraceSeconds) -> TrainingResult:
         """Make the run, or go on with it from the checkpoint before the last update."""
+        plan = run.recommendation.plan
+        assert plan is not None
         for update in range(max(1, self.reached), run.request.updates + 1):
             while (grace := grace_seconds()) is None and self.hold_at == update:
                 self.holding.set()
@@ -211,5 +213,7 @@ class Trainer:
             self.reached = update
             of_update = [0] if update == 1 else [update] if update % 2 == 0 else []
             evaluations = tuple(evaluation(made) for made in of_update if self.evaluates)
-            on_progress([progress(update, run.request.updates).model_copy(update={"evaluations": evaluations})])
+            sizes = {"samples": plan.effective_batch_size, "micro_batch_sizes": plan.micro_batch_sizes[0]}
+            made = progress(update, run.request.updates).model_copy(update={"evaluations": evaluations, **sizes})
+            on_progress([made.model_copy(update={"samples_seen": update * made.samples})])
         return TrainingResult(outcome=self.outcome, message="ended", updates=self.reached)

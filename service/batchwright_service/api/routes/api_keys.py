@@ -5,10 +5,9 @@ from __future__ import annotations
 from http import HTTPStatus
 from typing import Annotated
 
-from fastapi import APIRouter, Body, Path, Response
+from fastapi import APIRouter, Path, Response
 
 from batchwright.client.documents.api_keys import ApiKey, CreatedKey, KeyList, KeySubmission, Scope
-from batchwright_service.api import examples
 from batchwright_service.api.authentication import CurrentCaller, requires_scope
 from batchwright_service.api.context import Context
 from batchwright_service.api.dependencies import strict_body
@@ -43,9 +42,7 @@ def list_keys(context: Context) -> KeyList:
     ),
 )
 def create_key(
-    submission: Annotated[
-        KeySubmission, strict_body(KeySubmission), Body(openapi_examples=examples.REQUESTS["KeySubmission"])
-    ],
+    submission: Annotated[KeySubmission, strict_body(KeySubmission)],
     caller: CurrentCaller,
     context: Context,
     response: Response,

@@ -8,7 +8,6 @@ from fastapi import APIRouter, Response
 
 from batchwright.client.documents.api_keys import Scope
 from batchwright.client.documents.commands import CommandList
-from batchwright_service.api import examples
 from batchwright_service.api.authentication import requires_scope
 from batchwright_service.api.context import Context
 from batchwright_service.api.dependencies import IfNoneMatch
@@ -28,9 +27,7 @@ _REVALIDATED = {"Cache-Control": "private, no-cache", "Vary": "Authorization, Co
     summary="List the registered commands",
     dependencies=[requires_scope(Scope.TUNINGS_READ)],
     response_model=CommandList,
-    responses=on_success(headers=TAG_HEADERS, content=examples.response_content("CommandList"))
-    | NOT_MODIFIED
-    | declared(HTTPStatus.UNPROCESSABLE_ENTITY),
+    responses=on_success(headers=TAG_HEADERS) | NOT_MODIFIED | declared(HTTPStatus.UNPROCESSABLE_ENTITY),
 )
 async def list_commands(context: Context, if_none_match: IfNoneMatch = None) -> Response:
     """List the training commands that the operator lets callers tune and run, with the JSON Schema of their arguments.

@@ -11,12 +11,11 @@ from http import HTTPStatus
 from typing import Annotated
 
 from anyio import to_thread
-from fastapi import APIRouter, Body, Request, Response
+from fastapi import APIRouter, Request, Response
 
 from batchwright.client.documents.api_keys import Scope
 from batchwright.client.documents.work import GpuList
 from batchwright.schemas.estimates import Estimate, EstimateRequest
-from batchwright_service.api import examples
 from batchwright_service.api.authentication import requires_scope
 from batchwright_service.api.context import Context
 from batchwright_service.api.dependencies import IfNoneMatch, strict_body
@@ -47,9 +46,7 @@ router = APIRouter(prefix="/v1", tags=["estimates"], responses=ALWAYS, route_cla
     ),
 )
 async def create_estimate(
-    submission: Annotated[
-        EstimateRequest, strict_body(EstimateRequest), Body(openapi_examples=examples.REQUESTS["EstimateRequest"])
-    ],
+    submission: Annotated[EstimateRequest, strict_body(EstimateRequest)],
     context: Context,
     request: Request,
 ) -> Estimate:

@@ -12,7 +12,6 @@ from pydantic import WithJsonSchema
 from batchwright.client.documents.api_keys import Scope
 from batchwright.client.documents.exports import ExportFormatList, ExportRequest
 from batchwright.exports.base import PRINTED, Export, ExportOptions
-from batchwright_service.api import examples
 from batchwright_service.api.authentication import requires_scope
 from batchwright_service.api.context import Context
 from batchwright_service.api.dependencies import IfNoneMatch, RecommendationId
@@ -100,7 +99,6 @@ _Parameters = Annotated[_ExportParameters, Depends(_export_parameters)]
     operation_id="listExportFormats",
     summary="List export formats",
     dependencies=[requires_scope(Scope.TUNINGS_READ)],
-    responses=on_success(content=examples.response_content("ExportFormatList")),
 )
 async def list_export_formats(context: Context) -> ExportFormatList:
     """List the formats: frameworks, which take the batch sizes, and launchers, which take the topology."""
@@ -115,7 +113,6 @@ async def list_export_formats(context: Context) -> ExportFormatList:
     response_model=Export,
     responses=on_success(
         headers=TAG_HEADERS,
-        content=examples.response_content("Export"),
         links=links("recommendation_id", "recommendation_id", "getRecommendation"),
     )
     | NOT_MODIFIED

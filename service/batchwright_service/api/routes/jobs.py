@@ -5,12 +5,11 @@ from __future__ import annotations
 from http import HTTPStatus
 from typing import Annotated
 
-from fastapi import Body, Response
+from fastapi import Response
 
 from batchwright.client.documents.api_keys import Scope
 from batchwright.client.documents.states import WorkKind
 from batchwright.client.documents.work import CheckpointList, ConfiguredJob, Job, JobPage, JobSubmission
-from batchwright_service.api import examples
 from batchwright_service.api.authentication import CurrentCaller, requires_scope
 from batchwright_service.api.context import Context
 from batchwright_service.api.dependencies import (
@@ -52,7 +51,6 @@ _WORK = WorkRoutes(
     write_scope=Scope.JOBS_RUN,
     item_links=("getJob",),
     links=("getJob", "followJob", "cancelJob", "resumeJob", "deleteJob", "readJobLog", "listJobCheckpoints"),
-    example="JobQueued",
     event_nouns=("update", "optimizer updates"),
     deletion="""\
 Delete a job that has ended, with its events, and its folder with log, checkpoints and weights.
@@ -64,13 +62,11 @@ _SUBMITTED: Responses = {
     200: {
         "model": ConfiguredJob,
         "description": "The configured job of a dry run. Nothing was started.",
-        "content": examples.response_content("ConfiguredJob"),
     },
     202: {
         "description": "Queued.",
         "headers": QUEUED_HEADERS,
         "links": _WORK.own_links,
-        "content": examples.response_content("JobQueued"),
     },
 }
 _RESUMED: Responses = {202: {"description": "Queued again.", "links": _WORK.own_links}}
@@ -96,9 +92,7 @@ router = _WORK.router()
     responses=_SUBMITTED | declared(*SUBMISSION_STATUSES, HTTPStatus.NOT_FOUND),
 )
 def submit_job(
-    submission: Annotated[
-        JobSubmission, strict_body(JobSubmission), Body(openapi_examples=examples.REQUESTS["JobSubmission"])
-    ],
+    submission: Annotated[JobSubmission, strict_body(JobSubmission)],
     caller: CurrentCaller,
     context: Context,
     idempotency: IdempotencyHeader,

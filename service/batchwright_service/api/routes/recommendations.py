@@ -11,7 +11,6 @@ from batchwright.client.documents.api_keys import Scope
 from batchwright.client.documents.staleness import Staleness
 from batchwright.client.documents.work import RecommendationPage, Tuning
 from batchwright.schemas.recommendation import Recommendation
-from batchwright_service.api import examples
 from batchwright_service.api.authentication import CurrentCaller, requires_scope
 from batchwright_service.api.context import Context
 from batchwright_service.api.dependencies import (
@@ -59,7 +58,7 @@ _JOB_LINK = {
     response_model=RecommendationPage,
     responses=on_success(
         links=links("recommendation_id", "items/0/id", "getRecommendation"),
-        content=examples.response_content("RecommendationPage") | ROW_CONTENT,
+        content=ROW_CONTENT,
     )
     | declared(HTTPStatus.BAD_REQUEST, HTTPStatus.UNPROCESSABLE_ENTITY),
 )
@@ -94,11 +93,7 @@ async def list_recommendations(  # noqa: PLR0913, PLR0917 - one parameter per fi
     summary="Read a recommendation",
     dependencies=[requires_scope(Scope.TUNINGS_READ)],
     response_model=Recommendation,
-    responses=on_success(
-        headers=TAG_HEADERS,
-        links=_JOB_LINK,
-        content=examples.response_content("Recommendation"),
-    )
+    responses=on_success(headers=TAG_HEADERS, links=_JOB_LINK)
     | NOT_MODIFIED
     | declared(HTTPStatus.NOT_FOUND, HTTPStatus.UNPROCESSABLE_ENTITY),
 )

@@ -5,12 +5,11 @@ from __future__ import annotations
 from http import HTTPStatus
 from typing import Annotated
 
-from fastapi import Body, Response
+from fastapi import Response
 
 from batchwright.client.documents.api_keys import Scope
 from batchwright.client.documents.states import WorkKind
 from batchwright.client.documents.work import ProbeList, Tuning, TuningPage, TuningSubmission
-from batchwright_service.api import examples
 from batchwright_service.api.authentication import CurrentCaller, requires_scope
 from batchwright_service.api.context import Context
 from batchwright_service.api.dependencies import (
@@ -53,7 +52,6 @@ _WORK = WorkRoutes(
     write_scope=Scope.TUNINGS_WRITE,
     item_links=("getTuning", "listProbes"),
     links=("getTuning", "listProbes", "followTuning", "cancelTuning", "deleteTuning"),
-    example="TuningWithRecommendation",
     event_nouns=("probe", "probes"),
     deletion="""\
 Delete a tuning that has ended, with its probes and events. Its recommendation stays.
@@ -67,13 +65,11 @@ SUBMITTED: Responses = {
         "description": "A tuning that was served a stored recommendation.",
         "headers": SUBMITTED_HEADERS,
         "links": _WORK.own_links | RECOMMENDATION_LINK,
-        "content": examples.response_content("TuningWithRecommendation"),
     },
     202: {
         "description": "Queued.",
         "headers": QUEUED_HEADERS,
         "links": _WORK.own_links,
-        "content": examples.response_content("TuningQueued"),
     },
 }
 
@@ -90,9 +86,7 @@ router = _WORK.router()
     responses=SUBMITTED | declared(*SUBMISSION_STATUSES),
 )
 def submit_tuning(
-    submission: Annotated[
-        TuningSubmission, strict_body(TuningSubmission), Body(openapi_examples=examples.REQUESTS["TuningSubmission"])
-    ],
+    submission: Annotated[TuningSubmission, strict_body(TuningSubmission)],
     caller: CurrentCaller,
     context: Context,
     idempotency: IdempotencyHeader,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from http import HTTPStatus
 from typing import Annotated
 
-from fastapi import APIRouter, Body, Path, Query, Response
+from fastapi import APIRouter, Path, Query, Response
 from pydantic import WithJsonSchema
 
 from batchwright.client.documents.api_keys import Scope
@@ -18,7 +18,6 @@ from batchwright.client.documents.webhooks import (
     WebhookSubmission,
     WebhookWithSecret,
 )
-from batchwright_service.api import examples
 from batchwright_service.api.authentication import CurrentCaller, requires_scope
 from batchwright_service.api.context import Context
 from batchwright_service.api.dependencies import Limit, strict_body
@@ -72,9 +71,7 @@ def list_webhooks(context: Context) -> WebhookList:
     responses=_CREATED | _INVALID_BODY | declared(HTTPStatus.CONFLICT),
 )
 def create_webhook(
-    submission: Annotated[
-        WebhookSubmission, strict_body(WebhookSubmission), Body(openapi_examples=examples.REQUESTS["WebhookSubmission"])
-    ],
+    submission: Annotated[WebhookSubmission, strict_body(WebhookSubmission)],
     caller: CurrentCaller,
     context: Context,
     response: Response,

@@ -8,13 +8,12 @@ from functools import partial
 from http import HTTPStatus
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Body, Depends, Response
+from fastapi import APIRouter, Depends, Response
 
 from batchwright.client.documents.api_keys import Scope
 from batchwright.client.documents.bulk import BulkResponse, BulkSubmission
 from batchwright.client.documents.states import WorkKind
 from batchwright.client.documents.work import Job, JobPage, Tuning, TuningPage
-from batchwright_service.api import examples
 from batchwright_service.api.authentication import CurrentCaller, requires_scope
 from batchwright_service.api.context import Context
 from batchwright_service.api.dependencies import (
@@ -73,8 +72,6 @@ class WorkRoutes:
     """Names of the operations that take the identifier of an item of a list."""
     links: tuple[str, ...]
     """Names of the operations that take the identifier of the document."""
-    example: str
-    """Name of the document's example."""
     event_nouns: tuple[str, str]
     """Singular and plural noun for the events other than state changes."""
     deletion: str
@@ -133,7 +130,7 @@ class WorkRoutes:
             response_model=self.page,
             responses=on_success(
                 links=links(f"{self.kind}_id", "items/0/id", *self.item_links),
-                content=examples.response_content(self.page.__name__) | ROW_CONTENT,
+                content=ROW_CONTENT,
             )
             | declared(HTTPStatus.BAD_REQUEST),
         )
@@ -156,7 +153,6 @@ class WorkRoutes:
             responses=on_success(
                 headers=TAG_HEADERS | RETRY_AFTER_HEADER,
                 links=self.own_links | RECOMMENDATION_LINK,
-                content=examples.response_content(self.example),
             )
             | NOT_MODIFIED
             | _MISSING,
@@ -206,13 +202,10 @@ class WorkRoutes:
             summary=f"Cancel or delete several {self.kind}s",
             description=_BULK_DESCRIPTION.format(kind=self.kind),
             dependencies=[requires_scope(self.write_scope)],
-            responses=on_success(content=examples.response_content("BulkResponse"))
-            | declared(HTTPStatus.BAD_REQUEST, *_OF_BODIES),
+            responses=declared(HTTPStatus.BAD_REQUEST, *_OF_BODIES),
         )
         def change_all(
-            submission: Annotated[
-                BulkSubmission, strict_body(BulkSubmission), Body(openapi_examples=examples.REQUESTS["BulkSubmission"])
-            ],
+            submission: Annotated[BulkSubmission, strict_body(BulkSubmission)],
             context: Context,
             caller: CurrentCaller,
         ) -> BulkResponse:
