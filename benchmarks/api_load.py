@@ -43,7 +43,7 @@ HERE = Path(__file__).resolve().parent
 SIZES = (1_000, 10_000, 100_000)
 CONNECTIONS = 16
 FOLLOWERS = 1_000
-LEAST_RATIO = {"recommendation": 0.5, "list": 0.25}
+LEAST_RATIO = {"recommendation": 0.33, "list": 0.15}
 """Of the bare route's requests per second."""
 LARGEST_SPREAD = 20.0
 """Of the 99th percentile over the median."""

@@ -3,7 +3,7 @@
 Nothing is cached: a read that arrives during another is made after that one, so that the caller sees everything that
 was written before the call.
 
-Gain: 1.6 for recommendations, 1.8 for a page of a list that all callers read, 1.1 for different pages, 1.2 for queued
+Gain: 1.6 for recommendations, 1.5 for a page of a list that all callers read, 1.1 for different pages and for queued
 tunings.
 """
 
