@@ -171,11 +171,11 @@ export function codeBlock(text, { label = "Code", download = null } = {}) {
   </figure>`;
 }
 
-/** A modal dialog; `onClose` is called after it has closed, however that came about. */
-export function Dialog({ titleId, closedBy, onClose, onCancel, children }) {
+/** A modal dialog, which Escape closes unless `isLocked`; `onClose` is called after it has closed, however that came about. */
+export function Dialog({ titleId, isLocked, onClose, children }) {
   const own = useRef(null);
   useLayoutEffect(() => own.current.showModal(), []);
-  return html`<dialog ref=${own} class="dialog" aria-labelledby=${titleId} closedby=${closedBy} onClose=${() => onClose(own.current.returnValue)} onCancel=${onCancel}>${children}</dialog>`;
+  return html`<dialog ref=${own} class="dialog" aria-labelledby=${titleId} closedby=${isLocked ? "none" : "closerequest"} onClose=${() => onClose(own.current.returnValue)}>${children}</dialog>`;
 }
 
 /** Shows a dialog above the page: `make(close)` gives its node. */

@@ -28,7 +28,6 @@ function SecretForm({ name, title, action, fields, send, shown, onClose }) {
   const [problem, setProblem] = useState(null);
   const heading = useRef(null);
   useEffect(() => made && heading.current.focus(), [made]); // the focused element is gone
-  const isLocked = isBusy || made !== null;
   const onSubmit = async (event) => {
     event.preventDefault();
     setBusy(true);
@@ -41,7 +40,7 @@ function SecretForm({ name, title, action, fields, send, shown, onClose }) {
     setBusy(false);
   };
   const done = (event) => event.currentTarget.closest("dialog").close();
-  return html`<${Dialog} titleId="${name}-title" closedBy=${isLocked ? "none" : "closerequest"} onClose=${onClose} onCancel=${(event) => isLocked && event.preventDefault()}>
+  return html`<${Dialog} titleId="${name}-title" isLocked=${isBusy || made !== null} onClose=${onClose}>
     ${made ? html`<div class="stack"><h2 id="${name}-title" tabindex="-1" ref=${heading}>${made.title}</h2>
       ${alertBox("warn", "Copy it now", made.warning)}
       ${codeBlock(made.secret, { label: made.label })}

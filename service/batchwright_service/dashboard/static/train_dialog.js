@@ -68,7 +68,7 @@ function TrainDialog({ found, document, close }) {
   };
   const isBusy = (name) => (busy === name ? "true" : null);
   // while the job is made, Escape does not close the dialog: the job may already exist
-  return html`<${Dialog} titleId="train-title" onClose=${close} onCancel=${(event) => busy === "start" && event.preventDefault()}>
+  return html`<${Dialog} titleId="train-title" isLocked=${busy === "start"} onClose=${close}>
     <form class="form" novalidate ref=${own} onSubmit=${submit} onInput=${() => setShown(null)}>
       <h2 id="train-title">Train with this recommendation</h2>
       <p class="muted">The job runs on ${found.device.id}, ${found.device.name}. Nothing runs before you start it.</p>
