@@ -8,8 +8,8 @@ The pipeline of a request:
    ``strict_route`` refuses unknown query parameters.
 4. The route calls a use case of ``batchwright_service.application``, found in the ``context``. Reads that many callers
    make at once go through ``reads``. Long polls and event streams wait in ``events``.
-5. ``responses`` and ``etags`` build the response. ``problems`` builds the response to an error, translated by
-   ``batchwright_service.problem_mapping``.
+5. ``responses``, ``etags`` and ``compression`` build the response. ``problems`` builds the response to an error,
+   translated by ``batchwright_service.problem_mapping``.
 
 ``app`` assembles the application, ``openapi`` and ``examples`` build the OpenAPI document, and ``docs_page`` shows it.
 `make openapi` records the examples of responses from a service whose probes are scripted.

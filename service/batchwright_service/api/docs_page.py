@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from functools import cache
 from importlib import resources
 
-_SWAGGER = "fastapi_swagger.resources"
+from batchwright_service.api.etags import StaticContent
+
 _PAGE = """\
 <!DOCTYPE html>
 <html lang="en">
@@ -38,31 +37,16 @@ SwaggerUIBundle({
 """
 
 
-@dataclass(frozen=True)
-class DocsFile:
-    """A file of the page: its media type, and its name in the Swagger UI package or its own text."""
-
-    media_type: str
-    packaged: str | None = None
-    text: str = ""
-
-    @property
-    def content(self) -> bytes:
-        """The bytes of the file."""
-        return self.text.encode() if self.packaged is None else _packaged(self.packaged)
+def _packaged(name: str, media_type: str) -> StaticContent:
+    return StaticContent(lambda: resources.files("fastapi_swagger.resources").joinpath(name).read_bytes(), media_type)
 
 
 DOCS_FILES = {
-    "start.js": DocsFile("text/javascript", text=_START),
-    "swagger-ui-bundle.js": DocsFile("text/javascript", "swagger-ui-bundle.js"),
-    "swagger-ui.css": DocsFile("text/css", "swagger-ui.css"),
-    "favicon.png": DocsFile("image/png", "favicon-32x32.png"),
+    "start.js": StaticContent(_START.encode, "text/javascript"),
+    "swagger-ui-bundle.js": _packaged("swagger-ui-bundle.js", "text/javascript"),
+    "swagger-ui.css": _packaged("swagger-ui.css", "text/css"),
+    "favicon.png": _packaged("favicon-32x32.png", "image/png"),
 }
 """The files by their names below `/docs/`."""
 
-PAGE = DocsFile("text/html", text=_PAGE)
-
-
-@cache
-def _packaged(name: str) -> bytes:
-    return resources.files(_SWAGGER).joinpath(name).read_bytes()
+PAGE = StaticContent(_PAGE.encode, "text/html")

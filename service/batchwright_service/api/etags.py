@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from http import HTTPStatus
 from typing import Any
 
 from fastapi import Response
+from starlette.datastructures import Headers
+
+from batchwright_service.api.compression import accepts_gzip, compressed
 
 _DIGEST_BYTES = 16
 _SEPARATOR = "-"
 """Separates the two parts of a tag."""
+_TEXT = ("text/", "application/json", "image/svg+xml")
+"""Begins the media types of content that is compressed."""
 
 TAG_HEADERS: dict[str, Any] = {
     "ETag": {
@@ -68,3 +74,27 @@ def conditional(current: Tagged, if_none_match: str | None, headers: Mapping[str
     if current.matches(if_none_match):
         return Response(status_code=HTTPStatus.NOT_MODIFIED, headers=tagged_headers)
     return Response(current.body, media_type=current.media_type, headers=tagged_headers)
+
+
+class StaticContent:
+    """Content that does not change while the service runs: read, tagged and compressed when it is first requested."""
+
+    def __init__(self, read: Callable[[], bytes], media_type: str = "application/json") -> None:
+        self._read = read
+        self._media_type = media_type
+
+    @cached_property
+    def plain(self) -> Tagged:
+        """The content as it was read."""
+        return tagged(self._read(), self._media_type)
+
+    @cached_property
+    def _zipped(self) -> Tagged:
+        return tagged(compressed(self.plain.body), self._media_type)
+
+    def response(self, request_headers: Headers, headers: Mapping[str, str]) -> Response:
+        """Respond with the content, compressed for clients that accept gzip, or with 304 to a client that has it."""
+        known, sent = request_headers.get("if-none-match"), {"Vary": "Accept-Encoding", **headers}
+        if self._media_type.startswith(_TEXT) and accepts_gzip(request_headers):
+            return conditional(self._zipped, known, {"Content-Encoding": "gzip", **sent})
+        return conditional(self.plain, known, sent)

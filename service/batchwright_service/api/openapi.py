@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
-from types import MappingProxyType
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
 
 from batchwright.client.documents.work import Event
-from batchwright_service.api.docs_page import DOCS_FILES, PAGE, DocsFile
-from batchwright_service.api.etags import conditional, tagged
+from batchwright_service.api.docs_page import DOCS_FILES, PAGE
+from batchwright_service.api.etags import StaticContent
 from batchwright_service.api.examples import add_examples
-from batchwright_service.api.middleware.compression import accepts_gzip, compressed
 
 DESCRIPTION = """\
 Finds the largest micro-batch that fits a device, proves it by measurement, and plans the gradient accumulation for
@@ -35,7 +33,6 @@ TAGS: list[dict[str, Any]] = [
     {"name": "operations", "description": "Devices, the queue, and the health of the service."},
 ]
 
-_NO_HEADERS: Mapping[str, str] = MappingProxyType({})
 _POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -51,28 +48,18 @@ _PAGE_HEADERS = {
 def install_document(app: FastAPI) -> None:
     """Serve the document at /openapi.json and the page at /docs. The document describes neither route."""
     generated: Callable[[], dict[str, Any]] = app.openapi
-    encoded: list[tuple[bytes, bytes]] = []
 
     def openapi() -> dict[str, Any]:
         if app.openapi_schema is None:
             app.openapi_schema = complete_document(generated())
         return app.openapi_schema
 
-    async def document(request: Request) -> Response:
-        if not encoded:
-            text = json.dumps(openapi(), ensure_ascii=False, separators=(",", ":")).encode()
-            encoded.append((text, compressed(text)))
-        plain, zipped = encoded[0]
-        if not accepts_gzip(request.headers):
-            return _revalidated(request, plain, "application/json", {"Vary": "Accept-Encoding"})
-        headers = {"Vary": "Accept-Encoding", "Content-Encoding": "gzip"}
-        return _revalidated(request, zipped, "application/json", headers)
+    document = StaticContent(lambda: json.dumps(openapi(), ensure_ascii=False, separators=(",", ":")).encode())
 
     app.openapi = openapi  # type: ignore[method-assign] # the way to extend the document that FastAPI documents
-    app.add_route("/openapi.json", document, methods=["GET"], include_in_schema=False)
-    app.add_route("/docs", _page(PAGE), methods=["GET"], include_in_schema=False)
-    for name, file in DOCS_FILES.items():
-        app.add_route(f"/docs/{name}", _page(file), methods=["GET"], include_in_schema=False)
+    files = {"/openapi.json": document, "/docs": PAGE} | {f"/docs/{name}": file for name, file in DOCS_FILES.items()}
+    for path, file in files.items():
+        app.add_route(path, _endpoint(file), methods=["GET"], include_in_schema=False)
 
 
 def complete_document(document: dict[str, Any]) -> dict[str, Any]:
@@ -101,14 +88,8 @@ def _add_items(part: object) -> None:
             _add_items(inner)
 
 
-def _page(file: DocsFile) -> Callable[[Request], Any]:
-    async def page(request: Request) -> Response:
-        return _revalidated(request, file.content, file.media_type)
+def _endpoint(file: StaticContent) -> Callable[[Request], Awaitable[Response]]:
+    async def respond(request: Request) -> Response:
+        return file.response(request.headers, _PAGE_HEADERS)
 
-    return page
-
-
-def _revalidated(request: Request, body: bytes, media_type: str, headers: Mapping[str, str] = _NO_HEADERS) -> Response:
-    """Respond with a file that a browser caches and revalidates each time."""
-    known = request.headers.get("if-none-match")
-    return conditional(tagged(body, media_type=media_type), known, {**_PAGE_HEADERS, **headers})
+    return respond

@@ -14,8 +14,7 @@ from starlette.concurrency import run_in_threadpool
 
 from batchwright.yaml_loader import Loader, describe_yaml_error
 from batchwright_service.api import examples
-from batchwright_service.api.etags import conditional, tagged
-from batchwright_service.api.middleware.compression import accepts_gzip, compressed
+from batchwright_service.api.etags import StaticContent
 from batchwright_service.errors import InvalidInputError
 
 SCHEMA = "/tunings/new/schema"
@@ -42,15 +41,10 @@ def install(app: FastAPI) -> None:
 
 
 def _schema_endpoint(app: FastAPI, name: str) -> Callable[[Request], Awaitable[Response]]:
-    cached: list[bytes] = []
+    content = StaticContent(lambda: json.dumps(form_document(app.openapi(), name)).encode())
 
     async def schema(request: Request) -> Response:
-        if not cached:
-            cached.append(compressed(json.dumps(form_document(app.openapi(), name)).encode()))
-        if not accepts_gzip(request.headers):
-            return Response(json.dumps(form_document(app.openapi(), name)), media_type="application/json")
-        headers = {"Content-Encoding": "gzip", "Vary": "Accept-Encoding", "Cache-Control": "no-cache"}
-        return conditional(tagged(cached[0]), request.headers.get("if-none-match"), headers)
+        return content.response(request.headers, {"Cache-Control": "no-cache"})
 
     return schema
 

@@ -8,7 +8,7 @@ from http import HTTPStatus
 from fastapi import Response
 from starlette.datastructures import Headers
 
-from batchwright_service.api.middleware.compression import accepts_gzip, compressed
+from batchwright_service.api.compression import accepts_gzip, compressed
 
 _POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; font-src 'self'; "

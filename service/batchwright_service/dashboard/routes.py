@@ -15,7 +15,7 @@ from batchwright_service.dashboard import new_tuning, sign_in
 from batchwright_service.dashboard.assets import Assets
 from batchwright_service.dashboard.error_pages import SIGN_IN, ProblemPages
 from batchwright_service.dashboard.pages import Pages
-from batchwright_service.dashboard.responses import page
+from batchwright_service.dashboard.responses import SECURITY_HEADERS, page
 
 PATHS = PagePaths(public=(SIGN_IN, "/static/"), forms=(SIGN_IN, sign_in.SIGN_OUT))
 """The sign-in page and the static files are public, and hold no data."""
@@ -84,6 +84,7 @@ def _static(assets: Assets) -> Endpoint:
         if found is None:
             raise HTTPException(404, f"there is no static file {name!r}")
         asset, current = found
-        return await run_in_threadpool(asset.response, request.headers, immutable=current)
+        caching = {"Cache-Control": "public, max-age=31536000, immutable" if current else "no-cache"}
+        return await run_in_threadpool(asset.response, request.headers, SECURITY_HEADERS | caching)
 
     return static

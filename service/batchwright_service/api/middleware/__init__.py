@@ -2,6 +2,4 @@
 
 From the outside in: ``observability`` identifies, traces and measures a request. ``security`` refuses foreign hosts and
 origins, unauthenticated callers and bodies that are too large, by means of ``host_names`` and ``json_bounds``.
-
-``compression`` is no middleware: the routes of the OpenAPI document and of the pages call it.
 """

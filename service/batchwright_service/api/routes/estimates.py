@@ -6,7 +6,6 @@ import asyncio
 import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from functools import cache
 from http import HTTPStatus
 from typing import Annotated
 
@@ -19,14 +18,14 @@ from batchwright.schemas.estimates import Estimate, EstimateRequest
 from batchwright_service.api.authentication import requires_scope
 from batchwright_service.api.context import Context
 from batchwright_service.api.dependencies import IfNoneMatch, strict_body
-from batchwright_service.api.etags import NOT_MODIFIED, TAG_HEADERS, Tagged, conditional, tagged
+from batchwright_service.api.etags import NOT_MODIFIED, TAG_HEADERS, StaticContent
 from batchwright_service.api.events.change_feed import ChangeFeed
-from batchwright_service.api.middleware.compression import accepts_gzip, compressed
 from batchwright_service.api.problems import ALWAYS, declared
 from batchwright_service.api.responses import on_success
 from batchwright_service.api.strict_route import StrictRoute
 from batchwright_service.application.estimates import Estimates
 
+_GPUS = StaticContent(lambda: Estimates.gpus().model_dump_json().encode())
 _GPU_HEADERS = {"Cache-Control": "private, no-cache", "Vary": "Accept-Encoding, Authorization, Cookie"}
 
 router = APIRouter(prefix="/v1", tags=["estimates"], responses=ALWAYS, route_class=StrictRoute)
@@ -68,21 +67,12 @@ async def create_estimate(
     response_model=GpuList,
     responses=on_success(headers=TAG_HEADERS) | NOT_MODIFIED | declared(HTTPStatus.UNPROCESSABLE_ENTITY),
 )
-async def list_gpus(request: Request, if_none_match: IfNoneMatch = None) -> Response:
+async def list_gpus(request: Request, _if_none_match: IfNoneMatch = None) -> Response:
     """List the GPUs that an estimate can name, with their memory and the source of every figure.
 
     The list changes with the version of the service alone. It is compressed for clients that accept gzip.
     """
-    zipped = accepts_gzip(request.headers)
-    headers = _GPU_HEADERS | ({"Content-Encoding": "gzip"} if zipped else {})
-    return conditional(_gpus(zipped), if_none_match, headers)
-
-
-@cache
-def _gpus(zipped: bool) -> Tagged:  # noqa: FBT001 - the key of the cache
-    """Return the list of GPUs, made and compressed once."""
-    body = Estimates.gpus().model_dump_json().encode()
-    return tagged(compressed(body) if zipped else body)
+    return _GPUS.response(request.headers, _GPU_HEADERS)
 
 
 @asynccontextmanager
