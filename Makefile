@@ -170,17 +170,8 @@ $(EXPORTS)/deepspeed/ready: Makefile $(VENV)/bench
 	$(APART) $(@D) deepspeed==0.19.8 einops==0.8.2 hjson==3.1.0 msgpack==1.2.4 ninja==1.13.2 py-cpuinfo==9.0.0
 	@touch $@
 
-$(EXPORTS)/composer/ready: Makefile $(VENV)/bench
-	$(APART) $(@D) mosaicml==0.32.1 mosaicml-cli==0.7.3 torchvision==0.28.0 torch-optimizer==0.3.0 \
-	  pytorch-ranger==0.1.1 coolname==5.0.0 tabulate==0.10.0 py-cpuinfo==9.0.0 importlib-metadata==10.2.0 \
-	  requests==2.34.2 urllib3==2.8.0 charset-normalizer==3.5.2 zipp==4.1.2 argcomplete==3.7.2 arrow==1.4.0 \
-	  backoff==2.2.1 gql==4.4.0 graphql-core==3.3.2 lazy-importer==0.1.0 prompt-toolkit==3.0.53 questionary==2.1.1 \
-	  ruamel.yaml==0.19.1 termcolor==3.3.0 validators==0.36.0 wcwidth==0.9.4 websockets==17.4 yahp==0.1.3 \
-	  tenacity==9.2.1 jsonschema==4.7.2 pyrsistent==0.20.0 six==1.17.0
-	@touch $@
-
 $(EXPORTS)/configs/ready: Makefile $(VENV)/bench
-	$(APART) $(@D) torchtitan==0.3.0 torchtune==0.6.1 axolotl==0.19.0 llamafactory==0.9.5 nemo-automodel==0.7.0 \
+	$(APART) $(@D) torchtitan==0.3.0 axolotl==0.19.0 llamafactory==0.9.5 nemo-automodel==0.7.0 \
 	  megatron-core==0.16.1 peft==0.21.2 tyro==1.0.17 docstring-parser==0.18.0 typeguard==4.6.0 omegaconf==2.4.0 \
 	  antlr4-python3-runtime==4.9.3
 	@touch $@
@@ -207,7 +198,7 @@ $(EXPORTS)/slurm/ready: Makefile
 	  && for package in *.deb; do dpkg -x "$$package" root || exit 1; done) && touch $@ \
 	  || (rm -r $(@D) && echo 'no Slurm here: its tests will be skipped (Debian, after apt-get update, has it)' >&2)
 
-EXPORTS_READY := $(patsubst %,$(EXPORTS)/%/ready,deepspeed composer configs launchers slurm trackers)
+EXPORTS_READY := $(patsubst %,$(EXPORTS)/%/ready,deepspeed configs launchers slurm trackers)
 
 test-exports: $(EXPORTS_READY)  ## Have the frameworks and launchers themselves load exports, call our callbacks and run our examples
 	BATCHWRIGHT_TEST_LAUNCHERS=$(EXPORTS)/launchers BATCHWRIGHT_TEST_SLURM=$(EXPORTS)/slurm/root \
@@ -215,7 +206,7 @@ test-exports: $(EXPORTS_READY)  ## Have the frameworks and launchers themselves 
 	  $(BIN)/python -m pytest -m exports tests/exports tests/integrations tests/training/trackers \
 	  tests/project/test_side_by_side.py
 
-test-commands: $(EXPORTS)/deepspeed/ready $(EXPORTS)/composer/ready  ## Tune unmodified programs of the frameworks as commands
+test-commands: $(EXPORTS)/deepspeed/ready  ## Tune unmodified programs of the frameworks as commands
 	$(BIN)/python -m pytest -m exports tests/commands
 
 # Needs root and Debian's packages, and no Docker engine; skipped with the reason elsewhere. Layers are kept in IMAGES.

@@ -66,7 +66,6 @@ class Program:
         needs: modules of frameworks, without which it cannot run.
         apart: the folder below `APART` that holds its framework.
         folder: where it starts.
-        effective_batch_size: samples of an update, in a tuning.
         loading_timeout_seconds: its time until the first forward pass.
         varies_by: samples by which two answers may differ, where peaks of equal runs do.
     """
@@ -79,7 +78,6 @@ class Program:
     needs: tuple[str, ...] = ()
     apart: str | None = None
     folder: Path = FOLDER
-    effective_batch_size: int = 120
     loading_timeout_seconds: float = 300.0
     varies_by: int = 0
 
@@ -175,12 +173,6 @@ WITH_FRAMEWORKS = (
         {"deepspeed.json": DEEPSPEED},
         apart="deepspeed",
         varies_by=1,  # its peak at 12 samples was 308, 314 and 320 MiB: glibc finds room for a buffer, or does not
-    ),
-    Program(
-        "Composer",
-        _python("composer_training.py", "--batch-size", "{effective_batch_size}", "--microbatch", "{micro_batch_size}"),
-        apart="composer",
-        effective_batch_size=24,  # it has all of it in memory, and not only a micro-batch
     ),
 )
 """Programs of frameworks (`make test-commands`)."""

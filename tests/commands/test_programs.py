@@ -16,7 +16,7 @@ from batchwright.library.tuning import tune
 from batchwright.schemas.results import Outcome
 from tests.commands.program_list import FOLDER, PLAIN, WITH_FRAMEWORKS, Program
 from tests.commands.recorded import replayed_commands
-from tests.commands.trials import budget_for, scan, tune_program
+from tests.commands.trials import EFFECTIVE_BATCH_SIZE, budget_for, scan, tune_program
 from tests.support.command import called
 
 pytestmark = pytest.mark.torch
@@ -76,7 +76,7 @@ def check_exact(program: Program, scanned: range = range(LARGEST, LARGEST + 2)) 
     assert abs(answer - LARGEST) <= program.varies_by, outcomes
     assert (outcomes[answer], outcomes[answer + 1]) == (Outcome.FIT, Outcome.OOM)
     assert found.plan is not None
-    assert found.plan.effective_batch_size == program.effective_batch_size
+    assert found.plan.effective_batch_size == EFFECTIVE_BATCH_SIZE
     assert found.evidence.plan_proof is not None
     assert "as planned" in found.evidence.plan_proof
 

@@ -16,6 +16,8 @@ from tests.commands.program_list import Program
 
 MICRO_BATCHES = 2
 """In an update of a probe, as in those of a search."""
+EFFECTIVE_BATCH_SIZE = 120
+"""Samples of an update, in a tuning."""
 
 
 def probe_request(
@@ -69,7 +71,7 @@ def tune_program(program: Program, limit_bytes: int, **fields: Any) -> Recommend
     data = {"device": "cpu", "memory_limit_bytes": limit_bytes, "memory_margin": 0.0, "uniform_only": False, **fields}
     request = parse_document(
         TuningRequest,
-        {"spec": program.spec(), "effective_batch_size": program.effective_batch_size, **data},
+        {"spec": program.spec(), "effective_batch_size": EFFECTIVE_BATCH_SIZE, **data},
         "arguments",
     )
     return run_tuning(request)

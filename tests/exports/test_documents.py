@@ -33,7 +33,7 @@ def words(cell: str) -> list[str]:
 
 def follows(target: Target) -> str:
     """The plans that a target follows, as in the guide."""
-    return "no" if target.repeats_one_size else "equal ranks" if target.divides_shares else "yes"
+    return "no" if target.repeats_one_size else "yes"
 
 
 def passes_on(target: Target) -> str:

@@ -105,7 +105,7 @@ def test_slurm_exports_variables_even_if_submitted_with_none(tmp_path: Path) -> 
 @pytest.mark.parametrize(("name", "file"), [("torchrun", "launch.sh"), ("slurm", "job.sbatch")])
 def test_a_script_hands_its_own_arguments_to_the_program(name: str, file: str, tmp_path: Path) -> None:
     """Behind those of the framework, so that a configuration file can be named."""
-    given = exported(name, arguments_of="torchtune")
+    given = exported(name, arguments_of="nemo-automodel")
     (command,) = (item for item in [given.command] if item[-1] == file)
     extended = given.model_copy(update={"command": (*command, "--config", "a b")})
 

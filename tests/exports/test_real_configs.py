@@ -10,7 +10,6 @@ import dataclasses
 import importlib
 import importlib.util
 import sys
-from argparse import Namespace
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -47,7 +46,7 @@ def load(monkeypatch: pytest.MonkeyPatch) -> Iterator[Load]:
 
     yield load
     for name in set(sys.modules) - set(before):
-        if name.split(".")[0] in {"torchtitan", "torchtune", "axolotl", "llamafactory", "nemo_automodel", "megatron"}:
+        if name.split(".")[0] in {"torchtitan", "axolotl", "llamafactory", "nemo_automodel", "megatron"}:
             del sys.modules[name]
 
 
@@ -278,18 +277,6 @@ def test_llama_factory_reads_preference_pairs(load: Load, tmp_path: Path) -> Non
     *_, finetuning = _read_by_llama_factory(load, written, tmp_path)
     assert (finetuning.stage, finetuning.use_ref_model) == ("dpo", True)
     assert (finetuning.pref_beta, finetuning.pref_loss, finetuning.dpo_label_smoothing) == (0.2, "sigmoid", 0.1)
-
-
-def test_torchtunes_own_merge_reads_file_and_arguments(load: Load) -> None:
-    """The recipe's file and its overrides become the same settings."""
-    merge = load("torchtune.config._utils")._merge_yaml_and_cli_args
-    from_file = Namespace(**_settings("torchtune"))
-
-    read = merge(from_file, [])
-    overridden = merge(Namespace(batch_size=1, gradient_accumulation_steps=1), list(_arguments("torchtune")))
-
-    assert (read.batch_size, read.gradient_accumulation_steps, read.clip_grad_norm, read.dtype) == (8, 4, 0.5, "bf16")
-    assert (overridden.batch_size, overridden.gradient_accumulation_steps) == (8, 4)
 
 
 def test_automodels_own_step_scheduler_derives_the_steps(load: Load) -> None:

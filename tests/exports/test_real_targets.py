@@ -207,24 +207,6 @@ def test_deepspeed_on_two_ranks(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "report.json").read_text())["clipping"] == 0.5
 
 
-def test_composer_divides_a_ranks_batch_itself(tmp_path: Path) -> None:
-    """Ten samples are 4, 4 and 2: exact, although no size divides them."""
-    here = job(tmp_path, on_cpu(10), "composer")
-
-    here.run(sys.executable, PROGRAMS / "composer_trainer.py", "composer.yaml", framework="composer")
-
-    here.check((4, 4, 2))
-
-
-def test_composer_on_two_ranks(tmp_path: Path) -> None:
-    """Each rank has its own batch, which is divided there."""
-    here = job(tmp_path, on_cpu(20, 2), "composer")
-
-    here.run(*torchrun(2, PROGRAMS / "composer_trainer.py", "composer.yaml"), framework="composer")
-
-    here.check((4, 4, 2), (4, 4, 2))
-
-
 def test_our_script_takes_exactly_the_effective_batch(tmp_path: Path) -> None:
     """Uneven micro-batches, as recommended."""
     here = job(tmp_path, on_cpu(10, precision="bf16-mixed"), "pytorch")

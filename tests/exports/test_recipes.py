@@ -9,7 +9,7 @@ from batchwright.schemas.workload import WorkloadSpec
 from tests.support.exports.plans import plan
 from tests.support.factories import gpt_spec
 
-RECIPES = ("megatron", "torchtitan", "nemo-automodel", "torchtune", "axolotl", "llama-factory")
+RECIPES = ("megatron", "torchtitan", "nemo-automodel", "axolotl", "llama-factory")
 
 
 def warned(name: str, spec: WorkloadSpec) -> dict[str, str]:

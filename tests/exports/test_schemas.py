@@ -51,7 +51,6 @@ _READERS: dict[str, Callable[[Export], Any]] = {
     "torchtitan": _sections,
     "axolotl": _yaml,
     "llama-factory": _yaml,
-    "torchtune": _yaml,
     "nemo-automodel": _yaml,
 }
 _RECORDED = [(name, version) for name in _READERS for version in TARGETS[name].versions]

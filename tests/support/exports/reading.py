@@ -119,13 +119,6 @@ def _deepspeed(export: Export) -> dict[str, int]:
     }
 
 
-def _composer(export: Export) -> dict[str, int]:
-    read = _first(export)
-    share = read["train_dataloader"]["batch_size"]
-    micro = read["trainer"]["device_train_microbatch_size"]
-    return {"micro": micro, "steps": -(-share // micro), "effective": share * export.plan.world_size}
-
-
 def _megatron(export: Export) -> dict[str, int]:
     read = _flags(_first(export))
     return {"micro": int(read["micro-batch-size"]), "effective": int(read["global-batch-size"])}
@@ -145,11 +138,6 @@ def _torchtitan(export: Export) -> dict[str, int]:
 def _nemo_automodel(export: Export) -> dict[str, int]:
     read = _first(export)["step_scheduler"]
     return {"micro": read["local_batch_size"], "effective": read["global_batch_size"]}
-
-
-def _torchtune(export: Export) -> dict[str, int]:
-    read = _first(export)
-    return {"micro": read["batch_size"], "steps": read["gradient_accumulation_steps"]}
 
 
 def _axolotl(export: Export) -> dict[str, int]:
@@ -174,11 +162,9 @@ _FIGURES: Mapping[str, Callable[[Export], dict[str, int]]] = {
     "accelerate": _accelerate,
     "lightning": _lightning,
     "deepspeed": _deepspeed,
-    "composer": _composer,
     "megatron": _megatron,
     "torchtitan": _torchtitan,
     "nemo-automodel": _nemo_automodel,
-    "torchtune": _torchtune,
     "axolotl": _axolotl,
     "llama-factory": _llama_factory,
 }

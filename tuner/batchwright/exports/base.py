@@ -106,11 +106,6 @@ class TargetPlan(Plan):
     change: str = ""
     """Difference from the recommended plan, where the target cannot follow it; empty where there is none."""
 
-    @property
-    def samples_per_rank(self) -> int:
-        """Samples per update of the rank with the most."""
-        return sum(self.micro_batch_sizes[0])
-
 
 @dataclass(frozen=True)
 class ExportContext:
@@ -155,9 +150,6 @@ class Target:
     for example `5.23`."""
     repeats_one_size: bool
     """True if every micro-batch of every rank has one size, so that the target takes the uniform plan."""
-    divides_shares: bool = False
-    """True if the target divides a rank's samples of an update itself, into micro-batches of one size and a remainder.
-    Every rank must then have the same number of samples."""
     write: Callable[[ExportContext], TargetOutput]
     """Function that writes the files."""
     arguments: Callable[[ExportContext], tuple[str, ...]] | None = None

@@ -11,7 +11,6 @@ from batchwright.exports.base import Export, ExportContext, ExportOptions, Targe
 from batchwright.exports.frameworks import (
     accelerate,
     axolotl,
-    composer,
     deepspeed,
     hugging_face,
     lightning,
@@ -20,11 +19,10 @@ from batchwright.exports.frameworks import (
     nemo_automodel,
     pytorch,
     torchtitan,
-    torchtune,
 )
 from batchwright.exports.launchers import kubernetes, ray_jobs, rayjob, skypilot, slurm, torchrun, trainjob
 from batchwright.exports.launchers.carried_command import command_advice
-from batchwright.planning.accumulation import balanced_plan, uniform_plan
+from batchwright.planning.accumulation import uniform_plan
 from batchwright.schemas.plans import Plan
 from batchwright.schemas.recommendation import Advice, Recommendation
 from batchwright.suggestions import suggestion
@@ -35,11 +33,9 @@ _TARGETS = (
     accelerate.TARGET,
     lightning.TARGET,
     deepspeed.TARGET,
-    composer.TARGET,
     megatron.TARGET,
     torchtitan.TARGET,
     nemo_automodel.TARGET,
-    torchtune.TARGET,
     axolotl.TARGET,
     llama_factory.TARGET,
     torchrun.TARGET,
@@ -231,8 +227,6 @@ def _target_plan(recommendation: Recommendation, options: ExportOptions, target:
         raise ExportError("infeasible", f"recommendation {recommendation.id} cannot be exported: {reason}")
     if target.repeats_one_size:
         return _one_size(plan, largest, options)
-    if target.divides_shares:
-        return _equal_shares(plan, largest, options)
     return TargetPlan(**dict(plan))
 
 
@@ -241,43 +235,12 @@ def _one_size(plan: Plan, largest: int, options: ExportOptions) -> TargetPlan:
     uniform = uniform_plan(plan.effective_batch_size, plan.world_size, largest)
     if not uniform.exact and not options.allow_inexact:
         near = ", ".join(str(batch.effective_batch_size) for batch in uniform.nearest)
-        raise _inexact(uniform.change, near, "takes uneven micro-batches")
+        raise ExportError(
+            "inexact",
+            f"{uniform.change} Say `allow_inexact` to export it all the same, tune for a batch that it reaches "
+            f"({near}), or export to a target that takes uneven micro-batches (`pytorch`).",
+        )
     changed = not uniform.exact or uniform.gradient_accumulation_steps > plan.gradient_accumulation_steps
     sizes = ((uniform.micro_batch_size,) * uniform.gradient_accumulation_steps,) * uniform.world_size
     change = uniform.change if changed else ""
     return TargetPlan(**dict(uniform.summary()), micro_batch_sizes=sizes, change=change)
-
-
-def _equal_shares(plan: Plan, largest: int, options: ExportOptions) -> TargetPlan:
-    """The plan of the nearest batch that gives every rank as many samples, each divided as the target does."""
-    requested, ranks = plan.effective_batch_size, plan.world_size
-    below = requested // ranks * ranks
-    given = below if requested - below <= ranks // 2 else below + ranks
-    change = ""
-    if given != requested:
-        change = (
-            f"The effective batch becomes {given} instead of {requested} ({given - requested:+d}): {ranks} ranks with "
-            f"equally many samples cannot reach {requested}."
-        )
-        if not options.allow_inexact:
-            raise _inexact(change, f"{below}, {below + ranks}", "gives ranks unlike numbers of samples")
-    share, size = given // ranks, balanced_plan(given, ranks, largest).micro_batch_size
-    sizes = (size,) * (share // size) + ((share % size,) if share % size else ())
-    return TargetPlan(
-        gradient_accumulation_steps=len(sizes),
-        micro_batch_size=size,
-        world_size=ranks,
-        effective_batch_size=given,
-        requested_effective_batch_size=requested,
-        exact=given == requested,
-        micro_batch_sizes=(sizes,) * ranks,
-        change=change,
-    )
-
-
-def _inexact(change: str, near: str, able: str) -> ExportError:
-    return ExportError(
-        "inexact",
-        f"{change} Say `allow_inexact` to export it all the same, tune for a batch that it reaches ({near}), "
-        f"or export to a target that {able} (`pytorch`).",
-    )

@@ -71,10 +71,6 @@ class Recommendation(recommendation.Recommendation):
         """Export as a configuration of DeepSpeed. Arguments and errors are those of ``export``."""
         return self.export("deepspeed", **options)
 
-    def to_composer(self, **options: Any) -> Export:  # noqa: ANN401 - as for export
-        """Export as arguments of Composer's ``Trainer``. Arguments and errors are those of ``export``."""
-        return self.export("composer", **options)
-
     def to_megatron(self, **options: Any) -> Export:  # noqa: ANN401 - as for export
         """Export as command-line arguments of Megatron-LM. Arguments and errors are those of ``export``."""
         return self.export("megatron", **options)
