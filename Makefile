@@ -141,7 +141,6 @@ bench: bench-install  ## Reproduce the figures of benchmarks/results/
 	$(BIN)/python benchmarks/side_by_side.py
 	$(BIN)/python benchmarks/fine_tuning.py
 	$(BIN)/python benchmarks/engine_overhead.py
-	$(BIN)/python benchmarks/sigkill_soak.py
 	$(BIN)/python benchmarks/chaos.py
 	$(BIN)/python benchmarks/api_load.py
 	$(BIN)/python benchmarks/fast_path_parts.py

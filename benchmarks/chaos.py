@@ -1,18 +1,25 @@
-"""Kills at random moments of tunings and jobs: does each end as an undisturbed one does?
+"""Kill every part of a deployment while it works: does each tuning and job end as an undisturbed one does?
 
-python benchmarks/chaos.py [--rounds 50] [--seed 0] [--output benchmarks/results/chaos.json]
+python benchmarks/chaos.py [--deployments embedded,workers] [--rounds 25] [--seed 0] [--fault NAME] [--keep FOLDER]
+                           [--work 40] [--limit-minutes 60] [--output benchmarks/results/chaos.json]
 
-A round submits a tuning or a job to a service of the CPU and, at a random moment, kills with SIGKILL the service, its
-API or its worker (in a third of the rounds once more while it recovers), also just when it is asked for the work, the
-process of a probe, the fork server, also while it starts, or the process of a training run; pauses what holds the
-lease until that has ended; makes the database unusable: the file of SQLite locked, the connections to PostgreSQL ended;
-fills the disk of the runs (as root, which can mount one); or takes the worker's descriptors. Half of the rounds are on
-one process and SQLite, half on an API and a worker apart and PostgreSQL (see tests/support/service/postgres.py).
+Deployments: `embedded` is one service on SQLite; `workers` an API and two workers on PostgreSQL; `ray` and `slurm` an
+API that dispatches to a real cluster on this machine, in the environment of `make fleet-test` (`slurm` with
+BATCHWRIGHT_TEST_SLURM as there).
 
-A round is well when the recommendation (decision, plan, proof) or the SHA-256 of the final weights is that of an
-undisturbed run, the work was stored once, no probe whose result was recorded was run again, no process was left, and
-no two ran at once on the device. A round whose work had ended before its moment is in the table too, and is played
-again at another moment.
+Without a cluster, a round runs one tuning or job and one fault at a random moment of it. A fault that missed its moment
+is in the table too, and is tried again. With a cluster, `--work` pieces of work are queued and `--rounds` faults happen
+in turn, each when all is well again after the one before.
+
+Faults: SIGKILL of the service, its API or a worker, in a third of the cases once more while it recovers, or just when
+work is submitted; of a probe; of a fork server, also while it starts; of a training process, also in an update, in a
+save or at the end of an epoch; of PostgreSQL, the dispatcher, a node, the head of a cluster. A worker that is paused
+until its lease has ended; a database whose file is locked or whose connections end; a full disk (as root, which can
+mount one); a process without descriptors.
+
+All is well if each recommendation (decision, plan, proof) and each job (SHA-256 of weights and averages, losses) equals
+the undisturbed one, all work was stored once, no recorded probe was run again, each update was reported once, no work
+ran twice at once, and neither a process nor a lease nor a file is left. The result is written after every round.
 """
 
 from __future__ import annotations
@@ -22,126 +29,188 @@ import json
 import os
 import platform
 import random
+import signal
 import statistics
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
-from contextlib import ExitStack
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
+from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
 
-from chaos_deployment import Deployment, PostgresqlDatabase, SqliteDatabase
-from chaos_faults import Choices, faults_of
-from chaos_rounds import Reference, Round, play, request, undisturbed
+from chaos_deployments import NAMES, Deployment, left_after_the_end, started
+from chaos_faults import Fault, faults_of
+from chaos_processes import tasks, wait_until
+from chaos_work import ON_A_CLUSTER, ON_ONE_HOST, Kind, References, judge, submit, undisturbed
 
+from batchwright.client.documents.states import State
 from batchwright.hardware.inventory import cpu
 from batchwright.planning.fingerprint import installed_versions
-from tests.support.service.postgres import databases
+from batchwright.system.files import write_atomically
 
 _TRIES = 4
+"""Most tries of a fault whose moment was missed."""
+_BUSY = 2
+"""Processes that must work on a cluster before a fault, if there is as much work."""
+_SUBMISSION_SECONDS = 0.1
+_FAULT_SECONDS = 120.0
+"""Time in which work must go on after a fault, before the next one."""
 
 
-def choices_of(generator: random.Random, attempt: int) -> Choices:
-    """A moment; the earlier, the more often the work had ended before."""
-    return Choices(
-        at=generator.random() / (attempt + 1),
-        hold_seconds=generator.uniform(0.3, 9.0),
-        again_after=generator.uniform(0.0, 5.0) if generator.random() < 1 / 3 else None,
-        at_once=generator.random() < 0.5,
-    )
+def strike(deployment: Deployment, fault: Fault) -> dict[str, Any]:
+    """Let a fault happen. Return its row, with the seconds until all that ran at the fault runs on or has ended."""
+    before = {row.id: row.events for row in deployment.unended() if row.state is State.RUNNING}
+    began = time.monotonic()
+    deployment.gone_seconds.clear()
+    what = fault.strike(deployment)
+    deployment.await_gone()
+    gone = deployment.gone_seconds
 
+    def all_go_on() -> bool:
+        rows = [row for row in deployment.unended() if row.id in before]
+        return all(row.state is State.RUNNING and row.events > before[row.id] for row in rows)
 
-def rounds_on(
-    deployment: Deployment, reference: Reference, count: int, generator: random.Random, wanted: str
-) -> Iterator[dict[str, Any]]:
-    """Rounds, with every fault in turn whose name holds a text."""
-    every = [(work, fault) for work in ("tuning", "job") for fault in faults_of(deployment, work)]
-    chosen = [(work, fault) for work, fault in every if wanted in fault.name]
-    ways = chosen * -(-count // max(1, len(chosen)))
-    for work, fault in generator.sample(ways, min(count, len(ways))):
-        for attempt in range(_TRIES):
-            row = play(deployment, Round(work, fault, choices_of(generator, attempt)), reference)
-            yield row
-            if row["met"]:
-                break
-
-
-def show(row: dict[str, Any]) -> None:
-    """Print a row of the table."""
-    cells = [row["deployment"], row["work"], row["fault"], row["at_seconds"], row["what"], row["attempts"]]
-    outcome = "; ".join(row["wrong"]) or "well"
-    print(f"| {' | '.join(map(str, [*cells, row['seconds'], outcome]))} |", flush=True)
-
-
-def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """The rounds in numbers."""
-    gone = [row["gone_seconds"] for row in rows if row["gone_seconds"] is not None]
+    wait_until(all_go_on, _FAULT_SECONDS, 0.1)
     return {
-        "rounds": sum(row["met"] for row in rows),
-        "missed": sum(not row["met"] for row in rows),
-        "well": sum(row["met"] and not row["wrong"] for row in rows),
-        "equal": sum(row["met"] and row.get("equal", False) for row in rows),
-        "recorded_probes_run_again": sum(row.get("recorded_and_run_again", 0) for row in rows),
-        "gone_seconds": {"median": statistics.median(gone), "largest": max(gone)} if gone else None,
-        "seconds": round(sum(row["seconds"] for row in rows), 1),
+        "fault": fault.name,
+        "met": what is not None,
+        "what": what or "its moment was missed",
+        "strays": list(map(str, deployment.strays())),
+        "gone_seconds": None if None in gone else max(filter(None, gone), default=0.0),
+        "goes_on_seconds": round(time.monotonic() - began, 1),
     }
 
 
-def deployments(folder: Path, postgresql: str) -> list[Deployment]:
-    """A service in one process on SQLite; its API and its worker apart on PostgreSQL."""
-    sqlite = SqliteDatabase(folder / "one.db")
-    return [
-        Deployment("one process, SQLite", folder / "one", sqlite, apart=False),
-        Deployment("API and worker, PostgreSQL", folder / "two", PostgresqlDatabase(postgresql), apart=True),
-    ]
+def play(
+    deployment: Deployment, kinds: list[Kind], faults: list[Fault], references: References, attempt: int = 0
+) -> dict[str, Any]:
+    """Submit work, let faults happen while it runs, wait for its end, and judge it."""
+    began, since, known = time.monotonic(), time.time(), set(deployment.rows())
+    struck: list[dict[str, Any]] = []
+    queued: dict[str, Kind] = {}
+
+    def submit_all() -> None:
+        for kind in kinds:
+            queued[submit(deployment, kind, references)] = kind
+        deployment.in_flight = set(queued)
+
+    def is_busy() -> bool:
+        wanted = _BUSY if deployment.cluster else 0  # elsewhere faults may come before the work begins
+        return len(tasks(deployment.processes())) >= min(wanted, len(deployment.unended()))
+
+    with ThreadPoolExecutor(1) as pool:
+        submission = pool.submit(submit_all)
+        for fault in faults:
+            at = deployment.generator.random() / (attempt + 1)  # the earlier, the more often it has missed
+            if fault.during_submission:
+                time.sleep(at * _SUBMISSION_SECONDS)
+            else:
+                submission.result()
+                wait_until(is_busy, deployment.seconds_left, 0.1)
+                time.sleep(at * references.seconds[str(kinds[0])] if fault.waits else 0.0)
+            if submission.done() and not deployment.unended():
+                break
+            struck.append(strike(deployment, fault))
+            print(f"{deployment.name}: {json.dumps(struck[-1])}", flush=True)
+        submission.result()
+    wait_until(lambda: not deployment.unended(), deployment.seconds_left, 0.1)
+    work = [judge(deployment, work_id, kind, references, since) for work_id, kind in queued.items()]
+    stored = sorted(set(deployment.rows()) - known)
+    wrong = [f"stored: {stored}, submitted: {sorted(queued)}"] * (stored != sorted(queued))
+    wrong += [f"left: {name}: {values}" for name, values in deployment.left().items() if values]
+    wrong += [f"processes outlived the fault: {row}" for row in struck if row["gone_seconds"] is None]
+    wrong += [f"the same work ran twice at once: {entry}" for entry in deployment.journal(since) if not entry["alone"]]
+    wrong += [f"{row['id']} ({row['kind']}): {text}" for row in work for text in row["wrong"]]
+    return {"faults": struck, "work": work, "wrong": wrong, "seconds": round(time.monotonic() - began, 1)}
 
 
-def main() -> None:
-    """Run, print, write; exit status 1 when a round did not end well."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=50)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results" / "chaos.json")
-    parser.add_argument("--fault", default="", help="only faults whose name holds this, such as `runs folder full`")
-    parser.add_argument("--keep", type=Path, help="folder for all that the services write; a temporary one otherwise")
-    arguments = parser.parse_args()
-    generator = random.Random(arguments.seed)
-    rows: list[dict[str, Any]] = []
-    references: dict[str, Any] = {}
-    with ExitStack() as stack:
-        folder = arguments.keep or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="chaos-")))
-        chosen = deployments(folder, stack.enter_context(databases()).empty())
-        print("| deployment | work | fault | at, s | what | attempts | seconds | ended |\n" + "|---" * 8 + "|")
-        for place, deployment in enumerate(chosen):
-            count = arguments.rounds // len(chosen) + (place < arguments.rounds % len(chosen))
-            with deployment.running():
-                reference = undisturbed(deployment)
-                references[deployment.name] = {
-                    "seconds": {work: round(seconds, 2) for work, seconds in reference.seconds.items()},
-                    "decision": reference.decision,
-                    "probes": reference.probes,
-                    "weights_sha256": reference.weights_sha256,
-                }
-                for row in rounds_on(deployment, reference, count, generator, arguments.fault):
-                    show(row)
-                    rows.append(row)
-    document = {
+def rounds_on(deployment: Deployment, references: References, given: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """Play the rounds of a deployment, with every fault in turn."""
+    generator = deployment.generator
+    known = [fault for fault in faults_of(deployment) if given.fault in fault.name]
+    ways = [(work, fault) for fault in known for work in fault.works]
+    shuffled = [way for _ in range(given.rounds) for way in generator.sample(ways, len(ways))][: given.rounds]
+    if deployment.cluster is not None:
+        kinds = list(islice(cycle(ON_A_CLUSTER), given.work))
+        yield play(deployment, kinds, [fault for _, fault in shuffled], references)
+        return
+    for work, fault in shuffled:
+        kind = generator.choice([kind for kind in ON_ONE_HOST if kind.work == work])
+        for attempt in range(_TRIES):
+            row = play(deployment, [kind], [fault], references, attempt)
+            yield row
+            if any(struck["met"] for struck in row["faults"]):
+                break
+
+
+def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return the rounds in numbers."""
+    faults = [fault for row in rows for fault in row["faults"]]
+    work = [item for row in rows for item in row["work"]]
+    met = [fault for fault in faults if fault["met"]]
+    found: dict[str, Any] = {"faults": len(met), "missed": len(faults) - len(met)}
+    found |= {"work": len(work), "well": sum(not item["wrong"] for item in work)}
+    for name in ("gone_seconds", "goes_on_seconds"):
+        values = [fault[name] for fault in met if fault[name] is not None]
+        found[name] = {"median": statistics.median(values), "worst": max(values)} if values else None
+    return found | {"wrong": [text for row in rows for text in row["wrong"]], "rounds": rows}
+
+
+def run(name: str, folder: Path, given: argparse.Namespace) -> dict[str, Any]:
+    """Disturb a deployment. Return its result, which is written after every round."""
+    document: dict[str, Any] = {
         "created_at": datetime.now(UTC).isoformat(timespec="seconds"),
         "device": cpu().name,
         "processors": os.cpu_count(),
         "python": platform.python_version(),
         "versions": installed_versions(),
-        "seed": arguments.seed,
-        "request": request().model_dump(mode="json", exclude_defaults=True),
-        "undisturbed": references,
-        **summary(rows),
-        "rows": rows,
+        "seed": given.seed,
     }
-    arguments.output.parent.mkdir(parents=True, exist_ok=True)
-    arguments.output.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
-    print(json.dumps(summary(rows)))
-    sys.exit(any(row["wrong"] for row in rows))
+    began = time.monotonic()
+
+    def write(found: dict[str, Any]) -> None:
+        document.update(found, seconds=round(time.monotonic() - began, 1), load=os.getloadavg()[0])
+        others = json.loads(given.output.read_text(encoding="utf-8")) if given.output.exists() else {}
+        write_atomically(given.output, json.dumps({**others, name: document}, indent=1) + "\n")
+
+    rows: list[dict[str, Any]] = []
+    deadline = began + 60.0 * given.limit_minutes
+    with started(name, folder, deadline, random.Random(given.seed)) as deployment:
+        references = undisturbed(deployment, ON_A_CLUSTER if deployment.cluster else ON_ONE_HOST)
+        write({"undisturbed_seconds": references.seconds})
+        for row in rounds_on(deployment, references, given):
+            rows.append(row)
+            write(summary(rows))
+    write({"left": left_after_the_end(folder)})
+    return document
+
+
+def main() -> None:
+    """Run, print, write. The exit status is 1 when something is wrong."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--deployments", default="embedded,workers", help=f"of {', '.join(NAMES)}")
+    parser.add_argument("--rounds", type=int, default=25, help="faults on each deployment")
+    parser.add_argument("--work", type=int, default=40, help="pieces of work that are queued on a cluster")
+    parser.add_argument("--fault", default="", help="only faults whose name contains this, such as `disk full`")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--limit-minutes", type=float, default=60.0, help="for each deployment")
+    parser.add_argument("--keep", type=Path, help="folder for all that the services write; a temporary one otherwise")
+    parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results" / "chaos.json")
+    given = parser.parse_args()
+    names = given.deployments.split(",")
+    if unknown := set(names) - set(NAMES):
+        parser.error(f"unknown deployments: {', '.join(sorted(unknown))}")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # end what runs
+    is_well = True
+    with tempfile.TemporaryDirectory(prefix="chaos-") as folder:
+        for name in names:
+            document = run(name, (given.keep or Path(folder)) / name, given)
+            print(json.dumps({key: document[key] for key in document.keys() - {"rounds", "versions"}}), flush=True)
+            is_well = is_well and not document["wrong"] and not document["left"]
+    sys.exit(not is_well)
 
 
 if __name__ == "__main__":

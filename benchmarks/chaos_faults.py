@@ -1,259 +1,199 @@
-"""What happens to a deployment in a round of ``chaos.py``."""
+"""The faults of ``chaos.py``. A function of each returns what it did, or None if it missed its moment."""
 
 from __future__ import annotations
 
-import os
 import resource
 import signal
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 
-from chaos_deployment import LEASE_SECONDS, Deployment
-from chaos_processes import Found, below, tasks
-from typing_extensions import override
+from chaos_database import PostgresqlServer
+from chaos_deployments import LEASE_SECONDS, Deployment, full_disk
+from chaos_processes import Component, Found, below, is_alive, kill, of_role, probes, tasks, wait_until
 
-_PATIENCE_SECONDS = 20.0
+from batchwright.training.launching.run_directory import RunPaths
+from tests.support.soak import DiskState, Killer, Moment, Planned
 
-
-@dataclass(frozen=True)
-class Choices:
-    """What is random about a round: everything is decided before it begins."""
-
-    at: float
-    """When it happens, as a share of the time that the work takes undisturbed."""
-    hold_seconds: float
-    """How long a database is disturbed."""
-    again_after: float | None
-    """Seconds after the restart at which the same component is killed once more."""
-    at_once: bool
-    """Whether a component is restarted at once, or when all that it started is gone."""
+_FOUND_SECONDS = 60.0
+"""Time in which the process that a fault kills must appear, and in which its moment must come."""
+_FORK_SERVER_SECONDS = 2.0
+"""Time that a fork server takes to start."""
 
 
 @dataclass(frozen=True)
-class Struck:
-    """What a fault did."""
-
-    what: str
-    gone_seconds: float | None = None
-    """How long the processes of a killed component took to be gone, where that was waited for."""
-    strays: tuple[str, ...] = ()
-    """Those that were not gone in the end."""
-
-
-class Fault(ABC):
-    """Something that goes wrong."""
+class Fault:
+    """A kind of fault."""
 
     name: str
-
-    @abstractmethod
-    def strike(self, deployment: Deployment, choices: Choices, ended: Callable[[], bool]) -> Struck | None:
-        """Do it, and mend what an operator or a supervisor would mend; none when the work ended before."""
-
-
-class KillComponent(Fault):
-    """SIGKILL to the service or the worker, once or twice; it is started again."""
-
-    def __init__(self, component: str) -> None:
-        self.name = component
-        self._component = component
-
-    @override
-    def strike(self, deployment: Deployment, choices: Choices, ended: Callable[[], bool]) -> Struck | None:
-        struck = self._kill(deployment, choices)
-        if choices.again_after is not None:
-            time.sleep(choices.again_after)
-            self._kill(deployment, choices)
-            return Struck(f"{struck.what}, and once more {choices.again_after:.1f} s later", struck.gone_seconds)
-        return struck
-
-    def _kill(self, deployment: Deployment, choices: Choices) -> Struck:
-        component = deployment.components[self._component]
-        busy = ", ".join(sorted(it.role for it in tasks(deployment.processes()))) or "nothing"
-        component.kill()
-        gone, strays = (None, ()) if choices.at_once else _gone(deployment)
-        component.start()
-        return Struck(f"with {busy} running", gone, strays)
+    strike: Callable[[Deployment], str | None]
+    works: tuple[str, ...] = ("tuning", "job")
+    """The kinds of work that it can disturb."""
+    waits: bool = True
+    """True if it happens at a random moment of the work, and not at one of its own."""
+    during_submission: bool = False
+    """True if it happens within milliseconds of a submission, which the SDK repeats."""
 
 
-class KillWhileAsked(KillComponent):
-    """SIGKILL to what answers requests within milliseconds of a submission, which the SDK sends again."""
-
-    _WITHIN_SECONDS = 0.1
-
-    def __init__(self, component: str) -> None:
-        super().__init__(component)
-        self.name = f"{component} while it is asked"
-
-    def strike_beside(self, deployment: Deployment, choices: Choices, ask: Callable[[], str]) -> tuple[str, Struck]:
-        """What was asked for, in the end."""
-        with ThreadPoolExecutor(1) as pool:
-            asked = pool.submit(ask)
-            delay = choices.at * self._WITHIN_SECONDS
-            time.sleep(delay)
-            struck = self._kill(deployment, choices)
-            return asked.result(), replace(struck, what=f"{1000 * delay:.0f} ms after the submission began")
+def kill_component(name: str, deployment: Deployment) -> str:
+    """Kill the service, its API or a worker, sometimes once more while it recovers, and start it again."""
+    component, generator = _component(name, deployment), deployment.generator
+    busy = ", ".join(sorted(task.role for task in tasks(deployment.processes()))) or "nothing"
+    _restart(component, deployment)
+    if generator.random() > 1 / 3:
+        return f"with {busy} running"
+    seconds = generator.uniform(0.0, 5.0)
+    time.sleep(seconds)
+    _restart(component, deployment)
+    return f"with {busy} running, and once more {seconds:.1f} s later"
 
 
-WORKER_PROCESS = "worker process"
-"""That of the workers of `serve`, which starts it again."""
+def kill_process(find: Callable[[list[Found]], list[Found]], deployment: Deployment) -> str | None:
+    """Kill a process that a supervisor of ours starts again, if anybody: a probe, a fork server, a worker."""
+    found = _await(lambda: find(deployment.processes()), deployment)
+    return f"one of {len(found)}" if found and kill(deployment.generator.choice(found).pid) else None
 
 
-class Pause(Fault):
-    """SIGSTOP to the process of the workers, until its lease has ended; then SIGCONT."""
+def kill_fork_server_at_its_start(deployment: Deployment) -> str | None:
+    """Kill a fork server, and its successor while that imports what probes need."""
 
-    def __init__(self, component: str) -> None:
-        self.name = f"{component} paused"
-        self._component = component
+    def servers() -> list[Found]:
+        return of_role("fork server", deployment.processes())
 
-    @override
-    def strike(self, deployment: Deployment, choices: Choices, ended: Callable[[], bool]) -> Struck | None:
-        paused = [it.pid for it in deployment.processes() if it.role == "worker"]
-        seconds = LEASE_SECONDS + 1.0
-        for number, pause_seconds in ((signal.SIGSTOP, seconds), (signal.SIGCONT, 0.0)):
-            for pid in paused:
-                with suppress(ProcessLookupError):
-                    os.kill(pid, number)
-            time.sleep(pause_seconds)
-        return Struck(f"for {seconds:g} s")
-
-
-class KillTask(Fault):
-    """SIGKILL to the process that works on the device, the fork server that it comes from, or that of the workers."""
-
-    def __init__(self, role: str) -> None:
-        self.name = role
-
-    @override
-    def strike(self, deployment: Deployment, choices: Choices, ended: Callable[[], bool]) -> Struck | None:
-        deadline = time.monotonic() + _PATIENCE_SECONDS
-        while time.monotonic() < deadline and not ended():
-            found = self._found(deployment)
-            if found and _kill(found[0].pid):
-                gone, strays = _gone(deployment)
-                return Struck(f"process {found[0].pid}", gone, strays)
-            time.sleep(0.005)
+    known = {server.pid for server in servers() if kill(server.pid)}
+    found = _await(lambda: [server for server in servers() if server.pid not in known], deployment)
+    if not found:
         return None
-
-    def _found(self, deployment: Deployment) -> list[Found]:
-        processes = deployment.processes()
-        at_work = tasks(processes)
-        if self.name == WORKER_PROCESS:
-            return [it for it in processes if it.role == "worker"]
-        if self.name == "fork server":
-            return _fork_servers(deployment)
-        wanted = "training" if self.name == "training" else "fork server"
-        return [it for it in at_work if it.role == wanted]
+    seconds = deployment.generator.uniform(0.0, _FORK_SERVER_SECONDS)
+    time.sleep(seconds)
+    return f"{1000 * seconds:.0f} ms after its start" if kill(found[0].pid) else None
 
 
-class DisturbDatabase(Fault):
-    """The database cannot be used for a while."""
-
-    name = "database"
-
-    @override
-    def strike(self, deployment: Deployment, choices: Choices, ended: Callable[[], bool]) -> Struck | None:
-        return Struck(deployment.database.disturb(choices.hold_seconds))
-
-
-class KillForkServerAtItsStart(Fault):
-    """SIGKILL to the fork server, and to the one that follows it, while that still imports what probes need."""
-
-    name = "fork server while it starts"
-    _STARTS_WITHIN_SECONDS = 2.0
-
-    @override
-    def strike(self, deployment: Deployment, choices: Choices, ended: Callable[[], bool]) -> Struck | None:
-        known = {server.pid for server in _fork_servers(deployment)}
-        for pid in known:
-            _kill(pid)
-        deadline = time.monotonic() + _PATIENCE_SECONDS
-        while time.monotonic() < deadline and not ended():
-            found = [server for server in _fork_servers(deployment) if server.pid not in known]
-            if found:
-                delay = choices.at * self._STARTS_WITHIN_SECONDS
-                time.sleep(delay)
-                struck = _kill(found[0].pid)
-                gone, strays = _gone(deployment)
-                return Struck(f"{1000 * delay:.0f} ms after its start", gone, strays) if struck else None
-            time.sleep(0.005)
+def kill_training(moment: Moment, deployment: Deployment) -> str | None:
+    """Kill a rank of a training run at a moment of the soak test: in an update, in a save, between epochs."""
+    ranks = _await(lambda: of_role("training", deployment.processes()), deployment)
+    if not ranks:
         return None
+    victim = deployment.generator.choice(ranks)
+    paths = RunPaths(Path(victim.command.partition("training.worker ")[2].split()[0]))
+    plan, seed = Planned(moment, number=0, workers=0), deployment.generator.randrange(2**32)
+    killer = Killer(plan, attempt=0, whole_seconds=0.0, seed=seed)
+    wait_until(lambda: killer.is_due(paths, 0.0) or not is_alive(victim.pid), _FOUND_SECONDS, 0.0005)
+    time.sleep(killer.delay)
+    state = DiskState.of(paths) if kill(victim.pid) else None
+    return f"after update {state.update}" if state and killer.hit(state) else None
 
 
-class FillRunsFolder(Fault):
-    """The disk of the runs has no room left, for a while."""
-
-    name = "runs folder full"
-
-    @override
-    def strike(self, deployment: Deployment, choices: Choices, ended: Callable[[], bool]) -> Struck | None:
-        with deployment.runs_disk.full():
-            time.sleep(choices.hold_seconds)
-        return Struck(f"for {choices.hold_seconds:.1f} s")
-
-
-class UseUpDescriptors(Fault):
-    """The service or the worker can open no file, for a while."""
-
-    def __init__(self, component: str) -> None:
-        self.name = f"{component} without descriptors"
-        self._component = component
-
-    @override
-    def strike(self, deployment: Deployment, choices: Choices, ended: Callable[[], bool]) -> Struck | None:
-        before = {pid: resource.prlimit(pid, resource.RLIMIT_NOFILE) for pid in self._own(deployment)}
-        for pid, (_, hard) in before.items():
-            _limit_descriptors(pid, (1, hard))  # what is open stays open
-        time.sleep(choices.hold_seconds)
-        for pid, limits in before.items():
-            _limit_descriptors(pid, limits)
-        return Struck(f"{len(before)} processes for {choices.hold_seconds:.1f} s")
-
-    def _own(self, deployment: Deployment) -> list[int]:
-        """The component's processes, without those that work on the device."""
-        root, processes = deployment.components[self._component].pid, deployment.processes()
-        return [root, *(found.pid for found in below(root, processes) if found.role not in {"fork server", "training"})]
-
-
-def _limit_descriptors(pid: int, limits: tuple[int, int]) -> None:
-    with suppress(ProcessLookupError):
-        resource.prlimit(pid, resource.RLIMIT_NOFILE, limits)
-
-
-def _fork_servers(deployment: Deployment) -> list[Found]:
-    """Fork servers, without what they have forked."""
+def pause_worker(deployment: Deployment) -> str:
+    """Stop the process of a worker until its lease has ended, and continue it."""
     processes = deployment.processes()
-    at_work = tasks(processes)
-    return [found for found in processes if found.role == "fork server" and found not in at_work]
+    workers = of_role("worker", processes)
+    busy = [worker for worker in workers if tasks(below(worker.pid, processes))]
+    worker = deployment.generator.choice(busy or workers)
+    kill(worker.pid, signal.SIGSTOP)
+    time.sleep(LEASE_SECONDS + 1.0)
+    kill(worker.pid, signal.SIGCONT)
+    return f"for {LEASE_SECONDS + 1.0:g} s"
 
 
-def _kill(pid: int) -> bool:
-    try:
-        os.kill(pid, signal.SIGKILL)
-    except ProcessLookupError:
-        return False
-    return True
+def kill_database(deployment: Deployment) -> str:
+    """Kill PostgreSQL, and start it again."""
+    assert isinstance(deployment.database, PostgresqlServer)
+    deployment.database.end(signal.SIGKILL)
+    deployment.database.start()
+    return "PostgreSQL"
 
 
-def _gone(deployment: Deployment) -> tuple[float | None, tuple[str, ...]]:
-    seconds = deployment.gone_seconds()
-    return seconds, () if seconds is not None else tuple(f"{it.pid} {it.role}" for it in deployment.strays())
+def restart_part(names: tuple[str, ...], deployment: Deployment) -> str:
+    """Kill a node or the head of the cluster with all that runs there, and start it again."""
+    assert deployment.cluster is not None
+    name = deployment.generator.choice(names)
+    deployment.cluster.restart(name)
+    return name
 
 
-def faults_of(deployment: Deployment, work: str) -> list[Fault]:
-    """What can happen to it while a tuning or a job runs."""
-    first = next(iter(deployment.components))
-    components = [*(KillComponent(name) for name in deployment.components), KillWhileAsked(first)]
-    last = list(deployment.components)[-1]
-    tasks_of: dict[str, list[Fault]] = {
-        "tuning": [KillTask("probe"), KillTask("fork server"), KillForkServerAtItsStart()],
-        "job": [KillTask("training")],
-    }
-    host: list[Fault] = [UseUpDescriptors(last)]
-    if deployment.runs_disk.mounted:
-        host.append(FillRunsFolder())
-    apart = [] if "worker" in deployment.components else [KillTask(WORKER_PROCESS)]
-    return [*components, Pause(last), *apart, *tasks_of[work], DisturbDatabase(), *host]
+def fill_disk(deployment: Deployment) -> str:
+    """Leave no room on the disk of the runs for a while."""
+    seconds = _some_seconds(deployment)
+    with full_disk(deployment.runs):
+        time.sleep(seconds)
+    return f"for {seconds:.1f} s"
+
+
+def use_up_descriptors(name: str, deployment: Deployment) -> str:
+    """Let the service or a worker open no file for a while."""
+    root, processes = _component(name, deployment).pid, deployment.processes()
+    own = [found.pid for found in below(root, processes) if found.role not in {"fork server", "training"}]
+    before = {pid: resource.prlimit(pid, resource.RLIMIT_NOFILE) for pid in [root, *own]}
+    for pid, (_, hard) in before.items():
+        with suppress(ProcessLookupError):
+            resource.prlimit(pid, resource.RLIMIT_NOFILE, (1, hard))  # open files stay open
+    time.sleep(seconds := _some_seconds(deployment))
+    for pid, limits in before.items():
+        with suppress(ProcessLookupError):
+            resource.prlimit(pid, resource.RLIMIT_NOFILE, limits)
+    return f"{len(before)} processes for {seconds:.1f} s"
+
+
+def faults_of(deployment: Deployment) -> list[Fault]:
+    """Return the faults that can happen to a deployment."""
+    names = list(dict.fromkeys(component.name for component in deployment.components))
+    found = [Fault(name, partial(kill_component, name)) for name in names]
+    found += [
+        Fault("database disturbed", lambda deployment: deployment.database.disturb(_some_seconds(deployment))),
+        Fault("probe", partial(kill_process, probes), ("tuning",)),
+        Fault("training", partial(kill_process, partial(of_role, "training")), ("job",)),
+    ]
+    moments = [moment for moment in Moment if moment is not Moment.ANY]
+    found += [Fault(f"training {moment}", partial(kill_training, moment), ("job",), waits=False) for moment in moments]
+    if isinstance(deployment.database, PostgresqlServer):
+        found.append(Fault("database", kill_database))
+    if (cluster := deployment.cluster) is not None:
+        roles = [Fault(role, partial(kill_process, partial(of_role, role))) for role in ("worker", "dispatcher")]
+        parts = {"node": cluster.nodes, "head": (cluster.head,)}
+        return [*found, *roles, *(Fault(name, partial(restart_part, parts[name])) for name in parts)]
+    found += [
+        Fault("fork server", partial(kill_process, partial(of_role, "fork server")), ("tuning",)),
+        Fault("fork server while it starts", kill_fork_server_at_its_start, ("tuning",)),
+        Fault(f"{names[0]} during a submission", partial(kill_component, names[0]), during_submission=True),
+        Fault(f"{names[-1]} without descriptors", partial(use_up_descriptors, names[-1])),
+        Fault("worker paused", pause_worker),
+    ]
+    if deployment.name == "embedded":
+        found.append(Fault("worker", partial(kill_process, partial(of_role, "worker"))))  # `serve` starts it again
+    if deployment.has_disk:
+        found.append(Fault("disk full", fill_disk))
+    return found
+
+
+def _component(name: str, deployment: Deployment) -> Component:
+    """Return a component of a name; any of several workers."""
+    return deployment.generator.choice([component for component in deployment.components if component.name == name])
+
+
+def _restart(component: Component, deployment: Deployment) -> None:
+    """Kill a component and start it again, at once or when all that it started is gone."""
+    component.kill()
+    if deployment.generator.random() < 1 / 2:
+        deployment.await_gone()
+    component.start()
+
+
+def _some_seconds(deployment: Deployment) -> float:
+    """Return a time that may be longer than a lease."""
+    return deployment.generator.uniform(0.3, 9.0)
+
+
+def _await(find: Callable[[], list[Found]], deployment: Deployment) -> list[Found]:
+    """Wait for processes that a fault is to kill. Return none if all work ended before."""
+    found: list[Found] = []
+
+    def is_over() -> bool:
+        found[:] = find()
+        return bool(found) or not deployment.unended()
+
+    wait_until(is_over, _FOUND_SECONDS)
+    return found

@@ -1,8 +1,8 @@
-"""The workload of ``chaos.py``: a small GPT whose processes tell that they have begun.
+"""The workload of ``chaos.py``: a small GPT whose processes record that they have begun.
 
-A process of a probe or of a training run calls ``build`` once. It notes in a journal what it is, and takes the lock
-file of the device, which the kernel releases when they end: two at once on one device are seen however short it is.
-Estimates and checks build it too; they use no device, and are noted as what they are.
+Each process of a probe or a training run calls ``build`` once. It appends its role to a journal, and takes a lock file
+that the kernel releases when the process ends. Two processes that run the same work at once are found by the lock,
+however short the overlap. Estimates and checks build the workload too: they are recorded, and take no lock.
 """
 
 from __future__ import annotations
@@ -10,12 +10,10 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import re
 import sys
 import time
 from pathlib import Path
-
-import torch
-from torch import Tensor
 
 from batchwright.probing.protocol import ProbePaths
 from batchwright.schemas.workload import Gpt
@@ -23,51 +21,49 @@ from batchwright.workloads.base import Workload
 from batchwright.workloads.reference import GptNetwork, NextTokenWorkload
 
 FOLDER_VARIABLE = "CHAOS_FOLDER"
-"""Names the folder of the journal and of the device's lock file."""
-
-VOCABULARY_SIZE = 4096
+"""Names the folder of the journal and of the lock files."""
+_VOCABULARY_SIZE = 4096
+_WORK = re.compile(r"(?:tun|job)_\w+")
 _held: list[int] = []
 """Descriptors of lock files: open until the process ends."""
 
 
-def build(layers: int, width: int, length: int, samples: int) -> Workload:
-    """The target that the service is asked for."""
-    journal = Path(os.environ[FOLDER_VARIABLE])
-    what, size = _role()
-    alone = _lock(journal / "device.lock") if what in {"probe", "training"} else True
-    entry = {"at": time.time(), "pid": os.getpid(), "what": what, "size": size, "alone": alone}
-    with (journal / "journal.jsonl").open("a", encoding="utf-8") as stream:
+def build(layers: int, width: int, length: int) -> Workload:
+    """Build the workload. This is the target of the spec."""
+    folder = Path(os.environ[FOLDER_VARIABLE])
+    role, size = _role()
+    work = _work()
+    lock = folder / f"{work or 'device'}-{os.environ.get('RANK', '0')}.lock"
+    alone = _is_locked(lock) if role in {"probe", "training"} else True
+    entry = {"at": time.time(), "pid": os.getpid(), "work": work, "role": role, "size": size, "alone": alone}
+    with (folder / "journal.jsonl").open("a", encoding="utf-8") as stream:
         stream.write(json.dumps(entry) + "\n")
-    sizes = Gpt(name="gpt", layers=layers, heads=4, width=width, vocabulary_size=VOCABULARY_SIZE, dropout=0.1)
-    return TokensWorkload(sizes, length, samples)
-
-
-class TokensWorkload(NextTokenWorkload):
-    """The reference GPT, and random tokens of a seed to train it on."""
-
-    def __init__(self, sizes: Gpt, length: int, samples: int) -> None:
-        super().__init__(lambda: GptNetwork(sizes, length, recompute=False), length, sizes.vocabulary_size)
-        self._shape = (samples, length)
-
-    def dataset(self) -> list[Tensor]:
-        """The same samples each time."""
-        generator = torch.Generator().manual_seed(1)
-        return list(torch.randint(0, self.vocabulary_size, self._shape, generator=generator))
+    sizes = Gpt(name="gpt", layers=layers, heads=4, width=width, vocabulary_size=_VOCABULARY_SIZE, dropout=0.1)
+    return NextTokenWorkload(lambda: GptNetwork(sizes, length, recompute=False), length, _VOCABULARY_SIZE)
 
 
 def _role() -> tuple[str, int | None]:
-    """What this process is, and the micro-batch that it probes."""
+    """Return the role of this process, and the micro-batch size that it probes."""
     if Path(sys.argv[0]).parent.name == "training":
         return "training", None
     request = ProbePaths(Path(f"/proc/self/fd/{sys.stdout.fileno()}").resolve().parent).request
-    if not request.exists():
-        return "other", None
-    asked = json.loads(request.read_bytes())
+    asked = json.loads(request.read_bytes()) if request.exists() else {}
     return ("probe", int(asked["micro_batch_size"])) if "micro_batch_size" in asked else ("other", None)
 
 
-def _lock(path: Path) -> bool:
-    """Take the lock file, and whether nobody else had it."""
+def _work() -> str:
+    """Return the id of the work, as the command of an ancestor names it; empty under a worker of many tunings."""
+    process = os.getpid()
+    while process > 1:
+        folder = Path("/proc", str(process))
+        if found := _WORK.search((folder / "cmdline").read_bytes().decode(errors="replace")):
+            return found[0]
+        process = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
+    return ""
+
+
+def _is_locked(path: Path) -> bool:
+    """Take the lock file. Return False if another process has it."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     _held.append(descriptor)
     try:

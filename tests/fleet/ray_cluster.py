@@ -2,8 +2,7 @@
 
 Lines on standard input change it: `kill node0`, `add node0`, `kill head`.
 
-Arguments: the port of the dashboard, the number of nodes, the folder for their data, and a memory limit in bytes for
-each node, if their hardware is to differ: nodes then run in memory cgroups (version 1; takes root).
+Arguments: the port of the dashboard, the number of nodes, and the folder for their data.
 """
 
 from __future__ import annotations
@@ -12,9 +11,8 @@ import os
 import shutil
 import signal
 import sys
-import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -42,39 +40,15 @@ def _persistently(start: Callable[[], T]) -> T:
     raise AssertionError
 
 
-@contextmanager
-def _within_memory(name: str, limit_bytes: int) -> Iterator[None]:
-    """Start processes in a cgroup, whose limit they take for the memory of their host."""
-    outer, group = _outer_cgroup(), _cgroup(name)
-    group.mkdir(exist_ok=True)
-    (group / "memory.limit_in_bytes").write_text(str(limit_bytes))
-    (group / "cgroup.procs").write_text(str(os.getpid()))
-    try:
-        yield
-    finally:
-        (outer / "cgroup.procs").write_text(str(os.getpid()))
-
-
-def _outer_cgroup() -> Path:
-    lines = Path("/proc/self/cgroup").read_text().splitlines()
-    own = next(path for _, kind, path in (line.split(":", 2) for line in lines) if "memory" in kind.split(","))
-    return Path("/sys/fs/cgroup/memory", own.lstrip("/"))
-
-
-def _cgroup(name: str) -> Path:
-    return _outer_cgroup() / f"batchwright-{os.getpid()}-{name}"
-
-
 class Nodes:
     """A head, and nodes that are known by name.
 
     Args:
         port: the port of the dashboard.
         folder: the folder for the data of the nodes.
-        limits: memory limits of the nodes in bytes, by name; none of a node that may use the host's.
     """
 
-    def __init__(self, port: int, folder: Path, limits: dict[str, int]) -> None:
+    def __init__(self, port: int, folder: Path) -> None:
         head = {
             "num_cpus": 0,
             "include_dashboard": True,
@@ -84,7 +58,6 @@ class Nodes:
         }
         self._cluster = _persistently(lambda: Cluster(initialize_head=True, head_node_args=head))
         self._folder = folder
-        self._limits = limits
         self._by_name: dict[str, Any] = {}
 
     def add(self, name: str) -> None:
@@ -97,16 +70,14 @@ class Nodes:
             "BATCHWRIGHT_DATA_DIR": str(self._folder / name),
             "TMPDIR": str(temporary),
         }
-        limit = self._limits.get(name)
-        with nullcontext() if limit is None else _within_memory(name, limit):
-            self._by_name[name] = _persistently(
-                lambda: self._cluster.add_node(
-                    num_cpus=1,
-                    resources={"batchwright_cpu": 1},
-                    object_store_memory=_NODE_MEMORY,
-                    env_vars={**environment, "PATH": os.environ["PATH"]},
-                )
+        self._by_name[name] = _persistently(
+            lambda: self._cluster.add_node(
+                num_cpus=1,
+                resources={"batchwright_cpu": 1},
+                object_store_memory=_NODE_MEMORY,
+                env_vars={**environment, "PATH": os.environ["PATH"]},
             )
+        )
 
     def _temporary(self, name: str) -> Path:
         return self._folder / "temporary" / name
@@ -124,29 +95,16 @@ class Nodes:
         for node in self._by_name.values():
             node.kill_all_processes(check_alive=False, allow_graceful=False, wait=True)
 
-    def remove_cgroups(self) -> None:
-        """Remove the cgroups of the nodes, once their processes have ended."""
-        for name in self._limits:
-            group = _cgroup(name)
-            while (group / "cgroup.procs").exists() and (processes := (group / "cgroup.procs").read_text().split()):
-                for process in processes:
-                    with suppress(ProcessLookupError):
-                        os.kill(int(process), signal.SIGKILL)
-                time.sleep(0.1)
-            with suppress(FileNotFoundError):
-                group.rmdir()
 
-
-def main(port: int, nodes: int, folder: Path, limits: Sequence[int]) -> None:
+def main(port: int, nodes: int, folder: Path) -> None:
     """Serve until the input ends."""
-    by_name = {f"node{number}": limit for number, limit in enumerate(limits)}
-    cluster = _started(port, nodes, folder, by_name)
+    cluster = _started(port, nodes, folder)
     print("up", flush=True)  # noqa: T201 - the reader waits for it
     for line in sys.stdin:
         match line.split():
             case ["kill", "head"]:
                 cluster.kill_all()
-                cluster = _started(port, nodes, folder, by_name)
+                cluster = _started(port, nodes, folder)
             case ["kill", name]:
                 cluster.kill(name)
             case ["add", name]:
@@ -155,15 +113,14 @@ def main(port: int, nodes: int, folder: Path, limits: Sequence[int]) -> None:
                 raise ValueError(other)
         print("done", flush=True)  # noqa: T201 - likewise
     cluster.kill_all()
-    cluster.remove_cgroups()
 
 
-def _started(port: int, nodes: int, folder: Path, limits: dict[str, int]) -> Nodes:
-    cluster = Nodes(port, folder, limits)
+def _started(port: int, nodes: int, folder: Path) -> Nodes:
+    cluster = Nodes(port, folder)
     for number in range(nodes):
         cluster.add(f"node{number}")
     return cluster
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]), [int(text) for text in sys.argv[4:]])
+    main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]))

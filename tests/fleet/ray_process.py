@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -36,14 +36,13 @@ class Ray:
 
 
 @contextmanager
-def started(folder: Path, database: str, nodes: int, memory_bytes: Sequence[int] = ()) -> Iterator[Ray]:
+def started(folder: Path, database: str, nodes: int) -> Iterator[Ray]:
     """A cluster whose nodes have the database in their environment.
 
     Args:
         folder: a folder for the data of the nodes.
         database: the URL of the database.
         nodes: number of nodes beside the head.
-        memory_bytes: limits of the nodes' memory, by which their hardware differs (see ``ray_cluster``).
     """
     port = free_port()
     environment = {
@@ -54,7 +53,6 @@ def started(folder: Path, database: str, nodes: int, memory_bytes: Sequence[int]
         "RAY_USAGE_STATS_ENABLED": "0",
     }
     command = [sys.executable, "-m", "tests.fleet.ray_cluster", str(port), str(nodes), str(folder)]
-    command += map(str, memory_bytes)
     with (
         (folder / "ray.log").open("w") as log,
         subprocess.Popen(
