@@ -298,12 +298,13 @@ WITH_BATCH_NORM = ModelSummary(
     ("changes", "code"),
     [
         ({"model": WITH_BATCH_NORM}, "batch-coupled-modules"),
+        ({"model": GRADIENTS.model_copy(update={"config_notes": ("No field.",)})}, "undeclared-config-fields"),
         ({"other_processes_bytes": 3 * GIB}, "shared-device"),
         ({"allocator_retries": 2}, "thrashing-fit"),
     ],
 )
 def test_what_a_probe_saw_becomes_a_warning(changes: dict[str, Any], code: str) -> None:
-    """BatchNorm, a shared card, a thrashing fit."""
+    """BatchNorm, a field of a config that may have no effect, a shared card, a thrashing fit."""
     found = finish(tuning(tuning_request(resnet_spec())), largest=20, **changes)
     assert [warning.code for warning in found.warnings] == [code]
 

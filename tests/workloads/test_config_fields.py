@@ -16,7 +16,8 @@ from batchwright.errors import SpecError
 from batchwright.schemas.workload import parse_spec
 from batchwright.workloads import config_safety
 from batchwright.workloads.build import build_model, build_workload, check_workload
-from batchwright.workloads.transformers_import import import_transformers
+from batchwright.workloads.hugging_face import config_notes
+from batchwright.workloads.preload import forbid_hub_kernels
 from tests.support.factories import gpt_spec, transformers_spec
 
 GPT2: dict[str, Any] = {"model_type": "gpt2", "n_layer": 1, "n_embd": 16, "n_head": 2, "vocab_size": 64}
@@ -63,6 +64,8 @@ ROUTES: list[tuple[str, dict[str, Any], str]] = [
     ("a backbone of timm", {"use_timm_backbone": True}, "use_timm_backbone"),
     ("arguments for timm", {"backbone_kwargs": {"checkpoint_path": "/etc/passwd"}}, "backbone_kwargs"),
     ("kernels", {"use_kernels": True}, "use_kernels"),
+    ("a file of weights", {"transformers_weights": "../other/model.safetensors"}, "transformers_weights"),
+    ("modules that are fused while weights are loaded", {"fusion_config": {"patch_embeddings": True}}, "fusion_config"),
     ("another precision", {"dtype": "float16"}, "dtype"),
     ("the same by its old name", {"torch_dtype": "bfloat16"}, "torch_dtype"),
     ("a method", {"to_dict": 1}, "to_dict"),
@@ -168,13 +171,13 @@ workload.loss_terms(build_model(spec, workload), workload.make_batch(2))
 """
 
 
-def test_transformers_is_imported_without_kernels_of_a_hub(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kernels_of_a_hub_are_off_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
     """The variable that transformers reads is set, unless the user has set it."""
     for given, expected in ((None, "0"), ("1", "1")):
         monkeypatch.delenv("USE_HUB_KERNELS", raising=False)
         if given is not None:
             monkeypatch.setenv("USE_HUB_KERNELS", given)
-        import_transformers()
+        forbid_hub_kernels()
         assert os.environ["USE_HUB_KERNELS"] == expected
 
 
@@ -207,6 +210,7 @@ def test_a_model_that_fetches_its_kernels_does_not(tmp_path: Path) -> None:
     ("config", "field", "near"),
     [
         ({**GPT2, "n_layers": 2}, "n_layers", "did you mean n_layer"),
+        ({**GPT2, "hidden_sise": 2}, "hidden_sise", "did you mean hidden_size"),
         ({**GPT2, "vocabsize": 2}, "vocabsize", "did you mean vocab_size"),
         (
             {"model_type": "gemma3", "text_config": {"hiden_size": 8}},
@@ -219,7 +223,7 @@ def test_a_model_that_fetches_its_kernels_does_not(tmp_path: Path) -> None:
     ],
 )
 def test_a_name_that_is_not_there_has_near_ones(config: dict[str, Any], field: str, near: str) -> None:
-    """Unknown fields are refused at every depth, though transformers ignores them."""
+    """A misspelt field is refused at every depth, though transformers would ignore it."""
     named, message = problem_of(config)
     assert named == f"model.config.{field}"
     assert near in message
@@ -246,16 +250,20 @@ NEOX: dict[str, Any] = {"model_type": "gpt_neox", "hidden_size": 64, "num_attent
 NEOX |= {"num_hidden_layers": 1, "intermediate_size": 16}
 
 
-@pytest.mark.parametrize("name", ["position_buckets", "norm_rel_ebd", "share_att_key", "max_relative_positions"])
-def test_a_field_that_only_the_models_code_reads_is_taken(name: str) -> None:
-    """DeBERTa-v3 is published with these fields, which no configuration of transformers declares."""
-    published = {"position_buckets": 256, "norm_rel_ebd": "layer_norm", "share_att_key": True}
-    published |= {"max_relative_positions": -1}
-    assert problem_of({**DEBERTA, f"{name}s": published[name]}, "masked-lm")[0] == f"model.config.{name}s"
-    spec = transformers_spec("masked-lm", {**DEBERTA, name: published[name]}, **TEXT)
+def test_a_field_that_no_class_declares_is_accepted_with_a_note() -> None:
+    """DeBERTa-v2's code reads `position_buckets`, and nothing reads `style`: which is which cannot be known."""
+    spec = transformers_spec("masked-lm", {**DEBERTA, "position_buckets": 256, "style": "old", "unused": None}, **TEXT)
     check_workload(spec)
     workload: Any = build_workload(spec)
-    assert getattr(workload.config, name) == published[name]
+    assert workload.config.position_buckets == 256
+    (note,) = config_notes(spec)
+    assert note.startswith("transformers declares no `config.position_buckets`, `config.style`. Unless")
+
+
+def test_fields_that_the_class_declares_or_converts_need_no_note() -> None:
+    """Pythia's `rotary_pct` is converted, and other kinds of models have no fields."""
+    assert config_notes(transformers_spec("causal-lm", {**NEOX, "rotary_pct": 0.5}, **TEXT)) == ()
+    assert config_notes(gpt_spec()) == ()
 
 
 def test_a_field_that_only_the_configurations_code_reads_is_taken() -> None:
@@ -273,12 +281,6 @@ def test_a_type_with_several_models_for_a_task_has_a_first() -> None:
         spec = transformers_spec("image-classification", {**config, **given})
         names[len(given)] = type(build_model(spec, build_workload(spec))).__name__
     assert names == {0: "DeiTForImageClassification", 1: "DeiTForImageClassificationWithTeacher"}
-
-
-@pytest.mark.parametrize("value", [{"a": 1}, ["a"]])
-def test_an_undeclared_field_is_no_way_in(value: object) -> None:
-    """Undeclared fields that models read are numbers, words or switches; nested values are refused."""
-    assert problem_of({**DEBERTA, "position_buckets": value}, "masked-lm")[0] == "model.config.position_buckets"
 
 
 def test_recomputation_is_decided_by_the_spec() -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from difflib import get_close_matches
+from difflib import SequenceMatcher, get_close_matches
 
 _CUTOFF = 0.6
 """Smallest similarity of a suggestion (the default of ``difflib``)."""
+_MOST_LETTERS = 2
+"""Letters of two spellings of one name that the other lacks, added up: a wrong letter counts as two."""
 _LONGEST = 200
 """Characters compared: a longer text is not a misspelt name, and its comparison is slow."""
 
@@ -22,6 +24,19 @@ def suggestion(name: str, names: Iterable[str], quote: str = "`") -> str:
     """The text ``; did you mean `name`?``, or an empty text where no name is similar."""
     found = nearest(name, names)
     return f"; did you mean {quote}{found}{quote}?" if found else ""
+
+
+def misspelt(name: str, names: Iterable[str]) -> str | None:
+    """The one of ``names`` that ``name`` evidently means: one letter is wrong, or up to two are missing or too many.
+
+    Stricter than ``nearest``: `classif_dropout` and `classifier_dropout` are two fields of transformers.
+    """
+    found = nearest(name, names)
+    if found is None:
+        return None
+    matches = SequenceMatcher(None, _key(name), _key(found)).get_matching_blocks()
+    different = len(name) + len(found) - 2 * sum(match.size for match in matches)
+    return found if different <= _MOST_LETTERS else None
 
 
 def _key(name: str) -> str:

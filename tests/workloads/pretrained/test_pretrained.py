@@ -22,6 +22,7 @@ from batchwright.planning.fingerprint import memory_part
 from batchwright.schemas.workload import TransformersModel, WorkloadSpec, parse_spec
 from batchwright.system.data_roots import ANY_FILE, DataRoots
 from batchwright.workloads.build import build_model, build_workload
+from batchwright.workloads.hugging_face import config_notes
 from batchwright.workloads.pretrained.folder_config import with_pretrained_config
 from batchwright.workloads.pretrained.pretrained_output import copy_files_of_model, copy_tokenizer
 from batchwright.workloads.pretrained.starting_weights import StartingWeights
@@ -157,23 +158,22 @@ def test_code_of_a_folder_is_not_run(folder: Path) -> None:
     assert type(load(with_pretrained_config(pretrained_spec(folder)))).__name__ == "GPT2LMHeadModel"
 
 
-def test_fields_that_no_code_reads_are_ignored(folder: Path) -> None:
-    """As transformers does with what others have left in published configs, at any depth; typing errors are refused."""
+def test_fields_that_no_class_declares_are_accepted(folder: Path) -> None:
+    """Published configs have such fields, which transformers ignores; a note lists those that may be typing errors."""
     document = json.loads((folder / "config.json").read_text())
-    left = {"use_mrope": False, "transformers.js_config": {"kv_cache_dtype": "float16"}}
+    del document["scale_attn_weights"]
+    left = {"use_mrope": True, "transformers.js_config": {"kv_cache_dtype": "float16"}}
     (folder / "config.json").write_text(json.dumps({**document, **left}))
-    workload = build_workload(with_pretrained_config(pretrained_spec(folder)))
-    assert not hasattr(workload.config, "use_mrope")  # type: ignore[attr-defined] # of transformers' workloads
-    with pytest.raises(SpecError, match=r"model\.config\.residual_pdrop.* did you mean resid_pdrop"):
-        with_pretrained_config(pretrained_spec(folder, {"residual_pdrop": 0.5}))
+    assert config_notes(with_pretrained_config(pretrained_spec(folder))) == ()
+    (note,) = config_notes(with_pretrained_config(pretrained_spec(folder, {"scale_attn_weight": True})))
+    assert "`config.scale_attn_weight`" in note
+    assert "use_mrope" not in note
 
 
-def test_fields_that_describe_another_model_are_refused(folder: Path) -> None:
-    """They are known, and transformers has dropped what they asked for."""
-    document = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**document, "position_embedding_type": "relative_key"}))
-    with pytest.raises(SpecError, match="position_embedding_type"):
-        build_workload(with_pretrained_config(pretrained_spec(folder)))
+def test_a_misspelt_change_of_a_field_is_refused(folder: Path) -> None:
+    """The folder's config has the field, and the spec meant to change it."""
+    with pytest.raises(SpecError, match=r"model\.config\.resid_pdop.* did you mean resid_pdrop"):
+        with_pretrained_config(pretrained_spec(folder, {"resid_pdop": 0.5}))
 
 
 @pytest.mark.parametrize("read", ["config", "weights", "tokenizer"])

@@ -354,7 +354,8 @@ def _untimed(probe: ProbeResult) -> Advice:
 
 
 def _warnings_of_probe(probe: ProbeResult, device: DeviceInfo) -> list[Advice]:
-    found = []
+    notes = probe.model.config_notes if probe.model is not None else ()
+    found = [Advice(code="undeclared-config-fields", message=note) for note in notes]
     if probe.model is not None and probe.model.batch_coupled_modules:
         names = probe.model.batch_coupled_modules
         shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")  # noqa: PLR2004

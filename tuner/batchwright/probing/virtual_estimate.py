@@ -31,7 +31,7 @@ from batchwright.probing.supervisor import ProbeSupervisor
 from batchwright.schemas.estimates import Estimate, EstimateRequest, GpuEstimate, PeakEstimate, Verdict
 from batchwright.schemas.gpus import ByteInterval, Gpu
 from batchwright.schemas.requests import LARGEST_EFFECTIVE_BATCH_SIZE, ProbeRequest, TuningRequest
-from batchwright.schemas.results import DeviceInfo, Outcome, ProbeResult
+from batchwright.schemas.results import DeviceInfo, ModelSummary, Outcome, ProbeResult
 from batchwright.system.fork_server.spawn import ChildProcess, Start
 from batchwright.virtual_gpu.build import build
 from batchwright.virtual_gpu.description import KNOWN_MODELS, VirtualGpu, VirtualHost
@@ -75,7 +75,7 @@ def estimate_on_virtual_cards(request: EstimateRequest, report: Report = lambda 
     _require_cuda_build()
     found: list[GpuEstimate] = []
     failures: list[TuningFailedError] = []
-    parameters: list[int] = []
+    models: list[ModelSummary] = []
     for gpu in gpus:
         try:
             estimated, probes = _estimate(request, gpu, report)
@@ -84,17 +84,17 @@ def estimate_on_virtual_cards(request: EstimateRequest, report: Report = lambda 
             found.append(unknown_estimate(request, gpu, error, "run on a virtual card"))
             continue
         found.append(estimated)
-        parameters += [probe.model.parameters for probe in probes if probe.model is not None]
+        models += [probe.model for probe in probes if probe.model is not None]
     if len(failures) == len(gpus):
         raise failures[0]
     return Estimate(
         engine="virtual",
         decisions="cuda",
-        parameters=max(parameters, default=0),
+        parameters=max((model.parameters for model in models), default=0),
         gpus=tuple(found),
         versions=installed_versions(),
         seconds=time.monotonic() - began,
-        notes=(_NOTE,),
+        notes=tuple(dict.fromkeys((_NOTE, *(note for model in models for note in model.config_notes)))),
     )
 
 

@@ -69,6 +69,8 @@ class ModelSummary(Document):
     """Bytes of all parameters and buffers, tied tensors counted once."""
     batch_coupled_modules: tuple[str, ...] = ()
     """Modules such as BatchNorm, whose output depends on the other samples of the micro-batch."""
+    config_notes: tuple[str, ...] = ()
+    """Notes on fields of a transformers config that its class does not declare."""
 
 
 class UpdateTiming(Document):

@@ -5,9 +5,8 @@
 1. `reference`: ``reference`` has small models in plain torch, for tests and demos;
 2. `transformers`: ``hugging_face`` builds an architecture from a configuration with random weights; ``pretrained``
    reads and writes folders of configuration and weights; ``adapters`` has LoRA; ``speech`` and ``contrastive`` have the
-   tasks with audio and with pairs; ``config_fields``, ``published_fields`` and ``config_safety`` check the
-   configuration, ``causal`` has the decoders that predict the next token, and ``transformers_import`` makes the import
-   of transformers faster;
+   tasks with audio and with pairs; ``config_fields`` checks the fields of a configuration and ``config_safety`` the
+   built one; ``causal`` has the decoders that predict the next token;
 3. `python`: ``python_target`` calls the factory that the user names.
 
 ``base`` is the contract: the protocol of a workload, whose losses are sums with their weight, never means.
@@ -18,6 +17,5 @@ Where a new thing goes: a kind of model, ``batchwright.schemas.workload`` (its d
 ``build``; a task of transformers, ``hugging_face``; a part of the contract, ``base``, as an optional protocol.
 
 The package may import ``schemas`` and ``system``, neither ``hardware`` nor ``planning``. Most modules import torch;
-``preload``, ``config_fields``, ``published_fields``, ``required_packages`` and ``transformers_import`` do not, nor does
-importing the package.
+``preload``, ``config_fields`` and ``required_packages`` do not, nor does importing the package.
 """

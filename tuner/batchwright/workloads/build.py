@@ -159,7 +159,7 @@ def count_parameters(model: nn.Module) -> int:
     return sum(map(torch.numel, model.parameters())) - copied + unpacked_difference(model)
 
 
-def summarize(model: nn.Module) -> ModelSummary:
+def summarize(model: nn.Module, config_notes: tuple[str, ...] = ()) -> ModelSummary:
     """Summarize the sizes of a model, and the modules that couple the samples of a micro-batch."""
     parameters = list(model.parameters())
     tensors = {id(tensor): tensor for tensor in (*parameters, *model.buffers())}
@@ -173,4 +173,5 @@ def summarize(model: nn.Module) -> ModelSummary:
         trainable_parameters=sum(parameter.numel() for parameter in parameters if parameter.requires_grad),
         parameter_bytes=sum(tensor.numel() * tensor.element_size() for tensor in tensors.values()),
         batch_coupled_modules=coupled,
+        config_notes=config_notes,
     )

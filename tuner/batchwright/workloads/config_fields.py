@@ -1,26 +1,26 @@
 """Check the fields that a spec sets in a transformers configuration: their names and their numbers.
 
 A configuration object accepts any name and most values: private names, names of its own methods, negative numbers of
-layers. Here every name must be a field of its class, at every depth, and no field may refer to a file or a hub.
+layers. Here no field may refer to a file or a hub, replace a part of the class, or be a misspelt name of one of its
+fields, at any depth. Other names are accepted, since code of a model may read fields that no class declares (DeBERTa-v3
+is published with `position_buckets`): ``config_safety.undeclared_fields`` lists them. The installed release of
+transformers is asked for the fields of a class, so this module has no list of them. No torch.
 """
 
 from __future__ import annotations
 
-import dataclasses
-import difflib
 import inspect
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from functools import cache
-from pathlib import Path
 from typing import Any, TypeAlias
 
 from batchwright.errors import FieldProblem, SpecError
-from batchwright.workloads.published_fields import changes_nothing, is_published
+from batchwright.suggestions import misspelt
 
-ConfigClass: TypeAlias = Any
-"""A subclass of ``transformers.PreTrainedConfig``; transformers ships no usable types."""
+TransformersConfig: TypeAlias = Any
+"""A ``transformers.PreTrainedConfig``; transformers ships no usable types."""
 Fields: TypeAlias = "Mapping[str, Any]"
 """Names and values of the spec."""
 
@@ -31,6 +31,7 @@ IMPLEMENTATIONS = {
 }
 """Implementations that come with torch. For others transformers may download kernels from a hub."""
 _LOADS = "would load code, weights or files that the spec does not hold; leave it out"
+_OF_LOADED = "would change a model only where its weights are loaded; leave it out"
 _THROUGH_TIMM = "would load a backbone through timm or a hub: describe it under `backbone_config` instead"
 _PRECISION = "is decided by the spec's `precision`; leave it out"
 _QUANTIZED = (
@@ -46,6 +47,9 @@ _REFUSED = {
     "pretrained_model_name_or_path": _LOADS,
     "pretrained_cfg": _LOADS,
     "checkpoint_path": _LOADS,
+    "transformers_weights": _LOADS,
+    "fusion_config": _OF_LOADED,
+    "distributed_config": _OF_LOADED,
     "kernel_config": _LOADS,
     "use_kernels": _LOADS,
     "model_args": _THROUGH_TIMM,
@@ -68,17 +72,8 @@ _TIMM_BACKBONE = ("timm_backbone", "backbone")
 _LABELS = {"id2label", "label2id"}
 """Fields whose keys are the user's own words."""
 _PER_LAYER = "per_layer_config"
-_SETTABLE = {"num_labels", "output_attentions", "rope_scaling", _PER_LAYER}
-"""Properties of every configuration that can be set like a field."""
-_ALWAYS_ACCEPTED = {"decoder_start_token_id", ATTENTION, EXPERTS, "model_type", "tie_word_embeddings"}
-"""Fields that every configuration accepts, though not all have such an attribute by default."""
-_UNDECLARED = {"head_dim", "rope_theta", "partial_rotary_factor"}
-"""Fields that some models read (Qwen3-MoE, DBRX) though their configurations do not declare them."""
-_FIELD_READ = re.compile(r"(?:(?:getattr|hasattr)\(\s*(?:self\.)?config,|kwargs\.(?:pop|get)\()\s*\"([a-z]\w*)\"")
-"""Pattern of code in a model or its configuration that reads an undeclared field: DeBERTa-v2's `position_buckets`,
-GPT-NeoX's `rotary_pct`."""
-_CODE = re.compile(r"(configuration|modeling)_")
-_SIMILARITY = 0.5
+_OF_EVERY_CONFIG = {ATTENTION, EXPERTS, "model_type"}
+"""Fields that every configuration accepts, though it has no parameter or attribute of that name."""
 
 _LARGEST = 2**31 - 1
 """Largest size of any field: kernels index with 32 bits."""
@@ -97,55 +92,57 @@ _MAY_BE_ZERO = re.compile(r"experts|shared|bucket|cache|chunk|window|type_vocab_
 """Sizes that may be zero: the model then lacks the part."""
 
 
-def check_fields(fields: Fields, config_class: ConfigClass, default: Any, path: str = "config") -> None:  # noqa: ANN401 - a config
-    """Refuse fields that the configuration does not have, that refer to code or files, or whose numbers are invalid.
+def check_fields(fields: Fields, default: TransformersConfig, path: str = "config", *, published: bool = False) -> None:
+    """Refuse fields that refer to code or files, replace a part of the class, are misspelt, or are invalid numbers.
 
     Args:
         fields: the fields of the spec, without ``model_type`` at the top.
-        config_class: the class of the configuration.
-        default: a configuration with default values.
+        default: a configuration of the same class with default values.
         path: path of the fields in the spec's model.
+        published: whether the names are those of a published config, so that none is a typing error.
 
     Raises:
         SpecError: naming the first invalid field.
     """
     _refuse_loading(fields, path)
+    known = known_fields(default)
     for name, value in fields.items():
         at = f"{path}.{name}"
-        if _has_no_effect(name, fields, config_class, default):
-            continue
-        _require_field(name, value, config_class, default, path)
+        if name not in {*known, *_generation_parameters()} and (name, value) not in _IGNORED_VALUES:
+            _check_unknown(name, value, type(default), () if published else known, at)
         if name == _PER_LAYER and isinstance(value, Mapping):
-            for layer, inner in value.items():
-                _check_layer(inner, config_class, default, f"{at}.{layer}")
-        else:
-            default_value = _value_of(default, name)
-            _check_numbers(name, value, default_value, at)
-            _check_nested(value, default_value, at)
+            for layer, inner in value.items():  # `skip` lists the parts that the layer leaves out
+                if isinstance(inner, Mapping):
+                    named = {field: number for field, number in inner.items() if field != "skip"}
+                    check_fields(named, default, f"{at}.{layer}", published=published)
+            continue
+        default_value = _value_of(default, name)
+        _check_numbers(name, value, default_value, at, is_declared=name in known)
+        if isinstance(value, Mapping) and (nested := _nested_default(value, default_value)) is not None:
+            check_fields(value, nested, at, published=published)
 
 
-def without_unread(fields: Fields, config_class: ConfigClass, default: object) -> dict[str, Any]:
-    """Return the fields of a published config without those that no code reads (Qwen2.5's `use_mrope`), at any depth.
+def known_fields(config: TransformersConfig) -> set[str]:
+    """Return the names of the public fields that a configuration has or its class declares, aliases included."""
+    return {name for name in {*vars(config), *_declared(config.__class__)} if not name.startswith("_")}
 
-    So transformers loads it too. Fields that are known to describe another model stay, to be refused.
 
-    Args:
-        fields: the fields, without ``model_type`` at the top.
-        config_class: the class of the configuration.
-        default: a configuration with default values.
-    """
-    kept: dict[str, Any] = {}
-    for name, value in fields.items():
-        nested = _nested_class(value, _value_of(default, name))
-        if nested is not None:
-            kept[name] = without_unread(value, *nested)
-        elif (
-            _is_field(name, value, config_class, default)
-            or _is_part_of_class(name, config_class)
-            or is_published(name, config_class.model_type)
-        ):
-            kept[name] = value
-    return kept
+@cache
+def _declared(config_class: TransformersConfig) -> frozenset[str]:
+    """Return the parameters of a class of configurations, their other names, and its properties with a setter."""
+    parameters = inspect.signature(config_class).parameters.values()
+    names = {each.name for each in parameters if each.kind is not each.VAR_KEYWORD}
+    members = ((name, inspect.getattr_static(config_class, name)) for name in dir(config_class))
+    settable = {name for name, member in members if isinstance(member, property) and member.fset is not None}
+    return frozenset({*names, *settable, *config_class.attribute_map, *_OF_EVERY_CONFIG})
+
+
+@cache
+def _generation_parameters() -> frozenset[str]:
+    """Return the parameters of generation, which transformers 4 wrote into configurations."""
+    from transformers import GenerationConfig  # noqa: PLC0415 - takes a second to import
+
+    return frozenset(vars(GenerationConfig()))
 
 
 def _value_of(config: object, name: str) -> object:
@@ -153,12 +150,6 @@ def _value_of(config: object, name: str) -> object:
     with suppress(AttributeError, RuntimeError):
         return getattr(config, name)
     return None
-
-
-def _check_layer(fields: object, config_class: ConfigClass, default: object, path: str) -> None:
-    """Check the fields of one layer; `skip` lists the parts that the layer leaves out."""
-    if isinstance(fields, Mapping):
-        check_fields({name: value for name, value in fields.items() if name != "skip"}, config_class, default, path)
 
 
 def _problem(field: str, message: str, value: object = "") -> SpecError:
@@ -170,7 +161,7 @@ def _problem(field: str, message: str, value: object = "") -> SpecError:
 
 def _refuse_loading(value: object, path: str) -> None:
     """Refuse private names, and names that refer to code or files, at any depth."""
-    for name, inner, at in _named_values(value, path):
+    for name, inner, at in named_values(value, path):
         if (name, inner) in _IGNORED_VALUES:
             continue
         if name.startswith("_"):
@@ -181,103 +172,25 @@ def _refuse_loading(value: object, path: str) -> None:
             _check_implementation(name, inner, at)
 
 
-def _named_values(value: object, path: str) -> Iterator[tuple[str, object, str]]:
+def named_values(value: object, path: str) -> Iterator[tuple[str, object, str]]:
     """Yield every name in nested dicts and lists with its value and its path, except labels and timm's own names."""
     if isinstance(value, Mapping):
         for name, inner in value.items():
             if (value.get("model_type"), name) != _TIMM_BACKBONE:
                 yield str(name), inner, f"{path}.{name}"
             if name not in _LABELS:
-                yield from _named_values(inner, f"{path}.{name}")
+                yield from named_values(inner, f"{path}.{name}")
     elif isinstance(value, list):
         for index, inner in enumerate(value):
-            yield from _named_values(inner, f"{path}.{index}")
+            yield from named_values(inner, f"{path}.{index}")
 
 
-def _require_field(name: str, value: object, config_class: ConfigClass, default: object, path: str) -> None:
-    if _is_accepted(name, value, config_class):
-        return
-    if _is_part_of_class(name, config_class):
-        raise _problem(
-            f"{path}.{name}", f"is not a field but a part of the class {config_class.__name__}: leave it out"
-        )
-    if _is_field(name, value, config_class, default):
-        return
-    near = difflib.get_close_matches(name, known_fields(config_class, default), n=3, cutoff=_SIMILARITY)
-    hint = f"; did you mean {' or '.join(near)}?" if near else ", and no code of its models reads it: leave it out"
-    raise _problem(f"{path}.{name}", f"is not a field of {config_class.__name__}{hint}", value)
-
-
-def _is_accepted(name: str, value: object, config_class: ConfigClass) -> bool:
-    """Return whether a field is one of every configuration, or another name of one of this class."""
-    return name in {*_ALWAYS_ACCEPTED, *_REFUSED, *config_class.attribute_map} or (name, value) in _IGNORED_VALUES
-
-
-def _is_field(name: str, value: object, config_class: ConfigClass, default: object) -> bool:
-    """Return whether the class has a field, or code of its models reads it."""
-    if _is_accepted(name, value, config_class):
-        return True
-    if name in known_fields(config_class, default) or name in _SETTABLE:
-        return True
-    if isinstance(inspect.getattr_static(config_class, name, None), property):
-        return True  # one that the class has a setter for
-    if name in _UNDECLARED and not hasattr(config_class, name):
-        return True
-    return not isinstance(value, (Mapping, list)) and name in _read_by_models(config_class)
-
-
-def _has_no_effect(name: str, fields: Fields, config_class: ConfigClass, default: object) -> bool:
-    """Return whether a field is none of the class, and leaves the model as it is."""
-    value = fields[name]
-    if hasattr(config_class, name) or name in known_fields(config_class, default):
-        return False
-    if name in _generation_parameters() and not isinstance(value, Mapping):
-        return True
-
-    def value_of(other: str) -> object:
-        return fields.get(other, _value_of(default, other))
-
-    return changes_nothing(name, value, config_class.model_type, value_of)
-
-
-@cache
-def _generation_parameters() -> frozenset[str]:
-    """The parameters of generation, which transformers 4 wrote into configurations; training reads none."""
-    from transformers import GenerationConfig  # noqa: PLC0415 - takes a second to import
-
-    return frozenset(name for name in vars(GenerationConfig()) if not name.startswith("_"))
-
-
-@cache
-def _read_by_models(config_class: ConfigClass) -> frozenset[str]:
-    """The undeclared fields that the code of a configuration or its models reads."""
-    folder = Path(inspect.getfile(config_class)).parent
-    codes = (path.read_text(encoding="utf-8") for path in folder.glob("*_*.py") if _CODE.match(path.name))
-    return frozenset(name for code in codes for name in _FIELD_READ.findall(code))
-
-
-def known_fields(config_class: ConfigClass, default: object) -> list[str]:
-    """The public fields of a configuration and their aliases, declared fields first."""
-    declared = [field.name for field in dataclasses.fields(config_class)]
-    names = dict.fromkeys([*declared, *vars(default), *config_class.attribute_map, "num_labels", ATTENTION])
-    return [name for name in names if not name.startswith("_")]
-
-
-def _is_part_of_class(name: str, config_class: ConfigClass) -> bool:
-    """Return whether a name is a method, constant or read-only property of the class, which a value would overwrite."""
-    attribute = inspect.getattr_static(config_class, name, None)
-    if isinstance(attribute, property):
-        private = name not in _SETTABLE and _owner(name, config_class).__module__ in _BASE_MODULES
-        return attribute.fset is None or private
-    declared = {field.name for field in dataclasses.fields(config_class)}
-    return name not in declared and hasattr(config_class, name)
-
-
-_BASE_MODULES = ("transformers.configuration_utils", "transformers.integrations.heterogeneity.configuration_utils")
-
-
-def _owner(name: str, config_class: ConfigClass) -> type:
-    return next(base for base in inspect.getmro(config_class) if name in vars(base))
+def _check_unknown(name: str, value: object, config_class: type, known: Iterable[str], at: str) -> None:
+    """Refuse a name that is not a field of the class but another part of it, or a misspelt field."""
+    if hasattr(config_class, name):
+        raise _problem(at, f"is not a field but a part of the class {config_class.__name__}: leave it out")
+    if near := misspelt(name, known):
+        raise _problem(at, f"is not a field of {config_class.__name__}; did you mean {near}?", value)
 
 
 def _check_implementation(name: str, value: object, at: str) -> None:
@@ -288,53 +201,39 @@ def _check_implementation(name: str, value: object, at: str) -> None:
             raise _problem(at, f"must be one of {', '.join(IMPLEMENTATIONS[name])}", choice)
 
 
-def _check_nested(value: object, default: object, path: str) -> None:
-    """Check the fields of a nested configuration."""
-    nested = _nested_class(value, default)
-    if nested is not None and isinstance(value, Mapping):
-        check_fields(value, *nested, path)
-
-
-def _nested_class(value: object, default: object) -> tuple[ConfigClass, object] | None:
-    """Return the class of a nested configuration, and one with default values; None if ``value`` is something else."""
-    if not isinstance(value, Mapping):
-        return None
+def _nested_default(fields: Fields, default: object) -> TransformersConfig | None:
+    """Return a configuration of the class of a nested one, with default values; None if ``fields`` are none."""
     from transformers import CONFIG_MAPPING, PreTrainedConfig  # noqa: PLC0415 - takes a second to import
 
-    named = value.get("model_type")
+    named = fields.get("model_type")
     if isinstance(named, str) and named in CONFIG_MAPPING:
         config_class = CONFIG_MAPPING[named]
-        return config_class, default if type(default) is config_class else config_class()
-    return (type(default), default) if isinstance(default, PreTrainedConfig) else None
+        return default if type(default) is config_class else config_class()
+    return default if isinstance(default, PreTrainedConfig) else None
 
 
 # --- numbers ---------------------------------------------------------------------------------------------------------
 
 
-def _check_numbers(name: str, value: object, default: object, path: str) -> None:
+def _check_numbers(name: str, value: object, default: object, path: str, *, is_declared: bool) -> None:
     """Refuse invalid numbers, in lists of numbers too. The class's default values are valid."""
     if value == default:
         return
-    numbers = value if isinstance(value, list) else [value]
-    for number in numbers:
-        if isinstance(number, int) and not isinstance(number, bool):
-            _check_number(name, number, default, path)
+    maximum = _MAX_LAYERS if _LAYERS.search(name) else _MAX_LABELS if name == "num_labels" else _LARGEST
+    minimum = _minimum(name, default) if is_declared else -maximum
+    for number in value if isinstance(value, list) else [value]:
+        if isinstance(number, int) and not isinstance(number, bool) and not minimum <= number <= maximum:
+            limit = f"at most {maximum}" if number > maximum else f"at least {minimum}"
+            raise _problem(path, f"must be {limit}", number)
 
 
-def _check_number(name: str, number: int, default: object, path: str) -> None:
-    layers, size = bool(_LAYERS.search(name)), bool(_SIZE.search(name))
-    maximum = _MAX_LAYERS if layers else _MAX_LABELS if name == "num_labels" else _LARGEST
-    if abs(number) > maximum:
-        raise _problem(path, f"must be at most {maximum}", number)
-    if _IDENTIFIER.search(name):
-        return
-    minimum = 1 if (layers or size) and not _MAY_BE_ZERO.search(name) and not _is_zero(default) else 0
-    if number < minimum and (layers or size or _is_count(default)):
-        raise _problem(path, f"must be at least {minimum}", number)
-
-
-def _is_zero(default: object) -> bool:
-    return isinstance(default, int) and default <= 0
+def _minimum(name: str, default: object) -> int:
+    """Return 1 for a size without which there is no model, 0 for another size or count."""
+    is_size = bool(_LAYERS.search(name) or _SIZE.search(name))
+    if _IDENTIFIER.search(name) or not (is_size or _is_count(default)):
+        return -_LARGEST
+    may_be_zero = _MAY_BE_ZERO.search(name) or (isinstance(default, int) and default <= 0)
+    return 1 if is_size and not may_be_zero else 0
 
 
 def _is_count(default: object) -> bool:

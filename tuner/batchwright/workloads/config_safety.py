@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, TypeAlias
 from unittest.mock import patch
@@ -11,7 +11,8 @@ from unittest.mock import patch
 from torch import nn
 
 from batchwright.errors import FieldProblem, SpecError
-from batchwright.workloads.config_fields import IMPLEMENTATIONS
+from batchwright.suggestions import misspelt
+from batchwright.workloads.config_fields import IMPLEMENTATIONS, known_fields, named_values
 
 TransformersConfig: TypeAlias = Any
 """A ``transformers.PreTrainedConfig``; transformers ships no usable types."""
@@ -57,6 +58,25 @@ def check_model(model: nn.Module) -> None:
         if not parameter.numel():
             shape = "x".join(map(str, parameter.shape))
             raise _problem("config", f"describes an invalid model: its parameter `{name}` is empty ({shape})")
+
+
+def undeclared_fields(config: TransformersConfig, fields: Mapping[str, Any], *, published: bool) -> list[str]:
+    """Return the fields of a spec that a built configuration keeps though its class declares none of that name.
+
+    Fields that the class has converted, and empty ones, are not among them.
+
+    Args:
+        config: the configuration, built from ``fields``.
+        fields: the fields of the spec.
+        published: whether the fields are those of a published config: then only misspelt names are returned.
+    """
+    given = {name for name, value, _ in named_values(fields, "") if value}
+    found = []
+    for path, inner in configs_within(config):
+        known = known_fields(type(inner)())
+        names = sorted(given.intersection(vars(inner)) - known)
+        found += [f"`{path}.{name}`" for name in names if not published or misspelt(name, known)]
+    return found
 
 
 def configs_within(config: TransformersConfig, path: str = "config") -> Iterator[tuple[str, TransformersConfig]]:

@@ -13,7 +13,7 @@ from batchwright.errors import FieldProblem, SpecError
 from batchwright.schemas.dataset.batch_spec import BatchSpec
 from batchwright.schemas.dataset.preference_spec import PreferenceSpec
 from batchwright.schemas.model.adapter import LoraAdapter
-from batchwright.schemas.workload import TransformersModel, TransformersTask
+from batchwright.schemas.workload import TransformersModel, TransformersTask, WorkloadSpec
 from batchwright.workloads.adapters.lora import inject_lora
 from batchwright.workloads.adapters.quantized_base import quantize_base
 from batchwright.workloads.base import (
@@ -35,12 +35,19 @@ from batchwright.workloads.causal.routers import (
     router_loss_error,
     wants_router_loss,
 )
-from batchwright.workloads.config_fields import check_fields, without_unread
-from batchwright.workloads.config_safety import check_config, check_model, configs_within, offline
+from batchwright.workloads.config_fields import check_fields
+from batchwright.workloads.config_safety import (
+    check_config,
+    check_model,
+    configs_within,
+    offline,
+    undeclared_fields,
+)
 from batchwright.workloads.contrastive import ContrastiveWorkload
+from batchwright.workloads.preload import forbid_hub_kernels
 from batchwright.workloads.pretrained.starting_weights import StartingWeights
+from batchwright.workloads.required_packages import require_model_packages
 from batchwright.workloads.speech import CtcWorkload, speech_seq2seq_inputs
-from batchwright.workloads.transformers_import import forbid_hub_kernels
 
 TransformersConfig: TypeAlias = Any
 """A ``transformers.PreTrainedConfig``; transformers ships no usable types."""
@@ -64,6 +71,8 @@ _POSITIONS = ("max_position_embeddings", "max_target_positions")
 LAYER_DROPS = ("layerdrop", "encoder_layerdrop", "decoder_layerdrop")
 """Probabilities with which training leaves out a layer: fields of configs, and attributes of modules."""
 _FEWEST_CLASSES = 2
+_MOST_NAMES = 8
+"""Names in one note."""
 _MASKLESS = {"fnet"}
 """Text encoders without an attention mask: of the 316 in transformers 5.23 for the supported tasks, only FNet."""
 
@@ -146,9 +155,7 @@ def build_config(model: TransformersModel, batch: BatchSpec) -> TransformersConf
         except ValueError:
             message = f"is not known to transformers; {_closest(model_type)}"
             raise _problem("config.model_type", message, model_type) from None
-        if model.pretrained is not None:
-            fields = without_unread(fields, type(default), default)
-        check_fields(fields, type(default), default)
+        check_fields(fields, default, published=model.pretrained is not None)
         try:
             config = AutoConfig.for_model(model_type, **fields)
         except Exception as error:  # noqa: BLE001 - each configuration class raises its own kinds of error
@@ -160,6 +167,28 @@ def build_config(model: TransformersModel, batch: BatchSpec) -> TransformersConf
         _check_positions(config, batch)
     _check_classes(config, model.task)
     return config
+
+
+def config_notes(spec: WorkloadSpec) -> tuple[str, ...]:
+    """Return a note on fields of the spec's config that may have no effect; none for other kinds of models.
+
+    Raises:
+        SpecError: as ``build_config``, and when transformers is missing.
+    """
+    if not isinstance(spec.model, TransformersModel):
+        return ()
+    require_model_packages(spec)
+    config = build_config(spec.model, spec.batch)
+    with offline():
+        undeclared = undeclared_fields(config, spec.model.config, published=spec.model.pretrained is not None)
+    if not undeclared:
+        return ()
+    shown = ", ".join(undeclared[:_MOST_NAMES]) + (", ..." if len(undeclared) > _MOST_NAMES else "")
+    message = (
+        f"transformers declares no {shown}. Unless the model's code reads such a field, the model is the same without "
+        "it: check the spelling of those that you set."
+    )
+    return (message,)
 
 
 def _closest(model_type: str) -> str:

@@ -9,12 +9,11 @@ from __future__ import annotations
 import gc
 import importlib
 import importlib.util
-import sys
+import os
 from contextlib import nullcontext, suppress
 from pathlib import Path
 
 from batchwright.schemas.workload import PythonModel, TransformersModel, WorkloadSpec
-from batchwright.workloads.transformers_import import import_transformers
 
 _TORCH = ("torch._dynamo", "torch.profiler")
 _TRANSFORMERS = ("transformers.modeling_utils", "transformers.models.auto.modeling_auto")
@@ -60,17 +59,25 @@ def _models_module(model_type: str) -> tuple[str, ...]:
     return (f"{_MODELS}{name}.modeling_{name}",) if module.is_file() else ()
 
 
+def forbid_hub_kernels() -> None:
+    """Make transformers build models without kernels from a hub, even if the package `kernels` is installed.
+
+    Some models (Mamba, Falcon-H1) download kernels when they are imported, built or run. Must be called before
+    transformers is imported. A ``USE_HUB_KERNELS`` in the environment is kept.
+    """
+    os.environ.setdefault("USE_HUB_KERNELS", "0")
+
+
 def import_early(modules: tuple[str, ...]) -> None:
     """Import modules. An error in a module of a model, an adapter or kernels is ignored: building these raises it.
 
     Raises:
         Exception: when another module is missing or broken.
     """
+    forbid_hub_kernels()
     gc.disable()  # garbage collection takes a fifth of the time of the imports
     try:
         for module in modules:
-            if module.startswith("transformers.") and "transformers" not in sys.modules:
-                import_transformers()
             is_for_model = module.startswith(_MODELS) or module in {*_ADAPTERS, *_KERNELS}
             with suppress(Exception) if is_for_model else nullcontext():
                 importlib.import_module(module)

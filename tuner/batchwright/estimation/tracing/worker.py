@@ -76,10 +76,14 @@ class _TracingWorker:
         request = EstimateRequest.model_validate_json(document)
         wanted = profiles(request)
         self._import_tracing()
+        from batchwright.workloads.hugging_face import config_notes  # noqa: PLC0415 - imports torch, after the shim
+
+        config = config_notes(request.spec)
         traced = _trace_profiles(request, wanted, self._shim)
         # the seconds are measured by the process that waits for the result
         estimate = make_estimate(request, traced, versions=installed_versions(), seconds=0.0)
-        return estimate.model_copy(update={"notes": tuple(dict.fromkeys((*estimate.notes, *(self._notes or ()))))})
+        notes = (*estimate.notes, *config, *(self._notes or ()))
+        return estimate.model_copy(update={"notes": tuple(dict.fromkeys(notes))})
 
 
 def _load_shim() -> tuple[Shim | None, tuple[str, ...]]:

@@ -53,6 +53,7 @@ from batchwright.training.fsdp import shard, simulate_other_ranks
 from batchwright.training.micro_batches.splitting import MicroBatch, sliced
 from batchwright.workloads.base import Batch, Workload
 from batchwright.workloads.build import build_model, build_workload, check_workload, summarize
+from batchwright.workloads.hugging_face import config_notes
 
 _MESSAGE_LENGTH = 2000
 _TRACEBACK_LENGTH = 8000
@@ -125,7 +126,7 @@ def _measure(request: ProbeRequest, device: MemoryDevice, ranks: Ranks, paths: P
     _enter(paths, progress, Phase.BUILD)
     spec, workload = request.workload, build_workload(request.workload)
     model, sharded = build_model(spec, workload, worst_case=True), is_sharded(spec, ranks)
-    progress.model = summarize(model)
+    progress.model = summarize(model, config_notes(spec))
     if sharded:
         shard(model, device.torch_device, ranks.size)
     if isinstance(ranks, SimulatedRanks):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 from batchwright.errors import DataOutsideRootsError, FieldProblem, SpecError
 from batchwright.schemas.base import parse_document
 from batchwright.schemas.workload import TransformersModel, WorkloadSpec
+from batchwright.suggestions import misspelt
 from batchwright.system.data_roots import ANY_FILE, DataRoots
 from batchwright.workloads.pretrained.hub_files import cache_roots, fetch_config
 
@@ -20,8 +20,6 @@ _LARGEST_CONFIG = 16 * 2**20
 _NOT_OF_THE_MODEL = {"auto_map", "dtype", "gradient_checkpointing", "torch_dtype", "transformers_version"}
 """Code beside the weights, which is never run; fields that the spec decides itself (its precision, activation
 checkpointing); and the writer's version."""
-_SAME_NAME = 0.85
-"""Similarity of two spellings: `num_labels` and `num_layers`, which are two fields, have 0.8."""
 
 
 def with_pretrained_config(spec: WorkloadSpec, roots: DataRoots = ANY_FILE) -> WorkloadSpec:
@@ -61,10 +59,10 @@ def with_pretrained_config(spec: WorkloadSpec, roots: DataRoots = ANY_FILE) -> W
 
 
 def _check_names(changes: Mapping[str, Any], found: Mapping[str, Any]) -> None:
-    """Refuse a field that the config lacks but for its spelling: fields that no code reads are ignored."""
+    """Refuse a misspelt field of the config. Others that the config lacks are accepted."""
     for name in changes.keys() - found.keys():
-        if near := difflib.get_close_matches(name, found, n=1, cutoff=_SAME_NAME):
-            message = f"is not in the config of the pretrained model; did you mean {near[0]}?"
+        if near := misspelt(name, found):
+            message = f"is not in the config of the pretrained model; did you mean {near}?"
             raise SpecError([FieldProblem(f"model.config.{name}", message, str(changes[name]))])
 
 
