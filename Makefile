@@ -183,6 +183,11 @@ $(EXPORTS)/trackers/ready: Makefile $(VENV)/dev
 	  google-auth==2.63.0 cryptography==50.0.2 cffi==2.1.1 pycparser==3.12
 	@touch $@
 
+# The oldest release that the extra `transformers` allows, with the packages that it needs in other versions than ours.
+$(EXPORTS)/transformers/ready: Makefile $(VENV)/dev
+	$(APART) $(@D) transformers==5.0.0 tokenizers==0.22.2 huggingface-hub==1.33.0
+	@touch $@
+
 # Launchers depend on much that is not ours (Ray, SkyPilot's clouds), so they have an environment of their own.
 $(EXPORTS)/launchers/ready: Makefile
 	$(PYTHON) -m venv $(@D)
@@ -197,13 +202,13 @@ $(EXPORTS)/slurm/ready: Makefile
 	  && for package in *.deb; do dpkg -x "$$package" root || exit 1; done) && touch $@ \
 	  || (rm -r $(@D) && echo 'no Slurm here: its tests will be skipped (Debian, after apt-get update, has it)' >&2)
 
-EXPORTS_READY := $(patsubst %,$(EXPORTS)/%/ready,deepspeed configs launchers slurm trackers)
+EXPORTS_READY := $(patsubst %,$(EXPORTS)/%/ready,deepspeed configs launchers slurm trackers transformers)
 
 test-exports: $(EXPORTS_READY)  ## Have the frameworks and launchers themselves load exports, call our callbacks and run our examples
 	BATCHWRIGHT_TEST_LAUNCHERS=$(EXPORTS)/launchers BATCHWRIGHT_TEST_SLURM=$(EXPORTS)/slurm/root \
-	  BATCHWRIGHT_TEST_TRACKERS=$(EXPORTS)/trackers \
+	  BATCHWRIGHT_TEST_TRACKERS=$(EXPORTS)/trackers BATCHWRIGHT_TEST_TRANSFORMERS=$(EXPORTS)/transformers \
 	  $(BIN)/python -m pytest -m exports tests/exports tests/integrations tests/training/trackers \
-	  tests/project/test_side_by_side.py
+	  tests/project/test_side_by_side.py tests/workloads/test_published_configs.py
 
 test-commands: $(EXPORTS)/deepspeed/ready  ## Tune unmodified programs of the frameworks as commands
 	$(BIN)/python -m pytest -m exports tests/commands

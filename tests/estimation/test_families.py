@@ -16,25 +16,15 @@ from batchwright.schemas.requests import ProbeRequest
 from batchwright.schemas.results import Outcome
 from batchwright.schemas.workload import Precision, WorkloadSpec
 from tests.support.factories import transformers_spec, tuning_request
-from tests.workloads.test_published_configs import (
-    CLIP,
-    DEBERTA_V3,
-    DEEPSEEK_V3,
-    GPT_OSS,
-    MAMBA,
-    MISTRAL,
-    QWEN3_MOE,
-    WAV2VEC2,
-    WHISPER,
-)
+from tests.workloads.test_published_configs import PUBLISHED
 
 pytestmark = pytest.mark.usefixtures("tracing")
 
 WIDE = {"hidden_size": 64, "intermediate_size": 64}
 TEXT = {"sequence_length": 16}
 RAW_AUDIO = {"sequence_length": 8, "audio_length": 1600}
-LAYER_NORMALISED: dict[str, Any] = {**WAV2VEC2, "feat_extract_norm": "layer"}
-MASKED_FEATURES: dict[str, Any] = {**WAV2VEC2, "mask_feature_prob": 0.1, "mask_feature_length": 4}
+LAYER_NORMALISED: dict[str, Any] = {**PUBLISHED["wav2vec2"], "feat_extract_norm": "layer"}
+MASKED_FEATURES: dict[str, Any] = {**PUBLISHED["wav2vec2"], "mask_feature_prob": 0.1, "mask_feature_length": 4}
 MAMBA2 = {"model_type": "mamba2", "num_heads": 8, "head_dim": 4, "hidden_size": 16, "state_size": 8, "n_groups": 1}
 MAMBA2 |= {"num_hidden_layers": 1, "vocab_size": 64, "chunk_size": 8}
 
@@ -49,18 +39,18 @@ ATTENTION_LORA = {"kind": "lora", "target_modules": ["q_proj", "v_proj"], "dropo
 LORA = {"kind": "lora", "target_modules": "all-linear", "dropout": 0.1}
 
 FAMILIES = {
-    "deberta-v3": family("masked-lm", DEBERTA_V3, "bf16-mixed"),
-    "mixtral": family("causal-lm", {**MISTRAL, **WIDE}, "bf16-mixed"),
-    "qwen3-moe": family("causal-lm", {**QWEN3_MOE, **WIDE}, "bf16-mixed"),
-    "deepseek-v3": family("causal-lm", {**DEEPSEEK_V3, **WIDE}, "bf16-mixed"),
-    "gpt-oss": family("causal-lm", {**GPT_OSS, **WIDE}, "bf16-mixed"),
-    "mamba": family("causal-lm", MAMBA, "bf16-mixed"),
+    "deberta-v3": family("masked-lm", PUBLISHED["deberta-v3"], "bf16-mixed"),
+    "mixtral": family("causal-lm", {**PUBLISHED["mixtral"], **WIDE}, "bf16-mixed"),
+    "qwen3-moe": family("causal-lm", {**PUBLISHED["qwen3-moe"], **WIDE}, "bf16-mixed"),
+    "deepseek-v3": family("causal-lm", {**PUBLISHED["deepseek-v3"], **WIDE}, "bf16-mixed"),
+    "gpt-oss": family("causal-lm", {**PUBLISHED["gpt-oss"], **WIDE}, "bf16-mixed"),
+    "mamba": family("causal-lm", PUBLISHED["mamba"], "bf16-mixed"),
     "mamba2": family("causal-lm", MAMBA2, "fp32"),
-    "whisper": family("speech-seq2seq", WHISPER, "bf16-mixed"),
-    "wav2vec2": family("ctc", WAV2VEC2, "bf16-mixed", **RAW_AUDIO),
+    "whisper": family("speech-seq2seq", PUBLISHED["whisper"], "bf16-mixed"),
+    "wav2vec2": family("ctc", PUBLISHED["wav2vec2"], "bf16-mixed", **RAW_AUDIO),
     "wav2vec2, normalised by layer": family("ctc", LAYER_NORMALISED, "fp32", **RAW_AUDIO),
     "wav2vec2 with masked features": family("ctc", MASKED_FEATURES, "fp32", **RAW_AUDIO),
-    "clip": family("contrastive", CLIP, "bf16-mixed"),
+    "clip": family("contrastive", PUBLISHED["clip"], "bf16-mixed"),
     "llama in shards of bf16": transformers_spec(
         "causal-lm",
         LLAMA,
@@ -75,7 +65,7 @@ FAMILIES = {
         "causal-lm", LLAMA, batch=TEXT, adapter=LORA, parallelism={"world_size": 2, "strategy": "fsdp"}
     ),
     "adapter of a mixture of experts": transformers_spec(
-        "causal-lm", {**QWEN3_MOE, **WIDE}, batch=TEXT, adapter=ATTENTION_LORA, precision="bf16-mixed"
+        "causal-lm", {**PUBLISHED["qwen3-moe"], **WIDE}, batch=TEXT, adapter=ATTENTION_LORA, precision="bf16-mixed"
     ),
     "adapter of vit": transformers_spec(
         "image-classification",

@@ -13,14 +13,14 @@ from batchwright.training.coupling.check import check_spec_coupling
 from batchwright.workloads.base import WeighsLosses
 from batchwright.workloads.build import build_model, build_workload, check_workload
 from tests.support.factories import transformers_spec
-from tests.workloads.test_published_configs import CLIP
+from tests.workloads.test_published_configs import PUBLISHED
 
 PART: dict[str, Any] = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
 TEXT: dict[str, Any] = {**PART, "vocab_size": 64}
 IMAGE: dict[str, Any] = {**PART, "image_size": 16, "patch_size": 8}
 PAIRS: dict[str, Any] = {"text_config": TEXT, "vision_config": IMAGE}
 CONFIGS: dict[str, dict[str, Any]] = {
-    "clip": CLIP,
+    "clip": PUBLISHED["clip"],
     "siglip": {
         "text_config": {**TEXT, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2},
         "vision_config": IMAGE,

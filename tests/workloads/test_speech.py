@@ -16,8 +16,9 @@ from batchwright.training.update_engine import UpdateEngine
 from batchwright.workloads.base import WeighsLosses
 from batchwright.workloads.build import build_model, build_workload, check_workload
 from tests.support.factories import transformers_spec
-from tests.workloads.test_published_configs import WAV2VEC2, WHISPER
+from tests.workloads.test_published_configs import PUBLISHED
 
+WAV2VEC2, WHISPER = PUBLISHED["wav2vec2"], PUBLISHED["whisper"]
 LAYERS = {"encoder_layers": 1, "decoder_layers": 1, "encoder_attention_heads": 2, "decoder_attention_heads": 2}
 LAYERS |= {"encoder_ffn_dim": 16, "decoder_ffn_dim": 16}
 HEADS = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
