@@ -12,7 +12,6 @@ from typing import Any
 import torch
 import transformers
 from pydantic import JsonValue
-from torch import nn
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
 from batchwright.errors import FieldProblem, SpecError
@@ -45,13 +44,9 @@ def training_arguments(recommendation: Recommendation, *, allow_inexact: bool = 
 
 def _exported(recommendation: Recommendation, allow_inexact: bool) -> Export:  # noqa: FBT001 - handed on by name above
     options = ExportOptions(allow_inexact=allow_inexact)
-    return export(recommendation, TARGET.name, version=_target_version(), options=options)
-
-
-def _target_version() -> str:
-    """The newest version of the export that is not newer than the installed library."""
     installed = _numbers(transformers.__version__)
-    return next((version for version in TARGET.versions if _numbers(version) <= installed), TARGET.versions[-1])
+    version = next((known for known in TARGET.versions if _numbers(known) <= installed), TARGET.versions[-1])
+    return export(recommendation, TARGET.name, version=version, options=options)
 
 
 def _numbers(version: str) -> tuple[int, ...]:
@@ -162,17 +157,14 @@ class BatchPlanCallback(TrainerCallback):  # type: ignore[misc] # transformers i
         if args.device.type != self.recommendation.device.kind:
             kind = self.recommendation.device.kind
             yield FieldProblem("use_cpu", f"must be {kind == 'cpu'}: the plan was found on {kind}", str(args.use_cpu))
-        yield from self._checkpointing_problems(args, trainer["model"])
+        name = "activation_checkpointing" if "activation_checkpointing" in self._expected else "gradient_checkpointing"
+        enabled = bool(getattr(args, name) or getattr(trainer["model"], "is_gradient_checkpointing", False))
+        if enabled != self._expected[name]:
+            yield FieldProblem(name, f"must be {self._expected[name]}", str(enabled))
         if getattr(args, "fsdp", None) or getattr(args, "deepspeed", None):
             return
         yield from model_problems(self.recommendation, trainer["model"])
         yield from self._optimizer_problems(args, trainer.get("optimizer"))
-
-    def _checkpointing_problems(self, args: TrainingArguments, model: nn.Module) -> Iterator[FieldProblem]:
-        name = "activation_checkpointing" if "activation_checkpointing" in self._expected else "gradient_checkpointing"
-        enabled = bool(getattr(args, name) or getattr(model, "is_gradient_checkpointing", False))
-        if enabled != self._expected[name]:
-            yield FieldProblem(name, f"must be {self._expected[name]}", str(enabled))
 
     def _optimizer_problems(self, args: TrainingArguments, optimizer: Any) -> Iterator[FieldProblem]:  # noqa: ANN401 - of torch or accelerate
         inner = getattr(optimizer, "optimizer", optimizer)  # accelerate wraps it

@@ -11,7 +11,6 @@ from batchwright.errors import FieldProblem
 from batchwright.exports.spec_advice import torch_call
 from batchwright.schemas.optimizer import OptimizerSpec
 from batchwright.schemas.recommendation import Recommendation
-from batchwright.schemas.results import ModelSummary
 from batchwright.schemas.workload import PythonModel
 
 _ADD_STATE = ("momentum", "amsgrad", "centered")
@@ -25,20 +24,16 @@ def model_problems(recommendation: Recommendation, model: nn.Module) -> Iterator
     others = sorted({str(parameter.dtype) for parameter in trained if parameter.dtype is not expected})
     if others:
         yield FieldProblem("model", f"must have trainable parameters in {expected}", ", ".join(others))
-    measured = _measured_model(recommendation)
-    if measured is None:
+    summaries = [probe.model for probe in recommendation.evidence.probes if probe.model is not None]
+    if not summaries:
         return
+    measured = summaries[-1]
     for name, count, wanted in (
         ("parameters", sum(parameter.numel() for parameter in model.parameters()), measured.parameters),
         ("trainable parameters", sum(parameter.numel() for parameter in trained), measured.trainable_parameters),
     ):
         if count != wanted:
             yield FieldProblem("model", f"must have {wanted} {name}, as the model that was probed", str(count))
-
-
-def _measured_model(recommendation: Recommendation) -> ModelSummary | None:
-    found = [probe.model for probe in recommendation.evidence.probes if probe.model is not None]
-    return found[-1] if found else None
 
 
 def optimizer_problem(

@@ -33,7 +33,8 @@ class PeakMeter:
         self._context_bytes = (recommendation.headroom.context_bytes or 0) if recommendation.headroom else 0
         self._warned = False
         if device.type != "cuda":
-            _reset_resident_peak()
+            with suppress(OSError):  # has the kernel forget the peak so far (proc_pid_clear_refs(5)), if allowed
+                Path("/proc/self/clear_refs").write_text("5")
             self._bytes_before_model = status_bytes("VmRSS") - _tensor_bytes(model)
 
     def peak_bytes(self) -> int:
@@ -80,9 +81,3 @@ def _tensor_bytes(model: nn.Module) -> int:
     """Memory of the parameters and buffers; tied ones count once."""
     tensors = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
-
-
-def _reset_resident_peak() -> None:
-    """Have the kernel forget the peak so far (proc_pid_clear_refs(5)), where it allows that."""
-    with suppress(OSError):
-        Path("/proc/self/clear_refs").write_text("5")

@@ -126,12 +126,11 @@ def tuning_request(
     except SpecError as error:
         if not limit:
             raise
-        raise SpecError([_naming_argument(problem) for problem in error.problems], "arguments") from None
+        problems = [
+            replace(problem, field="memory_limit") if problem.field == "memory_limit_bytes" else problem
+            for problem in error.problems
+        ]
+        raise SpecError(problems, "arguments") from None
     if isinstance(request.spec, CommandSpec):
         return request
     return request.model_copy(update={"spec": with_pretrained_config(request.spec)})
-
-
-def _naming_argument(problem: FieldProblem) -> FieldProblem:
-    """Replace the field of the limit by the argument that sets it."""
-    return replace(problem, field="memory_limit") if problem.field == "memory_limit_bytes" else problem

@@ -76,7 +76,9 @@ def next_to_time(
     best = _best(share, probes)
     is_steady = best is not None and not best.allocator_retries
     possible = _possible_sizes(share, largest, probes, repeats=repeats)[-parameters.considered_plans :]
-    considered = _thrashing_last(reversed(possible), probes, keep=not is_steady)
+    thrashing = {probe.micro_batch_size for probe in probes if probe.allocator_retries}
+    kept = (size for size in reversed(possible) if not is_steady or size not in thrashing)
+    considered = sorted(kept, key=thrashing.__contains__)
     untimed = [size for size in considered if size not in timed]
     if len(timed) >= parameters.most_timed_plans or not untimed:
         return None
@@ -117,12 +119,6 @@ def recommended_size(
     """The micro-batch size to plan with: that of the fastest plan where that is the objective, else the largest fit."""
     quickest = fastest(share, probes, parameters) if objective == "fastest" else None
     return quickest.micro_batch_size if quickest else largest
-
-
-def _thrashing_last(sizes: Iterable[int], probes: Sequence[ProbeResult], *, keep: bool) -> list[int]:
-    """``sizes`` with those of plans known to thrash at the end, or left out unless ``keep``."""
-    slow = {probe.micro_batch_size for probe in probes if probe.allocator_retries}
-    return sorted((size for size in sizes if keep or size not in slow), key=slow.__contains__)
 
 
 def _possible_sizes(share: int, largest: int, probes: Iterable[ProbeResult], *, repeats: bool = False) -> list[int]:

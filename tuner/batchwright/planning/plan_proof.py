@@ -109,7 +109,12 @@ def prove_plan(
     while True:
         share, window = _window_to_run(shares, steps_of(shares[0], size))
         size = plan_size(shares[0], steps_of(shares[0], size))
-        runs = [probe for probe in probes if probe.runs_plan and _is_of_plan(probe, size, window)]
+        runs = [  # a timed run may have had a shorter window
+            run
+            for run in probes
+            if run.runs_plan
+            and (run.micro_batch_size == size if run.measures_time else run.micro_batch_sizes == window)
+        ]
         stopped = next((run for run in runs if run.outcome in {Outcome.OOM, Outcome.INVALID_SIZE}), None)
         if stopped is None or size == 1:
             break
@@ -150,11 +155,6 @@ def _window_to_run(shares: Sequence[int], steps: int) -> tuple[int, tuple[int, .
     """The share and the micro-batches of the first rank whose micro-batches differ, else of the first rank."""
     windows = [(share, plan_window(share, steps)) for share in dict.fromkeys(shares)]
     return next((window for window in windows if len(set(window[1])) > 1), windows[0])
-
-
-def _is_of_plan(run: ProbeResult, size: int, window: tuple[int, ...]) -> bool:
-    """Return whether a run was of the plan with micro-batches of at most ``size``; its timing may have been shorter."""
-    return run.micro_batch_size == size if run.measures_time else run.micro_batch_sizes == window
 
 
 def _inconclusive(runs: Sequence[ProbeResult], parameters: SearchParameters) -> ProbeResult | None:

@@ -14,7 +14,6 @@ from batchwright.planning.objectives import alternatives, describe_choice
 from batchwright.planning.parameters import DEFAULT_PARAMETERS, SearchParameters
 from batchwright.planning.plan_proof import PlanProof
 from batchwright.schemas.dataset.batch_spec import BatchSpec
-from batchwright.schemas.plans import Plan
 from batchwright.schemas.recommendation import (
     Advice,
     Alternative,
@@ -89,7 +88,8 @@ def recommend(
     """
     request, size = finished.request, finished.size
     world_size = request.spec.parallelism.world_size
-    plan = _plan(request, size) if size else None
+    plan_of_size = balanced_plan if request.command is None else repeated_plan
+    plan = plan_of_size(request.effective_batch_size, world_size, size) if size else None
     uniform = uniform_plan(request.effective_batch_size, world_size, size) if size and request.uniform else None
     listed = _alternatives(finished)
     statement = finished.proof.statement + _ranks_in_words(finished.probes) + _weights_in_words(request)
@@ -131,13 +131,6 @@ def _largest(finished: FinishedTuning) -> int:
     if finished.request.command is None or finished.plan_proof is None or finished.plan_proof.failed:
         return finished.size
     return finished.size if finished.request.objective == "fastest" else finished.proof.fits
-
-
-def _plan(request: TuningRequest, size: int) -> Plan:
-    """The plan in micro-batches of at most ``size``, which a command repeats."""
-    world_size = request.spec.parallelism.world_size
-    make = repeated_plan if request.command is not None else balanced_plan
-    return make(request.effective_batch_size, world_size, size)
 
 
 def _choice(finished: FinishedTuning, listed: tuple[Alternative, ...]) -> str:

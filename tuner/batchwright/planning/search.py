@@ -73,7 +73,13 @@ class MicroBatchSearch:
 
     def ask(self) -> int | None:
         """The next size to probe, or none when the search is over. Repeated calls return the same size."""
-        return None if self.verdict is not None else self.space.size(self._next_index())
+        if self.verdict is not None:
+            return None
+        bracket = self._bracket
+        wanted = self._wanted_index(bracket)
+        spent = len(self._fits) + len(self._failures) + len(self._inconclusive) + 1
+        is_affordable = spent + bracket.worst_case_after(wanted) <= self._budget
+        return self.space.size(wanted if is_affordable else bracket.middle)
 
     def tell(self, result: ProbeResult) -> None:
         """Record the result of a probe.
@@ -206,13 +212,6 @@ class MicroBatchSearch:
         return Proof(
             fits=self.space.size(low), stopped_by=stopped_by, next_size=self.space.size(high), statement=statement
         )
-
-    def _next_index(self) -> int:
-        """The candidate that the posterior prefers, unless the worst case after it exceeds the budget of probes."""
-        bracket = self._bracket
-        wanted = self._wanted_index(bracket)
-        spent = len(self._fits) + len(self._failures) + len(self._inconclusive) + 1
-        return wanted if spent + bracket.worst_case_after(wanted) <= self._budget else bracket.middle
 
     def _wanted_index(self, bracket: _Bracket) -> int:
         if self.space.limit_bytes and self.space.expected is not None:

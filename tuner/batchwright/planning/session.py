@@ -439,7 +439,10 @@ class Tuning:
         if isinstance(verdict, Failure):
             if self._probes[-1].is_device_error:
                 raise DeviceError(self._probes[-1].message)
-            raise _failed(verdict, self._probes[-1])
+            error = TuningFailedError(verdict.reason, verdict.message)
+            if self._probes[-1].traceback:
+                error.add_note(self._probes[-1].traceback)
+            raise error
         return verdict
 
     def _unfinished(self) -> TuningFailedError:
@@ -455,7 +458,12 @@ class Tuning:
             PlanError: when the largest fit is so small that its plan would list too many micro-batches.
         """
         if self._misled is not None:
-            raise TuningFailedError(PLAN_NOT_FOLLOWED, _describe_misled(self._misled))
+            raise TuningFailedError(
+                PLAN_NOT_FOLLOWED,
+                "The command does not train by its figures, in the probe of micro-batch "
+                f"{self._misled.micro_batch_size}: {self._misled.message}. A plan for it would not give the effective "
+                "batch: check the arguments that set its batch size and accumulation, and what its framework multiplies them by",
+            )
         if self._whole_batch is not None:
             self._whole_batch.require_fit(self._probes)
         proof = self.proof_of_search()
@@ -493,19 +501,3 @@ def _capability(device: DeviceInfo) -> tuple[int, int] | None:
         return None
     major, minor = device.compute_capability.split(".")
     return int(major), int(minor)
-
-
-def _describe_misled(probe: ProbeResult) -> str:
-    return (
-        f"The command does not train by its figures, in the probe of micro-batch {probe.micro_batch_size}: "
-        f"{probe.message}. A plan for it would not give the effective batch: check the arguments that set its batch "
-        "size and accumulation, and what its framework multiplies them by"
-    )
-
-
-def _failed(failure: Failure, probe: ProbeResult) -> TuningFailedError:
-    """The error of a failed search, with the workload's traceback as its note."""
-    error = TuningFailedError(failure.reason, failure.message)
-    if probe.traceback:
-        error.add_note(probe.traceback)
-    return error

@@ -149,10 +149,6 @@ def _one_of(item: ErrorDetails) -> str:
     return _choice(_quoted(item["ctx"]["expected"]), item["input"])
 
 
-def _wrong_tag(item: ErrorDetails) -> str:
-    return _choice(_quoted(item["ctx"]["expected_tags"]), item["ctx"]["tag"])
-
-
 def _pattern(item: ErrorDetails) -> str:
     pattern = item["ctx"]["pattern"]
     return pattern_message(pattern) or f"must match the regular expression {pattern}"
@@ -188,7 +184,7 @@ MESSAGES: Mapping[str, Callable[[ErrorDetails], str]] = MappingProxyType(
     {
         "missing": _fixed("is required"),
         "extra_forbidden": _fixed("is not a field here"),
-        "union_tag_invalid": _wrong_tag,
+        "union_tag_invalid": lambda item: _choice(_quoted(item["ctx"]["expected_tags"]), item["ctx"]["tag"]),
         "union_tag_not_found": _fixed("is required"),
         "literal_error": _one_of,
         "enum": _one_of,
@@ -260,8 +256,9 @@ def _message_with_known_names(item: ErrorDetails, kind: Any) -> str | None:  # n
         return None
     if item["type"] == "extra_forbidden":
         outer = _type_at(kind, item["loc"][:-1])
-        if absent := _absent_field(outer, item["loc"][-1]):
-            return f"is not a field here; {absent}"
+        remedies = (getattr(model, "ABSENT_FIELDS", {}).get(item["loc"][-1]) for model in _models(outer))
+        if remedy := next(filter(None, remedies), None):
+            return f"is not a field here; {remedy}"
         names = _field_names(outer)
         near = suggestion(str(item["loc"][-1]), names)
         known = f" (known: {_listed(names)})" if names and not near else ""
@@ -271,12 +268,6 @@ def _message_with_known_names(item: ErrorDetails, kind: Any) -> str | None:  # n
         tags = [str(tag) for model in _models(_type_at(kind, item["loc"])) for tag in _tags(model, name)]
         return f"is required: one of {_listed([repr(tag) for tag in tags])}" if tags else None
     return None
-
-
-def _absent_field(kind: Any, name: int | str) -> str | None:  # noqa: ANN401 - as above
-    """The remedy for a name that users know from elsewhere, if the model lists it in ``ABSENT_FIELDS``."""
-    found = (getattr(model, "ABSENT_FIELDS", {}).get(name) for model in _models(kind))
-    return next((text for text in found if text), None)
 
 
 def _discriminator(item: ErrorDetails) -> str:

@@ -37,7 +37,7 @@ def gain_of(found: Recommendation) -> Gain | None:
     after, peak = chosen.samples_per_second, chosen.peak_bytes or room.peak_bytes
     speedup = after / speed if after and speed else None
     if speedup is not None:
-        both_timed = before.is_timed and _is_timed(chosen)
+        both_timed = before.is_timed and chosen.timed_updates > 1
         speed_source = _source(measured=both_timed and before.plan.exact)
     return Gain(
         baseline=before.plan,
@@ -158,10 +158,6 @@ class _Before:
         return expected_bytes(self.share, self.size, self.probes) if self.fit is None else self.fit.held_bytes
 
 
-def _is_timed(plan: Alternative) -> bool:
-    return plan.timed_updates > 1
-
-
 def _source(*, measured: bool) -> _Source:
     return "measured" if measured else "estimated"
 
@@ -175,7 +171,8 @@ def _statement(before: _Before, chosen: Alternative, memory: str, speedup: float
     elif speedup is None:
         text = f"{compared}: {memory}; no probe shows the time of the baseline"
     else:
-        text = f"{compared}: {_speed(speedup)} ({source}), {memory}"
+        rate = "as many" if abs(speedup - 1.0) < _ALIKE else f"{format_rate(speedup)} times the"
+        text = f"{compared}: {rate} samples per second ({source}), {memory}"
     if plan.exact:
         return f"{text}."
     return (
@@ -190,12 +187,6 @@ def _in_words(size: int, steps: int) -> str:
 
 _ALIKE = 0.005
 """Relative differences of speed below this are not written out."""
-
-
-def _speed(speedup: float) -> str:
-    if abs(speedup - 1.0) < _ALIKE:
-        return "as many samples per second"
-    return f"{format_rate(speedup)} times the samples per second"
 
 
 def _memory(before: _Before, now: int, limit: int) -> str:

@@ -119,13 +119,10 @@ class WhatIfs:
         if self._curves[()] is None:
             return None
         missing = [changes for changes in self._singles if changes not in self._curves]
-        return missing[0] if missing else self._combination()
-
-    def _combination(self) -> Changes | None:
-        """The combination of all changes that help alone, if there are several and it was not requested yet."""
-        helping = self._helping
-        combined = tuple(change for single in helping for change in single)
-        return combined if len(helping) > 1 and combined not in self._curves else None
+        if missing:
+            return missing[0]
+        combined = tuple(change for single in self._helping for change in single)
+        return combined if len(self._helping) > 1 and combined not in self._curves else None
 
     @property
     def _helping(self) -> list[Changes]:
@@ -158,17 +155,15 @@ class WhatIfs:
             return ()
         calibration = Calibration.of(requested, self._probes)
         limit = self._limit(calibration.curve(requested))
-        found = [self._what_if(changes, peaks, calibration, limit) for changes, peaks in self._helpful()]
+        helping = self._helping
+        found = [
+            self._what_if(changes, peaks, calibration, limit)
+            for changes, peaks in self._curves.items()
+            if peaks is not None and (changes in helping or len(changes) > 1)
+        ]
         fits = self._proof.fits
         shown = [what_if for what_if in found if what_if.largest_micro_batch_size > fits or not fits]
         return tuple(sorted(shown, key=lambda one: (-one.largest_micro_batch_size, one.peak_bytes, len(one.changes))))
-
-    def _helpful(self) -> list[tuple[Changes, ExpectedPeaks]]:
-        helping = self._helping
-        curves = [
-            (changes, self._curves[changes]) for changes in self._curves if changes in helping or len(changes) > 1
-        ]
-        return [(changes, peaks) for changes, peaks in curves if peaks is not None]
 
     def _limit(self, curve: Callable[[float], float]) -> float:
         """The given limit, moved between the curve at the largest fit and at the smallest failure."""

@@ -93,7 +93,8 @@ def _correction(
     usual = parameters.replay_errors if replayed else parameters.estimate_errors
     regression, by_regression, by_right_replays = _Regression(parameters), 0.0, 0.0
     for residual, similarity in residuals:
-        failed, step = _failure(residual)
+        low, high = residual.fit.expected_bytes, residual.failed_expected_bytes
+        failed, step = (low + high) / 2, abs(high - low) / math.sqrt(12.0)  # uniform between the fit and the failure
         parts = _parts(residual.limit_bytes, residual.zero_expected_bytes, conditions.limit_bytes)
         missed = 1.0 - failed / residual.limit_bytes
         weight = similarity / (1.0 + (step / residual.limit_bytes / parameters.residual_spread) ** 2)
@@ -152,12 +153,6 @@ def _log_density(missed: float, variance: float, errors: EstimateErrors) -> floa
         for total, probability in variances
     )
     return math.log(max(math.fsum(densities), sys.float_info.min))
-
-
-def _failure(residual: EstimateResidual) -> tuple[float, float]:
-    """The estimate at which memory ran out, and its standard deviation (uniform between the fit and the failure)."""
-    low, high = residual.fit.expected_bytes, residual.failed_expected_bytes
-    return (low + high) / 2, abs(high - low) / math.sqrt(12.0)
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from batchwright.planning.learning.workload_family import family_of
 from batchwright.schemas.recommendation import Recommendation
 from batchwright.schemas.residuals import EstimateResidual, PeakResidual
-from batchwright.schemas.results import Outcome, ProbeResult
+from batchwright.schemas.results import Outcome
 
 
 def residual_of(recommendation: Recommendation, hardware: str) -> EstimateResidual | None:
@@ -21,9 +21,13 @@ def residual_of(recommendation: Recommendation, hardware: str) -> EstimateResidu
     evidence, headroom = recommendation.evidence, recommendation.headroom
     expected = evidence.expected if evidence.warm_start is None else None
     probes = [probe for probe in evidence.probes if probe.accumulates and not probe.runs_plan]
-    fit = _largest_fit(probes)
-    failed = _smallest_failure(probes, fit)
-    if expected is None or headroom is None or fit is None or failed is None:
+    fits = [probe for probe in probes if probe.outcome is Outcome.FIT and probe.used_bytes]
+    fit = max(fits, key=lambda probe: probe.micro_batch_size, default=None)
+    if expected is None or headroom is None or fit is None:
+        return None
+    failures = [probe.micro_batch_size for probe in probes if probe.outcome is Outcome.OOM]
+    failed = min((size for size in failures if size > fit.micro_batch_size), default=None)
+    if failed is None:
         return None
     return EstimateResidual(
         hardware=hardware,
@@ -41,14 +45,3 @@ def residual_of(recommendation: Recommendation, hardware: str) -> EstimateResidu
         failed_expected_bytes=round(expected.used_bytes(failed)),
         context_bytes=fit.context_bytes,
     )
-
-
-def _largest_fit(probes: list[ProbeResult]) -> ProbeResult | None:
-    fits = [probe for probe in probes if probe.outcome is Outcome.FIT and probe.used_bytes]
-    return max(fits, key=lambda probe: probe.micro_batch_size, default=None)
-
-
-def _smallest_failure(probes: list[ProbeResult], fit: ProbeResult | None) -> int | None:
-    """The smallest size above ``fit`` that ran out of memory."""
-    failed = [probe.micro_batch_size for probe in probes if probe.outcome is Outcome.OOM]
-    return None if fit is None else min((size for size in failed if size > fit.micro_batch_size), default=None)
