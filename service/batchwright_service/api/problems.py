@@ -124,14 +124,10 @@ def _why_unreadable(error: ValueError) -> str:
 def _methods_of(request: Request) -> list[str]:
     """Return every method of the path. The framework names those of one route only."""
     path, paths = request.url.path, request.app.openapi()["paths"]
-    matching = (operations for template, operations in paths.items() if _is_of(template, path))
+    patterns = ((re.sub(r"\\{\w+\\}", "[^/]+", re.escape(template)), found) for template, found in paths.items())
+    matching = (operations for pattern, operations in patterns if re.fullmatch(pattern, path))
     found = {method.upper() for method in paths.get(path) or next(matching, ("get",))}
     return sorted(found | {"OPTIONS"} | ({"HEAD"} if "GET" in found else set()))
-
-
-def _is_of(template: str, path: str) -> bool:
-    """Return whether a path has the form of a template, such as `/v1/jobs/{job_id}`."""
-    return re.fullmatch(re.sub(r"\\{\w+\\}", "[^/]+", re.escape(template)), path) is not None
 
 
 def _on_invalid_request(_request: Request, error: Exception) -> Response:

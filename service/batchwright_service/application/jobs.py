@@ -139,8 +139,11 @@ class JobCases(WorkCases[JobSubmission, Job]):
         if recommendation.request.command is None:
             check_process_count(recommendation, submission.training)
             check_packages(recommendation, submission.training, self._possible_devices(recommendation, need))
-        if submission.training.nodes > 1:
-            self._check_cluster(submission.training.nodes)
+        if (nodes := submission.training.nodes) > 1 and not self._store.fleet.reports():
+            raise UnsupportedJobError(  # the workers of a host take no others
+                f"the run takes {nodes} hosts (`training.nodes`), and this service has no cluster: serve with `--ray` "
+                "or `--slurm`, start the command of a dry run (`dry_run: true`) on each host, or use one host"
+            )
         request = JobRequest(recommendation=recommendation, training=submission.training)
         work = NewWork(
             id=self._context.identifiers.new("job"),
@@ -258,18 +261,6 @@ class JobCases(WorkCases[JobSubmission, Job]):
             return [worker.served for worker in workers_with(need, alive)]
         probed = (recommendation.device.id, kind_of(recommendation.device))
         return [worker.served for worker in alive if (worker.served.device.id, worker.served.hardware) == probed]
-
-    def _check_cluster(self, nodes: int) -> None:
-        """Refuse a run over several hosts where no dispatcher has reported: workers of a host take no others.
-
-        Raises:
-            UnsupportedJobError: naming the remedy.
-        """
-        if not self._store.fleet.reports():
-            raise UnsupportedJobError(
-                f"the run takes {nodes} hosts (`training.nodes`), and this service has no cluster: serve with `--ray` "
-                "or `--slurm`, start the command of a dry run (`dry_run: true`) on each host, or use one host"
-            )
 
     def _stored(self, recommendation_id: str) -> Recommendation:
         views.check_identifier(recommendation_id, "recommendation")

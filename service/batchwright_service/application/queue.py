@@ -74,7 +74,8 @@ class QueueCases:
             entries = [entry for entry in waiting if entry.device == device and lane in {None, entry.hardware}]
             serving = _serving(alive, device, lane)
             ready = [announced for announced in serving if announced.served.unready is None]
-            recent = self._recent(device)
+            succeeded = WorkFilter((State.SUCCEEDED,), device=device)
+            recent = [row for kind in WorkKind for row in self._work.newest(kind, RECENT, None, succeeded)]
             waits = self._waits(entries, ready, recent) if lane is None else self._lane_waits(entries, ready, recent)
             unserved = None if serving else _unserved(device, lane)
             items |= {entry.id: _entry(entry, waits[entry.id], unserved) for entry in entries}
@@ -123,11 +124,6 @@ class QueueCases:
         if need_of_lane(str(entries[0].hardware)).takes_several:
             return dict.fromkeys(entry.id for entry in entries)
         return expected_waits(entries, [self._running(announced) for announced in serving], recent)
-
-    def _recent(self, device: str) -> list[WorkRow]:
-        """Return the newest work that succeeded on a device, of both kinds."""
-        wanted = WorkFilter((State.SUCCEEDED,), device=device)
-        return [row for kind in WorkKind for row in self._work.newest(kind, RECENT, None, wanted)]
 
     def _running(self, announced: AnnouncedDevice) -> Running | None:
         """Return the running work of a worker; None when it is free, or its work was deleted since."""

@@ -40,18 +40,15 @@ class SharedCheck:
         """Return or raise the result of the check, which is at most a second old."""
         with self._lock:
             if self._result is None or time.monotonic() - self._checked_at > _CACHE_SECONDS:
-                self._result = self._check_or_error()
+                try:
+                    self._result = self._check()
+                except (NotReadyError, StoreUnavailableError) as error:
+                    self._result = error
                 self._checked_at = time.monotonic()
             result = self._result
         if isinstance(result, ServiceError):
             raise type(result)(str(result))
         return result
-
-    def _check_or_error(self) -> Health | ServiceError:
-        try:
-            return self._check()
-        except (NotReadyError, StoreUnavailableError) as error:
-            return error
 
 
 class Readiness:
@@ -124,7 +121,11 @@ class Readiness:
         if alive and len(unready) == len(alive):
             reasons.append(f"no worker takes work: {', '.join(unready)}")
         oldest, stuck = self._stuck_queues()
-        reasons += [self._stuck_message(depth) for depth in stuck]
+        reasons += [
+            f"{depth.waiting} wait for {depth.name}, the oldest for {depth.oldest_age_seconds:.0f} s, though it is "
+            f"idle or unserved (limit {self._stuck_seconds:g} s, BATCHWRIGHT_READY_QUEUE_SECONDS)"
+            for depth in stuck
+        ]
         if reasons:
             raise NotReadyError("; ".join(reasons))
         not_ready = f"; unready: {', '.join(unready)}" if unready else ""
@@ -149,12 +150,6 @@ class Readiness:
         alive = [device for device in self._devices.list() if device.age_seconds <= self._lease_seconds]
         return depths, [depth for depth in old if _is_stuck(depth, alive)]
 
-    def _stuck_message(self, depth: QueueDepth) -> str:
-        return (
-            f"{depth.waiting} wait for {depth.name}, the oldest for {depth.oldest_age_seconds:.0f} s, though it is "
-            f"idle or unserved (limit {self._stuck_seconds:g} s, BATCHWRIGHT_READY_QUEUE_SECONDS)"
-        )
-
 
 def _is_stuck(depth: QueueDepth, alive: Sequence[AnnouncedDevice]) -> bool:
     """Return whether a device with waiting work is idle or not served.
@@ -162,12 +157,7 @@ def _is_stuck(depth: QueueDepth, alive: Sequence[AnnouncedDevice]) -> bool:
     Work for hardware may wait until there is such hardware, and work of several devices until enough are free.
     """
     if depth.lane is None:
-        return not _all_busy(depth.device, alive)
+        running = [worker.running_id for worker in alive if worker.served.device.id == depth.device]
+        return not running or None in running
     need = need_of_lane(depth.lane)
     return not need.takes_several and any(worker.running_id is None for worker in workers_with(need, alive))
-
-
-def _all_busy(device: str, alive: Sequence[AnnouncedDevice]) -> bool:
-    """Return whether the device is served, and every worker that serves it runs work."""
-    busy = [announced.running_id is not None for announced in alive if announced.served.device.id == device]
-    return bool(busy) and all(busy)

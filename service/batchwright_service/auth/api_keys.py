@@ -80,7 +80,10 @@ class KeyAuthenticator:
             NotAuthenticatedError: when the key is revoked or expired.
         """
         _check_usable(stored)
-        self._record_use(stored.key.id)
+        try:
+            self._keys.touch(stored.key.id, _USE_RECORDED_EVERY_SECONDS)
+        except StoreUnavailableError as error:
+            _log.warning("the use of key %s is not recorded: %s", stored.key.id, error)
         return Caller(stored.key.id, frozenset(stored.key.scopes))
 
     def _verify(self, key: str) -> Caller:
@@ -93,13 +96,6 @@ class KeyAuthenticator:
         caller = self.caller_for_key(stored)
         self._trusted.add(digest, caller, began, stored.seconds_left)
         return caller
-
-    def _record_use(self, key_id: str) -> None:
-        """Record the use of a key for the operator. A failure is logged, and the request continues."""
-        try:
-            self._keys.touch(key_id, _USE_RECORDED_EVERY_SECONDS)
-        except StoreUnavailableError as error:
-            _log.warning("the use of key %s is not recorded: %s", key_id, error)
 
     def _keys_known_absent(self) -> bool:
         """Return whether no key existed recently. The gain (``batchwright_service.fast_path``) is 1.7 without keys."""

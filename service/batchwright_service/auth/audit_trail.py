@@ -65,13 +65,10 @@ class AuditRetention:
 
     def _run(self) -> None:
         while True:
-            self._prune()
+            try:
+                if deleted := self._store.prune(self._days * _SECONDS_PER_DAY):
+                    _log.info("%s entries of the audit log were deleted: older than %s days", deleted, self._days)
+            except StoreUnavailableError as error:
+                _log.warning("old entries of the audit log are not deleted: %s", error)
             if self._stopping.wait(_PRUNED_EVERY_SECONDS):
                 return
-
-    def _prune(self) -> None:
-        try:
-            if deleted := self._store.prune(self._days * _SECONDS_PER_DAY):
-                _log.info("%s entries of the audit log were deleted: older than %s days", deleted, self._days)
-        except StoreUnavailableError as error:
-            _log.warning("old entries of the audit log are not deleted: %s", error)

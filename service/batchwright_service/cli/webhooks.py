@@ -55,7 +55,10 @@ def add(  # noqa: PLR0913 - options of a command
 
     Example: batchwright webhooks add https://hooks.example.org/tunings --event job.failed
     """
-    submission = _submission(url, name, event or [], project)
+    try:
+        submission = WebhookSubmission(url=url, name=name, events=tuple(dict.fromkeys(event or [])), project=project)
+    except ValidationError as error:
+        raise SpecError(problems_in(error, kind=WebhookSubmission), "the webhook") from None
     with _cases(database_url) as cases:
         created = cases.create(submission, KEYLESS)
     if json:
@@ -115,18 +118,6 @@ def resend(
         for name in ids:
             cases.send_again(webhook_id, name)
     sys.stdout.write(f"Sending {len(ids)} {'message' if len(ids) == 1 else 'messages'} again.\n")
-
-
-def _submission(url: str, name: str, events: Sequence[WebhookEvent], project: str | None) -> WebhookSubmission:
-    """Return the submission of a webhook.
-
-    Raises:
-        SpecError: naming the invalid argument or option.
-    """
-    try:
-        return WebhookSubmission(url=url, name=name, events=tuple(dict.fromkeys(events)), project=project)
-    except ValidationError as error:
-        raise SpecError(problems_in(error, kind=WebhookSubmission), "the webhook") from None
 
 
 def _deliveries(cases: WebhookCases, webhook_id: str, state: DeliveryState | None) -> Iterator[Delivery]:

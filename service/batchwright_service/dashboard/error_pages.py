@@ -42,7 +42,8 @@ class ProblemPages:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request on. Where a browser requested a page, replace a problem document by a page."""
-        if scope["type"] != "http" or not _wants_page(scope):
+        may_be_page = scope["type"] == "http" and not scope["path"].startswith(_API)
+        if not may_be_page or "text/html" not in Headers(scope=scope).get("accept", ""):
             await self._app(scope, receive, send)
             return
         buffer = _ProblemBuffer(send)
@@ -92,11 +93,6 @@ def _problem_in(buffer: _ProblemBuffer) -> Problem:
 
 def _is_problem(start: Message) -> bool:
     return Headers(raw=list(start.get("headers", ()))).get("content-type") == PROBLEM_MEDIA_TYPE
-
-
-def _wants_page(scope: Scope) -> bool:
-    """Return whether a browser requests a page. The API itself always responds with documents."""
-    return not scope["path"].startswith(_API) and "text/html" in Headers(scope=scope).get("accept", "")
 
 
 def _is_cross_site(scope: Scope) -> bool:

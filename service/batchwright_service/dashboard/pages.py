@@ -44,11 +44,7 @@ class Pages:
     def render(self, template: str, scope: AsgiScope, context: Mapping[str, Any]) -> str:
         """Return the HTML of a page for the caller of a request."""
         state = scope.get("state", {})
-        caller = {"visitor": _visitor(state.get("caller")), "csrf_token": state.get("csrf_token", "")}
-        return self._environment.get_template(template).render({**caller, **context})
-
-
-def _visitor(caller: Caller | None) -> Visitor | None:
-    if caller is None:
-        return None
-    return Visitor(caller.key_id, tuple(sorted(caller.scopes)), Scope.ADMIN in caller.scopes)
+        caller: Caller | None = state.get("caller")
+        visitor = caller and Visitor(caller.key_id, tuple(sorted(caller.scopes)), Scope.ADMIN in caller.scopes)
+        shared = {"visitor": visitor, "csrf_token": state.get("csrf_token", "")}
+        return self._environment.get_template(template).render({**shared, **context})

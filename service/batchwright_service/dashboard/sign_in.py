@@ -57,7 +57,9 @@ class _SignInRoutes:
             key, address = fields.get("key", "").strip(), address_of(request.scope)
             token = await run_in_threadpool(self._authenticators.sessions.open, key, address)
         except NotAuthenticatedError as error:
-            return self._form_page(request, back, message=_sentence(error), challenge=error.challenge)
+            text = str(error)
+            message = f"{text[:1].upper()}{text[1:]}."
+            return self._form_page(request, back, message=message, challenge=error.challenge)
         await self._close(request)
         response = _redirect_to(back)
         _set_cookie(request, response, token, SESSION_SECONDS)
@@ -110,11 +112,6 @@ def _fields(body: bytes) -> dict[str, str]:
     except ValueError:
         return {}
     return {name: values[0] for name, values in found.items()}
-
-
-def _sentence(error: NotAuthenticatedError) -> str:
-    text = str(error)
-    return f"{text[:1].upper()}{text[1:]}."
 
 
 def _set_cookie(request: Request, response: Response, token: str, seconds: int) -> None:

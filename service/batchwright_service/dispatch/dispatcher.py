@@ -157,7 +157,7 @@ class Dispatcher:
 
     def _devices(self, nodes: Sequence[Node]) -> dict[str, list[ServedDevice]]:
         """Return the announced devices of each living node."""
-        kinds = {self._owner(node): node for node in nodes if node.alive}
+        kinds = {f"{self._engine.name}:{node.id}": node for node in nodes if node.alive}
         devices: dict[str, list[ServedDevice]] = {}
         for announced in self._store.devices.list():
             node = kinds.get(announced.served.owner)
@@ -204,9 +204,6 @@ class Dispatcher:
         else:
             arguments = ("node", "run", name.key)
         return NewJob(name, arguments, lane.kinds[0], lane.devices, lane.nodes, lane.hosts)
-
-    def _owner(self, node: Node) -> str:
-        return f"{self._engine.name}:{node.id}"
 
 
 def _waiting(key: str, lane: Lane, reason: str) -> FleetWaiting:

@@ -136,7 +136,8 @@ class RayEngine(Engine):
             return call(self._client)
         except Exception as error:
             self._client = None
-            raise EngineError(f"Ray at {self.address}: {_first_line(error)}") from error
+            lines = str(error).strip().splitlines()  # Ray's server sends its traceback in the message
+            raise EngineError(f"Ray at {self.address}: {lines[0] if lines else type(error).__name__}") from error
 
 
 def _node(found: Any) -> Node:  # noqa: ANN401 - Ray's record of a node
@@ -144,8 +145,3 @@ def _node(found: Any) -> Node:  # noqa: ANN401 - Ray's record of a node
     names: tuple[tuple[str, DeviceKind], ...] = (("GPU", "cuda"), (CPU_RESOURCE, "cpu"))
     kinds = tuple(kind for resource, kind in names if resources.get(resource, 0) >= 1)
     return Node(found.node_id, found.node_name or found.node_ip, found.state, found.state == "ALIVE", kinds)
-
-
-def _first_line(error: Exception) -> str:
-    """Return the message of an error without the traceback that Ray's server sends with it."""
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]

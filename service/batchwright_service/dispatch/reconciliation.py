@@ -7,7 +7,7 @@ lease of its work runs nothing, and equal attempts have equal names.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -123,7 +123,9 @@ def reconcile(tasks: Sequence[Task], jobs: Iterable[SeenJob], most_pending: int)
     for seen in jobs:
         by_key.setdefault(seen.job.name.key, []).append(seen)
     done = Reconciliation()
-    pending = _pending(tasks, by_key)
+    pending = Counter(
+        task.lane for task in tasks for seen in by_key.get(task.key, ()) if seen.state is JobState.PENDING
+    )
     reserved: frozenset[str] = frozenset()
     for task in tasks:
         own = by_key.get(task.key, [])
@@ -135,10 +137,6 @@ def reconcile(tasks: Sequence[Task], jobs: Iterable[SeenJob], most_pending: int)
         elif _submit_or_wait(task, own, done, pending, most_pending) and task.places.takes_several:
             reserved |= task.places.nodes
     return done
-
-
-def _pending(tasks: Sequence[Task], by_key: Mapping[str, Sequence[SeenJob]]) -> Counter[str]:
-    return Counter(task.lane for task in tasks for seen in by_key.get(task.key, ()) if seen.state is JobState.PENDING)
 
 
 def _stops(task: Task, jobs: Sequence[SeenJob]) -> list[Stop]:

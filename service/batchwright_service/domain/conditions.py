@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Literal, Self
 
 from batchwright.client.documents.staleness import ChangedCondition, Staleness
@@ -84,21 +84,13 @@ def _changes(then: Conditions, now: Conditions) -> Iterator[ChangedCondition]:
     if then.device != now.device:
         yield ChangedCondition(name="device", before=then.device, now=now.device)
     if then.memory_bytes is not None and now.memory_bytes is not None:
-        yield from _changed_memory(then.kind, then.memory_bytes, now.memory_bytes)
-    yield from _changed_versions(then.versions, now.versions)
-
-
-def _changed_memory(kind: str, before: int, now: int) -> Iterator[ChangedCondition]:
-    tolerance = _HOST_MEMORY_TOLERANCE * before if kind == "cpu" else 0
-    if abs(now - before) > tolerance:
-        text, other = _different_sizes(before, now)
-        yield ChangedCondition(name="memory", before=text, now=other)
-
-
-def _changed_versions(before: Mapping[str, str], now: Mapping[str, str]) -> Iterator[ChangedCondition]:
-    for name, version in sorted(before.items()):
-        if now.get(name) != version:
-            yield ChangedCondition(name=name, before=version, now=now.get(name))
+        tolerance = _HOST_MEMORY_TOLERANCE * then.memory_bytes if then.kind == "cpu" else 0
+        if abs(now.memory_bytes - then.memory_bytes) > tolerance:
+            before, after = _different_sizes(then.memory_bytes, now.memory_bytes)
+            yield ChangedCondition(name="memory", before=before, now=after)
+    for name, version in sorted(then.versions.items()):
+        if now.versions.get(name) != version:
+            yield ChangedCondition(name=name, before=version, now=now.versions.get(name))
 
 
 def _different_sizes(one: int, other: int) -> tuple[str, str]:

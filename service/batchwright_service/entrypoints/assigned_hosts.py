@@ -24,12 +24,8 @@ def assigned_hosts() -> Hosts:
     if own is None or listed is None:
         raise ConfigurationError("this work takes several hosts, and no engine has assigned them to this process")
     others = [name for name in _expanded(listed) if name != own]
-    return Hosts(address=own, others=tuple(_srun(name) for name in others))
-
-
-def _srun(node: str) -> tuple[str, ...]:
-    """Return the words that run a command as a step of this job on one of its nodes."""
-    return ("srun", "--nodes=1", "--ntasks=1", "--overlap", "--kill-on-bad-exit=1", f"--nodelist={node}")
+    step = ("srun", "--nodes=1", "--ntasks=1", "--overlap", "--kill-on-bad-exit=1")  # a step of this job, on one node
+    return Hosts(address=own, others=tuple((*step, f"--nodelist={name}") for name in others))
 
 
 def _expanded(nodes: str) -> list[str]:

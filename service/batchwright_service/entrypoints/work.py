@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from pathlib import Path
 
 from batchwright_service.entrypoints.liveness import RENEW_SECONDS, recorded, renew
 from batchwright_service.entrypoints.signals import handling_signals
@@ -40,14 +39,9 @@ def work_system(settings: Settings, system: WorkerSystem) -> None:
             system.start()
             announce(f"Batchwright works on {', '.join(system.coordinator.slots)}", settings.log_format)
             with recorded("work") as record:
-                _wait(stopping, system, record)
+                while not stopping.wait(RENEW_SECONDS):
+                    if system.coordinator.is_alive():
+                        renew(record)
                 system.stop()
     finally:
         system.stop()
-
-
-def _wait(stopping: threading.Event, system: WorkerSystem, record: Path | None) -> None:
-    """Wait for the signal to stop, and renew the record of this process while its workers are alive."""
-    while not stopping.wait(RENEW_SECONDS):
-        if system.coordinator.is_alive():
-            renew(record)

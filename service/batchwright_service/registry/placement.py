@@ -112,7 +112,8 @@ def _check_names_no_program(words: Sequence[str], number: int, name: str) -> Non
     Raises:
         ValueError: naming the word and the remedy.
     """
-    if not _is_runner(words[0]):
+    program = PurePath(words[0]).name
+    if not (_RUNS_OTHERS.fullmatch(program) or _SHELL.fullmatch(program)):
         return
     before = words[1:number]
     if not any(_SCRIPT.fullmatch(word) or previous == "-m" for previous, word in zip(words, before, strict=False)):
@@ -120,11 +121,6 @@ def _check_names_no_program(words: Sequence[str], number: int, name: str) -> Non
             f"`argv` gives `{{argument:{name}}}` to `{words[0]}` itself, which runs what its arguments name: write it "
             "after the script (`train.py`) or module (`-m train`)"
         )
-
-
-def _is_runner(word: str) -> bool:
-    name = PurePath(word).name
-    return _RUNS_OTHERS.fullmatch(name) is not None or _SHELL.fullmatch(name) is not None
 
 
 def _check_word(words: Sequence[str], number: int, name: str, placement: Placement) -> None:

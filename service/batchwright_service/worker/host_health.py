@@ -74,7 +74,8 @@ class Health:
 
     def examine(self) -> HostFailure | None:
         """Check the host now, without changing the state."""
-        return self._check(self._needed_bytes())
+        needed = self._trouble.needed_bytes if self._trouble is not None else 0
+        return self._check(needed if needed and self._is_space_needed() else 0)
 
     def report_trouble(self, trouble: HostFailure, is_space_needed: Callable[[], bool] = lambda: False) -> None:
         """Suspend work until a check finds the host healthy.
@@ -89,10 +90,6 @@ class Health:
     def succeeded(self) -> None:
         """Record that work succeeded: the next trouble counts as the first one."""
         self._consecutive = 0
-
-    def _needed_bytes(self) -> int:
-        needed = self._trouble.needed_bytes if self._trouble is not None else 0
-        return needed if needed and self._is_space_needed() else 0
 
     def _update(self, trouble: HostFailure | None) -> None:
         with self._lock:

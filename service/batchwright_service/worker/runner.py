@@ -262,7 +262,8 @@ class WorkRunner:
             unrecorded = [update for update in updates if update.update > newest]
             if unrecorded:
                 holder.retry(lambda: self._evidence.record_progress(holder.lease, unrecorded))
-                self._instruments.metrics.count_splits(self._served.device.id, _splits_of(unrecorded))
+                splits = sum(len(update.splits) for update in unrecorded if isinstance(update, TrainingProgress))
+                self._instruments.metrics.count_splits(self._served.device.id, splits)
                 newest = unrecorded[-1].update
 
         mark_slot(run.directory, self._served.slot)
@@ -310,11 +311,6 @@ def _refuse_repeated_losses(claim: Claim) -> None:
             f"{claim.lost_leases} workers in a row vanished while they ran this work, without a record: "
             "the work probably kills them. See the logs of the service and the kernel"
         )
-
-
-def _splits_of(updates: Sequence[RunProgress]) -> int:
-    """Return the number of micro-batches that did not fit; of a command they are not known."""
-    return sum(len(update.splits) for update in updates if isinstance(update, TrainingProgress))
 
 
 def _job_ending(result: TrainingResult) -> Ending:

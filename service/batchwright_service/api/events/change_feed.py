@@ -56,7 +56,9 @@ class ChangeFeed:
             done, _ = await asyncio.wait([waiter[1]], timeout=timeout)
             return bool(done)
         finally:
-            self._remove_waiter(work_id, waiter)
+            self._waiting[work_id].discard(waiter)
+            if not self._waiting[work_id]:
+                del self._waiting[work_id]
 
     def close(self) -> None:
         """Release every waiter, and let no request wait from now on."""
@@ -64,11 +66,6 @@ class ChangeFeed:
         for waiters in self._waiting.values():
             for _, future in waiters:
                 _release(future)
-
-    def _remove_waiter(self, work_id: str, waiter: tuple[int, asyncio.Future[None]]) -> None:
-        self._waiting[work_id].discard(waiter)
-        if not self._waiting[work_id]:
-            del self._waiting[work_id]
 
     async def _poll(self) -> None:
         """Read and notify until no request waits. A failure is logged, and the next tick retries."""

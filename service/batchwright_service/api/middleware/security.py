@@ -94,7 +94,7 @@ class SecurityMiddleware:
             safe = scope["method"] in _SAFE_METHODS
             if not safe:
                 _check_origin(headers)
-            public = self._is_public(scope["path"])
+            public = scope["path"] in self._public or scope["path"].startswith(self._public_below)
             session = None if public else await self._identify(scope)
             if not safe:
                 form = scope["path"] in self._forms
@@ -135,9 +135,6 @@ class SecurityMiddleware:
             state["csrf_token"] = csrf_token_of(identity.session)
         return identity.session
 
-    def _is_public(self, path: str) -> bool:
-        return path in self._public or path.startswith(self._public_below)
-
     def _check_host(self, headers: Headers, path: str) -> None:
         """Refuse names of other hosts: by DNS rebinding a foreign page could read a service that requires no key.
 
@@ -146,16 +143,12 @@ class SecurityMiddleware:
         """
         given = headers.getlist("host")
         name = host_name(given[0]) if len(given) == 1 else ""
-        if name in self._allowed_hosts or (name and (path in HEALTH_PATHS or _sends_key(headers, path))):
+        is_exempt = path in HEALTH_PATHS or (path == METRICS_PATH and "authorization" in headers)
+        if name in self._allowed_hosts or (name and is_exempt):
             return
         raise HostNotAllowedError(
             f"the host name {name!r} is not allowed; the operator can add it to BATCHWRIGHT_ALLOWED_HOSTS"
         )
-
-
-def _sends_key(headers: Headers, path: str) -> bool:
-    """Return whether the metrics are requested with an API key, which is verified next."""
-    return path == METRICS_PATH and "authorization" in headers
 
 
 async def _checked_body(headers: Headers, receive: Receive, expected: str, max_bytes: int) -> tuple[bytes, Receive]:

@@ -115,8 +115,30 @@ class WorkRoutes:
 
     def add_ending(self, router: APIRouter) -> None:
         """Add the routes that cancel and delete."""
-        self._add_cancel(router)
-        self._add_delete(router)
+
+        @router.post(
+            self._path("/cancel"),
+            operation_id=self._operation("cancel"),
+            summary=f"Cancel a {self.kind}",
+            description=f"Cancel a {self.kind}. Repeating this is harmless, as an ended {self.kind} is not changed.",
+            dependencies=[requires_scope(self.write_scope)],
+            response_model=self.document,
+            responses=on_success(links=self.own_links) | _MISSING,
+        )
+        def cancel(context: Context, caller: CurrentCaller, work_id: str = identified_by(self.kind)) -> Tuning | Job:
+            return context.cases(self.kind).cancel(work_id, caller)
+
+        @router.delete(
+            self._path(),
+            operation_id=self._operation("delete"),
+            summary=f"Delete a {self.kind}",
+            description=self.deletion,
+            dependencies=[requires_scope(self.write_scope)],
+            status_code=HTTPStatus.NO_CONTENT,
+            responses=DELETED | declared(HTTPStatus.NOT_FOUND, HTTPStatus.CONFLICT),
+        )
+        def delete(context: Context, caller: CurrentCaller, work_id: str = identified_by(self.kind)) -> None:
+            context.cases(self.kind).delete(work_id, caller)
 
     def _add_list(self, router: APIRouter) -> None:
         query_parameters = Depends(self.list_query)
@@ -166,32 +188,6 @@ class WorkRoutes:
         ) -> Response:
             read = partial(context.reads.work[self.kind].get, work_id)
             return await long_poll(read, follower, Poll(wait, if_none_match))
-
-    def _add_cancel(self, router: APIRouter) -> None:
-        @router.post(
-            self._path("/cancel"),
-            operation_id=self._operation("cancel"),
-            summary=f"Cancel a {self.kind}",
-            description=f"Cancel a {self.kind}. Repeating this is harmless, as an ended {self.kind} is not changed.",
-            dependencies=[requires_scope(self.write_scope)],
-            response_model=self.document,
-            responses=on_success(links=self.own_links) | _MISSING,
-        )
-        def cancel(context: Context, caller: CurrentCaller, work_id: str = identified_by(self.kind)) -> Tuning | Job:
-            return context.cases(self.kind).cancel(work_id, caller)
-
-    def _add_delete(self, router: APIRouter) -> None:
-        @router.delete(
-            self._path(),
-            operation_id=self._operation("delete"),
-            summary=f"Delete a {self.kind}",
-            description=self.deletion,
-            dependencies=[requires_scope(self.write_scope)],
-            status_code=HTTPStatus.NO_CONTENT,
-            responses=DELETED | declared(HTTPStatus.NOT_FOUND, HTTPStatus.CONFLICT),
-        )
-        def delete(context: Context, caller: CurrentCaller, work_id: str = identified_by(self.kind)) -> None:
-            context.cases(self.kind).delete(work_id, caller)
 
     def add_bulk(self, router: APIRouter) -> None:
         """Add the route that cancels or deletes several pieces of work."""

@@ -41,7 +41,10 @@ class StaleRecommendations:
         """Return the rows with their marks; the workers' reports are at most a second old."""
         judged = self._judge({row.conditions for row in rows})
         digests = {row.request_digest for row in rows if judged[row.conditions].stale}
-        newest = self._newest_of_requests(digests) if digests else {}
+        newest: dict[str, RecommendationRow] = {}
+        if digests:
+            fresh = _texts(self._judge(self._store.conditions()), stale=False)
+            newest = self._store.newest_of_requests(digests, fresh)
         return [_marked(row, judged, newest) for row in rows]
 
     def filter(self, wanted: RecommendationFilter, stale: bool | None) -> RecommendationFilter:  # noqa: FBT001 - a field
@@ -51,10 +54,6 @@ class StaleRecommendations:
         judged = self._judge(self._store.conditions())
         changed, current = _texts(judged, stale=True), _texts(judged, stale=False)
         return replace(wanted, staleness=StalenessFilter(stale, stale_conditions=changed, current=current))
-
-    def _newest_of_requests(self, digests: set[str]) -> dict[str, RecommendationRow]:
-        judged = self._judge(self._store.conditions())
-        return self._store.newest_of_requests(digests, _texts(judged, stale=False))
 
     def _judge(self, texts: set[str] | Sequence[str]) -> dict[str, Staleness]:
         """Return the judgements of stored conditions, of which there are few: each upgrade adds one per device."""

@@ -191,13 +191,15 @@ class WorkerProcess:
                 if first:
                     self._first.put(None)
             elif "refused" in message:
-                refusal = _error_of(message)
+                kind: Callable[[str], ServiceError] = getattr(errors, message["refused"], ConfigurationError)
+                refusal = kind(message["message"])
             else:
                 self._measured.put(message)
         with self._lock:
             self._child = None
         status = child.end()
-        return refusal or ConfigurationError(f"the process of the workers {_status_text(status)}"), started
+        ending = f"was killed by signal {-status}" if status < 0 else f"ended with status {status}"
+        return refusal or ConfigurationError(f"the process of the workers {ending}"), started
 
 
 class _Child:
@@ -234,12 +236,3 @@ class _Child:
         status = self.process.wait()
         self.channel.close()
         return status
-
-
-def _error_of(message: dict[str, Any]) -> ServiceError:
-    kind: Callable[[str], ServiceError] = getattr(errors, message["refused"], ConfigurationError)
-    return kind(message["message"])
-
-
-def _status_text(status: int) -> str:
-    return f"was killed by signal {-status}" if status < 0 else f"ended with status {status}"
