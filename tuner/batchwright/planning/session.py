@@ -462,7 +462,8 @@ class Tuning:
                 PLAN_NOT_FOLLOWED,
                 "The command does not train by its figures, in the probe of micro-batch "
                 f"{self._misled.micro_batch_size}: {self._misled.message}. A plan for it would not give the effective "
-                "batch: check the arguments that set its batch size and accumulation, and what its framework multiplies them by",
+                "batch: check the arguments that set its batch size and accumulation, and what its framework "
+                "multiplies them by",
             )
         if self._whole_batch is not None:
             self._whole_batch.require_fit(self._probes)
