@@ -63,7 +63,7 @@ def cases() -> list[tuple[str, str, str]]:
         for target in TARGETS.values()
         for version in target.versions
         for shape in SHAPES
-        if shape != "uneven-allowed" or target.repeats_one_size or target.divides_shares
+        if shape != "uneven-allowed" or target.repeats_one_size
     ]
 
 
