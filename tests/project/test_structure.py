@@ -18,7 +18,7 @@ MOST_MODULES = 14
 """Modules of a package, its ``__init__`` and subpackages aside: as many as a reader takes in at a glance."""
 MODULES_ALLOWED = {
     "tests/support": 27,
-    "tests/support/service": 20,
+    "tests/support/service": 21,
     "service/batchwright_service/store/database/migrations/versions": 99,
 }
 """Folders of helpers, each of which has its line in ``tests/support/README.md``, and a history that only grows."""
