@@ -146,7 +146,7 @@ class Deployment:
     in_flight: set[str] = field(default_factory=set)
     """Ids of the work that faults disturb now."""
     gone_seconds: list[float | None] = field(default_factory=list)
-    """Seconds of the waits of ``await_gone``; None where strays stayed."""
+    """Seconds of each wait in ``await_gone``; None if a process remained."""
 
     def __post_init__(self) -> None:
         """Describe its processes; none is started."""

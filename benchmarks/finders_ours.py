@@ -49,12 +49,12 @@ def served(request_path: Path, diary: Diary) -> dict[str, Any]:
     """
     from datetime import UTC, datetime  # noqa: PLC0415 - the command imports what it needs by itself
 
-    from batchwright.hardware.inventory import find_device  # noqa: PLC0415 - likewise
-    from batchwright.planning.driver import check_coupling, prepare_search, remaining_probes  # noqa: PLC0415 - likewise
-    from batchwright.planning.fingerprint import installed_versions  # noqa: PLC0415 - likewise
-    from batchwright.planning.session import Tuning  # noqa: PLC0415 - likewise
-    from batchwright.probing.supervisor import ProbeSupervisor  # noqa: PLC0415 - likewise
-    from batchwright.schemas.requests import TuningRequest  # noqa: PLC0415 - likewise
+    from batchwright.hardware.inventory import find_device  # noqa: PLC0415 - as above
+    from batchwright.planning.driver import check_coupling, prepare_search, remaining_probes  # noqa: PLC0415 - as above
+    from batchwright.planning.fingerprint import installed_versions  # noqa: PLC0415 - as above
+    from batchwright.planning.session import Tuning  # noqa: PLC0415 - as above
+    from batchwright.probing.supervisor import ProbeSupervisor  # noqa: PLC0415 - as above
+    from batchwright.schemas.requests import TuningRequest  # noqa: PLC0415 - as above
 
     request = TuningRequest.model_validate_json(request_path.read_bytes())
     device = find_device(request.device)

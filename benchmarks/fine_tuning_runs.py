@@ -146,7 +146,7 @@ class MeanLossTrainer(Trainer):  # type: ignore[misc] # untyped
 def trl(task: Task, rows: list[list[int]], folder: Path) -> tuple[nn.Module, Callable[[], list[float]]]:
     """SFTTrainer of TRL, with the samples as token ids."""
     from datasets import Dataset  # noqa: PLC0415 - as in _import_packages
-    from trl import SFTConfig, SFTTrainer  # noqa: PLC0415 - likewise
+    from trl import SFTConfig, SFTTrainer  # noqa: PLC0415 - as above
 
     longest = max(map(len, rows))
     arguments = SFTConfig(**_arguments(task, folder), max_length=longest, gradient_checkpointing=False)
@@ -158,7 +158,7 @@ def trl(task: Task, rows: list[list[int]], folder: Path) -> tuple[nn.Module, Cal
 def byte_tokenizer() -> Any:  # noqa: ANN401 - transformers ships no usable types
     """A tokenizer whose ids 0 to 255 are bytes, as those of the samples; byte 0 pads."""
     from tokenizers import Tokenizer, models, pre_tokenizers  # noqa: PLC0415 - as in _import_packages
-    from transformers import PreTrainedTokenizerFast  # noqa: PLC0415 - likewise
+    from transformers import PreTrainedTokenizerFast  # noqa: PLC0415 - as above
 
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     made = Tokenizer(models.BPE({character: number for number, character in enumerate(alphabet)}, []))

@@ -369,8 +369,8 @@ def _gpu_name(device: DeviceInfo) -> str:
 def finders(device: DeviceInfo, report: Report) -> None:
     """Report our search and the peers' on one workload, each in a process of its own, and whether each answer fits."""
     from finders import OURS, Bench, Finders, fitting  # noqa: PLC0415 - only this part's
-    from finders_peers import PEERS  # noqa: PLC0415 - likewise
-    from finders_workloads import cases  # noqa: PLC0415 - likewise
+    from finders_peers import PEERS  # noqa: PLC0415 - as above
+    from finders_workloads import cases  # noqa: PLC0415 - as above
 
     case = next(case for case in cases(device) if case.name == FINDERS_WORKLOAD)
     report.put("workload", {"name": case.name, "limit_bytes": case.request.memory_limit_bytes})

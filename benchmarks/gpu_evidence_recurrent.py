@@ -85,7 +85,7 @@ def _measured(kind: str, shape: Shape, dtype: torch.dtype, device: torch.device)
     workspace = _beside(lambda: forward(*arguments))
 
     def backward() -> tuple[Tensor | None, ...]:
-        found: tuple[Tensor | None, ...] = torch.ops.aten._cudnn_rnn_backward(  # noqa: SLF001 - likewise
+        found: tuple[Tensor | None, ...] = torch.ops.aten._cudnn_rnn_backward(  # noqa: SLF001 - as above
             data,
             weights,
             4,

@@ -46,7 +46,7 @@ class _Assumed(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch's ty
     """Collects the workspaces that estimates assume for the operators of a call."""
 
     def __init__(self, kernels: CudaKernels) -> None:
-        super().__init__()  # type: ignore[no-untyped-call] # likewise
+        super().__init__()  # type: ignore[no-untyped-call] # as above
         self._kernels = kernels
         self.temporary_bytes = 0
         self.operators: list[str] = []

@@ -86,7 +86,7 @@ def _keep_inputs_of_softmax() -> None:
             return found
 
         @staticmethod
-        def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:  # noqa: ANN401 - likewise
+        def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:  # noqa: ANN401 - as above
             values, found = ctx.saved_tensors
             return torch.ops.aten._softmax_backward_data(gradient, found, ctx.dim, values.dtype), None  # noqa: SLF001 - no public name
 

@@ -25,12 +25,12 @@ from batchwright.system.fork_map import run_in_forks
 def traced(name: str, shim: Shim) -> dict[str, Any]:
     """Trace one workload, and replay it."""
     import torch  # noqa: PLC0415 - after the shim
-    from virtual_gpu_workloads import cases  # noqa: PLC0415 - likewise
+    from virtual_gpu_workloads import cases  # noqa: PLC0415 - as above
 
     from batchwright.estimation.tracing.kernel_workspaces.device_kernels import (  # noqa: PLC0415 - imports torch
         representative,
     )
-    from batchwright.estimation.tracing.session import begin_trace  # noqa: PLC0415 - likewise
+    from batchwright.estimation.tracing.session import begin_trace  # noqa: PLC0415 - as above
 
     torch.set_num_threads(1)
     case = next(case for case in cases() if case.name == name)
@@ -56,7 +56,7 @@ def main(names: Sequence[str]) -> None:
     shim = load_shim()
     import virtual_gpu_workloads  # noqa: F401, PLC0415 - torch, for all forks
 
-    import batchwright.estimation.tracing.session  # noqa: F401, PLC0415 - likewise
+    import batchwright.estimation.tracing.session  # noqa: F401, PLC0415 - as above
 
     for name in names:
         (found,) = run_in_forks([partial(traced, name, shim)], 1)

@@ -56,7 +56,7 @@ def _described(  # noqa: PLR0913, PLR0917 - the arguments of attention
     dropout_p: float = 0.0,
     is_causal: bool = False,  # noqa: FBT001, FBT002 - as torch passes it
     scale: float | None = None,
-    enable_gqa: bool = False,  # noqa: FBT001, FBT002 - likewise
+    enable_gqa: bool = False,  # noqa: FBT001, FBT002 - as above
 ) -> tuple[Any, ...]:
     mask = None if attn_mask is None else (attn_mask.shape, attn_mask.dtype)
     shapes = [tuple(tensor.shape) for tensor in (query, key, value)]

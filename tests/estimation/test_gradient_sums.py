@@ -20,7 +20,7 @@ class Counter(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch's typ
     """Counts sums that would be made in place."""
 
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call] # likewise
+        super().__init__()  # type: ignore[no-untyped-call] # as above
         self.found = 0
 
     @classmethod

@@ -111,7 +111,7 @@ def main(port: int, nodes: int, folder: Path) -> None:
                 cluster.add(name)
             case other:
                 raise ValueError(other)
-        print("done", flush=True)  # noqa: T201 - likewise
+        print("done", flush=True)  # noqa: T201 - as above
     cluster.kill_all()
 
 

@@ -166,7 +166,7 @@ def writes_into_its_folder(loop: Loop) -> None:
         Path("log.txt").write_text("trained")
         step()
 
-    loop.step = stepped  # type: ignore[method-assign] # likewise
+    loop.step = stepped  # type: ignore[method-assign] # as above
     loop.run()
 
 

@@ -47,11 +47,11 @@ _OOM_MESSAGES = (
 
 _SUSPICIOUS_MESSAGES = (
     "CUDNN_STATUS_NOT_SUPPORTED",  # no workspace left for any algorithm
-    "unable to find an engine",  # likewise, the newer wording
+    "unable to find an engine",  # as above, the newer wording
     "CUFFT_INTERNAL_ERROR",
     "could not create a primitive",  # oneDNN on the CPU, when its scratchpad cannot be allocated
-    "could not execute a primitive",  # likewise, for memory that it allocates late
-    "could not create a memory",  # likewise
+    "could not execute a primitive",  # as above, for memory that it allocates late
+    "could not create a memory",  # as above
     "CUBLAS_STATUS_NOT_INITIALIZED",  # a handle that found no room for its workspace
 )
 

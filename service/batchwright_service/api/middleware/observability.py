@@ -19,7 +19,6 @@ from batchwright_service.problem_mapping import problem_of
 
 _log = logging.getLogger(__name__)
 
-REQUEST_ID_HEADER = "X-Request-ID"
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._:-]{1,64}")
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 _QUIET_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})

@@ -108,7 +108,7 @@ def train_with(found: Recommendation, request: TrainingRequest, directory: Path,
     if not found.feasible:
         raise TrainingError(f"nothing to train: {found.infeasible_reason}")
     if found.request.command is not None:
-        from batchwright.cli.command_running import train_command  # noqa: PLC0415 - likewise
+        from batchwright.cli.command_running import train_command  # noqa: PLC0415 - as above
 
         train_command(found, request.updates, directory, as_document=as_document)
         return

@@ -79,7 +79,7 @@ def verify(  # noqa: PLR0913 - a command's options are its arguments
 
 def _plan(found: Recommendation, format_: str | None) -> Plan:
     from batchwright.exports.base import ExportOptions  # noqa: PLC0415 - see commands.tune
-    from batchwright.exports.registry import plan_of_target  # noqa: PLC0415 - likewise
+    from batchwright.exports.registry import plan_of_target  # noqa: PLC0415 - as above
 
     if format_ is not None:  # an export that changes the effective batch was allowed when it was made
         return plan_of_target(found, format_, ExportOptions(allow_inexact=True))

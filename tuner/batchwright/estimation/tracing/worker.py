@@ -106,8 +106,8 @@ def _trace_profiles(
     from batchwright.estimation.tracing.kernel_workspaces.device_kernels import (  # noqa: PLC0415 - imports torch
         representative,
     )
-    from batchwright.estimation.tracing.runs import TracedRuns  # noqa: PLC0415 - likewise
-    from batchwright.estimation.tracing.sized_workload import SizedWorkload, first_run_keys  # noqa: PLC0415 - likewise
+    from batchwright.estimation.tracing.runs import TracedRuns  # noqa: PLC0415 - as above
+    from batchwright.estimation.tracing.sized_workload import SizedWorkload, first_run_keys  # noqa: PLC0415 - as above
 
     runs = TracedRuns(request.spec, shim=shim, processes=default_process_count())
     distinct = tuple(dict.fromkeys(map(representative, wanted)))

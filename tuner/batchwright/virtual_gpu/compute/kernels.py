@@ -143,7 +143,7 @@ class ComputedKernel:
         tensors = tensors_in((*args, *kwargs.values(), results))
         return all(tensor.nbytes <= self._limit_bytes for tensor in tensors if tensor.is_cuda)
 
-    def _compute(self, args: Arguments, kwargs: Options, state: PhiloxState | None) -> Any:  # noqa: ANN401 - likewise
+    def _compute(self, args: Arguments, kwargs: Options, state: PhiloxState | None) -> Any:  # noqa: ANN401 - as above
         cpu_args = tuple(on_cpu(value) for value in args)
         cpu_kwargs = {name: on_cpu(value) for name, value in kwargs.items()}
         if self._substitute is not None:
@@ -160,7 +160,7 @@ class ComputedKernel:
                 raise
         return self._compute_in_float(cpu_args, cpu_kwargs)
 
-    def _compute_in_float(self, args: Arguments, kwargs: Options) -> Any:  # noqa: ANN401 - likewise
+    def _compute_in_float(self, args: Arguments, kwargs: Options) -> Any:  # noqa: ANN401 - as above
         """Call the operator on float32 copies of half and bfloat16 tensors, and copy back those that it changes."""
         wide_args = tuple(mapped(value, _widened) for value in args)
         wide_kwargs = {name: mapped(value, _widened) for name, value in kwargs.items()}

@@ -162,7 +162,7 @@ def quantize_base(model: Any, adapter: LoraAdapter, *, is_random: bool) -> None:
     if adapter.quantization is None:
         return
     from transformers.pytorch_utils import Conv1D  # noqa: PLC0415 - with the model
-    from transformers.quantizers.base import get_keys_to_not_convert  # noqa: PLC0415 - likewise
+    from transformers.quantizers.base import get_keys_to_not_convert  # noqa: PLC0415 - as above
 
     whole = {*get_keys_to_not_convert(model), *adapter.modules_to_save, *(model._keep_in_fp32_modules or ())}  # noqa: SLF001 - as transformers' quantisers do
     found = [

@@ -72,7 +72,7 @@ def cache_roots(snapshot: Path) -> DataRoots:
 
 def _fetched(model: HubModel, fetch: Callable[[], str]) -> str:
     from huggingface_hub import constants, errors  # noqa: PLC0415 - imported by now
-    from huggingface_hub.utils.tqdm import disable_progress_bars  # noqa: PLC0415 - likewise
+    from huggingface_hub.utils.tqdm import disable_progress_bars  # noqa: PLC0415 - as above
 
     disable_progress_bars()  # of files of a few bytes, and in a log
     try:

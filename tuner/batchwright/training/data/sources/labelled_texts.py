@@ -75,7 +75,7 @@ def classification(read: Read, data: RecordsData, tokenizer: TextTokenizer, conf
     return rows, ClassEncoder(data, tokenizer, classes, takes_types)
 
 
-def token_classification(read: Read, data: RecordsData, tokenizer: TextTokenizer, config: Any) -> Prepared:  # noqa: ANN401 - likewise
+def token_classification(read: Read, data: RecordsData, tokenizer: TextTokenizer, config: Any) -> Prepared:  # noqa: ANN401 - as above
     """Prepare rows with a list of words, and a list of their classes.
 
     Raises:
@@ -99,7 +99,7 @@ def token_classification(read: Read, data: RecordsData, tokenizer: TextTokenizer
     return rows, WordEncoder(data, tokenizer, classes)
 
 
-def _classes(rows: Rows, field: str, config: Any) -> dict[Any, int]:  # noqa: ANN401 - likewise
+def _classes(rows: Rows, field: str, config: Any) -> dict[Any, int]:  # noqa: ANN401 - as above
     """Map labels to classes: numbers are classes, and names have numbers. Negative ones of words are none.
 
     Raises:

@@ -193,7 +193,7 @@ def _causal(read: Read, data: RecordsData, tokenizer: TextTokenizer, _config: An
     return rows, lambda _, row: torch.tensor(tokenizer.encode(row[data.text_field]).ids, dtype=torch.int64)
 
 
-def _sequence_to_sequence(read: Read, data: RecordsData, tokenizer: TextTokenizer, config: Any) -> Prepared:  # noqa: ANN401 - likewise
+def _sequence_to_sequence(read: Read, data: RecordsData, tokenizer: TextTokenizer, config: Any) -> Prepared:  # noqa: ANN401 - as above
     if data.target_field is None:
         raise data_problem("data.target_field", "is required for seq2seq-lm: the field with the text to produce")
     target = data.target_field
@@ -211,7 +211,7 @@ def _sequence_to_sequence(read: Read, data: RecordsData, tokenizer: TextTokenize
     return rows, encode
 
 
-def _start_token(config: Any) -> int:  # noqa: ANN401 - likewise
+def _start_token(config: Any) -> int:  # noqa: ANN401 - as above
     """The first token of a decoder; the padding token for configs without such a field, as in T5."""
     start = getattr(config, "decoder_start_token_id", getattr(config, "pad_token_id", None))
     if not isinstance(start, int):
@@ -220,7 +220,7 @@ def _start_token(config: Any) -> int:  # noqa: ANN401 - likewise
     return start
 
 
-def _masked(read: Read, data: RecordsData, tokenizer: TextTokenizer, _config: Any) -> Prepared:  # noqa: ANN401 - likewise
+def _masked(read: Read, data: RecordsData, tokenizer: TextTokenizer, _config: Any) -> Prepared:  # noqa: ANN401 - as above
     mask_id = tokenizer.mask_id
     if mask_id is None:
         message = "has no mask token: masked-lm needs a tokenizer.json with a token `[MASK]` or `<mask>`"
