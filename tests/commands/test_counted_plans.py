@@ -117,11 +117,23 @@ def test_its_peak_is_that_of_two_whole_updates(probes: Probes) -> None:
     assert abs((short.process_peak_bytes or 0) - (whole.process_peak_bytes or 0)) <= 3 * MEBIBYTE
 
 
-@pytest.mark.parametrize("way", ["keeps", "second-optimizer", "process-group"])
+@pytest.mark.parametrize("way", ["keeps", "process-group"])
 def test_an_update_that_may_take_more_is_made_whole(probes: Probes, way: str) -> None:
-    """Memory is kept of each micro-batch, an optimizer has not made its state yet, or ranks reduce gradients."""
+    """Memory is kept of each micro-batch, or ranks reduce gradients."""
     result = probes.run(way)
     assert (result.outcome, passes(result)) == (Outcome.FIT, (STEPS, STEPS))
+
+
+def test_an_optimizer_that_never_steps_is_awaited_and_named(tmp_path: Path) -> None:
+    """Its state would take memory. After one probe that waited in vain the next ones do not."""
+    found = Probes(tmp_path)
+    with found.supervisor:
+        first, second = (found.run("second-optimizer", steps=1) for _ in range(2))
+    assert set(passes(first)) == {1}
+    assert (len(passes(first)), len(passes(second))) == (66, 2)
+    for result in (first, second):
+        assert result.counted is not None
+        assert "AdamW (1,049,600 parameters)" in result.counted.unseen["optimizer-did-not-step"]
 
 
 def test_memory_that_is_kept_of_each_micro_batch_runs_out_in_the_second_update(probes: Probes) -> None:

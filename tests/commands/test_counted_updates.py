@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 from batchwright.commands.counted_updates import judge_updates
 from batchwright.commands.reports import Reports
 from batchwright.commands.templates import Figures
+from batchwright.schemas.command import CommandModel
 from batchwright.schemas.results import CountedUpdates
 
 PLANNED = Figures(micro_batch_size=25, accumulation_steps=4, world_size=2, updates=2)
@@ -26,29 +28,35 @@ def folder(tmp_path: Path) -> Path:
 def rank(folder: Path, number: int, *updates: tuple[int, int | None, int | None], ranks: int = 1, **done: Any) -> None:
     """Write the events of a rank: backward passes, samples by the model and by the loader, of each update."""
     events: list[dict[str, Any]] = [{"event": "start", "argv": ["python"], "python": "3.11.7"}]
-    events += [
-        {
-            "event": "update",
-            "rank": number,
-            "world_size": ranks,
-            "optimizer": "AdamW",
-            "backward_passes": passes,
-            "forward_samples": forward,
-            "loader_samples": loader,
-            "ended_at": 0.0,
-        }
-        for passes, forward, loader in updates
-    ]
-    events.append({"event": "done", "rank": number, "skipped": 0, "sequences": [], **done})
+    for at, (passes, rows, drawn) in enumerate(updates, 1):
+        counts = {"dimension 0": rows, "loader 1": drawn}
+        events.append(
+            {
+                "event": "update",
+                "rank": number,
+                "world_size": ranks,
+                "number": at,
+                "optimizer": "AdamW",
+                "optimizer_number": 0,
+                "backward_passes": passes,
+                "samples": {name: count for name, count in counts.items() if count is not None},
+                "ended_at": 0.0,
+            }
+        )
+    events.append({"event": "done", "rank": number, "skipped": 0, **done})
     lines = "".join(json.dumps({"at": 0.0, **event}) + "\n" for event in events)
     (folder / f"{number + 1}.jsonl").write_text(lines)
 
 
-def judged(folder: Path, figures: Figures = ALONE, *, takes_accumulation: bool = True) -> CountedUpdates:
+def judged(
+    folder: Path, figures: Figures = ALONE, *, takes_accumulation: bool = True, unit: Mapping[str, int] | None = None
+) -> CountedUpdates:
     """The verdict on the events of a folder."""
     reports = Reports(folder)
     reports.read()
-    counted = judge_updates(reports, figures, 2, takes_accumulation=takes_accumulation, of_plan=True)
+    words = ("train", "{micro_batch_size}", *(("{gradient_accumulation_steps}",) if takes_accumulation else ()))
+    model = CommandModel(kind="command", argv=words, **(unit or {}))
+    counted = judge_updates(reports, figures, model, of_plan=True)
     assert counted is not None
     return counted
 
@@ -75,7 +83,23 @@ def test_a_smaller_last_window_is_refused(folder: Path) -> None:
     rank(folder, 0, (4, 100, 100), (2, 50, 50))
     counted = judged(folder)
     assert counted.as_planned is False
-    assert "4, 2 backward passes in 2 updates with 100, 50 samples" in counted.statement
+    assert "4, 2 backward passes in the last of 2 updates" in counted.statement
+
+
+@pytest.mark.parametrize(
+    ("updates", "ends"),
+    [
+        pytest.param([(4, 100, 100), (2, 50, 50), (4, 100, 100)], [1], id="the end of an epoch"),
+        pytest.param([(4, 100, 100), (4, 90, 90), (4, 100, 100)], [1], id="a smaller last batch"),
+        pytest.param([(1, 25, 25), (2, 50, 50), (4, 100, 100), (4, 100, 100)], [], id="a ramp"),
+    ],
+)
+def test_smaller_updates_may_be_as_planned(folder: Path, updates: list[tuple[int, int, int]], ends: list[int]) -> None:
+    """At the end of an epoch, and before the first update with all passes."""
+    rank(folder, 0, *updates, epoch_ends=ends)
+    counted = judged(folder)
+    assert counted.as_planned is True
+    assert counted.statement == "4 backward passes of 25 samples per update: 100, as planned"
 
 
 def test_a_size_that_a_framework_multiplied_is_refused(folder: Path) -> None:
@@ -94,19 +118,51 @@ def test_other_ranks_than_planned_are_refused_with_the_remedy(folder: Path) -> N
     assert "--world-size 2" in counted.statement
 
 
-@pytest.mark.parametrize(("forward", "loader"), [(4, 100), (100, 800), (100, None), (None, 100)])
-def test_either_source_confirms_the_samples(folder: Path, forward: int | None, loader: int | None) -> None:
+@pytest.mark.parametrize(("rows", "drawn"), [(4, 100), (100, 800), (100, None), (None, 100)])
+def test_either_source_confirms_the_samples(folder: Path, rows: int | None, drawn: int | None) -> None:
     """Packed sequences have one row, and a loader may give a batch that the program divides."""
-    rank(folder, 0, (4, forward, loader), (4, forward, loader))
+    rank(folder, 0, (4, rows, drawn), (4, rows, drawn))
     assert judged(folder).as_planned is True
 
 
-def test_samples_that_nothing_shows_leave_the_question_open(folder: Path) -> None:
-    """The backward passes alone do not give the batch."""
-    rank(folder, 0, (4, None, None), (4, None, None))
+@pytest.mark.parametrize(
+    ("passes", "rows", "drawn"),
+    [
+        pytest.param(4, None, None, id="nothing shows the samples"),
+        pytest.param(4, 4, None, id="one row a pass"),
+        pytest.param(4, 700, 300, id="each counts something else"),
+        pytest.param(8, 200, None, id="two passes a micro-batch"),
+    ],
+)
+def test_what_a_single_size_cannot_show_is_left_open(
+    folder: Path, passes: int, rows: int | None, drawn: int | None
+) -> None:
+    """Nothing is refused that another unit of a sample explains."""
+    rank(folder, 0, (passes, rows, drawn), (passes, rows, drawn))
     counted = judged(folder)
     assert counted.as_planned is None
-    assert "no tensor showed the samples" in counted.statement
+    assert "not verified as the 100 samples planned" in counted.statement
+
+
+def test_two_passes_of_a_micro_batch_are_confirmed_by_the_loader(folder: Path) -> None:
+    """As of a program with two losses."""
+    rank(folder, 0, (8, 200, 100), (8, 200, 100))
+    assert judged(folder).as_planned is True
+
+
+def test_one_sample_is_not_confirmed_by_a_dimension(folder: Path) -> None:
+    """The one row of a packed batch is one, too."""
+    rank(folder, 0, (4, 4, None), (4, 4, None))
+    assert judged(folder, Figures(1, 4, 1, 2)).as_planned is None
+
+
+@pytest.mark.parametrize(("unit", "verdict"), [({"samples_per_unit": 7}, None), ({"samples_per_unit": 2}, False)])
+def test_what_a_sample_is_may_be_said(folder: Path, unit: dict[str, int], *, verdict: bool | None) -> None:
+    """It is kept as unverified, and refuses what contradicts it."""
+    rank(folder, 0, (4, 700, None), (4, 700, None))
+    counted = judged(folder, unit=unit)
+    assert counted.as_planned is verdict
+    assert "if 7 of a count are a sample, as was said" in counted.statement or verdict is False
 
 
 def test_a_command_that_takes_sizes_only_is_not_judged_by_its_accumulation(folder: Path) -> None:
@@ -123,6 +179,20 @@ def test_a_command_that_takes_sizes_only_is_judged_by_them(folder: Path) -> None
     assert judged(folder, takes_accumulation=False).as_planned is False
 
 
+def test_each_optimizer_has_updates_of_its_own(folder: Path) -> None:
+    """A critic goes backward twice in a micro-batch, and its generator once."""
+    rank(folder, 0, (8, 200, 100), (4, 100, 0), (8, 200, 100), (4, 100, 0))
+    path = folder / "1.jsonl"
+    events = [json.loads(line) for line in path.read_text().splitlines()]
+    for event in events:
+        event["optimizer_number"] = event.get("number", 1) % 2
+    path.write_text("".join(json.dumps(event) + "\n" for event in events))
+    counted = judged(folder)
+    assert [each.backward_passes for each in counted.ranks] == [(8, 8), (4, 4)]
+    assert [each.optimizer for each in counted.ranks] == ["AdamW", "AdamW 2"]
+    assert counted.as_planned is True
+
+
 def test_every_rank_is_awaited(folder: Path) -> None:
     """A rank that has made its updates does not end those that have not."""
     reports = Reports(folder)
@@ -134,11 +204,25 @@ def test_every_rank_is_awaited(folder: Path) -> None:
     assert reports.are_finished
 
 
-def test_lengths_that_vary_are_reported(folder: Path) -> None:
-    """The evidence has the longest sequence."""
-    rank(folder, 0, (4, 100, 100), (4, 100, 100), sequences=[64, 128])
-    counted = judged(folder)
-    assert (counted.longest_sequence, counted.lengths_vary) == (128, True)
+def test_the_shapes_of_all_ranks_are_reported(folder: Path) -> None:
+    """The smallest and the largest size of each dimension."""
+    rank(folder, 0, (4, 100, 100), ranks=2, shapes={"Net.0": [[25, 64], [25, 128]]})
+    rank(folder, 1, (4, 100, 100), ranks=2, shapes={"Net.0": [[25, 32], [25, 96]]})
+    assert judged(folder, PLANNED).shapes == {"Net.0": ((25, 25), (32, 128))}
+
+
+def test_what_may_take_memory_later_is_reported(folder: Path) -> None:
+    """By the code of its warning."""
+    unseen: dict[str, Any] = {
+        "idle_optimizers": [["torch.optim.Adam", 12_000]],
+        "idle_parameters": 5,
+        "held_parameters": 100,
+    }
+    rank(folder, 0, (4, 100, 100), **unseen, later_evaluation="train.py:7")
+    found = judged(folder).unseen
+    assert "Adam (12,000 parameters)" in found["optimizer-did-not-step"]
+    assert "5 parameters" in found["parameters-without-gradient"]
+    assert "(train.py:7)" in found["evaluation-not-seen"]
 
 
 def test_a_line_that_is_being_written_is_read_later(folder: Path) -> None:

@@ -37,7 +37,8 @@ def counted(probe: ProbeRequest, **changes: Any) -> CountedUpdates:
     samples = probe.micro_batch_size * steps
     fields = {
         "world_size": ranks,
-        "ranks": (CountedRank(rank=0, backward_passes=(steps, steps), samples=(samples, samples)),),
+        "ranks": (CountedRank(rank=0, backward_passes=(steps,) * 2, samples={"dimension 0": (samples,) * 2}),),
+        "accumulation_steps": steps,
         "of_plan": samples == probe.samples_per_window,
         "as_planned": True,
         "statement": f"{steps} of {probe.micro_batch_size}, as planned",
@@ -185,25 +186,115 @@ def test_a_changed_script_has_another_fingerprint() -> None:
     assert one.request_fingerprint == other.request_fingerprint
 
 
-def test_a_command_that_takes_sizes_only_is_recommended_with_a_warning() -> None:
-    """Its accumulation is its own affair."""
-    open_question = {"as_planned": None, "of_plan": True}
+def counted_as(probe: ProbeRequest, passes: int, **samples: int) -> CountedUpdates:
+    """Counted updates of which a single probe says nothing: passes, and samples by what counted them."""
+    named = {name.replace("_", " "): (count,) * 2 for name, count in samples.items()}
+    ranks = (CountedRank(rank=0, backward_passes=(passes,) * 2, samples=named),)
+    return counted(probe, ranks=ranks, as_planned=None, statement=f"{passes} passes; not verified")
+
+
+def drive(course: Tuning, largest: int, passes: Any, samples: Any) -> Recommendation:
+    """Finish a tuning whose passes and samples are functions of the size and the steps of a probe."""
+    while (probe := course.next_probe()) is not None:
+        size, steps = probe.micro_batch_size, counted(probe).accumulation_steps or 1
+        result = answer(probe, largest)
+        if result.outcome is Outcome.FIT:
+            found = counted_as(probe, passes(steps), **samples(size, steps))
+            result = result.model_copy(update={"counted": found})
+        course.record(result)
+    return course.recommendation(identifier="r", created_at=datetime(2026, 1, 1, tzinfo=UTC), total_seconds=1.0)
+
+
+@pytest.mark.parametrize(
+    ("passes", "samples", "said"),
+    [
+        pytest.param(1, lambda b, s: {"dimension_0": 35 * s, "dimension_1": b * s}, "dimension 1", id="time first"),
+        pytest.param(2, lambda b, s: {"dimension_0": 2 * b * s}, "2 backward passes per micro-batch", id="a critic"),
+    ],
+)
+def test_what_grows_with_the_size_counts_the_samples(passes: int, samples: Any, said: str) -> None:
+    """Over two sizes and two numbers of micro-batches."""
+    found = drive(tuning(200), 37, lambda steps: passes * steps, samples)
+    assert "as planned" in found.evidence.plan_proof
+    assert said in found.evidence.plan_proof
+    assert not [warning for warning in found.warnings if warning.code == "samples-not-verified"]
+    assert [probe.counted.as_planned for probe in found.evidence.probes if probe.counted and probe.counted.of_plan]
+
+
+@pytest.mark.parametrize(
+    ("samples", "said"),
+    [
+        pytest.param(lambda b, s: {"dimension_0": 7 * b * s}, "counts 7 for each sample", id="seven views"),
+        pytest.param(lambda _, s: {"dimension_0": s}, "nothing that was counted grows", id="packed"),
+        pytest.param(lambda _b, _s: {}, "nothing that was counted grows", id="no tensors"),
+    ],
+)
+def test_what_nothing_counts_is_a_plan_with_a_warning(samples: Any, said: str) -> None:
+    """The program is not refused."""
+    found = drive(tuning(200), 37, lambda steps: steps, samples)
+    assert plan_of(found).micro_batch_size == 25
+    message = next(warning.message for warning in found.warnings if warning.code == "samples-not-verified")
+    assert said in message
+
+
+def test_passes_that_do_not_follow_the_accumulation_are_refused() -> None:
+    """Four passes with 2 micro-batches may be a program of two losses, and with 8 they are an ignored argument."""
+    with pytest.raises(TuningFailedError, match="it made 8 backward passes with ") as caught:
+        drive(tuning(200), 37, lambda _: 8, lambda b, _: {"dimension_0": 8 * b})
+    assert caught.value.reason == "plan-not-followed"
+
+
+def of_size_only(probe: ProbeRequest, passes: int) -> CountedUpdates:
+    """The counted updates of a command that takes no accumulation."""
+    ranks = (CountedRank(rank=0, backward_passes=(passes,) * 2),)
+    return counted(probe, ranks=ranks, accumulation_steps=None, as_planned=None, statement=f"{passes} passes; sizes")
+
+
+def test_a_command_that_derives_its_accumulation_is_taken_at_its_own_updates() -> None:
+    """It divides a total of 200 by its size."""
     course = tuning(argv=ARGV[:3])
     while (probe := course.next_probe()) is not None:
-        course.record(answer(probe, 37, counted=counted(probe, **open_question)))
+        course.record(answer(probe, 37, counted=of_size_only(probe, 200 // probe.micro_batch_size)))
     found = course.recommendation(identifier="r", created_at=datetime(2026, 1, 1, tzinfo=UTC), total_seconds=1.0)
-    assert "accumulation-not-set" in {warning.code for warning in found.warnings}
+    assert plan_of(found).micro_batch_sizes == ((25,) * 8,)
+    assert found.evidence.plan_proof == "The plan was run as it will be trained: 8 passes, as planned."
 
 
-def test_lengths_that_vary_are_a_warning() -> None:
-    """The first updates rarely have the longest sample."""
+@pytest.mark.parametrize(
+    ("passes", "remedy"),
+    [
+        pytest.param(lambda _: 1, "--effective-batch-size 25 or less", id="one micro-batch"),
+        pytest.param(lambda size: 400 // size, "--effective-batch-size 400", id="another total"),
+    ],
+)
+def test_a_command_with_other_updates_gets_no_plan(passes: Any, remedy: str) -> None:
+    """What fits was proven all the same, and the reason names what the command does."""
+    course = tuning(argv=ARGV[:3])
+    while (probe := course.next_probe()) is not None:
+        course.record(answer(probe, 37, counted=of_size_only(probe, passes(probe.micro_batch_size))))
+    found = course.recommendation(identifier="r", created_at=datetime(2026, 1, 1, tzinfo=UTC), total_seconds=1.0)
+    assert (found.plan, found.largest_micro_batch_size) == (None, 25)
+    assert remedy in (found.infeasible_reason or "")
+
+
+def test_sizes_that_vary_are_a_warning() -> None:
+    """The first updates rarely have the largest sample, of tokens or of pixels."""
     course = tuning()
     while (probe := course.next_probe()) is not None:
-        varying = counted(probe, lengths_vary=True, longest_sequence=128)
+        varying = counted(probe, shapes={"Net.0": ((1, 25), (3, 3), (32, 64), (32, 64))})
         course.record(answer(probe, 37, counted=varying))
     found = course.recommendation(identifier="r", created_at=datetime(2026, 1, 1, tzinfo=UTC), total_seconds=1.0)
-    message = next(warning.message for warning in found.warnings if warning.code == "lengths-vary")
-    assert "128 tokens" in message
+    message = next(warning.message for warning in found.warnings if warning.code == "sizes-vary")
+    assert "Net.0 from 1 x 3 x 32 x 32 to 25 x 3 x 64 x 64 in 2 updates of together 16 backward passes" in message
+
+
+def test_what_the_updates_did_not_show_is_a_warning() -> None:
+    """Such as an optimizer that did not step."""
+    course = tuning()
+    while (probe := course.next_probe()) is not None:
+        course.record(answer(probe, 37, counted=counted(probe, unseen={"optimizer-did-not-step": "Adam."})))
+    found = course.recommendation(identifier="r", created_at=datetime(2026, 1, 1, tzinfo=UTC), total_seconds=1.0)
+    assert "Adam." in [warning.message for warning in found.warnings if warning.code == "optimizer-did-not-step"]
 
 
 def test_the_fastest_plan_is_timed_among_divisors() -> None:

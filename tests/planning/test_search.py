@@ -587,7 +587,6 @@ def test_a_failure_unrelated_to_the_size_ends_the_search(outcome: Outcome, reaso
     ("outcome", "stopped_by", "remedy"),
     [
         (Outcome.TIMED_OUT, "timeout", "Raise probe_timeout_seconds"),
-        (Outcome.ERROR, "error", "Look at its error"),
         (Outcome.LOST, "lost", "Find out what ends processes"),
     ],
 )
@@ -641,12 +640,52 @@ def test_below_a_size_that_timed_out_an_out_of_memory_still_proves_the_answer() 
     assert (course.verdict.fits, course.verdict.stopped_by, course.verdict.next_size) == (37, "oom", 38)
 
 
-@pytest.mark.parametrize("phase", [Phase.START, Phase.BUILD])
-def test_an_error_before_the_first_update_is_unrelated_to_the_size(phase: Phase) -> None:
-    """A missing card, or code that cannot be imported: the search fails."""
+def test_sizes_that_a_program_refuses_are_left_out_and_named() -> None:
+    """It may assert that its total is a multiple of the size: 7 fits, 8 and 9 raise, and 12 is the largest."""
+
+    def outcome(size: int) -> Outcome:
+        return Outcome.OOM if size > 12 else Outcome.ERROR if size in {8, 9} else Outcome.FIT
+
+    for first in (8, 9):
+        course = MicroBatchSearch(space())
+        course.tell(probe_result(7))
+        refused = probe_result(first, Outcome.ERROR, message="AssertionError: no multiple")
+        course.tell(refused.model_copy(update={"phase": Phase.BUILD}))
+        while (size := course.ask()) is not None:
+            course.tell(probe_result(size, outcome(size)))
+        assert isinstance(course.verdict, Proof)
+        assert (course.verdict.fits, course.verdict.stopped_by, course.verdict.next_size) == (12, "oom", 13)
+        assert f"{first} was left out: AssertionError: no multiple" in course.verdict.statement
+
+
+def test_a_program_that_fails_above_a_size_ends_the_search_there() -> None:
+    """The error does not come from a few sizes: after three of them the next one bounds the search."""
+    course = MicroBatchSearch(space())
+    course.tell(probe_result(1))
+    tried = []
+    while (size := course.ask()) is not None:
+        tried.append(size)
+        course.tell(probe_result(size, Outcome.FIT if size <= 100 else Outcome.ERROR))
+    assert isinstance(course.verdict, Proof)
+    assert (course.verdict.stopped_by, course.verdict.is_conclusive) == ("error", False)
+    assert sum(size > 100 for size in tried) <= 6
+
+
+def test_refused_sizes_above_the_largest_fit_are_the_proof() -> None:
+    """No size is left between the fit and the bound."""
+    course = MicroBatchSearch(space(bound=3))
+    course.tell(probe_result(2))
+    course.tell(probe_result(3, Outcome.ERROR, message="AssertionError: 3"))
+    assert isinstance(course.verdict, Proof)
+    assert (course.verdict.fits, course.verdict.stopped_by, course.verdict.next_size) == (2, "invalid-size", 3)
+
+
+def test_an_error_of_the_device_ends_the_search() -> None:
+    """A missing card is no size that a program refuses."""
     course = MicroBatchSearch(space())
     course.tell(probe_result(143))
-    course.tell(probe_result(152, Outcome.ERROR).model_copy(update={"phase": phase}))
+    error = {"error_type": "batchwright.errors.DeviceError"}
+    course.tell(probe_result(152, Outcome.ERROR).model_copy(update=error))
     assert isinstance(course.verdict, Failure)
 
 

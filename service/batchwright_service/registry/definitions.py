@@ -191,6 +191,12 @@ class CommandDefinition(Document):
     """Words that probes add at the end, and jobs do not."""
     probe_updates: Annotated[int, Field(ge=2, le=10_000)] = 2
     """Optimizer updates after which a probe ends."""
+    samples_dimension: Annotated[int, Field(ge=0, le=63)] | None = None
+    """The dimension of what the model is called with that counts samples."""
+    samples_per_unit: Annotated[int, Field(ge=1)] | None = None
+    """What is counted for each sample of a plan."""
+    counts_samples: bool = True
+    """Whether the samples of an update are compared with the plan."""
     loading_timeout_seconds: Annotated[float, Field(gt=0.0, le=86_400.0)] = 1800.0
     """Time limit until the first forward pass of a probe."""
     probe_timeout_seconds: Annotated[float, Field(gt=0.0, le=86_400.0)] | None = None

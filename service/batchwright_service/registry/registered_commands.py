@@ -232,6 +232,9 @@ class RegisteredCommands:
             files=_used_files(definition.files, [*argv, *environment.values(), *definition.probe_arguments]),
             probe_arguments=definition.probe_arguments,
             probe_updates=definition.probe_updates,
+            samples_dimension=definition.samples_dimension,
+            samples_per_unit=definition.samples_per_unit,
+            counts_samples=definition.counts_samples,
             loading_timeout_seconds=definition.loading_timeout_seconds,
         )
 

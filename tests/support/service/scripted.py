@@ -115,7 +115,8 @@ def _counted(request: ProbeRequest) -> CountedUpdates:
     steps = request.samples_per_window // size if is_of_plan else len(probe_window(request))
     return CountedUpdates(
         world_size=1,
-        ranks=(CountedRank(rank=0, backward_passes=(steps, steps), samples=(steps * size, steps * size)),),
+        accumulation_steps=steps,
+        ranks=(CountedRank(rank=0, backward_passes=(steps,) * 2, samples={"loader 1": (steps * size,) * 2}),),
         of_plan=steps * size == request.samples_per_window,
         as_planned=True,
         statement=f"{steps} backward passes of {size} samples per update, as planned",

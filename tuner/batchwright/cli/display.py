@@ -151,7 +151,7 @@ def recommendation_panel(found: Recommendation) -> Panel:
 
 def _title(found: Recommendation) -> str:
     if not found.feasible:
-        return "nothing fits"
+        return "nothing fits" if found.largest_micro_batch_size is None else "no plan, though a micro-batch fits"
     proof = found.evidence.proof
     if found.request.objective != "largest" or proof.shows_larger_fail:
         return _TITLES[found.request.objective]

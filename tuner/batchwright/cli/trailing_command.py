@@ -46,6 +46,20 @@ ProbeArguments = Annotated[
         "be repeated.",
     ),
 ]
+SamplesDimension = Annotated[
+    int | None,
+    typer.Option(min=0, help="Dimension of what the model is called with that counts samples: 1 where time is first."),
+]
+SamplesPerUnit = Annotated[
+    int | None, typer.Option(min=1, help="What is counted for each sample of the plan, such as 7 views of an image.")
+]
+CountSamples = Annotated[
+    bool,
+    typer.Option(
+        "--count-samples/--no-count-samples",
+        help="Compare the samples of an update with the plan, or its backward passes alone.",
+    ),
+]
 LoadingTimeout = Annotated[
     float | None,
     typer.Option(min=1.0, help="Seconds until the command's first forward pass; `--probe-timeout` counts from there."),
@@ -95,6 +109,9 @@ def command_model(  # noqa: PLR0913 - the options of a command
     working_directory: Path | None = None,
     probe_updates: int | None = None,
     probe_arguments: Sequence[str] | None = None,
+    samples_dimension: int | None = None,
+    samples_per_unit: int | None = None,
+    count_samples: bool = True,
     loading_timeout: float | None = None,
 ) -> dict[str, Any] | None:
     """The model of a spec as the options and the command after ``--`` describe it; none where a file describes it.
@@ -109,6 +126,9 @@ def command_model(  # noqa: PLR0913 - the options of a command
         "--working-directory": working_directory,
         "--probe-updates": probe_updates,
         "--probe-argument": probe_arguments,
+        "--samples-dimension": samples_dimension is not None,
+        "--samples-per-unit": samples_per_unit,
+        "--no-count-samples": not count_samples,
         "--loading-timeout": loading_timeout,
     }
     if not command:
@@ -119,6 +139,9 @@ def command_model(  # noqa: PLR0913 - the options of a command
     fields = {
         "working_directory": None if working_directory is None else str(working_directory),
         "probe_updates": probe_updates,
+        "samples_dimension": samples_dimension,
+        "samples_per_unit": samples_per_unit,
+        "counts_samples": count_samples,
         "loading_timeout_seconds": loading_timeout,
         "probe_arguments": tuple(probe_arguments or ()) or None,
     }

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
+from batchwright.commands.counted_updates import whole_updates
 from batchwright.commands.environment import cards_of_ranks, injected_environment, processes_of
 from batchwright.commands.job_outcomes import EndedJob, result_of_job
 from batchwright.commands.job_progress import JobReports
@@ -136,13 +137,21 @@ class CommandJob:
         (folder / "events").mkdir()
         cards = {card.id: card for card in devices() if card.kind == "cuda"} if device.kind == "cuda" else {}
         own_cards = cards_of_ranks(device, spec.parallelism.world_size, rank_devices)
+        passes, samples = self._figures.accumulation_steps, dict[str, int]()
+        for probe in self._recommendation.evidence.probes:
+            counted, is_of_size = probe.counted, probe.micro_batch_size == self._figures.micro_batch_size
+            if counted is not None and counted.of_plan and is_of_size:
+                at = (whole_updates(counted.ranks[0], self._figures.accumulation_steps) or [-1])[-1]
+                passes = counted.ranks[0].backward_passes[at]
+                samples = {name: counts[at] for name, counts in counted.ranks[0].samples.items()}
         settings = {
             "ends": False,
             "device": device.kind,
             "limit_bytes": None,
             "memory_margin": 0.0,
-            "accumulation_steps": self._figures.accumulation_steps,
+            "backward_passes": passes,
             "samples_per_rank": self._figures.accumulation_steps * self._figures.micro_batch_size,
+            "samples_by_source": samples,
             "shortage_texts": shortage_texts(),
             "used_bytes": [cards[card].used_bytes for card in own_cards or cards],
             "least_context_bytes": device.least_context_bytes,

@@ -66,6 +66,8 @@ class CommandSupervisor:
         self._server: ForkServer | None = None
         self._served: CommandModel | None = None
         """The command of the server, also after the server has ended."""
+        self._awaits_optimizers = True
+        """Whether probes wait for optimizers that have not stepped; not after one that waited in vain."""
         self._tight_plans: set[tuple[int, int]] = set()
         """Plans, as the sizes of micro-batch and update, that only a fresh process of the command can prove."""
 
@@ -164,9 +166,12 @@ class CommandSupervisor:
     ) -> tuple[ProbeResult, bool]:
         with TemporaryFolder(parent) as folder:
             with translate_full_disk(folder):
-                probe = CommandProbe(request, spec, self.device, folder)
+                probe = CommandProbe(request, spec, self.device, folder, awaits_optimizers=self._awaits_optimizers)
             ended = probe.run(start, should_stop)
-            return result_of(ended), ended.crashed
+            result = result_of(ended)
+            if result.counted is not None and "optimizer-did-not-step" in result.counted.unseen:
+                self._awaits_optimizers = False
+            return result, ended.crashed
 
     def _server_of(self, model: CommandModel, *, starts: bool) -> ForkServer | None:
         """The fork server of a command; none where it cannot have one, has lost it, or would have to start one."""
@@ -237,9 +242,19 @@ class CommandProbe:
         spec: its command.
         device: the device.
         folder: an empty folder, for everything that the probe writes.
+        awaits_optimizers: whether to wait for the steps of every optimizer that the program has.
     """
 
-    def __init__(self, request: ProbeRequest, spec: CommandSpec, device: DeviceInfo, folder: Path) -> None:
+    def __init__(
+        self,
+        request: ProbeRequest,
+        spec: CommandSpec,
+        device: DeviceInfo,
+        folder: Path,
+        *,
+        awaits_optimizers: bool = True,
+    ) -> None:
+        self._awaits_optimizers = awaits_optimizers
         self._request, self._spec, self._device, self._folder = request, spec, device, folder
         updates = spec.model.probe_updates
         self._updates = max(updates, _TIMED_UPDATES) if request.measures_time else updates
@@ -268,6 +283,9 @@ class CommandProbe:
             "limit_bytes": self._request.limit_bytes,
             "memory_margin": self._request.memory_margin,
             "updates": self._updates,
+            "passes": self._figures.accumulation_steps if self._spec.model.takes_accumulation else 1,
+            "awaits_optimizers": self._awaits_optimizers,
+            "patience_seconds": self._request.timeout_seconds / 2,
             "counts_plan": self._request.counts_plan,
             "most_passes": self._most_passes,
             "ends": True,

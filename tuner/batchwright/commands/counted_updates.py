@@ -1,8 +1,13 @@
 """Compare the counted updates of a command with the figures that it was given. Pure, no torch.
 
-The samples of an update are known by two sources: the first dimension of what the model was called with, and the
-indices that the data loader drew. Either may mislead (packed sequences, a loader that reads ahead), so that they refute
-a plan only where neither confirms it. The number of backward passes has one source.
+What a sample is only the program knows. The samples of an update are counted by the indices that each data loader drew
+and by the dimensions of what the model was called with, and any of them may mislead: packed sequences have one row,
+recurrent networks have time first, and a loader may read ahead. So one of them confirms the figures, and none refutes
+them alone. ``batchwright.planning.counted_plans`` compares the probes of several sizes. Here the figures are refuted by
+fewer backward passes than planned, by other ranks, and by a loader and the model that both count the same other number.
+
+Updates before the first one with all passes are of a program that ramps its accumulation, and a smaller one may end an
+epoch of the data loader.
 """
 
 from __future__ import annotations
@@ -12,111 +17,211 @@ from typing import Any
 
 from batchwright.commands.reports import ReportedProcess, Reports
 from batchwright.commands.templates import Figures
+from batchwright.schemas.command import CommandModel
 from batchwright.schemas.results import CountedRank, CountedUpdates
+from batchwright.units import counted as in_words
+
+_LEAST_SHARE = 0.01
+"""Share of an optimizer's parameters without a gradient from which they are named."""
 
 
-def judge_updates(
-    reports: Reports, figures: Figures, updates: int, *, takes_accumulation: bool, of_plan: bool
-) -> CountedUpdates | None:
+def judge_updates(reports: Reports, figures: Figures, model: CommandModel, *, of_plan: bool) -> CountedUpdates | None:
     """Judge the updates of a command; none where it made no update.
 
     Args:
         reports: what its processes have reported.
         figures: the figures that it was given.
-        updates: updates that were wanted.
-        takes_accumulation: whether it takes the steps of accumulation.
+        model: the command.
         of_plan: whether the figures are those of a plan.
     """
     if not reports.trained:
         return None
-    ranks = tuple(_counted_rank(process, figures, updates) for process in reports.trained)
-    sequences = [length for process in reports.trained for length in (process.done or {}).get("sequences", [])]
-    as_planned, statement = _judge(ranks, figures, reports.world_size, takes_accumulation=takes_accumulation)
-    first = reports.trained[0]
+    ranks = tuple(rank for process in reports.trained for rank in _counted_ranks(process))
+    as_planned, statement = _judge(ranks, figures, reports.world_size, model)
+    first, done = reports.trained[0], [process.done or {} for process in reports.trained]
     versions = {"python": first.python, "torch": first.torch}
     return CountedUpdates(
         world_size=reports.world_size,
         ranks=ranks,
+        accumulation_steps=figures.accumulation_steps if model.takes_accumulation else None,
         of_plan=of_plan,
         as_planned=as_planned,
         statement=statement,
-        longest_sequence=max(sequences, default=None),
-        lengths_vary=len(set(sequences)) > 1,
-        optimizer=first.updates[-1]["optimizer"],
+        shapes=_shapes([each.get("shapes", {}) for each in done]),
+        unseen=_unseen(done[0], model),
         versions={name: version for name, version in versions.items() if version},
     )
 
 
-def _counted_rank(process: ReportedProcess, figures: Figures, updates: int) -> CountedRank:
-    events = process.updates[:updates]
-    wanted = figures.micro_batch_size * figures.accumulation_steps
-    return CountedRank(
-        rank=process.rank,
-        backward_passes=tuple(event["backward_passes"] for event in events),
-        samples=_samples(events, wanted),
-        skipped_updates=(process.done or {}).get("skipped", 0),
-    )
+def _counted_ranks(process: ReportedProcess) -> list[CountedRank]:
+    """The updates of a process, by the optimizers that ended them."""
+    done = process.done or {}
+    found: list[CountedRank] = []
+    for number in dict.fromkeys(event["optimizer_number"] for event in process.updates):
+        events = [event for event in process.updates if event["optimizer_number"] == number]
+        sources = [name for name in events[-1]["samples"] if all(name in event["samples"] for event in events)]
+        ends = [at for at, event in enumerate(events) if event["number"] - 1 in done.get("epoch_ends", ())]
+        kind = events[-1]["optimizer"]
+        alike = sum((each.optimizer or "").partition(" ")[0] == kind for each in found)
+        found.append(
+            CountedRank(
+                rank=process.rank,
+                optimizer=f"{kind} {alike + 1}" if alike else kind,
+                backward_passes=tuple(event["backward_passes"] for event in events),
+                samples={name: tuple(event["samples"][name] for event in events) for name in sources},
+                epoch_ends=tuple(ends),
+                skipped_updates=0 if found else done.get("skipped", 0),
+            )
+        )
+    return found
 
 
-def _samples(events: Sequence[dict[str, Any]], wanted: int) -> tuple[int, ...]:
-    """The samples of each update by the source that is nearest to the plan; empty where none is complete."""
-    sources = [[event[name] for event in events] for name in ("forward_samples", "loader_samples")]
-    complete = [source for source in sources if source and None not in source]
-    return tuple(min(complete, key=lambda source: sum(abs(each - wanted) for each in source), default=()))
+def _shapes(reported: Sequence[dict[str, Any]]) -> dict[str, tuple[tuple[int, int], ...]]:
+    """The smallest and the largest size of each dimension on any rank."""
+    found: dict[str, tuple[tuple[int, int], ...]] = {}
+    for shapes in reported:
+        for name, (smallest, largest) in shapes.items():
+            before = found.get(name, tuple(zip(smallest, largest, strict=True)))
+            sizes = zip(before, smallest, largest, strict=False)
+            found[name] = tuple((min(low, least), max(high, most)) for (low, high), least, most in sizes)
+    return found
+
+
+def _unseen(done: dict[str, Any], model: CommandModel) -> dict[str, str]:
+    """What a process did not do in its probe, by the code of the warning."""
+    found = {}
+    idle, trained = done.get("idle_optimizers", ()), done.get("idle_parameters", 0)
+    if idle:
+        named = " and ".join(f"{name.rpartition('.')[2]} ({count:,} parameters)" for name, count in idle)
+        found["optimizer-did-not-step"] = (
+            f"An optimizer made no step: {named}. Its gradients and its state take memory later. Watch more updates "
+            f"(`--probe-updates {4 * model.probe_updates}`)."
+        )
+    if trained > _LEAST_SHARE * done.get("held_parameters", 0):
+        found["parameters-without-gradient"] = (
+            f"{trained:,} parameters of the optimizers had no gradient. If they get one later, as layers that are "
+            "unfrozen do, it takes memory then, and so does their optimizer state. Watch more updates "
+            "(`--probe-updates`)."
+        )
+    if place := done.get("later_evaluation"):
+        found["evaluation-not-seen"] = (
+            f"No evaluation ran in the updates, and the program may have one ({place}), which may take more memory "
+            "than training. Have probes evaluate first, by an argument of the program (`--probe-argument=...`)."
+        )
+    return found
+
+
+# --- the verdict ---
+
+
+def whole_updates(rank: CountedRank, steps: int | None) -> list[int] | None:
+    """The places of the updates that have all of their micro-batches; none where others refute the accumulation.
+
+    Args:
+        rank: the updates of an optimizer on a rank.
+        steps: the micro-batches of an update; none for a command that was not given them.
+    """
+    whole = [at for at, passes in enumerate(rank.backward_passes) if passes >= (steps or 1)]
+    later = set(range(whole[0], len(rank.backward_passes))) - set(rank.epoch_ends) if whole else set()
+    if not whole or (
+        steps is not None and len({rank.backward_passes[at] for at in later} | {rank.backward_passes[whole[0]]}) > 1
+    ):
+        return None
+    return [at for at in whole if at in later] or whole
 
 
 def _judge(
-    ranks: Sequence[CountedRank], figures: Figures, world_size: int, *, takes_accumulation: bool
+    ranks: Sequence[CountedRank], figures: Figures, world_size: int, model: CommandModel
 ) -> tuple[bool | None, str]:
     """Return whether the counted figures are those of the plan, and a sentence with both."""
-    counted = describe_counted(ranks, world_size)
-    planned = _describe_planned(figures)
-    if not takes_accumulation:
-        sizes = {samples // passes for rank in ranks for samples, passes in _pairs(rank) if passes}
-        note = "the command takes no accumulation, so only its micro-batch size was set"
-        if sizes and sizes != {figures.micro_batch_size}:
-            return False, f"{counted}; planned were micro-batches of {figures.micro_batch_size}"
-        return None, f"{counted}; {note}"
+    steps = figures.accumulation_steps if model.takes_accumulation else None
+    size = figures.micro_batch_size
+    whole = [whole_updates(rank, steps) for rank in ranks]
+    counted = describe_counted(ranks, whole, figures, world_size)
     if world_size != figures.world_size:
         remedy = f"tune with --world-size {world_size} (parallelism.world_size of the spec)"
-        return False, f"{counted}; planned were {figures.world_size} ranks: {remedy}"
-    passes_agree = all(count == figures.accumulation_steps for rank in ranks for count in rank.backward_passes)
-    wanted = figures.micro_batch_size * figures.accumulation_steps
-    samples_agree = all(count == wanted for rank in ranks for count in rank.samples)
-    if not passes_agree or not samples_agree:
-        return False, f"{counted}; planned were {planned}"
-    if any(not rank.samples for rank in ranks):
-        return None, f"{counted}; no tensor showed the samples"
+        return False, f"{counted}; planned: {in_words(figures.world_size, 'rank')}; {remedy}"
+    verdicts = [
+        False if places is None else _confirms(rank, places[-1], steps, model, size)
+        for rank, places in zip(ranks, whole, strict=True)
+    ]
+    where = f" on each of {world_size} ranks" if world_size > 1 else ""
+    planned = figures.accumulation_steps * size * world_size
+    if False in verdicts:
+        of_plan = f"{steps} of {size} samples{where}: {planned}" if steps else f"micro-batches of {size}"
+        return False, f"{counted}; planned were {of_plan}"
+    if steps is None:
+        return None, f"{counted}; the command takes no accumulation, so only its micro-batch size was set"
+    if model.says_what_a_sample_is:
+        unit = [] if model.samples_per_unit is None else [f"{model.samples_per_unit} of a count are a sample"]
+        unit += [] if model.samples_dimension is None else [f"dimension {model.samples_dimension} counts them"]
+        return None, f"{counted}; the samples planned, {planned}, if {' and '.join(unit)}, as was said"
+    if None in verdicts:
+        return None, f"{counted}; not verified as the {planned} samples planned"
     return True, f"{counted}, as planned"
 
 
-def _pairs(rank: CountedRank) -> list[tuple[int, int]]:
-    return list(zip(rank.samples, rank.backward_passes, strict=False))
+def _confirms(rank: CountedRank, at: int, steps: int | None, model: CommandModel, size: int) -> bool | None:
+    """Return whether the samples of an update are those planned: as one source counts them, or two agree on others.
+
+    A micro-batch of one sample is not confirmed by a dimension, since that of packed sequences is one too.
+    """
+    passes = rank.backward_passes[at]
+    wanted = size * (steps or passes)
+    counts = {name: samples[at] for name, samples in rank.samples.items()}
+    if model.says_what_a_sample_is:
+        said = [count for name, count in counts.items() if model.samples_dimension in {None, _dimension(name)}]
+        return None if wanted * (model.samples_per_unit or 1) in said else False
+    drawn = [count for name, count in counts.items() if _dimension(name) is None]
+    rows = counts.get("dimension 0")
+    if wanted in drawn or (rows == wanted and size > 1 and passes == (steps or passes)):
+        return True
+    is_refuted = model.counts_samples and len(drawn) == 1 and rows == drawn[0]
+    return False if is_refuted else None
 
 
-def describe_counted(ranks: Sequence[CountedRank], world_size: int) -> str:
-    """Describe the counted figures: `4 backward passes of 25 samples per update on each of 2 ranks: 200`."""
-    kinds = {(rank.backward_passes, rank.samples) for rank in ranks}
-    passes, samples = ranks[0].backward_passes, ranks[0].samples
-    if len(kinds) > 1 or len(set(passes)) > 1 or len(set(samples)) > 1:
-        return "; ".join(_describe_rank(rank, world_size) for rank in ranks)
+def _dimension(source: str) -> int | None:
+    """The dimension that a source of counts is; none for a data loader."""
+    kind, _, number = source.partition(" ")
+    return int(number) if kind == "dimension" else None
+
+
+def describe_counted(
+    ranks: Sequence[CountedRank], whole: Sequence[Sequence[int] | None], figures: Figures, world_size: int
+) -> str:
+    """Describe the counted figures: `4 backward passes of 25 samples per update on each of 2 ranks: 200`.
+
+    Args:
+        ranks: the updates of each optimizer and rank.
+        whole: the places of the whole updates of each.
+        figures: the figures that the command was given.
+        world_size: the ranks.
+    """
+    by_rank = [_describe(rank, places, figures, world_size) for rank, places in zip(ranks, whole, strict=True)]
+    if len(set(by_rank)) == 1:
+        return by_rank[0]
+    has_optimizers = len(ranks) > world_size
+    names = [
+        (f"rank {rank.rank} " if world_size > 1 else "")
+        + ((rank.optimizer or "").rpartition(".")[2] if has_optimizers else "")
+        for rank in ranks
+    ]
+    return "; ".join(f"{name.strip()}: {text}" for name, text in zip(names, by_rank, strict=True))
+
+
+def _describe(rank: CountedRank, whole: Sequence[int] | None, figures: Figures, world_size: int) -> str:
+    """Describe the updates of one optimizer on a rank: by a whole update, or one by one where they differ."""
     where = f" on each of {world_size} ranks" if world_size > 1 else ""
-    times = "" if passes[0] == 1 else "es"
-    if not samples:
-        return f"{passes[0]} backward pass{times} per update{where}"
-    even = samples[0] % max(1, passes[0]) == 0
-    each = f"of {samples[0] // max(1, passes[0])} samples" if even else f"of {samples[0]} samples together"
-    return f"{passes[0]} backward pass{times} {each} per update{where}: {samples[0] * world_size}"
-
-
-def _describe_rank(rank: CountedRank, world_size: int) -> str:
-    where = f"rank {rank.rank}: " if world_size > 1 else ""
-    passes = ", ".join(str(count) for count in rank.backward_passes)
-    samples = f" with {', '.join(str(count) for count in rank.samples)} samples" if rank.samples else ""
-    return f"{where}{passes} backward passes in {len(rank.backward_passes)} updates{samples}"
-
-
-def _describe_planned(figures: Figures) -> str:
-    steps, size, ranks = figures.accumulation_steps, figures.micro_batch_size, figures.world_size
-    where = f" on each of {ranks} ranks" if ranks > 1 else ""
-    return f"{steps} of {size} samples{where}: {figures.effective_batch_size}"
+    if whole is None and len(set(rank.backward_passes)) > 1:
+        listed = ", ".join(map(str, rank.backward_passes[-8:]))
+        return f"{listed} backward passes in the last of {len(rank.backward_passes)} updates{where}"
+    at = whole[-1] if whole else len(rank.backward_passes) - 1
+    passes = rank.backward_passes[at]
+    counted = f"{passes} backward pass{'' if passes == 1 else 'es'}"
+    counts = {name: samples[at] for name, samples in rank.samples.items() if name.startswith(("loader", "dimension 0"))}
+    if not counts:
+        return f"{counted} per update{where}"
+    wanted = figures.micro_batch_size * figures.accumulation_steps
+    count = wanted if wanted in counts.values() else next(iter(counts.values()))
+    each = f"of {in_words(count // passes, 'sample')}" if count % passes == 0 else f"of {count} samples together"
+    return f"{counted} {each} per update{where}: {count * world_size}"

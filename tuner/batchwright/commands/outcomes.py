@@ -120,13 +120,7 @@ def is_shortage(event: Event) -> bool:
 
 def result_of(ended: EndedCommand) -> ProbeResult:
     """The result of a probe of a command."""
-    counted = judge_updates(
-        ended.reports,
-        ended.figures,
-        ended.updates,
-        takes_accumulation=ended.model.takes_accumulation,
-        of_plan=ended.is_of_plan,
-    )
+    counted = judge_updates(ended.reports, ended.figures, ended.model, of_plan=ended.is_of_plan)
     outcome, error_type, message, details = _outcome(ended, counted)
     request = ended.request
     return ProbeResult(
@@ -200,7 +194,7 @@ def _made_updates(ended: EndedCommand) -> str:
     """Name the updates that every rank made, of which the last may only have begun."""
     whole = min(len(process.updates) for process in ended.reports.finished)
     if whole >= ended.updates:
-        return f"{ended.updates} optimizer updates"
+        return f"{whole} optimizer updates"
     return f"{whole} optimizer update{'' if whole == 1 else 's'} and the beginning of the next"
 
 
@@ -330,7 +324,9 @@ def _timing(ended: EndedCommand) -> UpdateTiming | None:
 
 
 def _rank_timing(process: ReportedProcess, ended: EndedCommand) -> UpdateTiming | None:
-    ends = [event["ended_at"] for event in process.updates]
+    first = process.updates[0]["optimizer_number"] if process.updates else None
+    own = [event for event in process.updates if event["optimizer_number"] == first]
+    ends, passes = [event["ended_at"] for event in own], own[-1]["backward_passes"] if own else 0
     seconds = [later - earlier for earlier, later in pairwise(ends)]
     done = process.done or {}
     if not seconds and ended.request.counts_plan and done.get("update_seconds"):
@@ -339,7 +335,7 @@ def _rank_timing(process: ReportedProcess, ended: EndedCommand) -> UpdateTiming 
         return None
     median = statistics.median(seconds)
     deviation = statistics.stdev(seconds) if len(seconds) > 1 else 0.0
-    steps = ended.figures.accumulation_steps
+    steps = ended.figures.accumulation_steps if ended.model.takes_accumulation else passes
     return UpdateTiming(
         updates=len(seconds),
         micro_batch_sizes=(ended.request.micro_batch_size,) * steps,

@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from batchwright.planning.accumulation import condensed, divisors_up_to, is_as_demanding, plan_window, share_per_rank
+from batchwright.planning.counted_plans import judge_over_sizes
 from batchwright.planning.objectives import plan_size, steps_of
 from batchwright.planning.parameters import DEFAULT_PARAMETERS, SearchParameters
 from batchwright.schemas.recommendation import Proof
@@ -37,6 +38,7 @@ class PlanProof:
         fit: the fit that was at least as demanding; none before the plan has run.
         inconclusive: the run of the plan that showed neither that it fits nor that it does not.
         failed: the runs of larger plans, which did not fit.
+        refusal: why there is no plan although the size fits; empty where there is one.
     """
 
     size: int
@@ -45,11 +47,12 @@ class PlanProof:
     fit: ProbeResult | None = None
     inconclusive: ProbeResult | None = None
     failed: tuple[ProbeResult, ...] = ()
+    refusal: str = ""
 
     @property
     def needs_run(self) -> bool:
         """Return whether the plan has to be run."""
-        return self.fit is None and self.inconclusive is None
+        return self.fit is None and self.inconclusive is None and not self.refusal
 
     @property
     def statement(self) -> str:
@@ -57,6 +60,8 @@ class PlanProof:
         return " ".join([*(_failure_of_plan(probe) for probe in self.failed), self._own_statement()])
 
     def _own_statement(self) -> str:
+        if self.refusal:
+            return self.refusal
         window = format_window(self.window)
         if self.inconclusive is not None:
             return (
@@ -137,6 +142,8 @@ def _prove_plan_of_command(
     Its micro-batches divide the share, so that after a plan that did not fit the next smaller divisor follows.
     """
     share = request.effective_batch_size // request.spec.parallelism.world_size
+    if request.command is not None and not request.command.model.takes_accumulation:
+        return _prove_updates_of_command(share, size, probes)
     sizes = divisors_up_to(share, size)
     failed: list[ProbeResult] = []
     for chosen in reversed(sizes):
@@ -148,7 +155,35 @@ def _prove_plan_of_command(
         failed.append(stopped)
     own = [probe for probe in probes if probe.micro_batch_size == chosen and probe.outcome is Outcome.FIT]
     fit = next((probe for probe in own if probe.counted is not None and probe.counted.of_plan), None)
+    if fit is not None:
+        fit = fit.model_copy(update={"counted": judge_over_sizes(fit, probes)})
     return PlanProof(chosen, share, window, fit, _inconclusive(runs, parameters), tuple(failed))
+
+
+def _prove_updates_of_command(share: int, size: int, probes: Sequence[ProbeResult]) -> PlanProof:
+    """The plan of a command that takes no accumulation: the updates that it makes itself, where they have the samples.
+
+    It may derive its accumulation from a total of its own, or make every update of one micro-batch.
+    """
+    fits = [probe for probe in probes if probe.outcome is Outcome.FIT and probe.counted is not None]
+    made = {fit.micro_batch_size: max(fit.counted.ranks[0].backward_passes) for fit in fits if fit.counted is not None}
+    following = [each for each, passes in made.items() if each * passes == share and each <= size]
+    if not made or following:
+        chosen = max(following, default=size)
+        fit = next((fit for fit in fits if fit.micro_batch_size == chosen), None)
+        if fit is not None and fit.counted is not None:
+            confirmed = {"as_planned": True, "statement": f"{fit.counted.statement.rpartition(';')[0]}, as planned"}
+            fit = fit.model_copy(update={"counted": fit.counted.model_copy(update=confirmed)})
+        return PlanProof(chosen, share, plan_window(share, share // chosen), fit)
+    largest = max(made)
+    samples = largest * made[largest]
+    refusal = (
+        f"Micro-batches of {largest} fit, but the command takes no accumulation, and its updates have {samples} "
+        f"samples on a rank ({made[largest]} of {largest}), where {share} were requested. Give it "
+        "{gradient_accumulation_steps} or {effective_batch_size}, or tune with --effective-batch-size "
+        f"{samples if made[largest] > 1 else largest}{' or less' if made[largest] == 1 else ''} for each rank."
+    )
+    return PlanProof(largest, share, (largest,) * made[largest], refusal=refusal)
 
 
 def _window_to_run(shares: Sequence[int], steps: int) -> tuple[int, tuple[int, ...]]:

@@ -89,7 +89,8 @@ def recommend(
     request, size = finished.request, finished.size
     world_size = request.spec.parallelism.world_size
     plan_of_size = balanced_plan if request.command is None else repeated_plan
-    plan = plan_of_size(request.effective_batch_size, world_size, size) if size else None
+    refusal = finished.plan_proof.refusal if finished.plan_proof is not None else ""
+    plan = plan_of_size(request.effective_batch_size, world_size, size) if size and not refusal else None
     uniform = uniform_plan(request.effective_batch_size, world_size, size) if size and request.uniform else None
     listed = _alternatives(finished)
     statement = finished.proof.statement + _ranks_in_words(finished.probes) + _weights_in_words(request)
@@ -100,13 +101,13 @@ def recommend(
         id=identifier,
         created_at=created_at,
         feasible=plan is not None,
-        infeasible_reason=None if plan else infeasible_reason(finished),
+        infeasible_reason=None if plan else refusal or infeasible_reason(finished),
         choice=_choice(finished, listed) if size else "",
         alternatives=listed,
         what_ifs=finished.what_if.what_ifs,
         uniform=uniform,
         evidence=Evidence(
-            probes=finished.probes,
+            probes=tuple(_with_verdict(probe, finished) for probe in finished.probes),
             proof=proof,
             simulated_ranks=simulated_ranks_of(finished.probes),
             plan_proof=finished.plan_proof.statement if finished.plan_proof else "",
@@ -124,6 +125,13 @@ def recommend(
         request=request,
     )
     return with_gain(found)
+
+
+def _with_verdict(probe: ProbeResult, finished: FinishedTuning) -> ProbeResult:
+    """The probe; that of a command's plan with the verdict that all probes give."""
+    fit = finished.plan_proof.fit if finished.plan_proof is not None else None
+    is_same = fit is not None and fit.model_copy(update={"counted": None}) == probe.model_copy(update={"counted": None})
+    return fit if fit is not None and is_same else probe
 
 
 def _largest(finished: FinishedTuning) -> int:
@@ -301,24 +309,27 @@ def _warnings_of_command(finished: FinishedTuning) -> list[Advice]:
     fit = finished.plan_proof.fit if finished.plan_proof is not None else None
     if finished.request.command is None or fit is None or fit.counted is None:
         return []
-    found, counted, model = [], fit.counted, finished.request.command.model
-    if not model.takes_accumulation:
+    found, counted = [], fit.counted
+    if counted.as_planned is None:
         message = (
-            "The command takes no accumulation: only its micro-batch size is set, and whether an update has the "
-            f"requested samples is its own affair ({counted.statement}). Give it {{gradient_accumulation_steps}} or "
-            "{effective_batch_size} to have that verified."
+            f"That an update has the samples of the plan was not verified: {counted.statement}. `--samples-dimension`, "
+            "`--samples-per-unit` and `--no-count-samples` say what a sample is."
         )
-        found.append(Advice(code="accumulation-not-set", message=message))
-    elif counted.as_planned is None:
-        message = f"The samples of an update could not be counted ({counted.statement}): only its backward passes were."
-        found.append(Advice(code="samples-not-counted", message=message))
-    if counted.lengths_vary:
+        found.append(Advice(code="samples-not-verified", message=message))
+    found += [Advice(code=code, message=message) for code, message in counted.unseen.items()]
+    varying = [
+        f"{name} from {' x '.join(str(low) for low, _ in sizes)} to {' x '.join(str(high) for _, high in sizes)}"
+        for name, sizes in counted.shapes.items()
+        if any(low != high for low, high in sizes[1:])
+    ]
+    if varying:
+        seen = counted.ranks[0].backward_passes
         message = (
-            f"The batches had sequences of different lengths, of at most {counted.longest_sequence} tokens in "
-            f"{model.probe_updates} updates: a later batch may be longer, and take more memory. Pad to the longest "
-            "length, select the longest samples in probes (`probe_arguments`), or watch more updates (`probe_updates`)."
+            f"The sizes of samples vary: {'; '.join(varying)} in {len(seen)} updates of together {sum(seen)} backward "
+            "passes. A later batch may be larger, and take more memory. Pad to the largest size, select the largest "
+            "samples in probes (`probe_arguments`), or watch more updates (`probe_updates`)."
         )
-        found.append(Advice(code="lengths-vary", message=message))
+        found.append(Advice(code="sizes-vary", message=message))
     return found
 
 

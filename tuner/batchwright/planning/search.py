@@ -3,8 +3,9 @@
 **Assumption.** Fitting is monotone: if a size fits, every smaller one does. A fit at one candidate and a failure at the
 next then prove the answer. Results are checked against this: after a contradiction the search warns, and its answer is
 below the smallest failure. A size of one that fails by an error is taken for a special case (BatchNorm over a single
-value) until a larger one fails likewise. A size above a fit whose probe is inconclusive (it times out, fails by
-an error, or is lost twice) bounds the search: the largest fit is the answer, and the proof names the size.
+value) until a larger one fails likewise. Any other size that fails by an error although another one ran is left out, as
+one that the program refuses; the proof names it. A size above a fit whose probe is inconclusive (it times out, is lost
+twice, or fails by an error after several that were left out) bounds the search: the largest fit is the answer.
 
 **Posterior.** Peak memory is taken to be affine in the size (intercept: parameters, gradients, optimizer state; slope:
 activations of a sample) above a floor that does not depend on it, or to follow the curve of an estimate where there is
@@ -66,7 +67,9 @@ class MicroBatchSearch:
         self._failures: dict[int, ProbeResult] = {}
         self._lost: Counter[int] = Counter()
         self._inconclusive: dict[int, ProbeResult] = {}
-        """Inconclusive probes above a fit: timed out, failed by an error, or lost twice."""
+        """Inconclusive probes above a fit: timed out, lost twice, or failed by an error."""
+        self._left_out: dict[int, ProbeResult] = {}
+        """Probes that failed by an error, though another size ran."""
         self._failure: Failure | None = None
         self._failed_at_one: ProbeResult | None = None
         self._budget = _Bracket(0, space.count + 1, failed=False).worst_case() + parameters.slack_probes
@@ -79,7 +82,10 @@ class MicroBatchSearch:
         wanted = self._wanted_index(bracket)
         spent = len(self._fits) + len(self._failures) + len(self._inconclusive) + 1
         is_affordable = spent + bracket.worst_case_after(wanted) <= self._budget
-        return self.space.size(wanted if is_affordable else bracket.middle)
+        chosen = wanted if is_affordable else bracket.middle
+        near = range(chosen - len(self._left_out), chosen + len(self._left_out) + 1)
+        open_ = [index for index in near if bracket.low < index < bracket.high and index not in self._left_out]
+        return self.space.size(min(open_, key=lambda index: abs(index - chosen), default=chosen))
 
     def tell(self, result: ProbeResult) -> None:
         """Record the result of a probe.
@@ -100,8 +106,11 @@ class MicroBatchSearch:
             self._record_inconclusive(index, result)
 
     def _record_inconclusive(self, index: int, result: ProbeResult) -> None:
-        """Bound the search by an inconclusive size where a smaller one fits; otherwise fail the search."""
-        if _may_depend_on_size(result) and any(fit < index for fit in self._fits):
+        """Leave a size out, or bound the search by it where a smaller one fits; otherwise fail the search."""
+        is_refused = result.outcome is Outcome.ERROR and not result.is_device_error and bool(self._fits)
+        if is_refused and len(self._left_out) < self._parameters.most_inconclusive_sizes:
+            self._left_out.setdefault(index, result)
+        elif _may_depend_on_size(result) and any(fit < index for fit in self._fits):
             self._inconclusive.setdefault(index, result)
         elif self._failure is None:
             self._failure = _failure(result)
@@ -137,7 +146,9 @@ class MicroBatchSearch:
         """The proof or the failure that ended the search; none while the search continues."""
         if self._failure is not None:
             return self._failure
-        if not self._bracket.closed and not self._gives_up:
+        bracket = self._bracket
+        left = bracket.high - bracket.low - 1 - sum(bracket.low < index < bracket.high for index in self._left_out)
+        if left and not self._gives_up:
             return None
         if self._failed_at_one is not None and not self._fits:
             return self._nothing_runs(self._failed_at_one)
@@ -187,9 +198,17 @@ class MicroBatchSearch:
         fits = self.space.size(low) if low else 0
         if high in self._inconclusive:
             return self._inconclusive_proof(low, high, self._inconclusive[high])
+        refused = {self.space.size(index): result for index, result in sorted(self._left_out.items())}
+        named = "".join(
+            f" {size} was left out: {result.message or 'its probe failed'}." for size, result in refused.items()
+        )
         if high not in self._failures:
+            above = min((size for size in refused if size > fits), default=None)
             statement = f"{fits} fits, and larger sizes were not tried: the bound is {self.space.bound}"
-            return Proof(fits=fits, stopped_by="bound", statement=f"{statement} ({self.space.bound_reason}).")
+            statement = f"{statement} ({self.space.bound_reason}).{named}"
+            return Proof(
+                fits=fits, stopped_by="invalid-size" if above else "bound", next_size=above, statement=statement
+            )
         failure = self._failures[high]
         invalid = failure.outcome is Outcome.INVALID_SIZE
         failed = f"{self.space.size(high)}, {'is not a valid size' if invalid else 'ran out of memory'}"
@@ -198,7 +217,7 @@ class MicroBatchSearch:
             fits=fits,
             stopped_by="invalid-size" if invalid else "oom",
             next_size=self.space.size(high),
-            statement=f"{start}{failed}{f' ({failure.message})' if failure.message else ''}.",
+            statement=f"{start}{failed}{f' ({failure.message})' if failure.message else ''}.{named}",
         )
 
     def _inconclusive_proof(self, low: int, high: int, ended: ProbeResult) -> Proof:
@@ -398,10 +417,8 @@ _REMEDIES = {
 
 
 def _may_depend_on_size(result: ProbeResult) -> bool:
-    """Return whether a smaller size may succeed: not after an error of the device, or before the first update."""
-    if result.outcome is not Outcome.ERROR:
-        return True
-    return result.phase in {Phase.WARMUP, Phase.MEASURE} and not result.is_device_error
+    """Return whether a smaller size may succeed: not after an error of the device."""
+    return result.outcome is not Outcome.ERROR or not result.is_device_error
 
 
 def _failure(result: ProbeResult) -> Failure:

@@ -14,6 +14,7 @@ from batchwright.errors import DeviceError, FieldProblem, SearchError, SpecError
 from batchwright.planning.accumulation import probe_window, share_per_rank
 from batchwright.planning.comparison.gain import baseline_to_probe, baseline_to_time
 from batchwright.planning.comparison.what_if import WhatIfResult, WhatIfs
+from batchwright.planning.counted_plans import judge_over_sizes
 from batchwright.planning.coupled_loss import WholeBatch, coupling_request, is_undivided
 from batchwright.planning.fingerprint import fingerprint, relevant_versions, request_fingerprint
 from batchwright.planning.objectives import next_to_time, plan_size, recommended_size, steps_of
@@ -282,7 +283,13 @@ class Tuning:
     @property
     def _misled(self) -> ProbeResult | None:
         """The probe of a command that did not train by its figures; none where all did."""
-        return next((probe for probe in self._probes if probe.error_type == PLAN_NOT_FOLLOWED), None)
+        for probe in self._probes:
+            judged = judge_over_sizes(probe, self._probes) if probe.outcome is Outcome.FIT else None
+            if judged is not None and judged.as_planned is False:
+                return probe.model_copy(update={"message": judged.statement})
+            if probe.error_type == PLAN_NOT_FOLLOWED:
+                return probe
+        return None
 
     def _size_to_confirm(self) -> int | None:
         """The size of the stored recommendation, until a probe has shown whether it still fits."""

@@ -18,7 +18,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Discriminator, Field, JsonValue, Tag, WithJsonSchema, model_validator
 
-from batchwright.schemas.base import Document, Environment, parse_document, read_data
+from batchwright.schemas.base import Document, Environment, PositiveInt, parse_document, read_data
 from batchwright.schemas.field_errors import described_pattern
 from batchwright.schemas.workload import RanksSpec, WorkloadSpec
 from batchwright.suggestions import nearest
@@ -116,6 +116,12 @@ class CommandModel(Document):
     samples."""
     probe_updates: Annotated[int, Field(ge=2, le=10_000)] = 2
     """Optimizer updates after which a probe ends. More updates see more of the data's lengths."""
+    samples_dimension: Annotated[int, Field(ge=0, le=63)] | None = None
+    """The dimension of what the model is called with that counts samples, where it is not found out."""
+    samples_per_unit: PositiveInt | None = None
+    """What is counted for each sample of the plan, such as 7 views; 1 by default."""
+    counts_samples: bool = True
+    """Whether samples are counted. Without it only backward passes show that the command follows its plan."""
     loading_timeout_seconds: Annotated[float, Field(gt=0.0, le=86_400.0)] = 1800.0
     """Time limit until the first forward pass. The time limit of a probe counts from there."""
 
@@ -176,6 +182,11 @@ class CommandModel(Document):
     def takes_accumulation(self) -> bool:
         """True if the command knows how often to accumulate: by the steps, the effective batch, or its own text."""
         return not self.takes_size or bool(self.placeholders & {ACCUMULATION_STEPS, EFFECTIVE_BATCH_SIZE})
+
+    @property
+    def says_what_a_sample_is(self) -> bool:
+        """True if the user says what counts samples."""
+        return self.samples_dimension is not None or self.samples_per_unit is not None
 
 
 def _scalar(value: JsonValue) -> str:

@@ -244,7 +244,8 @@ class Recommendation(Document):
     """The durable result of a tuning: plan, proof and evidence."""
 
     plan: Plan | None = None
-    """Plan to train with: micro-batches that sum to exactly the effective batch. None when nothing fits."""
+    """Plan to train with: micro-batches that sum to exactly the effective batch. None when nothing fits, and for a
+    command that takes no accumulation and makes other updates than requested."""
     largest_micro_batch_size: PositiveInt | None = None
     """The micro-batch size that fits, proven by a run: the largest, or the one for the request's objective, or that of
     a smaller plan where the plan for it did not fit. All micro-batches of the plan are at most this large, and may all
@@ -262,9 +263,9 @@ class Recommendation(Document):
     created_at: datetime
     """Creation time (UTC)."""
     feasible: bool
-    """True if any micro-batch fits."""
+    """True if there is a plan."""
     infeasible_reason: str | None = None
-    """Reason why no micro-batch fits, with the numbers and the remedies."""
+    """Reason why there is no plan, with the numbers and the remedies."""
     choice: str = ""
     """Reason for this plan, in a sentence."""
     alternatives: tuple[Alternative, ...] = ()

@@ -94,14 +94,19 @@ class UpdateTiming(Document):
 
 
 class CountedRank(Document):
-    """The updates of one rank of a command, as counted in its process."""
+    """The updates of one optimizer on one rank of a command, as counted in its process."""
 
     rank: NonNegativeInt
     """Rank of the process; 0 where a command has one."""
+    optimizer: str | None = None
+    """Class of the optimizer whose steps ended the updates, with a number from the second of a class on."""
     backward_passes: tuple[NonNegativeInt, ...] = ()
     """Backward passes of each update, in order."""
-    samples: tuple[NonNegativeInt, ...] = ()
-    """Samples of each update, in order; empty where no tensor showed them."""
+    samples: dict[str, tuple[NonNegativeInt, ...]] = Field(default_factory=dict)
+    """Samples of each update by everything that may count them: `loader 1`, the indices that the first data loader
+    drew, and `dimension 0`, the first dimension of what the model was called with. Empty where nothing shows them."""
+    epoch_ends: tuple[NonNegativeInt, ...] = ()
+    """Places in `backward_passes` of updates in or after which a data loader began anew, and that may be smaller."""
     skipped_updates: NonNegativeInt = 0
     """Updates whose gradients were discarded before a step, as by a loss scaler."""
 
@@ -112,20 +117,20 @@ class CountedUpdates(Document):
     world_size: PositiveInt
     """Data-parallel ranks that made updates."""
     ranks: tuple[CountedRank, ...]
-    """The updates of each rank."""
+    """The updates of each rank and optimizer."""
+    accumulation_steps: PositiveInt | None
+    """Micro-batches of an update on a rank that the command was given; none where it takes no accumulation."""
     of_plan: bool
     """True if the command ran with the figures of a plan, as a job would."""
     as_planned: bool | None
-    """True if the counted figures are those that the command was given; none where it takes only sizes, or a figure
-    could not be counted."""
+    """True if the counted figures are those that the command was given; none where nothing confirms or refutes them."""
     statement: str
     """The figures in a sentence."""
-    longest_sequence: PositiveInt | None = None
-    """Second dimension of the largest batch of token ids; none where no tensor showed it."""
-    lengths_vary: bool = False
-    """True if batches had sequences of different lengths, so that a later one may be longer."""
-    optimizer: str | None = None
-    """Class of the optimizer that stepped."""
+    shapes: dict[str, tuple[tuple[NonNegativeInt, NonNegativeInt], ...]] = Field(default_factory=dict)
+    """Smallest and largest size of each dimension of what models were called with, by the class of the model and the
+    name or place of the argument."""
+    unseen: dict[str, str] = Field(default_factory=dict)
+    """What the updates did not show and may take memory later, by the code of its warning."""
     versions: dict[str, str] = Field(default_factory=dict)
     """Versions of Python and torch in the processes of the command."""
 

@@ -56,6 +56,9 @@ def tune(  # noqa: PLR0913 - a command's options are its arguments
     working_directory: trailing.WorkingDirectory = None,
     probe_updates: trailing.ProbeUpdates = None,
     probe_argument: trailing.ProbeArguments = None,
+    samples_dimension: trailing.SamplesDimension = None,
+    samples_per_unit: trailing.SamplesPerUnit = None,
+    count_samples: trailing.CountSamples = True,
     loading_timeout: trailing.LoadingTimeout = None,
     uniform_only: trailing.UniformOnly = None,
     output: Annotated[
@@ -83,6 +86,9 @@ def tune(  # noqa: PLR0913 - a command's options are its arguments
         working_directory=working_directory,
         probe_updates=probe_updates,
         probe_arguments=probe_argument,
+        samples_dimension=samples_dimension,
+        samples_per_unit=samples_per_unit,
+        count_samples=count_samples,
         loading_timeout=loading_timeout,
     )
     request = tuning_request(

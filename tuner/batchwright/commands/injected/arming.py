@@ -6,14 +6,15 @@ import faulthandler
 import os
 import sys
 import time
-from typing import Any
+from typing import Any, Mapping
 from weakref import WeakSet
 
 from .counting import UpdateCounter
+from .evaluations import Evaluations
 from .memory import Baseline, CpuMemory, CudaMemory
 from .reporting import read_settings, report, stacks_path
 from .shortages import Shortages
-from .torch_hooks import TorchHooks, rank_and_world_size
+from .torch_hooks import ModelCall, TorchHooks, rank_and_world_size
 from .watching import WatchedProcess
 
 _PASSES_OF_LAST_UPDATE = 2
@@ -48,7 +49,7 @@ class ImportedTorch:
         if limit_bytes is not None and self._baseline.earlier_peak_bytes > limit_bytes:
             os._exit(1)  # a fresh process would run out of memory in its imports: the probe is repeated in one
         kind = ArmedProcess if settings["ends"] else WatchedProcess
-        armed = kind(self._torch, folder, settings, self._baseline)
+        armed = kind(self._torch, folder, settings, self._baseline, self._hooks.loaders)
         armed.start()
         self._hooks.observers.append(armed)
 
@@ -61,15 +62,19 @@ class ArmedProcess:
         folder: the folder of the probe.
         settings: the settings of the probe.
         baseline: the memory from which the limit counts.
+        loaders: the data loaders that the process has read.
     """
 
-    def __init__(self, torch: Any, folder: str, settings: dict[str, Any], baseline: Baseline) -> None:
+    def __init__(
+        self, torch: Any, folder: str, settings: dict[str, Any], baseline: Baseline, loaders: Mapping[Any, int]
+    ) -> None:
         self._torch = torch
+        self._loaders = loaders
         self._folder = folder
         self._settings = settings
         self._is_cuda = settings["device"] == "cuda"
         self._memory = CudaMemory(torch, settings) if self._is_cuda else CpuMemory(settings["limit_bytes"], baseline)
-        self._counter = UpdateCounter(settings["updates"])
+        self._counter = self._new_counter()
         self._shortages = Shortages(settings["shortage_texts"], self._report_shortage)
         self._starts: list[float] = []
         """Times at which the first call before each backward pass of the current update began."""
@@ -83,6 +88,12 @@ class ArmedProcess:
         self._last_seconds = 0.0
         """Seconds from the start of the last micro-batch of an update to the end of the update."""
         self._optimizers: WeakSet[Any] = WeakSet()
+        self._trained: set[int] = set()
+        """The parameters of optimizers that had a gradient at a step."""
+        self._shapes: dict[str, tuple[list[int], list[int]]] = {}
+        """The smallest and the largest size of each dimension of what models were called with, by its name."""
+        self._evaluations = Evaluations()
+        self._first_at: float | None = None
         self._ran = False
         self._is_forked = False
         self._read_early = _variables_of_torch() if baseline.is_of_server else None
@@ -103,21 +114,28 @@ class ArmedProcess:
     def _forked(self) -> None:
         """Count anew in a forked process, which has no budget until it trains: loaders of data have none."""
         self._memory.lift()
-        self._counter = UpdateCounter(self._settings["updates"])
+        self._counter = self._new_counter()
         self._ran, self._is_forked, self._starts, self._gaps, self._held = False, True, [], [], []
 
     # --- what the hooks see ---
 
-    def called(self, samples: int | None, sequence: int | None) -> None:
-        """Count a call of the model."""
+    def called(self) -> None:
+        """Prepare for a micro-batch, which a call of a model begins."""
         self._begin()
         if len(self._starts) == self._counter.waiting_passes:
             self._starts.append(time.monotonic())
             self._record_held()
         if self._resident_bytes is None and self._counter.updates and self._counter.waiting_passes:
             self._resident_bytes = self._memory.held_bytes()
-        if samples is not None:
-            self._counter.call(samples, sequence)
+
+    def evaluated(self, *, in_training_mode: bool) -> None:
+        """Take a call of a model without gradients."""
+        has_trained = bool(self._counter.updates or self._counter.waiting_passes)
+        self._evaluations.saw(in_training_mode=in_training_mode, has_trained=has_trained)
+
+    def iterated(self) -> None:
+        """Count the epochs of data loaders."""
+        self._counter.iterate()
 
     def _record_held(self) -> None:
         """Record the bytes held before a micro-batch that is not the first of its update."""
@@ -133,14 +151,18 @@ class ArmedProcess:
         if not self._is_forked:
             self._report("forward")
 
-    def went_backward(self, loaded: int | None) -> None:
+    def went_backward(self, call: ModelCall | None, drawn: dict[str, int | None]) -> None:
         """Count a backward pass. In a forked process the first one shows that it trains."""
         if self._is_forked:
             self._is_forked = False
             self._memory.limit()
             self._report("forward")
         self._begin()
-        self._counter.backward(loaded)
+        self._counter.backward(call.shape if call else None, drawn)
+        named = {call.model + "." + name: shape for name, shape in call.shapes.items()} if call else {}
+        for name, shape in named.items():
+            smallest, largest = self._shapes.setdefault(name, (list(shape), list(shape)))
+            smallest[:], largest[:] = map(min, smallest, shape), map(max, largest, shape)
         self._report_passes()
         if self._settings["counts_plan"] and self._has_held_all():
             self._memory.synchronize()
@@ -155,7 +177,7 @@ class ArmedProcess:
         that with one, of a single rank too, every update is made whole.
         """
         counter = self._counter
-        if counter.waiting_passes < _PASSES_OF_LAST_UPDATE or not counter.is_in_last(map(id, self._optimizers)):
+        if counter.waiting_passes < _PASSES_OF_LAST_UPDATE or not counter.is_in_last(map(id, self._idle_optimizers())):
             return False
         distributed = self._torch.distributed
         if distributed.is_available() and distributed.is_initialized():
@@ -179,25 +201,35 @@ class ArmedProcess:
         if waiting & (waiting - 1) == 0 or waiting == self._settings["most_passes"]:
             self._report("backward", waiting=waiting)
 
-    def discarded(self) -> None:
+    def discarded(self, optimizer: Any) -> None:
         """Count gradients that are set to zero, which Lightning does between a forward pass and its backward pass."""
         if self._counter.waiting_passes:
             self._starts.clear()
             self._held.clear()
-        self._counter.discard()
+        self._counter.discard(id(optimizer))
 
     def stepped(self, optimizer: Any) -> None:
         """Count a step, and end after the wanted ones."""
         self._memory.synchronize()
         now = time.monotonic()
+        self._first_at = self._first_at or now
+        parameters = [each for group in optimizer.param_groups for each in group["params"]]
+        self._trained.update(id(each) for each in parameters if each.grad is not None)
         if self._counter.step(id(optimizer), now):
             self._end_update(now)
             self._memory.follow_contexts()
             self._report_update(optimizer)
         elif self._counter.steps <= self._settings["updates"]:
             self._report("idle-step", optimizer=_name(optimizer))
-        if self._counter.is_complete:
+        waits = self._settings["awaits_optimizers"] and now - self._first_at < self._settings["patience_seconds"]
+        awaited = map(id, self._idle_optimizers()) if waits else ()
+        if self._counter.is_exhausted or self._counter.is_complete(awaited):
             self._finish()
+
+    def _idle_optimizers(self) -> list[Any]:
+        """The optimizers that the program has, of whose parameters none had a gradient at a step of any optimizer."""
+        found = [(optimizer, _trainable(optimizer)) for optimizer in self._optimizers]
+        return [it for it, parameters in found if parameters and not any(id(p) in self._trained for p in parameters)]
 
     def _end_update(self, now: float) -> None:
         """Keep the seconds of an update's micro-batches, and the bytes held between these."""
@@ -217,13 +249,17 @@ class ArmedProcess:
 
     def _report_update(self, optimizer: Any) -> None:
         rank, world_size = self._rank()
+        update = self._counter.updates[-1]
         self._report(
             "update",
             rank=rank,
             world_size=world_size,
             number=len(self._counter.updates),
             optimizer=_name(optimizer),
-            **self._counter.updates[-1].totals(),
+            optimizer_number=list(dict.fromkeys(each.optimizer for each in self._counter.updates)).index(id(optimizer)),
+            backward_passes=update.backward_passes,
+            samples=update.samples,
+            ended_at=update.ended_at,
         )
 
     def _report_shortage(self, kind: str, message: str, where: str) -> None:
@@ -245,6 +281,8 @@ class ArmedProcess:
         self._memory.lift()
         self._check_variables()
         rank, world_size = self._rank()
+        idle = self._idle_optimizers()
+        held = {id(p): int(p.numel()) for it in self._optimizers if it not in idle for p in _trainable(it)}
         gaps = sorted(self._gaps)
         middle = gaps[len(gaps) // 2] if gaps else None
         passes = self._counter.updates[-1].backward_passes if self._counter.updates else 1
@@ -253,7 +291,12 @@ class ArmedProcess:
             rank=rank,
             world_size=world_size,
             skipped=self._counter.skipped,
-            sequences=[min(self._counter.sequences), max(self._counter.sequences)] if self._counter.sequences else [],
+            epoch_ends=sorted(self._counter.epoch_ends),
+            shapes=self._shapes,
+            idle_optimizers=[[_name(it), sum(p.numel() for p in _trainable(it))] for it in idle],
+            idle_parameters=sum(count for key, count in held.items() if key not in self._trained),
+            held_parameters=sum(held.values()),
+            later_evaluation=self._evaluations.later(self._loaders),
             micro_batch_seconds=middle,
             update_seconds=self._last_seconds + (passes - 1) * (middle or 0.0),
             resident_bytes=self._resident_bytes,
@@ -264,9 +307,16 @@ class ArmedProcess:
         while True:
             time.sleep(3600.0)
 
+    def _new_counter(self) -> UpdateCounter:
+        return UpdateCounter(self._settings["updates"], self._settings["passes"])
+
 
 def _variables_of_torch() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if name.startswith("TORCH")}
+
+
+def _trainable(optimizer: Any) -> list[Any]:
+    return [each for group in optimizer.param_groups for each in group["params"] if each.requires_grad]
 
 
 def _name(optimizer: Any) -> str:

@@ -1,38 +1,60 @@
 """Count the updates of a process: backward passes and samples between two optimizer steps. Pure.
 
 An update ends with a step that follows a backward pass. A further optimizer that steps without another backward pass
-belongs to the same update. Gradients that are discarded before a step, as a loss scaler does, belong to no update.
+belongs to the same update. Gradients that an optimizer sets to zero before its step, as a loss scaler does, belong to
+no update of it.
+
+What a sample is only the program knows. So everything is counted that may be one: the indices that each data loader
+drew, and every dimension of the tensor that the model was called with.
 """
 
 from __future__ import annotations
 
-from typing import Iterable
+from typing import Iterable, Mapping, Sequence
+
+_PATIENCE_UPDATES = 64
+"""Updates beyond the wanted ones that an optimizer without a step is waited for, or an update with all passes: a
+program may ramp its accumulation, and a generator may step after each fifth step of its critic."""
+
+
+class BackwardPass:
+    """A backward pass.
+
+    Args:
+        shape: the shape of what the model was called with for it; none where it reached no new call.
+        drawn: the indices that each data loader drew for it, by the loader; none where that is not known.
+    """
+
+    def __init__(self, shape: Sequence[int] | None, drawn: Mapping[str, int | None]) -> None:
+        self.shape = shape
+        self.drawn = drawn
 
 
 class Update:
-    """One update: its backward passes, and their samples by two sources."""
+    """One update.
 
-    def __init__(self) -> None:
-        self.backward_passes = 0
-        self.forward_samples: list[int | None] = []
-        """Samples of each backward pass by the first dimension of what the model was called with."""
-        self.loader_samples: list[int | None] = []
-        """Samples of each backward pass by the indices that the data loader drew."""
-        self.ended_at = 0.0
+    Args:
+        optimizer: the optimizer whose step ended it.
+        passes: its backward passes.
+        ended_at: the time of its end, in seconds.
+    """
 
-    def totals(self) -> dict[str, object]:
-        """The figures for a report; no samples where one backward pass has none."""
-        return {
-            "backward_passes": self.backward_passes,
-            "forward_samples": _sum(self.forward_samples),
-            "loader_samples": _sum(self.loader_samples),
-            "ended_at": self.ended_at,
-        }
+    def __init__(self, optimizer: int, passes: Sequence[BackwardPass], ended_at: float) -> None:
+        self.optimizer = optimizer
+        self.backward_passes = len(passes)
+        self.samples = _samples(passes)
+        """Samples by each source that every pass with data has: `loader 1`, `dimension 0`, `dimension 1`."""
+        self.ended_at = ended_at
 
 
-def _sum(samples: list[int | None]) -> int | None:
-    known = [count for count in samples if count is not None]
-    return sum(known) if samples and len(known) == len(samples) else None
+def _samples(passes: Sequence[BackwardPass]) -> dict[str, int]:
+    loaders = sorted({name for each in passes for name in each.drawn})
+    drawn = {name: [each.drawn.get(name, 0) for each in passes] for name in loaders}
+    found = {name: sum(count or 0 for count in counts) for name, counts in drawn.items() if None not in counts}
+    shapes = [each.shape for each in passes if each.shape is not None]
+    for number in range(min(map(len, shapes), default=0)):
+        found["dimension " + str(number)] = sum(shape[number] for shape in shapes)
+    return found
 
 
 class UpdateCounter:
@@ -40,45 +62,48 @@ class UpdateCounter:
 
     Args:
         wanted: updates after which the counting is complete.
+        passes: backward passes that an update must have to be one of them.
     """
 
-    def __init__(self, wanted: int) -> None:
+    def __init__(self, wanted: int, passes: int = 1) -> None:
         self._wanted = wanted
+        self._least_passes = passes
         self._steps: dict[int, int] = {}
-        self._current = Update()
-        self._called_with: int | None = None
+        self._whole: dict[int, int] = {}
+        """Updates of each optimizer that had the least passes."""
+        self._passes: list[BackwardPass] = []
+        self._zeroed: dict[int, int] = {}
+        """Passes that each optimizer has discarded since the last step."""
         self.updates: list[Update] = []
         self.skipped = 0
-        self.sequences: set[int] = set()
+        self.epoch_ends: set[int] = set()
+        """Numbers of the updates in which, or after which, a data loader began anew; the first update is 0."""
 
-    def call(self, samples: int, sequence: int | None) -> None:
-        """Record a call of the model outside of any other; the first before a backward pass counts."""
-        if self._called_with is None:
-            self._called_with = samples
-        if sequence is not None:
-            self.sequences.add(sequence)
+    def backward(self, shape: Sequence[int] | None, drawn: Mapping[str, int | None]) -> None:
+        """Record a backward pass, as ``BackwardPass``."""
+        self._passes.append(BackwardPass(shape, drawn))
 
-    def backward(self, loaded: int | None) -> None:
-        """Record a backward pass, and the samples of the batch that the data loader gave for it."""
-        self._current.backward_passes += 1
-        self._current.forward_samples.append(self._called_with)
-        self._current.loader_samples.append(loaded)
-        self._called_with = None
+    def discard(self, optimizer: int) -> None:
+        """Record that an optimizer sets its gradients to zero: earlier backward passes led to no update of it."""
+        if self.waiting_passes:
+            self.skipped += len(self._passes) > self._zeroed.get(optimizer, 0)
+            self._zeroed[optimizer] = len(self._passes)
 
-    def discard(self) -> None:
-        """Record that gradients are set to zero: backward passes without a step so far led to no update."""
-        if self._current.backward_passes:
-            self.skipped += 1
-            self._current = Update()
+    def iterate(self) -> None:
+        """Record that the iteration of a data loader begins."""
+        number = len(self.updates) if self._passes else len(self.updates) - 1
+        if number >= 0:
+            self.epoch_ends.add(number)
 
     def step(self, optimizer: int, at: float) -> bool:
         """Record a step of an optimizer, and return whether it ended an update."""
         self._steps[optimizer] = self._steps.get(optimizer, 0) + 1
-        if not self._current.backward_passes:
+        passes = self._passes[self._zeroed.get(optimizer, 0) :]
+        if not passes:
             return False
-        self._current.ended_at = at
-        self.updates.append(self._current)
-        self._current = Update()
+        self.updates.append(Update(optimizer, passes, at))
+        self._whole[optimizer] = self._whole.get(optimizer, 0) + (len(passes) >= self._least_passes)
+        self._passes, self._zeroed = [], {}
         return True
 
     @property
@@ -88,15 +113,25 @@ class UpdateCounter:
 
     @property
     def waiting_passes(self) -> int:
-        """Backward passes since the last step."""
-        return self._current.backward_passes
+        """Backward passes since the last step that no optimizer has discarded."""
+        return len(self._passes) - max(self._zeroed.values(), default=0)
+
+    def is_complete(self, optimizers: Iterable[int] = ()) -> bool:
+        """Return whether these optimizers, and all that have stepped, have made the wanted steps and whole updates."""
+        awaited = {*self._steps, *optimizers}
+        is_done = all(self._steps.get(optimizer, 0) >= self._wanted for optimizer in awaited)
+        return is_done and all(count >= self._wanted for count in self._whole.values())
 
     @property
-    def is_complete(self) -> bool:
-        """True once every optimizer that stepped has made the wanted steps."""
-        return min(self._steps.values(), default=0) >= self._wanted
+    def is_exhausted(self) -> bool:
+        """True once no more updates are waited for."""
+        return self.steps >= self._wanted + _PATIENCE_UPDATES
 
     def is_in_last(self, optimizers: Iterable[int]) -> bool:
-        """Return whether one update is left, and each of these optimizers has made the steps of all before."""
+        """Return whether one update is left, and each of these optimizers has made the steps of all before.
+
+        Optimizers with updates of their own leave one each, of which the last may take the most memory.
+        """
         steps = [*self._steps.values(), *(self._steps.get(optimizer, 0) for optimizer in optimizers)]
-        return self._wanted > 1 and len(self.updates) == self._wanted - 1 and min(steps, default=0) >= self._wanted - 1
+        before = self._wanted - 1
+        return before > 0 and list(self._whole.values()) == [before] and min(steps, default=0) >= before

@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
+from functools import lru_cache
 from types import CodeType, FrameType
 from typing import Any, Callable
 
@@ -34,7 +35,6 @@ class Shortages:
         self._texts = [text.lower() for text in texts]
         self._report = report
         self._last: int | None = None
-        self._own: dict[str, bool] = {}
 
     def saw(self, error: BaseException | None, where: str) -> None:
         """Report an exception if it may be an OOM."""
@@ -85,13 +85,8 @@ class Shortages:
             self._trace_own_code()
 
     def _on_raise(self, code: CodeType, _offset: int, error: BaseException) -> None:
-        if self._is_own(code.co_filename):
+        if is_of_program(code.co_filename):
             self.saw(error, "raised")
-
-    def _is_own(self, file: str) -> bool:
-        if file not in self._own:
-            self._own[file] = not any(part in file for part in _LIBRARIES) and file != __file__
-        return self._own[file]
 
     def _trace_own_code(self) -> None:
         libraries = set()
@@ -106,7 +101,7 @@ class Shortages:
             file = frame.f_code.co_filename
             if file in libraries:
                 return None
-            if not self._is_own(file):
+            if not is_of_program(file):
                 libraries.add(file)
                 return None
             frame.f_trace_lines = False
@@ -119,3 +114,9 @@ class Shortages:
             if on_call(frame, "call", None) is not None:
                 frame.f_trace = in_frame
             frame = frame.f_back
+
+
+@lru_cache(maxsize=None)
+def is_of_program(file: str) -> bool:
+    """Return whether a file of code belongs to the program, and neither to a library nor to this package."""
+    return not any(part in file for part in (*_LIBRARIES, os.path.dirname(__file__)))

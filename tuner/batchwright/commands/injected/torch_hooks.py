@@ -4,29 +4,62 @@ from __future__ import annotations
 
 import os
 from collections import deque
+from contextlib import contextmanager
 from functools import wraps
 from importlib import import_module
-from typing import Any, Callable, Protocol
+from typing import Any, Callable, Iterator, Mapping, Protocol
+from weakref import WeakKeyDictionary
 
 from .torch_internals import data_loader_iterator
 
 _MOST_VALUES = 64
 """Values of a call that are searched for its batch."""
+_MOST_OUTPUTS = 16
+"""Tensors of a model's output that are followed to a backward pass."""
+_MOST_CALLS = 1024
+"""Calls of models that no backward pass has reached yet."""
+
+
+class ModelCall:
+    """A call of a model outside of any other, in which gradients are recorded.
+
+    Args:
+        model: the class of the model, with a number from the second model of a class on.
+        shapes: the shape of each tensor that is data and no intermediate result, by its name or place; that of the
+            batch first.
+    """
+
+    def __init__(self, model: str, shapes: dict[str, tuple[int, ...]]) -> None:
+        self.model = model
+        self.shapes = shapes
+        self.is_reached = False
+        """True once a backward pass has reached its output, or where it has no tensors that could show that."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the batch."""
+        return next(iter(self.shapes.values()))
 
 
 class Observer(Protocol):
     """Takes what the hooks see."""
 
-    def called(self, samples: int | None, sequence: int | None) -> None:
-        """Take an outermost call of a module, in which gradients are recorded."""
+    def called(self) -> None:
+        """Take that a model is called outside of any other, to be trained."""
 
-    def went_backward(self, loaded: int | None) -> None:
-        """Take a backward pass that has ended."""
+    def evaluated(self, *, in_training_mode: bool) -> None:
+        """Take that a model is called outside of any other, and no gradients are recorded."""
+
+    def went_backward(self, call: ModelCall | None, drawn: dict[str, int | None]) -> None:
+        """Take a backward pass that has ended, the new call that it reached, and the indices that loaders drew."""
+
+    def iterated(self) -> None:
+        """Take that the iteration of a data loader begins."""
 
     def constructed(self, optimizer: Any) -> None:
         """Take an optimizer that has been constructed."""
 
-    def discarded(self) -> None:
+    def discarded(self, optimizer: Any) -> None:
         """Take that an optimizer set its gradients to zero."""
 
     def stepped(self, optimizer: Any) -> None:
@@ -44,15 +77,21 @@ class TorchHooks:
 
     Attributes:
         observers: take what the hooks see.
+        loaders: the data loaders that were iterated, by number.
     """
 
     def __init__(self, torch: Any) -> None:
         self._torch = torch
         self.observers: list[Observer] = []
-        self._is_in_call = False
-        self._is_in_backward = False
-        self._loaded: deque[int | None] = deque()
-        """Samples of the batches of the data loader that was read last, which had no backward pass yet."""
+        self.loaders: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
+        self._within: list[str] = []
+        """The call of a model, the backward pass and the loading of a batch that this process is in."""
+        self._models: dict[str, WeakKeyDictionary[Any, int]] = {}
+        """Models that were called outside of any other, by their class."""
+        self._calls: list[ModelCall] = []
+        """Calls of models that no backward pass has taken for its own yet."""
+        self._given: WeakKeyDictionary[Any, deque[int | None]] = WeakKeyDictionary()
+        """By iterator of a data loader: samples of the batches that it has given, and no backward pass has taken."""
 
     def install(self) -> None:
         """Install all hooks."""
@@ -62,6 +101,7 @@ class TorchHooks:
         self._hook_loaders()
 
     def _stepped(self, optimizer: Any) -> None:
+        self._calls.clear()
         for observer in self.observers:
             observer.stepped(optimizer)
 
@@ -69,77 +109,122 @@ class TorchHooks:
         for observer in self.observers:
             observer.failed(error, where)
 
+    @contextmanager
+    def _entered(self, where: str) -> Iterator[None]:
+        """Look at an exception that passes the block, in which a call of a module is none of a model."""
+        self._within.append(where)
+        try:
+            yield
+        except StopIteration:
+            raise
+        except BaseException as error:
+            self._failed(error, where)
+            raise
+        finally:
+            self._within.pop()
+
     def _hook_modules(self) -> None:
         """Look at calls of modules from outside of any other module. Nested ones take the shortest way."""
         module = self._torch.nn.Module
         call = module.__call__
+        is_compiling = getattr(getattr(self._torch, "compiler", None), "is_compiling", bool)
 
         @wraps(call)
         def watched(self_: Any, *args: Any, **kwargs: Any) -> Any:
-            if self._is_in_call or self._is_in_backward:
+            if is_compiling() or self._within or next(self_.parameters(), None) is None:
                 return call(self_, *args, **kwargs)
-            self._is_in_call = True
-            try:
-                self._take_call(args, kwargs)
-                return call(self_, *args, **kwargs)
-            except BaseException as error:
-                self._failed(error, "forward")
-                raise
-            finally:
-                self._is_in_call = False
+            is_trained = self._torch.is_grad_enabled()
+            for observer in self.observers:
+                observer.called() if is_trained else observer.evaluated(in_training_mode=self_.training)
+            shapes = self._shapes_of(args, kwargs) if is_trained else {}
+            with self._entered("forward"):
+                result = call(self_, *args, **kwargs)
+            if shapes:
+                kind = type(self_).__name__
+                models = self._models.setdefault(kind, WeakKeyDictionary())
+                number = models.setdefault(self_, len(models) + 1)
+                self._follow(ModelCall(kind if number == 1 else kind + " " + str(number), shapes), result)
+            return result
 
         module.__call__ = watched
 
-    def _take_call(self, args: Any, kwargs: Any) -> None:
-        if not self._torch.is_grad_enabled():
-            return
-        batch = self._batch_of(args, kwargs)
-        if batch is not None:
-            is_tokens = batch.dim() == 2 and not batch.is_floating_point()  # noqa: PLR2004 - samples and positions
-            sequence = int(batch.shape[1]) if is_tokens else None
-            for observer in self.observers:
-                observer.called(int(batch.shape[0]), sequence)
+    def _shapes_of(self, args: Any, kwargs: Any) -> dict[str, tuple[int, ...]]:
+        """The shapes of the tensors of a call that are data and no intermediate results, `input_ids` before others."""
+        named = {"input_ids": kwargs["input_ids"], **kwargs} if "input_ids" in kwargs else kwargs
+        if named is kwargs:
+            named = {**{str(number): value for number, value in enumerate(args)}, **kwargs}
+        tensors = self._tensors_in(named, _MOST_VALUES)
+        return {name: tuple(map(int, it.shape)) for name, it in tensors if it.dim() and it.grad_fn is None}
 
-    def _batch_of(self, args: Any, kwargs: Any) -> Any:
-        """The first tensor of a call that is data and no intermediate result, `input_ids` before others."""
-        named = kwargs.get("input_ids")
-        values = deque([named] if named is not None else [*args, *kwargs.values()])
-        for _ in range(_MOST_VALUES):
-            if not values:
-                return None
-            value = values.popleft()
+    def _tensors_in(self, values: Any, most: int) -> Iterator[tuple[str, Any]]:
+        """Yield the tensors in a value and in its lists, tuples and mappings, with their names."""
+        left: deque[tuple[str, Any]] = deque([("", values)])
+        for _ in range(most):
+            if not left:
+                return
+            name, value = left.popleft()
             if isinstance(value, self._torch.Tensor):
-                if value.dim() and value.grad_fn is None:
-                    return value
+                yield name, value
             elif isinstance(value, (list, tuple)):
-                values.extend(value)
-            elif hasattr(value, "values") and hasattr(value, "keys"):
-                values.extend(value.values())
-        return None
+                left.extend((name + "." + str(number), each) for number, each in enumerate(value))
+            elif isinstance(value, Mapping):
+                left.extend((name + "." + str(key) if name else str(key), each) for key, each in value.items())
+
+    def _follow(self, call: ModelCall, result: Any) -> None:
+        """Have a backward pass that reaches the output of a call mark the call."""
+
+        def mark(_gradient: Any) -> None:
+            call.is_reached = True
+
+        tensors = [tensor for _, tensor in self._tensors_in(result, _MOST_OUTPUTS)]
+        try:
+            hooked = [tensor.register_hook(mark) for tensor in tensors if tensor.grad_fn is not None]
+        except RuntimeError:  # within a transform of functions
+            hooked, tensors = [], []
+        call.is_reached = not tensors
+        if hooked or not tensors:
+            self._calls = [*self._calls[1 - _MOST_CALLS :], call]
 
     def _hook_backward(self) -> None:
-        """Count calls of ``torch.autograd.backward``, which ``Tensor.backward`` makes; nested ones recompute."""
+        """Count calls of ``torch.autograd.backward``, which ``Tensor.backward`` makes; nested ones recompute.
+
+        Calls of ``torch.autograd.grad`` for parameters count too, unless their gradients are differentiated again.
+        """
         autograd = self._torch.autograd
-        backward = autograd.backward
+        backward, grad = autograd.backward, autograd.grad
 
         @wraps(backward)
         def watched(*args: Any, **kwargs: Any) -> Any:
-            if self._is_in_backward:
+            if "backward" in self._within:
                 return backward(*args, **kwargs)
-            self._is_in_backward = True
-            try:
+            with self._entered("backward"):
                 backward(*args, **kwargs)
-            except BaseException as error:
-                self._failed(error, "backward")
-                raise
-            finally:
-                self._is_in_backward = False
-            loaded = self._loaded.popleft() if self._loaded else None
-            for observer in self.observers:
-                observer.went_backward(loaded)
+            self._went_backward()
             return None
 
-        autograd.backward = watched
+        @wraps(grad)
+        def watched_grad(outputs: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+            found = inputs if isinstance(inputs, (list, tuple)) else [inputs]
+            is_of_model = any(isinstance(each, self._torch.nn.Parameter) for each in found)
+            is_again = kwargs.get("create_graph") or (len(args) > 2 and args[2])  # noqa: PLR2004 - its place
+            if "backward" in self._within or not is_of_model or is_again:
+                return grad(outputs, inputs, *args, **kwargs)
+            with self._entered("backward"):
+                gradients = grad(outputs, inputs, *args, **kwargs)
+            self._went_backward()
+            return gradients
+
+        autograd.backward, autograd.grad = watched, watched_grad
+
+    def _went_backward(self) -> None:
+        reached = [call for call in self._calls if call.is_reached]
+        self._calls = [call for call in self._calls if not call.is_reached]
+        drawn: dict[str, int | None] = {}
+        for iterator, given in self._given.items():
+            if given:
+                drawn["loader " + str(iterator.__dict__["_batchwright_number"])] = given.popleft()
+        for observer in self.observers:
+            observer.went_backward(reached[0] if reached else None, drawn)
 
     def _hook_optimizers(self) -> None:
         optimizer = self._torch.optim.Optimizer
@@ -167,7 +252,7 @@ class TorchHooks:
         @wraps(zero)
         def zeroed(self_: Any, *args: Any, **kwargs: Any) -> Any:
             for observer in self.observers:
-                observer.discarded()
+                observer.discarded(self_)
             return zero(self_, *args, **kwargs)
 
         optimizer.__init__ = constructed
@@ -177,35 +262,50 @@ class TorchHooks:
         register(lambda stepped, _args, _kwargs: self._stepped(stepped))
 
     def _hook_loaders(self) -> None:
-        """Keep the number of indices of each batch, in the order in which a data loader gives the batches."""
+        """Keep the number of indices of each batch, in the order in which a data loader gives the batches.
+
+        Of a data set that is iterated, without indices, they are the samples that were asked for.
+        """
         iterator = data_loader_iterator()
-        next_index, next_batch = iterator._next_index, iterator.__next__  # noqa: SLF001 - see torch_internals
-        current: list[Any] = [None]
+        construct, next_index = iterator.__init__, iterator._next_index  # noqa: SLF001 - see torch_internals
+        next_batch, reset = iterator.__next__, iterator._reset  # noqa: SLF001
+
+        def begin(self_: Any, loader: Any) -> None:
+            number = self.loaders.setdefault(loader, len(self.loaders) + 1)
+            for other in [it for it in self._given if it.__dict__["_batchwright_number"] == number]:
+                del self._given[other]
+            self_.__dict__.update(_batchwright_number=number, _batchwright_drawn=deque())
+            self._given[self_] = deque()
+            for observer in self.observers:
+                observer.iterated()
+
+        @wraps(construct)
+        def constructed(self_: Any, loader: Any, *args: Any, **kwargs: Any) -> None:
+            begin(self_, loader)
+            construct(self_, loader, *args, **kwargs)
+
+        @wraps(reset)
+        def was_reset(self_: Any, loader: Any, *args: Any, **kwargs: Any) -> None:
+            begin(self_, loader)
+            reset(self_, loader, *args, **kwargs)
 
         @wraps(next_index)
         def indexed(self_: Any) -> Any:
             index = next_index(self_)
-            drawn = self_.__dict__.setdefault("_batchwright_drawn", deque())
-            drawn.append(len(index) if isinstance(index, (list, tuple)) and index[:1] != [None] else None)
+            self_.__dict__["_batchwright_drawn"].append(len(index) if isinstance(index, (list, tuple)) else None)
             return index
 
         @wraps(next_batch)
         def loaded(self_: Any) -> Any:
-            try:
+            with self._entered("data"):
                 batch = next_batch(self_)
-            except StopIteration:
-                raise
-            except BaseException as error:
-                self._failed(error, "data")
-                raise
-            if current[0] is not self_:
-                current[0] = self_
-                self._loaded.clear()
-            drawn = self_.__dict__.get("_batchwright_drawn")
-            self._loaded.append(drawn.popleft() if drawn else None)
+            drawn = self_.__dict__["_batchwright_drawn"]
+            if self_ in self._given:
+                self._given[self_].append(drawn.popleft() if drawn else None)
             return batch
 
-        iterator._next_index, iterator.__next__ = indexed, loaded  # noqa: SLF001 - see torch_internals
+        iterator.__init__, iterator._reset = constructed, was_reset  # noqa: SLF001
+        iterator._next_index, iterator.__next__ = indexed, loaded  # noqa: SLF001
 
 
 def rank_and_world_size(torch: Any) -> tuple[int, int]:

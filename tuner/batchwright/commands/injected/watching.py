@@ -9,13 +9,13 @@ from __future__ import annotations
 import atexit
 import os
 import time
-from typing import Any
+from typing import Any, Mapping
 
 from .counting import Update, UpdateCounter
 from .memory import Baseline, CpuMemory, CudaMemory
 from .reporting import report, write_progress
 from .shortages import Shortages
-from .torch_hooks import rank_and_world_size
+from .torch_hooks import ModelCall, rank_and_world_size
 
 _WRITE_SECONDS = 0.1
 """Shortest time between two writings of the progress, each of which takes about a tenth of a millisecond."""
@@ -29,9 +29,13 @@ class WatchedProcess:
         folder: the folder of the job's events.
         settings: the settings of the job.
         baseline: the memory from which peaks count.
+        loaders: the data loaders that the process has read.
     """
 
-    def __init__(self, torch: Any, folder: str, settings: dict[str, Any], baseline: Baseline) -> None:
+    def __init__(
+        self, torch: Any, folder: str, settings: dict[str, Any], baseline: Baseline, loaders: Mapping[Any, int]
+    ) -> None:
+        del loaders  # of a job nobody asks
         self._torch = torch
         self._folder = folder
         self._settings = settings
@@ -43,7 +47,7 @@ class WatchedProcess:
     def _reset(self) -> None:
         """Count from the beginning, as a forked process does."""
         self._counter = UpdateCounter(0)
-        self._updates, self._samples, self._unlike_plan = 0, 0, 0
+        self._updates, self._samples, self._unlike_plan, self._first_optimizer = 0, 0, 0, 0
         self._first_at = self._last_at = self._written_at = 0.0
 
     def start(self) -> None:
@@ -57,22 +61,25 @@ class WatchedProcess:
 
     # --- what the hooks see ---
 
-    def called(self, samples: int | None, sequence: int | None) -> None:
-        """Count a call of the model."""
-        del sequence  # of a job nobody asks
-        if samples is not None:
-            self._counter.call(samples, None)
+    def called(self) -> None:
+        """Do nothing: backward passes are counted."""
 
-    def went_backward(self, loaded: int | None) -> None:
+    def evaluated(self, *, in_training_mode: bool) -> None:
+        """Do nothing: of a job nobody asks."""
+
+    def iterated(self) -> None:
+        """Do nothing: a job makes all of its epochs."""
+
+    def went_backward(self, call: ModelCall | None, drawn: dict[str, int | None]) -> None:
         """Count a backward pass."""
-        self._counter.backward(loaded)
+        self._counter.backward(call.shape if call else None, drawn)
 
     def constructed(self, optimizer: Any) -> None:
         """Do nothing: a job ends by itself."""
 
-    def discarded(self) -> None:
+    def discarded(self, optimizer: Any) -> None:
         """Count gradients that are set to zero."""
-        self._counter.discard()
+        self._counter.discard(id(optimizer))
 
     def stepped(self, optimizer: Any) -> None:
         """Count a step that ends an update."""
@@ -88,14 +95,16 @@ class WatchedProcess:
             self._write()
 
     def _take(self, update: Update) -> None:
-        """Add an update, and compare it with the plan."""
-        found = update.totals()
-        sources = [found[name] for name in ("forward_samples", "loader_samples") if found[name] is not None]
-        planned = self._settings["samples_per_rank"]
+        """Add an update of the optimizer that stepped first, and compare it with what was counted for the plan."""
+        self._first_optimizer = self._first_optimizer or update.optimizer
+        if update.optimizer != self._first_optimizer:
+            return
+        planned, expected = self._settings["samples_per_rank"], self._settings["samples_by_source"]
+        is_planned = any(count == expected.get(source, planned) for source, count in update.samples.items())
+        follows = update.backward_passes == self._settings["backward_passes"] and (is_planned or not update.samples)
         self._updates += 1
-        self._samples += planned if planned in sources or not sources else int(str(sources[0]))
-        follows = found["backward_passes"] == self._settings["accumulation_steps"]
-        self._unlike_plan += not (follows and (not sources or planned in sources))
+        self._samples += planned if follows or not update.samples else next(iter(update.samples.values()))
+        self._unlike_plan += not follows
 
     def failed(self, error: BaseException, where: str) -> None:
         """Look at an exception that passes a hooked function."""

@@ -1,0 +1,56 @@
+"""Tell whether a program has evaluated in a probe, and else where it may do so later, with more memory."""
+
+from __future__ import annotations
+
+import gc
+import os
+import re
+import sys
+from contextlib import suppress
+from importlib import import_module
+from typing import Any, Iterable
+
+from .shortages import is_of_program
+
+_EVALUATES = r"\.eval\(|\b(?:validation_step|eval_dataset|eval_strategy|val_dataloaders?)\b"
+_IN_TEXT = re.compile(_EVALUATES)
+_WITHOUT_GRADIENTS = re.compile(_EVALUATES + r"|\b(?:no_grad|inference_mode)\(")
+
+
+class Evaluations:
+    """The evaluations of a process."""
+
+    def __init__(self) -> None:
+        self._was_seen = False
+        self._ran_without_gradients = False
+
+    def saw(self, *, in_training_mode: bool, has_trained: bool) -> None:
+        """Take a call of a model without gradients.
+
+        It is an evaluation in the mode of evaluation, or before any training; a critic calls its generator so too.
+        """
+        self._was_seen |= not in_training_mode or not has_trained
+        self._ran_without_gradients = True
+
+    def later(self, read_loaders: Iterable[Any]) -> str | None:
+        """Name the place where the program may evaluate; none where it has, or nothing shows one.
+
+        Args:
+            read_loaders: the data loaders that the program has read.
+        """
+        if self._was_seen:
+            return None
+        data_sets = {id(loader.dataset) for loader in read_loaders}
+        kind = import_module("torch.utils.data").DataLoader
+        for found in gc.get_objects():
+            if issubclass(type(found), kind) and id(getattr(found, "dataset", None)) not in data_sets:
+                return "a data loader that the probe did not read"
+        pattern = _IN_TEXT if self._ran_without_gradients else _WITHOUT_GRADIENTS
+        for module in list(sys.modules.values()):
+            file = getattr(module, "__file__", None) or ""
+            if file.endswith(".py") and is_of_program(file):
+                with suppress(OSError), open(file, encoding="utf-8", errors="replace") as stream:
+                    for number, line in enumerate(stream, 1):
+                        if pattern.search(line.partition("#")[0]):
+                            return os.path.basename(file) + ":" + str(number)
+        return None

@@ -1,0 +1,109 @@
+"""Compare the counted updates of a command over the sizes of a tuning. Pure, no torch.
+
+The counts of one probe may agree with its figures by chance, or disagree because a sample is something else: a row of
+seven views, or a column of a batch with time first. Over two sizes a count that does not change is of no batch, and one
+that grows in proportion shows how many of its kind a sample has. So does the number of backward passes over two
+numbers of micro-batches: two for each micro-batch where a critic takes real and made samples apart, and always the same
+where a program ignores its accumulation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from batchwright.schemas.results import CountedRank, CountedUpdates, Outcome, ProbeResult
+
+
+@dataclass(frozen=True)
+class _Update:
+    """A whole update of one optimizer, of a probe.
+
+    Attributes:
+        size: the micro-batch size.
+        steps: micro-batches of the update, as the command was told.
+        passes: its backward passes.
+        samples: its samples, by what counted them.
+    """
+
+    size: int
+    steps: int
+    passes: int
+    samples: dict[str, int]
+
+
+def judge_over_sizes(fit: ProbeResult, probes: Sequence[ProbeResult]) -> CountedUpdates | None:
+    """The counted updates of a fit, with a verdict that the other sizes of the tuning give where its own is open.
+
+    Args:
+        fit: the fit.
+        probes: every probe of the tuning.
+    """
+    counted = fit.counted
+    if counted is None or counted.accumulation_steps is None or counted.as_planned is not None:
+        return counted
+    fits = [probe for probe in probes if probe.outcome is Outcome.FIT and probe is not fit]
+    notes, verdicts = [], []
+    for rank in counted.ranks:
+        others = [update for probe in fits for update in _updates(probe, rank)]
+        verdict, note = _judge(_updates(fit, rank)[0], others)
+        verdicts.append(verdict)
+        notes.append(note)
+    note = "; ".join(dict.fromkeys(filter(None, notes)))
+    facts = counted.statement.rpartition("; ")[0] if all(verdicts) else counted.statement
+    as_planned = False if False in verdicts else True if all(verdicts) else None
+    statement = f"{facts}, as planned" if as_planned else facts
+    return counted.model_copy(
+        update={"as_planned": as_planned, "statement": f"{statement} ({note})" if note else statement}
+    )
+
+
+def _updates(probe: ProbeResult, rank: CountedRank) -> list[_Update]:
+    """The last update with the most backward passes, of the same rank and optimizer in a probe."""
+    found, counted = [], probe.counted
+    for each in counted.ranks if counted is not None else ():
+        if counted is not None and (each.rank, each.optimizer) == (rank.rank, rank.optimizer):
+            at = max(zip(each.backward_passes, range(len(each.backward_passes)), strict=True))[1]
+            samples = {name: counts[at] for name, counts in each.samples.items()}
+            steps = counted.accumulation_steps or 1
+            found.append(_Update(probe.micro_batch_size, steps, each.backward_passes[at], samples))
+    return found[:1]
+
+
+def _judge(own: _Update, others: Sequence[_Update]) -> tuple[bool | None, str]:
+    """Judge an update by those of the same optimizer in other probes; return also what a sample is, in words."""
+    passes = own.passes / own.steps
+    of_other_steps = [other for other in others if other.steps != own.steps]
+    if any(other.passes == own.passes for other in of_other_steps):
+        steps = ", ".join(str(other.steps) for other in of_other_steps)
+        return False, f"it made {own.passes} backward passes with {steps} micro-batches per update too"
+    follows = passes == 1 or any(other.passes / other.steps == passes for other in of_other_steps)
+    note = f"{own.passes // own.steps} backward passes per micro-batch" if follows and passes != 1 else ""
+    ratios = {}
+    for name, count in own.samples.items():
+        found = {
+            other.samples[name] / (other.steps * other.size)
+            for other in others
+            if other.size != own.size and name in other.samples
+        }
+        if found == {count / (own.steps * own.size)}:
+            ratios[name] = found.pop()
+    confirming = [name for name, ratio in ratios.items() if ratio == 1 or (follows and ratio == passes)]
+    if confirming and (follows or ratios[confirming[0]] == 1):
+        return True, "; ".join(filter(None, [note, _in_words(confirming[0])]))
+    if ratios:
+        name, ratio = next(iter(ratios.items()))
+        return None, f"{_unit(name)} counts {ratio:g} for each sample of the plan"
+    if any(other.size != own.size for other in others):
+        return None, "nothing that was counted grows in proportion to the micro-batch size"
+    return None, "only one size was counted"
+
+
+def _in_words(source: str) -> str:
+    """Name what counts samples where it is not the obvious."""
+    return "" if source == "dimension 0" or source.startswith("loader") else f"{_unit(source)} counts the samples"
+
+
+def _unit(source: str) -> str:
+    kind, _, number = source.partition(" ")
+    return f"dimension {number} of the model's input" if kind == "dimension" else f"data loader {number}"
