@@ -124,11 +124,9 @@ def test_an_update_that_may_take_more_is_made_whole(probes: Probes, way: str) ->
     assert (result.outcome, passes(result)) == (Outcome.FIT, (STEPS, STEPS))
 
 
-def test_an_optimizer_that_never_steps_is_awaited_and_named(tmp_path: Path) -> None:
+def test_an_optimizer_that_never_steps_is_awaited_and_named(probes: Probes) -> None:
     """Its state would take memory. After one probe that waited in vain the next ones do not."""
-    found = Probes(tmp_path)
-    with found.supervisor:
-        first, second = (found.run("second-optimizer", steps=1) for _ in range(2))
+    first, second = (probes.run("second-optimizer", steps=1) for _ in range(2))
     assert set(passes(first)) == {1}
     assert (len(passes(first)), len(passes(second))) == (66, 2)
     for result in (first, second):
