@@ -537,6 +537,49 @@ def test_an_interrupt_while_tuning_leaves_no_process(
         time.sleep(0.05)
 
 
+@pytest.mark.thorough
+def test_sigterm_after_a_proven_plan_leaves_the_plan(tmp_path: Path) -> None:
+    """Its exit code is that of the signal, and the recommendation is in its file."""
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import pathlib, sys, time, torch\n"
+        "size, steps = map(int, sys.argv[2:])\n"
+        "proven = pathlib.Path(sys.argv[1])\n"
+        "time.sleep(600 if proven.exists() else 0)\n"
+        "model = torch.nn.Linear(8192, 8)\n"
+        "optimizer = torch.optim.SGD(model.parameters(), 0.1)\n"
+        "while True:\n"
+        "    for _ in range(steps):\n"
+        "        model(torch.randn(size, 64, 8192)).sum().backward()\n"
+        "    if size * steps == 64:\n"
+        "        proven.touch()\n"
+        "    optimizer.step()\n"
+        "    optimizer.zero_grad()\n"
+    )
+    output = tmp_path / "recommendation.json"
+    tune = [sys.executable, "-m", "batchwright", "tune", "--effective-batch-size", "64", "--device", "cpu"]
+    tune += ["--memory-limit", "110MiB"]
+    words = [
+        sys.executable,
+        str(script),
+        str(tmp_path / "proven"),
+        "{micro_batch_size}",
+        "{gradient_accumulation_steps}",
+    ]
+    command = [*tune, "-o", str(output), "--", *words]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True) as process:
+        assert process.stderr is not None
+        for line in process.stderr:
+            if "as planned" in line:
+                break
+        process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=120)
+    assert process.returncode == 143
+    found = Recommendation.model_validate_json(output.read_text())
+    assert found.evidence.proof.stopped_by == "interrupted"
+    assert 1 < plan_of(found).micro_batch_size <= 32
+
+
 def trains_without_end(spec_file: Path, folder: Path) -> tuple[tuple[str | Path, ...], RunPaths]:
     """The words of a command that trains, and its run."""
     (folder / "rec.json").write_text(recommendation(gpt_spec(), 40, 2).model_dump_json())

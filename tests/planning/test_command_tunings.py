@@ -342,3 +342,19 @@ def test_a_stored_recommendation_is_confirmed_by_a_run_of_its_plan() -> None:
     assert [(probe.micro_batch_size, probe.verifies_plan) for probe in found.evidence.probes] == [(25, False)]
     assert plan_of(found).micro_batch_sizes == ((25,) * 8,)
     assert "8 of 25, as planned" in found.evidence.plan_proof
+
+
+def test_a_tuning_that_is_stopped_keeps_the_plan_that_was_proven() -> None:
+    """The largest whose plan ran, although a larger size fits; none where no plan ran."""
+    course = tuning(200)
+    while (probe := course.next_probe()) is not None and probe.micro_batch_size < 40:
+        is_proven = probe.micro_batch_size <= 20
+        course.record(answer(probe, 200, counted=counted(probe, of_plan=is_proven)))
+    proven = [probe.micro_batch_size for probe in course.probes if probe.counted and probe.counted.of_plan]
+    assert course.stop()
+    assert course.next_probe() is None
+    found = course.recommendation(identifier="r", created_at=datetime(2026, 1, 1, tzinfo=UTC), total_seconds=1.0)
+    assert plan_of(found).micro_batch_size == max(proven)
+    assert (found.evidence.proof.stopped_by, found.evidence.proof.is_conclusive) == ("interrupted", False)
+    fresh = tuning(200)
+    assert not fresh.stop()

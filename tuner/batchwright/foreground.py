@@ -71,6 +71,7 @@ def run_tuning(
     warm_start: Recommendation | None = None,
     *,
     accumulates: bool = True,
+    keeps_proven: bool = False,
 ) -> Recommendation:
     """Run a tuning to its end. An interrupt ends its processes.
 
@@ -79,6 +80,7 @@ def run_tuning(
         observer: shows each probe as it ends.
         warm_start: a recommendation for the same request, which a single probe may confirm.
         accumulates: as for ``batchwright.planning.session.Tuning``.
+        keeps_proven: whether an interrupt after a plan was proven ends the tuning with that plan.
 
     Raises:
         SpecError, DeviceError: before any probe; also when the warm start is for another request.
@@ -105,15 +107,19 @@ def run_tuning(
         _check_coupling(tuning, device, runner)
         observer.set_activity("checking the spec and estimating its memory")
         prepare_search(tuning, runner.check, runner.expect)
-        for probe in remaining_probes(tuning, runner.late_estimate):
-            observer.set_activity(_activity(probe))
-            result = runner.run(probe)
-            _require_device(device, result)
-            tuning.record(result)
-            observer.add(result)
-        runner.end_search()
-        observer.set_activity("estimating what would fit with changes of the spec" if request.what_if else "")
-        estimate_what_ifs(tuning, runner.expect)
+        try:
+            for probe in remaining_probes(tuning, runner.late_estimate):
+                observer.set_activity(_activity(probe))
+                result = runner.run(probe)
+                _require_device(device, result)
+                tuning.record(result)
+                observer.add(result)
+            runner.end_search()
+            observer.set_activity("estimating what would fit with changes of the spec" if request.what_if else "")
+            estimate_what_ifs(tuning, runner.expect)
+        except KeyboardInterrupt:
+            if not (keeps_proven and tuning.stop()):
+                raise
     return tuning.recommendation(
         identifier=f"rec_{uuid.uuid4().hex}", created_at=datetime.now(UTC), total_seconds=time.monotonic() - began
     )

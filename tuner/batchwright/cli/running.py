@@ -28,9 +28,9 @@ _STOP_SECONDS = 60.0
 
 
 def tune(request: TuningRequest, console: Console, warm_start: Recommendation | None = None) -> Recommendation:
-    """Run a tuning to its end and show each probe as it ends, with the errors of ``run_tuning``."""
+    """Run a tuning to its end, or to an interrupt after a plan was proven, with the errors of ``run_tuning``."""
     with ProbeBoard(console) as board:
-        return run_tuning(request, board, warm_start)
+        return run_tuning(request, board, warm_start, keeps_proven=True)
 
 
 def for_spec(recommendation: Recommendation, spec: WorkloadSpec | CommandSpec) -> Recommendation:

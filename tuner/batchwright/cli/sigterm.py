@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import sys
 from types import FrameType, TracebackType
 from typing import Self
 
@@ -36,6 +37,7 @@ class SigtermAsInterrupt:
         if not self._received:
             signal.signal(signal.SIGTERM, self._before)
         elif isinstance(error, KeyboardInterrupt):
+            sys.stderr.write("terminated\n")
             raise typer.Exit(ExitCode.TERMINATED) from None
 
     def _receive(self, _number: int, _frame: FrameType | None) -> None:

@@ -93,6 +93,8 @@ class Tuning:
         self._probes_before_estimate = 0
         self.coupling: CouplingCheck | None = None
         self._whole_batch: WholeBatch | None = None
+        self._stopped_at: int | None = None
+        """The largest size whose plan was proven when the tuning was stopped; none where it was not."""
         """The only exact plan, where the loss couples the samples of a batch."""
         self._warm_start: PossibleWarmStart | None = None
         self._what_ifs: WhatIfs | None = None
@@ -227,7 +229,7 @@ class Tuning:
         unless a fit was at least as demanding (``batchwright.planning.plan_proof``). A command that does not train as
         planned ends the tuning.
         """
-        if self._misled is not None:
+        if self._misled is not None or self._stopped_at is not None:
             return None
         if self._whole_batch is not None:
             over = self._whole_batch.failed(self._probes) or self._search.verdict is not None
@@ -279,6 +281,19 @@ class Tuning:
         elif result.micro_batch_size != self._whole_share():
             raise SearchError(f"the search has ended: no probe of {result.micro_batch_size} was requested")
         self._probes.append(result)
+
+    def stop(self) -> bool:
+        """End the tuning before its end; return whether the probes so far prove a plan, which it then recommends."""
+        self._search.stop()
+        proof = self._proof()
+        if not isinstance(proof, Proof) or self._misled is not None or self._whole_batch is not None:
+            return False
+        fits = {probe.micro_batch_size for probe in self._probes if probe.outcome is Outcome.FIT}
+        for size in sorted((size for size in fits if size <= proof.fits), reverse=True):
+            if not prove_plan(self._planned_request(proof), size, self._probes, self._parameters).needs_run:
+                self._stopped_at = size
+                return True
+        return False
 
     @property
     def _misled(self) -> ProbeResult | None:
@@ -358,6 +373,7 @@ class Tuning:
             return None
         objective = self.request.objective
         size = recommended_size(objective, self._share, proof.fits, self._probes, self._parameters)
+        size = size if self._stopped_at is None else self._stopped_at
         return prove_plan(self._planned_request(proof), size, self._probes, self._parameters)
 
     def _require_plan_to_run(self, sizes: tuple[int, ...]) -> None:

@@ -18,11 +18,12 @@ class Proof(Document):
 
     fits: NonNegativeInt
     """The largest size known to fit; 0 when none does."""
-    stopped_by: Literal["oom", "invalid-size", "bound", "warm-start", "timeout", "error", "lost"]
+    stopped_by: Literal["oom", "invalid-size", "bound", "warm-start", "timeout", "error", "lost", "interrupted"]
     """Reason for the end of the search: a measured OOM, a kernel's own limit, a bound set before, or an OOM that the
     tuning of the warm start measured under other versions or another limit. Or a probe that was inconclusive: it did
     not end in time (`timeout`), failed for another reason than memory (`error`), or was ended from outside twice
-    (`lost`). Larger sizes than `fits` were not shown to fail by `bound`, `timeout`, `error` and `lost`."""
+    (`lost`). Or a signal, after a plan was proven (`interrupted`). Larger sizes than `fits` were shown to fail by the
+    first two and by `warm-start` alone."""
     next_size: PositiveInt | None = None
     """The next size on the grid, which was probed and failed: by the tuning of the warm start where the proof rests on
     one. None when a bound stops the search. For `timeout`, `error` and `lost` the size of the inconclusive probe:
@@ -33,7 +34,7 @@ class Proof(Document):
     @property
     def is_conclusive(self) -> bool:
         """Return whether no probe was inconclusive, so that another search would end the same way."""
-        return self.stopped_by not in {"timeout", "error", "lost"}
+        return self.stopped_by not in {"timeout", "error", "lost", "interrupted"}
 
     @property
     def shows_larger_fail(self) -> bool:

@@ -22,8 +22,6 @@ from batchwright.cli.commands.train import check_options_of_command, train_with
 from batchwright.cli.commands.tune import tuned
 from batchwright.cli.display import progress_console, recommendation_panel
 from batchwright.cli.errors import ExitCode
-from batchwright.schemas.recommendation import Recommendation
-from batchwright.schemas.requests import TrainingRequest
 
 
 def run(  # noqa: PLR0913 - a command's options are its arguments
@@ -125,20 +123,12 @@ def run(  # noqa: PLR0913 - a command's options are its arguments
         with naming_options():
             check_run(request, training, device_of(request).id)
     with naming_options(memory_limit_bytes=memory_limit):
-        found = tuned(request).model_copy(update=dict(names))
+        found, code = tuned(request)
+    found = found.model_copy(update=dict(names))
     progress_console().print(recommendation_panel(found))
-    _train_if_feasible(found, training, output_dir, as_document=json)
-
-
-def _train_if_feasible(found: Recommendation, training: TrainingRequest, directory: Path, *, as_document: bool) -> None:
-    """Train with a recommendation, unless nothing fits.
-
-    Raises:
-        typer.Exit: as ``train_with``, and when nothing fits.
-    """
-    if found.feasible:
-        train_with(found, training, directory, as_document=as_document)
+    if code is ExitCode.OK:
+        train_with(found, training, output_dir, as_document=json)
         return
-    if as_document:
+    if json:
         sys.stdout.write(found.model_dump_json(indent=2) + "\n")
-    raise typer.Exit(ExitCode.INFEASIBLE)
+    raise typer.Exit(code)

@@ -111,11 +111,12 @@ def tune(  # noqa: PLR0913 - a command's options are its arguments
     )
     stored = None if warm_start_from is None else load_document(Recommendation, warm_start_from, "warm start")
     with naming_options(memory_limit_bytes=memory_limit):
-        found = tuned(request, stored).model_copy(update=dict(names))
+        found, code = tuned(request, stored)
+    found = found.model_copy(update=dict(names))
     print_result(found, as_document=json, text=recommendation_panel(found))
     if output is not None:
         _write(output, found)
-    raise typer.Exit(ExitCode.OK if found.feasible else ExitCode.INFEASIBLE)
+    raise typer.Exit(code)
 
 
 def _write(path: Path, found: Recommendation) -> None:
@@ -131,9 +132,16 @@ def _write(path: Path, found: Recommendation) -> None:
         raise typer.Exit(ExitCode.WRONG_INPUT) from None
 
 
-def tuned(request: TuningRequest, warm_start: Recommendation | None = None) -> Recommendation:
-    """Tune in the foreground, with the errors of ``batchwright.cli.running.tune``."""
+def tuned(request: TuningRequest, warm_start: Recommendation | None = None) -> tuple[Recommendation, ExitCode]:
+    """Tune in the foreground, with the errors of ``batchwright.cli.running.tune``.
+
+    Returns:
+        The recommendation, and the exit code: that of an interrupt where one ended the tuning with what was proven.
+    """
     from batchwright.cli.running import tune as run_tuning  # noqa: PLC0415 - `plan` and `--help` need no NVML
 
-    with SigtermAsInterrupt():
-        return run_tuning(request, progress_console(), warm_start)
+    with SigtermAsInterrupt() as signals:
+        found = run_tuning(request, progress_console(), warm_start)
+    if found.evidence.proof.stopped_by == "interrupted":
+        return found, signals.exit_code
+    return found, ExitCode.OK if found.feasible else ExitCode.INFEASIBLE
