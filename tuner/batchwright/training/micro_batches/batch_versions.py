@@ -37,10 +37,12 @@ class BatchVersions:
         """
         for number, (micro_batch, before) in enumerate(zip(self._micro_batches, self._versions, strict=True), start=1):
             if _versions(micro_batch.batch) != before:
+                pairs = zip(named_tensors(micro_batch.batch), before, strict=False)
+                written = (name for (name, tensor), version in pairs if _version(tensor) != version)
                 of_many = f" of micro-batch {number} of {len(self._versions)}" if len(self._versions) > 1 else ""
                 raise WorkloadError(
-                    f"the loss writes to `{_first_written(micro_batch.batch, before)}`{of_many}, so a window that ran "
-                    "out of memory cannot be run again: make the loss write to a copy"
+                    f"the loss writes to `{next(written, 'batch')}`{of_many}, so a window that ran out of memory "
+                    "cannot be run again: make the loss write to a copy"
                 )
 
 
@@ -54,10 +56,3 @@ def _versions(batch: Batch) -> list[int]:
 
 def _version(tensor: Tensor) -> int:
     return _NO_VERSION if tensor.is_inference() else version_of(tensor)
-
-
-def _first_written(batch: Batch, before: list[int]) -> str:
-    for (name, tensor), version in zip(named_tensors(batch), before, strict=False):
-        if _version(tensor) != version:
-            return name
-    return "batch"

@@ -109,6 +109,11 @@ class Share:
     """The part whose gradient was measured, if it was to be."""
 
 
+def finite_or_none(value: float) -> float | None:
+    """``value``; None if it is infinite or NaN."""
+    return value if math.isfinite(value) else None
+
+
 def sum_by_name(figures: Iterable[Mapping[str, float]]) -> dict[str, float]:
     """The sum of each name's figures."""
     total: dict[str, float] = defaultdict(float)

@@ -61,12 +61,10 @@ def to_device(batch: Batch, device: torch.device, floating: torch.dtype | None =
         return {name: to_device(value, device, floating) for name, value in batch.items()}
     if _is_container(batch):
         return _rebuild(batch, lambda value: to_device(value, device, floating))
-    return batch if device == _CPU else _move_leaf(batch, device)
-
-
-def _move_leaf(leaf: Any, device: torch.device) -> Any:  # noqa: ANN401 - of unknown type
-    move = getattr(leaf, "to", None)
-    return move(device) if callable(move) and not isinstance(leaf, type) else leaf
+    if device == _CPU or isinstance(batch, type):
+        return batch
+    move = getattr(batch, "to", None)
+    return move(device) if callable(move) else batch
 
 
 def sliced_samples(batch: Batch, start: int, stop: int, size: int) -> Batch:
@@ -77,22 +75,17 @@ def sliced_samples(batch: Batch, start: int, stop: int, size: int) -> Batch:
     """
     if isinstance(batch, Tensor):
         return batch[start:stop] if batch.dim() else batch
-    if _is_list_of(size, batch) or _is_array_of(size, batch):
+    is_array = isinstance(batch, np.ndarray) and batch.ndim > 0 and len(batch) == size
+    if is_array or _is_list_of(size, batch):
         return batch[start:stop]
     if not _is_container(batch):
         return batch
     part = _rebuild(batch, lambda value: sliced_samples(value, start, stop, size))
-    if isinstance(batch, Mapping):
-        _slice_attributes(part, start, stop, size)
-    return part
-
-
-def _slice_attributes(mapping: Any, start: int, stop: int, size: int) -> None:  # noqa: ANN401 - of unknown type
-    """Slice the lists in a mapping's attributes with a value per sample, such as a ``BatchEncoding``'s encodings."""
-    attributes = getattr(mapping, "__dict__", {})
-    for name, value in attributes.items():
+    attributes = getattr(part, "__dict__", {}) if isinstance(batch, Mapping) else {}
+    for name, value in attributes.items():  # such as the encodings of a ``BatchEncoding``
         if _is_list_of(size, value):
             attributes[name] = value[start:stop]
+    return part
 
 
 def _is_list_of(size: int, value: object) -> bool:
@@ -100,21 +93,15 @@ def _is_list_of(size: int, value: object) -> bool:
     return isinstance(value, (list, tuple)) and len(value) == size and next(tensors_of(value), None) is None
 
 
-def _is_array_of(size: int, value: object) -> bool:
-    return isinstance(value, np.ndarray) and value.ndim > 0 and len(value) == size
-
-
 # --- containers -------------------------------------------------------------------------------------------------------
-
-
-def _is_dataclass(value: object) -> bool:
-    return dataclasses.is_dataclass(value) and not isinstance(value, type)
 
 
 def _is_container(value: object) -> bool:
     if isinstance(value, PackedSequence):  # a tuple, but one whose parts are on two devices
         return False
-    return isinstance(value, (Mapping, list, tuple)) or _is_dataclass(value)
+    return isinstance(value, (Mapping, list, tuple)) or (
+        dataclasses.is_dataclass(value) and not isinstance(value, type)
+    )
 
 
 def _values(batch: Any) -> Iterable[Any]:  # noqa: ANN401 - of any type

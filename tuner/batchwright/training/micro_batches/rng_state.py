@@ -5,14 +5,14 @@ from __future__ import annotations
 import ctypes
 import random
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-T = TypeVar("T")
 _MERSENNE_TWISTER_BYTES = 625 * 4
 """Bytes at the ``state_address`` of numpy's generator: a key of 624 words and a position, of four bytes each."""
 
@@ -80,44 +80,35 @@ class RandomReader:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._numpy = _ReadOnChange(_numpy_state, _numpy_fingerprint, _has_no_cached_normal)
+        self._numpy = _numpy_state()
+        self._fingerprint: tuple[int, bytes] | None = None
+        """Identity and bytes of the generator that had this state; None if a change could be missed."""
 
     def capture(self) -> RandomState:
         """Read the current state."""
         cuda = torch.cuda.get_rng_state(self._device) if self._device.type == "cuda" else None
-        return RandomState(random.getstate(), self._numpy.current(), torch.get_rng_state(), cuda)
+        return RandomState(random.getstate(), self._current_numpy_state(), torch.get_rng_state(), cuda)
 
+    def _current_numpy_state(self) -> Any:  # noqa: ANN401 - as numpy types it
+        """Read numpy's state, unless its bytes are known and are those of the last call.
 
-class _ReadOnChange(Generic[T]):
-    """A value that is read again only when its fingerprint has changed.
-
-    Args:
-        read: returns the value.
-        fingerprint: returns an object that differs whenever the value does, or None if that is not known.
-        is_covered: returns whether the fingerprint changes with every change of the given value.
-    """
-
-    def __init__(
-        self, read: Callable[[], T], fingerprint: Callable[[], object | None], is_covered: Callable[[T], bool]
-    ) -> None:
-        self._read = read
-        self._fingerprint = fingerprint
-        self._is_covered = is_covered
-        self._last_fingerprint: object | None = None
-        self._value = read()
-
-    def current(self) -> T:
-        """Return the current value."""
-        fingerprint = self._fingerprint()
-        if fingerprint is None or fingerprint != self._last_fingerprint:
-            self._value = self._read()
-            self._last_fingerprint = fingerprint if fingerprint is not None and self._is_covered(self._value) else None
-        return self._value
+        The bytes do not contain a cached normal number: ``numpy.random.set_state`` with another cached number and the
+        same key and position is not detected.
+        """
+        generator = np.random.get_bit_generator()  # type: ignore[attr-defined] # documented, but not in numpy's stubs
+        fingerprint = None
+        if _KNOWN_LAYOUT and type(generator) is np.random.MT19937:
+            fingerprint = (id(generator), _numpy_bytes(generator))
+        if fingerprint is None or fingerprint != self._fingerprint:
+            self._numpy = _numpy_state()
+            # with a normal number cached (the fourth value), the next call returns it without changing the bytes
+            self._fingerprint = fingerprint if fingerprint is not None and self._numpy[3] == 0 else None
+        return self._numpy
 
 
 def _numpy_state() -> Any:  # noqa: ANN401 - as numpy types it
     """The state behind ``numpy.random``: a tuple for a Mersenne twister, a mapping for another generator."""
-    twister = type(np.random.get_bit_generator()) is np.random.MT19937  # type: ignore[attr-defined] # see _numpy_fingerprint
+    twister = type(np.random.get_bit_generator()) is np.random.MT19937  # type: ignore[attr-defined] # as above
     return np.random.get_state(legacy=twister)  # type: ignore[call-overload] # noqa: NPY002 - user code may use the old interface
 
 
@@ -131,27 +122,10 @@ def _equal(one: Any, other: Any) -> bool:  # noqa: ANN401 - a state of numpy's o
     return bool(np.array_equal(one, other))
 
 
-def _numpy_fingerprint() -> object | None:
-    """The identity and the bytes of the generator behind ``numpy.random``; None if its layout is not known.
-
-    The bytes do not contain a cached normal number: ``numpy.random.set_state`` with another cached number and the same
-    key and position is not detected.
-    """
-    generator = np.random.get_bit_generator()  # type: ignore[attr-defined] # documented, but not in numpy's stubs
-    if not _KNOWN_LAYOUT or type(generator) is not np.random.MT19937:
-        return None
-    return id(generator), _numpy_bytes(generator)
-
-
 def _numpy_bytes(generator: np.random.MT19937) -> bytes:
     """The key and the position, read at the address that numpy documents, under the generator's lock."""
     with generator.lock:
         return ctypes.string_at(generator.ctypes.state_address, _MERSENNE_TWISTER_BYTES)
-
-
-def _has_no_cached_normal(state: Any) -> bool:  # noqa: ANN401 - as numpy types it
-    """Return whether no second normal number is cached: the next call would return it without changing the bytes."""
-    return bool(state[3] == 0)
 
 
 def _has_known_layout(bytes_of: Callable[[np.random.MT19937], bytes] = _numpy_bytes) -> bool:
@@ -161,23 +135,27 @@ def _has_known_layout(bytes_of: Callable[[np.random.MT19937], bytes] = _numpy_by
     draw, and with a new key.
     """
     generator = np.random.MT19937(0)
-    return all(bytes_of(generator) == _public_bytes(generator) for _ in _after_draws(generator))
-
-
-def _after_draws(generator: np.random.MT19937) -> Iterator[None]:
-    yield
-    for words in (1, _WORDS_OF_KEY):
+    for words in (0, 1, _WORDS_OF_KEY):
         generator.random_raw(words)
-        yield
-
-
-def _public_bytes(generator: np.random.MT19937) -> bytes:
-    state: Any = generator.state["state"]
-    return bytes(np.append(state["key"].astype(np.uint32), np.uint32(state["pos"])).tobytes())
+        state: Any = generator.state["state"]
+        if bytes_of(generator) != np.append(state["key"].astype(np.uint32), np.uint32(state["pos"])).tobytes():
+            return False
+    return True
 
 
 _WORDS_OF_KEY = 624
 _KNOWN_LAYOUT = _has_known_layout()
+
+
+@contextmanager
+def preserved_random_state(device: torch.device | None = None) -> Iterator[None]:
+    """Restore every generator at the end of a block; of GPUs, only that of ``device``."""
+    device = device or torch.device("cpu")
+    state = RandomState.capture(device)
+    try:
+        yield
+    finally:
+        state.restore(device)
 
 
 def seed_everything(seed: int) -> None:

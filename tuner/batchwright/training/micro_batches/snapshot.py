@@ -38,10 +38,10 @@ class Snapshot:
         self._buffers = self._current_buffers()
         buffers = [buffer.detach() for buffer in self._buffers if buffer is not None]
         kinds = [(buffer.shape, buffer.dtype) for buffer in buffers]
-        if kinds == [(copy.shape, copy.dtype) for copy in self._copies]:
-            _copy(self._copies, buffers)
-        else:
+        if kinds != [(copy.shape, copy.dtype) for copy in self._copies]:
             self._copies = [buffer.clone() for buffer in buffers]
+        elif buffers:
+            foreach_copy_(self._copies, buffers)
 
     def restore(self) -> None:
         """Restore the captured state."""
@@ -52,8 +52,3 @@ class Snapshot:
                 if buffer is not None:
                     buffer.copy_(next(copies))
                 holder[name] = buffer
-
-
-def _copy(into: list[Tensor], tensors: list[Tensor]) -> None:
-    if tensors:
-        foreach_copy_(into, tensors)

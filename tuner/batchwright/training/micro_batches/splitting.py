@@ -94,14 +94,12 @@ def as_micro_batch(batch: Batch) -> MicroBatch:
     def refuse(_: Sequence[int]) -> list[MicroBatch]:
         raise WorkloadError(reason)
 
-    length = _length(batch)
-    return MicroBatch(batch, length or 1, refuse, indivisible=reason, is_counted=length is not None)
-
-
-def _length(batch: Batch) -> int | None:
+    length: int | None = None
     if isinstance(batch, PackedSequence):
-        return int(batch.batch_sizes[0])
-    return len(batch) if isinstance(batch, Sized) and not isinstance(batch, (str, Mapping)) else None
+        length = int(batch.batch_sizes[0])
+    elif isinstance(batch, Sized) and not isinstance(batch, (str, Mapping)):
+        length = len(batch)
+    return MicroBatch(batch, length or 1, refuse, indivisible=reason, is_counted=length is not None)
 
 
 def split_batch(batch: Batch, micro_batch_size: int) -> list[MicroBatch]:
