@@ -18,7 +18,7 @@ from batchwright.errors import OutOfMemoryError, WorkloadError
 from batchwright.training.accumulation import engine
 from batchwright.training.accumulation.engine import Gathering, GradientAccumulation, UpdateReport, split_batch
 from batchwright.training.accumulation.gradient_sums import InPlaceSums, default_gathering
-from batchwright.training.accumulation.recovery import Action, FailureOrigin, decide
+from batchwright.training.accumulation.recovery import Action, decide
 from batchwright.training.micro_batches.rng_state import RandomState, seed_everything
 from batchwright.training.micro_batches.splitting import sliced
 from batchwright.workloads.base import LossTerms
@@ -254,24 +254,18 @@ def test_what_a_fault_costs(gathering: Gathering, passes: list[int]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("device_type", "lock_step", "origin", "action"),
+    ("device_type", "lock_step", "action"),
     [
-        ("cuda", False, FailureOrigin.PASS, Action.DIVIDE_MICRO_BATCH),
-        ("cpu", False, FailureOrigin.PASS, Action.DIVIDE_WINDOW),
-        ("cuda", True, FailureOrigin.PASS, Action.RESTART),
-        ("cpu", True, FailureOrigin.PASS, Action.RESTART),
-        ("cuda", False, FailureOrigin.OUTSIDE, Action.RAISE),
-        ("cpu", False, FailureOrigin.OUTSIDE, Action.RAISE),
-        ("cuda", True, FailureOrigin.OUTSIDE, Action.RAISE),
-        ("cpu", True, FailureOrigin.OUTSIDE, Action.RAISE),
+        ("cuda", False, Action.DIVIDE_MICRO_BATCH),
+        ("cpu", False, Action.DIVIDE_WINDOW),
+        ("cuda", True, Action.RESTART),
+        ("cpu", True, Action.RESTART),
     ],
 )
-def test_the_response_to_an_out_of_memory_error(
-    device_type: str, *, lock_step: bool, origin: FailureOrigin, action: Action
-) -> None:
-    """Divided on the spot where a rank may run alone, restarted where it may not, raised outside of passes."""
+def test_the_response_to_an_out_of_memory_error(device_type: str, *, lock_step: bool, action: Action) -> None:
+    """Divided on the spot where a rank may run alone, restarted where it may not."""
     in_place = lock_step or default_gathering(device_type) == "in-place"
-    assert decide(origin, lock_step=lock_step, sums_in_place=in_place) is action
+    assert decide(lock_step=lock_step, sums_in_place=in_place) is action
 
 
 # --- what cannot be recovered from ------------------------------------------------------------------------------------

@@ -24,7 +24,7 @@ from batchwright.hardware.memory_devices.base import MemoryDevice
 from batchwright.hardware.memory_devices.factory import open_device
 from batchwright.schemas.recommendation import Recommendation
 from batchwright.schemas.requests import TrainingRequest
-from batchwright.schemas.training import RunOutcome, SystemTrouble, TrainingProgress, TrainingResult
+from batchwright.schemas.training import RunOutcome, SystemTrouble, TrainingResult
 from batchwright.system.files import lock_directory, write_atomically
 from batchwright.system.host_failures import host_failure_of
 from batchwright.system.processes import die_with_parent
@@ -36,7 +36,7 @@ from batchwright.training.accumulation.collectives import (
     own_rank,
     world_size,
 )
-from batchwright.training.accumulation.recovery import Action, FailureOrigin, decide
+from batchwright.training.accumulation.recovery import Action, decide
 from batchwright.training.assembly import RunParts, build_run
 from batchwright.training.batch_schedule import Position
 from batchwright.training.launching.run_directory import RunPaths
@@ -146,7 +146,10 @@ def _train(paths: RunPaths, stop: StopRequest, state: RunState) -> None:
     trackers = Trackers(() if own_rank() else request.trackers, run, state.note)  # before memory is counted
     with ExitStack() as last:
         last.callback(lambda: trackers.close(state.outcome))
-        state.device = open_device(_device_of_rank(recommendation.device.id))
+        identifier = recommendation.device.id
+        if identifier != "cpu" and world_size() > 1:
+            identifier = f"cuda:{local_rank()}"  # the GPU with the number of this rank on its host
+        state.device = open_device(identifier)
         state.ranks = join_ranks(state.device.torch_device)
         parts = build_run(recommendation, request, paths, state.device, state.ranks)
         trainer = state.trainer = Trainer(parts)
@@ -156,7 +159,7 @@ def _train(paths: RunPaths, stop: StopRequest, state: RunState) -> None:
             _log_notes(trainer.notes)
         limit = recommendation.headroom.limit_bytes if recommendation.headroom is not None else None
         written = None if state.ranks.rank else ProgressWriter(paths, state.resumed_from or 0, trackers, limit)
-        outcome = trainer.run(_report_nothing if written is None else written.append, stop)
+        outcome = trainer.run((lambda _: None) if written is None else written.append, stop)  # rank 0 alone reports
         if outcome is RunOutcome.SUCCEEDED:
             state.weights_sha256 = trainer.save_weights()
         state.outcome = outcome
@@ -173,19 +176,10 @@ def _beginning(parts: RunParts, resumed_from: int | None) -> str:
     )
 
 
-def _report_nothing(_: TrainingProgress) -> None:
-    """Rank 0 alone reports the progress."""
-
-
 def _log_notes(notes: list[str]) -> None:
     """Write the notes on the run to its log at once: the result is written only at the end."""
     for note in notes:
         log(f"note: {note}")
-
-
-def _device_of_rank(identifier: str) -> str:
-    """The recommendation's device; with several ranks, the GPU with the number of this rank on its host."""
-    return f"cuda:{local_rank()}" if identifier != "cpu" and world_size() > 1 else identifier
 
 
 def _as_out_of_memory(failure: BaseException | None, state: RunState) -> BatchwrightError | None:
@@ -203,7 +197,7 @@ def _restart_micro_batch_size(state: RunState) -> int | None:
     if trainer is None or failed is None or failed == 1:
         return None
     in_place = trainer.engine.accumulation.gradients.in_place
-    action = decide(FailureOrigin.PASS, lock_step=trainer.sharded, sums_in_place=in_place)
+    action = decide(lock_step=trainer.sharded, sums_in_place=in_place)
     return -(-failed // 2) if action is Action.RESTART else None
 
 
@@ -248,49 +242,37 @@ def main(arguments: list[str]) -> int:
         os.environ.setdefault(name, value)
     stop = StopRequest()
     stop.install()
-    if own_rank():
-        return _train_as_other_rank(paths, stop)
+    if rank := own_rank():
+        return _train_as(rank, paths, stop)
     with lock_directory(paths.directory, _LOCK_WAIT_SECONDS) as locked:
         if not locked:  # another process writes the files: this one may only append to the log
             log(f"another process trains in {paths.directory}")
             return 1
-        return _train_as_rank_0(paths, stop)
+        return _train_as(0, paths, stop)
 
 
-def _train_as_rank_0(paths: RunPaths, stop: StopRequest) -> int:
-    paths.result.unlink(missing_ok=True)
+def _train_as(rank: int, paths: RunPaths, stop: StopRequest) -> int:
+    """Train. Return the exit status: EX_IOERR if the result cannot be written.
+
+    A rank other than 0 writes a result only of its own failure.
+    """
+    if not rank:
+        paths.result.unlink(missing_ok=True)
     result = train(paths, stop)
+    has_failed = result.outcome is RunOutcome.FAILED
     if result.smaller_micro_batch is not None:
         paths.write_micro_batch_bound(result.smaller_micro_batch)
-    if result.outcome is not RunOutcome.FAILED:
+    if not rank and not has_failed:
         log(f"{result.outcome.value.lower()}: {result.message}")
-    return _write_result(result, paths.result)
-
-
-def _train_as_other_rank(paths: RunPaths, stop: StopRequest) -> int:
-    """Train as a rank other than 0, which writes a result only of its own failure."""
-    result = train(paths, stop)
-    if result.smaller_micro_batch is not None:
-        paths.write_micro_batch_bound(result.smaller_micro_batch)
-    if result.outcome is not RunOutcome.FAILED:
-        return _exit_status(result)
-    return _write_result(result, paths.failure(own_rank()))
-
-
-def _write_result(result: TrainingResult, path: Path) -> int:
-    """Write a result. Return the exit status: EX_IOERR if the result cannot be written."""
-    try:
-        write_atomically(path, result.model_dump_json())
-    except OSError:
-        log(traceback.format_exc())
-        return os.EX_IOERR
-    return _exit_status(result)
-
-
-def _exit_status(result: TrainingResult) -> int:
-    if result.outcome is RunOutcome.FAILED:
+    if not rank or has_failed:
+        try:
+            write_atomically(paths.failure(rank) if rank else paths.result, result.model_dump_json())
+        except OSError:
+            log(traceback.format_exc())
+            return os.EX_IOERR
+    if has_failed:
         log(result.traceback or result.message)
-    return int(result.outcome is RunOutcome.FAILED)
+    return int(has_failed)
 
 
 if __name__ == "__main__":

@@ -63,7 +63,8 @@ class Ranks:
             if self.size == 1:
                 raise
             failure = error
-        results = self.gather((_describe(failure), result))
+        described = None if failure is None else f"{type(failure).__name__}: {failure}"
+        results = self.gather((described, result))
         if failure is not None:
             raise failure
         for rank, (description, _) in enumerate(results):
@@ -73,10 +74,6 @@ class Ranks:
 
     def close(self) -> None:
         """Leave the group."""
-
-
-def _describe(error: Exception | None) -> str | None:
-    return None if error is None else f"{type(error).__name__}: {error}"
 
 
 class ProcessGroup(Ranks):

@@ -17,7 +17,6 @@ micro-batch alive while its parts run.
 
 from __future__ import annotations
 
-import math
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -30,7 +29,7 @@ from torch.nn.parallel import DistributedDataParallel
 from batchwright.errors import WorkloadError
 from batchwright.hardware.memory_devices.base import MemoryDevice
 from batchwright.hardware.memory_devices.factory import open_device
-from batchwright.planning.noise_scale import NoiseMeasurement, measure
+from batchwright.planning.noise_scale import measure
 from batchwright.schemas.plans import Plan
 from batchwright.training.accumulation.collectives import ProcessGroup, Ranks
 from batchwright.training.accumulation.gradient_noise import GradientNoise
@@ -43,11 +42,17 @@ from batchwright.training.accumulation.gradient_sums import (
     total_norm,
 )
 from batchwright.training.accumulation.planned_window import PlannedWindow
-from batchwright.training.accumulation.recovery import Action, FailureOrigin, Recovery, decide
+from batchwright.training.accumulation.recovery import Action, Recovery, decide
 from batchwright.training.accumulation.reduction import ONLY_TERM, Reduction, Weigh
 from batchwright.training.accumulation.trainable_parameters import TrainableParameters
 from batchwright.training.coupling.loss_check import LossCheck
-from batchwright.training.micro_batches.loss_window import LossWindow, Share, UpdateReport, check_terms
+from batchwright.training.micro_batches.loss_window import (
+    LossWindow,
+    Share,
+    UpdateReport,
+    check_terms,
+    finite_or_none,
+)
 from batchwright.training.micro_batches.snapshot import Snapshot
 from batchwright.training.micro_batches.splitting import MicroBatch, as_micro_batch, split_batch, to_device, windows
 from batchwright.workloads.base import Batch, LossTerms
@@ -136,7 +141,7 @@ class GradientAccumulation:
         self.gradients: GradientSums = (InPlaceSums if in_place else ScratchSums)(self.parameters)
         self.snapshot = snapshot = None if lock_step else Snapshot(model, self.device)
         self._prepare_scaler()
-        action = decide(FailureOrigin.PASS, lock_step=lock_step, sums_in_place=in_place) if recovers else Action.RAISE
+        action = decide(lock_step=lock_step, sums_in_place=in_place) if recovers else Action.RAISE
         self._recovery = Recovery(self.memory, self.gradients, snapshot, action, self.ranks.rank)
         self.largest_micro_batch = None if self._planned is None else self._planned.bound
         self._seeds: dict[tuple[float, torch.dtype, torch.device], Tensor] = {}
@@ -230,7 +235,11 @@ class GradientAccumulation:
             return UpdateReport(dict.fromkeys(totals, 0.0), totals, None, skipped=True, micro_batch_sizes=sizes)
         losses = LossWindow(totals)
         try:
-            shares = self._shares(window, loss, losses)
+            if self._lock_step or not self._recovers:
+                # Ranks waiting inside a pass cannot be notified of a failure. It ends this process, as it ends a probe.
+                shares = self.ranks.gather(self._run(window, loss, losses))
+            else:
+                shares = self.ranks.run_collectively(lambda: self._run(window, loss, losses))
         except BaseException:
             self.gradients.clear()  # free the gradients of the failed window
             raise
@@ -238,12 +247,6 @@ class GradientAccumulation:
             self.gradients.end()
             self._seeds.clear()
         return self._reduction.reduce(losses, shares)
-
-    def _shares(self, window: list[MicroBatch], loss: Loss, losses: LossWindow) -> list[Share]:
-        if self._lock_step or not self._recovers:
-            # Ranks waiting inside a pass cannot be notified of a failure, which ends this process, as it ends a probe.
-            return self.ranks.gather(self._run(window, loss, losses))
-        return self.ranks.run_collectively(lambda: self._run(window, loss, losses))
 
     # --- forward and backward passes ---
 
@@ -301,7 +304,13 @@ class GradientAccumulation:
         output = loss(self._called, to_device(micro_batch.batch, self.device, self._floating))
         terms = cast("LossTerms", {ONLY_TERM: output} if isinstance(output, tuple) else output)
         check_terms(terms, losses.totals)
-        sums = {name: (_as_scalar(loss_sum), _without_graph(weight)) for name, (loss_sum, weight) in terms.items()}
+        sums = {
+            name: (
+                loss_sum.reshape(()) if loss_sum.dim() else loss_sum,
+                weight.detach() if isinstance(weight, Tensor) else weight,
+            )
+            for name, (loss_sum, weight) in terms.items()
+        }
         divisors = {
             term: losses.divisor(term, 1.0 if self._lock_step else weight) for term, (_, weight) in sums.items()
         }
@@ -342,20 +351,6 @@ class GradientAccumulation:
         self.scaler.step(self.optimizer)
         self.scaler.update()
         skipped = self.scaler.get_scale() < scale  # the scale falls if and only if the scaler has skipped the step
-        return replace(report, gradient_norm=_finite(float(norm)), skipped=skipped, noise=_noise(report, float(norm)))
-
-
-def _as_scalar(loss_sum: Tensor) -> Tensor:
-    return loss_sum.reshape(()) if loss_sum.dim() else loss_sum
-
-
-def _without_graph(weight: Tensor | float) -> Tensor | float:
-    return weight.detach() if isinstance(weight, Tensor) else weight
-
-
-def _noise(report: UpdateReport, norm: float) -> NoiseMeasurement | None:
-    return measure(report.gradient_parts, norm**2, report.samples) if report.gradient_parts else None
-
-
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None
+        length, parts = float(norm), report.gradient_parts
+        noise = measure(parts, length**2, report.samples) if parts else None
+        return replace(report, gradient_norm=finite_or_none(length), skipped=skipped, noise=noise)

@@ -39,10 +39,6 @@ def default_gathering(device_type: str) -> Gathering:
     return "in-place" if device_type == "cpu" else "scratch"
 
 
-def _is_narrow(dtype: torch.dtype) -> bool:
-    return dtype.is_floating_point and dtype.itemsize < torch.float32.itemsize
-
-
 def _own_part(tensor: Tensor) -> Tensor:
     """Return the part of a tensor that this rank holds: its shard, or all of it."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
@@ -70,7 +66,9 @@ class GradientSums(ABC):
     def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
         self.parameters = list(parameters)
         self.sums: list[Tensor | None] = [None] * len(self.parameters)
-        self._narrow = {index for index, parameter in enumerate(self.parameters) if _is_narrow(parameter.dtype)}
+        dtypes = [parameter.dtype for parameter in parameters]
+        narrow = (dtype.is_floating_point and dtype.itemsize < torch.float32.itemsize for dtype in dtypes)
+        self._narrow = {index for index, is_narrow in enumerate(narrow) if is_narrow}
         self._buffers: dict[int, Tensor] = {}
         self._widened: Tensor | None = None
         self.installed: dict[int, Tensor] = {}
@@ -145,13 +143,10 @@ class GradientSums(ABC):
         """
         for index, wanted in enumerate(present):
             if wanted and self.sums[index] is None:
-                self.sums[index] = self._zeros(index)
+                own = self._buffers.get(index)
+                zeros = torch.zeros_like(self.parameters[index], requires_grad=False) if own is None else own.zero_()
+                self.sums[index] = zeros
         return self.tensors()
-
-    def _zeros(self, index: int) -> Tensor:
-        if index in self._buffers:
-            return self._buffers[index].zero_()
-        return torch.zeros_like(self.parameters[index], requires_grad=False)
 
     def tensors(self) -> list[Tensor]:
         """The sums of the parameters that have one."""

@@ -59,9 +59,12 @@ class PlannedWindow:
         self._require_share(window)
         if len(window) != 1 or window[0].indivisible is not None:
             return list(window)
-        if self._lock_step:
-            return self._padded(window[0])
-        return window[0].divide(self.sizes) if window[0].size == sum(self.sizes) else list(window)
+        batch = window[0]
+        if not self._lock_step:
+            return batch.divide(self.sizes) if batch.size == sum(self.sizes) else list(window)
+        parts = [] if batch.is_padding else batch.divide(balanced_split(batch.size, self._steps))
+        padding = replace(parts[-1] if parts else batch, is_padding=True)
+        return [*parts, *[padding] * (self._steps - len(parts))]
 
     def _require_share(self, window: Sequence[MicroBatch]) -> None:
         sizes = [micro_batch.size for micro_batch in window if not micro_batch.is_padding]
@@ -72,9 +75,3 @@ class PlannedWindow:
                 f"micro-batches of at most {self._largest}: give `update` a list with one batch of {share} samples, "
                 "which it divides"
             )
-
-    def _padded(self, batch: MicroBatch) -> list[MicroBatch]:
-        """Divide one batch into a micro-batch for each of the plan's steps."""
-        parts = [] if batch.is_padding else batch.divide(balanced_split(batch.size, self._steps))
-        padding = replace(parts[-1] if parts else batch, is_padding=True)
-        return [*parts, *[padding] * (self._steps - len(parts))]

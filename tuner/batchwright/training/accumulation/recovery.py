@@ -34,15 +34,8 @@ from batchwright.training.micro_batches.snapshot import Snapshot
 from batchwright.training.micro_batches.splitting import MicroBatch
 
 
-class FailureOrigin(Enum):
-    """Origin of an out-of-memory error."""
-
-    PASS = "forward or backward pass of a micro-batch"  # noqa: S105 - no password
-    OUTSIDE = "outside of passes"
-
-
 class Action(Enum):
-    """Response to an out-of-memory error."""
+    """Response to an out-of-memory error in a pass."""
 
     DIVIDE_MICRO_BATCH = "divide the micro-batch and run its parts"
     DIVIDE_WINDOW = "divide the micro-batch and run the whole window again"
@@ -50,16 +43,13 @@ class Action(Enum):
     RAISE = "raise"
 
 
-def decide(origin: FailureOrigin, *, lock_step: bool, sums_in_place: bool) -> Action:
-    """Look up the decision table of this module.
+def decide(*, lock_step: bool, sums_in_place: bool) -> Action:
+    """Look up the decision table of this module, for an error in a pass.
 
     Args:
-        origin: origin of the error.
         lock_step: whether the model's own collectives are inside the passes (FSDP).
         sums_in_place: whether backward passes add to the sums themselves.
     """
-    if origin is FailureOrigin.OUTSIDE:
-        return Action.RAISE
     if lock_step:
         return Action.RESTART
     return Action.DIVIDE_WINDOW if sums_in_place else Action.DIVIDE_MICRO_BATCH

@@ -62,13 +62,9 @@ class Reduction:
         """The window's weight per term over all ranks, or None if it is only known after the forward passes."""
         if weigh is None:
             return None
-        return sum_by_name(
-            self._ranks.run_collectively(
-                lambda: sum_by_name(
-                    _by_term(weigh(micro_batch.batch)) for micro_batch in window if not micro_batch.is_padding
-                )
-            )
-        )
+        found = (weigh(micro_batch.batch) for micro_batch in window if not micro_batch.is_padding)
+        named = (weights if isinstance(weights, Mapping) else {ONLY_TERM: weights} for weights in found)
+        return sum_by_name(self._ranks.run_collectively(lambda: sum_by_name(named)))  # which calls `weigh`
 
     def share(self, losses: LossWindow, splits: list[MicroBatchSplit], measured: MeasuredPart | None) -> Share:
         """This rank's part of the window, for the other ranks."""
@@ -129,7 +125,3 @@ class Reduction:
         self.outstanding = 1.0
         if isinstance(factor, Tensor) or factor != 1.0:
             self._gradients.scale(factor)
-
-
-def _by_term(weights: Mapping[str, float] | float) -> Mapping[str, float]:
-    return weights if isinstance(weights, Mapping) else {ONLY_TERM: weights}
