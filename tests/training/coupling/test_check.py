@@ -18,7 +18,8 @@ from torch.nn import functional as F  # noqa: N812 - torch's own idiom
 
 from batchwright.errors import WorkloadError
 from batchwright.schemas.workload import WorkloadSpec, parse_spec
-from batchwright.training.coupling.check import LARGEST_ERROR, CouplingReport, check_coupling, check_spec_coupling
+from batchwright.training.coupling.check import CouplingReport, check_coupling, check_spec_coupling
+from batchwright.training.coupling.precision import LIMITS
 from batchwright.workloads.base import LossTerms
 from batchwright.workloads.build import build_workload
 from tests.support.coupled import (
@@ -38,6 +39,7 @@ from tests.support.coupled import (
 from tests.support.factories import gpt_spec, mlp_spec, resnet_spec, transformers_spec
 
 CPU = torch.device("cpu")
+LARGEST_ERROR = LIMITS["fp64"].largest_error
 TEXT = {"batch": {"sequence_length": 12}}
 TINY = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32, "vocab_size": 256}
 GPT2 = {"model_type": "gpt2", "n_layer": 2, "n_embd": 16, "n_head": 2, "vocab_size": 256}

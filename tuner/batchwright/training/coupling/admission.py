@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import torch
 
 from batchwright.errors import BatchwrightError, DeviceError, OutOfMemoryError, TrainingError
@@ -15,6 +13,7 @@ from batchwright.schemas.workload import WorkloadSpec
 from batchwright.training.coupling.check import check_spec_coupling
 from batchwright.training.coupling.precision import Precision
 from batchwright.training.coupling.report import CouplingReport
+from batchwright.training.micro_batches.loss_window import finite_or_none
 from batchwright.workloads.base import Workload
 
 _ATTEMPTS: tuple[tuple[int, Precision], ...] = ((4, "fp64"), (4, "fp32"), (2, "fp32"))
@@ -45,8 +44,8 @@ def measure_coupling(spec: WorkloadSpec, workload: Workload, device: MemoryDevic
         message=report.message,
         samples=report.samples,
         precision=report.precision,
-        loss_error=_finite(report.loss_error),
-        gradient_error=_finite(report.gradient_error),
+        loss_error=finite_or_none(report.loss_error),
+        gradient_error=finite_or_none(report.gradient_error),
     )
 
 
@@ -65,10 +64,6 @@ def admit(check: CouplingCheck, *, allowed: bool) -> str | None:
             f"{check.message} To train nevertheless, set allow_batch_coupling (--allow-batch-coupling)."
         )
     return check.message
-
-
-def _finite(error: float) -> float | None:
-    return error if math.isfinite(error) else None
 
 
 def _reported(spec: WorkloadSpec, workload: Workload, device: MemoryDevice) -> CouplingReport | str:

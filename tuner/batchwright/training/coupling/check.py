@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
+from typing import TypeAlias
 
 import torch
 from torch import nn
@@ -24,15 +25,14 @@ from batchwright.schemas.workload import PythonModel, WorkloadSpec
 from batchwright.training.coupling.comparison import (
     Runner,
     in_eval_mode,
-    own_randomness,
     restored,
     seed_generators,
     without_dropout,
 )
 from batchwright.training.coupling.error_scale import NO_NOISE, Noise, Run, gradient_errors, loss_error, term_errors
 from batchwright.training.coupling.forward_state import ModelState
-from batchwright.training.coupling.module_trace import Trace, trace
-from batchwright.training.coupling.precision import LIMITS, Precision, arithmetic, kernels_for, working_copy
+from batchwright.training.coupling.module_trace import trace
+from batchwright.training.coupling.precision import Precision, arithmetic, kernels_for, working_copy
 from batchwright.training.coupling.random_draws import MatchedDraws, UnmatchedDrawError
 from batchwright.training.coupling.report import (
     CouplingReport,
@@ -43,14 +43,13 @@ from batchwright.training.coupling.report import (
     state_culprit,
     term_culprit,
 )
+from batchwright.training.micro_batches.rng_state import preserved_random_state
 from batchwright.workloads.base import Batch, Workload
 from batchwright.workloads.build import build_model, build_workload
 from batchwright.workloads.casting import cast_floating
 
-__all__ = ["LARGEST_ERROR", "CouplingReport", "Culprit", "check_coupling", "check_spec_coupling"]
+__all__ = ["CouplingReport", "Culprit", "check_coupling", "check_spec_coupling"]
 
-LARGEST_ERROR = LIMITS["fp64"].largest_error
-"""Largest relative difference of loss or gradient that passes as rounding."""
 _FEWEST_SAMPLES = 2
 _SLOW_SECONDS = 2.0
 """A GPU that takes longer for one run in fp64 has few fp64 units: its fp32 is 32 to 64 times as fast."""
@@ -107,7 +106,7 @@ def check_spec_coupling(
     plain = spec.model_copy(update={"precision": "fp32", "compile": False, "activation_checkpointing": False})
     if spec.activation_checkpointing and not isinstance(spec.model, PythonModel):
         workload = build_workload(plain)
-    with own_randomness(device):
+    with preserved_random_state(device):
         seed_generators(0, device)
         model = cast_floating(build_model(plain, workload), torch.float32).to(device)
         return _check(_Subject(model, workload, workload.make_batch(samples), device, disposable=True), precision)
@@ -127,7 +126,7 @@ class _Subject:
 
 def _check(subject: _Subject, precision: Precision) -> CouplingReport:
     """The report in ``precision``, or in fp32 if the workload fails in fp64 for another reason than memory."""
-    with own_randomness(subject.device), restored(subject.model):
+    with preserved_random_state(subject.device), restored(subject.model):
         subject.model.zero_grad(set_to_none=True)
         if precision == "fp64":
             try:
@@ -158,13 +157,8 @@ class _NondeterministicError(Exception):
     """Two runs of the whole batch differ, for another reason than generators that can be seeded."""
 
 
-@contextmanager
-def _unchanged(_model: nn.Module) -> Iterator[None]:
-    yield
-
-
-RandomnessSuppressor = Callable[[nn.Module], AbstractContextManager[None]]
-"""Context manager that suppresses randomness in a model."""
+_Suppressor: TypeAlias = Callable[[nn.Module], AbstractContextManager[object]]
+"""Suppresses randomness in a model for a block."""
 
 
 class _Check:
@@ -183,18 +177,18 @@ class _Check:
 
     def report(self) -> CouplingReport:
         """Suppress more and more randomness, until two runs of the whole batch agree and can be compared."""
-        stages: tuple[RandomnessSuppressor, ...] = (
-            _unchanged,
-            without_dropout,
-            self._with_matched_draws,
-            self._matched_draws_in_eval_mode,
+        stages: tuple[tuple[_Suppressor, bool], ...] = (
+            (nullcontext, False),
+            (without_dropout, False),
+            (without_dropout, True),
+            (in_eval_mode, True),
         )
         problem = "its loss changes from run to run, in eval mode too"
-        for suppress in stages:
-            with suppress(self._model):
+        for suppress, matches_draws in stages:
+            with suppress(self._model), MatchedDraws() if matches_draws else nullcontext() as self._runner.draws:
                 whole = self._run_whole_batch()
                 wrong = whole.not_finite()
-                if wrong is not None and suppress is _unchanged:
+                if wrong is not None and suppress is nullcontext:
                     return self._failed_report(wrong)
                 if wrong is not None or (self._runner.drew_random_numbers and self._runner.draws is None):
                     continue
@@ -205,16 +199,6 @@ class _Check:
                 except _NondeterministicError as error:
                     problem = str(error)
         return self._failed_report(problem)
-
-    @contextmanager
-    def _with_matched_draws(self, model: nn.Module) -> Iterator[None]:
-        with without_dropout(model), MatchedDraws() as self._runner.draws:
-            yield
-
-    @contextmanager
-    def _matched_draws_in_eval_mode(self, model: nn.Module) -> Iterator[None]:
-        with in_eval_mode(model), MatchedDraws() as self._runner.draws:
-            yield
 
     def _run_whole_batch(self) -> Run:
         """Run the whole batch from the model's current state, and record the state that changes."""
@@ -268,7 +252,9 @@ class _Check:
                 raise
             refusal = " ".join(str(error).split())
         if split is None:
-            return self._refused_report(refusal, sizes)
+            refused_by = trace(self._runner, sizes).refused_by
+            culprits = [] if refused_by is None else [self._module_culprit(refused_by, math.inf)]
+            return self._failed_report(f"a part of it is refused ({refusal})", *culprits, error=math.inf)
         problem = split.not_finite()
         if problem is not None:
             return self._failed_report(f"it is finite, but of its parts {problem}", error=math.inf)
@@ -281,7 +267,9 @@ class _Check:
             if self._largest_error(whole, again, NO_NOISE) > limits.largest_error:
                 raise _NondeterministicError("its loss changes from run to run, in eval mode too")
             noise = self._runner.noise(whole)
-        culprits = () if self._model.training else self._culprits_by_type()
+        culprits: tuple[Culprit, ...] = ()
+        if not self._model.training:  # the modules that couple samples in training mode but not in eval mode
+            culprits = tuple(module_culprit(name, module, None) for name, module in self._coupling_in_training)
         if self._largest_error(whole, split, noise) > limits.largest_error:
             culprits += self._find_culprits(whole, split, sizes, noise)
         gradients = gradient_errors(whole, split, limits, noise)
@@ -296,10 +284,6 @@ class _Check:
             *term_errors(whole, split, limits, noise).values(),
             *gradient_errors(whole, split, limits, noise).values(),
         )
-
-    def _culprits_by_type(self) -> tuple[Culprit, ...]:
-        """Modules that couple samples in training mode but not in eval mode."""
-        return tuple(module_culprit(name, module, None) for name, module in self._coupling_in_training)
 
     def _find_culprits(self, whole: Run, split: Run, sizes: list[int], noise: Noise) -> tuple[Culprit, ...]:
         """Modules whose state changes, then the differences that remain when every part starts from the same state."""
@@ -347,8 +331,3 @@ class _Check:
 
     def _module_culprit(self, name: str, error: float) -> Culprit:
         return module_culprit(name, self._model.get_submodule(name), error)
-
-    def _refused_report(self, refusal: str, sizes: list[int]) -> CouplingReport:
-        found: Trace = trace(self._runner, sizes)
-        culprits = [] if found.refused_by is None else [self._module_culprit(found.refused_by, math.inf)]
-        return self._failed_report(f"a part of it is refused ({refusal})", *culprits, error=math.inf)

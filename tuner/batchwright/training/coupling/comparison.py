@@ -39,18 +39,8 @@ _SMALLEST_WEIGHT = 0.02
 # --- saving and restoring ---------------------------------------------------------------------------------------------
 
 
-@contextmanager
-def own_randomness(device: torch.device) -> Iterator[None]:
-    """Restore every random number generator at the end of a block."""
-    state = RandomState.capture(device)
-    try:
-        yield
-    finally:
-        state.restore(device)
-
-
 def seed_generators(seed: int, device: torch.device, *, torch_seed: int | None = None) -> None:
-    """Seed the generators that ``own_randomness`` restores; torch's with ``torch_seed``, if given."""
+    """Seed the generators that ``preserved_random_state`` restores; torch's with ``torch_seed``, if given."""
     random.seed(seed)
     np.random.seed(seed)  # noqa: NPY002 - user code may use the old interface
     torch_seed = seed if torch_seed is None else torch_seed
@@ -88,7 +78,8 @@ def without_dropout(model: nn.Module) -> Iterator[None]:
         for holder in holders.values()
         if hasattr(holder, "__dict__")
         for name, value in vars(holder).items()
-        if isinstance(value, float) and _is_probability(holder, name)
+        if isinstance(value, float)
+        and (isinstance(holder, Dropout) if name == "p" else any(word in name.lower() for word in _RANDOM_WORDS))
     ]
     for attributes, name, _ in fields:
         attributes[name] = 0.0
@@ -97,12 +88,6 @@ def without_dropout(model: nn.Module) -> Iterator[None]:
     finally:
         for attributes, name, value in fields:
             attributes[name] = value
-
-
-def _is_probability(holder: object, name: str) -> bool:
-    if name == "p":
-        return isinstance(holder, Dropout)
-    return any(word in name.lower() for word in _RANDOM_WORDS)
 
 
 @contextmanager

@@ -164,7 +164,11 @@ def term_errors(whole: Run, split: Run, limits: Limits, noise: Noise = NO_NOISE)
     for name in {**reference, **added}:
         term = reference.get(name, _NOTHING)
         part_terms = split.part_terms(name)
-        if not all(_same(part_term, term, limits) for part_term in part_terms):
+        is_repeated = all(
+            part.weight == term.weight and relative(part.total - term.total, term.total) <= limits.rounding
+            for part in part_terms
+        )
+        if not is_repeated:
             size = max(abs(term.total), sum(abs(part_term.total) for part_term in part_terms))
             size = max(size, limits.negligible * largest * abs(term.weight))
             delta = added.get(name, _NOTHING).total - term.total
@@ -172,10 +176,6 @@ def term_errors(whole: Run, split: Run, limits: Limits, noise: Noise = NO_NOISE)
             weight_error = relative(added.get(name, _NOTHING).weight - term.weight, term.weight)
             errors[name] = max(sum_error, weight_error)
     return errors
-
-
-def _same(one: Term, other: Term, limits: Limits) -> bool:
-    return one.weight == other.weight and relative(one.total - other.total, other.total) <= limits.rounding
 
 
 def _excess(difference: float, noise: float) -> float:

@@ -106,59 +106,34 @@ class _SavedArray:
 
 
 @dataclass(frozen=True)
-class _SavedList:
-    """Saved entries of a list or queue."""
+class _SavedContainer:
+    """Saved entries of a list, queue, set or mapping, or attributes of an object."""
 
     name: str
-    value: list[Any] | deque[Any]
-    entries: tuple[Any, ...]
-
-    def changed(self) -> bool:
-        """Return whether there are other entries now."""
-        return len(self.value) != len(self.entries) or any(map(_differ, self.value, self.entries))
-
-    def restore(self) -> None:
-        """Restore the entries."""
-        self.value.clear()
-        self.value.extend(self.entries)
-
-
-@dataclass(frozen=True)
-class _SavedMapping:
-    """Saved entries of a mapping, or attributes of an object."""
-
-    name: str
-    value: dict[Any, Any]
+    value: list[Any] | deque[Any] | set[Any] | dict[Any, Any]
     entries: dict[Any, Any]
+    """The entries by place or key; the elements of a set as keys."""
 
     def changed(self) -> bool:
         """Return whether there are other entries now."""
-        return self.value.keys() != self.entries.keys() or any(
-            _differ(self.value[key], entry) for key, entry in self.entries.items()
+        current = _by_key(self.value)
+        return current.keys() != self.entries.keys() or any(
+            _differ(current[key], entry) for key, entry in self.entries.items()
         )
 
     def restore(self) -> None:
         """Restore the entries."""
         self.value.clear()
-        self.value.update(self.entries)
+        if isinstance(self.value, (list, deque)):
+            self.value.extend(self.entries.values())
+        else:
+            self.value.update(self.entries)
 
 
-@dataclass(frozen=True)
-class _SavedSet:
-    """Saved elements of a set."""
-
-    name: str
-    value: set[Any]
-    elements: frozenset[Any]
-
-    def changed(self) -> bool:
-        """Return whether there are other elements now."""
-        return self.value != self.elements
-
-    def restore(self) -> None:
-        """Restore the elements."""
-        self.value.clear()
-        self.value.update(self.elements)
+def _by_key(value: list[Any] | deque[Any] | set[Any] | dict[Any, Any]) -> dict[Any, Any]:
+    if isinstance(value, set):
+        return dict.fromkeys(value)
+    return dict(value if isinstance(value, dict) else enumerate(value))
 
 
 class ModelState:
@@ -185,8 +160,9 @@ class ModelState:
         for buffers, names in self._names:
             for name in set(buffers) - set(names):
                 del buffers[name]
-        for saved in self._all_states():
-            saved.restore()
+        for states in self._saved.values():
+            for saved in states:
+                saved.restore()
         with torch.no_grad():
             for parameter, content in self._parameters.values():
                 parameter.copy_(content)
@@ -216,10 +192,6 @@ class ModelState:
             path, _, own = name.rpartition(".")
             found[path].append(own)
         return {path: tuple(names) for path, names in found.items() if names}
-
-    def _all_states(self) -> Iterator[_Saved]:
-        for states in self._saved.values():
-            yield from states
 
 
 class _Reader:
@@ -270,7 +242,8 @@ class _Reader:
             return
         self._entries += len(entries)
         if not isinstance(value, tuple):
-            yield _saved_entries(name, value)
+            container = value if isinstance(value, (list, deque, set, dict)) else vars(value)
+            yield _SavedContainer(name, container, _by_key(container))
         for entry in tuple(entries):
             yield from self._parts_of(name, entry, depth - 1)
 
@@ -292,15 +265,6 @@ def _entries_of(value: object) -> Collection[object] | None:
     return attributes.values() if type(attributes) is dict and not callable(value) else None
 
 
-def _saved_entries(name: str, value: object) -> _Saved:
-    if isinstance(value, (list, deque)):
-        return _SavedList(name, value, tuple(value))
-    if isinstance(value, set):
-        return _SavedSet(name, value, frozenset(value))
-    mapping = value if isinstance(value, dict) else vars(value)
-    return _SavedMapping(name, mapping, dict(mapping))
-
-
 def _differ(current: object, before: object) -> bool:
     """Return whether an entry is another one; of values, whether it differs."""
     if current is before:
@@ -318,8 +282,8 @@ def _copy_of(tensor: Tensor | None) -> Tensor | None:
 def _norms(parameters: dict[str, nn.Parameter]) -> dict[str, str]:
     """The norm of each parameter, to detect a change without the memory of a copy."""
     with torch.no_grad():
-        return {name: _norm(tensor).hex() for name, tensor in parameters.items() if tensor.is_floating_point()}
-
-
-def _norm(tensor: Tensor) -> float:
-    return float(torch.linalg.vector_norm(tensor))
+        return {
+            name: float(torch.linalg.vector_norm(tensor)).hex()
+            for name, tensor in parameters.items()
+            if tensor.is_floating_point()
+        }

@@ -100,7 +100,8 @@ class LossCheck:
         No fault is reported for a loss that cannot be computed for a part. A loss with random numbers that cannot be
         disabled only causes a warning.
         """
-        micro_batch = next(filter(_is_comparable, window), None)
+        divisible = (each for each in window if each.size > 1 and not each.is_padding and each.indivisible is None)
+        micro_batch = next(divisible, None)
         if micro_batch is None:
             return None
         self._snapshot.capture()
@@ -183,10 +184,6 @@ class LossCheck:
             ):
                 return False
         return True
-
-
-def _is_comparable(micro_batch: MicroBatch) -> bool:
-    return micro_batch.size > 1 and not micro_batch.is_padding and micro_batch.indivisible is None
 
 
 class _NarrowResults(TorchFunctionMode):

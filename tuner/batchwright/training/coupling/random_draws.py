@@ -8,7 +8,7 @@ and a part gets the rows of its samples. Random operations are recognised by tor
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -81,7 +81,8 @@ class MatchedDraws(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch'
         del types
         if torch.Tag.nondeterministic_seeded not in func.tags:
             return func(*args, **(kwargs or {}))
-        arguments = _named_arguments(func, args, kwargs or {})
+        names = [argument.name for argument in schema_of(func).arguments]
+        arguments = dict(zip(names, args, strict=False)) | dict(kwargs or {})
         generator = self._generator(arguments)
         seed = int(torch.randint(_SEEDS, (1,), generator=generator, device=generator.device))
         if self._part.size == self._part.samples:
@@ -110,7 +111,8 @@ class MatchedDraws(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch'
         drawn = _run_seeded(generator, seed, lambda: func(**whole_arguments))
         copies = {name: _copy_of(value) for name, value in arguments.items()}
         shaped = _run_seeded(generator, seed, lambda: func(**copies))
-        for name in _mutated_arguments(func):
+        written = (each.name for each in schema_of(func).arguments if each.alias_info and each.alias_info.is_write)
+        for name in written:
             if isinstance(arguments.get(name), Tensor):
                 arguments[name].copy_(self._rows(whole_arguments[name], arguments[name].shape))
         arguments_by_id = {
@@ -200,19 +202,6 @@ def _pair_results(drawn: _Value, shaped: _Value) -> _Value:
     if isinstance(drawn, (list, tuple)):
         return tuple(_pair_results(*pair) for pair in zip(drawn, shaped, strict=True))
     return drawn
-
-
-def _named_arguments(func: _Operation, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """All arguments of an operation by name, so that they can be compared one by one."""
-    names = [argument.name for argument in schema_of(func).arguments]
-    return dict(zip(names, args, strict=False)) | dict(kwargs)
-
-
-def _mutated_arguments(func: _Operation) -> Iterator[str]:
-    """Names of the arguments that an operation writes to."""
-    for argument in schema_of(func).arguments:
-        if argument.alias_info is not None and argument.alias_info.is_write:
-            yield argument.name
 
 
 def _name(func: _Operation) -> str:

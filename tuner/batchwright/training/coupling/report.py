@@ -78,7 +78,15 @@ class CouplingReport:
     @property
     def message(self) -> str:
         """One paragraph with the errors, their causes and the remedies."""
-        return " ".join([self._verdict(), *_described(self.culprits), *self._conditions()])
+        groups: dict[tuple[str, str | None, str], list[Culprit]] = {}
+        for culprit in self.culprits:
+            groups.setdefault((culprit.kind, culprit.type_name, culprit.remedy), []).append(culprit)
+        sentences = [self._verdict(), *map(_sentence, groups.values())]
+        if not self.train_mode and self.problem is None:
+            sentences.append(
+                "Compared in eval mode, where BatchNorm couples nothing: the model's randomness could not be disabled."
+            )
+        return " ".join(sentences)
 
     def _verdict(self) -> str:
         if self.problem is not None:
@@ -97,19 +105,6 @@ class CouplingReport:
             return f"{figures}: the model keeps state, and accumulation would not give the full batch's gradient."
         return f"{figures}: samples are coupled, and accumulation would not give the full batch's gradient."
 
-    def _conditions(self) -> list[str]:
-        if self.train_mode or self.problem is not None:
-            return []
-        return ["Compared in eval mode, where BatchNorm couples nothing: the model's randomness could not be disabled."]
-
-
-def _described(culprits: tuple[Culprit, ...]) -> list[str]:
-    """A sentence for each kind of culprit, with the name of the first and the number of the others."""
-    groups: dict[tuple[str, str | None, str], list[Culprit]] = {}
-    for culprit in culprits:
-        groups.setdefault((culprit.kind, culprit.type_name, culprit.remedy), []).append(culprit)
-    return [_sentence(group) for group in groups.values()]
-
 
 _KINDS = {
     "module": "module",
@@ -120,6 +115,7 @@ _KINDS = {
 
 
 def _sentence(group: list[Culprit]) -> str:
+    """Describe culprits of one kind: the name of the first and the number of the others."""
     example, more = group[0], len(group) - 1
     name = f"`{example.name}`" if example.name else "(the model's own forward)"
     notes = [] if example.type_name is None else [example.type_name]
