@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from batchwright.training.data.base import TrainingData
 from batchwright.training.data.build import build_data
-from batchwright.training.data.files import DataFolders, matching_files
+from batchwright.training.data.files import DataFolders
 from batchwright.training.data.loading import WORKER_BYTES, AccumulationWindow, SampleRange, WindowLoader
 from batchwright.training.data.order import epoch_order
 from batchwright.training.data.sources.workload_samples import SyntheticSamples, join_batches
@@ -28,5 +28,4 @@ __all__ = [
     "build_data",
     "epoch_order",
     "join_batches",
-    "matching_files",
 ]

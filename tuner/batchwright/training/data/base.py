@@ -9,7 +9,8 @@ from typing import Any
 from torch import Tensor
 
 from batchwright.errors import FieldProblem, SpecError
-from batchwright.training.data.seeding import preserved_random_state, seed_from_key
+from batchwright.training.data.seeding import seed_from_key
+from batchwright.training.micro_batches.rng_state import preserved_random_state
 from batchwright.workloads.base import Batch, Sample, Samples
 
 
@@ -71,13 +72,12 @@ class TrainingData:
         if not self.may_be_random:
             return self.batch(indices)
         with preserved_random_state():
-            samples = [self._sample(seed, epoch, index) for index in indices]
+            samples = []
+            for index in indices:
+                seed_from_key("sample", seed, epoch, index)
+                samples.append(self.samples[index])
             seed_from_key("collate", seed, epoch, *indices)
             return self.collate(samples)
-
-    def _sample(self, seed: int, epoch: int, index: int) -> Sample:
-        seed_from_key("sample", seed, epoch, index)
-        return self.samples[index]
 
 
 def class_numbers(names: Iterable[str], config: Any) -> dict[str, int]:  # noqa: ANN401 - a transformers configuration, or none

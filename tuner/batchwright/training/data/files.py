@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
-from typing import BinaryIO, TypeVar
+from typing import BinaryIO
 
 from batchwright.errors import DataOutsideRootsError
 from batchwright.system.data_roots import ANY_FILE, DataRoots, expand_glob
 from batchwright.training.data.base import data_problem
-
-_T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
@@ -47,7 +45,8 @@ class DataFolders:
         """
         paths: set[Path] = set()
         for pattern in patterns:
-            files = _as_field_problem("data.paths", pattern, partial(self._files, pattern))
+            with _as_field_problem("data.paths", pattern):
+                files = {self.roots.resolve(path) for path in expand_glob(pattern, self.roots) if path.is_file()}
             if not files:
                 raise data_problem("data.paths", f"no file matches (from {Path.cwd()})", pattern)
             paths |= files
@@ -59,7 +58,12 @@ class DataFolders:
         Raises:
             SpecError: about ``field``, when a folder or a file lies outside the folders that may be read.
         """
-        return _as_field_problem(field, folder, lambda: sorted(self._entries(Path(folder), suffixes)))
+        with _as_field_problem(field, folder):
+            entries = (entry for below in self._children(Path(folder)) for entry in self._children(below))
+            found = sorted(entry for entry in entries if entry.suffix.lower() in suffixes)
+            for entry in found:
+                self.roots.resolve(entry)
+        return found
 
     def open(self, field: str, path: str | Path) -> BinaryIO:
         """Open a file that a spec names.
@@ -68,14 +72,8 @@ class DataFolders:
             SpecError: about ``field``, when the file lies outside the folders.
             OSError: when it cannot be opened.
         """
-        return _as_field_problem(field, path, lambda: self.roots.open(path))
-
-    def _entries(self, folder: Path, suffixes: Collection[str]) -> Iterator[Path]:
-        for below in self._children(folder):
-            for entry in self._children(below):
-                if entry.suffix.lower() in suffixes:
-                    self.roots.resolve(entry)
-                    yield entry
+        with _as_field_problem(field, path):
+            return self.roots.open(path)
 
     def _children(self, folder: Path) -> Iterable[Path]:
         if not folder.is_dir():
@@ -83,22 +81,11 @@ class DataFolders:
         self.roots.resolve(folder)
         return folder.iterdir()
 
-    def _files(self, pattern: str) -> set[Path]:
-        return {self.roots.resolve(path) for path in expand_glob(pattern, self.roots) if path.is_file()}
 
-
-def _as_field_problem(field: str, value: object, read: Callable[[], _T]) -> _T:
-    """Return the result of ``read``, and report a path outside the folders as a problem of a field."""
+@contextmanager
+def _as_field_problem(field: str, value: object) -> Iterator[None]:
+    """Report a path outside the folders as a problem of a field."""
     try:
-        return read()
+        yield
     except DataOutsideRootsError as error:
         raise data_problem(field, str(error), value) from None
-
-
-def matching_files(patterns: Sequence[str]) -> list[Path]:
-    """The files that the patterns name, sorted, in any folder.
-
-    Raises:
-        SpecError: when a pattern matches no file.
-    """
-    return DataFolders().matching(patterns)

@@ -93,7 +93,15 @@ class WindowLoader:
         Raises:
             TrainingError: when a worker ended, or raised an error that cannot be pickled.
         """
-        return self._load_in_workers() if self._workers else self._load_in_process()
+        if not self._workers:
+            for window in self._windows:
+                yield [self._data.load(samples.epoch, samples.indices, self._seed) for samples in window]
+            return
+        try:
+            self._start()
+            yield from self._receive()
+        finally:
+            self.close()
 
     def close(self) -> None:
         """End the workers that are left."""
@@ -111,17 +119,6 @@ class WindowLoader:
                 if process.is_alive():  # not shut down, or busy for longer than torch waits; workers ignore SIGTERM
                     process.kill()
                 process.join()
-
-    def _load_in_process(self) -> Iterator[list[Batch]]:
-        for window in self._windows:
-            yield [self._data.load(samples.epoch, samples.indices, self._seed) for samples in window]
-
-    def _load_in_workers(self) -> Iterator[list[Batch]]:
-        try:
-            self._start()
-            yield from self._receive()
-        finally:
-            self.close()
 
     def _start(self) -> None:
         """Start the workers, and record them even if a failure leaves only some of them started.
@@ -151,7 +148,7 @@ class WindowLoader:
             _RequestedBatches(self._data, self._seed),
             sampler=_requests_for(self._windows),
             batch_size=None,
-            collate_fn=_no_collation,
+            collate_fn=lambda loaded: loaded,  # items are batches already
             num_workers=self._workers,
             worker_init_fn=partial(_start_worker, os.getpid()),
             multiprocessing_context="fork",
@@ -238,11 +235,6 @@ def _requests_for(windows: Iterable[AccumulationWindow]) -> Iterator[_LoadReques
             yield _LoadRequest(None, last=True)
         for number, samples in enumerate(window, start=1):
             yield _LoadRequest(samples, last=number == len(window))
-
-
-def _no_collation(loaded: Any) -> Any:  # noqa: ANN401 - torch declares a list, which it gives only when it makes batches
-    """Return the item unchanged, in place of torch's collation."""
-    return loaded
 
 
 def _picklable(error: BaseException) -> BaseException:

@@ -4,24 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import random
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 import numpy as np
 import torch
-
-
-@contextmanager
-def preserved_random_state() -> Iterator[None]:
-    """Restore the generators of python, numpy and torch (on the CPU) at the end of a block."""
-    python, torch_state = random.getstate(), torch.default_generator.get_state()
-    numpy = np.random.get_state()  # noqa: NPY002 - user code may use the old interface
-    try:
-        yield
-    finally:
-        random.setstate(python)
-        np.random.set_state(numpy)  # noqa: NPY002 - see above
-        torch.default_generator.set_state(torch_state)
 
 
 def seed_from_key(*key: object) -> None:
@@ -31,7 +16,7 @@ def seed_from_key(*key: object) -> None:
     """
     digest = hashlib.sha256(":".join(map(str, key)).encode()).digest()
     random.seed(digest)
-    np.random.seed(np.frombuffer(digest, dtype=np.uint32))  # noqa: NPY002 - see preserved_random_state
+    np.random.seed(np.frombuffer(digest, dtype=np.uint32))  # noqa: NPY002 - user code may use the old interface
     torch.default_generator.manual_seed(int.from_bytes(digest[:7], "big"))
 
 

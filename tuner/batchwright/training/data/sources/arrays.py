@@ -17,7 +17,7 @@ from batchwright.schemas.dataset.data_spec import ArraysData
 from batchwright.schemas.workload import Gpt, ReferenceModel, TransformersModel, WorkloadSpec
 from batchwright.training.data.base import TrainingData, data_problem
 from batchwright.training.data.files import DataFolders
-from batchwright.training.data.seeding import preserved_random_state
+from batchwright.training.micro_batches.rng_state import preserved_random_state
 from batchwright.workloads.base import IGNORED_LABEL, Workload
 from batchwright.workloads.reference import NextTokenWorkload
 
@@ -55,7 +55,10 @@ def arrays_data(data: ArraysData, spec: WorkloadSpec, workload: Workload, folder
     arrays = _chosen(data, _read(data, folders), example, causal=isinstance(workload, NextTokenWorkload))
     for name, array in arrays.items():
         _check_array(name, array, example[name])
-    _check_lengths(arrays)
+    lengths = {name: len(array) for name, array in arrays.items()}
+    if len(set(lengths.values())) > 1 or not all(lengths.values()):
+        found = ", ".join(f"{name} {length}" for name, length in lengths.items())
+        raise data_problem("data.path", "must have arrays of the same number of samples, at least one", found)
     for name, (least, count) in _ranges(spec, workload).items():
         if name in arrays:
             _check_range(name, arrays[name], least, count)
@@ -119,13 +122,6 @@ def _check_array(name: str, array: Tensor, example: Tensor) -> None:
     if not array.dim() or tuple(array.shape[1:]) != shape:
         message = f"must be shaped (samples, {', '.join(map(str, shape))}), as `batch` and the model require"
         raise _array_problem(name, message.replace(", )", ")"), tuple(array.shape))
-
-
-def _check_lengths(arrays: Mapping[str, Tensor]) -> None:
-    lengths = {name: len(array) for name, array in arrays.items()}
-    if len(set(lengths.values())) > 1 or not all(lengths.values()):
-        found = ", ".join(f"{name} {length}" for name, length in lengths.items())
-        raise data_problem("data.path", "must have arrays of the same number of samples, at least one", found)
 
 
 def _check_range(name: str, array: Tensor, least: int, count: int) -> None:

@@ -255,7 +255,12 @@ def open_chat_template(data: RecordsData, folders: DataFolders) -> ChatTemplate:
         if source is None:
             raise data_problem(_FIELD, "is not a file", data.chat_template)
     else:
-        source = (_read(beside / _TEMPLATE, folders) if beside else None) or _default(config.get("chat_template"))
+        source = _read(beside / _TEMPLATE, folders) if beside else None
+        if not source:
+            source = config.get("chat_template")
+            if isinstance(source, list):  # of which one is named `default`
+                source = {entry.get("name"): entry.get("template") for entry in source}.get("default")
+            source = source if isinstance(source, str) else None
     if not source:
         message = "is required, as messages are read, and there is no template beside the tokenizer: give the file"
         raise data_problem(_FIELD, message)
@@ -279,10 +284,3 @@ def _token(value: Any) -> str | None:  # noqa: ANN401 - of a file
     """A token of a `tokenizer_config.json`, which has its text or a description."""
     found = value.get("content") if isinstance(value, dict) else value
     return found if isinstance(found, str) else None
-
-
-def _default(templates: Any) -> str | None:  # noqa: ANN401 - of a file
-    """The template of a `tokenizer_config.json`: one, or a list of which one is named `default`."""
-    if isinstance(templates, list):
-        templates = {entry.get("name"): entry.get("template") for entry in templates}.get("default")
-    return templates if isinstance(templates, str) else None

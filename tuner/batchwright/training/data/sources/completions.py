@@ -107,15 +107,13 @@ class Conversations:
 
     def __call__(self, rows: Mapping[str, Sequence[Any]]) -> list[Learned]:
         """Encode rows."""
-        chats = [self._rendered(row) for row in each_row(rows)]
+        chats = []
+        for row in each_row(rows):
+            parts = [messages_of(row[name]) for name in self.fields]
+            chat = Chat(list(chain.from_iterable(parts)), None if self.tools is None else tools_of(row[self.tools]))
+            chats.append(self.template.render_with_answers(chat, sum(map(len, parts[:-1]))))
         located = self.tokenizer.locate([text for text, _ in chats])
         return [self._learned(*chat, tokens) for chat, tokens in zip(chats, located, strict=True)]
-
-    def _rendered(self, row: Mapping[str, Any]) -> tuple[str, list[Span]]:
-        parts = [messages_of(row[name]) for name in self.fields]
-        before = sum(map(len, parts[:-1]))
-        chat = Chat(list(chain.from_iterable(parts)), None if self.tools is None else tools_of(row[self.tools]))
-        return self.template.render_with_answers(chat, before)
 
     def _learned(self, text: str, spans: list[Span], tokens: Located) -> Learned:
         """The tokens with a character of a span, and a special one behind a span, with at most space in between.

@@ -17,8 +17,8 @@ from batchwright.schemas.dataset.data_spec import ImagesData
 from batchwright.schemas.workload import ReferenceModel, ResNet, TransformersModel, WorkloadSpec
 from batchwright.training.data.base import TrainingData, class_numbers, data_problem
 from batchwright.training.data.files import DataFolders
-from batchwright.training.data.seeding import preserved_random_state
 from batchwright.training.data.sources.packages import import_optional
+from batchwright.training.micro_batches.rng_state import preserved_random_state
 from batchwright.workloads.base import Workload
 
 _MODES = {1: "L", 3: "RGB", 4: "RGBA"}

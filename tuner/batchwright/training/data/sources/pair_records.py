@@ -70,7 +70,8 @@ class PairedTexts:
         """Encode rows."""
         sides = [list(rows[name]) for name in self.sides]
         if self.prompt is None:
-            return list(starmap(_joint, zip(*map(self.tokenizer.encode_documents, sides), strict=True)))
+            encoded = zip(*map(self.tokenizer.encode_documents, sides), strict=True)
+            return [Pair(chosen, rejected, common_start(chosen, rejected)) for chosen, rejected in encoded]
         prompts = list(rows[self.prompt])
         whole = [[a + b for a, b in zip(prompts, side, strict=True)] for side in sides]
         return list(starmap(_pair, zip(*map(self.tokenizer.encode_documents, (prompts, *whole)), strict=True)))
@@ -107,10 +108,6 @@ class PairedConversations:
 
 def _pair(prompt: list[int], chosen: list[int], rejected: list[int]) -> Pair:
     return Pair(chosen, rejected, min(common_start(prompt, chosen), common_start(prompt, rejected)))
-
-
-def _joint(chosen: list[int], rejected: list[int]) -> Pair:
-    return Pair(chosen, rejected, common_start(chosen, rejected))
 
 
 @dataclass(frozen=True)

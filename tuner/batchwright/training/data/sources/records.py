@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any
 
 import torch
@@ -18,7 +19,7 @@ from batchwright.training.data.files import DataFolders
 from batchwright.training.data.seeding import generator_from_key
 from batchwright.training.data.sources.completions import read_completions
 from batchwright.training.data.sources.labelled_texts import ClassEncoder, classification, token_classification
-from batchwright.training.data.sources.packing import PackedSamples, pack
+from batchwright.training.data.sources.packing import pack
 from batchwright.training.data.sources.pair_records import pairs_data
 from batchwright.training.data.sources.rows import Encoder, Prepared, Read, Rows, read_rows, rows_with_text
 from batchwright.training.data.sources.tokens import (
@@ -68,7 +69,9 @@ def records_data(data: RecordsData, spec: WorkloadSpec, workload: Workload, fold
     if isinstance(workload, PreferenceWorkload):
         return pairs_data(data, spec, workload, folders)
     task = _task_of(data, spec)
-    _check_pairs(task, data)
+    if data.text_pair_field is not None and task != "sequence-classification":
+        message = f"is for sequence-classification, and this is {task}"
+        raise data_problem("data.text_pair_field", message, data.text_pair_field)
     if data.has_completions:
         return _completions_data(task, data, spec, workload, folders)
     length, packing = spec.batch.sequence_length or 0, spec.batch.packing
@@ -80,7 +83,9 @@ def records_data(data: RecordsData, spec: WorkloadSpec, workload: Workload, fold
     padding = padding_id(tokenizer, config)
     if packing is not None:
         rows, _ = rows_with_text(read_rows(data, folders), data, {_TEXT: data.text_field})
-        return _packed(_documents(rows, data, tokenizer), packing, padding, data, spec)
+        texts = (some[data.text_field] for some in rows.iter(_ROWS_AT_A_TIME))
+        documents = chain.from_iterable(map(tokenizer.encode_documents, texts))
+        return _packed(documents, packing, padding, data, spec)
     found, encode = _PREPARATIONS[task](lambda: read_rows(data, folders), data, tokenizer, config)
     samples = RecordSamples(found.rows, _pad_empty(encode, padding))
     ragged = _ragged(samples, found.lengths, padding, spec, workload)
@@ -114,7 +119,11 @@ def _packed(
     if not len(packed):
         raise data_problem("data.paths", "no row has a text of two tokens", ", ".join(data.paths))
     collation = PaddedCollation(padding, length if spec.compile else None, masked=False)
-    return TrainingData(packed, collation, notes=(_packing_note(packed, length),))
+    note = (
+        f"{packed.documents:,} records are packed into {len(packed):,} sequences of {length} tokens: "
+        f"{packed.share:.1%} of the positions hold tokens, and {packed.unpacked_share:.1%} without packing"
+    )
+    return TrainingData(packed, collation, notes=(note,))
 
 
 def _ragged(samples: Samples, lengths: Tensor, padding: int, spec: WorkloadSpec, workload: Workload) -> TrainingData:
@@ -127,19 +136,6 @@ def _ragged(samples: Samples, lengths: Tensor, padding: int, spec: WorkloadSpec,
         collation,
         notes=rope_notes(getattr(workload, "config", None), collation, length),
         lengths=lengths if collation.length is None else None,  # which pads to one shape
-    )
-
-
-def _documents(rows: Rows, data: RecordsData, tokenizer: TextTokenizer) -> Iterator[list[int]]:
-    """Yield the token ids of each row."""
-    for some in rows.iter(_ROWS_AT_A_TIME):
-        yield from tokenizer.encode_documents(some[data.text_field])
-
-
-def _packing_note(packed: PackedSamples, length: int) -> str:
-    return (
-        f"{packed.documents:,} records are packed into {len(packed):,} sequences of {length} tokens: "
-        f"{packed.share:.1%} of the positions hold tokens, and {packed.unpacked_share:.1%} without packing"
     )
 
 
@@ -157,12 +153,6 @@ def _task_of(data: RecordsData, spec: WorkloadSpec) -> str:
     raise data_problem("data.kind", message, data.kind)
 
 
-def _check_pairs(task: str, data: RecordsData) -> None:
-    if data.text_pair_field is not None and task != "sequence-classification":
-        message = f"is for sequence-classification, and this is {task}"
-        raise data_problem("data.text_pair_field", message, data.text_pair_field)
-
-
 def _vocabulary_size(workload: Workload) -> int:
     if isinstance(workload, NextTokenWorkload):
         return workload.vocabulary_size
@@ -176,13 +166,12 @@ def _pad_empty(encode: Encoder, padding: int) -> Encoder:
         sample = encode(index, row)
         if isinstance(sample, Tensor):
             sample = {"input_ids": sample, "labels": sample}
-        return {name: _fill_empty(name, value, padding) for name, value in sample.items()}
+        return {
+            name: value if value.numel() else torch.tensor([IGNORED_LABEL if name == "labels" else padding])
+            for name, value in sample.items()
+        }
 
     return encoded
-
-
-def _fill_empty(name: str, value: Tensor, padding: int) -> Tensor:
-    return value if value.numel() else torch.tensor([IGNORED_LABEL if name == "labels" else padding])
 
 
 # --- rows and encoders of each task ---
@@ -197,7 +186,10 @@ def _sequence_to_sequence(read: Read, data: RecordsData, tokenizer: TextTokenize
     if data.target_field is None:
         raise data_problem("data.target_field", "is required for seq2seq-lm: the field with the text to produce")
     target = data.target_field
-    start = _start_token(config)
+    start = getattr(config, "decoder_start_token_id", getattr(config, "pad_token_id", None))  # the latter as in T5
+    if not isinstance(start, int):
+        message = "is not stated in this config: set it to the token that a target starts with"
+        raise data_problem("model.config.decoder_start_token_id", message)
     rows = rows_with_text(read(), data, {_TEXT: data.text_field, "data.target_field": target})
 
     def encode(_: int, row: dict[str, Any]) -> dict[str, Tensor]:
@@ -209,15 +201,6 @@ def _sequence_to_sequence(read: Read, data: RecordsData, tokenizer: TextTokenize
         }
 
     return rows, encode
-
-
-def _start_token(config: Any) -> int:  # noqa: ANN401 - as above
-    """The first token of a decoder; the padding token for configs without such a field, as in T5."""
-    start = getattr(config, "decoder_start_token_id", getattr(config, "pad_token_id", None))
-    if not isinstance(start, int):
-        message = "is not stated in this config: set it to the token that a target starts with"
-        raise data_problem("model.config.decoder_start_token_id", message)
-    return start
 
 
 def _masked(read: Read, data: RecordsData, tokenizer: TextTokenizer, _config: Any) -> Prepared:  # noqa: ANN401 - as above

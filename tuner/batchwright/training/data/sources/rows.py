@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -90,12 +91,7 @@ def rows_with_text(rows: Rows, data: RecordsData, texts: Mapping[str, str], labe
     Raises:
         SpecError: when a field is missing or holds no text, or no row has all texts.
     """
-    others = {"data.label_field": label} if label else {}
-    _require(rows, {**texts, **others})
-    for field, name in texts.items():
-        if (kind := getattr(rows.features[name], "dtype", "nested")) not in {"string", "large_string"}:
-            raise data_problem(field, f"holds {kind}, not text", name)
-    return _rows_with_all(rows, data, "text", texts, others, "binary_length")
+    return _rows_with_all(rows, data, texts, {"data.label_field": label}, are_lists=False)
 
 
 def rows_with_lists(rows: Rows, data: RecordsData, lists: Mapping[str, str], tools: str | None = None) -> TextRows:
@@ -110,25 +106,32 @@ def rows_with_lists(rows: Rows, data: RecordsData, lists: Mapping[str, str], too
     Raises:
         SpecError: when a field is missing or holds no lists, or no row has all lists.
     """
-    others = {"data.tools_field": tools} if tools else {}
-    _require(rows, {**lists, **others})
-    for field, name in lists.items():
-        if not holds_lists(rows, name):
-            raise data_problem(field, "holds no lists, as of messages or of words", name)
-    return _rows_with_all(rows, data, "elements", lists, others, "list_value_length")
+    return _rows_with_all(rows, data, lists, {"data.tools_field": tools}, are_lists=True)
 
 
-def _rows_with_all(  # noqa: PLR0913, PLR0917 - what the two kinds of rows differ in
-    rows: Rows, data: RecordsData, wanted: str, fields: Mapping[str, str], others: Mapping[str, str], measure: str
+def _rows_with_all(
+    rows: Rows, data: RecordsData, fields: Mapping[str, str], others: Mapping[str, str | None], *, are_lists: bool
 ) -> TextRows:
-    """The rows of which all ``fields`` have a length by a function of pyarrow, with these and the ``others``."""
+    """The rows of which all ``fields`` have a length, with only these and the ``others`` that are named."""
+    named = {**fields, **{field: name for field, name in others.items() if name}}
+    for field, name in named.items():
+        if name not in rows.column_names:
+            raise data_problem(field, f"is not a field of these rows, which have {', '.join(rows.column_names)}", name)
+    for field, name in fields.items():
+        kind = getattr(rows.features[name], "dtype", "nested")
+        if are_lists and not holds_lists(rows, name):
+            raise data_problem(field, "holds no lists, as of messages or of words", name)
+        if not are_lists and kind not in {"string", "large_string"}:
+            raise data_problem(field, f"holds {kind}, not text", name)
     compute = import_optional("pyarrow.compute", "data.kind", "records")
-    lengths = (getattr(compute, measure)(rows.data.column(name)) for name in fields.values())
+    length_of = compute.list_value_length if are_lists else compute.binary_length
+    lengths = (length_of(rows.data.column(name)) for name in fields.values())
     sizes = np.stack([np.asarray(compute.fill_null(found, 0).to_numpy(), dtype=np.int64) for found in lengths])
     kept = np.logical_and.reduce(sizes > 0)
     if not kept.any():
-        raise data_problem(_PATHS, f"no row has {wanted} in {' and '.join(fields.values())}", ", ".join(data.paths))
-    rows = rows.select_columns(list(dict.fromkeys([*fields.values(), *others.values()])))
+        wanted = f"no row has {'elements' if are_lists else 'text'} in {' and '.join(fields.values())}"
+        raise data_problem(_PATHS, wanted, ", ".join(data.paths))
+    rows = rows.select_columns(list(dict.fromkeys(named.values())))
     return TextRows(rows, torch.from_numpy(sizes.sum(axis=0))).selected(kept)
 
 
@@ -139,13 +142,6 @@ def holds_lists(rows: Rows, name: str) -> bool:
         return False
     kind = rows.data.column(name).type
     return bool(types.is_list(kind) or types.is_large_list(kind))
-
-
-def _require(rows: Rows, fields: Mapping[str, str]) -> None:
-    """Check that rows have fields, which are given by the fields of the spec that name them."""
-    for field, name in fields.items():
-        if name not in rows.column_names:
-            raise data_problem(field, f"is not a field of these rows, which have {', '.join(rows.column_names)}", name)
 
 
 def _opened(path: Path, folders: DataFolders) -> tuple[int, int]:
@@ -184,7 +180,7 @@ def _load(builder: str, files: list[Path], cache: Path | None) -> Rows:
         SpecError: when the files cannot be read, or `datasets` is not installed.
     """
     datasets = import_optional("datasets", "data.kind", "records")
-    names = {"train": [_escaped(path) for path in files]}
+    names = {"train": [glob.escape(str(path)) for path in files]}  # `datasets` reads names as patterns
     options = _OPTIONS.get(builder, {}) | ({"cache_dir": str(cache)} if cache else {})
     try:
         with _offline_and_quiet(datasets):
@@ -193,11 +189,6 @@ def _load(builder: str, files: list[Path], cache: Path | None) -> Rows:
         cause = " ".join(str(error.__cause__ or error).split())
         cause = cause or ("there are no rows" if isinstance(error, StopIteration) else type(error).__name__)
         raise data_problem(_PATHS, f"cannot be read as {builder}: {cause}", f"{files[0]} and so on") from None
-
-
-def _escaped(path: Path) -> str:
-    """Escape a path: `datasets` reads file names as patterns."""
-    return "".join(f"[{character}]" if character in "*?[" else character for character in str(path))
 
 
 @contextmanager

@@ -64,13 +64,12 @@ def text_data(data: TextData, spec: WorkloadSpec, workload: Workload, folders: D
 
 def _bytes(files: list[Path], folders: DataFolders) -> Tensor:
     """Read the files' bytes as tokens, with a newline between two files."""
-    content = b"\n".join(_content(path, folders) for path in files)
+    contents = []
+    for path in files:
+        with folders.open("data.paths", path) as stream:
+            contents.append(stream.read())
+    content = b"\n".join(contents)
     return torch.frombuffer(bytearray(content), dtype=torch.uint8) if content else torch.empty(0, dtype=torch.uint8)
-
-
-def _content(path: Path, folders: DataFolders) -> bytes:
-    with folders.open("data.paths", path) as stream:
-        return stream.read()
 
 
 def _tokens(files: list[Path], tokenizer: TextTokenizer, folders: DataFolders) -> Tensor:

@@ -138,18 +138,15 @@ class FileTokenizer:
         self._tokenizer.no_truncation()
         self._cutting = tokenizers.Tokenizer.from_str(self._tokenizer.to_str())
         self._cutting.enable_truncation(longest)
-        self._check_room(longest, path, takes_pairs=takes_pairs)
-        self.vocabulary_size = 1 + max(self._tokenizer.get_vocab(with_added_tokens=True).values(), default=-1)
-        self.padding_id = self._first_known(_PADDING_TOKENS)
-        self.mask_id = self._first_known(_MASK_TOKENS)
-        added = self._tokenizer.get_added_tokens_decoder()
-        self._special = {number for number, token in added.items() if token.special}
-
-    def _check_room(self, longest: int, path: Path, *, takes_pairs: bool) -> None:
         added = self._tokenizer.num_special_tokens_to_add(is_pair=takes_pairs)
         if added + takes_pairs >= longest:
             message = f"adds {added} tokens to a text, which leaves no room in batch.sequence_length {longest}"
             raise data_problem(_FIELD, message, path)
+        self.vocabulary_size = 1 + max(self._tokenizer.get_vocab(with_added_tokens=True).values(), default=-1)
+        self.padding_id = self._first_known(_PADDING_TOKENS)
+        self.mask_id = self._first_known(_MASK_TOKENS)
+        decoder = self._tokenizer.get_added_tokens_decoder()
+        self._special = {number for number, token in decoder.items() if token.special}
 
     def _first_known(self, tokens: tuple[str, ...]) -> int | None:
         ids = (self._tokenizer.token_to_id(token) for token in tokens)

@@ -9,7 +9,8 @@ from torch import Tensor
 from torch.utils.data import default_collate
 
 from batchwright.training.data.base import TrainingData, data_problem
-from batchwright.training.data.seeding import preserved_random_state, seed_from_key
+from batchwright.training.data.seeding import seed_from_key
+from batchwright.training.micro_batches.rng_state import preserved_random_state
 from batchwright.workloads.base import Batch, Collates, HasDataset, HasEvaluationDataset, Samples, Workload
 
 
