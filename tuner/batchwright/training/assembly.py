@@ -121,7 +121,7 @@ def build_run(
         SpecError: when the spec has no data, or its data does not fit its model.
     """
     ranks, notes, spec = ranks or Ranks(), list[str](), recommendation.request.workload
-    micro_batch_size = _bounded(trainable_micro_batch_size(recommendation), paths.micro_batch_bound(), notes)
+    micro_batch_size = _largest_micro_batch(recommendation, paths.micro_batch_bound(), notes)
     workload = build_workload(spec)
     import_metrics(spec)
     is_new = ranks.gather(paths.checkpointed_update())[0] is None
@@ -179,17 +179,6 @@ def _read(
     return pretrained, build_run_data(spec, workload, folders, ranks.size)
 
 
-def trainable_micro_batch_size(recommendation: Recommendation) -> int:
-    """The largest micro-batch a run of this recommendation may use.
-
-    Raises:
-        TrainingError: when nothing fits.
-    """
-    if not recommendation.feasible or recommendation.largest_micro_batch_size is None:
-        raise TrainingError(f"this recommendation is not feasible: {recommendation.infeasible_reason}")
-    return recommendation.largest_micro_batch_size
-
-
 def is_sharded(spec: WorkloadSpec, ranks: Ranks) -> bool:
     """Return whether each rank holds a shard of the model."""
     return spec.parallelism.strategy == "fsdp" and ranks.size > 1
@@ -205,11 +194,19 @@ def _accumulates(batch_schedule: BatchSchedule, micro_batch_size: int, ranks: Ra
     return len(batch_schedule.window(Position(), micro_batch_size)) > 1 or ranks.size > 1
 
 
-def _bounded(micro_batch_size: int, bound: int | None, notes: list[str]) -> int:
-    if bound is None or bound >= micro_batch_size:
-        return micro_batch_size
+def _largest_micro_batch(recommendation: Recommendation, bound: int | None, notes: list[str]) -> int:
+    """The largest micro-batch size that fits, or the smaller ``bound`` of a run in which one did not fit.
+
+    Raises:
+        TrainingError: when nothing fits.
+    """
+    largest = recommendation.largest_micro_batch_size
+    if not recommendation.feasible or largest is None:
+        raise TrainingError(f"this recommendation is not feasible: {recommendation.infeasible_reason}")
+    if bound is None or bound >= largest:
+        return largest
     notes.append(
-        f"a micro-batch did not fit, so micro-batches have at most {bound} samples instead of {micro_batch_size}; the "
+        f"a micro-batch did not fit, so micro-batches have at most {bound} samples instead of {largest}; the "
         "effective batch size is unchanged"
     )
     return bound

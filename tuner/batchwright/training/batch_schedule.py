@@ -86,7 +86,8 @@ class BatchSchedule:
                 rank with fewer samples gets padding micro-batches of one sample.
         """
         size = self.size(position)
-        shares = _padded(balanced_split(size, self.world_size), self.world_size)
+        shares = balanced_split(size, self.world_size)
+        shares += (0,) * (self.world_size - len(shares))
         start = position.committed + sum(shares[: self.rank])
         share = shares[self.rank]
         order = epoch_order(self.seed, position.epoch, self.samples)
@@ -105,10 +106,6 @@ class BatchSchedule:
         while position.update < updates:
             yield self.window(position, largest(), equal_counts=equal_counts)
             position = self.advanced(position)
-
-
-def _padded(sizes: tuple[int, ...], count: int) -> tuple[int, ...]:
-    return sizes + (0,) * (count - len(sizes))
 
 
 def cut(indices: tuple[int, ...], sizes: tuple[int, ...]) -> list[tuple[int, ...]]:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,11 +16,10 @@ from torch import Tensor, nn
 from batchwright.errors import CheckpointError, DamagedCheckpointError
 from batchwright.system.files import atomic_folder, atomic_path
 from batchwright.training.launching.checkpoint_files import (
-    Manifest,
     check_files,
     checkpoint_folder,
-    checkpoint_folders,
-    committed_folders,
+    committed_updates,
+    digest_of,
     pointed_update,
     read_checked,
     read_manifest,
@@ -86,7 +85,13 @@ class Checkpoints:
                 torch.save(state, stream)
             write_manifest(folder, self.run, update)
         write_pointer(self._pointer, update)
-        self._remove_old(path, None if best is None else checkpoint_folder(self.directory, best))
+        folders = sorted(self.directory.glob("update-*"))
+        kept = {*[each for each in folders if each <= path][-self.keep :]}
+        if best is not None:
+            kept.add(checkpoint_folder(self.directory, best))
+        for each in [*folders, *self.directory.glob(".update-*.part")]:  # with the leftovers of a kill
+            if each not in kept:
+                shutil.rmtree(each, ignore_errors=True)
         return path
 
     def add_evaluation(self, update: int, state: State) -> None:
@@ -101,27 +106,18 @@ class Checkpoints:
         """
         write_checked(checkpoint_folder(self.directory, update) / _EVALUATION, state)
 
-    def _remove_old(self, newest: Path, best: Path | None) -> None:
-        """Remove the checkpoints that are too old to keep, those after ``newest``, and the leftovers of a kill."""
-        folders = sorted(self.directory.glob("update-*"))
-        kept = [path for path in folders if path <= newest][-self.keep :]
-        for path in [*folders, *self.directory.glob(".update-*.part")]:
-            if path not in kept and path != best:
-                shutil.rmtree(path, ignore_errors=True)
-
     def newest(self) -> IntactCheckpoint | None:
         """The newest intact checkpoint, every file compared with its checksum; None when there is none yet.
 
         Raises:
             CheckpointError: when there are checkpoints and none is intact, or one belongs to another run.
         """
-        candidates = committed_folders(self._pointer)
         notes: list[str] = []
         if self._pointer.exists() and pointed_update(self._pointer) is None:
             notes.append(f"{self._pointer} cannot be read: the newest intact checkpoint is used")
-        for update, folder in candidates.items():
+        for update in committed_updates(self._pointer):
             try:
-                self._verified(update, folder)
+                self._verified(update)
             except DamagedCheckpointError as error:
                 notes.append(f"checkpoint {checkpoint_folder(self.directory, update)} is damaged: {error}")
             else:
@@ -134,23 +130,21 @@ class Checkpoints:
             )
         return None
 
-    def _verified(self, update: int, folder: Path | None) -> Path:
+    def _verified(self, update: int) -> Path:
         """Return the folder of a checkpoint after checking that it is intact and of this run."""
-        if folder is None:
+        folder = checkpoint_folder(self.directory, update)
+        if not folder.is_dir():
             raise DamagedCheckpointError("the folder is missing")
         manifest = read_manifest(folder)
-        self._require_same_run(folder, manifest)
-        if manifest.update != update or not {_WEIGHTS, _STATE} <= set(manifest.files):
-            raise DamagedCheckpointError("the manifest is of another checkpoint")
-        check_files(folder, manifest)
-        return folder
-
-    def _require_same_run(self, folder: Path, manifest: Manifest) -> None:
         if manifest.run != self.run:
             raise CheckpointError(
                 f"checkpoint {folder} belongs to another run (another model, seed or effective batch): train into an "
                 "empty directory, or remove its checkpoints"
             )
+        if manifest.update != update or not {_WEIGHTS, _STATE} <= set(manifest.files):
+            raise DamagedCheckpointError("the manifest is of another checkpoint")
+        check_files(folder, manifest)
+        return folder
 
     def load(self, update: int, *, checked: bool = False) -> tuple[Weights, State]:
         """Load the weights and the state (on the CPU) of a checkpoint.
@@ -163,14 +157,12 @@ class Checkpoints:
             CheckpointError: when the checkpoint is missing, damaged, cannot be read, or belongs to another run.
         """
         path = checkpoint_folder(self.directory, update)
-        try:
+        with _as_checkpoint_error(path):
             if not checked:
-                self._verified(update, checkpoint_folders(self.directory).get(update))
+                self._verified(update)
             state = torch.load(path / _STATE, map_location="cpu", weights_only=True)
             state |= read_checked(path / _EVALUATION) or {}
             return safetensors.torch.load_file(path / _WEIGHTS), state
-        except Exception as error:
-            raise CheckpointError(f"checkpoint {path} cannot be read: {error}") from error
 
     def load_weights(self, update: int) -> Weights:
         """Load the weights of a checkpoint alone, on the CPU.
@@ -179,10 +171,8 @@ class Checkpoints:
             CheckpointError: as ``load``.
         """
         path = checkpoint_folder(self.directory, update)
-        try:
-            return safetensors.torch.load_file(self._verified(update, path if path.is_dir() else None) / _WEIGHTS)
-        except Exception as error:
-            raise CheckpointError(f"checkpoint {path} cannot be read: {error}") from error
+        with _as_checkpoint_error(path):
+            return safetensors.torch.load_file(self._verified(update) / _WEIGHTS)
 
     def load_averages(self, update: int) -> list[Tensor]:
         """Map the moving averages of a checkpoint that ``load_weights`` has verified, in the order of the parameters.
@@ -193,12 +183,18 @@ class Checkpoints:
             CheckpointError: when the checkpoint cannot be read.
         """
         path = checkpoint_folder(self.directory, update)
-        try:
+        with _as_checkpoint_error(path):
             state = torch.load(path / _STATE, map_location="cpu", weights_only=True, mmap=True)
             averages: list[Tensor] = state["averages"]
-        except Exception as error:
-            raise CheckpointError(f"checkpoint {path} cannot be read: {error}") from error
-        return averages
+            return averages
+
+
+@contextmanager
+def _as_checkpoint_error(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:
+        raise CheckpointError(f"checkpoint {path} cannot be read: {error}") from error
 
 
 def bytes_of_weights(weights: Weights) -> int:
@@ -218,14 +214,12 @@ def _bytes_of(value: object) -> int:
 
 def write_weights(weights: Weights, path: Path) -> None:
     """Write tensors as safetensors. Tensors that share memory (tied weights) are written once, by their first name."""
-    unshared = {name: _unshared(weights[name]) for name in unique_names(weights)}
+    unshared = {}
+    for name in unique_names(weights):  # each in memory of its own, as safetensors requires
+        tensor = weights[name]
+        alone = tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size()
+        unshared[name] = tensor.contiguous() if alone else tensor.clone(memory_format=torch.contiguous_format)
     safetensors.torch.save_file(unshared, path, metadata={"format": "pt"})
-
-
-def _unshared(tensor: Tensor) -> Tensor:
-    """``tensor`` in memory of its own, as safetensors requires."""
-    alone = tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size()
-    return tensor.contiguous() if alone else tensor.clone(memory_format=torch.contiguous_format)
 
 
 def unique_names(weights: Weights) -> list[str]:
@@ -254,5 +248,4 @@ def save_weights(weights: Weights, path: Path) -> str:
     """
     with atomic_path(path, bytes_of_weights(weights)) as temporary:
         write_weights(weights, temporary)
-        with temporary.open("rb") as stream:
-            return hashlib.file_digest(stream, "sha256").hexdigest()
+        return digest_of(temporary).sha256

@@ -5,7 +5,6 @@ Of an adapter that is what was trained, and a folder that ``PeftModel.from_pretr
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,6 +17,7 @@ from batchwright.schemas.workload import TransformersModel, WorkloadSpec
 from batchwright.system.data_roots import DataRoots
 from batchwright.system.files import atomic_folder, atomic_path
 from batchwright.training.checkpoints import Weights, bytes_of_weights, save_weights, unique_names
+from batchwright.training.launching.checkpoint_files import digest_of
 from batchwright.workloads.adapters.adapter_output import save_adapter
 from batchwright.workloads.build import build_workload
 from batchwright.workloads.pretrained.hub_files import cache_roots, cached_model
@@ -115,5 +115,4 @@ def _linked(source: Path, weights: Weights, path: Path) -> str | None:
             os.link(source, temporary)
     except OSError:  # a file system without hard links
         return None
-    with path.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
+    return digest_of(path).sha256

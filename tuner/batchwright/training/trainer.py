@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 
 from batchwright.errors import CheckpointError
 from batchwright.schemas.training import RunOutcome, TrainingProgress
@@ -15,6 +15,7 @@ from batchwright.training.checkpoints import State, Weights, with_tied_names
 from batchwright.training.data import WORKER_BYTES, WindowLoader
 from batchwright.training.fsdp import copy_into, full_tensors, load_optimizer, load_weights
 from batchwright.training.launching.run_log import log
+from batchwright.training.micro_batches.loss_window import finite_or_none
 from batchwright.training.micro_batches.rng_state import RandomState
 from batchwright.training.micro_batches.splitting import MicroBatch
 from batchwright.training.run_noise_scale import RunNoiseScale
@@ -126,21 +127,16 @@ class Trainer:
         A checkpoint that is due is written before the evaluation, which may take long; the evaluation is added to it.
         A process that resumes from the checkpoint without that evaluates the same weights again.
         """
-        if self._is_checkpoint_due() and self._is_evaluation_due():
-            self._save()
-        if not self._evaluated(should_stop):
-            return False
+        if self.evaluation is not None and self._is_evaluation_due():
+            if self._is_checkpoint_due():
+                self._save()
+            self._lacks_evaluation = self.evaluation.evaluate(self.position.update, should_stop)
+            if not self._lacks_evaluation:
+                return False
         is_best = self._report(report)
         if is_best or self._is_checkpoint_due():
             self._save()
         return True
-
-    def _evaluated(self, should_stop: Callable[[], bool]) -> bool:
-        """Evaluate the weights if that is due. Return False if that was abandoned because the run must stop."""
-        if self.evaluation is None or not self._is_evaluation_due():
-            return True
-        self._lacks_evaluation = self.evaluation.evaluate(self.position.update, should_stop)
-        return self._lacks_evaluation
 
     def _report(self, report: ProgressSink) -> bool:
         """Report the newest update with its evaluations, once. Return whether one of them is the best so far.
@@ -240,18 +236,20 @@ class Trainer:
     def _update(self, micro_batches: Sequence[MicroBatch], began: float) -> TrainingProgress:
         rate = float(self._parts.lr_scheduler.get_last_lr()[0])
         samples, epoch, number = self._schedule.size(self.position), self.position.epoch, self.position.update + 1
-        outcome = self.engine.update(micro_batches, measures_noise=self._measures_noise(number, samples))
+        # the gradient of a micro-batch is no sum over samples if the loss couples them
+        measures_noise = self._parts.coupling.note is None and self.noise_scale.is_due(number, samples)
+        outcome = self.engine.update(micro_batches, measures_noise=measures_noise)
         if not outcome.skipped:
             self._parts.lr_scheduler.step()
         if outcome.splits:
             self._parts.coupling.note_splits()
-        self.position = replace(self._schedule.advanced(self.position), loss=_finite(outcome.loss))
+        self.position = replace(self._schedule.advanced(self.position), loss=finite_or_none(outcome.loss))
         peak = max(self.ranks.gather(self._device.peak_bytes()))
         return TrainingProgress(
             update=self.position.update,
             updates=self.request.updates,
-            loss=_finite(outcome.loss),
-            terms={name: _finite(value) for name, value in outcome.terms.items()},
+            loss=finite_or_none(outcome.loss),
+            terms={name: finite_or_none(value) for name, value in outcome.terms.items()},
             weights=outcome.weights,
             learning_rate=rate,
             gradient_norm=outcome.gradient_norm,
@@ -266,13 +264,6 @@ class Trainer:
             noise_scale=self.noise_scale.add(number, outcome.noise),
         )
 
-    def _measures_noise(self, update: int, samples: int) -> bool:
-        """Return whether to measure the gradient noise of an update: not of a loss that couples samples.
-
-        The gradient of such a loss's micro-batch is no sum over samples.
-        """
-        return self._parts.coupling.note is None and self.noise_scale.is_due(update, samples)
-
     # --- checkpoints ---
 
     def _save(self) -> None:
@@ -280,30 +271,27 @@ class Trainer:
 
         Rank 0 writes, with the random state of all ranks.
         """
-        if self._saved == self.position.update and not self._lacks_evaluation:
+        update, is_new = self.position.update, self._saved != self.position.update
+        if not is_new and not self._lacks_evaluation:
             return
+        write: Callable[[], object]
         with self._device.without_limit():
             proofs = self.ranks.gather(None if self.evaluation is None else self.evaluation.evaluator.proof())
-            if self._saved == self.position.update:
-                self.ranks.run_collectively(lambda: self._add_evaluation(proofs))
-            else:
+            if is_new:
                 own = {
                     "random": RandomState.capture(self._device.torch_device).state_dict(),
                     "largest": self.largest_micro_batch(),
                 }
                 weights, state = self._weights(), {**self._state(), "ranks": self.ranks.gather(own), "proofs": proofs}
-                self.ranks.run_collectively(lambda: self._write(weights, state))
-        self._saved, self._lacks_evaluation = self.position.update, False
-
-    def _add_evaluation(self, proofs: list[tuple[int, int] | None]) -> None:
-        if not self.ranks.rank:
-            self._checkpoints.add_evaluation(self.position.update, {**self._evaluation_state(), "proofs": proofs})
-
-    def _write(self, weights: Weights, state: State) -> None:
-        if not self.ranks.rank:
-            best = None if self.evaluation is None else self.evaluation.best_update
-            self._checkpoints.save(self.position.update, weights, state, best)
-            log(f"checkpoint of update {self.position.update} written")
+                best = None if self.evaluation is None else self.evaluation.best_update
+                write = partial(self._checkpoints.save, update, weights, state, best)
+            else:
+                added = {**self._evaluation_state(), "proofs": proofs}
+                write = partial(self._checkpoints.add_evaluation, update, added)
+            self.ranks.run_collectively(lambda: None if self.ranks.rank else write())
+        if is_new and not self.ranks.rank:
+            log(f"checkpoint of update {update} written")
+        self._saved, self._lacks_evaluation = update, False
 
     def _weights(self) -> Weights:
         """The weights that change: all of the model, or what is trained beside a frozen base."""
@@ -384,7 +372,3 @@ def _load(loaded_batches: Iterator[list[Batch]], into: list[Batch], should_stop:
         return True
     into += next(loaded_batches)
     return False
-
-
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None

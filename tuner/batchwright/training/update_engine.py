@@ -70,15 +70,11 @@ class UpdateEngine:
         )
         if own is None:
             materialize_state(self.optimizer)
-        self.averages = self._averages()
+        averaged = () if spec.ema_decay is None else self.parameters
+        self.averages = [parameter.detach().to(torch.float32, copy=True) for parameter in averaged]
+        """The moving averages of the trainable parameters, in fp32; empty without ``ema_decay``."""
         self._workload = workload
         self._weigh = workload.loss_weights if isinstance(workload, WeighsLosses) else None
-
-    def _averages(self) -> list[Tensor]:
-        """The moving averages of the trainable parameters, in fp32; an empty list without ``ema_decay``."""
-        if self.spec.ema_decay is None:
-            return []
-        return [parameter.detach().to(torch.float32, copy=True) for parameter in self.parameters]
 
     @property
     def parameters(self) -> list[nn.Parameter]:
@@ -97,7 +93,9 @@ class UpdateEngine:
         """
         report = self.accumulation.update(micro_batches, self._loss, self._weigh, measures_noise=measures_noise)
         if self.averages and not report.skipped:
-            self._move_averages()
+            rate = 1.0 - (self.spec.ema_decay or 0.0)  # average = decay * average + (1 - decay) * parameter
+            for average, parameter in zip(self.averages, self.parameters, strict=True):
+                average.lerp_(parameter.detach().to(torch.float32), rate)
         return report
 
     def averages_by_name(self, values: Sequence[Tensor] | None = None) -> dict[str, Tensor]:
@@ -118,9 +116,3 @@ class UpdateEngine:
     def _loss(self, model: nn.Module, batch: Batch) -> LossTerms:
         with autocast(self.spec, self.device):
             return self._workload.loss_terms(model, batch)
-
-    def _move_averages(self) -> None:
-        """Move the averages towards the parameters: ``average = decay * average + (1 - decay) * parameter``."""
-        rate = 1.0 - (self.spec.ema_decay or 0.0)
-        for average, parameter in zip(self.averages, self.parameters, strict=True):
-            average.lerp_(parameter.detach().to(torch.float32), rate)

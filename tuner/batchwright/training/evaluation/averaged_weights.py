@@ -7,9 +7,9 @@ from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 
 from batchwright.hardware.memory_devices.base import MemoryDevice
+from batchwright.training.accumulation.gradient_sums import own_parts
 
 
 @contextmanager
@@ -26,7 +26,8 @@ def averages_as_weights(
         averages: the average of each in fp32, of the same shape and shards.
         memory: the device that they are on.
     """
-    pairs = [(_local(parameter), _local(average)) for parameter, average in zip(parameters, averages, strict=True)]
+    own = (own_parts([tensor.detach() for tensor in tensors]) for tensors in (parameters, averages))
+    pairs = list(zip(*own, strict=True))
     exchanged = [pair for pair in pairs if pair[0].dtype is torch.float32]
     rounded = [pair for pair in pairs if pair[0].dtype is not torch.float32]
     with memory.without_limit():
@@ -42,12 +43,6 @@ def averages_as_weights(
             _exchange(*pair)
         for (parameter, _), value in zip(rounded, kept, strict=True):
             parameter.copy_(value)
-
-
-def _local(tensor: Tensor) -> Tensor:
-    """The values of a tensor on this rank, without gradients."""
-    own = tensor.detach()
-    return own.to_local() if isinstance(own, DTensor) else own
 
 
 def _exchange(one: Tensor, other: Tensor) -> None:

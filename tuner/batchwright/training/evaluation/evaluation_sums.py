@@ -19,7 +19,7 @@ from batchwright.errors import WorkloadError
 from batchwright.schemas.dataset.evaluation_spec import REWARD_METRICS, MetricName
 from batchwright.schemas.training import MicroBatchSplit
 from batchwright.training.evaluation.library_metrics import LibraryMetrics
-from batchwright.training.micro_batches.loss_window import check_pairs, sum_by_name
+from batchwright.training.micro_batches.loss_window import check_pairs, finite_or_none, sum_by_name
 from batchwright.workloads.base import IGNORED_LABEL, LabelScores, LossTerms, RewardScores
 
 Scores: TypeAlias = LabelScores | RewardScores
@@ -164,10 +164,10 @@ def figures(
     means = {name: total / weights[name] if weights[name] else math.nan for name, total in sums.items()}
     weighed = [mean for name, mean in means.items() if weights[name]]  # the others are zero, as in training
     return EvaluationFigures(
-        terms={name: _finite(mean) for name, mean in means.items()},
+        terms={name: finite_or_none(mean) for name, mean in means.items()},
         weights=weights,
-        loss=_finite(sum(weighed)) if weighed else None,
-        metrics={name: _finite(_metric(name, means, shares, of_library)) for name in metrics},
+        loss=finite_or_none(sum(weighed)) if weighed else None,
+        metrics={name: finite_or_none(_metric(name, means, shares, of_library)) for name in metrics},
     )
 
 
@@ -185,7 +185,3 @@ def _metric(
         return of_library.get(name, math.nan)
     mean = next(iter(means.values()), math.nan)
     return math.exp(mean) if mean < _LARGEST_EXPONENT else math.inf
-
-
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None

@@ -153,16 +153,15 @@ class Evaluator:
         """
         self._splits = []
         totals = self._no_sums()
-        with self._averages() if averaged else nullcontext(), self._without_trace():
+        engine = self._engine
+        averages = averages_as_weights(engine.parameters, engine.averages, self._memory) if averaged else nullcontext()
+        with averages, self._without_trace():
             if self._sharded:  # ranks waiting inside a pass cannot be notified of a failure, which ends the process
                 shares = self._ranks.gather(self._own_share(totals, lambda: any(self._ranks.gather(should_stop()))))
             else:
                 shares = self._ranks.run_collectively(lambda: self._own_share(totals, should_stop))
         ended = all(share.failure is None and not share.is_stopped for share in shares)
         return shares, totals.library.compute() if ended else {}
-
-    def _averages(self) -> AbstractContextManager[None]:
-        return averages_as_weights(self._engine.parameters, self._engine.averages, self._memory)
 
     def _no_sums(self) -> BatchSums:
         return BatchSums(LibraryMetrics(self._metrics, self._ranks))
@@ -189,7 +188,9 @@ class Evaluator:
                 snapshot.restore()
             if random is not None:
                 random.restore(self._engine.device)
-            _reshard(model)
+            for module in model.modules():
+                if isinstance(module, FSDPModule):  # a forward pass alone leaves the full parameters
+                    module.reshard()
 
     # --- this rank's share ---
 
@@ -324,10 +325,3 @@ def _uncompiled() -> AbstractContextManager[object]:
         return nullcontext()
     stance: AbstractContextManager[object] = torch.compiler.set_stance("force_eager")
     return stance
-
-
-def _reshard(model: nn.Module) -> None:
-    """Free the full parameters that a forward pass without a backward pass has left in a sharded model."""
-    for module in model.modules():
-        if isinstance(module, FSDPModule):
-            module.reshard()

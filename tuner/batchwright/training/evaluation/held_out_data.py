@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 
 from batchwright.errors import SpecError
-from batchwright.schemas.dataset.data_spec import DataSpec, ImagesData, PathRead, RecordsData, TextData, WorkloadData
+from batchwright.schemas.dataset.data_spec import DataSpec, ImagesData, RecordsData, TextData, WorkloadData
 from batchwright.schemas.dataset.evaluation_spec import EvaluationSpec, HeldOutData
 from batchwright.schemas.workload import WorkloadSpec
 from batchwright.training.data.base import TrainingData, data_problem
@@ -82,9 +81,15 @@ def _own_data(
         if isinstance(data, WorkloadData):
             return held_out_workload_data(workload)
         held_out = build_data(spec.model_copy(update={"data": data}), workload, folders)
-        _require_other_files(spec.data, data, folders)
+        common = _files(spec.data, folders) & _files(data, folders)
+        if common:
+            raise data_problem("data", "is training data too: held-out samples must not train", min(common))
     except SpecError as error:
-        raise SpecError([replace(problem, field=_below(problem.field)) for problem in error.problems]) from None
+        problems = (
+            replace(found, field=f"evaluation.{found.field}") if found.field.partition(".")[0] == "data" else found
+            for found in error.problems
+        )
+        raise SpecError(list(problems)) from None
     if _may_differ(spec.data, data, training.classes, held_out.classes):
         others = sorted(set(held_out.classes) ^ set(training.classes))
         message = (
@@ -104,29 +109,10 @@ def _may_differ(
     return bool(classes or others) and any(isinstance(data, RecordsData) for data in (training, held_out))
 
 
-def _below(field: str) -> str:
-    """A field of the data as one of the evaluation's data."""
-    return f"evaluation.{field}" if field.partition(".")[0] == "data" else field
-
-
-def _require_other_files(training: DataSpec | None, held_out: HeldOutData, folders: DataFolders) -> None:
-    """Check that no file is in both parts.
-
-    Raises:
-        SpecError: naming the first file that is.
-    """
-    common = _files(training, folders) & _files(held_out, folders)
-    if common:
-        raise data_problem("data", "is training data too: held-out samples must not train", min(common))
-
-
 def _files(data: DataSpec | None, folders: DataFolders) -> set[Path]:
     if data is None:
         return set()
     if isinstance(data, ImagesData):
         return {file.resolve() for file in image_files(data.path, folders)}
-    return set(folders.matching([read.pattern for read in _samples_read(data.paths_read())]))
-
-
-def _samples_read(reads: Iterable[PathRead]) -> list[PathRead]:
-    return [read for read in reads if read.field not in {"tokenizer", "chat_template"}]
+    samples_read = (read for read in data.paths_read() if read.field not in {"tokenizer", "chat_template"})
+    return set(folders.matching([read.pattern for read in samples_read]))

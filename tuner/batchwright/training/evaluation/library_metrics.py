@@ -57,15 +57,14 @@ class LibraryMetrics:
                 average="macro",
                 ignore_index=IGNORED_LABEL,
                 validate_args=False,  # which waits for the device at every batch
-                dist_sync_fn=lambda counts, group: self._gathered(counts),  # noqa: ARG005 - named by torchmetrics
+                dist_sync_fn=lambda counts, group: [  # noqa: ARG005 - named by torchmetrics
+                    other.to(counts.device) for other in self._ranks.gather(counts.cpu())
+                ],
                 distributed_available_fn=lambda: self._ranks.size > 1,
             )
             for name in self._names
         }
         return import_module("torchmetrics").MetricCollection(made).to(logits.device)
-
-    def _gathered(self, counts: Tensor) -> list[Tensor]:
-        return [other.to(counts.device) for other in self._ranks.gather(counts.cpu())]
 
     def compute(self) -> dict[str, float]:
         """The figures over all ranks. Every rank must call this, and must have added a batch."""

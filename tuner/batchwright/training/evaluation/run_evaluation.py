@@ -56,11 +56,13 @@ class RunEvaluation:
         found = self._measure(update, should_stop, averaged=self._evaluation.uses_averages)
         if found is None:
             return False
+        value, best = self._value(found), None if self._best is None else self._value(self._best)
+        is_better = value is not None and (best is None or self._gain(value, best) > 0.0)
         report = found.model_copy(
             update={
-                "trained": None if trained is None else _figures_of(trained),
+                "trained": trained and TrainedFigures(loss=trained.loss, terms=trained.terms, metrics=trained.metrics),
                 "splits": (() if trained is None else trained.splits) + found.splits,
-                "is_best": update > 0 and self._is_better(self._value(found)),
+                "is_best": update > 0 and is_better,
                 "seconds": time.perf_counter() - began,
             }
         )
@@ -102,10 +104,6 @@ class RunEvaluation:
     def _gain(self, value: float, reference: float) -> float:
         gain = value - reference
         return -gain if self._evaluation.monitor in _SMALLER_IS_BETTER else gain
-
-    def _is_better(self, value: float | None) -> bool:
-        best = None if self._best is None else self._value(self._best)
-        return value is not None and (best is None or self._gain(value, best) > 0.0)
 
     def _judge(self, report: EvaluationReport) -> None:
         """Count an evaluation for early stopping."""
@@ -204,7 +202,8 @@ class RunEvaluation:
                 f"`evaluation.{changed[0]}` is another than before, so that earlier evaluations do not compare: the "
                 "best weights are chosen, and early stopping counts, from here on"
             )
-        self._first, self._best, self._last = (_report(state[name]) for name in ("first", "best", "last"))
+        reports = (state[name] for name in ("first", "best", "last"))
+        self._first, self._best, self._last = (saved and EvaluationReport.model_validate(saved) for saved in reports)
         self._reference, self._without_improvement = state["reference"], state["without improvement"]
         return None
 
@@ -213,13 +212,5 @@ class RunEvaluation:
         return self._evaluation.model_dump(mode="json", include={"monitor", "data", "weights"})
 
 
-def _figures_of(report: EvaluationReport) -> TrainedFigures:
-    return TrainedFigures(loss=report.loss, terms=report.terms, metrics=report.metrics)
-
-
 def _plain(report: EvaluationReport | None) -> dict[str, Any] | None:
     return None if report is None else report.model_dump(mode="json")
-
-
-def _report(state: dict[str, Any] | None) -> EvaluationReport | None:
-    return None if state is None else EvaluationReport.model_validate(state)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -48,19 +49,12 @@ def checkpoint_folder(directory: Path, update: int) -> Path:
     return directory / f"update-{update:08d}"
 
 
-def checkpoint_folders(directory: Path) -> dict[int, Path]:
-    """The folders of checkpoints in ``directory`` by update, the newest first. They may be damaged."""
-    named = [(_FOLDER.fullmatch(path.name), path) for path in directory.glob("update-*")]
-    found = {int(match[1]): path for match, path in named if match}
-    return dict(sorted(found.items(), reverse=True))
-
-
 # --- the manifest ----------------------------------------------------------------------------------------------------
 
 
 def write_manifest(folder: Path, run: str, update: int) -> None:
     """Write the manifest of the files in ``folder``, read back from the disk."""
-    manifest = Manifest(run=run, update=update, files={path.name: _digest(path) for path in sorted(folder.iterdir())})
+    manifest = Manifest(run=run, update=update, files={path.name: digest_of(path) for path in sorted(folder.iterdir())})
     content = manifest.model_dump(mode="json")
     document = {"layout": _LAYOUT, "manifest": content, "sha256": _sha256_of(content)}
     write_atomically(folder / _MANIFEST, json.dumps(document, indent=2))
@@ -101,14 +95,15 @@ def check_files(folder: Path, manifest: Manifest) -> None:
             size = path.stat().st_size
             if size != expected.size_bytes:
                 raise DamagedCheckpointError(f"{name} has {size} bytes instead of {expected.size_bytes}")
-            found = _digest(path)
+            found = digest_of(path)
         except OSError as error:
             raise DamagedCheckpointError(f"{name} cannot be read: {_single_line(error)}") from None
         if found != expected:
             raise DamagedCheckpointError(f"{name} was changed after it was written (its SHA-256 differs)")
 
 
-def _digest(path: Path) -> FileDigest:
+def digest_of(path: Path) -> FileDigest:
+    """The size and the digest of a file."""
     with path.open("rb") as stream:
         digest = hashlib.file_digest(stream, "sha256").hexdigest()
         return FileDigest(size_bytes=stream.tell(), sha256=digest)
@@ -152,19 +147,18 @@ def write_pointer(pointer: Path, update: int) -> None:
     write_atomically(pointer, json.dumps({"update": update, "folder": checkpoint_folder(pointer.parent, update).name}))
 
 
-def committed_folders(pointer: Path) -> dict[int, Path | None]:
-    """The folders of checkpoints that a run may resume from, by update, the newest first. No folder is opened.
+def committed_updates(pointer: Path) -> list[int]:
+    """The updates of the checkpoints that a run may resume from, the newest first. No folder is opened.
 
-    The first is the folder that the pointer names, or None where that folder is missing. Newer folders were never
-    committed. If the pointer cannot be read, all folders are returned.
+    The first is the one that the pointer names, even if its folder is missing. Newer folders were never committed. If
+    the pointer cannot be read, all folders count.
     """
     if not pointer.exists():
-        return {}
-    folders = checkpoint_folders(pointer.parent)
+        return []
     named = pointed_update(pointer)
-    if named is None:
-        return dict(folders)
-    return {named: folders.get(named)} | {update: path for update, path in folders.items() if update < named}
+    matches = (_FOLDER.fullmatch(path.name) for path in pointer.parent.glob("update-*"))
+    found = sorted((int(match[1]) for match in matches if match), reverse=True)
+    return found if named is None else [named, *(update for update in found if update < named)]
 
 
 def pointed_update(pointer: Path) -> int | None:
@@ -181,10 +175,8 @@ def newest_update(pointer: Path) -> int | None:
 
     The files are not compared with the manifest, which takes long: a run may have to resume from an older checkpoint.
     """
-    for update, folder in committed_folders(pointer).items():
-        try:
-            if folder is not None and read_manifest(folder).update == update:
+    for update in committed_updates(pointer):
+        with suppress(CheckpointError):
+            if read_manifest(checkpoint_folder(pointer.parent, update)).update == update:
                 return update
-        except CheckpointError:
-            continue
     return None

@@ -13,7 +13,7 @@ from typing_extensions import override
 
 from batchwright.schemas.base import Document
 from batchwright.system.processes import tied
-from batchwright.training.launching.rank_processes import RankProcesses, training_command
+from batchwright.training.launching.rank_processes import RankProcesses, training_command, with_shared_threads
 from batchwright.training.launching.run_directory import RunPaths
 
 HOSTS = "BATCHWRIGHT_HOSTS"
@@ -57,7 +57,9 @@ class HostAgents(RankProcesses):
 
     @override
     def _start(self, paths: RunPaths, count: int, environment: Mapping[str, str], rendezvous: Path) -> None:
-        port = _free_port()
+        with socket.socket() as probe:
+            probe.bind(("", 0))
+            port = int(probe.getsockname()[1])
         for number, prefix in enumerate(((), *self._hosts.others)):
             at = {
                 "PET_NODE_RANK": str(number),
@@ -66,8 +68,8 @@ class HostAgents(RankProcesses):
                 "PET_LOG_DIR": os.devnull,  # otherwise each start leaves a folder in the host's temporary files
             }
             command = training_command(paths.directory, count, hosts=self._hosts.count)
-            words = tied([*prefix, *_with_variables(at), *command])
-            self._launch(words, _shared_threads(environment, count), paths.log)
+            setting = ["env", *(f"{name}={value}" for name, value in at.items())]  # on any host
+            self._launch(tied([*prefix, *setting, *command]), with_shared_threads(environment, count), paths.log)
 
     @override
     def crashed(self) -> tuple[int, int] | None:
@@ -82,19 +84,3 @@ class HostAgents(RankProcesses):
     def lost_host(self) -> int | None:
         """Number of a host that is gone; None without one."""
         return next((number for number, code in enumerate(self.return_codes) if code == LOST_HOST_STATUS), None)
-
-
-def _with_variables(variables: Mapping[str, str]) -> list[str]:
-    """Return the words before a command that set variables for it, on any host."""
-    return ["env", *(f"{name}={value}" for name, value in variables.items())]
-
-
-def _shared_threads(environment: Mapping[str, str], count: int) -> dict[str, str]:
-    """``environment`` with an equal share of the processor for each rank, unless a number of threads is set."""
-    return {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // count)), **environment}
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("", 0))
-        return int(probe.getsockname()[1])

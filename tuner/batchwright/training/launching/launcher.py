@@ -210,7 +210,10 @@ class TrainingProcess:
         if crashed is not None:
             return self._crash_result(*crashed)
         if ranks.lost_host is not None:
-            return self._lost_host_result(ranks.lost_host)
+            update = self._log.last_update()
+            message = f"host {ranks.lost_host} of the run was lost after update {update}"
+            trouble = SystemTrouble(cause=Cause.HOST_LOST, message=message)
+            return TrainingResult(outcome=RunOutcome.FAILED, message=message, trouble=trouble, updates=update)
         own = [failure for failure in failures if failure.error_type != PEER_ERROR]
         if failures:
             return (own or failures)[0]
@@ -245,12 +248,6 @@ class TrainingProcess:
         return (
             f"; the disk of {self.paths.directory} is full ({format_bytes(free)} free): free space, then resume the run"
         )
-
-    def _lost_host_result(self, number: int) -> TrainingResult:
-        progress = self._log.last_update()
-        message = f"host {number} of the run was lost after update {progress}"
-        trouble = SystemTrouble(cause=Cause.HOST_LOST, message=message)
-        return TrainingResult(outcome=RunOutcome.FAILED, message=message, trouble=trouble, updates=progress)
 
     def _crash_result(self, rank: int, return_code: int) -> TrainingResult:
         ended = self._exit_of(return_code)

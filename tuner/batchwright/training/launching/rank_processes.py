@@ -97,7 +97,10 @@ class RankProcesses:
                 self.kill()
         if None in statuses:
             return False
-        self._remove_leftovers()
+        for process in self._processes:
+            kill_group(process.pid)  # descendants that it has left
+        if self._rendezvous is not None:
+            self._rendezvous.unlink(missing_ok=True)
         return True
 
     def crashed(self) -> tuple[int, int] | None:
@@ -144,13 +147,6 @@ class RankProcesses:
                 kill_group(process.pid)
                 process.wait()
 
-    def _remove_leftovers(self) -> None:
-        """End descendants that the processes have left, and remove their rendezvous file."""
-        for process in self._processes:
-            kill_group(process.pid)
-        if self._rendezvous is not None:
-            self._rendezvous.unlink(missing_ok=True)
-
 
 _RANK_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "BATCHWRIGHT_RENDEZVOUS")
 
@@ -161,5 +157,9 @@ def _environment(base: Mapping[str, str], rank: int, count: int, rendezvous: Pat
     if count == 1:
         return environment
     values = (str(rank), str(rank), str(count), str(rendezvous.resolve()))
-    threads = max(1, (os.cpu_count() or 1) // count)  # an equal share of the processor
-    return {"OMP_NUM_THREADS": str(threads), **environment, **dict(zip(_RANK_VARIABLES, values, strict=True))}
+    return with_shared_threads(environment, count) | dict(zip(_RANK_VARIABLES, values, strict=True))
+
+
+def with_shared_threads(environment: Mapping[str, str], count: int) -> dict[str, str]:
+    """``environment`` with an equal share of the processor for each rank, unless a number of threads is set."""
+    return {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // count)), **environment}
