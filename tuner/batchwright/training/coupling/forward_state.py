@@ -55,7 +55,6 @@ class _SavedEntry:
     content: Tensor | None
 
     def changed(self) -> bool:
-        """Return whether the state has changed since."""
         current = self.holder.get(self.name)
         if not isinstance(current, Tensor) or self.content is None:
             return _differ(current, self.value)
@@ -63,7 +62,6 @@ class _SavedEntry:
         return not (same and torch.equal(current.detach(), self.content))
 
     def restore(self) -> None:
-        """Restore the object and its content."""
         if isinstance(self.value, Tensor) and self.content is not None:
             with torch.no_grad():
                 self.value.copy_(self.content)
@@ -79,11 +77,9 @@ class _SavedTensor:
     content: Tensor
 
     def changed(self) -> bool:
-        """Return whether the tensor has been written to since."""
         return not torch.equal(self.value.detach(), self.content)
 
     def restore(self) -> None:
-        """Restore the content."""
         with torch.no_grad():
             self.value.copy_(self.content)
 
@@ -97,11 +93,9 @@ class _SavedArray:
     content: np.ndarray[Any, Any]
 
     def changed(self) -> bool:
-        """Return whether the array has been written to since."""
         return self.value.tobytes() != self.content.tobytes()  # NaN differs from itself
 
     def restore(self) -> None:
-        """Restore the content."""
         np.copyto(self.value, self.content)
 
 
@@ -115,14 +109,12 @@ class _SavedContainer:
     """The entries by place or key; the elements of a set as keys."""
 
     def changed(self) -> bool:
-        """Return whether there are other entries now."""
         current = _by_key(self.value)
         return current.keys() != self.entries.keys() or any(
             _differ(current[key], entry) for key, entry in self.entries.items()
         )
 
     def restore(self) -> None:
-        """Restore the entries."""
         self.value.clear()
         if isinstance(self.value, (list, deque)):
             self.value.extend(self.entries.values())

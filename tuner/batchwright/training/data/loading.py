@@ -158,8 +158,8 @@ class WindowLoader:
     def _receive(self) -> Iterator[list[Batch]]:
         batches: list[Batch] = []
         while (loaded := self._next()) is not None:
-            if loaded.failure is not None:
-                raise loaded.failure.error from _WorkerTraceback(loaded.failure.trace)
+            if loaded.error is not None:
+                raise loaded.error from _WorkerTraceback(loaded.trace)
             batches += _copied_from_shared_memory(loaded.batches)
             if loaded.last:
                 yield batches
@@ -191,18 +191,13 @@ class _LoadRequest:
 
 
 @dataclass(frozen=True)
-class _Failure:
-    error: BaseException
-    trace: str
-
-
-@dataclass(frozen=True)
 class _LoadedBatch:
     """At most one batch, or the error of loading it."""
 
     batches: list[Batch]
     last: bool
-    failure: _Failure | None = None
+    error: BaseException | None = None
+    trace: str = ""
 
 
 class _WorkerTraceback(Exception):  # noqa: N818 - never raised, only the cause of another error
@@ -226,7 +221,7 @@ class _RequestedBatches(Dataset[_LoadedBatch]):
         try:
             return _LoadedBatch([self._data.load(samples.epoch, samples.indices, self._seed)], request.last)
         except BaseException as error:  # noqa: BLE001 - the main process raises the error
-            return _LoadedBatch([], request.last, _Failure(_picklable(error), traceback.format_exc()))
+            return _LoadedBatch([], request.last, _picklable(error), traceback.format_exc())
 
 
 def _requests_for(windows: Iterable[AccumulationWindow]) -> Iterator[_LoadRequest]:
