@@ -14,7 +14,7 @@ A probe runs a few micro-batches in the place of an update's: ``probe_window`` s
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from math import isqrt
 
 from batchwright.errors import PlanError
 from batchwright.schemas.plans import Plan, ReachableBatch, UniformPlan
@@ -53,6 +53,16 @@ def share_per_rank(effective_batch_size: int, world_size: int) -> tuple[int, ...
     return balanced_split(effective_batch_size, world_size)
 
 
+def steps_of(share: int, size: int) -> int:
+    """The accumulation steps of a plan whose micro-batches have at most ``size`` samples."""
+    return -(-share // size)
+
+
+def plan_size(share: int, steps: int) -> int:
+    """The largest micro-batch of the balanced plan with this many steps."""
+    return -(-share // steps)
+
+
 def balanced_split(samples: int, parts: int) -> tuple[int, ...]:
     """Split ``samples`` into ``parts`` whole numbers that differ by at most one, the larger ones first.
 
@@ -74,9 +84,11 @@ def probe_window(request: ProbeRequest) -> tuple[int, ...]:
     """
     size, share = request.micro_batch_size, request.samples_per_window
     if request.measures_time:
-        return _timed_window(share, _fewest_steps(share, size))
+        sizes = balanced_split(share, steps_of(share, size))
+        count = min(_MOST_TIMED, len(sizes))
+        return tuple(sizes[index * (len(sizes) - 1) // max(1, count - 1)] for index in range(count))
     if request.runs_plan:
-        return plan_window(share, _fewest_steps(share, size))
+        return plan_window(share, steps_of(share, size))
     return (size, size) if request.accumulates else (size,)
 
 
@@ -88,15 +100,6 @@ def plan_window(share: int, steps: int) -> tuple[int, ...]:
     size, larger = divmod(share, min(steps, share))
     counts = {size + 1: larger, size: min(steps, share) - larger}
     return tuple(size for size, count in counts.items() for _ in range(min(count, _MOST_REPEATED)))
-
-
-def _timed_window(share: int, steps: int) -> tuple[int, ...]:
-    """A few micro-batches of ``balanced_split(share, steps)``, from the first to the last."""
-    steps = min(steps, share)
-    size, larger = divmod(share, steps)
-    count = min(_MOST_TIMED, steps)
-    indices = (index * (steps - 1) // max(1, count - 1) for index in range(count))
-    return tuple(size + (index < larger) for index in indices)
 
 
 def condensed(window: tuple[int, ...]) -> tuple[int, ...]:
@@ -127,7 +130,7 @@ def balanced_plan(effective_batch_size: int, world_size: int, max_micro_batch_si
     """
     check_listable(effective_batch_size, world_size, max_micro_batch_size)
     shares = share_per_rank(effective_batch_size, world_size)
-    steps = _fewest_steps(shares[0], max_micro_batch_size)
+    steps = steps_of(shares[0], max_micro_batch_size)
     sizes = tuple(balanced_split(share, steps) for share in shares)
     return Plan(
         gradient_accumulation_steps=steps,
@@ -180,8 +183,8 @@ def check_divisible(effective_batch_size: int, world_size: int) -> None:
 
 def divisors_up_to(share: int, bound: int, granularity: int = 1) -> tuple[int, ...]:
     """The sizes that divide ``share``, rising up to ``bound``: multiples of ``granularity``, or 1 where none is."""
-    found = sorted(size for size in set(_divisors(share)) if size <= bound and size % granularity == 0)
-    return tuple(found) or (1,)
+    divisors = {size for low in range(1, isqrt(share) + 1) if share % low == 0 for size in (low, share // low)}
+    return tuple(sorted(size for size in divisors if size <= bound and size % granularity == 0)) or (1,)
 
 
 def check_listable(effective_batch_size: int, world_size: int, max_micro_batch_size: int) -> None:
@@ -192,7 +195,7 @@ def check_listable(effective_batch_size: int, world_size: int, max_micro_batch_s
     """
     _require_size(max_micro_batch_size)
     share = share_per_rank(effective_batch_size, world_size)[0]
-    listed = world_size * _fewest_steps(share, max_micro_batch_size)
+    listed = world_size * steps_of(share, max_micro_batch_size)
     if listed > MOST_MICRO_BATCHES:
         most_steps = MOST_MICRO_BATCHES // world_size
         raise PlanError(
@@ -214,10 +217,15 @@ def uniform_plan(effective_batch_size: int, world_size: int, max_micro_batch_siz
     """
     _require_size(max_micro_batch_size)
     share_per_rank(effective_batch_size, world_size)
-    chosen = _exact(effective_batch_size, world_size, max_micro_batch_size)
     nearest = _nearest(effective_batch_size, world_size, max_micro_batch_size)
-    if chosen is None:
+    share, rest = divmod(effective_batch_size, world_size)
+    if rest:
         chosen = min(nearest, key=lambda batch: abs(batch.effective_batch_size - effective_batch_size))
+    else:
+        size = divisors_up_to(share, max_micro_batch_size)[-1]
+        chosen = ReachableBatch(
+            effective_batch_size=effective_batch_size, micro_batch_size=size, gradient_accumulation_steps=share // size
+        )
     exact = chosen.effective_batch_size == effective_batch_size
     fullest = min(max_micro_batch_size, -(-effective_batch_size // world_size))
     show_nearest = not exact or chosen.micro_batch_size < _POOR_FILL * fullest
@@ -233,30 +241,9 @@ def uniform_plan(effective_batch_size: int, world_size: int, max_micro_batch_siz
     )
 
 
-def _fewest_steps(share: int, max_micro_batch_size: int) -> int:
-    """The accumulation steps of a rank's share."""
-    return -(-share // max_micro_batch_size)
-
-
 def _require_size(max_micro_batch_size: int) -> None:
     if max_micro_batch_size < 1:
         raise PlanError(f"the largest micro-batch must be at least 1 sample, got {max_micro_batch_size}")
-
-
-def _exact(batch: int, ranks: int, largest: int) -> ReachableBatch | None:
-    """The exact uniform plan with the fewest steps, or none when the ranks do not divide the batch."""
-    share, rest = divmod(batch, ranks)
-    if rest:
-        return None
-    size = max(divisor for divisor in _divisors(share) if divisor <= largest)
-    return ReachableBatch(effective_batch_size=batch, micro_batch_size=size, gradient_accumulation_steps=share // size)
-
-
-def _divisors(number: int) -> Iterator[int]:
-    for low in range(1, int(number**0.5) + 1):
-        if number % low == 0:
-            yield low
-            yield number // low
 
 
 def _nearest(batch: int, ranks: int, largest: int) -> tuple[ReachableBatch, ...]:
@@ -286,7 +273,7 @@ def _nearest(batch: int, ranks: int, largest: int) -> tuple[ReachableBatch, ...]
 
 
 def _describe_change(chosen: ReachableBatch, batch: int, ranks: int, largest: int) -> str:
-    fewest = _fewest_steps(share_per_rank(batch, ranks)[0], largest)
+    fewest = steps_of(share_per_rank(batch, ranks)[0], largest)
     achieved, steps = chosen.effective_batch_size, chosen.gradient_accumulation_steps
     if achieved != batch:
         return (

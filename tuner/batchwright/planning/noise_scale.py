@@ -143,18 +143,12 @@ def fieller_interval(pairs: Sequence[tuple[float, float]]) -> Ratio:
     # (top - B bottom)^2 <= of_top - 2 B of_both + B^2 of_bottom, a quadratic inequality in B
     square, linear, constant = bottom**2 - of_bottom, top * bottom - of_both, top**2 - of_top
     root = math.sqrt(max(0.0, linear**2 - square * constant))
-    if square > 0.0:
-        return _bounded(top, bottom, (linear - root) / square, (linear + root) / square)
-    if top > 0.0 and constant > 0.0 and linear + root > 0.0:
+    if square > 0.0 and bottom > 0.0 and linear + root > 0.0:
+        return Ratio(max(0.0, top / bottom), max(0.0, (linear - root) / square), (linear + root) / square)
+    if square <= 0.0 and top > 0.0 and constant > 0.0 and linear + root > 0.0:
         # B = 0 is outside: the interval begins at the positive root, and goes on without an end.
         return Ratio(None, constant / (linear + root), None)
-    return Ratio(None, None, None)
-
-
-def _bounded(top: float, bottom: float, lower: float, upper: float) -> Ratio:
-    if bottom <= 0.0 or upper <= 0.0:  # significantly negative: the parts are no independent samples
-        return Ratio(None, None, None)
-    return Ratio(max(0.0, top / bottom), max(0.0, lower), upper)
+    return Ratio(None, None, None)  # also if significantly negative: the parts are no independent samples
 
 
 def student_t(probability: float, degrees: int) -> float:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from batchwright.planning.accumulation import divisors_up_to
+from batchwright.planning.accumulation import divisors_up_to, plan_size, steps_of
 from batchwright.planning.parameters import DEFAULT_PARAMETERS, SearchParameters
 from batchwright.schemas.recommendation import Alternative, Proof
 from batchwright.schemas.requests import Objective
@@ -40,16 +40,6 @@ def sizes_for_steps(share: int, bound: int, granularity: int = 1) -> tuple[int, 
         found.append(smallest)
         size = smallest - granularity
     return tuple(reversed(found))
-
-
-def steps_of(share: int, size: int) -> int:
-    """The accumulation steps of a plan whose micro-batches have at most ``size`` samples."""
-    return -(-share // size)
-
-
-def plan_size(share: int, steps: int) -> int:
-    """The largest micro-batch of the balanced plan with this many steps."""
-    return -(-share // steps)
 
 
 # --- the fastest plan ---

@@ -18,9 +18,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from batchwright.planning.accumulation import condensed, divisors_up_to, is_as_demanding, plan_window, share_per_rank
+from batchwright.planning.accumulation import (
+    condensed,
+    divisors_up_to,
+    is_as_demanding,
+    plan_size,
+    plan_window,
+    share_per_rank,
+    steps_of,
+)
 from batchwright.planning.counted_plans import judge_over_sizes
-from batchwright.planning.objectives import plan_size, steps_of
 from batchwright.planning.parameters import DEFAULT_PARAMETERS, SearchParameters
 from batchwright.schemas.recommendation import Proof
 from batchwright.schemas.requests import TuningRequest
@@ -57,7 +64,13 @@ class PlanProof:
     @property
     def statement(self) -> str:
         """The proof of the plan in a few sentences."""
-        return " ".join([*(_failure_of_plan(probe) for probe in self.failed), self._own_statement()])
+        failures = (
+            f"The plan in micro-batches of {format_window(run.micro_batch_sizes)} was run and "
+            f"{'ran out of memory' if run.outcome is Outcome.OOM else 'is not valid'}"
+            f"{f' ({run.message})' if run.message else ''}."
+            for run in self.failed
+        )
+        return " ".join([*failures, self._own_statement()])
 
     def _own_statement(self) -> str:
         if self.refusal:
@@ -86,12 +99,6 @@ def format_window(sizes: Sequence[int]) -> str:
     return " + ".join(str(size) for size in sizes)
 
 
-def _failure_of_plan(probe: ProbeResult) -> str:
-    event = "ran out of memory" if probe.outcome is Outcome.OOM else "is not valid"
-    message = f" ({probe.message})" if probe.message else ""
-    return f"The plan in micro-batches of {format_window(probe.micro_batch_sizes)} was run and {event}{message}."
-
-
 def prove_plan(
     request: TuningRequest,
     size: int,
@@ -112,8 +119,10 @@ def prove_plan(
     failed: list[ProbeResult] = []
     chosen = size
     while True:
-        share, window = _window_to_run(shares, steps_of(shares[0], size))
-        size = plan_size(shares[0], steps_of(shares[0], size))
+        steps = steps_of(shares[0], size)
+        windows = [(each, plan_window(each, steps)) for each in dict.fromkeys(shares)]
+        share, window = next((each for each in windows if len(set(each[1])) > 1), windows[0])
+        size = plan_size(shares[0], steps)
         runs = [  # a timed run may have had a shorter window
             run
             for run in probes
@@ -186,12 +195,6 @@ def _prove_updates_of_command(share: int, size: int, probes: Sequence[ProbeResul
     return PlanProof(largest, share, (largest,) * made[largest], refusal=refusal)
 
 
-def _window_to_run(shares: Sequence[int], steps: int) -> tuple[int, tuple[int, ...]]:
-    """The share and the micro-batches of the first rank whose micro-batches differ, else of the first rank."""
-    windows = [(share, plan_window(share, steps)) for share in dict.fromkeys(shares)]
-    return next((window for window in windows if len(set(window[1])) > 1), windows[0])
-
-
 def _inconclusive(runs: Sequence[ProbeResult], parameters: SearchParameters) -> ProbeResult | None:
     """The run of a plan after which the plan is not run again, although the run shows nothing of memory."""
     untimed = [run for run in runs if not run.measures_time]
@@ -233,7 +236,7 @@ def peak_without_gradients(
     high = informative[max(informative)]
     if high.model is None:
         return None
-    gradients = high.model.parameter_bytes * high.model.trainable_parameters / max(1, high.model.parameters)
+    gradients = high.model.gradient_bytes
     points: list[tuple[int, float]] = [(at, informative[at].used_bytes or 0) for at in sorted(informative)[-2:]]
     if len(points) == 1:
         if high.resident_bytes is None:

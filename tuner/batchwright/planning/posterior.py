@@ -167,13 +167,12 @@ class BracketedPosterior:
 
 def last_affine_piece(points: list[Point], parameters: SearchParameters = DEFAULT_PARAMETERS) -> list[Point]:
     """The points without those that lie on a floor, or before a kink of the memory curve."""
-    while len(points) > 1 and (_is_flat(points, parameters) or _has_kink(points, parameters)):
+    while len(points) > 1:
+        is_flat = min(points[1][1], points[-1][1]) <= points[0][1] * (1 + parameters.flat_rise)
+        if not is_flat and not _has_kink(points, parameters):
+            break
         points = points[1:]
     return points
-
-
-def _is_flat(points: list[Point], parameters: SearchParameters) -> bool:
-    return min(points[1][1], points[-1][1]) <= points[0][1] * (1 + parameters.flat_rise)
 
 
 def _has_kink(points: list[Point], parameters: SearchParameters) -> bool:

@@ -93,7 +93,7 @@ def recommend(
     plan = plan_of_size(request.effective_batch_size, world_size, size) if size and not refusal else None
     uniform = uniform_plan(request.effective_batch_size, world_size, size) if size and request.uniform else None
     listed = _alternatives(finished)
-    statement = finished.proof.statement + _ranks_in_words(finished.probes) + _weights_in_words(request)
+    statement = finished.proof.statement + _probes_in_words(request, finished.probes)
     proof = finished.proof.model_copy(update={"statement": statement})
     found = Recommendation(
         plan=plan,
@@ -211,18 +211,10 @@ def infeasible_reason(finished: FinishedTuning) -> str:
     if failed.model is not None:
         parts.append(
             f"The model has {failed.model.parameters:,} parameters in {format_bytes(failed.model.parameter_bytes)}, "
-            f"before gradients ({format_bytes(_gradient_bytes(failed))}), optimizer state and activations."
+            f"before gradients ({format_bytes(failed.model.gradient_bytes)}), optimizer state and activations."
         )
     parts.append("What can make it fit: " + "; ".join(_remedies(finished)) + ".")
     return " ".join(parts)
-
-
-def _gradient_bytes(probe: ProbeResult) -> int:
-    """Bytes of the gradients, which have the type of their parameters."""
-    model = probe.model
-    if model is None or not model.parameters:
-        return 0
-    return model.parameter_bytes * model.trainable_parameters // model.parameters
 
 
 def _remedies(finished: FinishedTuning) -> list[str]:
@@ -283,8 +275,11 @@ def _warnings(finished: FinishedTuning) -> list[Advice]:
         found.append(Advice(code="search-without-estimate", message=message))
     if probe is not None:
         found += _warnings_of_probe(probe, finished.device)
-    timed = [probe for probe in finished.probes if probe.measures_time]
-    found += [_untimed(probe) for probe in timed if probe.outcome is not Outcome.FIT]
+    untimed = [each for each in finished.probes if each.measures_time and each.outcome is not Outcome.FIT]
+    for each in untimed:
+        size, reason = each.micro_batch_size, f"{each.outcome}: {each.message}"
+        message = f"The plan with micro-batches of {size} could not be timed and is not chosen ({reason})."
+        found.append(Advice(code="plan-not-timed", message=message))
     if finished.plan_proof is not None and finished.plan_proof.inconclusive is not None:
         found.append(Advice(code="plan-not-known-to-fit", message=finished.plan_proof.statement))
     if finished.proof.stopped_by == "invalid-size":
@@ -349,14 +344,6 @@ def _warnings_of_coupling(finished: FinishedTuning) -> list[Advice]:
     return [Advice(code="coupled-loss", message=check.message)]
 
 
-def _untimed(probe: ProbeResult) -> Advice:
-    message = (
-        f"The plan with micro-batches of {probe.micro_batch_size} could not be timed and is not chosen "
-        f"({probe.outcome}: {probe.message})."
-    )
-    return Advice(code="plan-not-timed", message=message)
-
-
 def _warnings_of_probe(probe: ProbeResult, device: DeviceInfo) -> list[Advice]:
     notes = probe.model.config_notes if probe.model is not None else ()
     found = [Advice(code="undeclared-config-fields", message=note) for note in notes]
@@ -409,16 +396,12 @@ def simulated_ranks_of(probes: Sequence[ProbeResult]) -> int | None:
     return next((probe.simulated_ranks for probe in probes if probe.simulated_ranks is not None), None)
 
 
-def _ranks_in_words(probes: Sequence[ProbeResult]) -> str:
-    """The ranks of the probes, as the end of a proof's sentence."""
-    if (simulated := simulated_ranks_of(probes)) is not None:
-        return f" One rank ran, in a simulated group of {simulated} ranks."
+def _probes_in_words(request: TuningRequest, probes: Sequence[ProbeResult]) -> str:
+    """The ranks of the probes and the weights of a pretrained model, as the end of a proof's statement."""
     ranks = max((len(probe.ranks) for probe in probes), default=0)
-    return f" All {ranks} ranks ran." if ranks else ""
-
-
-def _weights_in_words(request: TuningRequest) -> str:
-    """The weights of the probes of a pretrained model, as the end of a proof's sentence."""
+    words = f" All {ranks} ranks ran." if ranks else ""
+    if (simulated := simulated_ranks_of(probes)) is not None:
+        words = f" One rank ran, in a simulated group of {simulated} ranks."
     if request.command is None and request.workload.is_pretrained:
-        return " Probes had random weights of the pretrained model's shapes, as memory does not depend on values."
-    return ""
+        words += " Probes had random weights of the pretrained model's shapes, as memory does not depend on values."
+    return words

@@ -160,14 +160,10 @@ class MicroBatchSearch:
         if left and not self._gives_up:
             return None
         if self._failed_at_one is not None and not self._fits:
-            return self._nothing_runs(self._failed_at_one)
+            failure = _failure(self._failed_at_one)
+            also = f" No larger size works instead: {self.space.size(self._bracket.high)} does not fit."
+            return Failure(failure.reason, failure.message + also) if self._failures else failure
         return self._proof()
-
-    def _nothing_runs(self, at_one: ProbeResult) -> Failure:
-        """The failure where a size of one raises and no larger size fits."""
-        failure = _failure(at_one)
-        also = f" No larger size works instead: {self.space.size(self._bracket.high)} does not fit."
-        return Failure(failure.reason, failure.message + also) if self._failures else failure
 
     @property
     def warnings(self) -> tuple[str, ...]:
@@ -244,9 +240,11 @@ class MicroBatchSearch:
     def _wanted_index(self, bracket: _Bracket) -> int:
         if self.space.limit_bytes and self.space.expected is not None:
             return self._index_by_estimate(bracket, self.space.expected, self.space.limit_bytes)
-        if not self._fits:
-            return bracket.low + 1 if bracket.failed or bracket.low else self._first_index()
-        return self._index_by_measurements(bracket)
+        if self._fits:
+            return self._index_by_measurements(bracket)
+        if bracket.failed or bracket.low:
+            return bracket.low + 1
+        return 2 if self.space.count == 2 else 1  # noqa: PLR2004 - the smallest shows at once whether any fits
 
     def _index_by_measurements(self, bracket: _Bracket) -> int:
         """The next candidate without an estimate: a jump that surely fits, or a candidate by the line."""
@@ -254,7 +252,8 @@ class MicroBatchSearch:
         points = last_affine_piece(self._measured(bracket.low), parameters)
         start = self._size_at(parameters.sure_share, points[0]) if points else None
         if len(points) == 1 and start:
-            jump = self._jump(points[0], start)
+            jump, likely = self.space.at_most(start), self.space.at_most(self._size_at(1.0, points[0]))
+            jump = likely if likely == jump + 1 else jump  # only the room for noise keeps it out
             if bracket.low < jump < bracket.high and parameters.good_jump * points[0][0] <= start:
                 return jump
             if bracket.failed and jump >= bracket.high:
@@ -322,10 +321,6 @@ class MicroBatchSearch:
     def _bracketed(self, bracket: _Bracket, posterior: Posterior) -> BracketedPosterior:
         return BracketedPosterior(bracket.low, bracket.high, bracket.failed, posterior, self.space.size)
 
-    def _first_index(self) -> int:
-        """The smallest candidate, which shows at once whether any fits; of two candidates, the larger."""
-        return 1 if self.space.count > 2 else self.space.count  # noqa: PLR2004
-
     def _measured(self, low: int) -> list[Point]:
         """Measured sizes up to the candidate ``low``, with their peaks."""
         measured = {self.space.size(index): fit.used_bytes for index, fit in self._fits.items() if index <= low}
@@ -345,11 +340,6 @@ class MicroBatchSearch:
     @property
     def _resident_bytes(self) -> int:
         return min((fit.resident_bytes for fit in self._fits.values() if fit.resident_bytes is not None), default=0)
-
-    def _jump(self, point: Point, sure: float) -> int:
-        """The candidate that surely fits; the next one where only the room for noise keeps it out."""
-        jump, likely = self.space.at_most(sure), self.space.at_most(self._size_at(1.0, point))
-        return likely if likely == jump + 1 else jump
 
     def _size_at(self, share: float, point: Point) -> float:
         """The size that fills a share of the limit if all memory that is not known to be resident grows with it."""

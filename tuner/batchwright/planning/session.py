@@ -11,13 +11,13 @@ from dataclasses import replace
 from datetime import datetime
 
 from batchwright.errors import DeviceError, FieldProblem, SearchError, SpecError, TuningFailedError
-from batchwright.planning.accumulation import probe_window, share_per_rank
+from batchwright.planning.accumulation import plan_size, probe_window, share_per_rank, steps_of
 from batchwright.planning.comparison.gain import baseline_to_probe, baseline_to_time
 from batchwright.planning.comparison.what_if import WhatIfResult, WhatIfs
 from batchwright.planning.counted_plans import judge_over_sizes
 from batchwright.planning.coupled_loss import WholeBatch, coupling_request, is_undivided
 from batchwright.planning.fingerprint import fingerprint, relevant_versions, request_fingerprint
-from batchwright.planning.objectives import next_to_time, plan_size, recommended_size, steps_of
+from batchwright.planning.objectives import next_to_time, recommended_size
 from batchwright.planning.parameters import DEFAULT_PARAMETERS, SearchParameters
 from batchwright.planning.plan_proof import (
     PlanProof,
@@ -148,7 +148,7 @@ class Tuning:
             largest_micro_batch=self._space.bound,
             limit_bytes=self._expected_limit_bytes(),
             context_bytes=self.expected_context_bytes,
-            compute_capability=_capability(self.device),
+            compute_capability=self.device.capability,
         )
 
     def _expected_limit_bytes(self) -> int:
@@ -270,16 +270,24 @@ class Tuning:
         Raises:
             SearchError: when this tuning cannot have requested the probe.
         """
+        size = result.micro_batch_size
         if result.measures_time:
-            self._require_plan(result.micro_batch_size)
+            if self.request.objective != "fastest" or size != plan_size(self._share, steps_of(self._share, size)):
+                raise SearchError(
+                    f"no plan with micro-batches of {size} is timed: the objective is {self.request.objective!r}, "
+                    f"and a rank has {self._share} samples"
+                )
         elif result.runs_plan:
-            self._require_plan_to_run(result.micro_batch_sizes)
-        elif self._baseline_to_probe() == result.micro_batch_size:
+            expected = self._plan_to_run()
+            if expected is None or probe_window(expected) != result.micro_batch_sizes:
+                window = format_window(result.micro_batch_sizes)
+                raise SearchError(f"the plan in micro-batches of {window} is not the one to run now")
+        elif self._baseline_to_probe() == size:
             pass  # after the search, which it must not change
         elif self._search.verdict is None:
             self._search.tell(result)
-        elif result.micro_batch_size != self._whole_share():
-            raise SearchError(f"the search has ended: no probe of {result.micro_batch_size} was requested")
+        elif size != self._whole_share():
+            raise SearchError(f"the search has ended: no probe of {size} was requested")
         self._probes.append(result)
 
     def stop(self) -> bool:
@@ -317,13 +325,6 @@ class Tuning:
         if self._warm_start is None or self._search.verdict is not None:
             return None
         return confirmed_proof(self._warm_start, self._probes, self._conditions, self._parameters)
-
-    def _require_plan(self, size: int) -> None:
-        if self.request.objective != "fastest" or size != plan_size(self._share, steps_of(self._share, size)):
-            raise SearchError(
-                f"no plan with micro-batches of {size} is timed: the objective is {self.request.objective!r}, "
-                f"and a rank has {self._share} samples"
-            )
 
     def _plan_to_time(self) -> int | None:
         """The largest micro-batch of the plan to time next, once the search has ended."""
@@ -375,11 +376,6 @@ class Tuning:
         size = recommended_size(objective, self._share, proof.fits, self._probes, self._parameters)
         size = size if self._stopped_at is None else self._stopped_at
         return prove_plan(self._planned_request(proof), size, self._probes, self._parameters)
-
-    def _require_plan_to_run(self, sizes: tuple[int, ...]) -> None:
-        expected = self._plan_to_run()
-        if expected is None or probe_window(expected) != sizes:
-            raise SearchError(f"the plan in micro-batches of {format_window(sizes)} is not the one to run now")
 
     @property
     def _searched(self) -> list[ProbeResult]:
@@ -518,10 +514,3 @@ class Tuning:
             created_at=created_at,
             total_seconds=total_seconds,
         )
-
-
-def _capability(device: DeviceInfo) -> tuple[int, int] | None:
-    if device.compute_capability is None:
-        return None
-    major, minor = device.compute_capability.split(".")
-    return int(major), int(minor)

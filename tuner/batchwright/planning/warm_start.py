@@ -144,9 +144,9 @@ def confirmed_proof(
             return None
         if now.device.kind == "cpu" and excess.now > tolerance:
             tolerance = parameters.same_cpu_peak_tolerance
-    if not _is_same_peak(first, then, tolerance):
-        return None
-    return _proof(start.stored, then, first, now)
+    pairs = ((first.used_bytes, then.used_bytes), (first.held_bytes, then.held_bytes))  # in tensors, on the device
+    is_same = all(one and other and abs(one - other) <= tolerance * other for one, other in pairs)
+    return _proof(start.stored, then, first, now) if is_same else None
 
 
 # --- is the request the same? ---
@@ -204,7 +204,8 @@ def _size_to_confirm(stored: Recommendation, now: TuningConditions) -> int | Non
         return None
     limit = _limit(stored) or 0
     fits_in = now.memory_limit_bytes >= limit or (then.held_bytes or 0) <= now.probe_limit_bytes
-    return proof.fits if fits_in and _is_monotone(stored) else None
+    largest = max(probe.micro_batch_size for probe in _searched(stored) if probe.outcome is Outcome.FIT)
+    return proof.fits if fits_in and largest <= proof.fits else None  # a larger fit contradicts the proof
 
 
 def _can_be_confirmed(stored: Recommendation, now: TuningConditions) -> bool:
@@ -219,18 +220,6 @@ def _can_be_confirmed(stored: Recommendation, now: TuningConditions) -> bool:
     if proof.stopped_by == "invalid-size":  # a kernel's own limit: another version may have lifted it
         return fingerprinted_versions(stored.versions) == fingerprinted_versions(now.versions)
     return now.memory_limit_bytes <= (_limit(stored) or 0)
-
-
-def _is_monotone(stored: Recommendation) -> bool:
-    """Return whether the stored probes are consistent with the assumption that fitting is monotone."""
-    fits = [probe.micro_batch_size for probe in _searched(stored) if probe.outcome is Outcome.FIT]
-    return max(fits) <= stored.evidence.proof.fits
-
-
-def _is_same_peak(now: ProbeResult, then: ProbeResult, tolerance: float) -> bool:
-    """Return whether two fits of one size took the same memory, in tensors and on the device."""
-    pairs = ((now.used_bytes, then.used_bytes), (now.held_bytes, then.held_bytes))
-    return all(one and other and abs(one - other) <= tolerance * other for one, other in pairs)
 
 
 def _has_more_room(now: ProbeResult, stored: Recommendation, tolerance: float) -> bool:

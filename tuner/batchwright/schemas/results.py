@@ -72,6 +72,11 @@ class ModelSummary(Document):
     config_notes: tuple[str, ...] = ()
     """Notes on fields of a transformers config that its class does not declare."""
 
+    @property
+    def gradient_bytes(self) -> int:
+        """Bytes of the gradients, which have the type of their parameters."""
+        return self.parameter_bytes * self.trainable_parameters // max(1, self.parameters)
+
 
 class UpdateTiming(Document):
     """Duration of an update in the environment and under the limit of the probe, which are those of the job."""
@@ -302,3 +307,9 @@ class DeviceInfo(Document):
     allocatable_bytes: PositiveInt | None = None
     """CUDA: memory of this kind of card as torch counts it (`gpus.toml`), which is `total_bytes` less what the driver
     reserves; none for a card that is not listed."""
+
+    @property
+    def capability(self) -> tuple[int, int] | None:
+        """The compute capability as two numbers, to compare; None on the CPU."""
+        major, _, minor = (self.compute_capability or "").partition(".")
+        return (int(major), int(minor or 0)) if major else None

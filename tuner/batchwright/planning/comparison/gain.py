@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from batchwright.planning.accumulation import share_per_rank
-from batchwright.planning.objectives import expected_bytes, expected_rate, format_rate, plan_size, rate_of, steps_of
+from batchwright.planning.accumulation import plan_size, share_per_rank, steps_of
+from batchwright.planning.objectives import expected_bytes, expected_rate, format_rate, rate_of
 from batchwright.schemas.plans import PlanSummary
 from batchwright.schemas.recommendation import Alternative, Gain, Proof, Recommendation
 from batchwright.schemas.requests import Baseline, TuningRequest
@@ -34,11 +34,14 @@ def gain_of(found: Recommendation) -> Gain | None:
         return None
     before = _Before(found.request, baseline, found.evidence.probes, found.evidence.proof)
     speed, speed_source = before.rate(), None
-    after, peak = chosen.samples_per_second, chosen.peak_bytes or room.peak_bytes
+    after, peak, peak_before = chosen.samples_per_second, chosen.peak_bytes or room.peak_bytes, before.peak_bytes()
     speedup = after / speed if after and speed else None
     if speedup is not None:
         both_timed = before.is_timed and chosen.timed_updates > 1
         speed_source = _source(measured=both_timed and before.plan.exact)
+    memory = f"{peak / room.limit_bytes:.0%} of {format_bytes(room.limit_bytes)} used"
+    if peak_before is not None:
+        memory += f" instead of {peak_before / room.limit_bytes:.0%}{' (estimated)' if before.fit is None else ''}"
     return Gain(
         baseline=before.plan,
         baseline_fits=before.fits,
@@ -47,10 +50,10 @@ def gain_of(found: Recommendation) -> Gain | None:
         samples_per_second=after,
         baseline_samples_per_second=speed,
         peak_bytes=peak,
-        baseline_peak_bytes=before.peak_bytes(),
-        memory_source=None if before.peak_bytes() is None else _source(measured=before.fit is not None),
+        baseline_peak_bytes=peak_before,
+        memory_source=None if peak_before is None else _source(measured=before.fit is not None),
         limit_bytes=room.limit_bytes,
-        statement=_statement(before, chosen, _memory(before, peak, room.limit_bytes), speedup, speed_source),
+        statement=_statement(before, chosen, memory, speedup, speed_source),
     )
 
 
@@ -187,11 +190,3 @@ def _in_words(size: int, steps: int) -> str:
 
 _ALIKE = 0.005
 """Relative differences of speed below this are not written out."""
-
-
-def _memory(before: _Before, now: int, limit: int) -> str:
-    was = before.peak_bytes()
-    if was is None:
-        return f"{now / limit:.0%} of {format_bytes(limit)} used"
-    about = "" if before.fit is not None else " (estimated)"
-    return f"{now / limit:.0%} of {format_bytes(limit)} used instead of {was / limit:.0%}{about}"

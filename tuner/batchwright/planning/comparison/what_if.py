@@ -24,8 +24,7 @@ from dataclasses import dataclass
 
 from pydantic import JsonValue
 
-from batchwright.planning.accumulation import share_per_rank
-from batchwright.planning.objectives import plan_size, steps_of
+from batchwright.planning.accumulation import plan_size, share_per_rank, steps_of
 from batchwright.planning.search_space import SearchSpace
 from batchwright.schemas.plans import PlanSummary
 from batchwright.schemas.recommendation import Proof, WhatIf
@@ -154,23 +153,17 @@ class WhatIfs:
         if requested is None:
             return ()
         calibration = Calibration.of(requested, self._probes)
-        limit = self._limit(calibration.curve(requested))
-        helping = self._helping
+        curve, limit = calibration.curve(requested), float(self._space.limit_bytes or 0)
+        fits, fails, helping = self._proof.fits, self._proof.next_size, self._helping
+        if fits and fails is not None:
+            limit = min(max(limit, curve(fits)), max(curve(fails), curve(fits)))
         found = [
             self._what_if(changes, peaks, calibration, limit)
             for changes, peaks in self._curves.items()
             if peaks is not None and (changes in helping or len(changes) > 1)
         ]
-        fits = self._proof.fits
         shown = [what_if for what_if in found if what_if.largest_micro_batch_size > fits or not fits]
         return tuple(sorted(shown, key=lambda one: (-one.largest_micro_batch_size, one.peak_bytes, len(one.changes))))
-
-    def _limit(self, curve: Callable[[float], float]) -> float:
-        """The given limit, moved between the curve at the largest fit and at the smallest failure."""
-        limit, fits, fails = float(self._space.limit_bytes or 0), self._proof.fits, self._proof.next_size
-        if not fits or fails is None:
-            return limit
-        return min(max(limit, curve(fits)), max(curve(fails), curve(fits)))
 
     def _what_if(self, changes: Changes, peaks: ExpectedPeaks, calibration: Calibration, limit: float) -> WhatIf:
         curve, error = calibration.curve(peaks), calibration.error(changes)
@@ -204,7 +197,8 @@ def choices(spec: WorkloadSpec, device: DeviceInfo) -> tuple[Changes, ...]:
     """Changes of single fields of the spec that could take less memory."""
     found: list[tuple[str, JsonValue]] = []
     if spec.precision == "fp32":
-        found.append(("precision", _mixed_precision(device)))
+        is_emulated = (device.capability or _BF16_CAPABILITY) < _BF16_CAPABILITY
+        found.append(("precision", "fp16-mixed" if is_emulated else "bf16-mixed"))
     if not spec.activation_checkpointing:
         found.append(("activation_checkpointing", True))
     if spec.optimizer.has_fused and spec.optimizer.implementation_on(device.kind) == "foreach":
@@ -212,13 +206,6 @@ def choices(spec: WorkloadSpec, device: DeviceInfo) -> tuple[Changes, ...]:
     if spec.gradient_gathering in ({"auto", "scratch"} if device.kind == "cuda" else {"scratch"}):
         found.append(("gradient_gathering", "in-place"))
     return tuple((change,) for change in found)
-
-
-def _mixed_precision(device: DeviceInfo) -> str:
-    if device.compute_capability is None:
-        return "bf16-mixed"
-    major, _, minor = device.compute_capability.partition(".")
-    return "bf16-mixed" if (int(major), int(minor or 0)) >= _BF16_CAPABILITY else "fp16-mixed"
 
 
 def changed(spec: WorkloadSpec, changes: Changes) -> WorkloadSpec:
@@ -262,7 +249,9 @@ class Calibration:
         measured = [probe for probe in probes if probe.accumulates and probe.used_bytes]
         seen = sorted(measured, key=lambda probe: probe.micro_batch_size)
         fits = [probe for probe in seen if probe.outcome is Outcome.FIT]
-        resident, held = _resident(peaks, fits or seen)
+        resident = held = peaks.resident_bytes or 0
+        if peaks.resident_bytes is not None:
+            held = next((each.resident_bytes for each in fits or seen if each.resident_bytes is not None), held)
         if not fits:
             return cls(surplus_bytes=held - resident)
         used, expected = fits[-1].used_bytes or 0, peaks.used_bytes(fits[-1].micro_batch_size)
@@ -281,13 +270,6 @@ class Calibration:
         if not self.measured:
             return _ERROR_UNMEASURED
         return _ERROR_OF_PRECISION if "precision" in dict(changes) else _ERROR
-
-
-def _resident(peaks: ExpectedPeaks, probes: Sequence[ProbeResult]) -> tuple[int, int]:
-    """The memory held between updates: expected, and measured by the smallest probe; expected twice without one."""
-    expected = peaks.resident_bytes or 0
-    seen = [probe.resident_bytes for probe in probes if probe.resident_bytes is not None]
-    return expected, seen[0] if seen and peaks.resident_bytes is not None else expected
 
 
 def _largest(space: SearchSpace, curve: Callable[[float], float], limit: float) -> int:
