@@ -99,7 +99,9 @@ class ProbeSupervisor:
         """
         lost: str | None = None
         for _ in range(_MAX_ATTEMPTS):
-            report = self._run_check(request.workload, should_stop)
+            with self._lock:
+                ended = self._run_task("check", request.workload, _CHECK_TIMEOUT_SECONDS, should_stop)
+            report = ended.document(CheckReport) or check_report_of_dead_process(ended, _CHECK_TIMEOUT_SECONDS)
             if (error := report.to_error()) is not None:
                 raise error
             if (lost := report.lost) is None:
@@ -108,12 +110,6 @@ class ProbeSupervisor:
             f"the process that checks the spec was lost {_MAX_ATTEMPTS} times, most recently: {lost}. "
             "Check the memory of the host and the kernel's log, then submit it again"
         )
-
-    def _run_check(self, spec: WorkloadSpec, should_stop: Callable[[], bool]) -> CheckReport:
-        """Run the check in its own process, and return its report, or the report that its end implies."""
-        with self._lock:
-            ended = self._run_task("check", spec, _CHECK_TIMEOUT_SECONDS, should_stop)
-        return ended.document(CheckReport) or check_report_of_dead_process(ended, _CHECK_TIMEOUT_SECONDS)
 
     def check_coupling(
         self, request: CouplingRequest, should_stop: Callable[[], bool] = lambda: False
@@ -133,7 +129,7 @@ class ProbeSupervisor:
     def begin_estimate(self, request: ExpectationRequest) -> None:
         """Begin the estimate of a GPU's peaks in its own process; that of the CPU needs the fork server."""
         if request.compute_capability is not None:
-            self._stop_estimate()
+            self.end_search()
             self._estimate = BackgroundEstimate(request)
 
     def expect(self, request: ExpectationRequest, should_stop: Callable[[], bool] = lambda: False) -> ExpectedPeaks:
@@ -149,7 +145,7 @@ class ProbeSupervisor:
             ProbeError: when the fork server failed.
         """
         if self._estimate is not None and self._estimate.request != request:
-            self._stop_estimate()
+            self.end_search()
         with self._lock:
             if request.compute_capability is None:
                 return self._expect_on_fork_server(request, should_stop)
@@ -179,9 +175,6 @@ class ProbeSupervisor:
 
     def end_search(self) -> None:
         """End the estimate that ``expect`` did not wait for. Idempotent."""
-        self._stop_estimate()
-
-    def _stop_estimate(self) -> None:
         if self._estimate is not None:
             self._estimate.stop()
             self._estimate = None
@@ -198,7 +191,7 @@ class ProbeSupervisor:
             HostFailureError, StorageError: when it left no result because its folder is gone, or its disk is full.
         """
         if request.measures_time:
-            self._stop_estimate()  # which would take a part of the processor
+            self.end_search()  # an estimate would take a part of the processor
         with self._lock:
             return run_explaining_crashes(
                 lambda repeated: self._attempt(repeated, should_stop), request, self.device.kind
@@ -278,7 +271,7 @@ class ProbeSupervisor:
 
     def close(self) -> None:
         """End every process. Idempotent."""
-        self._stop_estimate()
+        self.end_search()
         with self._lock:
             self._server.close()
 

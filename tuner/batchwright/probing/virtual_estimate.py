@@ -130,7 +130,8 @@ def _estimate(request: EstimateRequest, gpu: Gpu, report: Report) -> tuple[GpuEs
     Raises:
         BatchwrightError: as ``estimate_on_virtual_cards``.
     """
-    card = _virtual_card(request, gpu)
+    outside = outside_bytes(request, gpu).expected  # all memory outside the allocator counts as the context
+    card = VirtualGpu.of(gpu.name).model_copy(update={"context_bytes": outside})
     settings = _ALLOCATOR_SETTINGS[request.allocator]
     with virtual_supervisor(card, settings) as runner:
         report(f"tracing updates for the {gpu.name}, which tells where to begin")
@@ -138,13 +139,15 @@ def _estimate(request: EstimateRequest, gpu: Gpu, report: Report) -> tuple[GpuEs
         largest, statement = _largest_size(request, tuning)
         size = request.micro_batch_size or max(1, largest)
         probes = list(tuning.probes)
-        ran = _probe_of(size, probes)
+        shown = (each for each in probes if each.outcome in {Outcome.FIT, Outcome.OOM} and not each.runs_plan)
+        ran = next((each for each in shown if each.micro_batch_size == size), None)
         if ran is None:
             ran = _run(runner, _probe_request(request, size, tuning.probe_limit_bytes), report)
             probes.append(ran)
     peak = _peak(request, gpu, ran, Verdict.FITS) if ran.outcome is Outcome.FIT else None
     if ran.outcome is Outcome.OOM:
-        with virtual_supervisor(_roomy(card), settings) as runner:
+        roomy = card.model_copy(update={"total_bytes": _ROOMY_CARD_BYTES, "nvml_total_bytes": _ROOMY_CARD_BYTES})
+        with virtual_supervisor(roomy, settings) as runner:
             probes.append(_run(runner, _probe_request(request, size, None), report))
         peak = _peak(request, gpu, probes[-1], Verdict.DOES_NOT_FIT)
     if peak is None:
@@ -164,16 +167,6 @@ def _estimate(request: EstimateRequest, gpu: Gpu, report: Report) -> tuple[GpuEs
 
 
 # --- the card ---
-
-
-def _virtual_card(request: EstimateRequest, gpu: Gpu) -> VirtualGpu:
-    """Return the virtual card of a GPU; all memory outside the allocator counts as its context."""
-    return VirtualGpu.of(gpu.name).model_copy(update={"context_bytes": outside_bytes(request, gpu).expected})
-
-
-def _roomy(card: VirtualGpu) -> VirtualGpu:
-    """Return the card with more memory than any size needs."""
-    return card.model_copy(update={"total_bytes": _ROOMY_CARD_BYTES, "nvml_total_bytes": _ROOMY_CARD_BYTES})
 
 
 @contextmanager
@@ -248,12 +241,6 @@ def _largest_size(request: EstimateRequest, tuning: Tuning) -> tuple[int, tuple[
     found = tuning.recommendation(identifier="virtual", created_at=datetime.now(UTC), total_seconds=0.0)
     statements = (proof.statement, found.evidence.plan_proof)
     return found.largest_micro_batch_size or 0, tuple(filter(None, statements))
-
-
-def _probe_of(size: int, probes: Sequence[ProbeResult]) -> ProbeResult | None:
-    """Return the probe of a size that showed whether the size fits; none if there was none."""
-    shown = (probe for probe in probes if probe.outcome in {Outcome.FIT, Outcome.OOM} and not probe.runs_plan)
-    return next((probe for probe in shown if probe.micro_batch_size == size), None)
 
 
 def _probe_request(request: EstimateRequest, size: int, limit_bytes: int | None) -> ProbeRequest:

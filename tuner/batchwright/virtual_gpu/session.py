@@ -23,7 +23,6 @@ from batchwright.virtual_gpu.description import (
     Failure,
     MemoryTaken,
     SlowKernels,
-    VirtualGpu,
     VirtualHost,
 )
 from batchwright.virtual_gpu.uncomputed import Uncomputed, read_uncomputed
@@ -273,13 +272,8 @@ def _description(host: VirtualHost) -> Iterator[str]:
     """Yield the lines that ``sources/description.cpp`` reads."""
     yield f"host_memory_bytes {host.host_memory_bytes}\n"
     for gpu in host.gpus:
+        major, minor = gpu.compute_capability
         yield f"gpu\nname {gpu.name}\nuuid {uuid.uuid4().hex}\n"
-        yield from (f"{key} {value}\n" for key, value in _figures(gpu))
-
-
-def _figures(gpu: VirtualGpu) -> Iterator[tuple[str, int]]:
-    major, minor = gpu.compute_capability
-    yield "compute_capability_major", major
-    yield "compute_capability_minor", minor
-    for key, value in gpu.model_dump(exclude={"name", "compute_capability"}).items():
-        yield key, int(value)
+        yield f"compute_capability_major {major}\ncompute_capability_minor {minor}\n"
+        figures = gpu.model_dump(exclude={"name", "compute_capability"})
+        yield from (f"{key} {int(value)}\n" for key, value in figures.items())

@@ -7,7 +7,6 @@ import json
 import os
 import threading
 from collections import Counter
-from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -68,10 +67,7 @@ class UncomputedLog:
         self._counts.clear()
         self._lock = threading.Lock()
 
-    def _rows(self) -> Iterator[tuple[str, str, int]]:
-        return ((*key, count) for key, count in self._counts.items())
-
     def _write(self) -> None:
         if self._counts and self._folder.is_dir():
             with suppress(OSError), atomic_path(self._folder / _FOLDER / f"{os.getpid()}.json") as path:
-                path.write_text(json.dumps(list(self._rows())))
+                path.write_text(json.dumps([(*key, count) for key, count in self._counts.items()]))

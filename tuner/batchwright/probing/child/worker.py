@@ -57,12 +57,8 @@ from batchwright.workloads.hugging_face import config_notes
 
 _MESSAGE_LENGTH = 2000
 _TRACEBACK_LENGTH = 8000
-
-
 _MAX_SKIPPED_UPDATES = 40
 """The loss scale starts at 2**16 and is halved by every overflow: after 40 it is below any scale that fp16 needs."""
-
-
 _PHASES = {
     Phase.START: "while the probe started",
     Phase.BUILD: "while the model was built",
@@ -100,7 +96,9 @@ def _run_rank(paths: ProbePaths, request: ProbeRequest) -> None:
     failure: BaseException | None = None
     try:
         _enter(paths, progress, Phase.START)
-        _share_processor(request.workload.parallelism.world_size)
+        ranks_here = request.workload.parallelism.world_size
+        if ranks_here > 1 and "OMP_NUM_THREADS" not in os.environ:  # as many threads as a rank of a job has
+            torch.set_num_threads(max(1, (os.cpu_count() or 1) // ranks_here))
         device = open_device(request.device)
         ranks = _ranks(request, device)
         if request.limit_bytes is not None:
@@ -109,12 +107,6 @@ def _run_rank(paths: ProbePaths, request: ProbeRequest) -> None:
     except BaseException as error:  # noqa: BLE001 - a SystemExit of user code must become an outcome too
         failure = error
     paths.write_result(_result(request, device, progress, failure))
-
-
-def _share_processor(ranks: int) -> None:
-    """Use as many threads as a rank of a job does, before the pools start: each thread takes memory."""
-    if ranks > 1 and "OMP_NUM_THREADS" not in os.environ:
-        torch.set_num_threads(max(1, (os.cpu_count() or 1) // ranks))
 
 
 def _enter(paths: ProbePaths, progress: Progress, phase: Phase) -> None:
@@ -143,7 +135,11 @@ def _measure(request: ProbeRequest, device: MemoryDevice, ranks: Ranks, paths: P
     progress.resident_bytes = device.used_bytes()
     device.reset_peaks()
     _enter(paths, progress, Phase.MEASURE)
-    progress.timing = _time_updates(engine, micro_batches, ranks, several=request.measures_time)
+    updates: list[TimedUpdate] = []
+    while not updates or (request.measures_time and not ranks.gather(has_enough_updates(updates))[0]):
+        _update(engine, micro_batches)
+        updates.append(engine.timed)
+    progress.timing = timing(updates)
     del waiting_batches
     _enter(paths, progress, Phase.DONE)
 
@@ -178,15 +174,6 @@ def _update(engine: TimedEngine, micro_batches: list[MicroBatch]) -> None:
     raise WorkloadError(f"no optimizer step in {_MAX_SKIPPED_UPDATES} updates: the gradients in fp16 are never finite")
 
 
-def _time_updates(engine: TimedEngine, micro_batches: list[MicroBatch], ranks: Ranks, *, several: bool) -> UpdateTiming:
-    """Run one update, or as many as are needed to time one; ranks run as many as the first one needs."""
-    updates: list[TimedUpdate] = []
-    while not updates or (several and not ranks.gather(has_enough_updates(updates))[0]):
-        _update(engine, micro_batches)
-        updates.append(engine.timed)
-    return timing(updates)
-
-
 def _micro_batches(request: ProbeRequest, workload: Workload) -> tuple[list[MicroBatch], list[Batch]]:
     """Return the micro-batches of the measured update, and the other samples of a run's accumulation window.
 
@@ -206,7 +193,7 @@ def _result(
     translated = translate(failure) if isinstance(failure, Exception) else None
     outcome, message, details = _outcome(progress, failure, translated)
     cause = translated if isinstance(translated, DeviceError) else failure
-    error_type = None if cause is None else _qualified_name(cause)
+    error_type = None if cause is None else f"{type(cause).__module__}.{type(cause).__qualname__}"
     trace = _traceback(failure) if outcome is Outcome.ERROR else None
     del failure, cause
     limit_bytes = device.limit_bytes if device is not None else request.limit_bytes
@@ -253,10 +240,6 @@ def _outcome(
         return Outcome.ERROR, f"the workload called sys.exit({failure.code!r}) {where}", None
     text = " ".join(str(failure).split())
     return Outcome.ERROR, f"{type(failure).__name__} {where}: {text}", None
-
-
-def _qualified_name(error: BaseException) -> str:
-    return f"{type(error).__module__}.{type(error).__qualname__}"
 
 
 def _traceback(error: BaseException | None) -> str | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cached_property
 from itertools import chain
@@ -22,14 +22,14 @@ from batchwright.torch_internals import (
     schema_of,
 )
 from batchwright.virtual_gpu.compute.aliases import alias, mapped, on_cpu, storage_address, tensors_in, write_zeros
+from batchwright.virtual_gpu.compute.normalization import NARROW, widened
 from batchwright.virtual_gpu.compute.random_numbers import PhiloxState, philox_state
-from batchwright.virtual_gpu.compute.substitutes import IN_FLOAT, SUBSTITUTES, Substitute
+from batchwright.virtual_gpu.compute.substitutes import IN_FLOAT, SUBSTITUTES
 from batchwright.virtual_gpu.uncomputed import UncomputedLog
 
 Arguments = tuple[Any, ...]
 Options = dict[str, Any]
 _TENSOR_TYPES = {"Tensor", "Optional[Tensor]"}
-_NARROW = {torch.half, torch.bfloat16}
 _ZEROED = {"zero_", "_foreach_zero_"}
 _FILLED = {"fill_.Scalar", "fill_.Tensor"}
 
@@ -79,7 +79,7 @@ class ComputedKernel:
         self._name: str = schema.name
         self._key = key_of(schema)
         self._arguments = schema.arguments
-        self._written = {argument.name for argument in schema.arguments if _is_written(argument)}
+        self._written = {one.name for one in schema.arguments if one.alias_info is not None and one.alias_info.is_write}
         self._tensors_at = {at for at, one in enumerate(schema.arguments) if str(one.type) in _TENSOR_TYPES}
         self._generator_at = next((at for at, one in enumerate(schema.arguments) if one.name == "generator"), None)
         self._substitute = SUBSTITUTES.get(self._key)
@@ -147,10 +147,11 @@ class ComputedKernel:
         cpu_args = tuple(on_cpu(value) for value in args)
         cpu_kwargs = {name: on_cpu(value) for name, value in kwargs.items()}
         if self._substitute is not None:
-            return _call_substitute(self._substitute, cpu_args, cpu_kwargs, state)
+            first = (state,) if self._substitute.draws else ()
+            return self._substitute.function(*first, *cpu_args, **cpu_kwargs)
         if state is not None:
             cpu_args, cpu_kwargs = self._with_generator(cpu_args, cpu_kwargs, state.cpu_generator())
-        is_narrow = any(tensor.dtype in _NARROW for tensor in tensors_in((*cpu_args, *cpu_kwargs.values())))
+        is_narrow = any(tensor.dtype in NARROW for tensor in tensors_in((*cpu_args, *cpu_kwargs.values())))
         if is_narrow and self._key in IN_FLOAT:
             return self._compute_in_float(cpu_args, cpu_kwargs)
         try:
@@ -162,8 +163,8 @@ class ComputedKernel:
 
     def _compute_in_float(self, args: Arguments, kwargs: Options) -> Any:  # noqa: ANN401 - as above
         """Call the operator on float32 copies of half and bfloat16 tensors, and copy back those that it changes."""
-        wide_args = tuple(mapped(value, _widened) for value in args)
-        wide_kwargs = {name: mapped(value, _widened) for name, value in kwargs.items()}
+        wide_args = tuple(mapped(value, widened) for value in args)
+        wide_kwargs = {name: mapped(value, widened) for name, value in kwargs.items()}
         results = self._call(self._cpu_kernel, CPU_KEYS, wide_args, wide_kwargs)
         changed = zip(self._changed(args, kwargs), self._changed(wide_args, wide_kwargs), strict=True)
         for narrow, wide in changed:
@@ -189,7 +190,7 @@ class ComputedKernel:
 
         Memory that the operator would overwrite is zeroed, which is the right value of a large ``zeros``.
         """
-        if self._key in _ZEROED or (self._key in _FILLED and _is_zero(args[1])):
+        if self._key in _ZEROED or (self._key in _FILLED and not isinstance(args[1], Tensor) and args[1] == 0):
             for tensor in tensors_in(args[:1]):
                 write_zeros(tensor)
             return
@@ -230,29 +231,10 @@ def key_of(schema: Any) -> str:  # noqa: ANN401 - the class of schemas is privat
     return f"{name}.{schema.overload_name}" if schema.overload_name else name
 
 
-def _is_written(argument: Any) -> bool:  # noqa: ANN401 - the class of arguments is private
-    return argument.alias_info is not None and bool(argument.alias_info.is_write)
-
-
-def _widened(tensor: Tensor) -> Tensor:
-    return tensor.float() if tensor.dtype in _NARROW else tensor
-
-
-def _is_zero(value: object) -> bool:
-    return not isinstance(value, Tensor) and value == 0
-
-
 def _is_copied_by_the_runtime(target: Tensor, source: Tensor) -> bool:
     """Return whether a copy is one of bytes, which CUDA does without a kernel."""
     same = target.dtype == source.dtype and target.size() == source.size() and target.stride() == source.stride()
     return same and is_dense(target) and target.is_neg() == source.is_neg() and target.is_conj() == source.is_conj()
-
-
-def _call_substitute(
-    substitute: Substitute, args: Arguments, kwargs: Mapping[str, Any], state: PhiloxState | None
-) -> Any:  # noqa: ANN401 - any operator's
-    first = (state,) if substitute.draws else ()
-    return substitute.function(*first, *args, **kwargs)
 
 
 def _write(results: Any, computed: Any) -> None:  # noqa: ANN401 - results of any operator

@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
 _aten = torch.ops.aten
+NARROW = frozenset({torch.half, torch.bfloat16})
+
+
+def widened(tensor: Tensor) -> Tensor:
+    """Return a tensor in float32 where it is in half or bfloat16."""
+    return tensor.float() if tensor.dtype in NARROW else tensor
 
 
 def batch_norm(
@@ -51,8 +59,7 @@ def rms_norm(
     tensor: Tensor, normalized_shape: list[int], weight: Tensor | None, eps: float | None
 ) -> tuple[Tensor, Tensor]:
     """Compute ``_fused_rms_norm``: the output and the saved reciprocals of the root mean squares."""
-    wide = tensor.float() if tensor.dtype in {torch.half, torch.bfloat16} else tensor
-    dims = tuple(range(-len(normalized_shape), 0))
+    wide, dims = widened(tensor), tuple(range(-len(normalized_shape), 0))
     reciprocal = (
         wide.pow(2).mean(dims, keepdim=True) + (torch.finfo(tensor.dtype).eps if eps is None else eps)
     ).rsqrt()
@@ -78,35 +85,20 @@ def rms_norm_backward(
     return of_input if wanted[0] else None, of_weight if weight is not None and wanted[1] else None
 
 
-def softmax(tensor: Tensor, dim: int, _half_to_float: bool) -> Tensor:
-    """Compute ``_softmax``, which may widen its input."""
-    result: Tensor = _aten._softmax(_wide(tensor), dim, False)
-    return result
+def softmax(operator: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Return the function of ``_softmax`` or ``_log_softmax``, which may widen its input."""
+    return lambda tensor, dim, _half_to_float: operator(widened(tensor), dim, False)
 
 
-def log_softmax(tensor: Tensor, dim: int, _half_to_float: bool) -> Tensor:
-    """Compute ``_log_softmax``, which may widen its input."""
-    result: Tensor = _aten._log_softmax(_wide(tensor), dim, False)
-    return result
+def softmax_backward(operator: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Return the function of ``_softmax_backward_data`` or the logarithm's, which may narrow its result."""
 
+    def compute(gradient: Tensor, output: Tensor, dim: int, _input_dtype: torch.dtype) -> Tensor:
+        wide = widened(output)
+        return operator(widened(gradient), wide, dim, wide.dtype)
 
-def softmax_backward(gradient: Tensor, output: Tensor, dim: int, _input_dtype: torch.dtype) -> Tensor:
-    """Compute ``_softmax_backward_data``, which may narrow its result."""
-    wide = _wide(output)
-    result: Tensor = _aten._softmax_backward_data(_wide(gradient), wide, dim, wide.dtype)
-    return result
-
-
-def log_softmax_backward(gradient: Tensor, output: Tensor, dim: int, _input_dtype: torch.dtype) -> Tensor:
-    """Compute ``_log_softmax_backward_data``, which may narrow its result."""
-    wide = _wide(output)
-    result: Tensor = _aten._log_softmax_backward_data(_wide(gradient), wide, dim, wide.dtype)
-    return result
-
-
-def _wide(tensor: Tensor) -> Tensor:
-    return tensor.float() if tensor.dtype in {torch.half, torch.bfloat16} else tensor
+    return compute
 
 
 def _widened(tensor: Tensor | None) -> Tensor | None:
-    return None if tensor is None else _wide(tensor)
+    return None if tensor is None else widened(tensor)

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
 
 import torch
 from torch import Tensor
 
-Result = TypeVar("Result")
 _LSTM, _GRU = 2, 3
 _FUNCTIONS: dict[int, Callable[..., tuple[Tensor, ...]]] = {
     0: torch.rnn_relu,
@@ -129,12 +127,7 @@ def cudnn_backward(
         ]
         return torch.autograd.grad([pair[0] for pair in pairs], leaves, [pair[1] for pair in pairs], allow_unused=True)
 
-    gradients = _with_autograd(differentiate)
+    with ThreadPoolExecutor(max_workers=1) as executor:  # kernels run below autograd, which a new thread has again
+        gradients = executor.submit(differentiate).result()
     first, rest = gradients[: len(gradients) - len(weights)], gradients[-len(weights) :]
     return first[0], first[1], first[2] if cell is not None else None, list(rest)
-
-
-def _with_autograd(function: Callable[[], Result]) -> Result:
-    """Call a function in a new thread: kernels run below autograd, which a new thread has again."""
-    with ThreadPoolExecutor(max_workers=1) as executor:
-        return executor.submit(function).result()

@@ -38,27 +38,22 @@ class _TorchImport(MetaPathFinder):
         finally:
             self._is_searching = False
         if spec is not None and spec.loader is not None:
-            _execute_and_register(spec.loader)
+            _register_after(spec.loader)
         return spec
 
 
-def _execute_and_register(loader: object) -> None:
+def _register_after(loader: object) -> None:
     execute = loader.exec_module  # type: ignore[attr-defined]
 
     def exec_module(module: ModuleType) -> None:
         execute(module)
-        _register()
+        if find_spec("batchwright") is None:  # the interpreter of the command has none
+            sys.path.append(str(_ROOT))
+        from batchwright.virtual_gpu.compute.registration import register_from_environment  # noqa: PLC0415
+
+        register_from_environment()
 
     loader.exec_module = exec_module  # type: ignore[attr-defined]
-
-
-def _register() -> None:
-    """Import by the place of this file where the interpreter of the command has no Batchwright."""
-    if find_spec("batchwright") is None:
-        sys.path.append(str(_ROOT))
-    from batchwright.virtual_gpu.compute.registration import register_from_environment  # noqa: PLC0415
-
-    register_from_environment()
 
 
 def _run_hidden() -> None:
@@ -72,13 +67,7 @@ def _run_hidden() -> None:
         spec.loader.exec_module(module)
 
 
-def _start() -> None:
-    """Follow torch, and run what this module hides: once, because what is hidden may itself run what hides it."""
-    if _MARK in sys.modules:
-        return
+if _MARK not in sys.modules:  # what is hidden may itself run what hides it
     sys.modules[_MARK] = sys
     sys.meta_path.insert(0, _TorchImport())
     _run_hidden()
-
-
-_start()
