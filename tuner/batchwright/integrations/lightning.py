@@ -239,7 +239,10 @@ class ExactBatchSize(_Watching):
             return
         if self.recommendation is None or self.plan is None:
             self.recommendation = self._found(trainer, pl_module)
-            self.plan = _uniform(self.recommendation)
+            self.plan = self.recommendation.uniform
+            if self.plan is None:
+                reason = self.recommendation.infeasible_reason or "no micro-batch fits"
+                raise TuningFailedError("infeasible", f"Lightning's fit cannot begin: {reason}")
             _warn_of_more_steps(self.recommendation, self.plan)
         self._apply(trainer, pl_module, self.plan)
 
@@ -356,13 +359,6 @@ def _on_the_cpu(pl_module: LightningModule, device: torch.device) -> Iterator[No
         yield
     finally:
         pl_module.to(device)
-
-
-def _uniform(recommendation: Recommendation) -> UniformPlan:
-    if recommendation.uniform is None:
-        reason = recommendation.infeasible_reason or "no micro-batch fits"
-        raise TuningFailedError("infeasible", f"Lightning's fit cannot begin: {reason}")
-    return recommendation.uniform
 
 
 def _warn_of_more_steps(recommendation: Recommendation, plan: UniformPlan) -> None:

@@ -35,7 +35,8 @@ class PeakMeter:
         if device.type != "cuda":
             with suppress(OSError):  # has the kernel forget the peak so far (proc_pid_clear_refs(5)), if allowed
                 Path("/proc/self/clear_refs").write_text("5")
-            self._bytes_before_model = status_bytes("VmRSS") - _tensor_bytes(model)
+            tensors = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}  # tied ones once
+            self._bytes_before_model = status_bytes("VmRSS") - sum(tensor.nbytes for tensor in tensors.values())
 
     def peak_bytes(self) -> int:
         """Peak memory that counts against the limit, in bytes."""
@@ -75,9 +76,3 @@ class PeakMeter:
             "probed (longer samples, another model, or memory of other code). Tune again with the run's worst case.",
             stacklevel=2,
         )
-
-
-def _tensor_bytes(model: nn.Module) -> int:
-    """Memory of the parameters and buffers; tied ones count once."""
-    tensors = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
-    return sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())

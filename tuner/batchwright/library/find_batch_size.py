@@ -77,7 +77,9 @@ def find_batch_size(  # noqa: PLR0913 - the functions of a workload, and what th
         StorageError: when the disk for temporary files is full.
         TuningFailedError: when a function of the user raised, whose traceback is its note, or the loss couples samples.
     """
-    _refuse(fields, "model", "spec")
+    problems = [FieldProblem(name, "is made of the functions") for name in ("model", "spec") if name in fields]
+    if problems:
+        raise SpecError(problems, "arguments")
     own = None if isinstance(optimizer, (str, OptimizerSpec)) else optimizer
     functions = {"build_model": build_model, "make_batch": make_batch, "loss": loss, "optimizer": own}
     _require_functions(functions)
@@ -124,17 +126,6 @@ def with_batch_size(
         return call
 
     return decorate
-
-
-def _refuse(fields: Mapping[str, object], *names: str) -> None:
-    """Refuse fields that the functions make.
-
-    Raises:
-        SpecError: naming them.
-    """
-    problems = [FieldProblem(name, "is made of the functions") for name in names if name in fields]
-    if problems:
-        raise SpecError(problems, "arguments")
 
 
 def _require_one_micro_batch(request: TuningRequest) -> None:
@@ -204,16 +195,11 @@ def _pickle(functions: Mapping[str, object]) -> bytes:
         pickled: bytes = cloudpickle.dumps(dict(functions))
     except Exception:
         for name, function in functions.items():
-            _pickle_alone(name, function)
+            try:
+                cloudpickle.dumps(function)
+            except Exception as error:
+                reason = f"{type(error).__name__}: {error}"
+                message = f"cannot be sent to another process ({reason}): build it inside the function"
+                raise SpecError([FieldProblem(name, message)], "arguments") from error
         raise
     return pickled
-
-
-def _pickle_alone(name: str, function: object) -> None:
-    import cloudpickle  # noqa: PLC0415 - as above
-
-    try:
-        cloudpickle.dumps(function)
-    except Exception as error:
-        message = f"cannot be sent to another process ({type(error).__name__}: {error}): build it inside the function"
-        raise SpecError([FieldProblem(name, message)], "arguments") from error

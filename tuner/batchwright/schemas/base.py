@@ -182,27 +182,18 @@ def read_data(path: Path, name: str) -> Any:  # noqa: ANN401 - any content; vali
     except UnicodeDecodeError as error:
         raise _unreadable(path, name, f"cannot be read: byte {error.start} is not UTF-8") from None
     try:
-        return _json(text) if path.suffix == ".json" else _yaml(text)
+        return json.loads(text) if path.suffix == ".json" else _yaml(text)
     except RecursionError:
         raise _unreadable(path, name, "is nested too deeply") from None
+    except json.JSONDecodeError as error:
+        place = f"line {error.lineno}, column {error.colno}"
+        raise _unreadable(path, name, f"is not valid JSON: {place}: {error.msg}") from None
     except ValueError as error:
         raise _unreadable(path, name, str(error)) from None
 
 
 def _unreadable(path: Path, name: str, message: str) -> SpecError:
     return SpecError([FieldProblem(str(path), message)], name)
-
-
-def _json(text: str) -> Any:  # noqa: ANN401 - as above
-    """Parse a JSON text.
-
-    Raises:
-        ValueError: with the line and column of the error.
-    """
-    try:
-        return json.loads(text)
-    except json.JSONDecodeError as error:
-        raise ValueError(f"is not valid JSON: line {error.lineno}, column {error.colno}: {error.msg}") from None
 
 
 def _yaml(text: str) -> Any:  # noqa: ANN401 - as above

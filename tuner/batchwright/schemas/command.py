@@ -130,8 +130,11 @@ class CommandModel(Document):
         if not self.argv and self.name is None:
             raise ValueError("`argv` is required: the program and its arguments")
         for name, value in self.arguments.items():
-            if (fault := _fault_of(value)) is not None:
-                raise ValueError(f"`arguments.{name}` {fault}")
+            is_scalar = isinstance(value, str | int | float)
+            if not is_scalar:
+                raise ValueError(f"`arguments.{name}` must be a text, a number, true or false")
+            if isinstance(value, str) and "\0" in value:
+                raise ValueError(f"`arguments.{name}` must not contain the character NUL")
         return self
 
     @model_validator(mode="after")
@@ -198,13 +201,6 @@ def _scalar(value: JsonValue) -> str:
     if isinstance(value, float) and "e" in text and "." not in text:
         return text.replace("e", ".0e")
     return text
-
-
-def _fault_of(value: JsonValue) -> str | None:
-    """The reason why a value cannot be that of an argument; none where it can."""
-    if not isinstance(value, str | int | float):
-        return "must be a text, a number, true or false"
-    return "must not contain the character NUL" if isinstance(value, str) and "\0" in value else None
 
 
 def check_placeholder(field: str, name: str, files: Iterable[str], arguments: Iterable[str]) -> None:

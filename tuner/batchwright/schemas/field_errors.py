@@ -109,11 +109,6 @@ def _type_at(kind: Any, location: Location) -> Any:  # noqa: ANN401 - as above
     return kind
 
 
-def _field_names(kind: Any) -> list[str]:  # noqa: ANN401 - as above
-    dicts = [list(member.__annotations__) for member in _members(kind) if is_typeddict(member)]
-    return list(dict.fromkeys(chain(*(model.model_fields for model in _models(kind)), *dicts)))
-
-
 # --- messages ---------------------------------------------------------------------------------------------------------
 
 
@@ -122,16 +117,15 @@ def _listed(names: Sequence[str]) -> str:
     return shown if len(names) <= _MOST_NAMES else f"{shown} and {len(names) - _MOST_NAMES} more"
 
 
-def _number(limit: float, item: ErrorDetails) -> str:
-    """Format a limit in the unit of the input: sizes as sizes, numbers of bytes followed by the size."""
-    if isinstance(item["input"], TypedSize):
-        return format_bytes(limit)
-    is_bytes = bool(item["loc"]) and str(item["loc"][-1]).endswith("_bytes")
-    return f"{limit} ({format_bytes(limit)})" if is_bytes else str(limit)
-
-
 def _at_limit(relation: str, name: str) -> Callable[[ErrorDetails], str]:
-    return lambda item: f"must be {relation} {_number(item['ctx'][name], item)}"
+    def message(item: ErrorDetails) -> str:
+        limit = item["ctx"][name]
+        if isinstance(item["input"], TypedSize):
+            return f"must be {relation} {format_bytes(limit)}"
+        is_bytes = bool(item["loc"]) and str(item["loc"][-1]).endswith("_bytes")
+        return f"must be {relation} {limit}{f' ({format_bytes(limit)})' if is_bytes else ''}"
+
+    return message
 
 
 def _choice(expected: Sequence[str], given: object) -> str:
@@ -259,7 +253,8 @@ def _message_with_known_names(item: ErrorDetails, kind: Any) -> str | None:  # n
         remedies = (getattr(model, "ABSENT_FIELDS", {}).get(item["loc"][-1]) for model in _models(outer))
         if remedy := next(filter(None, remedies), None):
             return f"is not a field here; {remedy}"
-        names = _field_names(outer)
+        dicts = [list(member.__annotations__) for member in _members(outer) if is_typeddict(member)]
+        names = list(dict.fromkeys(chain(*(model.model_fields for model in _models(outer)), *dicts)))
         near = suggestion(str(item["loc"][-1]), names)
         known = f" (known: {_listed(names)})" if names and not near else ""
         return f"is not a field here{near}{known}"
