@@ -295,22 +295,28 @@ def test_recomputation_is_decided_by_the_spec() -> None:
 # --- numbers ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("value", [-1, 0, -(2**40), 2**31, 10**30])
+LAYERS = [
+    (GPT2, "causal-lm", "n_layer"),
+    (GPT2, "causal-lm", "num_hidden_layers"),
+    (BART, "seq2seq-lm", "encoder_layers"),
+    (BART, "seq2seq-lm", "decoder_layers"),
+    ({"model_type": "vit"}, "image-classification", "num_hidden_layers"),
+    (GEMMA3, "causal-lm", "text_config.num_hidden_layers"),
+]
+SIZES = [
+    (GPT2, "causal-lm", "n_embd"),
+    (GPT2, "causal-lm", "n_head"),
+    (GPT2, "causal-lm", "vocab_size"),
+    (BART, "seq2seq-lm", "decoder_ffn_dim"),
+    ({"model_type": "vit"}, "image-classification", "patch_size"),
+]
+
+
 @pytest.mark.parametrize(
-    ("config", "task", "field"),
+    ("config", "task", "field", "value"),
     [
-        (GPT2, "causal-lm", "n_layer"),
-        (GPT2, "causal-lm", "num_hidden_layers"),
-        (GPT2, "causal-lm", "n_embd"),
-        (GPT2, "causal-lm", "n_head"),
-        (GPT2, "causal-lm", "n_inner"),
-        (GPT2, "causal-lm", "vocab_size"),
-        (BART, "seq2seq-lm", "encoder_layers"),
-        (BART, "seq2seq-lm", "decoder_layers"),
-        (BART, "seq2seq-lm", "decoder_ffn_dim"),
-        ({"model_type": "vit"}, "image-classification", "num_hidden_layers"),
-        ({"model_type": "vit"}, "image-classification", "patch_size"),
-        (GEMMA3, "causal-lm", "text_config.num_hidden_layers"),
+        *((*case, value) for case in (*LAYERS, *SIZES) for value in (-1, -(2**40), 2**31, 10**30)),
+        *((*case, 0) for case in LAYERS),
     ],
 )
 def test_a_size_without_sense_is_refused_by_name(config: dict[str, Any], task: str, field: str, value: int) -> None:
@@ -320,6 +326,19 @@ def test_a_size_without_sense_is_refused_by_name(config: dict[str, Any], task: s
     named, message = problem_of(asked if parents else {**config, name: value}, task)
     assert named == f"model.config.{field}"
     assert "must be at" in message
+
+
+@pytest.mark.parametrize(
+    ("config", "task", "field", "value"),
+    [*((*case, 0) for case in SIZES), (GPT2, "causal-lm", "n_inner", 0), (GPT2, "causal-lm", "n_inner", -1)],
+)
+def test_a_size_that_leaves_nothing_to_train_is_refused(
+    config: dict[str, Any], task: str, field: str, value: int
+) -> None:
+    """The model would have an empty parameter, or cannot be built."""
+    named, message = problem_of({**config, field: value}, task)
+    assert named == "model.config"
+    assert "describes an invalid model" in message or "describes a model that cannot be built" in message
 
 
 @pytest.mark.parametrize(

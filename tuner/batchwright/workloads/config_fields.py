@@ -82,14 +82,9 @@ _MAX_LAYERS = 10_000
 _MAX_LABELS = 1_000_000
 """Largest number of labels: a configuration stores a name for each."""
 _IDENTIFIER = re.compile(r"(_ids?|_index|_idx|_indices|_indexes)$")
+"""Fields that may be negative, as -1 means none."""
 _LAYERS = re.compile(r"^(n|num)_((encoder|decoder|hidden|transformer)_)?(layers?|blocks)$|^(encoder|decoder)_layers$")
-_SIZE = re.compile(
-    r"^(n|num)_(\w+_)?(heads?|embd|embed|inner|positions|channels|experts(_per_tok)?|local_experts|classes|labels)$"
-    r"|^(encoder|decoder)_(attention_heads|ffn_dim)$"
-    r"|(^|_)(size|dim|d_model|d_ff|d_inner|d_kv|ffn_dim|head_dim)$|^(vocab_size|max_position_embeddings)$"
-)
-_MAY_BE_ZERO = re.compile(r"experts|shared|bucket|cache|chunk|window|type_vocab_size|crop|pad|rotary")
-"""Sizes that may be zero: the model then lacks the part."""
+"""Numbers of layers. Of -1 layers transformers builds a model without layers, which always fits."""
 
 
 def check_fields(fields: Fields, default: TransformersConfig, path: str = "config", *, published: bool = False) -> None:
@@ -116,7 +111,9 @@ def check_fields(fields: Fields, default: TransformersConfig, path: str = "confi
                     named = {field: number for field, number in inner.items() if field != "skip"}
                     check_fields(named, default, f"{at}.{layer}", published=published)
             continue
-        default_value = _value_of(default, name)
+        default_value = None  # also if each layer has its own
+        with suppress(AttributeError, RuntimeError):
+            default_value = getattr(default, name)
         _check_numbers(name, value, default_value, at, is_declared=name in known)
         if isinstance(value, Mapping) and (nested := _nested_default(value, default_value)) is not None:
             check_fields(value, nested, at, published=published)
@@ -145,14 +142,8 @@ def _generation_parameters() -> frozenset[str]:
     return frozenset(vars(GenerationConfig()))
 
 
-def _value_of(config: object, name: str) -> object:
-    """A field's value; None without one, or if each layer has its own."""
-    with suppress(AttributeError, RuntimeError):
-        return getattr(config, name)
-    return None
-
-
-def _problem(field: str, message: str, value: object = "") -> SpecError:
+def model_problem(field: str, message: str, value: object = "") -> SpecError:
+    """Make the error for a field of the spec's model, with its value unless that is a whole part of the config."""
     return SpecError([FieldProblem(f"model.{field}", message, "" if isinstance(value, (dict, list)) else str(value))])
 
 
@@ -165,11 +156,14 @@ def _refuse_loading(value: object, path: str) -> None:
         if (name, inner) in _IGNORED_VALUES:
             continue
         if name.startswith("_"):
-            raise _problem(at, "is private to transformers: leave it out", inner)
+            raise model_problem(at, "is private to transformers: leave it out", inner)
         if name in _REFUSED and inner:
-            raise _problem(at, _REFUSED[name], inner)
+            raise model_problem(at, _REFUSED[name], inner)
         if name in IMPLEMENTATIONS:
-            _check_implementation(name, inner, at)
+            requested = inner.values() if isinstance(inner, Mapping) else [inner]  # for the model, or by part
+            wrong = [choice for choice in requested if choice not in (None, *IMPLEMENTATIONS[name])]
+            if wrong:
+                raise model_problem(at, f"must be one of {', '.join(IMPLEMENTATIONS[name])}", wrong[0])
 
 
 def named_values(value: object, path: str) -> Iterator[tuple[str, object, str]]:
@@ -188,17 +182,9 @@ def named_values(value: object, path: str) -> Iterator[tuple[str, object, str]]:
 def _check_unknown(name: str, value: object, config_class: type, known: Iterable[str], at: str) -> None:
     """Refuse a name that is not a field of the class but another part of it, or a misspelt field."""
     if hasattr(config_class, name):
-        raise _problem(at, f"is not a field but a part of the class {config_class.__name__}: leave it out")
+        raise model_problem(at, f"is not a field but a part of the class {config_class.__name__}: leave it out")
     if near := misspelt(name, known):
-        raise _problem(at, f"is not a field of {config_class.__name__}; did you mean {near}?", value)
-
-
-def _check_implementation(name: str, value: object, at: str) -> None:
-    """Check the implementation for all parts of the model, or for each part by the name of its configuration."""
-    requested = value.values() if isinstance(value, Mapping) else [value]
-    for choice in requested:
-        if choice is not None and choice not in IMPLEMENTATIONS[name]:
-            raise _problem(at, f"must be one of {', '.join(IMPLEMENTATIONS[name])}", choice)
+        raise model_problem(at, f"is not a field of {config_class.__name__}; did you mean {near}?", value)
 
 
 def _nested_default(fields: Fields, default: object) -> TransformersConfig | None:
@@ -216,27 +202,21 @@ def _nested_default(fields: Fields, default: object) -> TransformersConfig | Non
 
 
 def _check_numbers(name: str, value: object, default: object, path: str, *, is_declared: bool) -> None:
-    """Refuse invalid numbers, in lists of numbers too. The class's default values are valid."""
+    """Refuse invalid numbers, in lists of numbers too. The class's default values are valid.
+
+    A field whose default is a count takes no negative number. A size of 0 is left to ``config_safety.check_model``,
+    which refuses empty parameters.
+    """
     if value == default:
         return
-    maximum = _MAX_LAYERS if _LAYERS.search(name) else _MAX_LABELS if name == "num_labels" else _LARGEST
-    minimum = _minimum(name, default) if is_declared else -maximum
+    is_layers = _LAYERS.search(name) is not None
+    maximum = _MAX_LAYERS if is_layers else _MAX_LABELS if name == "num_labels" else _LARGEST
+    counts = default if isinstance(default, (list, tuple)) and default else [default]
+    is_count = all(isinstance(number, int) and not isinstance(number, bool) and number >= 0 for number in counts)
+    minimum = -_LARGEST
+    if is_declared and (is_layers or is_count) and not _IDENTIFIER.search(name):
+        minimum = 1 if is_layers and default != 0 else 0
     for number in value if isinstance(value, list) else [value]:
         if isinstance(number, int) and not isinstance(number, bool) and not minimum <= number <= maximum:
             limit = f"at most {maximum}" if number > maximum else f"at least {minimum}"
-            raise _problem(path, f"must be {limit}", number)
-
-
-def _minimum(name: str, default: object) -> int:
-    """Return 1 for a size without which there is no model, 0 for another size or count."""
-    is_size = bool(_LAYERS.search(name) or _SIZE.search(name))
-    if _IDENTIFIER.search(name) or not (is_size or _is_count(default)):
-        return -_LARGEST
-    may_be_zero = _MAY_BE_ZERO.search(name) or (isinstance(default, int) and default <= 0)
-    return 1 if is_size and not may_be_zero else 0
-
-
-def _is_count(default: object) -> bool:
-    """Return whether a field's default is a count: an integer that is not negative, or a list of such integers."""
-    values = default if isinstance(default, (list, tuple)) and default else [default]
-    return all(isinstance(number, int) and not isinstance(number, bool) and number >= 0 for number in values)
+            raise model_problem(path, f"must be {limit}", number)
