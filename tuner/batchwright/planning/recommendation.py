@@ -14,6 +14,7 @@ from batchwright.planning.objectives import alternatives, describe_choice
 from batchwright.planning.parameters import DEFAULT_PARAMETERS, SearchParameters
 from batchwright.planning.plan_proof import PlanProof
 from batchwright.schemas.dataset.batch_spec import BatchSpec
+from batchwright.schemas.field_errors import listed
 from batchwright.schemas.recommendation import (
     Advice,
     Alternative,
@@ -348,11 +349,10 @@ def _warnings_of_probe(probe: ProbeResult, device: DeviceInfo) -> list[Advice]:
     notes = probe.model.config_notes if probe.model is not None else ()
     found = [Advice(code="undeclared-config-fields", message=note) for note in notes]
     if probe.model is not None and probe.model.batch_coupled_modules:
-        names = probe.model.batch_coupled_modules
-        shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")  # noqa: PLR2004
         message = (
-            f"{shown}: their statistics are those of a micro-batch, so accumulated updates differ from full-batch ones "
-            "whatever the loss scaling. Use GroupNorm or LayerNorm, or freeze the statistics, if that matters."
+            f"{listed(probe.model.batch_coupled_modules, 3)}: their statistics are those of a micro-batch, so "
+            "accumulated updates differ from full-batch ones whatever the loss scaling. Use GroupNorm or LayerNorm, or "
+            "freeze the statistics, if that matters."
         )
         found.append(Advice(code="batch-coupled-modules", message=message))
     if (probe.other_processes_bytes or 0) > _SHARED_DEVICE_BYTES:

@@ -112,9 +112,9 @@ def _type_at(kind: Any, location: Location) -> Any:  # noqa: ANN401 - as above
 # --- messages ---------------------------------------------------------------------------------------------------------
 
 
-def _listed(names: Sequence[str]) -> str:
-    shown = ", ".join(names[:_MOST_NAMES])
-    return shown if len(names) <= _MOST_NAMES else f"{shown} and {len(names) - _MOST_NAMES} more"
+def listed(names: Sequence[str], most: int = _MOST_NAMES) -> str:
+    """List names in a message, and count those beyond the first ``most``."""
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
 def _at_limit(relation: str, name: str) -> Callable[[ErrorDetails], str]:
@@ -131,7 +131,7 @@ def _at_limit(relation: str, name: str) -> Callable[[ErrorDetails], str]:
 def _choice(expected: Sequence[str], given: object) -> str:
     near = suggestion(given, expected, "'") if isinstance(given, str) else ""
     names = [repr(name) for name in expected]
-    return f"must be {'one of ' if len(names) > 1 else ''}{_listed(names)}{near}"
+    return f"must be {'one of ' if len(names) > 1 else ''}{listed(names)}{near}"
 
 
 def _quoted(text: str) -> list[str]:
@@ -256,12 +256,12 @@ def _message_with_known_names(item: ErrorDetails, kind: Any) -> str | None:  # n
         dicts = [list(member.__annotations__) for member in _members(outer) if is_typeddict(member)]
         names = list(dict.fromkeys(chain(*(model.model_fields for model in _models(outer)), *dicts)))
         near = suggestion(str(item["loc"][-1]), names)
-        known = f" (known: {_listed(names)})" if names and not near else ""
+        known = f" (known: {listed(names)})" if names and not near else ""
         return f"is not a field here{near}{known}"
     if item["type"] == "union_tag_not_found":
         name = _discriminator(item)
         tags = [str(tag) for model in _models(_type_at(kind, item["loc"])) for tag in _tags(model, name)]
-        return f"is required: one of {_listed([repr(tag) for tag in tags])}" if tags else None
+        return f"is required: one of {listed([repr(tag) for tag in tags])}" if tags else None
     return None
 
 

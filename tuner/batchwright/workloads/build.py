@@ -87,7 +87,11 @@ def build_model(spec: WorkloadSpec, workload: Workload, *, worst_case: bool = Fa
     if not any(parameter.requires_grad for parameter in model.parameters()):
         raise WorkloadError(f"{type(model).__name__} has no trainable parameter")
     if spec.activation_checkpointing and isinstance(spec.model, PythonModel):
-        _checkpoint_activations(model)
+        enable = getattr(model, "gradient_checkpointing_enable", None)
+        if not callable(enable):
+            message = f"{type(model).__name__} has no gradient_checkpointing_enable(): checkpoint inside build_model()"
+            raise SpecError([FieldProblem("activation_checkpointing", message, "True")])
+        enable()
     if spec.precision == "bf16":
         cast_floating(model, torch.bfloat16)
         if spec.adapter is not None:
@@ -107,14 +111,6 @@ def _keep_all_layers(model: nn.Module) -> None:
             for name in LAYER_DROPS:
                 if isinstance(getattr(holder, name, None), float):
                     setattr(holder, name, 0.0)
-
-
-def _checkpoint_activations(model: nn.Module) -> None:
-    enable = getattr(model, "gradient_checkpointing_enable", None)
-    if not callable(enable):
-        message = f"{type(model).__name__} has no gradient_checkpointing_enable(): checkpoint inside build_model()"
-        raise SpecError([FieldProblem("activation_checkpointing", message, "True")])
-    enable()
 
 
 def check_workload(spec: WorkloadSpec) -> None:

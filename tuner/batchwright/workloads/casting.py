@@ -26,21 +26,16 @@ def cast_floating(model: nn.Module, dtype: torch.dtype) -> nn.Module:
 
     Quantised modules are not changed, including their scales and biases.
     """
-    if not is_quantized(model):
-        return model.to(dtype)
-    for module in model.modules():
-        if not _holds_quantized(module):
-            _cast_own(module, dtype)
-    return model
-
-
-def _cast_own(module: nn.Module, dtype: torch.dtype) -> None:
-    """Cast a module's own tensors as torch does, but without the check of a quantised model's class."""
 
     def cast(tensor: Tensor) -> Tensor:
         return tensor.to(dtype) if tensor.is_floating_point() else tensor
 
-    apply_to_own(module, cast)
+    if not is_quantized(model):
+        return model.to(dtype)
+    for module in model.modules():
+        if not _holds_quantized(module):
+            apply_to_own(module, cast)  # as torch does, but without the check of a quantised model's class
+    return model
 
 
 def uncastable(model: nn.Module) -> frozenset[int]:
@@ -48,8 +43,8 @@ def uncastable(model: nn.Module) -> frozenset[int]:
     if not is_quantized(model):
         return frozenset()
     holders = [module for module in model.modules() if _holds_quantized(module)]
-    tensors = (tensor for module in holders for tensor in _own_tensors(module))
-    return frozenset(map(id, tensors))
+    owned = ((*module.parameters(recurse=False), *module.buffers(recurse=False)) for module in holders)
+    return frozenset(id(tensor) for tensors in owned for tensor in tensors)
 
 
 def is_quantized(model: nn.Module) -> bool:
@@ -62,16 +57,11 @@ def _holds_quantized(module: nn.Module) -> bool:
     """Return whether a module itself, not its children, has weights that are quantised or of a library's own class."""
     parameters = list(module.parameters(recurse=False))
     buffers = [buffer for buffer in module.buffers(recurse=False) if buffer.dim() >= _MATRIX]
-    return any(_packed(tensor) or not _is_plain(tensor) for tensor in [*parameters, *buffers])
-
-
-def _is_plain(tensor: Tensor) -> bool:
-    """Return whether a tensor stores its numbers directly; one without values, of a trace, stands for such a tensor."""
-    return type(tensor) in _PLAIN or type(tensor).__module__ == _FAKE
-
-
-def _own_tensors(module: nn.Module) -> list[Tensor]:
-    return [*module.parameters(recurse=False), *module.buffers(recurse=False)]
+    tensors = [*parameters, *buffers]
+    return any(
+        _packed(each) or not (type(each) in _PLAIN or type(each).__module__ == _FAKE)  # of a trace, for a plain one
+        for each in tensors
+    )
 
 
 def _packed(tensor: Tensor) -> bool:

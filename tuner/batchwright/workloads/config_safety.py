@@ -5,17 +5,19 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, TypeAlias
+from typing import Any
 from unittest.mock import patch
 
 from torch import nn
 
-from batchwright.errors import FieldProblem, SpecError
 from batchwright.suggestions import misspelt
-from batchwright.workloads.config_fields import IMPLEMENTATIONS, known_fields, named_values
-
-TransformersConfig: TypeAlias = Any
-"""A ``transformers.PreTrainedConfig``; transformers ships no usable types."""
+from batchwright.workloads.config_fields import (
+    IMPLEMENTATIONS,
+    TransformersConfig,
+    known_fields,
+    model_problem,
+    named_values,
+)
 
 _REMOTE = ("auto_map", "trust_remote_code", "custom_pipelines", "quantization_config", "use_pretrained_backbone")
 _TIMM = {"timm_backbone": "backbone", "timm_wrapper": "architecture"}
@@ -57,7 +59,7 @@ def check_model(model: nn.Module) -> None:
     for name, parameter in model.named_parameters():
         if not parameter.numel():
             shape = "x".join(map(str, parameter.shape))
-            raise _problem("config", f"describes an invalid model: its parameter `{name}` is empty ({shape})")
+            raise model_problem("config", f"describes an invalid model: its parameter `{name}` is empty ({shape})")
 
 
 def undeclared_fields(config: TransformersConfig, fields: Mapping[str, Any], *, published: bool) -> list[str]:
@@ -103,15 +105,15 @@ def _check_single(path: str, config: TransformersConfig) -> None:
     for name, allowed in IMPLEMENTATIONS.items():
         found = fields.get(f"_{name}_internal")
         if found is not None and found not in allowed:
-            raise _problem(f"{path}.{name}", f"must be one of {', '.join(allowed)}", found)
+            raise model_problem(f"{path}.{name}", f"must be one of {', '.join(allowed)}", found)
     if fields.get("_name_or_path"):
-        raise _problem(f"{path}.name_or_path", "names a model to load; leave it out", fields["_name_or_path"])
+        raise model_problem(f"{path}.name_or_path", "names a model to load; leave it out", fields["_name_or_path"])
     for name in _REMOTE:
         if fields.get(name):
-            raise _problem(f"{path}.{name}", "refers to code or weights outside of transformers; leave it out")
+            raise model_problem(f"{path}.{name}", "refers to code or weights outside of transformers; leave it out")
     shadowed = [name for name in fields if callable(getattr(type(config), name, None))]
     if shadowed:
-        raise _problem(f"{path}.{shadowed[0]}", f"replaces a method of {type(config).__name__}; leave it out")
+        raise model_problem(f"{path}.{shadowed[0]}", f"replaces a method of {type(config).__name__}; leave it out")
     _check_timm(path, config)
 
 
@@ -121,11 +123,7 @@ def _check_timm(path: str, config: TransformersConfig) -> None:
         return
     name = getattr(config, field, None)
     if name is not None and not _PLAIN_NAME.fullmatch(str(name)):
-        raise _problem(f"{path}.{field}", "must be the plain name of a timm model", name)
+        raise model_problem(f"{path}.{field}", "must be the plain name of a timm model", name)
     loading = _TIMM_LOADS.intersection(getattr(config, "model_args", None) or ())
     if loading:
-        raise _problem(f"{path}.model_args.{min(loading)}", "makes timm load weights or files; leave it out")
-
-
-def _problem(field: str, message: str, value: object = "") -> SpecError:
-    return SpecError([FieldProblem(f"model.{field}", message, str(value))])
+        raise model_problem(f"{path}.model_args.{min(loading)}", "makes timm load weights or files; leave it out")

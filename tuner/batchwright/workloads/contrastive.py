@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -11,9 +10,7 @@ from torch import Tensor, nn
 from batchwright.errors import FieldProblem, SpecError
 from batchwright.schemas.dataset.batch_spec import BatchSpec
 from batchwright.workloads.base import LossTerms, random_tokens
-
-TransformersConfig: TypeAlias = Any
-"""A ``transformers.PreTrainedConfig``; transformers ships no usable types."""
+from batchwright.workloads.config_fields import TransformersConfig
 
 _SUPPORTED = ("align", "altclip", "chinese_clip", "clip", "clipseg", "metaclip_2", "siglip")
 """Types of models whose forward pass takes pairs and returns their loss, of those in transformers 5.23."""

@@ -35,7 +35,7 @@ from batchwright.workloads.causal.routers import (
     router_loss_error,
     wants_router_loss,
 )
-from batchwright.workloads.config_fields import check_fields
+from batchwright.workloads.config_fields import TransformersConfig, check_fields, model_problem
 from batchwright.workloads.config_safety import (
     check_config,
     check_model,
@@ -49,8 +49,6 @@ from batchwright.workloads.pretrained.starting_weights import StartingWeights
 from batchwright.workloads.required_packages import require_model_packages
 from batchwright.workloads.speech import CtcWorkload, speech_seq2seq_inputs
 
-TransformersConfig: TypeAlias = Any
-"""A ``transformers.PreTrainedConfig``; transformers ships no usable types."""
 TransformersObject: TypeAlias = Any
 """A ``transformers.PreTrainedModel``; transformers ships no usable types."""
 
@@ -131,10 +129,6 @@ class LabelledWorkload:
         return {"cross_entropy": float(count_labels(batch["labels"]))}
 
 
-def _problem(field: str, message: str, value: object = "") -> SpecError:
-    return SpecError([FieldProblem(f"model.{field}", message, str(value) if value != "" else "")])
-
-
 def build_config(model: TransformersModel, batch: BatchSpec) -> TransformersConfig:
     """Build the transformers configuration of ``model``.
 
@@ -143,23 +137,24 @@ def build_config(model: TransformersModel, batch: BatchSpec) -> TransformersConf
             sequence longer than the model's positions, or a single class.
     """
     forbid_hub_kernels()
-    from transformers import AutoConfig  # noqa: PLC0415 - takes a second to import, and only this kind needs it
+    from transformers import CONFIG_MAPPING, AutoConfig  # noqa: PLC0415 - takes a second, and only this kind needs it
 
     if not model.model_type:
-        raise _problem("pretrained", "was not read: the command line, the service, `tune` and `estimate` do that")
+        raise model_problem("pretrained", "was not read: the command line, the service, `tune` and `estimate` do that")
     fields = dict(model.config)
     model_type = str(fields.pop("model_type"))
     with offline():
         try:
             default = AutoConfig.for_model(model_type)
         except ValueError:
-            message = f"is not known to transformers; {_closest(model_type)}"
-            raise _problem("config.model_type", message, model_type) from None
+            near = difflib.get_close_matches(model_type, list(CONFIG_MAPPING.keys()), n=3)
+            hint = f"did you mean {' or '.join(near)}?" if near else "for example gpt2, bert, llama, vit, resnet"
+            raise model_problem("config.model_type", f"is not known to transformers; {hint}", model_type) from None
         check_fields(fields, default, published=model.pretrained is not None)
         try:
             config = AutoConfig.for_model(model_type, **fields)
         except Exception as error:  # noqa: BLE001 - each configuration class raises its own kinds of error
-            raise _problem("config", " ".join(str(error).split())) from None
+            raise model_problem("config", " ".join(str(error).split())) from None
     config.architectures = config.architectures or []  # of several models for a task (DeiT's) the first is used
     check_config(config)
     require_router_fields(fields, config)
@@ -191,13 +186,6 @@ def config_notes(spec: WorkloadSpec) -> tuple[str, ...]:
     return (message,)
 
 
-def _closest(model_type: str) -> str:
-    from transformers import CONFIG_MAPPING  # noqa: PLC0415 - see build_config
-
-    near = difflib.get_close_matches(model_type, list(CONFIG_MAPPING.keys()), n=3)
-    return f"did you mean {' or '.join(near)}?" if near else "for example gpt2, bert, llama, vit, resnet"
-
-
 def _check_dropped_layers(config: TransformersConfig, *, is_sharded: bool) -> None:
     """Refuse rates of leaving out layers where ranks hold shards of each layer."""
     if not is_sharded:
@@ -209,7 +197,7 @@ def _check_dropped_layers(config: TransformersConfig, *, is_sharded: bool) -> No
                 message = (
                     "would leave out other layers on each rank, which wait for each other in each layer: set it to 0"
                 )
-                raise _problem(f"{path}.{name}", message, rate)
+                raise model_problem(f"{path}.{name}", message, rate)
 
 
 def _check_positions(config: TransformersConfig, batch: BatchSpec) -> None:
@@ -222,13 +210,13 @@ def _check_positions(config: TransformersConfig, batch: BatchSpec) -> None:
             continue
         if batch.sequence_length and batch.sequence_length > limit:
             message = f"is {limit} in this config, below batch.sequence_length {batch.sequence_length}"
-            raise _problem(f"{path}.{name}", message)
+            raise model_problem(f"{path}.{name}", message)
 
 
 def _check_classes(config: TransformersConfig, task: TransformersTask) -> None:
     if task.endswith("-classification") and config.num_labels < _FEWEST_CLASSES:
         message = f"must be at least {_FEWEST_CLASSES} for {task}, whose loss is cross-entropy over the classes"
-        raise _problem("config.num_labels", message, config.num_labels)
+        raise model_problem("config.num_labels", message, config.num_labels)
 
 
 def _build_model(
@@ -244,15 +232,18 @@ def _build_model(
     auto_class = getattr(transformers, _AUTO_CLASSES[task])
     try:
         with offline():
-            model = _random_model(auto_class, config) if load is None else load(auto_class, config)
+            if load is None:
+                model: nn.Module = auto_class.from_config(config, trust_remote_code=False)
+            else:
+                model = load(auto_class, config)
     except ImportError as error:  # a package that this kind of model needs is missing
-        raise _problem("config", " ".join(str(error).split())) from None
+        raise model_problem("config", " ".join(str(error).split())) from None
     except ValueError as error:
         message = " ".join(str(error).split())
         if "Unrecognized configuration class" in message:  # the auto class has no model for this config
             message = f"transformers has no {_AUTO_CLASSES[task]} for {type(config).__name__}"
-            raise _problem("task", message, task) from None
-        raise _problem("config", message) from None
+            raise model_problem("task", message, task) from None
+        raise model_problem("config", message) from None
     check_model(model)
     if wants_router_loss(config):
         require_router_loss(model)
@@ -262,11 +253,6 @@ def _build_model(
     if recompute:  # not reentrant: gradients reach the adapter although no input of a block needs one
         _checkpoint_activations(model)
     return model.train()
-
-
-def _random_model(auto_class: TransformersObject, config: TransformersConfig) -> nn.Module:
-    model: nn.Module = auto_class.from_config(config, trust_remote_code=False)
-    return model
 
 
 def _checkpoint_activations(model: TransformersObject) -> None:
@@ -336,7 +322,9 @@ def transformers_workload(  # noqa: PLR0913 - the parts of a spec that a workloa
     if model.task != "causal-lm" and wants_router_loss(config):
         raise router_loss_error(config, f"only causal-lm trains a router loss, not {model.task}")
     if preference is not None:
-        return _preference_workload(build, length, config, preference)
+        if wants_router_loss(config):
+            raise router_loss_error(config, "`preference` has no such term")
+        return PreferenceWorkload(build, length, config, preference)
     if model.task == "causal-lm":
         return _causal_kind(config, batch)(build, length, config, label_smoothing)
     if model.task == "ctc":
@@ -345,19 +333,6 @@ def transformers_workload(  # noqa: PLR0913 - the parts of a spec that a workloa
         return ContrastiveWorkload(build, config, batch)
     inputs = _inputs(model.task, config, batch)
     return LabelledWorkload(build, inputs, _labels(model.task, config.num_labels), config, label_smoothing)
-
-
-def _preference_workload(
-    build: Callable[[], nn.Module], length: int, config: TransformersConfig, preference: PreferenceSpec
-) -> PreferenceWorkload:
-    """The workload of preference pairs.
-
-    Raises:
-        SpecError: when the config requests a router loss.
-    """
-    if wants_router_loss(config):
-        raise router_loss_error(config, "`preference` has no such term")
-    return PreferenceWorkload(build, length, config, preference)
 
 
 def _inputs(task: TransformersTask, config: TransformersConfig, batch: BatchSpec) -> Callable[[int], dict[str, Tensor]]:

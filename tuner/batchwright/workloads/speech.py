@@ -6,7 +6,7 @@ Audio reaches a model as its waveform (raw audio) or as the frames of a spectrog
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -14,9 +14,8 @@ from torch import Tensor, nn
 from batchwright.errors import FieldProblem, SpecError
 from batchwright.schemas.dataset.batch_spec import BatchSpec
 from batchwright.workloads.base import LossTerms, random_tokens
+from batchwright.workloads.config_fields import TransformersConfig
 
-TransformersConfig: TypeAlias = Any
-"""A ``transformers.PreTrainedConfig``; transformers ships no usable types."""
 Inputs: TypeAlias = "Callable[[int], dict[str, Tensor]]"
 """Function from a number of samples to a model's keyword arguments."""
 
@@ -113,14 +112,10 @@ class CtcWorkload:
         batch = {"input_values": torch.randn(size, self._audio_length)}
         if self._is_masked:
             batch["attention_mask"] = _mask(size, self._audio_length, self._stride)
-        return {**batch, "labels": self._random_labels(size)}
-
-    def _random_labels(self, size: int) -> Tensor:
-        """Labels none of which equals its neighbour: CTC needs a frame more for each that does."""
         choices = self.config.vocab_size - 1
         steps = torch.randint(1, choices, (size, self._labels))
-        labels: Tensor = steps.cumsum(1) % choices
-        return labels.add(labels >= self.config.pad_token_id)  # the blank is no label
+        labels: Tensor = steps.cumsum(1) % choices  # none equals its neighbour, which would need a frame more
+        return {**batch, "labels": labels.add(labels >= self.config.pad_token_id)}  # the blank is no label
 
     def loss_terms(self, model: nn.Module, batch: Mapping[str, Tensor]) -> LossTerms:
         """One term, ``ctc``."""

@@ -14,24 +14,18 @@ _OF_THE_ADAPTER = re.compile(r"\.(lora_\w+|modules_to_save)\.")
 
 def trained_state(model: nn.Module) -> dict[str, Tensor]:
     """The state of a model without its frozen parameters: what is trained, and the buffers."""
-    frozen = _frozen_names(model)
+    parameters = model.named_parameters(remove_duplicate=False)
+    frozen = {name for name, parameter in parameters if not parameter.requires_grad}
     return {name: tensor for name, tensor in model.state_dict().items() if name not in frozen}
 
 
 def base_state(model: nn.Module) -> dict[str, Tensor]:
     """The state of the model below the adapter, by the names that it has without the adapter."""
-    state = model.state_dict()
-    return {_name_in_base(name): tensor for name, tensor in state.items() if not _OF_THE_ADAPTER.search(name)}
-
-
-def _frozen_names(model: nn.Module) -> set[str]:
-    parameters = model.named_parameters(remove_duplicate=False)
-    return {name for name, parameter in parameters if not parameter.requires_grad}
-
-
-def _name_in_base(name: str) -> str:
-    """The name of a tensor before peft wrapped its module."""
-    return name.replace(".base_layer.", ".").replace(".original_module.", ".")
+    return {
+        name.replace(".base_layer.", ".").replace(".original_module.", "."): tensor  # before peft wrapped the module
+        for name, tensor in model.state_dict().items()
+        if not _OF_THE_ADAPTER.search(name)
+    }
 
 
 def base_digest(model: nn.Module) -> str:

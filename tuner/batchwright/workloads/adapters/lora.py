@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 from torch import nn
 
 from batchwright.errors import FieldProblem, SpecError
+from batchwright.schemas.field_errors import listed
 from batchwright.schemas.model.adapter import LoraAdapter
 from batchwright.schemas.workload import TransformersTask
 from batchwright.suggestions import suggestion
@@ -54,7 +55,7 @@ def lora_config(adapter: LoraAdapter, task: TransformersTask, model: nn.Module) 
     targets = adapter.target_modules
     return peft.LoraConfig(
         r=adapter.rank,
-        lora_alpha=_whole(adapter.alpha),
+        lora_alpha=int(adapter.alpha) if adapter.alpha.is_integer() else adapter.alpha,  # as peft writes it
         lora_dropout=adapter.dropout,
         target_modules=list(targets) if isinstance(targets, tuple) else targets,
         modules_to_save=list(dict.fromkeys((*adapter.modules_to_save, *heads))) or None,
@@ -82,7 +83,10 @@ def inject_lora(model: nn.Module, adapter: LoraAdapter, task: TransformersTask) 
             warnings.filterwarnings("ignore", message=_FAN_MESSAGE)
             adapted: nn.Module = _import_peft().inject_adapter_in_model(config, model)
     except ValueError as error:
-        raise _problem("target_modules", f"{_reason(error, adapter)}. {adaptable}") from None
+        reason = f"cannot be adapted: {' '.join(str(error).split()).partition('. Currently')[0].rstrip('.')}"
+        if adapter.target_modules is None and "target_modules" in str(error):
+            reason = "is required: peft knows no default for this type of model"
+        raise _problem("target_modules", f"{reason}. {adaptable}") from None
     return adapted
 
 
@@ -125,17 +129,6 @@ def _import_peft() -> Any:  # noqa: ANN401 - an untyped module
     return peft
 
 
-def _whole(alpha: float) -> float:
-    """``alpha`` as peft writes it: an integer where it is one."""
-    return int(alpha) if alpha.is_integer() else alpha
-
-
-def _reason(error: ValueError, adapter: LoraAdapter) -> str:
-    if adapter.target_modules is None and "target_modules" in str(error):
-        return "is required: peft knows no default for this type of model"
-    return f"cannot be adapted: {' '.join(str(error).split()).partition('. Currently')[0].rstrip('.')}"
-
-
 # --- names of modules ------------------------------------------------------------------------------------------------
 
 
@@ -148,7 +141,7 @@ def _require_names(field: str, wanted: str | tuple[str, ...] | None, names: list
     for name in wanted if isinstance(wanted, tuple) else ():
         if not _matching(name, names):
             near = suggestion(name, _ends(names)) or "."
-            known = _adaptable(model) if field == "target_modules" else f"Its modules: {_listed(_ends(names))}"
+            known = _adaptable(model) if field == "target_modules" else f"Its modules: {_quoted(_ends(names))}"
             raise _problem(field, f"fits no module of {type(model).__name__}{near} {known}", name)
 
 
@@ -158,21 +151,17 @@ def _adaptable(model: nn.Module) -> str:
 
     kinds = (*_ADAPTABLE, Conv1D)
     found = [name for name, module in model.named_modules() if isinstance(module, kinds)]
-    return f"Modules that can be adapted: {_listed(_ends(found))}"
+    return f"Modules that can be adapted: {_quoted(_ends(found))}"
 
 
-def _listed(names: list[str]) -> str:
-    more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
-    return ", ".join(f"`{name}`" for name in names[:_MOST_NAMES]) + more
+def _quoted(names: list[str]) -> str:
+    return listed([f"`{name}`" for name in names], _MOST_NAMES)
 
 
 def _ends(names: Iterable[str]) -> list[str]:
-    return sorted({_end(name) for name in names} - {""})
-
-
-def _end(name: str) -> str:
-    """The last part of a module's name that is no index."""
-    return next((part for part in reversed(name.split(".")) if not _INDEX.fullmatch(part)), "")
+    """The last part of each name that is no index."""
+    parts = ([part for part in name.split(".") if not _INDEX.fullmatch(part)] for name in names)
+    return sorted({found[-1] for found in parts if found} - {""})
 
 
 def _problem(field: str, message: str, value: str = "") -> SpecError:

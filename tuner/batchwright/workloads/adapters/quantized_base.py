@@ -168,10 +168,12 @@ def quantize_base(model: Any, adapter: LoraAdapter, *, is_random: bool) -> None:
     found = [
         name
         for name, module in model.named_modules()
-        if (type(module) is nn.Linear or isinstance(module, Conv1D)) and not _is_in(name, whole)
+        if (type(module) is nn.Linear or isinstance(module, Conv1D))
+        and not any(f".{other}." in f".{name}." for other in whole)  # these are names, or ends or parts of them
     ]
     if not found:
-        raise _problem(f"finds no linear layer in {type(model).__name__}: leave it out")
+        message = f"finds no linear layer in {type(model).__name__}: leave it out"
+        raise SpecError([FieldProblem("adapter.quantization", message)])
     for name in found:
         layer = QuantizedLinear(model.get_submodule(name), adapter.quantization, is_random=is_random)
         model.set_submodule(name, layer)
@@ -182,12 +184,3 @@ def unpacked_difference(model: nn.Module) -> int:
     layers = [module for module in model.modules() if isinstance(module, QuantizedLinear)]
     held: list[Tensor] = [getattr(layer, name) for layer in layers for name in ("weight", *layer.names)]
     return sum(layer.in_features * layer.out_features for layer in layers) - sum(map(torch.numel, held))
-
-
-def _is_in(name: str, modules: set[str]) -> bool:
-    """Return whether a module is one of ``modules``, or within one; these are whole names, or ends or parts of them."""
-    return any(f".{other}." in f".{name}." for other in modules)
-
-
-def _problem(message: str) -> SpecError:
-    return SpecError([FieldProblem("adapter.quantization", message)])

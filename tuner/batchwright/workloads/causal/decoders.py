@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -12,10 +11,8 @@ from typing_extensions import override
 from batchwright.errors import FieldProblem, SpecError
 from batchwright.workloads.base import IGNORED_LABEL, LabelScores, LossTerms
 from batchwright.workloads.causal.routers import ROUTER_TERM, router_coefficient, router_loss
+from batchwright.workloads.config_fields import TransformersConfig
 from batchwright.workloads.reference import NextTokenWorkload
-
-TransformersConfig: TypeAlias = Any
-"""A ``transformers.PreTrainedConfig``; transformers ships no usable types."""
 
 _FEWEST_TOKENS = 2
 """Fewest tokens of a sample with a next token to predict."""

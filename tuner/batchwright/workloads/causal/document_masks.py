@@ -8,14 +8,10 @@ transformers masks the attention between documents by positions that restart, in
 
 from __future__ import annotations
 
-from typing import Any, TypeAlias
-
 from batchwright.errors import FieldProblem, SpecError
 from batchwright.workloads.causal.rope_scaling import longest_uncoupled
 from batchwright.workloads.causal.routers import wants_router_loss
-
-TransformersConfig: TypeAlias = Any
-"""A ``transformers.PreTrainedConfig``; transformers ships no usable types."""
+from batchwright.workloads.config_fields import TransformersConfig
 
 SEPARATE_DOCUMENTS = frozenset(
     """

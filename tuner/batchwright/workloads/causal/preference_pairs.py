@@ -6,7 +6,6 @@ Sources: Rafailov et al. 2023 (the loss `sigmoid`), Mitchell 2023 (label smoothi
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, TypeAlias
 
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 - torch's own idiom
@@ -15,9 +14,7 @@ from batchwright.schemas.dataset.preference_spec import PreferenceSpec
 from batchwright.workloads.base import IGNORED_LABEL, LossTerms, RewardScores, cross_entropies, random_tokens
 from batchwright.workloads.causal.decoders import vocabulary_size_of
 from batchwright.workloads.causal.reference_policy import as_reference
-
-TransformersConfig: TypeAlias = Any
-"""A ``transformers.PreTrainedConfig``; transformers ships no usable types."""
+from batchwright.workloads.config_fields import TransformersConfig
 
 _SIDES = 2
 """The chosen completion, then the rejected one."""

@@ -8,12 +8,10 @@ find that: its samples are of one length.
 
 from __future__ import annotations
 
-from typing import Any, TypeAlias
+from typing import Any
 
+from batchwright.workloads.config_fields import TransformersConfig
 from batchwright.workloads.config_safety import configs_within
-
-TransformersConfig: TypeAlias = Any
-"""A ``transformers.PreTrainedConfig``; transformers ships no usable types."""
 
 _MSCALE = "long_mscale"
 """Field of Phi-3.5-MoE, whose embedding scales by length with every type of RoPE but the default."""
@@ -24,21 +22,13 @@ def longest_uncoupled(config: TransformersConfig) -> int | None:
 
     Of several RoPEs, by layer type or of nested configurations, the least counts. None without such a RoPE.
     """
-    lengths = [
-        int(length)
-        for _, inner in configs_within(config)
-        for parameters in _rope_parameters(inner)
-        if (length := _switches_above(inner, parameters)) is not None
-    ]
+    lengths: list[int] = []
+    for _, inner in configs_within(config):
+        field = getattr(inner, "rope_parameters", None)
+        ropes = [field, *field.values()] if isinstance(field, dict) else []  # a flat field, or one by type of layer
+        found = (_switches_above(inner, rope) for rope in ropes if isinstance(rope, dict))
+        lengths += [int(length) for length in found if length is not None]
     return min(lengths, default=None)
-
-
-def _rope_parameters(config: TransformersConfig) -> list[dict[str, Any]]:
-    """The parameters of each RoPE: those of a flat field, or of each type of layer."""
-    field = getattr(config, "rope_parameters", None)
-    if not isinstance(field, dict):
-        return []
-    return [field, *(inner for inner in field.values() if isinstance(inner, dict))]
 
 
 def _switches_above(config: TransformersConfig, parameters: dict[str, Any]) -> int | None:

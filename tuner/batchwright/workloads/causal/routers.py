@@ -9,15 +9,13 @@ samples finds.
 from __future__ import annotations
 
 import inspect
-from typing import Any, TypeAlias
+from typing import Any
 
 from torch import Tensor, nn
 
 from batchwright.errors import FieldProblem, SpecError, WorkloadError
+from batchwright.workloads.config_fields import TransformersConfig
 from batchwright.workloads.config_safety import configs_within
-
-TransformersConfig: TypeAlias = Any
-"""A ``transformers.PreTrainedConfig``; transformers ships no usable types."""
 
 ROUTER_TERM = "router_aux_loss"
 """Name of the loss term."""

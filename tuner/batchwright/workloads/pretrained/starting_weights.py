@@ -14,14 +14,14 @@ import torch
 from torch import nn
 
 from batchwright.errors import FieldProblem, SpecError
+from batchwright.schemas.field_errors import listed
 from batchwright.system.data_roots import ANY_FILE, DataRoots
+from batchwright.workloads.config_fields import TransformersConfig
 from batchwright.workloads.pretrained.folder_config import CONFIG
 
 if TYPE_CHECKING:
     from io import BufferedReader
 
-TransformersConfig: TypeAlias = Any
-"""A ``transformers.PreTrainedConfig``; transformers ships no usable types."""
 AutoClass: TypeAlias = Any
 """An ``AutoModelFor...`` class of transformers."""
 _ADAPTER = "adapter_config.json"
@@ -72,7 +72,10 @@ class StartingWeights:
                 raise
             raise self._problem(f"cannot be loaded: {' '.join(str(error).split())}") from error
         self._check(model, report)
-        _forget_folder(model)
+        for module in model.modules():
+            inner = getattr(module, "config", None)
+            if inner is not None and hasattr(inner, "_name_or_path"):
+                inner._name_or_path = ""  # noqa: SLF001 - the folder, with which transformers would save the model
         loaded: nn.Module = model
         return loaded
 
@@ -146,14 +149,5 @@ def _without_threads() -> Iterator[None]:
             logging.enable_progress_bar()
 
 
-def _forget_folder(model: nn.Module) -> None:
-    """Remove the folder's path from the model's configs, which the model would be saved with."""
-    for module in model.modules():
-        config = getattr(module, "config", None)
-        if config is not None and hasattr(config, "_name_or_path"):
-            config._name_or_path = ""  # noqa: SLF001 - where transformers notes it
-
-
 def _names(names: list[str]) -> str:
-    more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
-    return ", ".join(f"`{name}`" for name in names[:_MOST_NAMES]) + more
+    return listed([f"`{name}`" for name in names], _MOST_NAMES)
