@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from batchwright.estimation.allocator.config import rounded_up
 from batchwright.estimation.trace import Bound, Category, SizedTrace, Trace
 from batchwright.estimation.tracing.kernel_workspaces.contiguous_copies import contiguous_copies
 from batchwright.estimation.tracing.kernel_workspaces.device_kernels import CudaKernels, representative
 from batchwright.estimation.tracing.kernel_workspaces.library_calls import library_call
-from batchwright.estimation.tracing.kernel_workspaces.workspace import rounded
 from batchwright.hardware.gpu_lookup import find_gpu
 from batchwright.hardware.workspace_tables import VARIABLE, MeasuredWorkspaces
 from batchwright.schemas.gpus import KernelProfile, MeasuredWorkspace, WorkspaceFile, WorkspaceTable
@@ -341,7 +341,7 @@ def test_cudnn_attention_takes_what_it_took_on_a_card() -> None:
         key = torch.empty(shape[0], key_heads, *shape[2:], dtype=torch.bfloat16, device="meta")
         (taken,) = A100.temporary(backward, (query, query, key, key, query), ())
         assert isinstance(taken, int)
-        assert rounded(taken, 512) == nbytes
+        assert rounded_up(taken, 512) == nbytes
 
 
 def test_a_measured_workspace_of_cublas_replaces_the_one_of_torch() -> None:

@@ -15,7 +15,6 @@ from batchwright.estimation.allocator.replay import (
     CapacitySearch,
     ReplayResult,
     breakdown,
-    minimum_capacity,
     replay,
     requested_at_peak,
 )
@@ -103,7 +102,7 @@ def test_running_out_of_memory_before_the_mark_does_not_fit() -> None:
 def test_a_trace_without_events_takes_no_memory() -> None:
     """The peak is 0, and has no position."""
     assert replay([], []) == ReplayResult(0, 0, True, 0, -1)
-    assert minimum_capacity([], []) == 0
+    assert CapacitySearch([], []).result() == 0
 
 
 @many
@@ -154,7 +153,7 @@ def test_blocks_in_parts_take_the_memory_of_the_parts(
     every = spread_out(events, sizes, parts)
     expected = replay(*every, allocator, limit)
     assert replace(found, peak_position=0) == replace(expected, peak_position=0)
-    assert minimum_capacity(events, sizes, allocator, parts=parts) == minimum_capacity(*every, allocator)
+    assert CapacitySearch(events, sizes, allocator, parts=parts).result() == CapacitySearch(*every, allocator).result()
     trace = trace_of(events, sizes).model_copy(update={"parts": parts})
     held = breakdown(trace, found.peak_position, allocator, limit)
     if found.fits:
@@ -168,7 +167,7 @@ def test_a_search_of_the_capacity_goes_as_far_as_it_is_asked(
 ) -> None:
     """Early decisions on limits agree with the result, which does not depend on the limits or their order."""
     events, sizes = workload(seed)
-    least = minimum_capacity(events, sizes, allocator)
+    least = CapacitySearch(events, sizes, allocator).result()
     search = CapacitySearch(events, sizes, allocator)
     for limit in limits:
         assert search.is_at_most(limit * MIB) is (least <= limit * MIB)
@@ -200,7 +199,7 @@ def test_the_breakdown_has_the_category_of_each_block() -> None:
 def test_the_least_capacity_fits_and_is_within_its_bounds(seed: int, allocator: AllocatorSettings) -> None:
     """A replay with it fits; it is between the live bytes and the unlimited peak, and a multiple of 2 MiB."""
     events, sizes = workload(seed)
-    least = minimum_capacity(events, sizes, allocator)
+    least = CapacitySearch(events, sizes, allocator).result()
     free = replay(events, sizes, allocator)
     passing = replay(events, sizes, allocator, least)
     assert passing.fits
@@ -218,7 +217,7 @@ def test_where_more_memory_never_hurts_the_least_capacity_is_exact(seed: int, al
     capacities = range(2 * MIB, free + 2 * MIB, 2 * MIB)
     passing = [replay(events, sizes, allocator, capacity).fits for capacity in capacities]
     assume(passing == sorted(passing) and passing)
-    assert minimum_capacity(events, sizes, allocator) == capacities[passing.index(True)]
+    assert CapacitySearch(events, sizes, allocator).result() == capacities[passing.index(True)]
 
 
 @many
@@ -236,7 +235,7 @@ def test_more_memory_may_be_too_little() -> None:
     events, sizes = [0, ~0, 1, 2, 3, 4], [40 * MIB, MIB, 15 * MIB, MIB, MIB]
     outcomes = [replay(events, sizes, capacity_bytes=capacity * MIB).fits for capacity in (38, 40, 42, 44)]
     assert outcomes == [False, True, False, True]
-    assert minimum_capacity(events, sizes) == 40 * MIB
+    assert CapacitySearch(events, sizes).result() == 40 * MIB
 
 
 @pytest.mark.parametrize("allocator", BOTH)
@@ -244,7 +243,7 @@ def test_an_absurdly_large_update_is_replayed(allocator: AllocatorSettings) -> N
     """An update with a tensor of 2**70 bytes has a peak, and does not fit in any real capacity."""
     events, sizes = [0, 1, ~1, 2], [3 * MIB, 2**70, 5 * MIB]
     assert replay(events, sizes, allocator).fits
-    assert minimum_capacity(events, sizes, allocator) >= 2**70
+    assert CapacitySearch(events, sizes, allocator).result() >= 2**70
     assert not replay(events, sizes, allocator, 2**46).fits
 
 
@@ -252,7 +251,7 @@ def test_an_absurdly_large_update_is_replayed(allocator: AllocatorSettings) -> N
 def test_an_update_that_cannot_be_addressed_is_refused(allocator: AllocatorSettings) -> None:
     """No capacity is returned if even a replay without a limit fails."""
     with pytest.raises(EstimateError, match="more memory than can be addressed"):
-        minimum_capacity([0], [2**101], allocator)
+        CapacitySearch([0], [2**101], allocator).result()
 
 
 HISTORY = [

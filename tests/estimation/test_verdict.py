@@ -16,7 +16,7 @@ from pydantic import ValidationError
 
 from batchwright.errors import EstimateError
 from batchwright.estimation.allocator.config import DEFAULT_SETTINGS
-from batchwright.estimation.allocator.replay import minimum_capacity
+from batchwright.estimation.allocator.replay import CapacitySearch
 from batchwright.estimation.memory_curve import LARGEST_SIZE, MemoryCurve, largest_fitting
 from batchwright.estimation.size_growth import Polynomial
 from batchwright.estimation.trace import Category, Mark, SizedTrace, Trace
@@ -635,4 +635,4 @@ def test_a_replay_of_the_largest_size_fits(seed: int, limit: int, bound: int) ->
     assert size <= bound
     if size:
         trace = random_trace(seed, accumulates=True).at(size)
-        assert minimum_capacity(trace.events, trace.sizes) <= limit * MIB
+        assert CapacitySearch(trace.events, trace.sizes).result() <= limit * MIB

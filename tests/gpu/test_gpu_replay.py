@@ -17,7 +17,7 @@ import torch
 
 from batchwright.errors import OutOfMemoryError
 from batchwright.estimation.allocator.config import DEFAULT_SETTINGS, EXPANDABLE_SEGMENTS, AllocatorSettings
-from batchwright.estimation.allocator.replay import minimum_capacity, replay
+from batchwright.estimation.allocator.replay import CapacitySearch, replay
 from batchwright.hardware.memory_devices.base import MemoryDevice
 from batchwright.hardware.memory_devices.factory import open_device
 from batchwright.schemas.workload import WorkloadSpec
@@ -157,7 +157,7 @@ def test_torch_gets_through_with_the_least_capacity(recorded: tuple[str, str, di
     """
     name, allocator, found = recorded
     settings, _ = ALLOCATORS[allocator]
-    least = minimum_capacity(*recorded_requests(found["history"]), settings)
+    least = CapacitySearch(*recorded_requests(found["history"]), settings).result()
     if not IS_EXACT or settings.expandable_segments:
         least = int(least * 1.02) + settings.large_segment_bytes
     assert recording(name, allocator, least)["fits"]

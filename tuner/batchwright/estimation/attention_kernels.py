@@ -89,18 +89,13 @@ FIGURE_COUNT = len(fields(Attention)) - 1
 
 def choose_kernel(attention: Attention, profile: KernelProfile) -> Kernel:
     """Return the first kernel in torch's order that supports the call."""
-    supports = {Kernel.CUDNN: _cudnn_supports, Kernel.FLASH: _flash_supports, Kernel.EFFICIENT: _efficient_supports}
-    for kernel in _order(profile):
-        if attention.dense and supports[kernel](attention, profile):
+    supports = [(Kernel.FLASH, _flash_supports), (Kernel.EFFICIENT, _efficient_supports)]
+    if profile.kind == "cuda" and profile.compute_capability[0] in (9, 10):  # ``check_prefer_cudnn_attention``
+        supports.insert(0, (Kernel.CUDNN, _cudnn_supports))
+    for kernel, is_supported in supports:
+        if attention.dense and is_supported(attention, profile):
             return kernel
     return Kernel.MATH
-
-
-def _order(profile: KernelProfile) -> tuple[Kernel, ...]:
-    """Return torch's order: cuDNN first on sm90 and sm100 (``check_prefer_cudnn_attention``), else never."""
-    order = (Kernel.FLASH, Kernel.EFFICIENT)
-    prefers = profile.kind == "cuda" and profile.compute_capability[0] in (9, 10)
-    return (Kernel.CUDNN, *order) if prefers else order
 
 
 def _is_half(attention: Attention, profile: KernelProfile) -> bool:

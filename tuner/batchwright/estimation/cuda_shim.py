@@ -133,7 +133,9 @@ def compile_cached(cache: Path, *, recompile: bool = False) -> Path:
     path = cache / f"fake-cuda-{_digest(torch_folder)}.so"
     if path.is_file() and not recompile:
         return path
-    compiler = _compiler()
+    compiler = find_cpp_compiler()
+    if compiler is None:
+        raise NoCompilerError("there is no C++ compiler (c++, g++, clang++, or the one that CXX names)")
     with _compile_lock(cache):
         if recompile or not path.is_file():
             with atomic_path(path) as temporary:
@@ -158,13 +160,6 @@ def _digest(torch_folder: Path) -> str:
     version_text = version_file.read_text() if version_file.is_file() else ""
     parts = (_SOURCE.read_text(), *_FLAGS, version, version_text, str(torch_folder), platform.machine())
     return f"{version}-{hashlib.sha256(chr(0).join(parts).encode()).hexdigest()[:16]}"
-
-
-def _compiler() -> str:
-    compiler = find_cpp_compiler()
-    if compiler is None:
-        raise NoCompilerError("there is no C++ compiler (c++, g++, clang++, or the one that CXX names)")
-    return compiler
 
 
 def _compile(compiler: str, torch_folder: Path, output: Path) -> None:

@@ -119,16 +119,10 @@ def _is_product_of_dimensions(coefficients: tuple[Fraction, ...], sizes: tuple[i
     if square < 0 or any((constant + linear * size + square * size**2).denominator != 1 for size in between):
         return False
     discriminant = linear * linear - 4 * square * constant
-    root = _rational_sqrt(discriminant)
-    return root is not None and root - linear <= 2 * square
-
-
-def _rational_sqrt(number: Fraction) -> Fraction | None:
-    """Return the square root of ``number`` if it is rational, else None."""
-    if number < 0:
-        return None
-    root = Fraction(isqrt(number.numerator), isqrt(number.denominator))
-    return root if root * root == number else None
+    if discriminant < 0:
+        return False
+    root = Fraction(isqrt(discriminant.numerator), isqrt(discriminant.denominator))
+    return root * root == discriminant and root - linear <= 2 * square
 
 
 def _interpolated(sizes: tuple[int, ...], values: tuple[int, ...]) -> tuple[Fraction, ...]:

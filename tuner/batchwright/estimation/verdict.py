@@ -37,7 +37,7 @@ from batchwright.estimation.memory_curve import LARGEST_SIZE, MemoryCurve, Trace
 from batchwright.estimation.trace import Category
 from batchwright.hardware.gpu_lookup import find_gpu
 from batchwright.hardware.workspace_tables import measured_workspaces
-from batchwright.planning.accumulation import balanced_plan, share_per_rank
+from batchwright.planning.accumulation import balanced_plan, share_per_rank, steps_of
 from batchwright.schemas.estimates import Estimate, EstimateRequest, GpuEstimate, PeakBreakdown, PeakEstimate, Verdict
 from batchwright.schemas.gpus import ByteInterval, Gpu, KernelProfile
 from batchwright.schemas.plans import Plan
@@ -262,6 +262,10 @@ class _CardEstimator:
         certain, optimistic = workload.largest(limits.certain), workload.optimistic(limits.optimistic)
         plan, plan_note = plan_to_list(request, largest)
         peak = self._peak(request.micro_batch_size or max(1, largest), limits)
+        notes = [*self._notes(largest), *plan_note]
+        if peak.thrashes:
+            size = f"At size {peak.micro_batch_size:,} the allocator"
+            notes.append(f"{size} frees its cache in every update: a smaller size may be faster.")
         return GpuEstimate(
             gpu=self._gpu.name,
             usable_bytes=self._usable_bytes,
@@ -271,27 +275,17 @@ class _CardEstimator:
             may_fit=optimistic,
             peak=peak,
             plan=plan,
-            notes=(*self._notes(largest), *plan_note, *_thrashing_note(peak)),
+            notes=tuple(notes),
         )
 
     def _limits(self) -> _Limits:
-        """Return the allocator's limits at which the bounds of ``_device_bytes`` equal the usable memory."""
-        sure = Fraction(self._usable_bytes - self._shortfall_bytes - self._outside_bytes.high) / (
-            1 + self._underestimate
-        )
-        optimistic = Fraction(self._usable_bytes - self._outside_bytes.low) / (1 - self._overestimate)
+        """Return the allocator's limits at which the bounds of the ``device_bytes`` equal the usable memory."""
+        sure = self._usable_bytes - self._shortfall_bytes - self._outside_bytes.high
+        optimistic = self._usable_bytes - self._outside_bytes.low
         return _Limits(
-            certain=floor(sure),
+            certain=floor(sure / (1 + self._underestimate)),
             expected=self._expected_limit,
-            optimistic=floor(optimistic),
-        )
-
-    def _device_bytes(self, capacity: int) -> ByteInterval:
-        """Return the memory that the GPU needs; memory that it may have less than expected counts as needed."""
-        return ByteInterval(
-            low=floor(capacity * (1 - self._overestimate)) + self._outside_bytes.low,
-            expected=capacity + self._outside_bytes.expected,
-            high=ceil(capacity * (1 + self._underestimate)) + self._outside_bytes.high + self._shortfall_bytes,
+            optimistic=floor(optimistic / (1 - self._overestimate)),
         )
 
     def _peak(self, size: int, limits: _Limits) -> PeakEstimate:
@@ -308,9 +302,15 @@ class _CardEstimator:
             reserved_bytes=replayed.peak_reserved_bytes,
             capacity_bytes=capacity,
             outside_allocator_bytes=self._outside_bytes,
-            device_bytes=self._device_bytes(capacity),
+            device_bytes=ByteInterval(  # memory that the card may have less than expected counts as needed
+                low=floor(capacity * (1 - self._overestimate)) + self._outside_bytes.low,
+                expected=capacity + self._outside_bytes.expected,
+                high=ceil(capacity * (1 + self._underestimate)) + self._outside_bytes.high + self._shortfall_bytes,
+            ),
             thrashes=curve.thrashes(size, limits.expected),
-            breakdown=_peak_breakdown(curve.held_at_peak(size)),
+            breakdown=PeakBreakdown(
+                **{f"{category}_bytes": nbytes for category, nbytes in curve.held_at_peak(size).items()}
+            ),
         )
 
     def _notes(self, largest: int) -> tuple[str, ...]:
@@ -337,7 +337,7 @@ def plan_to_list(request: EstimateRequest, largest: int) -> tuple[Plan | None, t
     if batch is None or not largest:
         return None, ()
     shares = share_per_rank(batch, ranks)
-    steps = -(-shares[0] // largest)
+    steps = steps_of(shares[0], largest)
     length = sum(min(steps, share) for share in shares)
     if length <= _MAX_LISTED:
         return balanced_plan(batch, ranks, largest), ()
@@ -360,11 +360,6 @@ def shortfall_bytes(gpu: Gpu, request: EstimateRequest) -> int:
 
 def _less_margin(total_bytes: int, request: EstimateRequest) -> int:
     return int(total_bytes * (1.0 - request.memory_margin))
-
-
-def _thrashing_note(peak: PeakEstimate) -> tuple[str, ...]:
-    size = f"At size {peak.micro_batch_size:,} the allocator"
-    return (f"{size} frees its cache in every update: a smaller size may be faster.",) if peak.thrashes else ()
 
 
 def _verdict(*, certain: bool, optimistic: bool) -> Verdict:
@@ -406,15 +401,4 @@ def outside_bytes(request: EstimateRequest, gpu: Gpu) -> ByteInterval:
         low=context.low + _NCCL_BYTES.low,
         expected=context.expected + _NCCL_BYTES.expected,
         high=context.high + _NCCL_BYTES.high,
-    )
-
-
-def _peak_breakdown(held: Mapping[Category, int]) -> PeakBreakdown:
-    return PeakBreakdown(
-        parameters_bytes=held[Category.PARAMETERS],
-        gradients_bytes=held[Category.GRADIENTS],
-        optimizer_state_bytes=held[Category.OPTIMIZER_STATE],
-        activations_bytes=held[Category.ACTIVATIONS],
-        temporaries_bytes=held[Category.TEMPORARIES],
-        workspace_bytes=held[Category.WORKSPACE],
     )

@@ -42,14 +42,10 @@ def takes_oldest_first(torch_version: str) -> bool:
     return (int(major), int(minor)) >= (2, 12)
 
 
-def _installed_torch() -> str:
-    try:
-        return metadata.version("torch")
-    except metadata.PackageNotFoundError:
-        return "2.13"
-
-
-_OLDEST_FIRST = takes_oldest_first(_installed_torch())
+try:
+    _OLDEST_FIRST = takes_oldest_first(metadata.version("torch"))
+except metadata.PackageNotFoundError:
+    _OLDEST_FIRST = True
 
 
 @dataclass(frozen=True)
@@ -82,10 +78,12 @@ class AllocatorSettings:
     def parse(cls, text: str) -> AllocatorSettings:
         """Parse torch's notation: ``max_split_size_mb:128,expandable_segments:True``. Unknown settings are ignored.
 
+        As in `ConfigTokenizer`, spaces are ignored, and the last of equal names counts.
+
         Raises:
             EstimateError: when a value is invalid, or a backend other than torch's own allocator is set.
         """
-        values = _options(text)
+        values = dict(re.findall(r"([^,:\[\]]+):?(\[[^\]]*\]?|[^,:\[\]]*)", re.sub(r"\s", "", text)))
         if values.get("backend", "native") != "native":
             raise EstimateError(
                 f"the allocator {values['backend']!r} cannot be simulated, only `backend:native` can: "
@@ -93,8 +91,11 @@ class AllocatorSettings:
             )
         large = _mebibytes(values, "large_segment_size_mb", MIN_LARGE_BYTES // MIB + 1) or LARGE_SEGMENT_BYTES
         divisions = values.get("roundup_power2_divisions")
+        expandable = values.get("expandable_segments", "False")
+        if expandable not in {"True", "False"}:
+            raise _invalid_setting("expandable_segments", expandable, "True or False")
         return cls(
-            expandable_segments=_boolean(values, "expandable_segments"),
+            expandable_segments=expandable == "True",
             max_split_bytes=_mebibytes(values, "max_split_size_mb", large // MIB),
             max_non_split_rounding_bytes=_mebibytes(values, "max_non_split_rounding_mb", large // MIB) or large,
             large_segment_bytes=large,
@@ -129,23 +130,10 @@ def rounded_up(size: int, multiple: int) -> int:
     return -(-size // multiple) * multiple
 
 
-def _options(text: str) -> dict[str, str]:
-    """Split ``a:1,b:[2:3,4:5]`` by name (`ConfigTokenizer`); spaces are ignored, and the last of equal names counts."""
-    found = re.findall(r"([^,:\[\]]+):?(\[[^\]]*\]?|[^,:\[\]]*)", re.sub(r"\s", "", text))
-    return dict(found)
-
-
 def _invalid_setting(name: str, value: str, allowed: str) -> EstimateError:
     return EstimateError(
         f"`{name}:{value}` is not a setting of torch's allocator: it must be {allowed}; correct PYTORCH_ALLOC_CONF"
     )
-
-
-def _boolean(values: Mapping[str, str], name: str) -> bool:
-    value = values.get(name, "False")
-    if value not in {"True", "False"}:
-        raise _invalid_setting(name, value, "True or False")
-    return value == "True"
 
 
 def _mebibytes(values: Mapping[str, str], name: str, least: int) -> int | None:

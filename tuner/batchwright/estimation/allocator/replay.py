@@ -59,21 +59,6 @@ def replay(  # noqa: PLR0913 - the trace and the device
     return _replay(CachingAllocator(capacity_bytes, settings), events, sizes, parts, since)
 
 
-def minimum_capacity(
-    events: Sequence[int],
-    sizes: Sequence[int],
-    settings: AllocatorSettings = DEFAULT_SETTINGS,
-    *,
-    parts: Mapping[int, int] = NO_PARTS,
-) -> int:
-    """Find the smallest capacity, in steps of 2 MiB, with which every request succeeds.
-
-    Raises:
-        EstimateError: when no capacity suffices.
-    """
-    return CapacitySearch(events, sizes, settings, parts=parts).result()
-
-
 class CapacitySearch:
     """The search for the smallest capacity, in steps of 2 MiB, with which every request succeeds.
 
@@ -101,7 +86,8 @@ class CapacitySearch:
     ) -> None:
         self._requests = (events, sizes, parts)
         self._settings = settings
-        self._lower = rounded_up(_peak_requested(events, sizes, parts, settings), ROUND_LARGE_BYTES)
+        least, _ = _peak_of(events, _rounded(sizes, parts, settings))
+        self._lower = rounded_up(least, ROUND_LARGE_BYTES)
         self._upper: int | None = None
         self._capacity = self._lower
         self._unlimited: ReplayResult | None = None
@@ -238,31 +224,22 @@ def requested_at_peak(trace: Trace, settings: AllocatorSettings = DEFAULT_SETTIN
     No allocator is simulated, which takes a tenth of the time of a replay.
     """
     rounded = _rounded(trace.sizes, trace.parts, settings)
-    held = most = 0
-    position = -1
-    for index, event in enumerate(trace.events):
-        held += -rounded[~event] if event < 0 else rounded[event]
-        if held > most:
-            most, position = held, index
+    _, position = _peak_of(trace.events, rounded)
     found = dict.fromkeys(Category, 0)
     for block in _live_blocks(trace.events[: position + 1]):
         found[trace.categories[block]] += rounded[block]
     return found
 
 
-def _peak_requested(
-    events: Iterable[int], sizes: Sequence[int], parts: Mapping[int, int], settings: AllocatorSettings
-) -> int:
-    """Return the peak of the rounded requests, which is a lower bound of the capacity."""
-    rounded = _rounded(sizes, parts, settings)
+def _peak_of(events: Iterable[int], rounded: Sequence[int]) -> tuple[int, int]:
+    """Return the peak of the rounded requests, a lower bound of the capacity, and the index of its event."""
     held = most = 0
-    for event in events:
-        if event < 0:
-            held -= rounded[~event]
-        else:
-            held += rounded[event]
-            most = max(most, held)
-    return most
+    position = -1
+    for index, event in enumerate(events):
+        held += -rounded[~event] if event < 0 else rounded[event]
+        if held > most:
+            most, position = held, index
+    return most, position
 
 
 def _rounded(sizes: Sequence[int], parts: Mapping[int, int], settings: AllocatorSettings) -> list[int]:

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from batchwright.errors import EstimateError
+from batchwright.estimation.allocator.config import rounded_up
 from batchwright.estimation.trace import Bound, Category
 from batchwright.estimation.tracing.kernel_workspaces.device_kernels import in_order_of_allocation
 from batchwright.estimation.tracing.kernel_workspaces.packed_kernels import is_made_of_operators, run_in_operators
@@ -183,7 +184,10 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch's own 
             return outputs
         on_device = [tensor for tensor in tensors_in((outputs,)) if tensor.device.type == self.device_type]
         if on_device:
-            self._record(func, args, on_device)
+            error = self._kernels.error(func, args, on_device)
+            for steps in self._steps(func, args, on_device):
+                self._record_kernel(func, args, steps)
+            self._note_error(error, self.recorder.block_of(on_device[_RESERVE_AT]) if func is CUDNN_RNN else None)
         return outputs
 
     def _results(self, func: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:  # noqa: ANN401 - see above
@@ -197,13 +201,6 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch's own 
         if rule is not None:
             return rule(*args)
         return self._shapes.run(self.fakes, func, args, kwargs)
-
-    def _record(self, func: OpOverload, args: tuple[Any, ...], on_device: list[Tensor]) -> None:
-        error = self._kernels.error(func, args, on_device)
-        for steps in self._steps(func, args, on_device):
-            self._record_kernel(func, args, steps)
-        kept = self.recorder.block_of(on_device[_RESERVE_AT]) if func is CUDNN_RNN else None
-        self._note_error(error, kept)
 
     def _steps(
         self, func: OpOverload, args: tuple[Any, ...], on_device: list[Tensor]
@@ -271,8 +268,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch's own 
                     f"in {matrix.dtype}"
                 )
         rows, columns = left.shape[-2], right.shape[-1]
-        values_per_row = _GROUPED_ROW_BYTES // left.element_size()
-        width = -(-columns // values_per_row) * values_per_row
+        width = rounded_up(columns, _GROUPED_ROW_BYTES // left.element_size())
         shape: tuple[int, ...] = (rows, columns)
         if left.dim() == right.dim():
             shape = (left.shape[0] if offs is None else offs.shape[0], *shape)

@@ -109,7 +109,7 @@ def emulate_cuda(compute_capability: tuple[int, int]) -> Iterator[None]:
         "current_device": lambda: 0,
         "device_count": lambda: 1,
         "get_device_capability": lambda *_: compute_capability,
-        "get_rng_state": lambda *_: _rng_state(),
+        "get_rng_state": lambda *_: torch.zeros(_RANDOM_STATE_BYTES, dtype=torch.uint8),
         "is_bf16_supported": lambda *_, **__: True,  # as torch returns for every GPU: older ones emulate bf16
         "set_rng_state": lambda *_: None,
         "synchronize": lambda *_: None,
@@ -141,10 +141,6 @@ def without_dropout_in_attention() -> Iterator[None]:
 
     with patch.object(nn.functional, "scaled_dot_product_attention", attend):
         yield
-
-
-def _rng_state() -> Tensor:
-    return torch.zeros(_RANDOM_STATE_BYTES, dtype=torch.uint8)
 
 
 @contextmanager

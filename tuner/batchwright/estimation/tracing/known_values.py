@@ -155,18 +155,16 @@ class KnownValues:
         """Invalidate tensors to which unknown values may have been written, and their views."""
         if not schema_of(func).is_mutable or func in _KEEPS_VALUES:
             return
-        for tensor in tensors_in(_written(func, args, kwargs)):
+        written = (
+            args[index] if index < len(args) else kwargs.get(declared.name)
+            for index, declared in enumerate(schema_of(func).arguments)
+            if declared.alias_info is not None and declared.alias_info.is_write
+        )
+        for tensor in tensors_in(written):
             value = self.value_of(tensor)
             if value is not None and isinstance(tensor, FakeTensor):
                 self._invalidated[value.untyped_storage().data_ptr()] = value
                 delattr(tensor, _ATTRIBUTE)
-
-
-def _written(func: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[Any]:
-    """Yield the arguments that ``func`` writes to."""
-    for index, declared in enumerate(schema_of(func).arguments):
-        if declared.alias_info is not None and declared.alias_info.is_write:
-            yield args[index] if index < len(args) else kwargs.get(declared.name)
 
 
 def _is_small(tensor: Tensor) -> bool:

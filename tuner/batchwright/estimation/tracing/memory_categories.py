@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 from torch import Tensor, nn
@@ -16,17 +16,14 @@ from batchwright.training.update_engine import UpdateEngine
 
 def label_accumulated_gradients(model: nn.Module, tracer: Tracer) -> None:
     """Label every gradient that a backward pass accumulates, as soon as it has."""
-    for parameter in model.parameters():
-        if parameter.requires_grad:
-            parameter.register_post_accumulate_grad_hook(_gradient_labeller(tracer))  # type: ignore[no-untyped-call]
 
-
-def _gradient_labeller(tracer: Tracer) -> Callable[[Tensor], None]:
     def label(parameter: Tensor) -> None:
         if parameter.grad is not None:
             tracer.recorder.label([parameter.grad], Category.GRADIENTS)
 
-    return label
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            parameter.register_post_accumulate_grad_hook(label)  # type: ignore[no-untyped-call]
 
 
 @contextmanager

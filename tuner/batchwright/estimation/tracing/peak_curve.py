@@ -10,7 +10,7 @@ import os
 import time
 from collections.abc import Sequence
 
-from batchwright.estimation.allocator.config import AllocatorSettings
+from batchwright.estimation.allocator.config import AllocatorSettings, rounded_up
 from batchwright.estimation.allocator.replay import ReplayResult, replay
 from batchwright.estimation.cuda_shim import Shim
 from batchwright.estimation.memory_curve import largest_fitting
@@ -52,7 +52,8 @@ def expected_peaks(request: ExpectationRequest, shim: Shim | None = None, *, pro
     memory = _CardMemory(request, shim, processes) if request.compute_capability else _CpuMemory(request, processes)
     points: list[ExpectedPeak] = []
     residents: list[int] = []
-    for size in _powers_of_two(request.largest_micro_batch):
+    powers = (1 << power for power in range(max(2, request.largest_micro_batch.bit_length())))
+    for size in sorted({*powers, request.largest_micro_batch}):
         resident, peak = memory.held(size)
         residents.append(resident)
         points.append(ExpectedPeak(micro_batch_size=size, used_bytes=max(1, peak)))
@@ -124,7 +125,7 @@ class _CpuMemory:
     def held(self, size: int) -> tuple[int, int]:
         """Return the bytes held between updates, and the peak during an update."""
         sizes = [
-            -(-nbytes // _PAGE_BYTES) * _PAGE_BYTES if nbytes >= _MMAP_THRESHOLD_BYTES else nbytes
+            rounded_up(nbytes, _PAGE_BYTES) if nbytes >= _MMAP_THRESHOLD_BYTES else nbytes
             for nbytes in self._sized.sizes_at(size)
         ]
         resident, peak = _resident_and_peak(self._sized.trace, sizes)
@@ -135,12 +136,6 @@ class _CpuMemory:
 def _sized_trace(runs: TracedRuns, profile: KernelProfile | None = None) -> SizedTrace:
     runs.prepare((profile, size, True) for size in _TRACED_SIZES)
     return SizedTrace.of([runs.get(profile, size, accumulates=True).trace for size in _TRACED_SIZES])
-
-
-def _powers_of_two(largest: int) -> list[int]:
-    """Return 1, 2, 4 ... and ``largest``; at least two sizes."""
-    powers = [1 << power for power in range(max(2, largest.bit_length()))]
-    return sorted({*powers, largest})
 
 
 def _sample_bytes(workload: Workload) -> int:

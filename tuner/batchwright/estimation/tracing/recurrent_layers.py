@@ -94,8 +94,11 @@ def _run_layer(mode: int, *args: Any) -> tuple[Tensor, ...]:  # noqa: ANN401 - t
     hidden, cell = state if isinstance(state, list | tuple) else (state, None)
     units = hidden.shape[2] if cell is None else cell.shape[2]
     projected = 0 if units == hidden.shape[2] else hidden.shape[2]
-    if torch.is_autocast_enabled("cuda"):
-        data, hidden, cell, *weights = _in_half(data, hidden, cell, *weights)
+    if torch.is_autocast_enabled("cuda"):  # which runs cuDNN in float16 whatever its own type is (``AutocastRNN.cpp``)
+        data, hidden, cell, *weights = (
+            each.to(torch.float16) if each is not None and each.is_floating_point() else each
+            for each in (data, hidden, cell, *weights)
+        )
     per_layer = (_WEIGHTS_OF_A_LAYER if has_biases else _WEIGHTS_WITHOUT_BIASES) + bool(projected)
     output, last_hidden, last_cell, _, _ = CUDNN_RNN_FUNCTION(
         data,
@@ -116,13 +119,6 @@ def _run_layer(mode: int, *args: Any) -> tuple[Tensor, ...]:  # noqa: ANN401 - t
         None,
     )
     return (output, last_hidden) if cell is None else (output, last_hidden, last_cell)
-
-
-def _in_half(*tensors: Tensor | None) -> list[Any]:
-    """Return tensors in float16, in which autocast runs cuDNN whatever its own type is (``AutocastRNN.cpp``)."""
-    return [
-        tensor.to(torch.float16) if tensor is not None and tensor.is_floating_point() else tensor for tensor in tensors
-    ]
 
 
 def forward_results(fakes: FakeTensorMode, args: Sequence[Any], *, is_miopen: bool) -> tuple[Tensor, ...]:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import TypeAlias, TypeVar
+from typing import TypeAlias
 
 import torch
 
@@ -20,7 +20,6 @@ from batchwright.system.fork_map import run_in_forks
 RunKey: TypeAlias = "tuple[KernelProfile | None, int, bool]"
 """The kernel profile (None for the CPU), the micro-batch size, and whether updates accumulate."""
 
-_T = TypeVar("_T")
 _MIN_PARALLEL = 2
 
 
@@ -65,7 +64,11 @@ class TracedRuns:
         single_profile = len(profiles) == 1
         trace_profile = partial(self._trace_in_forks, threads_before=_thread_count(), in_parallel=single_profile)
         tasks = [partial(trace_profile, [key for key in new if key[0] == profile]) for profile in profiles]
-        for runs in [_none_on_error(tasks[0])] if single_profile else run_in_forks(tasks, self._processes):
+        if single_profile:
+            with suppress(Exception):  # ``get`` traces the run again, and raises the error
+                self._runs.update(tasks[0]())
+            return
+        for runs in run_in_forks(tasks, self._processes):
             self._runs.update(runs or {})
 
     def _trace_in_forks(
@@ -97,12 +100,6 @@ class TracedRuns:
             with self._begin(profile=profile) as started:
                 self._runs[wanted] = started.trace_updates(size, accumulates=accumulates)
         return self._runs[wanted]
-
-
-def _none_on_error(task: Callable[[], _T]) -> _T | None:
-    with suppress(Exception):  # ``get`` traces the run again, and raises the error
-        return task()
-    return None
 
 
 def _thread_count() -> int:

@@ -51,7 +51,7 @@ from batchwright.schemas.gpus import KernelProfile
 from batchwright.schemas.workload import WorkloadSpec
 from batchwright.training.accumulation.collectives import ProcessGroup, Ranks
 from batchwright.training.fsdp import shard
-from batchwright.training.micro_batches.splitting import MicroBatch, sliced
+from batchwright.training.micro_batches.splitting import sliced
 from batchwright.training.update_engine import UpdateEngine
 from batchwright.workloads.build import build_workload, count_parameters
 
@@ -134,7 +134,7 @@ def begin_trace(  # noqa: PLR0913 - the parameters of trace
     shards: bool = True,
 ) -> Iterator[UpdateTrace]:
     """Trace the part that is equal for all micro-batch sizes. Arguments and errors are those of ``trace``."""
-    spec = _for_card(spec) if profile is not None else _for_cpu(spec)
+    spec = _with_defaults(spec, "cpu" if profile is None else "cuda")
     device = torch.device("cpu") if profile is None or shim is None else torch.device("cuda", 0)
     kernels = CudaKernels(profile) if profile is not None else CpuKernels()
     tracer = Tracer(FakeTensorMode(allow_non_fake_inputs=True), device.type, kernels, shapes or ShapeCache())
@@ -187,7 +187,7 @@ class UpdateTrace:
                 self._workload,
                 model,
                 FakeDevice(device),
-                ranks=_ranks(spec),
+                ranks=FakeRanks(spec.parallelism.world_size) if spec.parallelism.world_size > 1 else Ranks(),
                 recovers=False,
                 sharded=sharded,
             )
@@ -218,7 +218,10 @@ class UpdateTrace:
             if self._device.type == "cpu":
                 record_batches(micro_batches, tracer)
             tracer.begin_section("measured-update")
-            _update(engine, micro_batches)
+            if engine.update(micro_batches).skipped:
+                raise EstimateError(
+                    "the batches of make_batch() have no weight (no token or sample counts in the loss)"
+                )
             tracer.begin_section("end")
             tracer.recorder.stop()
             label_live_blocks(tracer, engine)
@@ -279,29 +282,13 @@ def _fake_process_group(ranks: int, tracer: Tracer) -> Iterator[None]:
         dist.destroy_process_group()
 
 
-def _update(engine: UpdateEngine, micro_batches: list[MicroBatch]) -> None:
-    if engine.update(micro_batches).skipped:
-        raise EstimateError("the batches of make_batch() have no weight (no token or sample counts in the loss)")
-
-
-def _ranks(spec: WorkloadSpec) -> Ranks:
-    size = spec.parallelism.world_size
-    return FakeRanks(size) if size > 1 else Ranks()
-
-
-def _for_card(spec: WorkloadSpec) -> WorkloadSpec:
-    """Return ``spec`` with the defaults of a GPU, since torch would choose others for fake parameters."""
-    gathering = "scratch" if spec.gradient_gathering == "auto" else spec.gradient_gathering
-    return _with_optimizer(spec, "cuda").model_copy(update={"gradient_gathering": gathering})
-
-
-def _for_cpu(spec: WorkloadSpec) -> WorkloadSpec:
-    return _with_optimizer(spec, "cpu")
-
-
-def _with_optimizer(spec: WorkloadSpec, device_kind: str) -> WorkloadSpec:
+def _with_defaults(spec: WorkloadSpec, device_kind: str) -> WorkloadSpec:
+    """Return ``spec`` with the defaults of a kind of device, since torch would choose others for fake parameters."""
     chosen = spec.optimizer.implementation_on(device_kind)
-    return spec.model_copy(update={"optimizer": spec.optimizer.model_copy(update={"implementation": chosen})})
+    changes: dict[str, Any] = {"optimizer": spec.optimizer.model_copy(update={"implementation": chosen})}
+    if device_kind == "cuda" and spec.gradient_gathering == "auto":
+        changes["gradient_gathering"] = "scratch"
+    return spec.model_copy(update=changes)
 
 
 @contextmanager

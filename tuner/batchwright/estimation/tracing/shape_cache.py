@@ -84,16 +84,13 @@ class ShapeCache:
             return func(*args, **kwargs)
         entry = self._entries.get(tuple(key))
         if entry is not None:
-            return self._make_outputs(fakes, entry, tensors)
+            sequence_type, results = entry
+            made = [self._make_output(fakes, result, tensors) for result in results]
+            return made[0] if sequence_type is None else sequence_type(made)
         outputs = func(*args, **kwargs)
         if tuple(key) not in self._entries:
             self._entries[tuple(key)] = None if _depends_on_values(func) else _entry(outputs, tensors)
         return outputs
-
-    def _make_outputs(self, fakes: FakeTensorMode, entry: _Entry, tensors: list[Tensor]) -> Any:  # noqa: ANN401 - an operator's results
-        sequence_type, results = entry
-        made = [self._make_output(fakes, result, tensors) for result in results]
-        return made[0] if sequence_type is None else sequence_type(made)
 
     def _make_output(self, fakes: FakeTensorMode, result: _Result, tensors: list[Tensor]) -> Any:  # noqa: ANN401 - an operator's result
         if isinstance(result, _ArgumentResult):

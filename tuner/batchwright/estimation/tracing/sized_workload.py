@@ -57,11 +57,12 @@ class SizedWorkload:
         """Return the trace at every size, or at one size if the traces differ in more than sizes."""
         traces: list[Trace] = []
         found: SizedTrace | None = None
+        threads = None if self.profile is None else self.profile.resident_threads
         for sizes in _SIZES:
             self._runs.prepare((self._traced, size, accumulates) for size in sizes)
-            latest = [
-                self._on_card(self._runs.get(self._traced, size, accumulates=accumulates).trace) for size in sizes
-            ]
+            latest = [self._runs.get(self._traced, size, accumulates=accumulates).trace for size in sizes]
+            if threads is not None:
+                latest = [trace.on_card(threads) for trace in latest]
             traces += latest
             with suppress(EstimateError):  # the traces differ in more than sizes
                 found = SizedTrace.of(traces if found else latest)
@@ -70,10 +71,6 @@ class SizedWorkload:
         self.exact_sizes = False
         self.notes = tuple(dict.fromkeys((*self.notes, _UNEVEN_GROWTH if found else _DIFFERENT_OPERATORS)))
         return found or next(trace for trace in traces if trace.micro_batch_size == _SCALED_FROM)
-
-    def _on_card(self, trace: Trace) -> Trace:
-        threads = self.profile.resident_threads if self.profile is not None else None
-        return trace if threads is None else trace.on_card(threads)
 
 
 def first_run_keys(profile: KernelProfile | None) -> tuple[RunKey, ...]:

@@ -90,7 +90,6 @@ def fake_of(plain: Tensor, device: torch.device) -> FakeTensor:
 _aten = torch.ops.aten
 ADDMM_ACTIVATION: OpOverload = _aten._addmm_activation.default  # noqa: SLF001
 CHECK_AND_UNSCALE: OpOverload = _aten._amp_foreach_non_finite_check_and_unscale_.default
-CUDNN_ATTENTION: OpOverload = _aten._scaled_dot_product_cudnn_attention.default  # noqa: SLF001
 CUDNN_ATTENTION_BACKWARD: OpOverload = _aten._scaled_dot_product_cudnn_attention_backward.default  # noqa: SLF001
 EFFICIENT_ATTENTION_BACKWARD: OpOverload = _aten._scaled_dot_product_efficient_attention_backward.default  # noqa: SLF001
 FLASH_ATTENTION_BACKWARD: OpOverload = _aten._scaled_dot_product_flash_attention_backward.default  # noqa: SLF001

@@ -8,8 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from batchwright.estimation.allocator.config import rounded_up
 from batchwright.estimation.trace import Bound
-from batchwright.estimation.tracing.kernel_workspaces.workspace import FLOAT_BYTES, bytes_of, rounded
+from batchwright.estimation.tracing.kernel_workspaces.workspace import FLOAT_BYTES, bytes_of
 from batchwright.schemas.gpus import KernelProfile
 
 _LOCK_BYTES = 16
@@ -20,8 +21,8 @@ def flash_backward(args: Sequence[Any], outputs: Sequence[Tensor], profile: Kern
     del outputs, profile
     gradient, query, key, _, out = args[:5]
     batch, heads, length, width = query.shape
-    rows = batch * heads * rounded(length, 128)
-    workspaces = [rows * rounded(width, 32) * FLOAT_BYTES, rows * FLOAT_BYTES]
+    rows = batch * heads * rounded_up(length, 128)
+    workspaces = [rows * rounded_up(width, 32) * FLOAT_BYTES, rows * FLOAT_BYTES]
     workspaces += [bytes_of(tensor) for tensor in (gradient, out) if not _is_dense_by_token(tensor)]
     if key.shape[1] != heads:  # each query head's own, summed over the group afterwards
         workspaces += [batch * heads * key.shape[2] * width * query.element_size()] * 2
@@ -43,7 +44,7 @@ def efficient_backward(args: Sequence[Any], outputs: Sequence[Tensor], profile: 
     tiles = -(-length // rows) * -(-width // columns)
     sums = tiles * (rows * columns * FLOAT_BYTES + _LOCK_BYTES)
     if is_half and width > 128:  # noqa: PLR2004 - as above
-        sums += rounded(key.shape[2], 64) * (rounded(width, 128) + rounded(value.shape[3], 128)) * FLOAT_BYTES
+        sums += rounded_up(key.shape[2], 64) * (rounded_up(width, 128) + rounded_up(value.shape[3], 128)) * FLOAT_BYTES
     sums *= batch * heads
     delta = batch * heads * length * FLOAT_BYTES
     product = delta * value.shape[3]

@@ -108,5 +108,4 @@ def foreach_norm(args: Sequence[Any], outputs: Sequence[Tensor], profile: Kernel
 def ctc_backward(args: Sequence[Any], outputs: Sequence[Tensor], profile: KernelProfile) -> Sequence[int | Bound]:
     """Workspace of ``LossCTC.cu``: the backward variables, as many as the forward variables."""
     del outputs, profile
-    alphas = args[6]
-    return [alphas.numel() * alphas.element_size()]
+    return [bytes_of(args[6])]

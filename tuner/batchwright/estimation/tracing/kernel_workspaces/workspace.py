@@ -22,8 +22,3 @@ Workspace: TypeAlias = "Callable[[Sequence[Any], Sequence[Tensor], KernelProfile
 def bytes_of(tensor: Tensor) -> int:
     """Return the bytes of all elements of a tensor."""
     return tensor.numel() * tensor.element_size()
-
-
-def rounded(value: int, multiple: int) -> int:
-    """Return the least multiple of ``multiple`` that is at least ``value``."""
-    return -(-value // multiple) * multiple
