@@ -20,14 +20,11 @@ import argparse
 import json
 import logging
 import os
-import platform
 import subprocess
 import sys
 import tempfile
 import warnings
 from collections.abc import Callable
-from datetime import UTC, datetime
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -35,11 +32,10 @@ import torch
 import torch.distributed as dist
 from accumulation_loops import ALONE, OVER_RANKS
 from accumulation_task import Task, ragged_samples
+from reporting import measured_here, new_parser, print_head, print_row, write_result
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 - torch's own idiom
 
-from batchwright.hardware.inventory import cpu
-from batchwright.planning.fingerprint import installed_versions
 from batchwright.training.accumulation.collectives import Ranks, join_ranks
 from batchwright.training.accumulation.engine import GradientAccumulation, split_batch
 from batchwright.workloads.base import IGNORED_LABEL, count_labels, summed_cross_entropy
@@ -137,25 +133,24 @@ def quietly() -> None:
 
 def show(rows: dict[str, dict[str, Any]], ranks: dict[str, float], published: dict[str, Any]) -> None:
     """Print the tables as markdown."""
-    print("| | A: ragged | B: short last window | B: updates made | C: 2, 2, 2, 1 |\n|---|---|---|---|---|")
+    print_head("", "A: ragged", "B: short last window", "B: updates made", "C: 2, 2, 2, 1")
     for name, row in rows.items():
         updates = "{made} of {expected}".format(**row["B_updates"])
-        print(f"| {name} | {row['A']:.2g} | {row['B']:.2g} | {updates} | {row['C']:.2g} |")
-    print("\n| over two ranks | error |\n|---|---|")
+        print_row(name, f"{row['A']:.2g}", f"{row['B']:.2g}", updates, f"{row['C']:.2g}")
+    print()
+    print_head("over two ranks", "error")
     for name, error in ranks.items():
-        print(f"| {name} | {error:.2g} |")
-    print("\n| published result, by ours | weights |\n|---|---|")
-    for name, weights in published.items():
-        print(f"| {name} | {weights} |")
+        print_row(name, f"{error:.2g}")
+    print()
+    print_head("published result, by ours", "weights")
+    for item in published.items():
+        print_row(*item)
 
 
 def main() -> None:
     """Run, print tables, write the figures."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = new_parser(__doc__, "accumulation_exactness.json")
     parser.add_argument("--rank-of", help=argparse.SUPPRESS)
-    parser.add_argument(
-        "--output", type=Path, default=Path(__file__).parent / "results" / "accumulation_exactness.json"
-    )
     options = parser.parse_args()
     quietly()
     if options.rank_of:
@@ -171,17 +166,8 @@ def main() -> None:
         "[0.2117, 0.3172], 16 samples over two ranks": over_ranks("published"),
     }
     show(rows, ranks, published)
-    document = {
-        "date": datetime.now(UTC).date().isoformat(),
-        "command": " ".join(["python", "benchmarks/accumulation_exactness.py", *sys.argv[1:]]),
-        "device": cpu().name,
-        "python": platform.python_version(),
-        "versions": {**installed_versions(), **{name: version(name) for name in ("accelerate", "lightning")}},
-        "one_process": rows,
-        "two_ranks": ranks,
-        "published": published,
-    }
-    options.output.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
+    figures = {"one_process": rows, "two_ranks": ranks, "published": published}
+    write_result(options.output, measured_here("accelerate", "lightning") | figures)
 
 
 if __name__ == "__main__":

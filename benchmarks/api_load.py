@@ -11,35 +11,29 @@ neighbouring slices.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
-import platform
 import re
 import shutil
-import socket
 import statistics
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from datetime import UTC, datetime
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import httpx
 from api_load_rows import Rows, in_turn
+from reporting import HERE, forget_settings, measured_here, new_parser, print_head, print_row, write_result
 
 from batchwright.client.documents.api_keys import Scope
-from batchwright.hardware.inventory import cpu
 from batchwright_service.domain.key_texts import make_key
 from batchwright_service.store.store import open_store
+from tests.support.service.processes import LISTENS, Spoken, spoken
 
-HERE = Path(__file__).resolve().parent
 SIZES = (1_000, 10_000, 100_000)
 CONNECTIONS = 16
 FOLLOWERS = 1_000
@@ -51,7 +45,6 @@ LEAST_FLATNESS = 0.8
 """Of requests per second with the most rows over those with the fewest."""
 _DIFFERENT_PATHS = 1_000
 _PACKAGES = ("fastapi", "starlette", "uvicorn", "pydantic", "sqlalchemy")
-_START_SECONDS = 60.0
 _WRK = """
 local paths, next = {}, 0
 for line in io.lines(os.getenv("PATHS")) do paths[#paths + 1] = line end
@@ -85,7 +78,7 @@ class Load:
         listed = self.folder / "paths.txt"
         listed.write_text("\n".join(paths) + "\n")
         key = {"BATCHWRIGHT_API_KEY": self.key} if self.key else {}
-        environment = {**_without_settings(), "PATHS": str(listed), **key}
+        environment = {**os.environ, "PATHS": str(listed), **key}
         done = subprocess.run(  # noqa: S603 - our own command lines
             self._command(port, listed), env=environment, capture_output=True, text=True, check=True
         )
@@ -104,38 +97,9 @@ class Load:
         return ["wrk", "-t1", *timing, f"http://127.0.0.1:{port}"]
 
 
-def _without_settings() -> dict[str, str]:
-    return {name: value for name, value in os.environ.items() if not name.startswith("BATCHWRIGHT_")}
-
-
-def free_port() -> int:
-    """A port that nobody listens on."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port: int = listener.getsockname()[1]
-        return port
-
-
-@contextmanager
-def serving(command: list[str], port: int, path: str, environment: dict[str, str]) -> Iterator[subprocess.Popen[bytes]]:
-    """A server that answers reads of ``path``; ended with the block."""
-    process = subprocess.Popen([sys.executable, *command], env={**_without_settings(), **environment})  # noqa: S603
-    try:
-        deadline = time.monotonic() + _START_SECONDS
-        while not _answers(port, path):
-            if process.poll() is not None or time.monotonic() > deadline:
-                raise RuntimeError(f"{' '.join(command)} does not answer")
-            time.sleep(0.05)
-        yield process
-    finally:
-        process.terminate()
-        process.wait()
-
-
-def _answers(port: int, path: str) -> bool:
-    try:
-        return httpx.get(f"http://127.0.0.1:{port}{path}").is_success
-    except httpx.HTTPError:
-        return False
+def port_of(server: Spoken) -> int:
+    """The port of a server that listens on this machine."""
+    return int(server.url.rpartition(":")[2])
 
 
 @contextmanager
@@ -145,9 +109,7 @@ def followed(folder: Path, port: int, tunings: list[str]) -> Iterator[dict[str, 
     listed.write_text("\n".join(f"/v1/tunings/{it}/events" for it in tunings) + "\n")
     command = [sys.executable, str(HERE / "api_load_client.py"), "follow", str(port), str(listed)]
     said: dict[str, int] = {}
-    with subprocess.Popen(  # noqa: S603 - our own client
-        command, env=_without_settings(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as process:
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:  # noqa: S603 - ours
         assert process.stdout is not None
         if process.stdout.readline() != "following\n":
             raise RuntimeError("the followers cannot follow")
@@ -250,29 +212,26 @@ def show(row: dict[str, Any]) -> None:
     beside = "followers" * ("followers" in row) + "key" * ("key" in row)
     ours, bare = row["ours"], row["bare"]
     cells = [row["rows"], beside or "-", row["what"], ours["requests_per_second"], bare["requests_per_second"]]
-    spread = [ours["p50_ms"], ours["p99_ms"], bare["p50_ms"], bare["p99_ms"]]
-    print(f"| {' | '.join(map(str, [*cells, row['ratio'], *spread]))} |", flush=True)
+    print_row(*cells, row["ratio"], ours["p50_ms"], ours["p99_ms"], bare["p50_ms"], bare["p99_ms"])
 
 
 @contextmanager
 def prepared(folder: Path, load: Load, rounds: int) -> Iterator[tuple[Pair, Rows, str]]:
     """Both servers running, and some rows stored."""
     url = f"sqlite:///{folder / 'load.db'}"
-    ours, bare = free_port(), free_port()
     settings = {"BATCHWRIGHT_DATA_DIR": str(folder / "data"), "BATCHWRIGHT_DEVICES": "cpu"}
     open_store(url).close()
     rows = Rows(url)
     rows.grow_to(SIZES[0])
     with ExitStack() as stack:
         stack.callback(rows.close)
-        serve = ["-m", "batchwright", "serve", "--port", str(ours), "--database-url", url]
-        stack.enter_context(serving(serve, ours, "/livez", settings))
+        serve = ["-m", "batchwright", "serve", "--port", "0", "--database-url", url]
+        ours = port_of(stack.enter_context(spoken(serve, LISTENS, settings)))
         files = []
         for what, paths in reads(rows, ours).items():
             files.append(folder / f"{what}.json")
             files[-1].write_bytes(httpx.get(f"http://127.0.0.1:{ours}{paths[0]}").raise_for_status().content)
-        yardstick = [str(HERE / "api_load_bare.py"), str(bare), *map(str, files)]
-        stack.enter_context(serving(yardstick, bare, "/v1/recommendations/any", {}))
+        bare = port_of(stack.enter_context(spoken([str(HERE / "api_load_bare.py"), *map(str, files)], LISTENS)))
         for port in (ours, bare):
             load.read(port, ["/v1/tunings?limit=50"])  # warm
         yield Pair(load, ours, bare, rounds), rows, url
@@ -280,14 +239,14 @@ def prepared(folder: Path, load: Load, rounds: int) -> Iterator[tuple[Pair, Rows
 
 def main() -> None:
     """Run, print, write; exit status 1 when a target is missed."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = new_parser(__doc__, "api_load.json")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=int, default=2, help="of one slice")
-    parser.add_argument("--output", type=Path, default=HERE / "results" / "api_load.json")
     parser.add_argument("--generator", choices=("wrk", "own"), default="wrk" if shutil.which("wrk") else "own")
     options = parser.parse_args()
-    print("| rows | beside | read | ours /s | bare /s | ratio | ours p50 | p99, ms | bare p50 | p99, ms |")
-    print("|---" * 10 + "|")
+    forget_settings()
+    names = ("rows", "beside", "read", "ours /s", "bare /s", "ratio", "ours p50", "p99, ms", "bare p50", "p99, ms")
+    print_head(*names)
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory(prefix="api-load-") as name:
         load = Load(Path(name), options.seconds, options.generator)
@@ -296,12 +255,7 @@ def main() -> None:
                 show(row)
                 rows.append(row)
             sizes = {what: (Path(name) / f"{what}.json").stat().st_size for what in LEAST_RATIO}
-    document = {
-        "created_at": datetime.now(UTC).isoformat(timespec="seconds"),
-        "device": cpu().name,
-        "processors": os.cpu_count(),
-        "python": platform.python_version(),
-        "versions": {package: metadata.version(package) for package in _PACKAGES},
+    figures = {
         "generator": options.generator,
         "connections": CONNECTIONS,
         "slice_seconds": options.seconds,
@@ -310,8 +264,7 @@ def main() -> None:
         "targets": verdicts(rows),
         "rows": rows,
     }
-    options.output.parent.mkdir(parents=True, exist_ok=True)
-    options.output.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    write_result(options.output, measured_here(*_PACKAGES) | figures)
     print(json.dumps(verdicts(rows), indent=1))
     sys.exit(not all(verdicts(rows).values()))
 

@@ -1,10 +1,13 @@
 """The yardstick of ``api_load.py``: a FastAPI application whose routes return stored bytes, and do nothing else.
 
-python benchmarks/api_load_bare.py PORT RECOMMENDATION LIST    (files with the bytes)
+python benchmarks/api_load_bare.py RECOMMENDATION LIST    (files with the bytes)
+
+It says where it listens on standard error, as the service does.
 """
 
 from __future__ import annotations
 
+import socket
 import sys
 from pathlib import Path
 
@@ -32,6 +35,9 @@ def bare_app(recommendation: bytes, tunings: bytes) -> FastAPI:
 
 
 if __name__ == "__main__":
-    application = bare_app(*(Path(name).read_bytes() for name in sys.argv[2:4]))
+    application = bare_app(*(Path(name).read_bytes() for name in sys.argv[1:3]))
     # As the service runs its own: see service/batchwright_service/entrypoints/serve.py.
-    uvicorn.run(application, port=int(sys.argv[1]), log_level="warning", log_config=None, server_header=False)
+    config = uvicorn.Config(application, log_level="warning", log_config=None, server_header=False)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        print(f"listens on http://127.0.0.1:{listener.getsockname()[1]}", file=sys.stderr, flush=True)
+        uvicorn.Server(config).run(sockets=[listener])

@@ -27,7 +27,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import random
 import signal
 import statistics
@@ -36,20 +35,17 @@ import tempfile
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from datetime import UTC, datetime
 from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
 
 from chaos_deployments import NAMES, Deployment, left_after_the_end, started
 from chaos_faults import Fault, faults_of
-from chaos_processes import tasks, wait_until
+from chaos_parts import tasks
 from chaos_work import ON_A_CLUSTER, ON_ONE_HOST, Kind, References, judge, submit, undisturbed
+from reporting import measured_here, new_parser, read_result, wait_until, write_result
 
 from batchwright.client.documents.states import State
-from batchwright.hardware.inventory import cpu
-from batchwright.planning.fingerprint import installed_versions
-from batchwright.system.files import write_atomically
 
 _TRIES = 4
 """Most tries of a fault whose moment was missed."""
@@ -161,20 +157,12 @@ def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
 
 def run(name: str, folder: Path, given: argparse.Namespace) -> dict[str, Any]:
     """Disturb a deployment. Return its result, which is written after every round."""
-    document: dict[str, Any] = {
-        "created_at": datetime.now(UTC).isoformat(timespec="seconds"),
-        "device": cpu().name,
-        "processors": os.cpu_count(),
-        "python": platform.python_version(),
-        "versions": installed_versions(),
-        "seed": given.seed,
-    }
+    document = measured_here() | {"seed": given.seed}
     began = time.monotonic()
 
     def write(found: dict[str, Any]) -> None:
-        document.update(found, seconds=round(time.monotonic() - began, 1), load=os.getloadavg()[0])
-        others = json.loads(given.output.read_text(encoding="utf-8")) if given.output.exists() else {}
-        write_atomically(given.output, json.dumps({**others, name: document}, indent=1) + "\n")
+        document.update(found, seconds=round(time.monotonic() - began, 1), load=os.getloadavg())
+        write_result(given.output, read_result(given.output) | {name: document})
 
     rows: list[dict[str, Any]] = []
     deadline = began + 60.0 * given.limit_minutes
@@ -190,7 +178,7 @@ def run(name: str, folder: Path, given: argparse.Namespace) -> dict[str, Any]:
 
 def main() -> None:
     """Run, print, write. The exit status is 1 when something is wrong."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = new_parser(__doc__, "chaos.json")
     parser.add_argument("--deployments", default="embedded,workers", help=f"of {', '.join(NAMES)}")
     parser.add_argument("--rounds", type=int, default=25, help="faults on each deployment")
     parser.add_argument("--work", type=int, default=40, help="pieces of work that are queued on a cluster")
@@ -198,7 +186,6 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--limit-minutes", type=float, default=60.0, help="for each deployment")
     parser.add_argument("--keep", type=Path, help="folder for all that the services write; a temporary one otherwise")
-    parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results" / "chaos.json")
     given = parser.parse_args()
     names = given.deployments.split(",")
     if unknown := set(names) - set(NAMES):

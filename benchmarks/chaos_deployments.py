@@ -16,9 +16,20 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-from chaos_database import Database, SqliteDatabase, leases, postgresql
-from chaos_processes import MARK_VARIABLE, Component, Found, below, marked, tasks, wait_until
+from chaos_parts import (
+    MARK_VARIABLE,
+    Component,
+    Database,
+    Found,
+    SqliteDatabase,
+    below,
+    leases,
+    marked,
+    postgresql,
+    tasks,
+)
 from chaos_workload import FOLDER_VARIABLE
+from reporting import wait_until
 
 from batchwright.client import Client
 from batchwright.client.documents.work import Job, Tuning, WorkSummary

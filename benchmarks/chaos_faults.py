@@ -11,11 +11,12 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from chaos_database import PostgresqlServer
 from chaos_deployments import LEASE_SECONDS, Deployment, full_disk
-from chaos_processes import Component, Found, below, is_alive, kill, of_role, probes, tasks, wait_until
+from chaos_parts import Component, Found, PostgresqlServer, below, kill, of_role, probes, tasks
+from reporting import wait_until
 
 from batchwright.training.launching.run_directory import RunPaths
+from tests.support.service.processes import are_gone
 from tests.support.soak import DiskState, Killer, Moment, Planned
 
 _FOUND_SECONDS = 60.0
@@ -81,7 +82,7 @@ def kill_training(moment: Moment, deployment: Deployment) -> str | None:
     paths = RunPaths(Path(victim.command.partition("training.worker ")[2].split()[0]))
     plan, seed = Planned(moment, number=0, workers=0), deployment.generator.randrange(2**32)
     killer = Killer(plan, attempt=0, whole_seconds=0.0, seed=seed)
-    wait_until(lambda: killer.is_due(paths, 0.0) or not is_alive(victim.pid), _FOUND_SECONDS, 0.0005)
+    wait_until(lambda: killer.is_due(paths, 0.0) or are_gone({victim.pid}), _FOUND_SECONDS, 0.0005)
     time.sleep(killer.delay)
     state = DiskState.of(paths) if kill(victim.pid) else None
     return f"after update {state.update}" if state and killer.hit(state) else None

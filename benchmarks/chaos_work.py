@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from chaos_deployments import TARGET, Deployment
-from chaos_processes import wait_until
+from reporting import wait_until
 
 from batchwright.client.documents.work import Job, RecordedProbe, Tuning
 from batchwright.schemas.requests import TuningRequest

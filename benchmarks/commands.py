@@ -22,29 +22,25 @@ import argparse
 import json
 import math
 import os
-import platform
 import random
 import resource
 import sys
 import tempfile
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from datetime import UTC, datetime
-from importlib.metadata import version
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 from commands_peers import PEERS
-from finders_trials import Diary, Found, Outcome, Trial, run_finder
+from finders_trials import NEAR, OUTCOMES, Diary, Found, Trial, cells, figures, run_finder
+from reporting import HERE, measured_here, new_parser, print_head, print_row, read_result, write_result
 
 from batchwright.hardware.allocator_env import CPU_ENVIRONMENT
 from batchwright.schemas import results
-from batchwright.system.files import write_atomically
 from tests.commands.program_list import FOLDER, ONE_THREAD, PLAIN, WITH_FRAMEWORKS, Program
 from tests.commands.trials import budget_for, probe
 
-HERE = Path(__file__).resolve().parent
 OURS = "Batchwright"
 PROGRAMS = {
     "plain loop": "plain_loop",
@@ -57,9 +53,6 @@ PROGRAMS = {
 """The programs, and their modules, from which a peer takes model and data."""
 EFFECTIVE_BATCH_SIZE = 120
 """Well above every answer, so that it never decides."""
-OUTCOMES: dict[str, Outcome] = {"FIT": "fit", "OOM": "oom"}
-NEAR = 0.9
-"""Share of the maximum from which on a peer's answer counts as near to it."""
 TIMEOUT_SECONDS = 900.0
 Row = dict[str, Any]
 
@@ -77,7 +70,7 @@ def truth(program: Program, size: int, around: int) -> Row:
         for each in range(max(1, size - around), size + around + 1)
     }
     failed = min((each for each, it in fits.items() if not it), default=max(fits) + 1)
-    return {"limit_bytes": budget, "largest": failed - 1, "fits": fits}
+    return {"limit_bytes": budget, "largest": failed - 1, "largest_ever": failed - 1, "fits": fits}
 
 
 # --- the finders ---
@@ -92,18 +85,8 @@ def ours(program: Program, budget: int, folder: Path) -> tuple[Found, Row]:
         (folder / name).write_text(text)
     templates = [f"--template={name}={folder / name}" for name in program.files]
     where = [f"--working-directory={program.folder}", "--memory-margin=0", "--no-uniform-only", f"--output={answer}"]
-    command = [
-        sys.executable,
-        "-m",
-        "batchwright",
-        "tune",
-        *options,
-        *variables,
-        *templates,
-        *where,
-        "--",
-        *program.argv,
-    ]
+    tune = [sys.executable, "-m", "batchwright", "tune"]
+    command = [*tune, *options, *variables, *templates, *where, "--", *program.argv]
     began = time.monotonic()
     ended = run_finder(command, Diary(folder / "ours.jsonl"), dict(os.environ), TIMEOUT_SECONDS)
     seconds = time.monotonic() - began
@@ -128,22 +111,6 @@ def peer(name: str, program: Program, budget: int, folder: Path) -> Found:
     diary = Diary(folder / f"{abs(hash(name))}.jsonl")
     script = [str(HERE / "commands_peers.py"), name, PROGRAMS[program.name], str(budget), str(diary.path)]
     return run_finder([sys.executable, *script], diary, environment(), TIMEOUT_SECONDS)
-
-
-def row(truth_: Row, found: Found, *, fits: bool | None) -> Row:
-    """A finder's figures on one program."""
-    return {
-        "answer": found.answer,
-        "error": found.error,
-        "share": None if found.answer is None else round(found.answer / truth_["largest"], 4),
-        "fits": fits,
-        "exact": found.answer == truth_["largest"],
-        "probes": len(found.trials),
-        "ooms": sum(trial.outcome == "oom" for trial in found.trials),
-        "seconds": round(found.seconds, 2),
-        "seconds_in_trials": round(sum(trial.seconds for trial in found.trials), 2),
-        "trials": [[trial.size, trial.outcome, round(trial.seconds, 3)] for trial in found.trials],
-    }
 
 
 def processor_seconds() -> float:
@@ -171,15 +138,14 @@ def measured(options: argparse.Namespace, programs: Iterable[str]) -> Iterator[R
                     else (peer(finder, program, known["limit_bytes"], Path(folder)), {})
                 )
                 proof["processor_seconds"] = round(processor_seconds() - began, 2)
-                finders[finder] = {**row(known, found, fits=_fits(program, known, found.answer)), **proof}
+                fits = {found.answer: _fits(program, known, found.answer)} if found.answer else {}
+                finders[finder] = figures(known, fits, [found]) | proof
         workload = {"name": name, "load": os.getloadavg()[0], "truth": known, "finders": finders}
         show(workload)
         yield workload
 
 
-def _fits(program: Program, known: Row, answer: int | None) -> bool | None:
-    if not answer:
-        return None
+def _fits(program: Program, known: Row, answer: int) -> bool:
     told: Mapping[int, bool] = known["fits"]
     if answer in told:
         return told[answer]
@@ -193,14 +159,10 @@ def show(workload: Row) -> None:
     """Print one program's table as markdown."""
     limit = workload["truth"]["limit_bytes"] / 1024**2
     print(f"\n{workload['name']}, {limit:.0f} MiB: {workload['truth']['largest']} (load {workload['load']:.1f})\n")
-    print("| finder | answer | of the maximum | fits | probes | OOMs | s | s in trials | processor s |")
-    print("|---|---|---|---|---|---|---|---|---|")
+    print_head("finder", "answer", "of the maximum", "fits", "probes", "OOMs", "s", "s in trials", "processor s")
     for name in (OURS, *PEERS):
         it = workload["finders"][name]
-        answer = f"{it['answer']} | {it['share']:.1%}" if it["answer"] is not None else f"none ({it['error']}) | -"
-        figures = f"{it['probes']} | {it['ooms']} | {it['seconds']:.1f} | {it['seconds_in_trials']:.1f}"
-        figures += f" | {it['processor_seconds']:.1f}"
-        print(f"| {name} | {answer} | {it['fits']} | {figures} |", flush=True)
+        print_row(name, *cells(it), f"{it['processor_seconds']:.1f}")
 
 
 def show_all(workloads: list[Row]) -> None:
@@ -254,44 +216,23 @@ def _peer_summary(rows: list[Row], mine: list[Row]) -> Row:
     }
 
 
-def document(options: argparse.Namespace, workloads: list[Row]) -> Row:
-    """Build the JSON result: the date, the versions and the figures."""
-    packages = ("torch", "transformers", "accelerate", "lightning", "trl", "peft")
-    return {
-        "date": datetime.now(UTC).date().isoformat(),
-        "command": " ".join(["python", "benchmarks/commands.py", *sys.argv[1:]]),
-        "processors": os.cpu_count(),
-        "python": platform.python_version(),
-        "versions": {name: version(name) for name in packages},
-        "size": options.size,
-        "summary": summary(workloads),
-        "programs": workloads,
-    }
-
-
-def earlier(path: Path) -> dict[str, Row]:
-    """The programs of an earlier result, by name: a run of some programs replaces these alone."""
-    if not path.exists():
-        return {}
-    return {it["name"]: it for it in json.loads(path.read_text(encoding="utf-8"))["programs"]}
-
-
 def main() -> None:
     """Run, print, write."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = new_parser(__doc__, "commands.json")
     parser.add_argument("--programs", nargs="+", choices=PROGRAMS, help="only these; all six when left out")
     parser.add_argument("--resume", action="store_true", help="only those that the output does not have yet")
     parser.add_argument("--size", type=int, default=12, help="the largest size, which the budget decides")
     parser.add_argument("--around", type=int, default=1, help="sizes of the scan on each side of it")
-    parser.add_argument("--output", type=Path, default=HERE / "results" / "commands.json")
     options = parser.parse_args()
     output = options.output.absolute()
     os.chdir(FOLDER)  # from where the others import the programs
-    rows = earlier(output) if options.programs or options.resume else {}
+    earlier = read_result(output) if options.programs or options.resume else {}
+    rows = {row["name"]: row for row in earlier.get("programs", ())}  # a run of some programs replaces these alone
     names = [name for name in options.programs or PROGRAMS if not options.resume or name not in rows]
     for workload in measured(options, names):
         rows[workload["name"]] = workload
-        write_atomically(output, json.dumps(document(options, list(rows.values())), indent=1) + "\n")
+        result = {"size": options.size, "summary": summary(list(rows.values())), "programs": list(rows.values())}
+        write_result(output, measured_here("accelerate", "lightning", "trl", "peft") | result)
     show_all(list(rows.values()))
     print(json.dumps(summary(list(rows.values())), indent=1))
 

@@ -17,20 +17,17 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import statistics
 import subprocess
 import sys
 import time
-from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 from cpu_repeatability import requests
+from reporting import measured_here, new_parser, print_head, read_result, write_result
 
 from batchwright.hardware.allocator_env import CPU_ENVIRONMENT, CPU_MATH
 from batchwright.hardware.inventory import cpu
-from batchwright.planning.fingerprint import installed_versions
 from batchwright.schemas.workload import WorkloadSpec, parse_spec
 
 GPT2 = {"model_type": "gpt2", "n_layer": 2, "n_head": 4, "n_embd": 128, "n_positions": 64, "vocab_size": 256}
@@ -89,12 +86,16 @@ def compared(name: str, rounds: int) -> dict[str, Any]:
     for number in range(rounds):
         for gives_back in (number % 2 == 0, number % 2 != 0):
             found[gives_back].append(measured(name, gives_back=gives_back))
+
+    def medians(key: str) -> dict[str, float]:
+        return {_WAYS[way]: statistics.median(row[key] for row in rows) for way, rows in found.items()}
+
     pairs = zip(found[True], found[False], strict=True)
     ratios = [one["cpu_seconds"] / other["cpu_seconds"] for one, other in pairs]
     return {
         "micro_batch_size": SIZES[name],
-        "cpu_seconds_of_an_update": {_WAYS[way]: _median(rows, "cpu_seconds") for way, rows in found.items()},
-        "peak_mib": {_WAYS[way]: _median(rows, "peak_bytes") / 2**20 for way, rows in found.items()},
+        "cpu_seconds_of_an_update": {way: round(seconds, 5) for way, seconds in medians("cpu_seconds").items()},
+        "peak_mib": {way: nbytes / 2**20 for way, nbytes in medians("peak_bytes").items()},
         "cpu_time_ratio": round(statistics.median(ratios), 3),
         "cpu_time_ratios": [round(it, 3) for it in sorted(ratios)],
     }
@@ -103,41 +104,27 @@ def compared(name: str, rounds: int) -> dict[str, Any]:
 _WAYS = {True: "gives back", False: "keeps"}
 
 
-def _median(rows: list[dict[str, float]], key: str) -> float:
-    return round(statistics.median(row[key] for row in rows), 5)
-
-
 def main() -> None:
     """Run, print a table, add the figures to the file."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = new_parser(__doc__, "cpu_math_buffers.json")
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--models", nargs="+", choices=SIZES, default=list(SIZES))
     parser.add_argument("--label", default=cpu().name)
-    parser.add_argument("--output", type=Path, default=Path("benchmarks/results/cpu_math_buffers.json"))
     parser.add_argument("--measure", choices=SIZES, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.measure is not None:
         print(json.dumps(measure(options.measure)))
         return
     models = {name: compared(name, options.rounds) for name in options.models}
-    print("| model | CPU s an update, kept | given back | ratio | peak MiB, kept | given back |")
-    print("|---|---|---|---|---|---|")
+    print_head("model", "CPU s an update, kept", "given back", "ratio", "peak MiB, kept", "given back")
     for name, row in models.items():
         seconds, peak = row["cpu_seconds_of_an_update"], row["peak_mib"]
         print(
             f"| {name} | {seconds['keeps']:.3f} | {seconds['gives back']:.3f} | {row['cpu_time_ratio']:.2f} "
             f"| {peak['keeps']:.1f} | {peak['gives back']:.1f} |"
         )
-    known = json.loads(options.output.read_text()) if options.output.exists() else {}
-    run = {
-        "date": datetime.now(UTC).date().isoformat(),
-        "device": cpu().name,
-        "python": platform.python_version(),
-        "versions": installed_versions(),
-        "rounds": options.rounds,
-        "models": models,
-    }
-    options.output.write_text(json.dumps({**known, options.label: run}, indent=2) + "\n")
+    run = measured_here() | {"rounds": options.rounds, "models": models}
+    write_result(options.output, read_result(options.output) | {options.label: run})
 
 
 if __name__ == "__main__":

@@ -5,15 +5,13 @@ python benchmarks/cpu_repeatability.py [--runs 10] [--output benchmarks/results/
 
 from __future__ import annotations
 
-import argparse
-import json
-import platform
 import statistics
 import time
 from collections import Counter
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
+
+from reporting import measured_here, new_parser, print_head, print_row, write_result
 
 from batchwright.hardware.inventory import cpu
 from batchwright.planning.fingerprint import installed_versions
@@ -78,9 +76,8 @@ def summary(found: list[Recommendation]) -> dict[str, Any]:
 
 def main() -> None:
     """Run, print a table, write the figures."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = new_parser(__doc__, "cpu_repeatability.json")
     parser.add_argument("--runs", type=int, default=10)
-    parser.add_argument("--output", type=Path, default=Path("benchmarks/results/cpu_repeatability.json"))
     options = parser.parse_args()
     with ProbeSupervisor(cpu()) as runner:
         began = time.monotonic()
@@ -89,23 +86,16 @@ def main() -> None:
         models = {
             name: summary([tune_once(runner, it) for _ in range(options.runs)]) for name, it in requests().items()
         }
-    print("| model | answers (runs) | probes | OOMs | median probe, s: start + build + warm-up + measure = total |")
-    print("|---|---|---|---|---|")
+    phases = "median probe, s: start + build + warm-up + measure = total"
+    print_head("model", "answers (runs)", "probes", "OOMs", phases)
     for name, figures in models.items():
         answers = ", ".join(f"{size} ({count})" for size, count in sorted(Counter(figures["answers"]).items()))
         seconds = figures["median_probe_seconds"]
         split = " + ".join(str(seconds[phase]) for phase in ("start", "build", "warmup", "measure"))
         probes, ooms = (statistics.median(figures[key]) for key in ("probes", "out_of_memory_probes"))
-        print(f"| {name} | {answers} | {probes:g} | {ooms:g} | {split} = {seconds['total']} |")
-    document = {
-        "date": datetime.now(UTC).date().isoformat(),
-        "device": cpu().name,
-        "python": platform.python_version(),
-        "versions": installed_versions(),
-        "fork_server_start_seconds": round(start, 2),
-        "models": models,
-    }
-    options.output.write_text(json.dumps(document, indent=2) + "\n")
+        print_row(name, answers, f"{probes:g}", f"{ooms:g}", f"{split} = {seconds['total']}")
+    figures = {"fork_server_start_seconds": round(start, 2), "models": models}
+    write_result(options.output, measured_here() | figures)
 
 
 if __name__ == "__main__":

@@ -20,7 +20,6 @@ import copy
 import itertools
 import json
 import os
-import platform
 import random
 import resource
 import subprocess
@@ -28,18 +27,14 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
-from importlib.metadata import version
-from pathlib import Path
 from statistics import median, quantiles
 from typing import Any, get_args
 
 import torch
+from reporting import measured_here, new_parser, print_head, print_row, write_result
 from torch import Tensor, nn
 
 from batchwright.hardware.allocator_env import CPU_ALLOCATOR, CPU_THREADS
-from batchwright.hardware.inventory import cpu
-from batchwright.planning.fingerprint import installed_versions
 from batchwright.schemas.workload import parse_spec
 from batchwright.torch_internals import foreach_add_
 from batchwright.training.accumulation.engine import Gathering, GradientAccumulation
@@ -365,14 +360,13 @@ def measure_in_child(
 def show(case: str, environment: str, figures: Mapping[str, Mapping[str, Any]]) -> None:
     """Print one table as markdown."""
     print(f"\n{case}, {environment}\n")
-    print("| loop | s per update | ratio, wall (quartiles) | ratio, CPU (quartiles) | page faults |")
-    print("|---|---|---|---|---|")
+    print_head("loop", "s per update", "ratio, wall (quartiles)", "ratio, CPU (quartiles)", "page faults")
     for name, row in figures.items():
         wall, processor = (
             f"{row[it]['median']:.3f} ({row[it]['quartile_1']:.3f}-{row[it]['quartile_3']:.3f})"
             for it in ("wall_ratio", "cpu_ratio")
         )
-        print(f"| {name} | {row['wall_seconds']:.4f} | {wall} | {processor} | {row['page_faults']:g} |", flush=True)
+        print_row(name, f"{row['wall_seconds']:.4f}", wall, processor, f"{row['page_faults']:g}")
 
 
 def _runs(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
@@ -384,30 +378,19 @@ def _runs(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
 
 def main() -> None:
     """Run, print tables, write the figures."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = new_parser(__doc__, "engine_overhead.json")
     parser.add_argument("--rounds", type=int, default=60)
     parser.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES))
     parser.add_argument("--peers", action=argparse.BooleanOptionalAction, default=True)
     parser.add_argument("--child", choices=CASES, help=argparse.SUPPRESS)
-    parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results" / "engine_overhead.json")
     options = parser.parse_args()
     if options.child:
         torch.set_num_threads(1)
         print(json.dumps(summary(measure(CASES[options.child], options.rounds, peers=options.peers))))
         return
     peers = ("accelerate", "lightning") if options.peers else ()
-    document = {
-        "date": datetime.now(UTC).date().isoformat(),
-        "command": " ".join(["python", "benchmarks/engine_overhead.py", *sys.argv[1:]]),
-        "device": cpu().name,
-        "threads": 1,
-        "python": platform.python_version(),
-        "versions": {**installed_versions(), **{name: version(name) for name in peers}},
-        "load_average": os.getloadavg(),
-        "rounds": options.rounds,
-        "runs": list(_runs(options)),
-    }
-    options.output.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
+    document = measured_here(*peers) | {"threads": 1, "rounds": options.rounds}
+    write_result(options.output, document | {"runs": list(_runs(options))})
 
 
 if __name__ == "__main__":

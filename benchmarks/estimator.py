@@ -12,22 +12,20 @@ above zero it is too high. The file is written after every workload and every pu
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
-import platform
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
-from datetime import UTC, datetime
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import estimator_published
 from finders_workloads import Case, cases
+from reporting import HERE, let_probes_import, measured_here, new_parser, print_head, print_row, write_result
 
 from batchwright.errors import EstimateError, WorkloadError
 from batchwright.hardware.inventory import find_device
@@ -36,9 +34,7 @@ from batchwright.planning.session import Tuning
 from batchwright.probing.supervisor import ProbeSupervisor
 from batchwright.schemas.estimates import EstimateRequest
 from batchwright.schemas.results import DeviceInfo, Outcome, ProbeResult
-from batchwright.system.files import write_atomically
 
-HERE = Path(__file__).resolve().parent
 RUNS = 5
 GPT2 = {
     "model": {"kind": "transformers", "task": "causal-lm", "config": {"model_type": "gpt2"}},
@@ -154,13 +150,13 @@ def rise_errors(measured: Mapping[int, Figures], estimated: Mapping[int, Figures
 def show(row: Row) -> None:
     """Print a workload's lines of a markdown table."""
     if not row["estimated"]:
-        print(f"| {row['name']} | no estimate | | | |", flush=True)
+        print_row(row["name"], "no estimate", "", "", "", "")
     for size, errors in row["errors"].items():
         for name, error in errors.items():
             took, said = row["measured"][int(size)][name] / 1024**2, row["estimated"][int(size)][name] / 1024**2
-            print(f"| {row['name']} | {size} | {name} | {took:.1f} | {said:.1f} | {error:+.1%} |", flush=True)
+            print_row(row["name"], size, name, f"{took:.1f}", f"{said:.1f}", f"{error:+.1%}")
     for name, error in row["rise"].items():
-        print(f"| {row['name']} | rise | {name} | | | {error:+.1%} |", flush=True)
+        print_row(row["name"], "rise", name, "", "", f"{error:+.1%}")
 
 
 def summary(found: list[Row]) -> dict[str, float]:
@@ -193,24 +189,18 @@ def command_seconds(cards: tuple[str, ...]) -> list[float]:
 
 def main() -> None:
     """Run, print, write."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = new_parser(__doc__)
     parser.add_argument("--device", help="cpu or cuda:N; the first GPU, else the CPU, when left out")
     parser.add_argument("--sizes", type=int, nargs="+", default=[4, 16, 64], help="micro-batches")
     parser.add_argument("--output", type=Path, help="benchmarks/results/estimator.json; estimator_cuda.json on a card")
     options = parser.parse_args()
-    os.environ["PYTHONPATH"] = os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")])  # for our own targets
+    let_probes_import()
     device = find_device(options.device)
     output = options.output or HERE / "results" / ("estimator.json" if device.kind == "cpu" else "estimator_cuda.json")
-    document: Row = {
-        "date": datetime.now(UTC).date().isoformat(),
-        "command": " ".join(["python", "benchmarks/estimator.py", *sys.argv[1:]]),
-        "device": device.name,
-        "python": platform.python_version(),
-        "versions": installed_versions(),
-    }
+    document = measured_here(device=device.name)
     for part in parts(device, options.sizes):
         document |= part
-        write_atomically(output, json.dumps(document, indent=1) + "\n")
+        write_result(output, document)
     print("\non this device:\n" + "\n".join(f"{name}: {figure:.1%}" for name, figure in document["summary"].items()))
     estimator_published.show(document["published"]["measurements"])
 
@@ -220,7 +210,7 @@ def parts(device: DeviceInfo, sizes: list[int]) -> Iterator[Row]:
 
     The load of the host is told too: it changes seconds, not bytes.
     """
-    print("| workload | micro-batch | figure | measured, MiB | estimated, MiB | error |\n|---|---|---|---|---|---|")
+    print_head("workload", "micro-batch", "figure", "measured, MiB", "estimated, MiB", "error")
     with ProbeSupervisor(device) as runner:
         found: list[Row] = []
         for row in rows(Bench(device, runner), sizes):

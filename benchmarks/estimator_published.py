@@ -24,6 +24,8 @@ from fractions import Fraction
 from statistics import median, quantiles
 from typing import Any, Literal
 
+from reporting import let_probes_import, print_head, print_row
+
 from batchwright.estimation.pool import EstimatePool
 from batchwright.hardware.gpu_lookup import find_gpu
 from batchwright.schemas.estimates import EstimateRequest, PeakEstimate
@@ -348,17 +350,14 @@ def _errors(group: Sequence[Row]) -> dict[str, float]:
 
 def show(found: Sequence[Row]) -> None:
     """Print the errors by group, as a markdown table."""
-    print("\n| group | rows | median | 90th percentile | largest | intervals that hold | above high |")
-    print("|---|---|---|---|---|---|---|")
+    print()
+    print_head("group", "rows", "median", "90th percentile", "largest", "intervals that hold", "above high")
     for name, errors in summary(found).items():
         shares = [f"{errors[key]:.1%}" if key in errors else "" for key in ("intervals that hold", "above high")]
         sizes = [f"{errors[key]:.1%}" for key in ("median", "90th percentile", "largest")]
-        print(f"| {name} | {errors['rows']} | {' | '.join(sizes)} | {' | '.join(shares)} |")
+        print_row(name, errors["rows"], *sizes, *shares)
 
 
 if __name__ == "__main__":
-    import os
-    from pathlib import Path
-
-    os.environ["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
+    let_probes_import()
     show(list(rows()))

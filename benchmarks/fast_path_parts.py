@@ -11,26 +11,32 @@ parts: the median and quartiles of the ratios of neighbouring slices, which othe
 from __future__ import annotations
 
 import argparse
-import json
-import os
 import statistics
 import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import httpx
-from api_load import HERE, Load, free_port, new_key, pages, reads, serving
+from api_load import Load, new_key, pages, port_of, reads
 from api_load_rows import Rows
 from pydantic_core import to_json
+from reporting import (
+    HERE,
+    forget_settings,
+    measured_here,
+    new_parser,
+    print_head,
+    print_row,
+    process_seconds,
+    write_result,
+)
 from starlette.concurrency import run_in_threadpool
 
 from batchwright.cli.main import main as batchwright
-from batchwright.hardware.inventory import cpu
 from batchwright_service.auth.api_keys import KeyAuthenticator
 from batchwright_service.fast_path.coalescing import BatchedReads, CoalescedReads
 from batchwright_service.fast_path.queue_positions import QueuePositions
@@ -40,6 +46,7 @@ from batchwright_service.store.database.engine import read_transaction
 from batchwright_service.store.models import EVERYTHING, WorkRow
 from batchwright_service.store.store import open_store
 from batchwright_service.store.work_queries import Listing, SqlWorkStore
+from tests.support.service.processes import LISTENS, spoken
 
 ROWS = 10_000
 WAITING = 100
@@ -92,21 +99,13 @@ class Servers:
     def get(self, name: str) -> tuple[int, int]:
         """Return the port and the process of a server."""
         if name not in self.found:
-            port = free_port()
-            command, path = [str(HERE / "fast_path_parts.py"), "serve", name, str(port), self.url], "/livez"
+            command = [str(HERE / "fast_path_parts.py"), "serve", name, self.url]
             if name == BARE:
-                command = [str(HERE / "api_load_bare.py"), str(port), *map(str, self.files)]
-                path = "/v1/tunings?limit=1"
+                command = [str(HERE / "api_load_bare.py"), *map(str, self.files)]
             settings = {"BATCHWRIGHT_DATA_DIR": str(self.folder / name)}
-            process = self.stack.enter_context(serving(command, port, path, settings))
-            self.found[name] = port, process.pid
+            server = self.stack.enter_context(spoken(command, LISTENS, settings))
+            self.found[name] = port_of(server), server.process.pid
         return self.found[name]
-
-
-def cpu_seconds(pid: int) -> float:
-    """Return the CPU time that a process has taken, in user and in system mode."""
-    fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def measured(servers: Servers, load: Load, paths: list[str], names: tuple[str, ...], rounds: int) -> dict[str, Any]:
@@ -124,10 +123,10 @@ def measured(servers: Servers, load: Load, paths: list[str], names: tuple[str, .
 def _cpu_of_request(server: tuple[int, int], load: Load, paths: list[str]) -> float:
     """Return the CPU seconds that a request takes, over one slice, or several where other work starves the server."""
     port, pid = server
-    began, requests = cpu_seconds(pid), 0.0
+    began, requests = process_seconds(pid), 0.0
     while requests < LEAST_REQUESTS:
         requests += load.read(port, paths)["requests"]
-    return (cpu_seconds(pid) - began) / requests
+    return (process_seconds(pid) - began) / requests
 
 
 def _compared(pairs: list[tuple[float, float]]) -> dict[str, Any]:
@@ -166,27 +165,26 @@ def rows_of(options: argparse.Namespace, folder: Path, stack: ExitStack) -> Iter
 def main() -> None:
     """Serve without one part, or measure all of them."""
     if sys.argv[1:2] == ["serve"]:
-        name, port, url = sys.argv[2:]
+        name, url = sys.argv[2:]
         for owner, attribute, replacement in PARTS.get(name, []):
             setattr(owner, attribute, replacement)
-        sys.argv[1:] = ["serve", "--no-worker", "--port", port, "--database-url", url]
+        sys.argv[1:] = ["serve", "--no-worker", "--port", "0", "--database-url", url]
         batchwright()
         return
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = new_parser(__doc__, "fast_path_parts.json")
     parser.add_argument("--rounds", type=int, default=8)
     parser.add_argument("--seconds", type=float, default=0.5, help="of one slice")
-    parser.add_argument("--output", type=Path, default=HERE / "results" / "fast_path_parts.json")
     options = parser.parse_args()
+    forget_settings()
     rows: dict[str, Any] = {}
-    print("| read | without | CPU, ms | with all parts | CPU ratio | quartiles |\n" + "|---" * 6 + "|")
+    print_head("read", "without", "CPU, ms", "with all parts", "CPU ratio", "quartiles")
     with tempfile.TemporaryDirectory(prefix="fast-path-") as folder, ExitStack() as stack:
         for what, found in rows_of(options, Path(folder), stack):
             rows[what] = found
             for name, figures in found.items():
-                print(f"| {what} | {name} | {' | '.join(map(str, figures.values()))} |", flush=True)
-    head = {"created_at": datetime.now(UTC).isoformat(timespec="seconds"), "device": cpu().name}
-    document = head | {"processors": os.cpu_count(), "rounds": options.rounds, "slice_seconds": options.seconds}
-    options.output.write_text(json.dumps(document | {"rows": rows}, indent=1) + "\n", encoding="utf-8")
+                print_row(what, name, *figures.values())
+    document = measured_here() | {"rounds": options.rounds, "slice_seconds": options.seconds, "rows": rows}
+    write_result(options.output, document)
 
 
 if __name__ == "__main__":

@@ -21,24 +21,30 @@ from __future__ import annotations
 
 import argparse
 import hashlib
-import json
 import os
-import platform
 import random
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
-from importlib.metadata import version
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 from finders_peers import PEERS
-from finders_trials import Diary, Found, run_finder
+from finders_trials import NEAR, Diary, Found, cells, figures, run_finder
 from finders_workloads import Case, cases
+from reporting import (
+    HERE,
+    let_probes_import,
+    measured_here,
+    new_parser,
+    print_head,
+    print_row,
+    read_result,
+    write_result,
+)
 
 import batchwright
 from batchwright.errors import WorkloadError
@@ -47,14 +53,10 @@ from batchwright.planning.fingerprint import canonical_json, installed_versions
 from batchwright.planning.session import Tuning
 from batchwright.probing.supervisor import ProbeSupervisor
 from batchwright.schemas.results import DeviceInfo, Outcome, ProbeResult
-from batchwright.system.files import write_atomically
 
-HERE = Path(__file__).resolve().parent
 OURS, SERVED = "Batchwright", "Batchwright, served"
 WAYS = {OURS: "command", SERVED: "served"}
 QUICK = ("LSTM", "ResNet-50")
-NEAR = 0.9
-"""Share of the maximum from which on a peer's answer counts as near to it."""
 TIMEOUT_SECONDS = 600.0
 _PLANNING_CODE = ("planning/session.py", "planning/accumulation.py")
 MEASURING_CODE = ("hardware", "training", "workloads", "probing/child", *_PLANNING_CODE)
@@ -192,14 +194,6 @@ def _python_files(path: Path) -> list[Path]:
     return sorted(path.rglob("*.py")) if path.is_dir() else [path]
 
 
-def known_truths(path: Path) -> dict[str, Row]:
-    """The truths of an earlier run, by workload."""
-    if not path.exists():
-        return {}
-    earlier = json.loads(path.read_text(encoding="utf-8"))
-    return {workload["name"]: workload["truth"] for workload in earlier["workloads"]}
-
-
 # --- the finders ---
 
 
@@ -242,25 +236,6 @@ def fitting(bench: Bench, case: Case, finders: Finders, answers: Iterable[int | 
     return found
 
 
-def row(truth: Row, fits: Mapping[int, str], runs: list[Found]) -> Row:
-    """A finder's figures on one workload; of several runs, the last answer and medians."""
-    last = runs[-1]
-    return {
-        "answer": last.answer,
-        "answers": [run.answer for run in runs],
-        "plan": last.plan,
-        "error": last.error,
-        "share": None if last.answer is None else round(last.answer / truth["largest"], 4),
-        "fits": fits.get(last.answer or 0),
-        "exact": all(truth["largest"] <= (run.answer or 0) <= truth["largest_ever"] for run in runs),
-        "probes": median(len(run.trials) for run in runs),
-        "ooms": median(sum(trial.outcome == "oom" for trial in run.trials) for run in runs),
-        "seconds": round(median(run.seconds for run in runs), 2),
-        "seconds_in_trials": round(median(sum(trial.seconds for trial in run.trials) for run in runs), 2),
-        "trials": [[trial.size, trial.outcome, round(trial.seconds, 3)] for trial in last.trials],
-    }
-
-
 def chosen_cases(device: DeviceInfo, options: argparse.Namespace) -> list[Case]:
     """The workloads asked for."""
     there = {case.name: case for case in cases(device)}
@@ -283,7 +258,7 @@ def measured(bench: Bench, options: argparse.Namespace, known: Mapping[str, Row]
             "name": case.name,
             "limit_bytes": case.request.memory_limit_bytes,
             "truth": truth,
-            "finders": {name: row(truth, fits, runs) for name, runs in found.items()},
+            "finders": {name: figures(truth, fits, runs) for name, runs in found.items()},
         }
         show(workload)
         yield workload
@@ -297,13 +272,9 @@ def show(workload: Row) -> None:
     truth = workload["truth"]
     sometimes = f" (now and then {truth['largest_ever']})" if truth["largest_ever"] != truth["largest"] else ""
     print(f"\n{workload['name']}, {workload['limit_bytes'] / 1024**2:.0f} MiB: {truth['largest']}{sometimes}\n")
-    print("| finder | answer | of the maximum | fits | probes | OOMs | s | s in trials |")
-    print("|---|---|---|---|---|---|---|---|")
+    print_head("finder", "answer", "of the maximum", "fits", "probes", "OOMs", "s", "s in trials")
     for name, it in workload["finders"].items():
-        answer = f"{it['answer']} | {it['share']:.1%}" if it["answer"] is not None else f"none ({it['error']}) | -"
-        figures = f"{it['probes']:g} | {it['ooms']:g} | {it['seconds']:.1f} | {it['seconds_in_trials']:.1f}"
-        fits = it["fits"] or "-"
-        print(f"| {name} | {answer} | {fits} | {figures} |", flush=True)
+        print_row(name, *cells(it))
 
 
 def summary(workloads: Iterable[Row]) -> Row:
@@ -351,38 +322,16 @@ def show_summary(found: Row) -> None:
     print(f"\n{OURS}: exact on {found['exact']} of {found['workloads']}; {medians}.")
     print(f"{near}; {found['near_peers_that_fit']}")
     print(f"of them fit. Our command is faster than {faster[OURS]} of them, a running service than {faster[SERVED]}.\n")
-    print("| finder | answers | exact | median share | too large | median probes | median OOMs |")
-    print("|---|---|---|---|---|---|---|")
+    print_head("finder", "answers", "exact", "median share", "too large", "median probes", "median OOMs")
     for name, it in found["peers"].items():
         share = "-" if it["median_share"] is None else f"{it['median_share']:.1%}"
-        counts = f"{it['too_large']} | {it['median_probes']:g} | {it['median_ooms']:g}"
-        print(f"| {name} | {it['answers']} | {it['exact']} | {share} | {counts} |")
-
-
-def document(device: DeviceInfo, options: argparse.Namespace, workloads: list[Row]) -> Row:
-    """What is written: where, when and with what it was measured, and the figures."""
-    return {
-        "date": datetime.now(UTC).date().isoformat(),
-        "command": " ".join(["python", "benchmarks/finders.py", *sys.argv[1:]]),
-        "device": device.name,
-        "processors": os.cpu_count(),
-        "python": platform.python_version(),
-        "versions": {**installed_versions(), **{name: version(name) for name in ("accelerate", "lightning")}},
-        "rounds": options.rounds,
-        "summary": summary(workloads),
-        "workloads": workloads,
-    }
-
-
-def write(path: Path, figures: Row) -> None:
-    """After every workload, so that a run that is cut short has not been for nothing."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, json.dumps(figures, indent=1) + "\n")
+        medians_of_peer = (f"{it['median_probes']:g}", f"{it['median_ooms']:g}")
+        print_row(name, it["answers"], it["exact"], share, it["too_large"], *medians_of_peer)
 
 
 def main() -> None:
     """Run, print, write."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = new_parser(__doc__)
     parser.add_argument("--workloads", nargs="+", help="only these; all eight when left out")
     parser.add_argument("--quick", action="store_true", help=f"short for --workloads {' '.join(QUICK)}")
     parser.add_argument("--no-peers", action="store_true", help="our own alone, beside the truth")
@@ -393,14 +342,15 @@ def main() -> None:
     parser.add_argument("--truth", type=Path, help="take the truth from this earlier result where it still holds")
     parser.add_argument("--output", type=Path, help="benchmarks/results/finders.json, or finders_cuda.json on a card")
     options = parser.parse_args()
-    os.environ["PYTHONPATH"] = os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")])  # for our own targets
+    let_probes_import()
     device = find_device(options.device)
     output = options.output or HERE / "results" / ("finders.json" if device.kind == "cpu" else "finders_cuda.json")
-    known = known_truths(options.truth or output)
+    known = {row["name"]: row["truth"] for row in read_result(options.truth or output).get("workloads", ())}
     workloads: list[Row] = []
     for workload in measured(Bench(device), options, known):
         workloads.append(workload)
-        write(output, document(device, options, workloads))
+        result = {"rounds": options.rounds, "summary": summary(workloads), "workloads": workloads}
+        write_result(output, measured_here("accelerate", "lightning", device=device.name) | result)
     show_summary(summary(workloads))
 
 

@@ -13,11 +13,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from finders_trials import Diary, Outcome
+from finders_trials import OUTCOMES, Diary
 
 from batchwright.cli.main import main as batchwright
-
-OUTCOMES: dict[str, Outcome] = {"FIT": "fit", "OOM": "oom"}
 
 
 def command(request_path: Path, diary: Diary) -> dict[str, Any]:

@@ -8,9 +8,14 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 from typing import Any, Literal
 
 Outcome = Literal["fit", "oom", "error"]
+OUTCOMES: dict[str, Outcome] = {"FIT": "fit", "OOM": "oom"}
+"""Outcomes of our own probes; any other one is an error."""
+NEAR = 0.9
+"""Share of the maximum from which on a peer's answer counts as near to it."""
 
 
 @dataclass(frozen=True)
@@ -90,3 +95,32 @@ def run_finder(command: Sequence[str], diary: Diary, environment: Mapping[str, s
     if answer is None and error is None:
         error = f"ended with {status}: {output.read_text(errors='replace')[-500:].strip()}"
     return Found(answer, plan, error, tuple(Trial(**line) for line in lines if "size" in line), ended - began)
+
+
+def figures(truth: Mapping[str, Any], fits: Mapping[int, object], runs: Sequence[Found]) -> dict[str, Any]:
+    """A finder's figures on one workload; of several runs, the last answer and medians."""
+    last = runs[-1]
+    return {
+        "answer": last.answer,
+        "answers": [run.answer for run in runs],
+        "plan": last.plan,
+        "error": last.error,
+        "share": None if last.answer is None else round(last.answer / truth["largest"], 4),
+        "fits": fits.get(last.answer or 0),
+        "exact": all(truth["largest"] <= (run.answer or 0) <= truth["largest_ever"] for run in runs),
+        "probes": median(len(run.trials) for run in runs),
+        "ooms": median(sum(trial.outcome == "oom" for trial in run.trials) for run in runs),
+        "seconds": round(median(run.seconds for run in runs), 2),
+        "seconds_in_trials": round(median(sum(trial.seconds for trial in run.trials) for run in runs), 2),
+        "trials": [[trial.size, trial.outcome, round(trial.seconds, 3)] for trial in last.trials],
+    }
+
+
+def cells(found: Mapping[str, Any]) -> tuple[str, ...]:
+    """The cells of a table: the answer and its share of the maximum, whether it fits, probes, OOMs and seconds."""
+    answer = (
+        (f"none ({found['error']})", "-") if found["answer"] is None else (found["answer"], f"{found['share']:.1%}")
+    )
+    fits = "-" if found["fits"] is None else str(found["fits"])
+    seconds = (f"{found['seconds']:.1f}", f"{found['seconds_in_trials']:.1f}")
+    return (*answer, fits, f"{found['probes']:g}", f"{found['ooms']:g}", *seconds)

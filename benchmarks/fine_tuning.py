@@ -15,20 +15,16 @@ imports, as probes and jobs count it; the seconds of all updates, without import
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 import os
-import platform
 import subprocess
 import sys
 import sysconfig
 import tempfile
 import time
 from collections.abc import Mapping
-from datetime import UTC, datetime
 from hashlib import sha256
-from importlib.metadata import version
 from pathlib import Path
 from pydoc_data.topics import topics
 from typing import Any
@@ -36,17 +32,15 @@ from typing import Any
 import safetensors.torch
 import torch
 from fine_tuning_runs import WAYS, Batch, Task, build_model, padded, trained, unwrapped
+from reporting import HERE, measured_here, new_parser, write_result
 from torch import Tensor, nn
 
 from batchwright.hardware.allocator_env import CPU_ENVIRONMENT
-from batchwright.hardware.inventory import cpu
 from batchwright.library.tuning import tune
-from batchwright.planning.fingerprint import installed_versions
 from batchwright.schemas.recommendation import Recommendation
 from batchwright.schemas.requests import TrainingRequest
 from batchwright.schemas.training import RunOutcome, TrainingProgress, TrainingResult
 from batchwright.schemas.workload import WorkloadSpec, parse_spec
-from batchwright.system.files import write_atomically
 from batchwright.training.data import epoch_order
 from batchwright.training.launching.launcher import TrainingProcess
 from batchwright.training.launching.run_directory import RunPaths
@@ -56,7 +50,6 @@ from batchwright.workloads.build import build_workload
 from batchwright.workloads.pretrained.folder_config import with_pretrained_config
 from batchwright.workloads.pretrained.starting_weights import StartingWeights
 
-HERE = Path(__file__).resolve().parent
 LENGTH, EFFECTIVE_BATCH, MICRO_BATCH = 128, 32, 8
 MODEL = {
     "model_type": "gpt2",
@@ -282,11 +275,10 @@ def measured(kind: str, base: Path, folder: Path, updates: int) -> Row:
 
 def main() -> None:
     """Train the base, fine-tune, print, write."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = new_parser(__doc__, "fine_tuning.json")
     parser.add_argument("--updates", type=int, help="of each fine-tuning; else as many as in UPDATES")
     parser.add_argument("--only", nargs="+", choices=list(RATES), default=list(RATES), help="only these")
     parser.add_argument("--folder", type=Path, help="keep all files there, instead of in a temporary folder")
-    parser.add_argument("--output", type=Path, default=HERE / "results" / "fine_tuning.json")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
         folder: Path = (options.folder or Path(temporary)).absolute()
@@ -297,28 +289,18 @@ def main() -> None:
         updates = {kind: options.updates or UPDATES[kind] for kind in options.only}
         kinds = {kind: measured(kind, base, folder, updates[kind]) for kind in options.only}
         digests = {path.name: sha256(path.read_bytes()).hexdigest() for path in (training, held_out)}
-    document = {
-        "date": datetime.now(UTC).date().isoformat(),
-        "command": " ".join(["python", "benchmarks/fine_tuning.py", *sys.argv[1:]]),
-        "device": cpu().name,
-        "processors": os.cpu_count(),
-        "load": os.getloadavg(),
-        "python": platform.python_version(),
-        "versions": {**installed_versions(), **{name: version(name) for name in LIBRARIES}},
-        "task": {
-            "model": MODEL,
-            "adapter": LORA,
-            "pretraining_updates": PRETRAINING_UPDATES,
-            "pretraining_loss": loss,
-            "updates": updates,
-            "effective_batch_size": EFFECTIVE_BATCH,
-            "micro_batch_size": MICRO_BATCH,
-            "learning_rates": RATES,
-            "sha256": digests,
-        },
-        "fine_tuning": kinds,
+    task = {
+        "model": MODEL,
+        "adapter": LORA,
+        "pretraining_updates": PRETRAINING_UPDATES,
+        "pretraining_loss": loss,
+        "updates": updates,
+        "effective_batch_size": EFFECTIVE_BATCH,
+        "micro_batch_size": MICRO_BATCH,
+        "learning_rates": RATES,
+        "sha256": digests,
     }
-    write_atomically(options.output, json.dumps(document, indent=1) + "\n")
+    write_result(options.output, measured_here(*LIBRARIES) | {"task": task, "fine_tuning": kinds})
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
 """The load of a fleet on PostgreSQL: idle, with new work, with a queue, and after a fifth of its hosts vanished.
 
 python benchmarks/fleet.py [--hosts 250] [--devices 8] [--items 20000] [--rate 20] [--lease-seconds 15]
-                           [--output benchmarks/results/fleet.json]
+                           [--output benchmarks/results/fleet.json] [--label now]
+python benchmarks/fleet.py --table [LABEL ...]     (print the table of the documents again)
 
 Several numbers of hosts (`--hosts 25,50,100`) give a row each. The store, the heartbeats, the notifications and
 PostgreSQL are real, with synchronous commits on this machine's disk; the hosts are loops in five processes on the same
@@ -13,7 +14,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import signal
 import statistics
 import subprocess
@@ -21,23 +21,31 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
-from datetime import UTC, datetime
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from fleet_database import Observer, process_seconds
+from fleet_database import Observer
 from fleet_hosts import UPDATES_THAT_HOLD, Plan, hardware
+from reporting import (
+    HERE,
+    measured_here,
+    new_parser,
+    print_head,
+    print_row,
+    process_seconds,
+    read_result,
+    wait_until,
+    write_result,
+)
 from sqlalchemy import URL, insert, make_url
 
 from batchwright.client.documents.states import State, WorkKind
 from batchwright.client.documents.work import JobRequest
-from batchwright.hardware.inventory import cpu
-from batchwright.planning.fingerprint import installed_versions
 from batchwright.schemas.requests import TrainingRequest
 from batchwright_service.domain.identifiers import IdentifierSource
 from batchwright_service.store.database.engine import insert_or_skip, write_transaction
@@ -48,6 +56,15 @@ from tests.support.factories import recommendation
 from tests.support.service.postgres import Databases, own_server
 from tests.support.service.scripted import new_work
 
+HEAD = (
+    "hosts, devices (load)",
+    "transactions per device and second, idle",
+    "submission to claim, median / p99",
+    "claims a second (items, failed transactions)",
+    "processor ms for an item: PostgreSQL / simulator",
+    "most connections",
+    "takeover, worst",
+)
 PROCESSES = 5
 """Processes of hosts; one of them is killed, so that a fifth of the hosts vanishes."""
 SUBMITTERS = 10
@@ -91,16 +108,12 @@ class Fleet:
     def start(self) -> None:
         """Start every host, and wait until all devices are served."""
         for plan in self.plans:
-            command = [sys.executable, str(Path(__file__).with_name("fleet_hosts.py")), json.dumps(asdict(plan))]
+            command = [sys.executable, str(HERE / "fleet_hosts.py"), json.dumps(asdict(plan))]
             pipe = subprocess.PIPE
             self._processes.append(subprocess.Popen(command, text=True, stdin=pipe, stdout=pipe))  # noqa: S603 - ours
         for process in self._processes:
             if process.stdout is None or process.stdout.readline() != "ready\n":
                 raise RuntimeError("a process of hosts did not start; its errors are above")
-
-    def cpu_seconds(self) -> float:
-        """Processor time of the hosts' processes so far."""
-        return sum(process_seconds(process.pid) for process in self._processes if process.poll() is None)
 
     def kill_one(self) -> int:
         """Kill the first process of hosts, and return the number of hosts that vanish."""
@@ -115,6 +128,34 @@ class Fleet:
         for process in self._processes:
             process.wait()
         self.store.close()
+
+    def used(self) -> dict[str, float]:
+        """What the fleet has used so far: seconds of processors and of the clock, and transactions."""
+        return {
+            "postgresql": self.observer.cpu_seconds(),
+            "hosts": sum(process_seconds(process.pid) for process in self._processes if process.poll() is None),
+            "transactions": self.observer.transactions(),
+            "rolled_back": self.observer.transactions("xact_rollback"),
+            "seconds": time.monotonic(),
+        }
+
+    def used_since(self, before: Mapping[str, float]) -> dict[str, float]:
+        """What it has used since then."""
+        return {name: now - before[name] for name, now in self.used().items()}
+
+    def until(self, condition: Callable[[], bool], otherwise: str) -> None:
+        """Wait for a condition.
+
+        Raises:
+            TimeoutError: when that takes too long.
+        """
+        if not wait_until(condition, PATIENCE_SECONDS, 0.5):
+            raise TimeoutError(otherwise)
+
+    def until_none(self, condition: str) -> None:
+        """Wait until no work is in a state."""
+        query = f"SELECT 1 FROM work_items WHERE {condition} LIMIT 1"  # noqa: S608 - ours
+        self.until(lambda: not self.observer.rows(query), f"work with {condition} is left")
 
     def new_works(self, number: int, updates: int = 1) -> list[NewWork]:
         """New jobs, in turn for each index of a device and for each submitter."""
@@ -142,31 +183,6 @@ class Fleet:
             for number in range(SUBMITTERS):
                 insert_or_skip(connection, submitters, {"id": f"key{number}"})
 
-    def until_all_wait(self) -> None:
-        """Wait until every device waits for work, and is notified of it.
-
-        Raises:
-            TimeoutError: when that takes too long.
-        """
-        deadline = time.monotonic() + PATIENCE_SECONDS
-        while self.observer.rows("SELECT count(*) FROM workers WHERE waits")[0][0] < self.devices:
-            if time.monotonic() > deadline:
-                raise TimeoutError("not every device waits for work")
-            time.sleep(0.5)
-
-    def until_none(self, condition: str) -> None:
-        """Wait until no work is in a state.
-
-        Raises:
-            TimeoutError: when that takes too long.
-        """
-        deadline = time.monotonic() + PATIENCE_SECONDS
-        while time.monotonic() < deadline:
-            if self.observer.rows(f"SELECT 1 FROM work_items WHERE {condition} LIMIT 1") == []:  # noqa: S608 - ours
-                return
-            time.sleep(0.5)
-        raise TimeoutError(f"work with {condition} is left")
-
 
 @contextmanager
 def fleet(given: argparse.Namespace, hosts: int) -> Iterator[Fleet]:
@@ -183,25 +199,25 @@ def fleet(given: argparse.Namespace, hosts: int) -> Iterator[Fleet]:
         stack.callback(made.close)
         began = time.monotonic()
         made.start()
-        made.until_all_wait()
+        waiting = "SELECT count(*) FROM workers WHERE waits"
+        made.until(lambda: made.observer.rows(waiting)[0][0] >= made.devices, "not every device waits for work")
         seconds = time.monotonic() - began
         print(f"{hosts} hosts of {given.devices} devices wait for work after {seconds:.0f} s", flush=True)
         time.sleep(SETTLE_SECONDS)
         yield made
 
 
-def measured_load(made: Fleet, seconds: float) -> dict[str, float]:
+def idle(made: Fleet, seconds: float) -> dict[str, float]:
     """Transactions and processor time of an idle fleet."""
-    before, cpu_before, began = made.observer.transactions(), made.observer.cpu_seconds(), time.monotonic()
-    hosts_before = made.cpu_seconds()
+    before = made.used()
     time.sleep(seconds)
-    transactions, used = made.observer.transactions() - before, made.observer.cpu_seconds() - cpu_before
-    elapsed = time.monotonic() - began
+    used = made.used_since(before)
+    elapsed = used["seconds"]
     return {
-        "transactions_per_second": round(transactions / elapsed, 1),
-        "transactions_per_device_and_second": round(transactions / elapsed / made.devices, 4),
-        "postgresql_cores": round(used / elapsed, 3),
-        "hosts_cores": round((made.cpu_seconds() - hosts_before) / elapsed, 3),
+        "transactions_per_second": round(used["transactions"] / elapsed, 1),
+        "transactions_per_device_and_second": round(used["transactions"] / elapsed / made.devices, 4),
+        "postgresql_cores": round(used["postgresql"] / elapsed, 3),
+        "hosts_cores": round(used["hosts"] / elapsed, 3),
         "connections": made.observer.connections(),
     }
 
@@ -227,22 +243,28 @@ def waits(made: Fleet, number: int, rate: float) -> dict[str, float]:
 
 def throughput(made: Fleet, number: int) -> dict[str, float]:
     """Claims a second while much work waits: of the middle four fifths of the claims."""
-    made.observer.execute("TRUNCATE work_items CASCADE")
+    made.observer.rows("TRUNCATE work_items CASCADE")
     made.queue_at_once(made.new_works(number))
     announcing = made.new_works(made.given.devices)
-    used, before, began = made.observer.cpu_seconds(), made.observer.transactions(), time.monotonic()
-    hosts_used, rolled_back = made.cpu_seconds(), made.observer.rollbacks()
+    before = made.used()
     stop = threading.Event()
+
+    def most_connections() -> int:
+        most = 0
+        while not stop.wait(1.0):
+            most = max(most, made.observer.connections())
+        return most
+
     with ThreadPoolExecutor(1) as pool:
-        connections = pool.submit(made.observer.most_connections, stop)
+        connections = pool.submit(most_connections)
         for work in announcing:  # announces the queue
             made.store.submissions.add(work)
         try:
             made.until_none("state <> 'SUCCEEDED'")
         finally:
             stop.set()
-    elapsed = time.monotonic() - began
-    used, hosts_used = made.observer.cpu_seconds() - used, made.cpu_seconds() - hosts_used
+    used = made.used_since(before)
+    elapsed = used["seconds"]
     rows = made.observer.rows("SELECT started_at FROM work_items ORDER BY started_at")
     tenth = len(rows) // 10
     first, last = rows[tenth][0], rows[-tenth - 1][0]
@@ -250,19 +272,19 @@ def throughput(made: Fleet, number: int) -> dict[str, float]:
         "items": len(rows),
         "claims_per_second": round((len(rows) - 2 * tenth) / max(0.001, (last - first) / 1000), 1),
         "seconds": round(elapsed, 1),
-        "postgresql_cores": round(used / elapsed, 3),
-        "hosts_cores": round(hosts_used / elapsed, 3),
-        "rolled_back": made.observer.rollbacks() - rolled_back,
-        "items_per_cpu_second_of_postgresql": round(len(rows) / max(0.01, used), 1),
-        "items_per_cpu_second_of_hosts": round(len(rows) / max(0.01, hosts_used), 1),
-        "transactions_per_item": round((made.observer.transactions() - before) / len(rows), 1),
+        "postgresql_cores": round(used["postgresql"] / elapsed, 3),
+        "hosts_cores": round(used["hosts"] / elapsed, 3),
+        "rolled_back": used["rolled_back"],
+        "items_per_cpu_second_of_postgresql": round(len(rows) / max(0.01, used["postgresql"]), 1),
+        "items_per_cpu_second_of_hosts": round(len(rows) / max(0.01, used["hosts"]), 1),
+        "transactions_per_item": round(used["transactions"] / len(rows), 1),
         "most_connections": connections.result(),
     }
 
 
 def takeover(made: Fleet) -> dict[str, float]:
     """Times from the end of a fifth of the hosts to the next claim of what ran there, with half of the devices idle."""
-    made.observer.execute("TRUNCATE work_items CASCADE")
+    made.observer.rows("TRUNCATE work_items CASCADE")
     works = made.new_works(made.devices // 2, UPDATES_THAT_HOLD)
     for work in works:
         made.store.submissions.add(work)
@@ -274,13 +296,9 @@ def takeover(made: Fleet) -> dict[str, float]:
     lost = [owner for owner in owners if owner.startswith(tuple(names))]
     held = made.observer.rows("SELECT id FROM work_items WHERE owner = ANY(:lost)", lost=lost)
     ids = [row.id for row in held]
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    rows: Sequence[Any] = []
-    while len(rows) < len(ids) and time.monotonic() < deadline:
-        time.sleep(0.5)
-        query = "SELECT claimed_at FROM work_items WHERE id = ANY(:ids) AND token > 1"
-        rows = made.observer.rows(query, ids=ids)
-    seconds = sorted((row.claimed_at - now) / 1000 for row in rows)
+    query = "SELECT claimed_at FROM work_items WHERE id = ANY(:ids) AND token > 1"
+    wait_until(lambda: len(made.observer.rows(query, ids=ids)) == len(ids), PATIENCE_SECONDS, 0.5)
+    seconds = sorted((row.claimed_at - now) / 1000 for row in made.observer.rows(query, ids=ids))
     return {
         "hosts": gone,
         "items": len(ids),
@@ -296,21 +314,37 @@ def row_of(given: argparse.Namespace, hosts: int) -> dict[str, Any]:
     with fleet(given, hosts) as made:
         row: dict[str, Any] = {"hosts": hosts, "devices": made.devices, "load_before": os.getloadavg()[0]}
         row["postgresql"] = made.observer.version
-        row["idle"] = measured_load(made, given.idle_seconds)
-        print(f"{hosts} hosts, idle: {row['idle']}", flush=True)
-        row["submission_to_claim"] = waits(made, given.submissions, given.rate)
-        print(f"{hosts} hosts, submission to claim: {row['submission_to_claim']}", flush=True)
-        row["queue"] = throughput(made, given.items)
-        print(f"{hosts} hosts, queue: {row['queue']}", flush=True)
-        row["takeover"] = takeover(made)
-        print(f"{hosts} hosts, takeover: {row['takeover']}", flush=True)
+        parts: dict[str, Callable[[], dict[str, float]]] = {
+            "idle": lambda: idle(made, given.idle_seconds),
+            "submission_to_claim": lambda: waits(made, given.submissions, given.rate),
+            "queue": lambda: throughput(made, given.items),
+            "takeover": lambda: takeover(made),
+        }
+        for name, measure in parts.items():
+            row[name] = measure()
+            print(f"{hosts} hosts, {name}: {row[name]}", flush=True)
         row["load_after"] = os.getloadavg()[0]
     return row
 
 
+def cells(label: str, row: Mapping[str, Any]) -> tuple[str, ...]:
+    """The cells of one fleet in the table of the documents."""
+    still, waited, queue, taken_over = (row[part] for part in ("idle", "submission_to_claim", "queue", "takeover"))
+    costs = (queue.get(f"items_per_cpu_second_of_{name}") for name in ("postgresql", "hosts"))
+    return (
+        f"{label}: {row['hosts']}, {row['devices']} ({row['load_before']:.0f} to {row['load_after']:.0f})",
+        f"{still['transactions_per_device_and_second']:.3f}",
+        f"{waited['median_seconds']:.3f} / {waited['p99_seconds']:.3f} s",
+        f"{queue['claims_per_second']:.0f} ({queue['items']}, {queue.get('rolled_back', 'not counted')})",
+        " / ".join("not measured" if each is None else f"{1000 / each:.1f}" for each in costs),
+        str(queue.get("most_connections", "not measured")),
+        f"{taken_over['worst_leases']:.2f} leases ({taken_over['hosts']} hosts, {taken_over['items']} items)",
+    )
+
+
 def main() -> None:
-    """Measure, print a line for each part, and write the results."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    """Measure, print a line for each part, write the results, and print the table."""
+    parser = new_parser(__doc__, "fleet.json")
     parser.add_argument("--hosts", default="250", help="numbers of hosts, separated by commas")
     parser.add_argument("--devices", type=int, default=8, help="devices of each host")
     parser.add_argument("--items", type=int, default=20_000, help="queued items of the throughput")
@@ -319,15 +353,18 @@ def main() -> None:
     parser.add_argument("--lease-seconds", type=float, default=15.0)
     parser.add_argument("--idle-seconds", type=float, default=30.0)
     parser.add_argument("--label", default="now", help="name of the rows in the output")
-    parser.add_argument("--output", type=Path, default=Path("benchmarks/results/fleet.json"))
+    parser.add_argument("--table", nargs="*", help="print the rows of these labels, or of all, and measure nothing")
     given = parser.parse_args()
-    rows = [row_of(given, int(hosts)) for hosts in given.hosts.split(",")]
-    about: dict[str, Any] = json.loads(given.output.read_text()) if given.output.exists() else {}
-    machine = {"processor": cpu().name, "cores": os.cpu_count(), "kernel": platform.release()}
-    made = datetime.now(UTC).isoformat(timespec="seconds")
-    run = {"made": made, "lease_seconds": given.lease_seconds, **machine, "versions": installed_versions()}
-    about[given.label] = run | {"rows": rows}
-    given.output.write_text(json.dumps(about, indent=1) + "\n")
+    if given.table is None:
+        rows = [row_of(given, int(hosts)) for hosts in given.hosts.split(",")]
+        run = measured_here() | {"lease_seconds": given.lease_seconds, "rows": rows}
+        write_result(given.output, read_result(given.output) | {given.label: run})
+    labels = [given.label] if given.table is None else given.table
+    print_head(*HEAD)
+    for label, made in read_result(given.output).items():
+        if isinstance(made, dict) and "rows" in made and (label in labels or not labels):
+            for row in made["rows"]:
+                print_row(*cells(label, row))
 
 
 if __name__ == "__main__":

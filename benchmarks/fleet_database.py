@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -14,12 +13,6 @@ from sqlalchemy.pool import NullPool
 _TICKS = os.sysconf("SC_CLK_TCK")
 _PARENT, _OWN_TIME, _TIME_OF_ENDED = 1, slice(11, 13), slice(13, 15)
 """Fields of ``/proc/PID/stat`` behind the name of the program, proc(5): parent, user and system time, children's."""
-
-
-def process_seconds(pid: int) -> float:
-    """Processor time of a process so far, without its children."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return sum(int(field) for field in fields[_OWN_TIME]) / _TICKS
 
 
 class Observer:
@@ -39,15 +32,8 @@ class Observer:
             self.version: str = connection.execute(text("SHOW server_version")).scalar_one()
         self._postmaster = int((folder / "postmaster.pid").read_text().split()[0])
 
-    def transactions(self) -> int:
+    def transactions(self, what: str = "xact_commit + xact_rollback") -> int:
         """Transactions of the fleet's database so far, ended in either way. Backends report theirs once a second."""
-        return self._counted("xact_commit + xact_rollback")
-
-    def rollbacks(self) -> int:
-        """Transactions of the fleet's database that were rolled back so far."""
-        return self._counted("xact_rollback")
-
-    def _counted(self, what: str) -> int:
         query = text(f"SELECT {what} FROM pg_stat_database WHERE datname = :name")  # noqa: S608 - ours
         with self._outside.connect() as connection:
             return int(connection.execute(query, {"name": self._name}).scalar_one())
@@ -72,19 +58,8 @@ class Observer:
                 ticks += sum(int(field) for field in fields[_OWN_TIME])
         return ticks / _TICKS
 
-    def most_connections(self, stop: threading.Event) -> int:
-        """The largest number of connections that was seen until ``stop`` was set, by a look each second."""
-        most = 0
-        while not stop.wait(1.0):
-            most = max(most, self.connections())
-        return most
-
     def rows(self, statement: str, **values: Any) -> Sequence[Any]:  # noqa: ANN401 - values of parameters
-        """Rows of a query on the fleet's database."""
+        """Execute a statement on the fleet's database. Return its rows; none if it returns none."""
         with self._inside.connect() as connection:
-            return connection.execute(text(statement), values).all()
-
-    def execute(self, statement: str, **values: Any) -> None:  # noqa: ANN401 - values of parameters
-        """Execute a statement on the fleet's database."""
-        with self._inside.connect() as connection:
-            connection.execute(text(statement), values)
+            found = connection.execute(text(statement), values)
+            return found.all() if found.returns_rows else ()

@@ -15,19 +15,16 @@ noisy. Every answer of an oracle is checked against the truth.
 
 from __future__ import annotations
 
-import argparse
-import json
 import math
-import os
-import platform
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from pathlib import Path
 from random import Random
 from statistics import fmean, median
 from typing import Any, TypeVar
+
+from reporting import let_probes_import, measured_here, new_parser, print_head, print_row, read_result, write_result
 
 from batchwright.hardware.inventory import find_device
 from batchwright.planning.accumulation import probe_window
@@ -331,7 +328,7 @@ def show(name: str, found: Row) -> None:
         for it in (found["without"], found["learned"])
     ]
     two = f"{found['without']['two']:.0%} / {found['learned']['two']:.0%}"
-    print(f"| {name} | {' | '.join(cells)} | {two} | {found['fewer']} / {found['more']} |", flush=True)
+    print_row(name, *cells, two, f"{found['fewer']} / {found['more']}")
 
 
 def oracles(seeds: int) -> Iterator[Row]:
@@ -342,17 +339,6 @@ def oracles(seeds: int) -> Iterator[Row]:
         found = {"name": name, "sequences": seeds, **summary(rows)}
         show(name, found)
         yield found
-
-
-def header() -> Row:
-    """Date, machine and versions of a part."""
-    return {
-        "date": datetime.now(UTC).date().isoformat(),
-        "command": " ".join(["python", "benchmarks/learned.py", *sys.argv[1:]]),
-        "processors": os.cpu_count(),
-        "python": platform.python_version(),
-        "versions": installed_versions(),
-    }
 
 
 def on_cpu(length: int) -> Row:
@@ -389,27 +375,24 @@ def _probed(name: str, device: DeviceInfo, runner: ProbeSupervisor, cases: Seque
 
 def main() -> None:
     """Run, print, write."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = new_parser(__doc__, "learned.json")
     parser.add_argument("--quick", action="store_true", help="5 tunings on the CPU, 3 sequences of oracles")
     parser.add_argument(
         "--only", choices=("oracles", "cpu", "virtual"), help="one of the parts; the output's others are kept"
     )
     parser.add_argument("--seeds", type=int, default=10, help="sequences of oracles for each kind of error")
-    parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results" / "learned.json")
     options = parser.parse_args()
-    print("| sequence | without: median / mean / worst | OOMs | learned | OOMs | two probes | fewer / more |")
-    print("|---|---|---|---|---|---|---|")
-    document: Row = json.loads(options.output.read_text(encoding="utf-8")) if options.output.exists() else {}
+    without = "without: median / mean / worst"
+    print_head("sequence", without, "OOMs", "learned", "OOMs", "two probes", "fewer / more")
+    document = read_result(options.output)
     if options.only in (None, "oracles"):
-        document["oracles"] = {**header(), "rows": list(oracles(3 if options.quick else options.seeds))}
+        document["oracles"] = {**measured_here(), "rows": list(oracles(3 if options.quick else options.seeds))}
     if options.only in (None, "cpu"):
-        document["cpu"] = {**header(), **on_cpu(5 if options.quick else LENGTH)}
+        document["cpu"] = {**measured_here(), **on_cpu(5 if options.quick else LENGTH)}
     if options.only == "virtual":
-        here = str(Path(__file__).resolve().parent)
-        os.environ["PYTHONPATH"] = os.pathsep.join([here, os.environ.get("PYTHONPATH", "")])  # for our own targets
-        document["virtual"] = {**header(), **on_virtual_card(5 if options.quick else LENGTH)}
-    options.output.parent.mkdir(parents=True, exist_ok=True)
-    options.output.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+        let_probes_import()
+        document["virtual"] = {**measured_here(), **on_virtual_card(5 if options.quick else LENGTH)}
+    write_result(options.output, document)
 
 
 if __name__ == "__main__":

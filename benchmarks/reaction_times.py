@@ -7,10 +7,7 @@ No test depends on these figures: on a busy machine they are larger. Probes are 
 
 from __future__ import annotations
 
-import argparse
 import json
-import os
-import platform
 import signal
 import statistics
 import tempfile
@@ -19,16 +16,13 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
-from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import Any
 
+from reporting import measured_here, new_parser, write_result
 from sqlalchemy import text
 
 from batchwright.estimation.pool import EstimatePool
-from batchwright.hardware.inventory import cpu
-from batchwright.planning.fingerprint import installed_versions
 from batchwright.schemas.estimates import EstimateRequest
 from batchwright_service.store.database.engine import open_engine, write_transaction
 from tests.service.dashboard.test_quality import store_many
@@ -173,9 +167,8 @@ def measured(rounds: int) -> dict[str, list[float]]:
 
 def main() -> None:
     """Measure, print a line each, and write the results."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = new_parser(__doc__, "reaction_times.json")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--output", type=Path, default=Path("benchmarks/results/reaction_times.json"))
     given = parser.parse_args()
     rows = {
         name: {"median": round(statistics.median(times), 4), "largest": round(max(times), 4), "times": len(times)}
@@ -183,15 +176,7 @@ def main() -> None:
     }
     for name, row in rows.items():
         print(f"{name:26} median {row['median']:.3f} s, largest {row['largest']:.3f} s of {row['times']}")
-    about: dict[str, Any] = {"made": datetime.now(UTC).isoformat(timespec="seconds"), "lease_seconds": LEASE_SECONDS}
-    about |= {
-        "processor": cpu().name,
-        "cores": os.cpu_count(),
-        "load": os.getloadavg()[0],
-        "kernel": platform.release(),
-    }
-    about |= {"versions": installed_versions(), "seconds": rows}
-    given.output.write_text(json.dumps(about, indent=1) + "\n")
+    write_result(given.output, measured_here() | {"lease_seconds": LEASE_SECONDS, "seconds": rows})
 
 
 if __name__ == "__main__":

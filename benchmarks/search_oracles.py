@@ -9,14 +9,13 @@ with and half without the resident bytes, and a limit that is met anywhere betwe
 
 from __future__ import annotations
 
-import argparse
-import json
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from pathlib import Path
 from random import Random
 from statistics import fmean, median
+
+from reporting import new_parser, print_head, print_row, write_result
 
 from batchwright.planning.search import MicroBatchSearch
 from batchwright.planning.search_space import SearchSpace
@@ -248,30 +247,28 @@ def peers() -> list[Row]:
 def show(rows: list[Row], other: list[Row], *, every_intercept: bool) -> None:
     """Print both tables as markdown."""
     names = ["mean", "median", "p95", "max"]
-    print(f"| oracle | largest | intercept | probes {'/'.join(names)} | OOMs {'/'.join(names)} | within 6 and 2 |")
-    print("|---|---|---|---|---|---|")
+    order = "/".join(names)
+    print_head("oracle", "largest", "intercept", f"probes {order}", f"OOMs {order}", "within 6 and 2")
     for row in rows:
         if every_intercept or row["intercept"] == "all":
             probes, ooms = ("/".join(f"{row[f'{kind}_{name}']:g}" for name in names) for kind in ("probes", "ooms"))
-            start = f"| {row['oracle']} | {row['largest']} | {row['intercept']} "
-            print(f"{start}| {probes} | {ooms} | {100 * float(row['within_6_and_2']):.1f} % |")
-    print("\n| finder | largest | probes | OOMs | answer |\n|---|---|---|---|---|")
+            within = f"{100 * float(row['within_6_and_2']):.1f} %"
+            print_row(row["oracle"], row["largest"], row["intercept"], probes, ooms, within)
+    print()
+    print_head("finder", "largest", "probes", "OOMs", "answer")
     for row in other:
-        print(f"| {row['finder']} | {row['largest']} | {row['probes']} | {row['ooms']} | {row['answer']} |")
+        print_row(*row.values())
 
 
 def main() -> None:
     """Run, print, write."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = new_parser(__doc__, "search_oracles.json")
     parser.add_argument("--seeds", type=int, default=100, help="runs per kind of oracle, answer and intercept")
     parser.add_argument("--all", action="store_true", help="print a row per intercept")
-    parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results" / "search_oracles.json")
     arguments = parser.parse_args()
     rows, other = list(ours(arguments.seeds)), peers()
     show(rows, other, every_intercept=arguments.all)
-    document = {"bound": BOUND, "seeds": arguments.seeds, "ours": rows, "peers": other}
-    arguments.output.parent.mkdir(parents=True, exist_ok=True)
-    arguments.output.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    write_result(arguments.output, {"bound": BOUND, "seeds": arguments.seeds, "ours": rows, "peers": other})
 
 
 if __name__ == "__main__":

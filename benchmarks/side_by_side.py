@@ -14,20 +14,15 @@ and halving, and then by a scan of the sizes around, a fresh process for each. `
 
 from __future__ import annotations
 
-import argparse
 import ast
 import json
 import math
-import os
-import platform
 import re
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -36,15 +31,13 @@ import torch
 from accumulation_task import error_of
 from finders import Bench, Scan, truth_of
 from finders_workloads import Case
+from reporting import HERE, let_probes_import, measured_here, new_parser, write_result
 from torch import Tensor
 
 from batchwright.hardware.inventory import cpu
-from batchwright.planning.fingerprint import installed_versions
 from batchwright.schemas.requests import TuningRequest
 from batchwright.schemas.workload import parse_spec
-from batchwright.system.files import write_atomically
 
-HERE = Path(__file__).resolve().parent
 SCRIPTS = HERE.parent / "examples" / "side_by_side"
 sys.path.append(str(SCRIPTS))
 
@@ -216,7 +209,7 @@ def measured(name: str, environment: Mapping[str, str], truth: int | None, *, qu
     row = {"script": script.name, "code_lines": code_lines(script), **figures(name, run, truth)}
     if not quick:
         row["with_long_sample"] = at_the_limit(name, run_script(script, ["--long-sample"], environment))
-    show(name, row)
+    print(f"{name}: {json.dumps(row)}", flush=True)
     return row
 
 
@@ -233,43 +226,27 @@ def true_size(bench: Bench) -> Row:
     return truth
 
 
-def show(name: str, row: Row) -> None:
-    """Print the figures of one way."""
-    print(f"{name}: {json.dumps(row)}", flush=True)
-
-
 def main() -> None:
     """Run, print, write."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = new_parser(__doc__, "side_by_side.json")
     parser.add_argument("--only", nargs="+", choices=WAYS, default=list(WAYS), metavar="NAME", help="only these")
     parser.add_argument("--quick", action="store_true", help="no truth, and no run with the long sample")
-    parser.add_argument("--output", type=Path, default=HERE / "results" / "side_by_side.json")
     options = parser.parse_args()
-    os.environ["PYTHONPATH"] = os.pathsep.join([str(HERE), str(SCRIPTS), os.environ.get("PYTHONPATH", "")])
+    let_probes_import(SCRIPTS)
     bench = Bench(cpu())
     truth = None if options.quick else true_size(bench)
     print(f"largest size that fits: {truth}", flush=True)
     largest = None if truth is None else truth["largest"]
     ways = {name: measured(name, bench.environment(), largest, quick=options.quick) for name in options.only}
     libraries = () if options.only == ["Batchwright"] else LIBRARIES
-    document = {
-        "date": datetime.now(UTC).date().isoformat(),
-        "command": " ".join(["python", "benchmarks/side_by_side.py", *sys.argv[1:]]),
-        "device": cpu().name,
-        "processors": os.cpu_count(),
-        "python": platform.python_version(),
-        "versions": {**installed_versions(), **{name: version(name) for name in libraries}},
-        "task": {
-            "effective_batch_size": EFFECTIVE_BATCH_SIZE,
-            "memory_limit_bytes": MEMORY_LIMIT_BYTES,
-            "samples": SAMPLES,
-            "longest_sample": LENGTH,
-            "long_sample": LONG_SAMPLE,
-        },
-        "truth": truth,
-        "ways": ways,
+    task = {
+        "effective_batch_size": EFFECTIVE_BATCH_SIZE,
+        "memory_limit_bytes": MEMORY_LIMIT_BYTES,
+        "samples": SAMPLES,
+        "longest_sample": LENGTH,
+        "long_sample": LONG_SAMPLE,
     }
-    write_atomically(options.output, json.dumps(document, indent=1) + "\n")
+    write_result(options.output, measured_here(*libraries) | {"task": task, "truth": truth, "ways": ways})
 
 
 if __name__ == "__main__":

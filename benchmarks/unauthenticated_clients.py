@@ -12,13 +12,9 @@ Four rounds, each on a service of its own on loopback, as `batchwright serve` ru
 
 from __future__ import annotations
 
-import argparse
 import json
-import os
-import platform
 import re
 import socket
-import subprocess
 import sys
 import tempfile
 import threading
@@ -26,15 +22,15 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
-from importlib import metadata
 from pathlib import Path
 from typing import Any, Self
 
 import httpx
+from reporting import forget_settings, measured_here, new_parser, wait_until, write_result
 
 from tests.support.factories import tuning_request
+from tests.support.service.processes import LISTENS, Spoken, spoken
 
-HERE = Path(__file__).resolve().parent
 DESCRIPTORS = 256
 HALF_REQUESTS = 600
 HALF_SIGN_INS = 300
@@ -56,23 +52,26 @@ _LIMITED = (
 class Served:
     """A service that runs."""
 
-    url: str
-    pid: int
-    log: Path
+    process: Spoken
+
+    @property
+    def url(self) -> str:
+        """Its address."""
+        return self.process.url
 
     @property
     def log_bytes(self) -> int:
         """Size of the service's log."""
-        return self.log.stat().st_size
+        return sum(map(len, self.process.lines))
 
     @property
     def descriptors(self) -> int:
         """Open files of the process that serves the API."""
-        return len(list(Path(f"/proc/{self.pid}/fd").iterdir()))
+        return len(list(Path(f"/proc/{self.process.process.pid}/fd").iterdir()))
 
     def resident_bytes(self, field: str = "VmRSS") -> int:
         """Memory of the process that serves the API."""
-        found = re.search(rf"{field}:\s+(\d+) kB", Path(f"/proc/{self.pid}/status").read_text())
+        found = re.search(rf"{field}:\s+(\d+) kB", Path(f"/proc/{self.process.process.pid}/status").read_text())
         assert found is not None
         return int(found[1]) * 1024
 
@@ -80,27 +79,11 @@ class Served:
 @contextmanager
 def served(descriptors: int = 4096) -> Iterator[Served]:
     """A service; ended with the block."""
-    with tempfile.TemporaryDirectory(prefix="unauthenticated-") as name:
-        log = Path(name) / "log"
-        environment = {key: value for key, value in os.environ.items() if not key.startswith("BATCHWRIGHT_")}
-        environment |= {"BATCHWRIGHT_DATA_DIR": f"{name}/data", "BATCHWRIGHT_DEVICES": "cpu"}
-        command = [sys.executable, "-c", _LIMITED, str(descriptors), "-m", "batchwright", "serve", "--port", "0"]
-        with log.open("wb") as stream:
-            process = subprocess.Popen(command, env=environment, stderr=stream)  # noqa: S603 - our own command line
-        try:
-            yield Served(_address(process, log), process.pid, log)
-        finally:
-            process.terminate()
-            process.wait()
-
-
-def _address(process: subprocess.Popen[bytes], log: Path) -> str:
-    deadline = time.monotonic() + _PATIENCE_SECONDS
-    while (found := re.search(r"listens on (\S+)", log.read_text())) is None:
-        if process.poll() is not None or time.monotonic() > deadline:
-            raise RuntimeError(f"the service does not start:\n{log.read_text()}")
-        time.sleep(0.05)
-    return found[1]
+    command = ["-c", _LIMITED, str(descriptors), "-m", "batchwright", "serve", "--port", "0"]
+    with tempfile.TemporaryDirectory(prefix="unauthenticated-") as folder:
+        environment = {"BATCHWRIGHT_DATA_DIR": folder, "BATCHWRIGHT_DEVICES": "cpu"}
+        with spoken(command, LISTENS, environment) as process:
+            yield Served(process)
 
 
 class Watch:
@@ -208,10 +191,8 @@ def not_reading() -> dict[str, Any]:
             stack.enter_context(connected(service.url, asked))
         time.sleep(1.0)
         held = service.descriptors - idle
-        deadline = time.monotonic() + 3 * _UNREAD_SECONDS
         began = time.monotonic()
-        while service.descriptors > idle + 5 and time.monotonic() < deadline:
-            time.sleep(0.5)
+        wait_until(lambda: service.descriptors <= idle + 5, 3 * _UNREAD_SECONDS, 0.5)
         left = service.descriptors - idle
     seconds = round(time.monotonic() - began, 1)
     return {"not_reading": NOT_READING, "held": held, "left": left, "dropped_seconds": seconds, "met": left <= 5}
@@ -219,15 +200,14 @@ def not_reading() -> dict[str, Any]:
 
 def main() -> None:
     """Run, print, write; exit status 1 when a target is missed."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--output", type=Path, default=HERE / "results" / "unauthenticated_clients.json")
+    parser = new_parser(__doc__, "unauthenticated_clients.json")
     options = parser.parse_args()
+    forget_settings()
     rounds: dict[str, dict[str, Any]] = {}
     for act in (half_requests, half_sign_ins, many_keys, not_reading):
         rounds[act.__name__] = act()
         print(act.__name__, json.dumps(rounds[act.__name__]), flush=True)
-    machine = {"python": platform.python_version(), "cpus": os.cpu_count(), "uvicorn": metadata.version("uvicorn")}
-    options.output.write_text(json.dumps({"machine": machine, "rounds": rounds}, indent=2) + "\n")
+    write_result(options.output, {"machine": measured_here("uvicorn"), "rounds": rounds})
     sys.exit(not all(found["met"] for found in rounds.values()))
 
 

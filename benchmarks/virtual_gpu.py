@@ -12,32 +12,27 @@ trace's assumption of them is left out of neither side.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
-import platform
 import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from datetime import UTC, datetime
 from itertools import groupby
-from pathlib import Path
 from statistics import median, quantiles
 from typing import Any
 
+from reporting import HERE, let_probes_import, measured_here, new_parser, print_row, write_result
 from virtual_gpu_workloads import EXPANDABLE, EXPLANATIONS, SEARCH_EXPLANATIONS, Case, cases
 
 from batchwright.errors import WorkloadError
 from batchwright.estimation.client import estimate
-from batchwright.planning.fingerprint import installed_versions
 from batchwright.probing.supervisor import ProbeSupervisor
 from batchwright.probing.virtual_estimate import estimate_on_virtual_cards, virtual_supervisor
 from batchwright.schemas.estimates import EstimateRequest
 from batchwright.schemas.results import Outcome
 from batchwright.virtual_gpu.description import VirtualGpu
 
-HERE = Path(__file__).resolve().parent
 EXPLAINED_ABOVE = 0.01
 Row = dict[str, Any]
 
@@ -109,7 +104,9 @@ def compared(wanted: Sequence[Case]) -> Iterator[Row]:
             row["errors"] = {it: round(one[f"{it}_bytes"] / other[f"{it}_bytes"] - 1, 5) for it in kinds}
         if case.name in EXPLANATIONS:
             row["explanation"] = EXPLANATIONS[case.name]
-        print_row(row)
+        errors = row.get("errors", {})
+        shown = [f"{100 * errors[it]:+.2f} %" if errors else "failed" for it in ("allocated", "reserved")]
+        print_row(row["name"], row["card"], *shown, row.get("explanation", ""))
         yield row
 
 
@@ -118,19 +115,10 @@ def searched(wanted: Sequence[Case]) -> Iterator[tuple[str, Row]]:
     for case in wanted:
         if case.effective_batch_size is not None:
             found = largest(case)
-            print(
-                f"| {case.name} | {case.card} | {' | '.join(str(it['largest']) for it in found.values())} |", flush=True
-            )
+            print_row(case.name, case.card, *(it["largest"] for it in found.values()))
             if case.name in SEARCH_EXPLANATIONS:
                 found["explanation"] = SEARCH_EXPLANATIONS[case.name]
             yield case.name, found
-
-
-def print_row(row: Row) -> None:
-    """Print a line of a markdown table."""
-    errors = row.get("errors", {})
-    shown = [f"{100 * errors[it]:+.2f} %" if errors else "failed" for it in ("allocated", "reserved")]
-    print(f"| {row['name']} | {row['card']} | {' | '.join(shown)} | {row.get('explanation', '')} |", flush=True)
 
 
 def summary(rows: Sequence[Row]) -> dict[str, Row]:
@@ -164,39 +152,28 @@ def unexplained(rows: Sequence[Row]) -> list[str]:
 
 def main() -> None:
     """Compare, print a table, and write the results."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = new_parser(__doc__, "virtual_gpu.json")
     parser.add_argument("--only", nargs="+", metavar="NAME")
     parser.add_argument("--no-largest", action="store_true", help="compare peaks alone")
-    parser.add_argument("--output", type=Path, default=HERE / "results" / "virtual_gpu.json")
     options = parser.parse_args()
     wanted = [case for case in cases() if options.only is None or case.name in options.only]
-    os.environ["PYTHONPATH"] = os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")])  # for our own targets
+    let_probes_import()
     began = time.monotonic()
     rows: list[Row] = []
+
+    def write() -> None:
+        found: Row = {"virtual": True, "measured_on_a_gpu": False, "seconds": round(time.monotonic() - began)}
+        found |= {"summary": summary(rows), "unexplained": unexplained(rows), "rows": rows}
+        write_result(options.output, measured_here() | found)
+
     for row in compared(wanted):
         rows.append(row)
-        write(options.output, rows, began)
+        write()
     for name, search in () if options.no_largest else searched(wanted):
         next(row for row in rows if row["name"] == name)["search"] = search
-        write(options.output, rows, began)
+        write()
     print(json.dumps(summary(rows), indent=1))
     print(f"not explained: {unexplained(rows) or 'none'}")
-
-
-def write(path: Path, rows: Sequence[Row], began: float) -> None:
-    """Write what was found so far."""
-    found = {
-        "virtual": True,
-        "measured_on_a_gpu": False,
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "host": f"{platform.machine()}, {os.cpu_count()} CPUs, load {os.getloadavg()[1]:.1f}",
-        "versions": installed_versions(),
-        "seconds": round(time.monotonic() - began),
-        "summary": summary(rows),
-        "unexplained": unexplained(rows),
-        "rows": rows,
-    }
-    path.write_text(json.dumps(found, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -9,12 +9,13 @@ of this one is replaced. Evidence of a virtual card, whose workspaces are invent
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+from reporting import new_parser
 
 from batchwright.hardware.workspace_tables import FILE
 from batchwright.schemas.base import load_document
@@ -84,7 +85,7 @@ def merged(path: Path, table: WorkspaceTable) -> WorkspaceFile:
 
 def main(arguments: list[str] | None = None) -> int:
     """Read, check, write."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = new_parser(__doc__)
     parser.add_argument("evidence", type=Path, help="the file that gpu_evidence.py has left")
     parser.add_argument("--output", type=Path, default=FILE, help="the file of tables; that of the package by default")
     options = parser.parse_args(arguments)
