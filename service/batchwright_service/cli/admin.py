@@ -10,7 +10,7 @@ import math
 import re
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated
 
@@ -21,11 +21,12 @@ from rich.table import Column, Table
 
 from batchwright.client.documents.api_keys import MAX_DAYS, ApiKey, KeySubmission, Scope, check_name
 from batchwright.errors import ServingError, SpecError
+from batchwright.schemas.base import Document
 from batchwright.schemas.field_errors import problems_in
+from batchwright_service.cli.serve import DatabaseUrl, reading_settings
 
 if TYPE_CHECKING:
     from batchwright_service.application.api_keys import KeyCases
-    from batchwright_service.application.retention import PruneReport
     from batchwright_service.settings import Settings
     from batchwright_service.store.store import Store
 
@@ -35,13 +36,6 @@ _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": _SECONDS_PER_DAY, "w": 7 * _SEC
 _SHOWN_LENGTH = 40
 _VALID = "good"
 
-DatabaseUrl = Annotated[
-    str | None,
-    typer.Option(
-        help="SQLAlchemy URL of the service's store. When left out: BATCHWRIGHT_DATABASE_URL, else the SQLite file in "
-        "the data folder."
-    ),
-]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON on standard output.")]
 
 keys = typer.Typer(
@@ -74,11 +68,7 @@ def create(
             "Note: no key has the scope `admin`, so that only this command can create keys; to create keys over HTTP, "
             "create one with: batchwright keys create admin --scope admin\n"
         )
-    if json:
-        sys.stdout.write(created.model_dump_json(indent=2) + "\n")
-    else:
-        sys.stderr.write(f"{_key_text(created)}. Store it safely: it is not shown again.\n")
-        sys.stdout.write(created.key + "\n")
+    print_created(created, created.key, f"{_key_text(created)}. Store it", json=json)
 
 
 @keys.command("list")
@@ -86,10 +76,7 @@ def list_keys(*, database_url: DatabaseUrl = None, json: Json = False) -> None:
     """List all keys, revoked and expired ones included, without their secrets."""
     with _keys_in(database_url) as cases:
         found = cases.list().items
-    if json:
-        sys.stdout.writelines(key.model_dump_json() + "\n" for key in found)
-    else:
-        Console(highlight=False, markup=False).print(_table(found))
+    print_rows(found, _table(found), json=json)
 
 
 @keys.command()
@@ -148,15 +135,12 @@ def prune(
 
         files = JobFiles(settings.runs_dir)
         report = retention.prune(store.retention, files, older_than, recommendations=recommendations, dry_run=dry_run)
-    sys.stdout.write((report.model_dump_json(indent=2) if json else _report_text(report)) + "\n")
-
-
-def _report_text(report: PruneReport) -> str:
     verb = "Would delete" if report.dry_run else "Deleted"
     counts = f"{report.tunings} tunings, {report.jobs} jobs, {report.recommendations} recommendations"
     folders = "".join(f"\n  {folder}" for folder in report.folders)
     left = "".join(f"\nCould not be removed: {folder}" for folder in report.folders_left)
-    return f"{verb} {counts}, {len(report.folders)} folders{':' if folders else '.'}{folders}{left}"
+    text = f"{verb} {counts}, {len(report.folders)} folders{':' if folders else '.'}{folders}{left}"
+    sys.stdout.write((report.model_dump_json(indent=2) if json else text) + "\n")
 
 
 @contextmanager
@@ -167,19 +151,27 @@ def opened(database_url: str | None) -> Iterator[tuple[Store, Settings]]:
         SpecError: when the settings are invalid.
         ServingError: when the service raises an error, with its message.
     """
-    from batchwright_service.errors import ServiceError  # noqa: PLC0415 - see the module's docstring
-    from batchwright_service.settings import read_settings  # noqa: PLC0415 - see the module's docstring
     from batchwright_service.store.store import open_store  # noqa: PLC0415 - see the module's docstring
 
-    settings = read_settings(database_url=database_url)
-    try:
-        store = open_store(settings.url)
-        try:
-            yield store, settings
-        finally:
-            store.close()
-    except ServiceError as error:
-        raise ServingError(str(error)) from None
+    with reading_settings({"database_url": database_url}) as settings, closing(open_store(settings.url)) as store:
+        yield store, settings
+
+
+def print_created(created: Document, secret: str, description: str, *, json: bool) -> None:
+    """Print a document with a secret that is shown once: as JSON, or the secret alone on standard output."""
+    if json:
+        sys.stdout.write(created.model_dump_json(indent=2) + "\n")
+    else:
+        sys.stderr.write(f"{description} safely: it is not shown again.\n")
+        sys.stdout.write(secret + "\n")
+
+
+def print_rows(found: Sequence[Document], table: Table, *, json: bool) -> None:
+    """Print rows as JSON Lines, or as the table."""
+    if json:
+        sys.stdout.writelines(row.model_dump_json() + "\n" for row in found)
+    else:
+        Console(highlight=False, markup=False).print(table)
 
 
 @contextmanager

@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 
 _LAST_PORT = 65_535
 
-_DatabaseUrl = Annotated[
+DatabaseUrl = Annotated[
     str | None,
     typer.Option(
-        help="SQLAlchemy URL of the store. When left out: BATCHWRIGHT_DATABASE_URL, else the SQLite file in the data "
-        "folder."
+        help="SQLAlchemy URL of the service's store. When left out: BATCHWRIGHT_DATABASE_URL, else the SQLite file in "
+        "the data folder."
     ),
 ]
 _MetricsPort = Annotated[
@@ -46,7 +46,7 @@ def serve(  # noqa: PLR0913 - options of a command
             help="Port to listen on; 0 picks a free one. When left out: BATCHWRIGHT_PORT, else 8000.",
         ),
     ] = None,
-    database_url: _DatabaseUrl = None,
+    database_url: DatabaseUrl = None,
     no_worker: Annotated[
         bool, typer.Option("--no-worker", help="Serve only the API; `batchwright work` serves the devices.")
     ] = False,
@@ -79,7 +79,7 @@ def work(
         list[str] | None,
         typer.Option(help="A device to serve, such as `cuda:0`. May be repeated; all of this host when left out."),
     ] = None,
-    database_url: _DatabaseUrl = None,
+    database_url: DatabaseUrl = None,
     metrics_port: _MetricsPort = None,
 ) -> None:
     """Serve devices of this host without an API: run the tunings and jobs that wait for them in the store.

@@ -13,11 +13,11 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Column, Table
 
 from batchwright.client.documents.staleness import Staleness
-from batchwright_service.cli.admin import DatabaseUrl, Json, opened
+from batchwright_service.cli.admin import Json, opened, print_rows
+from batchwright_service.cli.serve import DatabaseUrl
 from batchwright_service.domain.callers import KEYLESS
 
 if TYPE_CHECKING:
@@ -57,10 +57,7 @@ def list_recommendations(
     """
     with _cases(database_url) as cases:
         found = list(itertools.islice(_rows(cases, stale), limit))
-    if json:
-        sys.stdout.writelines(row.model_dump_json() + "\n" for row in found)
-    else:
-        Console(highlight=False, markup=False).print(_table(found))
+    print_rows(found, _table(found), json=json)
 
 
 @recommendations.command()

@@ -15,14 +15,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from pydantic import ValidationError
-from rich.console import Console
 from rich.table import Column, Table
 
 from batchwright.client.documents.webhooks import Delivery, DeliveryState, Webhook, WebhookEvent, WebhookSubmission
 from batchwright.errors import SpecError
-from batchwright.schemas.base import Document
 from batchwright.schemas.field_errors import problems_in
-from batchwright_service.cli.admin import DatabaseUrl, Json, opened
+from batchwright_service.cli.admin import Json, opened, print_created, print_rows
+from batchwright_service.cli.serve import DatabaseUrl
 from batchwright_service.domain.callers import KEYLESS
 
 if TYPE_CHECKING:
@@ -61,11 +60,8 @@ def add(  # noqa: PLR0913 - options of a command
         raise SpecError(problems_in(error, kind=WebhookSubmission), "the webhook") from None
     with _cases(database_url) as cases:
         created = cases.create(submission, KEYLESS)
-    if json:
-        sys.stdout.write(created.model_dump_json(indent=2) + "\n")
-    else:
-        sys.stderr.write(f"Webhook {created.id} to {created.url}. Store its secret safely: it is not shown again.\n")
-        sys.stdout.write(created.secret + "\n")
+    description = f"Webhook {created.id} to {created.url}. Store its secret"
+    print_created(created, created.secret, description, json=json)
 
 
 @webhooks.command("list")
@@ -73,7 +69,7 @@ def list_webhooks(*, database_url: DatabaseUrl = None, json: Json = False) -> No
     """List all webhooks, without their secrets, with the counts of what is not delivered."""
     with _cases(database_url) as cases:
         found = cases.list().items
-    _print(found, _webhook_table(found), json=json)
+    print_rows(found, _webhook_table(found), json=json)
 
 
 @webhooks.command()
@@ -99,7 +95,7 @@ def deliveries(
     """
     with _cases(database_url) as cases:
         found = list(itertools.islice(_deliveries(cases, webhook_id, state), limit))
-    _print(found, _delivery_table(found), json=json)
+    print_rows(found, _delivery_table(found), json=json)
 
 
 @webhooks.command()
@@ -140,19 +136,9 @@ def _cases(database_url: str | None) -> Iterator[WebhookCases]:
         yield WebhookCases(store.webhooks, store.deliveries, receivers)
 
 
-def _print(found: Sequence[Document], table: Table, *, json: bool) -> None:
-    if json:
-        sys.stdout.writelines(row.model_dump_json() + "\n" for row in found)
-    else:
-        Console(highlight=False, markup=False).print(table)
-
-
 def _webhook_table(found: Sequence[Webhook]) -> Table:
-    id_, address, events = (
-        Column("id", no_wrap=True),
-        Column("address", overflow="fold"),
-        Column("events", overflow="fold"),
-    )
+    id_, address = Column("id", no_wrap=True), Column("address", overflow="fold")
+    events = Column("events", overflow="fold")
     table = Table(id_, "name", address, events, "project", "pending", "dead", box=None)
     for webhook in found:
         reported = ", ".join(webhook.events) or "all"
