@@ -127,7 +127,9 @@ def build(
     else:
         worker = assemble_worker(settings, [], {})
     if settings.worker and worker_module is not None:
-        worker = _with_process(worker, WorkerProcess(settings, worker_module))
+        process = WorkerProcess(settings, worker_module)
+        worker.instruments.metrics.collect_workers(process.families)
+        worker = replace(worker, coordinator=process)
     store, coordinator, instruments = worker.store, worker.coordinator, worker.instruments
     receivers = AllowedReceivers(settings.webhook_hosts, settings.webhook_networks)
     hit_counter = HitCounter(store.statistics.count_hits, observe=instruments.metrics.count_lookup)
@@ -168,9 +170,14 @@ def tuning_cases(settings: Settings, store: Store) -> Iterator[TuningCases]:
 def _application(
     settings: Settings, store: Store, notify: Callable[[], None], hit_counter: HitCounter
 ) -> ApplicationContext:
+    quota = Quota(
+        queued=settings.max_queued_per_key,
+        device_seconds=settings.max_device_seconds_per_key,
+        window_seconds=settings.quota_window_seconds,
+    )
     return ApplicationContext(
         store,
-        Policy(settings.python_targets, settings.data_roots, _quota(settings), settings.hub_models),
+        Policy(settings.python_targets, settings.data_roots, quota, settings.hub_models),
         settings.runs_dir,
         settings.lease_seconds,
         notify,
@@ -233,18 +240,4 @@ def _context(
         authenticators=Authenticators(access, Sessions(store.sessions, access)),
         feed=ChangeFeed(store.evidence.event_counts),
         reads=Reads(tunings, jobs, store.evidence.events),
-    )
-
-
-def _with_process(system: WorkerSystem, process: WorkerProcess) -> WorkerSystem:
-    """Return the system with its workers in a child process."""
-    system.instruments.metrics.collect_workers(process.families)
-    return replace(system, coordinator=process)
-
-
-def _quota(settings: Settings) -> Quota:
-    return Quota(
-        queued=settings.max_queued_per_key,
-        device_seconds=settings.max_device_seconds_per_key,
-        window_seconds=settings.quota_window_seconds,
     )

@@ -203,7 +203,12 @@ def read_settings(**options: Any) -> Settings:  # noqa: ANN401 - values of setti
     try:
         settings = Settings(**given)
     except ValidationError as error:
-        problems += [_with_source(problem, given) for problem in problems_in(error, kind=Settings)]
+        for problem in problems_in(error, kind=Settings):
+            name = problem.field.partition(".")[0]
+            source = PREFIX + name.upper()
+            if name in given:
+                source = _OPTIONS.get(name, "--" + name.replace("_", "-"))
+            problems.append(FieldProblem(source, problem.message, problem.value))
     if problems:
         raise SpecError(problems, "settings")
     return settings
@@ -231,10 +236,3 @@ def unknown_variables(environment: Mapping[str, str]) -> list[FieldProblem]:
         )
         for name in unknown
     ]
-
-
-def _with_source(problem: FieldProblem, options: Mapping[str, object]) -> FieldProblem:
-    """Return the problem with the option or variable of the setting in place of the field."""
-    name = problem.field.partition(".")[0]
-    option = _OPTIONS.get(name, "--" + name.replace("_", "-"))
-    return FieldProblem(option if name in options else PREFIX + name.upper(), problem.message, problem.value)

@@ -129,12 +129,10 @@ def address_of(scope: AsgiScope) -> str | None:
 def is_local(scope: AsgiScope) -> bool:
     """Return whether a request comes from this machine, by loopback or Unix socket, and not through a proxy."""
     client = scope.get("client")
-    return client is None or _is_loopback(client[0])
-
-
-def _is_loopback(address: str) -> bool:
+    if client is None:
+        return True
     try:
-        return ipaddress.ip_address(address).is_loopback
+        return ipaddress.ip_address(client[0]).is_loopback
     except ValueError:
         return False
 

@@ -102,8 +102,11 @@ def _on_http_exception(request: Request, error: Exception) -> Response:
     """Handle the errors of the framework, such as an unknown path or method."""
     if not isinstance(error, HTTPException):
         return problem_response(error)
-    if isinstance(error.__cause__, ValueError):  # of the parser, which the framework does not report
-        return problem_response(MalformedJsonError(f"the body is not valid JSON: {_why_unreadable(error.__cause__)}"))
+    if isinstance(cause := error.__cause__, ValueError):  # of the parser, which the framework does not report
+        reason = str(cause).partition(" for integer string conversion")[0]  # "Exceeds the limit (4300 digits)"
+        if isinstance(cause, UnicodeDecodeError):
+            reason = f"byte {cause.start} is not UTF-8"
+        return problem_response(MalformedJsonError(f"the body is not valid JSON: {reason}"))
     status = HTTPStatus(error.status_code)
     headers = dict(error.headers or {})
     if status is HTTPStatus.METHOD_NOT_ALLOWED:
@@ -113,12 +116,6 @@ def _on_http_exception(request: Request, error: Exception) -> Response:
     code = status.phrase.lower().replace(" ", "-")
     detail = f"{request.method} {request.url.path}: {error.detail}"
     return _response(make_problem(status, code, status.phrase, detail), headers)
-
-
-def _why_unreadable(error: ValueError) -> str:
-    if isinstance(error, UnicodeDecodeError):
-        return f"byte {error.start} is not UTF-8"
-    return str(error).partition(" for integer string conversion")[0]  # "Exceeds the limit (4300 digits)"
 
 
 def _methods_of(request: Request) -> list[str]:

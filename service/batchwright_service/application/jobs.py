@@ -210,7 +210,9 @@ class JobCases(WorkCases[JobSubmission, Job]):
         """Return the recommendation of a submission, and the hardware that it needs if any device of it will do."""
         recommendation = submission.recommendation
         if recommendation is None:
-            recommendation = self._stored(str(submission.recommendation_id))
+            recommendation_id = str(submission.recommendation_id)
+            views.check_identifier(recommendation_id, "recommendation")
+            recommendation = self._store.recommendations.get(recommendation_id)
         need = self._need(recommendation, submission.training)
         served = self._live_device(recommendation, need)
         if submission.recommendation is not None:
@@ -261,10 +263,6 @@ class JobCases(WorkCases[JobSubmission, Job]):
             return [worker.served for worker in workers_with(need, alive)]
         probed = (recommendation.device.id, kind_of(recommendation.device))
         return [worker.served for worker in alive if (worker.served.device.id, worker.served.hardware) == probed]
-
-    def _stored(self, recommendation_id: str) -> Recommendation:
-        views.check_identifier(recommendation_id, "recommendation")
-        return self._store.recommendations.get(recommendation_id)
 
     def _allowed(self, recommendation: Recommendation) -> Recommendation:
         """Return the recommendation as a worker runs it: of a command, with the parts that the operator has registered.

@@ -8,13 +8,13 @@ from functools import cache
 
 from batchwright.client.documents.fleet import Fleet, FleetStatus
 from batchwright.client.documents.states import State, WorkKind
-from batchwright.client.documents.workers import DeviceList, DeviceStatus, Queue, QueueEntry, ServedDevice
+from batchwright.client.documents.workers import DeviceList, DeviceStatus, Queue, QueueEntry
 from batchwright_service.application.context import ApplicationContext
 from batchwright_service.application.rules.hardware_matches import group_by_hardware, workers_with
 from batchwright_service.application.rules.wait_time import RECENT, Running, expected_waits
 from batchwright_service.domain.hardware import ANY_DEVICE, need_of_lane
 from batchwright_service.errors import NotFoundError
-from batchwright_service.store.models import AnnouncedDevice, ReportedFleet, Waiting, WorkFilter, WorkRow
+from batchwright_service.store.models import AnnouncedDevice, Waiting, WorkFilter, WorkRow
 
 _SEARCHED = 2000
 """Most pieces of waiting work that are searched for those of one slot."""
@@ -35,12 +35,13 @@ class DeviceCases:
 
     def fleet(self) -> Fleet:
         """Return the clusters of the dispatchers, with their last reports."""
-        return Fleet(items=tuple(self._cluster(reported) for reported in self._context.store.fleet.reports()))
-
-    def _cluster(self, reported: ReportedFleet) -> FleetStatus:
-        age = reported.age_seconds
-        is_alive = self._context.is_recent(age)
-        return FleetStatus(**dict(reported.report), alive=is_alive, report_age_seconds=age)
+        return Fleet(
+            items=tuple(
+                FleetStatus(**dict(reported.report), alive=self._context.is_recent(age), report_age_seconds=age)
+                for reported in self._context.store.fleet.reports()
+                for age in (reported.age_seconds,)
+            )
+        )
 
     def _status(self, announced: AnnouncedDevice) -> DeviceStatus:
         return DeviceStatus(
@@ -77,7 +78,8 @@ class QueueCases:
             succeeded = WorkFilter((State.SUCCEEDED,), device=device)
             recent = [row for kind in WorkKind for row in self._work.newest(kind, RECENT, None, succeeded)]
             waits = self._waits(entries, ready, recent) if lane is None else self._lane_waits(entries, ready, recent)
-            unserved = None if serving else _unserved(device, lane)
+            missing = f"serves {device}" if lane is None else f"has {need_of_lane(lane).in_words}"
+            unserved = None if serving else f"no worker {missing}"
             items |= {entry.id: _entry(entry, waits[entry.id], unserved) for entry in entries}
         return Queue(items=tuple(items[entry.id] for entry in waiting))
 
@@ -98,10 +100,12 @@ class QueueCases:
         def takes(lane: str) -> bool:
             return any(worker.served.slot == slot for worker in workers_with(need_of_lane(lane), serving))
 
+        kinds = {None, served.hardware}
         return [
             entry
             for entry in self._queue.waiting(_SEARCHED)
-            if (takes(str(entry.hardware)) if entry.device == ANY_DEVICE else _names(served, entry))
+            if (entry.device == ANY_DEVICE and takes(str(entry.hardware)))
+            or (entry.device == served.device.id and entry.hardware in kinds)
         ]
 
     def _waits(
@@ -134,21 +138,11 @@ class QueueCases:
         return None
 
 
-def _names(served: ServedDevice, entry: Waiting) -> bool:
-    """Return whether waiting work names this device."""
-    return entry.device == served.device.id and entry.hardware in {None, served.hardware}
-
-
 def _serving(alive: Sequence[AnnouncedDevice], device: str, lane: str | None) -> list[AnnouncedDevice]:
     """Return the live workers that serve a device, or have the hardware of a lane."""
     if lane is None:
         return [announced for announced in alive if announced.served.device.id == device]
     return workers_with(need_of_lane(lane), alive)
-
-
-def _unserved(device: str, lane: str | None) -> str:
-    """Return the reason why work waits that no worker serves."""
-    return f"no worker serves {device}" if lane is None else f"no worker has {need_of_lane(lane).in_words}"
 
 
 def _entry(waiting: Waiting, expected: float | None, unserved: str | None) -> QueueEntry:

@@ -120,7 +120,11 @@ class Readiness:
         reasons = [] if alive else [f"no worker sent a heartbeat within {self._lease_seconds:g} s{missing}"]
         if alive and len(unready) == len(alive):
             reasons.append(f"no worker takes work: {', '.join(unready)}")
-        oldest, stuck = self._stuck_queues()
+        depths, stuck = self._read_depths()
+        if stuck:
+            self._pause(_RECHECK_SECONDS)
+            depths, stuck = self._read_depths()
+        oldest = max((depth.oldest_age_seconds for depth in depths), default=0.0)
         reasons += [
             f"{depth.waiting} wait for {depth.name}, the oldest for {depth.oldest_age_seconds:.0f} s, though it is "
             f"idle or unserved (limit {self._stuck_seconds:g} s, BATCHWRIGHT_READY_QUEUE_SECONDS)"
@@ -133,14 +137,6 @@ class Readiness:
         checks = {"store": "written", "workers": workers, "queue": f"oldest {oldest:.0f} s"}
         commands = self._commands()
         return Health(status="ok", checks=checks | ({"commands": commands} if commands else {}))
-
-    def _stuck_queues(self) -> tuple[float, list[QueueDepth]]:
-        """Return the age of the oldest waiting work, and the queues that are stuck."""
-        depths, stuck = self._read_depths()
-        if stuck:
-            self._pause(_RECHECK_SECONDS)
-            depths, stuck = self._read_depths()
-        return max((depth.oldest_age_seconds for depth in depths), default=0.0), stuck
 
     def _read_depths(self) -> tuple[Sequence[QueueDepth], list[QueueDepth]]:
         depths = self._work_queue.depths()

@@ -86,6 +86,8 @@ class SummaryCases:
         Failures of jobs are left out for callers who may not read jobs.
         """
         totals = self._recent.get(period, lambda: self._totals(period))
+        asked = totals.hits + totals.misses
+        hit_rate = totals.hits / asked if asked else None
         kinds = set(WorkKind) if caller.may(Scope.JOBS_READ) else {WorkKind.TUNING}
         return Summary(
             period=period,
@@ -93,7 +95,7 @@ class SummaryCases:
             jobs=_by_state(totals.work, WorkKind.JOB),
             failures=tuple(Failures(**vars(group)) for group in totals.failures if group.kind in kinds),
             device_seconds=_spent(totals.work),
-            recommendation_hits=_recommendation_hits(totals),
+            recommendation_hits=RecommendationHits(hits=totals.hits, misses=totals.misses, hit_rate=hit_rate),
             gains=_gains(totals.gains),
         )
 
@@ -191,8 +193,3 @@ def _figures(gains: Sequence[RecordedGain]) -> dict[str, Any]:
         "measured": sum(gain.speed_source == "measured" for gain in gains),
         "memory_gain": median(shares) if shares else None,
     }
-
-
-def _recommendation_hits(totals: Totals) -> RecommendationHits:
-    count = totals.hits + totals.misses
-    return RecommendationHits(hits=totals.hits, misses=totals.misses, hit_rate=totals.hits / count if count else None)

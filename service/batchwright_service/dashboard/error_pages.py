@@ -58,8 +58,14 @@ class ProblemPages:
         status = problem.status or HTTPStatus.INTERNAL_SERVER_ERROR
         if status == HTTPStatus.UNAUTHORIZED:
             address = _sign_in_address(scope)
-            if _is_cross_site(scope):
-                return page(_CONTINUE.format(escape(address)), Headers(scope=scope))
+            headers = Headers(scope=scope)
+            navigates = headers.get("sec-fetch-mode") == "navigate" and headers.get("sec-fetch-dest") == "document"
+            is_cross_site = headers.get("sec-fetch-site") in {
+                "cross-site",
+                "same-site",
+            }  # sends no cookie
+            if scope["method"] == "GET" and navigates and is_cross_site:
+                return page(_CONTINUE.format(escape(address)), headers)
             return redirect(address)
         text = self._pages.render("problem.html", scope, {"problem": problem, "status": int(status)})
         return page(text, Headers(scope=scope), status)
@@ -75,7 +81,8 @@ class _ProblemBuffer:
 
     async def send(self, message: Message) -> None:
         """Take a message of the response."""
-        if message["type"] == "http.response.start" and _is_problem(message):
+        begins, headers = message["type"] == "http.response.start", Headers(raw=list(message.get("headers", ())))
+        if begins and headers.get("content-type") == PROBLEM_MEDIA_TYPE:
             self.start = message
         elif self.start is not None and message["type"] == "http.response.body":
             self.body += message.get("body", b"")
@@ -89,17 +96,6 @@ def _problem_in(buffer: _ProblemBuffer) -> Problem:
         return Problem.model_validate_json(bytes(buffer.body))
     status = HTTPStatus(buffer.start["status"])
     return make_problem(status, status.phrase.lower().replace(" ", "-"), status.phrase, status.description)
-
-
-def _is_problem(start: Message) -> bool:
-    return Headers(raw=list(start.get("headers", ()))).get("content-type") == PROBLEM_MEDIA_TYPE
-
-
-def _is_cross_site(scope: Scope) -> bool:
-    """Return whether a browser follows a link of another site: then no session cookie is sent."""
-    headers = Headers(scope=scope)
-    navigates = headers.get("sec-fetch-mode") == "navigate" and headers.get("sec-fetch-dest") == "document"
-    return scope["method"] == "GET" and navigates and headers.get("sec-fetch-site") in {"cross-site", "same-site"}
 
 
 def _sign_in_address(scope: Scope) -> str:

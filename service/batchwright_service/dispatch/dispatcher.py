@@ -37,7 +37,7 @@ _NODE = "node-"
 _MOST_REPORTED = 100
 _BLOCKED_SECONDS = 180.0
 """Time after which a pass is blocked for good; Ray's calls end in about a minute."""
-_SHOWN_CHARACTERS = 400
+_SHOWN = 400
 """Length to which messages of an engine, which may hold the end of a log, are cut."""
 
 
@@ -140,8 +140,8 @@ class Dispatcher:
         errors = [text for action in plan.actions if (text := self._perform(action, lanes)) is not None]
         waits = plan.waits | {key: lanes[key].missing for key in is_impossible}
         waiting = tuple(
-            _waiting(task.key, lanes[task.key], waits[task.key])
-            for task in tasks
+            FleetWaiting(id=task.key, device=lane.device, hardware=lane.text, reason=waits[task.key][-_SHOWN:])
+            for task, lane in ((task, lanes[task.key]) for task in tasks)
             if task.state is TaskState.WAITING and task.key in waits
         )
         self._last = FleetReport(
@@ -204,10 +204,6 @@ class Dispatcher:
         else:
             arguments = ("node", "run", name.key)
         return NewJob(name, arguments, lane.kinds[0], lane.devices, lane.nodes, lane.hosts)
-
-
-def _waiting(key: str, lane: Lane, reason: str) -> FleetWaiting:
-    return FleetWaiting(id=key, device=lane.device, hardware=lane.text, reason=reason[-_SHOWN_CHARACTERS:])
 
 
 def _task(work: FleetWork, lane: Lane) -> Task:

@@ -129,7 +129,10 @@ def reconcile(tasks: Sequence[Task], jobs: Iterable[SeenJob], most_pending: int)
     reserved: frozenset[str] = frozenset()
     for task in tasks:
         own = by_key.get(task.key, [])
-        done.actions += [*_stops(task, own), *_forgets(task, own)]
+        ended = [seen.job for seen in own if seen.state is JobState.ENDED]
+        is_over = task.state is TaskState.ENDED  # else ended jobs of this generation still count for its delay
+        forgets = [Forget(job.id) for job in ended if is_over or job.name.generation < task.generation]
+        done.actions += [*_stops(task, own), *forgets]
         if task.state is not TaskState.WAITING:
             continue
         if _usable(task, own) is None and task.places.nodes & reserved:
@@ -190,13 +193,6 @@ def _usable(task: Task, jobs: Sequence[SeenJob]) -> SeenJob | None:
 
 def _of_generation(task: Task, jobs: Sequence[SeenJob]) -> list[SeenJob]:
     return [seen for seen in jobs if seen.job.name.generation >= task.generation]
-
-
-def _forgets(task: Task, jobs: Sequence[SeenJob]) -> list[Forget]:
-    """Return the ended jobs of a task that count for no delay any more."""
-    ended = [seen.job for seen in jobs if seen.state is JobState.ENDED]
-    is_over = task.state is TaskState.ENDED
-    return [Forget(job.id) for job in ended if is_over or job.name.generation < task.generation]
 
 
 def _submit_or_wait(

@@ -86,14 +86,10 @@ def _changes(then: Conditions, now: Conditions) -> Iterator[ChangedCondition]:
     if then.memory_bytes is not None and now.memory_bytes is not None:
         tolerance = _HOST_MEMORY_TOLERANCE * then.memory_bytes if then.kind == "cpu" else 0
         if abs(now.memory_bytes - then.memory_bytes) > tolerance:
-            before, after = _different_sizes(then.memory_bytes, now.memory_bytes)
+            before, after = format_bytes(then.memory_bytes), format_bytes(now.memory_bytes)
+            if before == after:
+                before, after = f"{then.memory_bytes} bytes", f"{now.memory_bytes} bytes"
             yield ChangedCondition(name="memory", before=before, now=after)
     for name, version in sorted(then.versions.items()):
         if now.versions.get(name) != version:
             yield ChangedCondition(name=name, before=version, now=now.versions.get(name))
-
-
-def _different_sizes(one: int, other: int) -> tuple[str, str]:
-    """Return two sizes as texts that differ."""
-    texts = format_bytes(one), format_bytes(other)
-    return texts if texts[0] != texts[1] else (f"{one} bytes", f"{other} bytes")

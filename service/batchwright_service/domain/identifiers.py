@@ -20,13 +20,13 @@ class IdentifierSource:
         self._last = 0
 
     def new(self, prefix: str) -> str:
-        """Create ``tun_0192f3...``: ``prefix``, an underscore and 32 hexadecimal digits."""
-        return f"{prefix}_{self._uuid7():032x}"
+        """Create ``tun_0192f3...``: ``prefix``, an underscore and 32 hexadecimal digits.
 
-    def _uuid7(self) -> int:
-        """Create 48 bits of milliseconds, 12 bits of a millisecond's fraction (RFC 9562, method 3), 62 random bits."""
+        They are 48 bits of milliseconds, 12 bits of a millisecond's fraction (RFC 9562, method 3), and 62 random bits.
+        """
         with self._lock:
             ticks = (self._clock() << 12) // 1_000_000
             self._last = max(ticks, self._last + 1)
             milliseconds, fraction = divmod(self._last, 1 << 12)
-        return (milliseconds << 80) | _VERSION_AND_VARIANT | (fraction << 64) | secrets.randbits(_RANDOM_BITS)
+        number = (milliseconds << 80) | _VERSION_AND_VARIANT | (fraction << 64) | secrets.randbits(_RANDOM_BITS)
+        return f"{prefix}_{number:032x}"

@@ -50,15 +50,12 @@ class QueuePositions:
             return None
         with self._lock:
             if not self._is_fresh(work_id):
-                self._refresh()
+                began = self._clock()
+                entries = self._read(MAX_POSITIONS).items
+                self._positions = {entry.id: _position(entry) for entry in entries}
+                self._read_at = self._clock()
+                self._read_seconds = self._read_at - began
             return self._positions.get(work_id)
-
-    def _refresh(self) -> None:
-        began = self._clock()
-        entries = self._read(MAX_POSITIONS).items
-        self._positions = {entry.id: _position(entry) for entry in entries}
-        self._read_at = self._clock()
-        self._read_seconds = self._read_at - began
 
     def _is_fresh(self, work_id: str) -> bool:
         """Return whether the last read can be used for this work; unknown work allows a shorter age."""

@@ -52,11 +52,12 @@ def checked_values(
         InvalidInputError: naming every invalid argument.
         DataPathNotAllowedError: when a path lies outside the folders.
     """
-    faults = [
-        FieldFault(field=f"{_FIELD}.{name}", message=_unknown(command, name, definition), value=_shown(value))
-        for name, value in given.items()
-        if name not in definition.arguments
-    ]
+    faults = []
+    for name, value in given.items():
+        if name not in definition.arguments:
+            near = suggestion(name, definition.arguments) or f" (known: {', '.join(definition.arguments) or 'none'})"
+            message = f"is not an argument of `{command}`{near}"
+            faults.append(FieldFault(field=f"{_FIELD}.{name}", message=message, value=_shown(value)))
     values: dict[str, Value] = {}
     for name, argument in definition.arguments.items():
         value = given.get(name)
@@ -73,12 +74,6 @@ def checked_values(
     if faults:
         raise InvalidInputError.listing(faults)
     return values
-
-
-def _unknown(command: str, name: str, definition: CommandDefinition) -> str:
-    near = suggestion(name, definition.arguments)
-    known = f" (known: {', '.join(definition.arguments) or 'none'})" if not near else ""
-    return f"is not an argument of `{command}`{near}{known}"
 
 
 def _shown(value: JsonValue) -> str:

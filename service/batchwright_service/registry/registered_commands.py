@@ -90,9 +90,9 @@ class RegisteredCommands:
             try:
                 checked_values(name, definition.model_copy(update={"arguments": optional}), {}, self._roots[name])
             except InvalidInputError as error:
-                problems += [
-                    FieldProblem(_of_default(name, fault.field), fault.message, fault.value) for fault in error.faults
-                ]
+                for fault in error.faults:
+                    field = f"commands.{name}.arguments.{fault.field.rpartition('.')[2]}.default"
+                    problems.append(FieldProblem(field, fault.message, fault.value))
             except DataPathNotAllowedError as error:
                 problems.append(FieldProblem(f"commands.{name}.arguments", str(error)))
         if problems:
@@ -255,8 +255,9 @@ class RegisteredCommands:
         message = f"is set by the registration of `{given.name}`: leave it out"
         faults = [
             FieldFault(field=f"spec.model.{name}", message=message)
-            for name in sorted(CommandModel.model_fields.keys() - _OF_CALLERS - {"argv"})
-            if getattr(given, name) not in (getattr(model, name), _default(name))
+            for name, field in sorted(CommandModel.model_fields.items())
+            if name not in {*_OF_CALLERS, "argv"}  # programs may send a default for a field that they leave out
+            and getattr(given, name) not in (getattr(model, name), field.get_default(call_default_factory=True))
         ]
         ranks, registered = spec.parallelism.world_size, found.parallelism.world_size
         if ranks not in {registered, RanksSpec().world_size}:
@@ -266,21 +267,12 @@ class RegisteredCommands:
             raise InvalidInputError.listing(faults)
 
 
-def _default(field: str) -> object:
-    """Return the default of a field of a command, which programs may send for a field that they leave out."""
-    return CommandModel.model_fields[field].get_default(call_default_factory=True)
-
-
 def _contents(path: Path) -> str:
     """Return a text that differs for files with other contents; empty where the file cannot be read."""
     try:
         return hashlib.sha256(path.read_bytes()).hexdigest()
     except OSError:
         return ""
-
-
-def _of_default(command: str, field: str) -> str:
-    return f"commands.{command}.arguments.{field.rpartition('.')[2]}.default"
 
 
 def _word(word: str, definition: CommandDefinition, values: Mapping[str, Value]) -> str | None:

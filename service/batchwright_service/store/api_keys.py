@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from sqlalchemy import (
-    ColumnElement,
     Connection,
     Engine,
     RowMapping,
@@ -131,36 +130,27 @@ def check_quota(connection: Connection, key_id: str | None, quota: Quota) -> Non
     if quota.device_seconds is not None and seconds >= quota.device_seconds:
         message = f"this key used {seconds:.0f} s on devices within {quota.window_seconds:g} s"
         limit = f"(limit {quota.device_seconds:g} s)"
-        raise QuotaExceededError(f"{message} {limit}: try again later", _seconds_until_less(used, quota))
+        ended, retry = used["first_ended"], _RUNNING_RETRY_SECONDS
+        if ended is not None:  # until the earliest counted work leaves the window
+            retry = max(1, int(quota.window_seconds - (used["now"] - ended) / 1000) + 1)
+        raise QuotaExceededError(f"{message} {limit}: try again later", retry)
 
 
 def _used(key_id: str, quota: Quota) -> Select[Any]:
     """Select the queued work, the counted device time in milliseconds, the earliest counted end, and the time."""
     queued = select(func.count()).where(is_queued, _work.key_id == key_id).scalar_subquery()
-    counted = union_all(*_counted(key_id, now_once() - int(quota.window_seconds * 1000))).subquery()
+    since = now_once() - int(quota.window_seconds * 1000)
+    running = case((_work.claimed_at.is_not(None), now_ms() - _work.claimed_at), else_=0)
+    counts = or_(_work.ended_at.is_(None), _work.ended_at > since)
+    stored = select((_work.device_ms + running).label("ms"), _work.ended_at).where(_work.key_id == key_id, counts)
+    removed = select(_deleted.device_ms, _deleted.ended_at).where(_deleted.key_id == key_id, _deleted.ended_at > since)
+    counted = union_all(stored, removed).subquery()
     return select(
         queued.label("queued"),
         func.sum(counted.c.ms).label("device_ms"),
         func.min(case((counted.c.ms > 0, counted.c.ended_at))).label("first_ended"),
         now_ms().label("now"),
     )
-
-
-def _counted(key_id: str, since: ColumnElement[int]) -> tuple[Select[Any], Select[Any]]:
-    """Select the device time of work that has not ended or ended within the window, and of such work since deleted."""
-    running = case((_work.claimed_at.is_not(None), now_ms() - _work.claimed_at), else_=0)
-    counts = or_(_work.ended_at.is_(None), _work.ended_at > since)
-    stored = select((_work.device_ms + running).label("ms"), _work.ended_at).where(_work.key_id == key_id, counts)
-    removed = select(_deleted.device_ms, _deleted.ended_at).where(_deleted.key_id == key_id, _deleted.ended_at > since)
-    return stored, removed
-
-
-def _seconds_until_less(used: RowMapping, quota: Quota) -> int:
-    """Return the seconds until the earliest counted work leaves the window."""
-    if used["first_ended"] is None:
-        return _RUNNING_RETRY_SECONDS
-    age = (used["now"] - used["first_ended"]) / 1000
-    return max(1, int(quota.window_seconds - age) + 1)
 
 
 def stored_key(row: RowMapping) -> StoredKey:

@@ -90,7 +90,9 @@ class SqlDeviceStore(DeviceStore):
             holding = connection.execute(select(_work.slot, _work.id).where(is_held))
             holders: dict[str | None, str] = {row.slot: row.id for row in holding}
             holders |= {row.slot: row.work_id for row in connection.execute(select(held_slots))}
-            queued = _queued(connection)
+            lanes: tuple[Any, ...] = (_work.device, _work.hardware)
+            counted = select(*lanes, func.count().label("queued")).where(is_queued).group_by(*lanes)
+            queued = {(row.device, row.hardware): row.queued for row in connection.execute(counted)}
         return [
             AnnouncedDevice(
                 served=served,
@@ -179,10 +181,3 @@ def _keep_announced(connection: Connection, devices: Sequence[ServedDevice], lea
     times = {"heartbeat_at": now_ms(), "lease_ms": lease_ms}
     kept = set(connection.execute(update(workers).where(own).values(**times).returning(workers.c.slot)).scalars())
     _announce(connection, [served for served in devices if served.slot not in kept], lease_ms)
-
-
-def _queued(connection: Connection) -> dict[tuple[str, str | None], int]:
-    """Return the amount of waiting work, by the device and the hardware that it needs."""
-    lane: tuple[Any, ...] = (_work.device, _work.hardware)
-    found = connection.execute(select(*lane, func.count().label("queued")).where(is_queued).group_by(*lane))
-    return {(row.device, row.hardware): row.queued for row in found}

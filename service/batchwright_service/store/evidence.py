@@ -48,7 +48,10 @@ class SqlEvidenceStore(EvidenceStore):
                 row = change_held(connection, lease, changes, [event])
                 connection.execute(insert(probes).values(**values, recorded_at=row["updated_at"]))
         except IntegrityError:  # the primary key: recorded already, when the connection broke after the commit
-            if self._document(lease.work_id, ordinal) != document:
+            recorded = and_(probes.c.work_id == lease.work_id, probes.c.ordinal == ordinal)
+            with read_transaction(self._engine) as connection:
+                stored = connection.execute(select(probes.c.document).where(recorded)).scalar_one_or_none()
+            if stored != document:
                 raise ConflictError(f"probe {ordinal} of {lease.work_id!r} is recorded already") from None
 
     @override
@@ -85,11 +88,6 @@ class SqlEvidenceStore(EvidenceStore):
         with read_transaction(self._engine) as connection:
             found = connection.execute(select(_work.id, _work.event_count).where(_work.id.in_(work_ids)))
             return {row.id: row.event_count for row in found}
-
-    def _document(self, work_id: str, ordinal: int) -> str | None:
-        recorded = and_(probes.c.work_id == work_id, probes.c.ordinal == ordinal)
-        with read_transaction(self._engine) as connection:
-            return connection.execute(select(probes.c.document).where(recorded)).scalar_one_or_none()
 
 
 class SqlResidualStore(ResidualStore):

@@ -65,12 +65,14 @@ class SqlStatisticsStore(StatisticsStore):
             groups = connection.execute(_failed_since(since)).mappings().all()
             sums = select(func.sum(_hits.hits), func.sum(_hits.misses))
             hits, misses = connection.execute(sums.where(_hits.hour >= since // _MS_PER_HOUR)).one()
+            gained = select(*_gain).where(is_gained, _recommendation.created_at > since)
+            newest = gained.order_by(_recommendation.created_at.desc()).limit(_MAX_GAINS)
             return Totals(
                 work=tuple(_work_total(row) for row in connection.execute(_counted(since)).mappings()),
                 failures=tuple(_failure_group(connection, group) for group in groups),
                 hits=int(hits or 0),
                 misses=int(misses or 0),
-                gains=tuple(RecordedGain(*row) for row in connection.execute(_gained_since(since))),
+                gains=tuple(RecordedGain(*row) for row in connection.execute(newest)),
             )
 
     @override
@@ -138,21 +140,13 @@ def _busy(start: int, now: int, length: int) -> Select[Any]:
     rest = select(whole.c.slot, whole.c.kind, edge(whole.c.began), whole.c.ended)
     piece = whole.union_all(rest.where(edge(whole.c.began) < whole.c.ended)).c
     group = (piece.slot, piece.kind, bucket(piece.began).label("bucket"))
-    length_of = _least(piece.ended, edge(piece.began)) - piece.began
+    end = edge(piece.began)
+    length_of = case((piece.ended < end, piece.ended), else_=end) - piece.began
     return select(*group, func.sum(length_of)).group_by(*group).order_by(*group)
-
-
-def _least(one: ColumnElement[int], other: ColumnElement[int]) -> ColumnElement[int]:
-    return case((one < other, one), else_=other)
 
 
 def _greatest(one: ColumnElement[int], other: ColumnElement[int]) -> ColumnElement[int]:
     return case((one > other, one), else_=other)
-
-
-def _gained_since(since: int) -> Select[Any]:
-    newest = select(*_gain).where(is_gained, _recommendation.created_at > since)
-    return newest.order_by(_recommendation.created_at.desc()).limit(_MAX_GAINS)
 
 
 def _failed_since(since: int) -> Select[Any]:

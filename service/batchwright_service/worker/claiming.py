@@ -42,7 +42,12 @@ class WorkClaimer:
             StoreUnavailableError: when the store cannot be reached.
         """
         claimed_at = time.monotonic()
-        claim = self._claim()
+        if self._assignment is None:
+            claim = self._leases.claim(self.served, self._terms.lease_seconds)
+        else:
+            claim = self._leases.claim_work(self._assignment.work_id, self.served, self._terms.lease_seconds)
+            beside = tuple(f"{self.served.host}/{device}" for device in self._assignment.beside)
+            claim = None if claim is None else replace(claim, other_slots=beside)
         if claim is None:
             yield None
             return
@@ -53,13 +58,6 @@ class WorkClaimer:
             yield claim, holder
         finally:
             self._holder = None
-
-    def _claim(self) -> Claim | None:
-        if self._assignment is None:
-            return self._leases.claim(self.served, self._terms.lease_seconds)
-        claim = self._leases.claim_work(self._assignment.work_id, self.served, self._terms.lease_seconds)
-        beside = tuple(f"{self.served.host}/{device}" for device in self._assignment.beside)
-        return None if claim is None else replace(claim, other_slots=beside)
 
     @property
     def holder(self) -> LeaseHolder | None:

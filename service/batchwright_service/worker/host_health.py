@@ -93,7 +93,9 @@ class Health:
 
     def _update(self, trouble: HostFailure | None) -> None:
         with self._lock:
-            before, self._trouble = self._trouble, self._with_needed_bytes(trouble)
+            before, self._trouble = self._trouble, trouble
+            if trouble and before and trouble.cause is before.cause and not trouble.needed_bytes:
+                self._trouble = HostFailure(trouble.cause, trouble.message, before.needed_bytes)
             if trouble is None:
                 self._due = self._clock() + _CHECK_SECONDS
             else:
@@ -102,13 +104,6 @@ class Health:
                 )
                 self._consecutive += 1
         self._report(before, trouble)
-
-    def _with_needed_bytes(self, trouble: HostFailure | None) -> HostFailure | None:
-        """Return the new trouble, with the disk space that the one before still needs."""
-        before = self._trouble
-        if trouble is None or before is None or trouble.needed_bytes or trouble.cause is not before.cause:
-            return trouble
-        return HostFailure(trouble.cause, trouble.message, before.needed_bytes)
 
     def _report(self, before: HostFailure | None, now: HostFailure | None) -> None:
         if now is not None:

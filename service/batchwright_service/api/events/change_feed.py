@@ -86,13 +86,10 @@ class ChangeFeed:
             chunk = work_ids[start : start + _CHUNK]
             read_latest_ids = await run_in_threadpool(self._read_latest_ids, chunk)
             for work_id in chunk:
-                self._notify(work_id, read_latest_ids.get(work_id))
-
-    def _notify(self, work_id: str, count: int | None) -> None:
-        """Release the waiters with new events, or all waiters when the work is deleted."""
-        for seen, future in self._waiting.get(work_id, ()):
-            if count is None or count > seen:
-                _release(future)
+                count = read_latest_ids.get(work_id)
+                for seen, future in self._waiting.get(work_id, ()):
+                    if count is None or count > seen:  # with new events, or deleted
+                        _release(future)
 
 
 def _release(future: asyncio.Future[None]) -> None:

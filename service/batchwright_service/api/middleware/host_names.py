@@ -21,11 +21,9 @@ def host_name(header: str) -> str:
     found = _HOST.fullmatch(header) if len(header) <= _MAX_LENGTH else None
     if found is None or int(found["port"] or 0) > _LAST_PORT:
         return ""
-    return _address(found["address"]) if found["address"] else found["name"].lower()
-
-
-def _address(text: str) -> str:
+    if not found["address"]:
+        return found["name"].lower()
     try:
-        return str(ipaddress.IPv6Address(text))
+        return str(ipaddress.IPv6Address(found["address"]))
     except ValueError:
         return ""

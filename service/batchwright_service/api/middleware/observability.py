@@ -86,7 +86,8 @@ class ObservabilityMiddleware:
             await _send_failure(error, exchange)
         method, route, status = exchange.method, exchange.route, exchange.status
         self._metrics.observe_request(method, route, status, exchange.seconds)
-        level = _level_of(method, status)
+        quietest = logging.DEBUG if method in _QUIET_METHODS else logging.INFO
+        level = logging.ERROR if status >= _LOWEST_FAILURE else quietest
         if _log.isEnabledFor(level):
             fields = {"method": method, "route": route, "status": status, "seconds": round(exchange.seconds, 6)}
             _log.log(level, "%s %s: %d", method, exchange.path, status, extra={"fields": fields})
@@ -127,12 +128,6 @@ class _Exchange:
         """The template of the matched route, with `?wait` for long polls."""
         path = getattr(self.scope.get("route"), "path", _UNMATCHED)
         return f"{path}?wait" if b"wait=" in self.scope.get("query_string", b"") else path
-
-
-def _level_of(method: str, status: int) -> int:
-    if status >= _LOWEST_FAILURE:
-        return logging.ERROR
-    return logging.DEBUG if method in _QUIET_METHODS else logging.INFO
 
 
 async def _send_failure(error: Exception, exchange: _Exchange) -> None:

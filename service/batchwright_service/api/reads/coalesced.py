@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from batchwright.client.documents.work import Event, Job, Tuning
 from batchwright_service.api.etags import Tagged, tagged, tagged_with_volatile_part
@@ -42,7 +43,9 @@ class Reads:
 
     def __init__(self, tunings: TuningCases, jobs: JobCases, read_events: Callable[[str, int], list[Event]]) -> None:
         self.events = CoalescedReads[tuple[str, int], list[Event]](lambda key: read_events(*key))
-        self.work = {cases.kind: _document_reads(cases) for cases in (tunings, jobs)}
+        self.work = {
+            cases.kind: CoalescedReads[str, TaggedWork](partial(_tagged_work, cases)) for cases in (tunings, jobs)
+        }
         self.pages = {cases.kind: _page_reads(cases) for cases in (tunings, jobs)}
         self.recommendation = BatchedReads[str, str](tunings.recommendation_texts)
         self.recommendations = CoalescedReads[RecommendationListQuery, bytes](
@@ -50,15 +53,12 @@ class Reads:
         )
 
 
-def _document_reads(cases: TuningCases | JobCases) -> CoalescedReads[str, TaggedWork]:
-    return CoalescedReads(lambda work_id: _tagged_work(cases.get(work_id)))
-
-
 def _page_reads(cases: TuningCases | JobCases) -> CoalescedReads[WorkListQuery, bytes]:
     return CoalescedReads(lambda page: cases.page(page.limit, page.cursor, page.filters))
 
 
-def _tagged_work(document: Tuning | Job) -> TaggedWork:
+def _tagged_work(cases: TuningCases | JobCases, work_id: str) -> TaggedWork:
+    document = cases.get(work_id)
     body = document.model_dump_json().encode()
     if document.queue is None:
         return document, tagged(body)

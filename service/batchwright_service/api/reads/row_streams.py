@@ -6,7 +6,6 @@ import csv
 from collections.abc import Callable, Iterator, Sequence
 from enum import StrEnum
 from io import StringIO
-from itertools import chain
 from typing import Any, TypeVar
 
 from fastapi.responses import StreamingResponse
@@ -80,18 +79,14 @@ _KINDS: dict[str, type[Document]] = {
 
 def _csv(pages: Iterator[Sequence[Row]], name: str) -> Iterator[bytes]:
     fields = tuple(_KINDS[name].model_fields)
-    columns = list(chain.from_iterable(_columns_of(field) for field in fields))
-    yield _lines([columns])
+    plan = [f"plan_{name}" for name in _PLAN]
+    yield _lines([[column for field in fields for column in (plan if field == "plan" else [field])]])
     for rows in pages:
         yield _lines([cell for field in fields for cell in _cells(field, _values(row)[field])] for row in rows)
 
 
 def _values(row: WorkRow | RecommendationSummary) -> dict[str, Any]:
     return row.summary() if isinstance(row, WorkRow) else row.model_dump()
-
-
-def _columns_of(field: str) -> list[str]:
-    return [f"plan_{name}" for name in _PLAN] if field == "plan" else [field]
 
 
 def _cells(field: str, value: Any) -> list[Any]:  # noqa: ANN401 - any field of a row
@@ -101,12 +96,9 @@ def _cells(field: str, value: Any) -> list[Any]:  # noqa: ANN401 - any field of 
         return [_text(" ".join(f"{key}={label}" for key, label in sorted(value.items())))]
     if isinstance(value, int | float) and not isinstance(value, bool):
         return [value]
-    return [_text("" if value is None else _as_text(value))]
-
-
-def _as_text(value: Any) -> str:  # noqa: ANN401 - as above
-    """Return a value as JSON has it, without quotation marks: times in ISO 8601."""
-    return value if isinstance(value, str) else to_json(value).decode().strip('"')
+    if value is None or isinstance(value, str):
+        return [_text(value or "")]
+    return [_text(to_json(value).decode().strip('"'))]  # times in ISO 8601
 
 
 def _text(text: str) -> str:

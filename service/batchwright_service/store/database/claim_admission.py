@@ -62,7 +62,7 @@ def admitted(engine: Engine, transaction: Transaction, patience_seconds: float |
     while True:
         with ExitStack() as attempt:
             connection = attempt.enter_context(transaction(engine))
-            if _is_admitted(connection):
+            if connection.dialect.name != "postgresql" or connection.execute(_ADMIT).one().ticket is not None:
                 with attempt.pop_all():
                     yield connection
                 return
@@ -70,7 +70,3 @@ def admitted(engine: Engine, transaction: Transaction, patience_seconds: float |
             raise ClaimsCrowdedError(f"other claims went first for {patience_seconds:g} s; this one is repeated")
         time.sleep(delay * random.uniform(0.5, 1.5))
         delay = min(2 * delay, _LONGEST_DELAY_SECONDS)
-
-
-def _is_admitted(connection: Connection) -> bool:
-    return connection.dialect.name != "postgresql" or connection.execute(_ADMIT).one().ticket is not None

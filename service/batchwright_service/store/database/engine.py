@@ -6,7 +6,7 @@ import select
 import sqlite3
 import time
 from collections.abc import Collection, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -214,16 +214,12 @@ def write_transaction(engine: Engine) -> Iterator[Connection]:
     Raises:
         StoreUnavailableError: when the database cannot be reached or written.
     """
-    with translate_errors(), _writer_lock(engine), engine.connect() as plain:
+    lock: FairLock | None = engine.get_execution_options().get(_WRITER_LOCK)
+    held = nullcontext() if lock is None else lock.acquire(_BUSY_SECONDS)
+    with translate_errors(), held, engine.connect() as plain:
         connection = plain.execution_options(writes=True)
         with connection.begin():
             yield connection
-
-
-def _writer_lock(engine: Engine) -> AbstractContextManager[None]:
-    """Hold the engine's writer lock, if the database has one writer at a time."""
-    lock: FairLock | None = engine.get_execution_options().get(_WRITER_LOCK)
-    return nullcontext() if lock is None else lock.acquire(_BUSY_SECONDS)
 
 
 def insert_or_skip(connection: Connection, table: Table, values: dict[str, Any]) -> bool:

@@ -57,8 +57,10 @@ class SqlDeliveryStore(DeliveryStore):
 
     @override
     def lease(self, limit: int, lease_seconds: float, busy: Collection[str] = ()) -> list[LeasedDelivery]:
+        is_due = and_(is_pending, _row.next_attempt_at <= now_once(), _row.webhook_id.not_in(busy))
+        due: Select[Any] = select(_row.id, _row.webhook_id).where(is_due, _row.webhook_id.in_(select(webhooks.c.id)))
         with read_transaction(self._engine) as connection:  # nothing due takes no writer's lock
-            found = connection.execute(_due(busy)).all()
+            found = connection.execute(due.order_by(_row.next_attempt_at).limit(_LOOKED_AT)).all()
         chosen = _chosen(found, limit)
         if not chosen:
             return []
@@ -130,12 +132,6 @@ class SqlDeliveryStore(DeliveryStore):
             if not count:
                 return deleted
             deleted += count
-
-
-def _due(busy: Collection[str]) -> Select[Any]:
-    is_due = and_(is_pending, _row.next_attempt_at <= now_once(), _row.webhook_id.not_in(busy))
-    known = _row.webhook_id.in_(select(webhooks.c.id))
-    return select(_row.id, _row.webhook_id).where(is_due, known).order_by(_row.next_attempt_at).limit(_LOOKED_AT)
 
 
 def _chosen(found: Sequence[Row[Any]], limit: int) -> list[str]:

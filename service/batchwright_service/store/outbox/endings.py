@@ -42,7 +42,8 @@ def record_endings(connection: Connection, work_ids: Sequence[str]) -> None:
         if _is_wanted(receiver, event, row.project)
     ]
     if rows:
-        connection.execute(insert(webhook_deliveries).values([row | _due_now() for row in rows]))
+        times = {"created_at": now_ms(), "next_attempt_at": now_ms()}
+        connection.execute(insert(webhook_deliveries).values([row | times for row in rows]))
 
 
 def event_of(row: Row[Any]) -> WebhookEvent:
@@ -70,7 +71,3 @@ def _delivery(message_id: str, webhook_id: str, event: WebhookEvent, row: Row[An
         "body": message.model_dump_json(),
         "state": DeliveryState.PENDING,
     }
-
-
-def _due_now() -> dict[str, Any]:
-    return {"created_at": now_ms(), "next_attempt_at": now_ms()}

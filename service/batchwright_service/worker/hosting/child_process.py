@@ -147,7 +147,10 @@ class WorkerProcess:
         while True:
             began = time.monotonic()
             ended, started = self._run_once()
-            if not self._report_first(ended, started=started) or self._stopping.is_set():
+            if not started and not self.slots:  # the first start has failed
+                self._first.put(ended)
+                return
+            if self._stopping.is_set():
                 return
             delay = _FIRST_DELAY_SECONDS if time.monotonic() - began > _STABLE_SECONDS else delay
             _log.error("%s; restarting it in %.1f s", ended, delay)
@@ -155,13 +158,6 @@ class WorkerProcess:
             if self._stopping.wait(delay):
                 return
             delay = min(2 * delay, _MAX_DELAY_SECONDS)
-
-    def _report_first(self, ended: ServiceError, *, started: bool) -> bool:
-        """Report a first start that failed; return whether the workers ran at any time."""
-        if started or self.slots:
-            return True
-        self._first.put(ended)
-        return False
 
     def _reap_orphans(self) -> None:
         """Reap the children of the dead process: as process 1 of a container, this one has become their parent.
