@@ -97,7 +97,9 @@ def export(
     written = target.write(context)
     repeated = [advice for advice in recommendation.warnings if advice.code == OWN_OPTIMIZER.code]
     unused = _unused(target, options, is_command=recommendation.request.command is not None)
-    of_the_plan = (*repeated, *command_advice(context), *_changes(plan), *unused, *_uneven_sizes(target, context))
+    change = Advice(code="more-steps" if plan.exact else "effective-batch-changed", message=plan.change or "")
+    changes = [change] if plan.change else []
+    of_the_plan = (*repeated, *command_advice(context), *changes, *unused, *_uneven_sizes(target, context))
     return Export(
         plan=plan.summary(),
         format=target.name,
@@ -143,14 +145,6 @@ def _refuse_command(recommendation: Recommendation, target: Target, options: Exp
             "another program. Run the command with the figures of the plan (`batchwright train recommendation.json`), "
             f"or export to a launcher, which starts it: {launchers}",
         )
-
-
-def _changes(plan: TargetPlan) -> tuple[Advice, ...]:
-    """Warn of differences between the target's plan and the recommended plan."""
-    if not plan.change:
-        return ()
-    code = "more-steps" if plan.exact else "effective-batch-changed"
-    return (Advice(code=code, message=plan.change),)
 
 
 def _unused(target: Target, options: ExportOptions, *, is_command: bool) -> tuple[Advice, ...]:

@@ -354,6 +354,11 @@ def lower_precision_in_code(context: ExportContext) -> tuple[Advice, ...]:
     return (Advice(code="model-dtype", message=message),)
 
 
+def token_weighting(context: ExportContext, message: str) -> tuple[Advice, ...]:
+    """Warn of how the target weighs tokens, if the loss counts them."""
+    return (Advice(code="token-weighting", message=message),) if counts_tokens(spec_of(context)) else ()
+
+
 def dropped_samples(context: ExportContext, loader: str) -> str:
     """Explain why the last, short micro-batch of an epoch is dropped, and how to lose no sample."""
     batch = context.plan.effective_batch_size

@@ -22,7 +22,6 @@ from batchwright.exports.rendering import (
 )
 from batchwright.exports.spec_advice import (
     checkpointing_in_code,
-    counts_tokens,
     dropped_samples,
     lower_precision_in_code,
     nodes,
@@ -31,6 +30,7 @@ from batchwright.exports.spec_advice import (
     optimizer_in_code,
     schedule_in_code,
     spec_of,
+    token_weighting,
 )
 from batchwright.schemas.optimizer import ScheduleSpec
 from batchwright.schemas.recommendation import Advice
@@ -147,8 +147,6 @@ def _describe_loader(context: ExportContext) -> str:
 
 
 def _tokens(context: ExportContext) -> tuple[Advice, ...]:
-    if not counts_tokens(spec_of(context)):
-        return ()
     plan = context.plan
     factor = " * ".join(str(item) for item in (plan.gradient_accumulation_steps, plan.world_size))
     message = (
@@ -156,7 +154,7 @@ def _tokens(context: ExportContext) -> tuple[Advice, ...]:
         "of means: tokens of short micro-batches count for more. Count the tokens of the window over all ranks before "
         f"its first pass, and give it `loss_sum * {factor} / tokens_of_the_window`."
     )
-    return (Advice(code="token-weighting", message=message),)
+    return token_weighting(context, message)
 
 
 def _tail(context: ExportContext) -> Advice:

@@ -14,12 +14,12 @@ from batchwright.exports.rendering import json_file
 from batchwright.exports.spec_advice import (
     checkpointing_in_code,
     compile_in_code,
-    counts_tokens,
     learning_rate,
     of_the_workload,
     optimizer_in_code,
     schedule_in_code,
     spec_of,
+    token_weighting,
 )
 from batchwright.schemas.recommendation import Advice
 
@@ -27,6 +27,12 @@ _AUTOCAST: dict[str, str] = {"bf16-mixed": "bfloat16", "fp16-mixed": "float16"}
 _ADAMS = frozenset({"adam", "adamw"})
 _WEIGHTS = 3
 """The ZeRO stage that shards parameters, gradients and the optimizer's state, as FSDP does."""
+
+_TOKENS = (
+    "`engine.backward` divides each micro-batch's loss by the accumulation steps, so an update takes the mean of "
+    "means: tokens of short micro-batches count for more. Count the tokens of the window over all ranks before its "
+    "first pass, and give `engine.backward` the loss sum x steps x ranks / tokens of the window."
+)
 
 
 def _write(context: ExportContext) -> TargetOutput:
@@ -71,7 +77,7 @@ def _warnings(context: ExportContext) -> tuple[Advice, ...]:
     return (
         _processes(context),
         _loader(context),
-        *_tokens(context),
+        *token_weighting(context, _TOKENS),
         _tail(context),
         *_lower_precision(context),
         *learning_rate(context),
@@ -98,17 +104,6 @@ def _loader(context: ExportContext) -> Advice:
         f"`batch_size={context.plan.micro_batch_size}, drop_last=True`: DeepSpeed counts micro-batches, not samples."
     )
     return Advice(code="data-loader-batch", message=message)
-
-
-def _tokens(context: ExportContext) -> tuple[Advice, ...]:
-    if not counts_tokens(spec_of(context)):
-        return ()
-    message = (
-        "`engine.backward` divides each micro-batch's loss by the accumulation steps, so an update takes the mean of "
-        "means: tokens of short micro-batches count for more. Count the tokens of the window over all ranks before its "
-        "first pass, and give `engine.backward` the loss sum x steps x ranks / tokens of the window."
-    )
-    return (Advice(code="token-weighting", message=message),)
 
 
 def _tail(context: ExportContext) -> Advice:

@@ -13,7 +13,6 @@ from batchwright.exports.base import ExportContext, Target, TargetOutput
 from batchwright.exports.rendering import json_file
 from batchwright.exports.spec_advice import (
     TRAINER_NAMES,
-    counts_tokens,
     dropped_samples,
     learning_rate,
     lower_precision_in_code,
@@ -22,12 +21,19 @@ from batchwright.exports.spec_advice import (
     on_cpu,
     replicated,
     spec_of,
+    token_weighting,
     torch_call,
 )
 from batchwright.schemas.optimizer import ScheduleSpec
 from batchwright.schemas.recommendation import Advice
 
 NEWEST, FIVE, FOUR = "5.23", "5.0", "4.57"
+
+_TOKENS = (
+    "Each token counts alike only if the model's `forward` takes `num_items_in_batch` in its keyword arguments, as "
+    "the library's own language models do. For any other model pass the Trainer a `compute_loss_func` that divides "
+    "the summed loss by `num_items_in_batch`; else it steps with the mean of micro-batches' means."
+)
 
 
 def _write(context: ExportContext) -> TargetOutput:
@@ -111,7 +117,7 @@ def _schedule(schedule: ScheduleSpec) -> dict[str, JsonValue]:
 def _warnings(context: ExportContext) -> tuple[Advice, ...]:
     return (
         _processes(context),
-        *_tokens(context),
+        *token_weighting(context, _TOKENS),
         _tail(context),
         *_own_optimizer(context),
         *_loaded_type(context),
@@ -131,17 +137,6 @@ def _processes(context: ExportContext) -> Advice:
         f"process that sees several devices runs `DataParallel`, and takes {micro} samples for each of them."
     )
     return Advice(code="world-size", message=message)
-
-
-def _tokens(context: ExportContext) -> tuple[Advice, ...]:
-    if not counts_tokens(spec_of(context)):
-        return ()
-    message = (
-        "Each token counts alike only if the model's `forward` takes `num_items_in_batch` in its keyword arguments, as "
-        "the library's own language models do. For any other model pass the Trainer a `compute_loss_func` that divides "
-        "the summed loss by `num_items_in_batch`; else it steps with the mean of micro-batches' means."
-    )
-    return (Advice(code="token-weighting", message=message),)
 
 
 def _tail(context: ExportContext) -> Advice:

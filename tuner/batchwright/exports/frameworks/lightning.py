@@ -14,7 +14,6 @@ from batchwright.exports.rendering import yaml_file
 from batchwright.exports.spec_advice import (
     checkpointing_in_code,
     compile_in_code,
-    counts_tokens,
     dropped_samples,
     nodes,
     of_the_workload,
@@ -22,6 +21,7 @@ from batchwright.exports.spec_advice import (
     optimizer_in_code,
     schedule_in_code,
     spec_of,
+    token_weighting,
 )
 from batchwright.schemas.recommendation import Advice
 from batchwright.schemas.workload import Precision
@@ -33,6 +33,12 @@ PRECISIONS: dict[Precision, str] = {
     "fp16-mixed": "16-mixed",
 }
 """Lightning's names of precisions."""
+
+_TOKENS = (
+    "Lightning divides each micro-batch's loss by `accumulate_grad_batches`, so an update takes the mean of means: "
+    "tokens of short micro-batches count for more. Pack or bucket samples so that micro-batches have as many "
+    "tokens, or use `automatic_optimization = False` and divide by the window's tokens; the `pytorch` export does."
+)
 
 
 def _write(context: ExportContext) -> TargetOutput:
@@ -50,22 +56,17 @@ def _trainer(context: ExportContext) -> dict[str, JsonValue]:
     """Keyword arguments of ``Trainer``."""
     spec = spec_of(context)
     machines, devices = nodes(context)
+    strategy = "fsdp" if _sharded(context) and not _cannot_clip(context) else "ddp"
     return {
         "accelerator": "cpu" if on_cpu(context) else "gpu",
         "devices": devices,
         "num_nodes": machines,
-        "strategy": _strategy(context),
+        "strategy": strategy if context.plan.world_size > 1 else "auto",
         "precision": PRECISIONS[spec.precision],
         "accumulate_grad_batches": context.plan.gradient_accumulation_steps,
         "gradient_clip_val": spec.gradient_clipping,
         **({"gradient_clip_algorithm": "norm"} if spec.gradient_clipping else {}),
     }
-
-
-def _strategy(context: ExportContext) -> str:
-    if context.plan.world_size == 1:
-        return "auto"
-    return "fsdp" if _sharded(context) and not _cannot_clip(context) else "ddp"
 
 
 def _sharded(context: ExportContext) -> bool:
@@ -100,7 +101,7 @@ def _word(value: JsonValue) -> str:
 def _warnings(context: ExportContext) -> tuple[Advice, ...]:
     return (
         _loader(context),
-        *_tokens(context),
+        *token_weighting(context, _TOKENS),
         _tail(context),
         *_unsharded(context),
         optimizer_in_code(context),
@@ -117,17 +118,6 @@ def _loader(context: ExportContext) -> Advice:
         f"`drop_last=True`), {context.plan.micro_batch_size} samples on every rank."
     )
     return Advice(code="data-loader-batch", message=message)
-
-
-def _tokens(context: ExportContext) -> tuple[Advice, ...]:
-    if not counts_tokens(spec_of(context)):
-        return ()
-    message = (
-        "Lightning divides each micro-batch's loss by `accumulate_grad_batches`, so an update takes the mean of means: "
-        "tokens of short micro-batches count for more. Pack or bucket samples so that micro-batches have as many "
-        "tokens, or use `automatic_optimization = False` and divide by the window's tokens; the `pytorch` export does."
-    )
-    return (Advice(code="token-weighting", message=message),)
 
 
 def _tail(context: ExportContext) -> Advice:

@@ -29,7 +29,9 @@ _AUTOCAST = {"bf16-mixed": "torch.bfloat16", "fp16-mixed": "torch.float16"}
 
 
 def _write(context: ExportContext) -> TargetOutput:
-    return TargetOutput((python_file(_SCRIPT, _script(context)),), _command(context), _warnings(context))
+    head = "\n".join((_head(context), _plan(context)))
+    script = "\n\n\n".join((head, _MODEL, _DATA, _loss(context), _main(context), _START))
+    return TargetOutput((python_file(_SCRIPT, script),), _command(context), _warnings(context))
 
 
 def _command(context: ExportContext) -> tuple[str, ...]:
@@ -42,12 +44,6 @@ def _command(context: ExportContext) -> tuple[str, ...]:
 
 
 # --- the script ---
-
-
-def _script(context: ExportContext) -> str:
-    return "\n\n\n".join(
-        ("\n".join((_head(context), _plan(context))), _MODEL, _DATA, _loss(context), _main(context), _START)
-    )
 
 
 def _head(context: ExportContext) -> str:

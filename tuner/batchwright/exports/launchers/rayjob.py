@@ -23,7 +23,11 @@ _KEEP_SECONDS = 600
 def _write(context: ExportContext) -> TargetOutput:
     launch = launch_of(context, kubernetes=True)
     warnings = (
-        _image_has_ray(context),
+        Advice(
+            code="image-has-ray",
+            message=f"The image {context.options.image} also runs Ray's own processes: it needs `ray[default]` and "
+            "`wget` beside torch.",
+        ),
         *pod_warnings(context, launch),
         restart_resumes("A failed job's next try, in a new cluster,"),
         *ray_warnings(launch),
@@ -83,14 +87,6 @@ def _workers(context: ExportContext, launch: Launch) -> Fields:
         "rayStartParams": parameters,
         "template": {"spec": pod(launch, container(context, launch, "ray-worker"))},
     }
-
-
-def _image_has_ray(context: ExportContext) -> Advice:
-    return Advice(
-        code="image-has-ray",
-        message=f"The image {context.options.image} also runs Ray's own processes: it needs `ray[default]` and "
-        "`wget` beside torch.",
-    )
 
 
 TARGET = Target(
