@@ -57,7 +57,7 @@ def tuning_request(
     Raises:
         SpecError: naming every field at fault.
     """
-    loaded = read_spec(spec) if isinstance(spec, Path) else _command(spec or {})
+    loaded = read_spec(spec) if isinstance(spec, Path) else parse_document(CommandSpec, dict(spec or {}), "command")
     return _checked(TuningRequest, {"spec": _with_world_size(loaded, world_size), **fields})
 
 
@@ -69,10 +69,6 @@ def read_spec(path: Path) -> WorkloadSpec | CommandSpec:
     """
     spec = load_any_spec(path)
     return spec if isinstance(spec, CommandSpec) else with_pretrained_config(spec)
-
-
-def _command(spec: Mapping[str, object]) -> CommandSpec:
-    return parse_document(CommandSpec, dict(spec), "command")
 
 
 def hardware_request(gpu: str | None, min_memory_bytes: int | None) -> dict[str, object] | None:
@@ -125,7 +121,8 @@ def estimate_request(
         SpecError: naming every field at fault.
     """
     names = _names_of_gpus(gpus, all_gpus=all_gpus)
-    return _checked(EstimateRequest, {"spec": _workload(spec, world_size), "gpus": names, **fields})
+    workload = _with_world_size(with_pretrained_config(load_spec(spec)), world_size)
+    return _checked(EstimateRequest, {"spec": workload, "gpus": names, **fields})
 
 
 def _names_of_gpus(gpus: Sequence[str], *, all_gpus: bool) -> tuple[str, ...]:
@@ -136,10 +133,6 @@ def _names_of_gpus(gpus: Sequence[str], *, all_gpus: bool) -> tuple[str, ...]:
         return tuple(gpu.name for gpu in GPUS) if all_gpus else tuple(find_gpu(name).name for name in gpus)
     except (EstimateError, ValueError) as error:  # ValueError for a memory size that is not a number
         raise wrong_argument("--gpu", str(error), "") from None
-
-
-def _workload(spec: Path, world_size: int | None) -> WorkloadSpec:
-    return _with_world_size(with_pretrained_config(load_spec(spec)), world_size)
 
 
 def _with_world_size(spec: SpecT, world_size: int | None) -> SpecT:
@@ -179,12 +172,12 @@ def naming_options(**typed: object) -> Iterator[None]:
     except SpecError as error:
         if error.document != "request":
             raise
-        problems = [_naming_option(_as_typed(problem, typed)) for problem in error.problems]
+        as_typed = [
+            replace(problem, value=repr(typed[problem.field])) if problem.field in typed else problem
+            for problem in error.problems
+        ]
+        problems = [_naming_option(problem) for problem in as_typed]
         raise SpecError(problems, "arguments") from None
-
-
-def _as_typed(problem: FieldProblem, typed: dict[str, object]) -> FieldProblem:
-    return replace(problem, value=repr(typed[problem.field])) if problem.field in typed else problem
 
 
 def _naming_option(problem: FieldProblem) -> FieldProblem:

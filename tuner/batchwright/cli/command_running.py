@@ -75,18 +75,15 @@ class _ShownJob:
         """Show the job until it ends, and kill it at the deadline, if there is one."""
         while True:
             result = self._job.poll()
-            self._show_output()
+            while block := self._job.new_output():
+                self._stream.write(self._decoder.decode(block))
+                self._stream.flush()
             self._show_progress(self._job.progress)
             if result is not None:
                 return result
             if deadline is not None and time.monotonic() > deadline:
                 self._job.kill()
             time.sleep(_POLL_SECONDS)
-
-    def _show_output(self) -> None:
-        while block := self._job.new_output():
-            self._stream.write(self._decoder.decode(block))
-            self._stream.flush()
 
     def _show_progress(self, progress: CommandProgress) -> None:
         if progress.update >= self._next_mark:

@@ -35,7 +35,7 @@ def progress_console() -> Console:
 
 def probe_row(probe: ProbeResult) -> tuple[str | Text, ...]:
     """A probe as a table row: size, outcome, peak (on CUDA of the reserved memory), seconds, remark."""
-    peak = _peak(probe)
+    peak = probe.process_peak_bytes if probe.peak_reserved_bytes is None else probe.peak_reserved_bytes
     return (
         f"{probe.micro_batch_size:,}",
         Text(probe.outcome, style=_STYLES.get(probe.outcome, "yellow")),
@@ -45,31 +45,19 @@ def probe_row(probe: ProbeResult) -> tuple[str | Text, ...]:
     )
 
 
-def _peak(probe: ProbeResult) -> int | None:
-    return probe.peak_reserved_bytes if probe.peak_reserved_bytes is not None else probe.process_peak_bytes
-
-
 def _remark(probe: ProbeResult) -> str:
     if probe.outcome is not Outcome.FIT:
-        return _shortened(probe.message)
+        return probe.message if len(probe.message) <= _LONGEST_MESSAGE else probe.message[: _LONGEST_MESSAGE - 1] + "…"
     if probe.counted is not None:
         return probe.counted.statement
     timing = probe.timing
     timed = [f"timed, {timing.updates} updates"] if timing is not None and probe.measures_time else []
     plan = [f"the plan: {format_sizes(probe.micro_batch_sizes)}"] if probe.runs_plan and not probe.measures_time else []
-    return "; ".join([*timed, *plan, *_parts_on_card(probe)])
-
-
-def _parts_on_card(probe: ProbeResult) -> list[str]:
-    """Describe what the peak of a probe on CUDA consists of, and what it leaves out."""
-    if probe.peak_reserved_bytes is None:
-        return []
-    context = f", context {format_bytes(probe.context_bytes)} beside it" if probe.context_bytes is not None else ""
-    return [f"reserved; allocated {format_bytes(probe.peak_allocated_bytes or 0)}{context}"]
-
-
-def _shortened(text: str, length: int = 60) -> str:
-    return text if len(text) <= length else text[: length - 1] + "…"
+    remarks = [*timed, *plan]
+    if probe.peak_reserved_bytes is not None:
+        context = "" if probe.context_bytes is None else f", context {format_bytes(probe.context_bytes)} beside it"
+        remarks.append(f"reserved; allocated {format_bytes(probe.peak_allocated_bytes or 0)}{context}")
+    return "; ".join(remarks)
 
 
 class ProbeBoard:
@@ -130,6 +118,7 @@ _CHANGES = {
     "gradient_gathering": "gradients gathered {}",
 }
 """Labels of changes of the spec in the table of what-ifs."""
+_LONGEST_MESSAGE = 60
 _NO_WHAT_IF = "no change is expected to fit a larger micro-batch, or the plan has no use for one"
 
 _LARGER_NOT_TRIED = "plan around a micro-batch that fits; larger ones were not tried"
@@ -160,8 +149,9 @@ def _title(found: Recommendation) -> str:
 
 def _facts(found: Recommendation) -> list[tuple[str, RenderableType]]:
     facts: list[tuple[str, RenderableType]] = []
-    if names := _names(found):
-        facts.append(("name", names))
+    names = [name for name in (found.name, found.project) if name is not None]
+    if names := [*names, *(f"{key}={value}" for key, value in found.labels.items())]:
+        facts.append(("name", ", ".join(names)))
     facts += [("reason", found.infeasible_reason or "")] if found.plan is None else _facts_of_plan(found, found.plan)
     facts.append(("device", f"{found.device.id} ({found.device.name})"))
     facts.append(("proof", found.evidence.proof.statement))
@@ -183,12 +173,6 @@ def _facts(found: Recommendation) -> list[tuple[str, RenderableType]]:
     return facts
 
 
-def _names(found: Recommendation) -> str:
-    """The name, project and labels of a tuning in one line."""
-    labels = (f"{key}={value}" for key, value in found.labels.items())
-    return ", ".join([*(text for text in (found.name, found.project) if text is not None), *labels])
-
-
 def alternatives_table(alternatives: Sequence[Alternative]) -> Table:
     """Build the table of plans; ``~`` marks interpolated figures, ``>`` the recommended plan."""
     table = Table(box=None, pad_edge=False)
@@ -203,7 +187,7 @@ def alternatives_table(alternatives: Sequence[Alternative]) -> Table:
             f"{plan.micro_batch_size:,}",
             "" if plan.peak_bytes is None else about + format_bytes(plan.peak_bytes),
             "" if plan.samples_per_second is None else about + format_rate(plan.samples_per_second),
-            _remark_on_plan(plan),
+            ", ".join(["timed"] * (plan.timed_updates > 1) + ["thrashes"] * plan.thrashing),
             style="" if plan.chosen else "dim",
         )
     return table
@@ -225,10 +209,6 @@ def what_if_table(what_ifs: Sequence[WhatIf]) -> Table:
             f"~{format_bytes(what_if.peak_bytes)}",
         )
     return table
-
-
-def _remark_on_plan(plan: Alternative) -> str:
-    return ", ".join((["timed"] if plan.timed_updates > 1 else []) + (["thrashes"] if plan.thrashing else []))
 
 
 def _facts_of_plan(found: Recommendation, plan: Plan) -> list[tuple[str, str]]:

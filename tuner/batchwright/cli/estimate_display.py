@@ -57,9 +57,14 @@ def _facts(found: Estimate, gpu: GpuEstimate, request: EstimateRequest) -> list[
     usable = f"{format_bytes(gpu.usable_bytes)} usable, a margin of {request.memory_margin:.0%} left free"
     facts: list[tuple[str, RenderableType]] = [("gpu", f"{gpu.gpu}: {usable}"), ("largest", _describe_largest(gpu))]
     if gpu.peak is not None:
+        peak, interval = gpu.peak, gpu.peak.device_bytes
+        needed = f"{format_bytes(interval.expected)} needed on the card"
+        bounds = f"{format_bytes(interval.low)} to {format_bytes(interval.high)}"
+        # from the least with which it succeeds to the most that it takes if it can
+        reserved = " to ".join(dict.fromkeys(map(format_bytes, (peak.capacity_bytes, peak.reserved_bytes))))
         facts += [
-            (f"at size {gpu.peak.micro_batch_size:,}", _describe_needed_memory(gpu.peak)),
-            ("allocator", _describe_allocator(gpu.peak)),
+            (f"at size {peak.micro_batch_size:,}", f"{needed} ({bounds})"),
+            ("allocator", f"{reserved} reserved, {format_bytes(peak.allocated_bytes)} allocated"),
         ]
         if gpu.peak.breakdown is not None:
             facts.append(("of which", breakdown_table(gpu.peak, gpu.peak.breakdown)))
@@ -80,18 +85,6 @@ def _describe_largest(gpu: GpuEstimate) -> str:
     expected = f"micro-batch of {gpu.largest_micro_batch_size:,}" if gpu.largest_micro_batch_size else "none"
     surely = f"{gpu.surely_fits:,} fits surely" if gpu.surely_fits else "none surely"
     return f"{expected} expected to fit; {surely}, {gpu.may_fit:,} perhaps"
-
-
-def _describe_needed_memory(peak: PeakEstimate) -> str:
-    interval = peak.device_bytes
-    bounds = f"{format_bytes(interval.low)} to {format_bytes(interval.high)}"
-    return f"{format_bytes(interval.expected)} needed on the card ({bounds})"
-
-
-def _describe_allocator(peak: PeakEstimate) -> str:
-    """Describe the allocator's memory, from the least with which it succeeds to the most that it takes if it can."""
-    reserved = " to ".join(dict.fromkeys(format_bytes(nbytes) for nbytes in (peak.capacity_bytes, peak.reserved_bytes)))
-    return f"{reserved} reserved, {format_bytes(peak.allocated_bytes)} allocated"
 
 
 def breakdown_table(peak: PeakEstimate, breakdown: PeakBreakdown) -> Table:
@@ -122,7 +115,9 @@ def _describe_tracing(found: Estimate) -> str:
 def estimate_table(found: Estimate, request: EstimateRequest) -> Group:
     """Build the table of GPUs, with the verdict and the plan of each."""
     table = Table(box=None, pad_edge=False)
-    for name in _columns(request, found.engine):
+    size = "needs" if request.micro_batch_size is None else f"{request.micro_batch_size:,} needs"
+    names = ["gpu", "usable", size, "", "largest", "sure-perhaps" if found.engine == "trace" else "probes"]
+    for name in names if request.effective_batch_size is None else [*names, "plan"]:
         justify: Literal["left", "right"] = "left" if name in {"gpu", "", "plan"} else "right"
         table.add_column(name, justify=justify, no_wrap=name != "plan", overflow="fold")
     for gpu in found.gpus:
@@ -130,30 +125,21 @@ def estimate_table(found: Estimate, request: EstimateRequest) -> Group:
     return Group(table, *[Text(line, style="dim") for line in ("", *_remarks(found))])
 
 
-def _columns(request: EstimateRequest, engine: Engine) -> list[str]:
-    size = "needs" if request.micro_batch_size is None else f"{request.micro_batch_size:,} needs"
-    columns = ["gpu", "usable", size, "", "largest", "sure-perhaps" if engine == "trace" else "probes"]
-    return columns if request.effective_batch_size is None else [*columns, "plan"]
-
-
 def _row(gpu: GpuEstimate, request: EstimateRequest) -> list[str | Text]:
     verdict = requested_verdict(gpu, request)
+    if gpu.may_fit is None or gpu.surely_fits is None:  # from a virtual card
+        certainty = f"{gpu.probes:,}"
+    else:
+        certainty = f"{gpu.surely_fits:,}-{gpu.may_fit:,}" if gpu.may_fit else "-"
     row: list[str | Text] = [
         gpu.gpu,
         format_bytes(gpu.usable_bytes),
         "" if gpu.peak is None else format_bytes(gpu.peak.device_bytes.expected),
         Text(_WORDS[verdict], style=_STYLES[verdict]),
         f"{gpu.largest_micro_batch_size:,}" if gpu.largest_micro_batch_size else "-",
-        _describe_certainty(gpu),
+        certainty,
     ]
     return row if request.effective_batch_size is None else [*row, "" if gpu.plan is None else _format_plan(gpu.plan)]
-
-
-def _describe_certainty(gpu: GpuEstimate) -> str:
-    """Describe the sizes that fit surely and perhaps, or the number of probes on the virtual card."""
-    if gpu.may_fit is None or gpu.surely_fits is None:
-        return f"{gpu.probes:,}"
-    return f"{gpu.surely_fits:,}-{gpu.may_fit:,}" if gpu.may_fit else "-"
 
 
 def _format_plan(plan: Plan) -> str:
@@ -173,16 +159,11 @@ def _remarks(found: Estimate) -> list[str]:
     remarks = [
         note if len(names) == len(found.gpus) else f"{', '.join(names)}: {note}" for note, names in cards.items()
     ]
-    return [*dict.fromkeys((*remarks, *_describe_outside(found), *found.notes)), _describe_tracing(found)]
-
-
-def _describe_outside(found: Estimate) -> list[str]:
-    """Describe the part of the needs that is outside of torch's allocator."""
     outside = {gpu.peak.outside_allocator_bytes.expected for gpu in found.gpus if gpu.peak is not None}
-    if not outside:
-        return []
-    figures = " to ".join(format_bytes(nbytes) for nbytes in sorted({min(outside), max(outside)}))
-    return [f"The needs include {figures} of the process outside torch's allocator."]
+    if outside:
+        figures = " to ".join(map(format_bytes, sorted({min(outside), max(outside)})))
+        remarks.append(f"The needs include {figures} of the process outside torch's allocator.")
+    return [*dict.fromkeys((*remarks, *found.notes)), _describe_tracing(found)]
 
 
 def gpu_table(gpus: Sequence[Gpu]) -> Table:

@@ -139,13 +139,8 @@ def _require_known_variables() -> None:
             raise SpecError(problems, "environment")
 
 
-def _add_commands() -> None:
-    """Add the library's commands."""
-    for command in _COMMANDS:
-        app.command(cls=TakesCommand if command in _TAKE_COMMANDS else None)(command)
-
-
-_add_commands()
+for _command in _COMMANDS:
+    app.command(cls=TakesCommand if _command in _TAKE_COMMANDS else None)(_command)
 
 
 def main() -> None:

@@ -99,16 +99,12 @@ def is_of_device(error: BaseException) -> bool:
 
 
 def _classify_one(error: BaseException) -> FailureKind:
-    if isinstance(error, MemoryError) or _is_torch_oom(type(error)):
+    named = (kind for kind in type(error).__mro__ if kind.__name__ == "OutOfMemoryError")
+    if isinstance(error, MemoryError) or any(kind.__module__.startswith("torch") for kind in named):  # without torch
         return FailureKind.OUT_OF_MEMORY
     if not isinstance(error, (RuntimeError, OSError)) and type(error).__name__ != "OutOfResources":
         return FailureKind.OTHER  # a message that merely mentions memory, such as a ValueError's, proves nothing
     return classify_message(str(error))
-
-
-def _is_torch_oom(kind: type[BaseException]) -> bool:
-    """Return whether ``kind`` is ``torch.OutOfMemoryError`` or a subclass of it, without importing torch."""
-    return any(base.__name__ == "OutOfMemoryError" and base.__module__.startswith("torch") for base in kind.__mro__)
 
 
 def classify_message(message: str) -> FailureKind:

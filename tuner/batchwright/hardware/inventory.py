@@ -67,12 +67,8 @@ def find_hardware(hardware: HardwareRequest) -> DeviceInfo:
 
 def cpu() -> DeviceInfo:
     """Return the host's processor, with the memory of the host, or of this container if that is less."""
-    return DeviceInfo(id="cpu", kind="cpu", name=_processor_name(), total_bytes=_host_memory_bytes())
-
-
-def _host_memory_bytes() -> int:
     physical = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return min([physical, *_cgroup_limits()])
+    return DeviceInfo(id="cpu", kind="cpu", name=_processor_name(), total_bytes=min([physical, *_cgroup_limits()]))
 
 
 def _cgroup_limits() -> list[int]:

@@ -29,15 +29,10 @@ def free_bytes(path: Path) -> int | None:
         path: a file or a folder, which need not exist yet.
     """
     try:
-        disk = os.statvfs(_nearest_existing(path))
+        disk = os.statvfs(next((parent for parent in (path, *path.parents) if parent.exists()), path))
     except OSError:
         return None
     return disk.f_bavail * disk.f_frsize if disk.f_blocks else None
-
-
-def _nearest_existing(path: Path) -> Path:
-    """Return ``path``, or its nearest parent, that exists."""
-    return next((candidate for candidate in (path, *path.parents) if candidate.exists()), path)
 
 
 def require_space(path: Path, needed_bytes: int) -> None:
@@ -77,16 +72,14 @@ def _full_disk_errno(error: BaseException) -> int | None:
     """Return the errno if a full disk is the root cause of ``error``, else None."""
     cause: BaseException | None = error
     while cause is not None:
-        number = cause.errno if isinstance(cause, OSError) else _errno_in_text(str(cause))
+        if isinstance(cause, OSError):
+            number = cause.errno
+        else:
+            number = int(found[1]) if (found := _RUST_ERRNO.search(str(cause))) else None
         if number is not None:
             return number if number in _REASONS else None
         cause = cause.__cause__ or cause.__context__
     return None
-
-
-def _errno_in_text(text: str) -> int | None:
-    found = _RUST_ERRNO.search(text)
-    return int(found[1]) if found else None
 
 
 def _full_disk_error(path: Path, number: int, needed_bytes: int | None) -> StorageError:

@@ -36,7 +36,10 @@ def atomic_path(path: Path, needed_bytes: int = 0) -> Iterator[Path]:
     """
     with translate_full_disk(path, needed_bytes or None):
         path.parent.mkdir(parents=True, exist_ok=True)
-        _remove_leftovers(path)
+        for leftover in path.parent.glob(f".{glob.escape(path.name)}.*.part"):
+            writer = leftover.name.split(".")[-2]
+            if writer.isdecimal() and not Path("/proc", writer).exists():
+                leftover.unlink(missing_ok=True)
         require_space(path, needed_bytes)
         temporary = _temporary_path(path)
         try:
@@ -69,13 +72,6 @@ def check_writable(path: Path) -> None:
 
 def _temporary_path(path: Path) -> Path:
     return path.with_name(f".{path.name}.{os.getpid()}.part")
-
-
-def _remove_leftovers(path: Path) -> None:
-    for leftover in path.parent.glob(f".{glob.escape(path.name)}.*.part"):
-        writer = leftover.name.split(".")[-2]
-        if writer.isdecimal() and not Path("/proc", writer).exists():
-            leftover.unlink(missing_ok=True)
 
 
 @contextmanager
@@ -116,20 +112,16 @@ def atomic_folder(path: Path, needed_bytes: int = 0) -> Iterator[Path]:
         temporary.mkdir()
         try:
             yield temporary
-            _sync_files(temporary)
+            for file in temporary.iterdir():
+                with file.open("rb") as stream:
+                    os.fsync(stream.fileno())
+            sync_directory(temporary)
         except BaseException:  # such as a full disk, where a partial folder would only take more space
             shutil.rmtree(temporary, ignore_errors=True)
             raise
     shutil.rmtree(path, ignore_errors=True)
     temporary.rename(path)
     sync_directory(path.parent)
-
-
-def _sync_files(folder: Path) -> None:
-    for file in folder.iterdir():
-        with file.open("rb") as stream:
-            os.fsync(stream.fileno())
-    sync_directory(folder)
 
 
 def sync_directory(directory: Path) -> None:

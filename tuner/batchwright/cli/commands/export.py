@@ -110,7 +110,9 @@ def export_summary(made: Export, written: tuple[Path, ...] = ()) -> RenderableTy
     if not plan.exact:
         lines.append(f"NOT EXACT: {plan.requested_effective_batch_size} were requested")
     lines += [
-        f"set in the environment: {shlex.quote(f'{name}={value}')}" for name, value in _variables_to_set(made).items()
+        f"set in the environment: {shlex.quote(f'{name}={value}')}"
+        for name, value in made.environment.items()
+        if not any(name in file.content for file in made.files)
     ]
     lines += [f"warning: {item.message}" for item in made.warnings]
     lines.append(made.verification)
@@ -119,12 +121,6 @@ def export_summary(made: Export, written: tuple[Path, ...] = ()) -> RenderableTy
         others = ", ".join(file.name for file in made.files[1:])
         lines.append(f"not printed: {others}; --output-dir writes all")
     return Group(*(Text(one_line(line)) for line in lines))
-
-
-def _variables_to_set(made: Export) -> dict[str, str]:
-    """Environment variables of the job that no file of the export sets."""
-    texts = [file.content for file in made.files]
-    return {name: value for name, value in made.environment.items() if not any(name in text for text in texts)}
 
 
 def _options(**fields: object) -> ExportOptions:

@@ -115,21 +115,12 @@ def tune(  # noqa: PLR0913 - a command's options are its arguments
     found = found.model_copy(update=dict(names))
     print_result(found, as_document=json, text=recommendation_panel(found))
     if output is not None:
-        _write(output, found)
+        try:
+            write_atomically(output, found.model_dump_json(indent=2))
+        except OSError as error:
+            print_error(f"--output: {unwritable(output, error)}; the recommendation is on standard output")
+            raise typer.Exit(ExitCode.WRONG_INPUT) from None
     raise typer.Exit(code)
-
-
-def _write(path: Path, found: Recommendation) -> None:
-    """Write the recommendation. An error is text on standard error, since standard output has the recommendation.
-
-    Raises:
-        typer.Exit: when the file cannot be written.
-    """
-    try:
-        write_atomically(path, found.model_dump_json(indent=2))
-    except OSError as error:
-        print_error(f"--output: {unwritable(path, error)}; the recommendation is on standard output")
-        raise typer.Exit(ExitCode.WRONG_INPUT) from None
 
 
 def tuned(request: TuningRequest, warm_start: Recommendation | None = None) -> tuple[Recommendation, ExitCode]:

@@ -92,13 +92,11 @@ class MemoryDevice(ABC):
         Call it after the ``except`` block has ended: the traceback of an error keeps its tensors alive.
         """
         message = " ".join(str(error).split()) or type(error).__name__
-        if classify_exception(error) is FailureKind.SUSPECTED_OUT_OF_MEMORY and self._nearly_full():
-            return OutOfMemoryError(f"{message} (with {_NEARLY_FULL:.0%} or more of the limit in use)")
+        if classify_exception(error) is FailureKind.SUSPECTED_OUT_OF_MEMORY:
+            capacity = self.limit_bytes or self.total_bytes()
+            if self.peak_bytes() >= _NEARLY_FULL * capacity:
+                return OutOfMemoryError(f"{message} (with {_NEARLY_FULL:.0%} or more of the limit in use)")
         return translate_by_message(error)
-
-    def _nearly_full(self) -> bool:
-        capacity = self.limit_bytes or self.total_bytes()
-        return self.peak_bytes() >= _NEARLY_FULL * capacity
 
     def peak_bytes(self) -> int:
         """Peak memory of this process since ``reset_peaks``: reserved on CUDA, private on the CPU."""
