@@ -142,3 +142,8 @@ def plan_variables(context: ExportContext) -> dict[str, str]:
         "BATCHWRIGHT_MICRO_BATCH_SIZE": str(plan.micro_batch_size),
         "BATCHWRIGHT_GRADIENT_ACCUMULATION_STEPS": str(plan.gradient_accumulation_steps),
     }
+
+
+def json_word(value: JsonValue) -> str:
+    """Return a value as an argument of a command line: a text as it is, any other value as JSON."""
+    return value if isinstance(value, str) else json.dumps(value)

@@ -213,7 +213,9 @@ def check_host(folders: list[Path], needed_bytes: int = 0) -> HostFailure | None
         for folder in folders:
             _check_writable(folder)
         _check_space(folders[0], needed_bytes)
-        _check_thread()
+        thread = threading.Thread(target=lambda: None)
+        thread.start()
+        thread.join()
         _check_process()
     except Exception as error:  # noqa: BLE001 - without descriptors or memory anything may be raised
         return host_failure_of(error) or HostFailure(Cause.PROCESSES, f"{type(error).__name__}: {error}")
@@ -253,12 +255,6 @@ def _check_space(folder: Path, needed_bytes: int) -> None:
     if free < needed_bytes:
         message = f"the disk of {folder} has {format_bytes(free)} free, and work needs {format_bytes(needed_bytes)}"
         raise HostFailureError(Cause.DISK_FULL, message, needed_bytes)
-
-
-def _check_thread() -> None:
-    thread = threading.Thread(target=lambda: None)
-    thread.start()
-    thread.join()
 
 
 def _check_process() -> None:

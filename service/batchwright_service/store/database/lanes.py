@@ -94,7 +94,12 @@ def lane_parameter(lanes: Iterable[str]) -> str:
 def lanes_of(connection: Connection, devices: Sequence[ServedDevice]) -> dict[str, tuple[str, ...]]:
     """Return the lanes with work that each device can take, by its slot."""
     needs = {lane: need_of_lane(lane) for lane in connection.execute(ACTIVE_LANES).scalars()}
-    counts = _devices_per_host(connection) if any(need.devices_per_node > 1 for need in needs.values()) else {}
+    counts: Counter[tuple[str, str]] = Counter()
+    if any(need.devices_per_node > 1 for need in needs.values()):
+        alive = workers.c.heartbeat_at + workers.c.lease_ms > now_ms()
+        found = connection.execute(select(workers.c.document).where(alive)).scalars()
+        served = [ServedDevice.model_validate_json(document) for document in found]
+        counts.update((device.host, device.hardware) for device in served if device.unready is None)
     return {served.slot: _fitting(served, needs, counts) for served in devices}
 
 
@@ -115,14 +120,6 @@ def waiting_kinds(connection: Connection, lane: str) -> list[tuple[str, str]]:
     need = need_of_lane(lane)
     pairs = [(row.device, row.hardware) for row in found if row.hardware]
     return [(device, kind) for device, kind in pairs if fits(_device_of(device, kind), need)]
-
-
-def _devices_per_host(connection: Connection) -> Counter[tuple[str, str]]:
-    """Count the devices with a live worker that takes work, by their host and kind."""
-    alive = workers.c.heartbeat_at + workers.c.lease_ms > now_ms()
-    found = connection.execute(select(workers.c.document).where(alive)).scalars()
-    served = [ServedDevice.model_validate_json(document) for document in found]
-    return Counter((device.host, device.hardware) for device in served if device.unready is None)
 
 
 def _device_of(device: str, kind: str) -> DeviceInfo:

@@ -95,7 +95,9 @@ def _launch(context: ExportContext, variables: dict[str, str]) -> str:
     command: tuple[str, ...] = ("accelerate", "launch", "--config_file", _CONFIG, script)
     if _kind(context) == "MULTI_CPU":
         variables = {**variables, **_read_from_environment(context)}
-        command = ("torchrun", *_ranks_on_cpu(context), script)
+        machines, processes = nodes(context)
+        where = f"--nnodes={machines}" if machines > 1 else "--standalone"
+        command = ("torchrun", where, f"--nproc-per-node={processes}", script)
     settings = f"{unset_line(context)}{export_lines(variables)}"
     return f'#!/bin/sh\n{origin(context)}set -eu\n{settings}exec {shell_words(command)} "$@"\n'
 
@@ -108,12 +110,6 @@ def _read_from_environment(context: ExportContext) -> dict[str, str]:
     spec = spec_of(context)
     compiled = {"ACCELERATE_DYNAMO_BACKEND": "INDUCTOR"} if spec.compile else {}
     return {"ACCELERATE_USE_CPU": "true", "ACCELERATE_MIXED_PRECISION": _PRECISIONS[spec.precision], **compiled}
-
-
-def _ranks_on_cpu(context: ExportContext) -> tuple[str, ...]:
-    machines, processes = nodes(context)
-    where = f"--nnodes={machines}" if machines > 1 else "--standalone"
-    return (where, f"--nproc-per-node={processes}")
 
 
 # --- warnings ---

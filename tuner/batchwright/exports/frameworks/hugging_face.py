@@ -5,12 +5,10 @@ Read from transformers 5.23.0, 5.0.0 and 4.57.6: ``training_args.py``, ``trainer
 
 from __future__ import annotations
 
-import json
-
 from pydantic import JsonValue
 
 from batchwright.exports.base import ExportContext, Target, TargetOutput
-from batchwright.exports.rendering import json_file
+from batchwright.exports.rendering import json_file, json_word
 from batchwright.exports.spec_advice import (
     TRAINER_NAMES,
     dropped_samples,
@@ -173,11 +171,7 @@ def _loaded_type(context: ExportContext) -> tuple[Advice, ...]:
 
 
 def _arguments(context: ExportContext) -> tuple[str, ...]:
-    return tuple(f"--{name}={_word(value)}" for name, value in training_arguments(context).items())
-
-
-def _word(value: JsonValue) -> str:
-    return value if isinstance(value, str) else json.dumps(value)
+    return tuple(f"--{name}={json_word(value)}" for name, value in training_arguments(context).items())
 
 
 TARGET = Target(

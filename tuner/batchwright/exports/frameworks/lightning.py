@@ -5,12 +5,10 @@ Read from lightning 2.6.6: ``pytorch/trainer/trainer.py``, ``pytorch/plugins/pre
 
 from __future__ import annotations
 
-import json
-
 from pydantic import JsonValue
 
 from batchwright.exports.base import ExportContext, Target, TargetOutput
-from batchwright.exports.rendering import yaml_file
+from batchwright.exports.rendering import json_word, yaml_file
 from batchwright.exports.spec_advice import (
     checkpointing_in_code,
     compile_in_code,
@@ -87,12 +85,8 @@ def _arguments(context: ExportContext) -> tuple[str, ...]:
     sections = {"trainer": _trainer(context), "data": _data(context)}
     return (
         "fit",
-        *(f"--{name}.{key}={_word(value)}" for name, values in sections.items() for key, value in values.items()),
+        *(f"--{name}.{key}={json_word(value)}" for name, values in sections.items() for key, value in values.items()),
     )
-
-
-def _word(value: JsonValue) -> str:
-    return value if isinstance(value, str) else json.dumps(value)
 
 
 # --- warnings ---

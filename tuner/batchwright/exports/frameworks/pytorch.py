@@ -141,6 +141,7 @@ def _loss(context: ExportContext) -> str:
 def _main(context: ExportContext) -> str:
     spec = spec_of(context)
     scheduled, averaged = spec.schedule != ScheduleSpec(), spec.ema_decay is not None
+    schedule = f"ScheduleSpec(name={spec.schedule.name!r}, warmup_updates={spec.schedule.warmup_updates})"
     lines = [
         "def main():",
         '    """Make updates of exactly the effective batch; the last one of an epoch takes what is left of it."""',
@@ -155,7 +156,7 @@ def _main(context: ExportContext) -> str:
         f"    model = build_model().to(device{', torch.bfloat16' if spec.precision == 'bf16' else ''})",
         *(["    model = torch.compile(model)"] if spec.compile else []),
         f"    optimizer = {torch_call(spec.optimizer)}",
-        *([f"    schedule = build_schedule({_schedule(spec.schedule)}, optimizer, updates)"] if scheduled else []),
+        *([f"    schedule = build_schedule({schedule}, optimizer, updates)"] if scheduled else []),
         f"    accumulation = GradientAccumulation({', '.join(_engine(context))})",
         *(["    averages = [p.detach().to(torch.float32, copy=True) for p in accumulation.parameters]"] * averaged),
         "    data = build_data()",
@@ -177,10 +178,6 @@ def _main(context: ExportContext) -> str:
         "    ranks.close()",
     ]
     return "\n".join(lines)
-
-
-def _schedule(schedule: ScheduleSpec) -> str:
-    return f"ScheduleSpec(name={schedule.name!r}, warmup_updates={schedule.warmup_updates})"
 
 
 def _engine(context: ExportContext) -> list[str]:

@@ -24,13 +24,24 @@ from batchwright.schemas.recommendation import Advice
 _PATCHES_SINCE = "2.3"
 _NODE = "node"
 """The runtime's name of its job and of the container in the job."""
+_UNPATCHED = Advice(
+    code="runtime-lacks",
+    message=f"What changes the runtime's pods had another name in each release before {_PATCHES_SINCE}, so this "
+    "manifest has no memory volume for `/dev/shm` and no nodeSelector: put them into the training runtime, or load "
+    "data without worker processes.",
+)
+_RESTARTS = Advice(
+    code="restarts",
+    message="How often a failed job starts again is the training runtime's matter (`backoffLimit`, `failurePolicy` "
+    "of its JobSet): the program then has to resume from its own checkpoint, as Batchwright's engine does.",
+)
 
 
 def _write(context: ExportContext) -> TargetOutput:
     launch = launch_of(context, kubernetes=True)
     patched = context.version == _PATCHES_SINCE
     about_pods = pod_warnings(context, launch, placed=patched)
-    warnings = (*about_pods, *(() if patched else (_unpatched(),)), _restarts(), *slices(launch))
+    warnings = (*about_pods, *(() if patched else (_UNPATCHED,)), _RESTARTS, *slices(launch))
     manifest = yaml_file("trainjob.yaml", context, _manifest(context, launch))
     return TargetOutput((manifest,), ("kubectl", "create", "-f", "trainjob.yaml"), warnings)
 
@@ -68,23 +79,6 @@ def _patch(launch: Launch) -> Fields:
     pod = {**placement(launch), "containers": [mount], "volumes": shared_memory()}
     job = {"name": _NODE, "template": {"spec": {"template": {"spec": pod}}}}
     return {"manager": "batchwright", "trainingRuntimeSpec": {"template": {"spec": {"replicatedJobs": [job]}}}}
-
-
-def _unpatched() -> Advice:
-    return Advice(
-        code="runtime-lacks",
-        message=f"What changes the runtime's pods had another name in each release before {_PATCHES_SINCE}, so this "
-        "manifest has no memory volume for `/dev/shm` and no nodeSelector: put them into the training runtime, or load "
-        "data without worker processes.",
-    )
-
-
-def _restarts() -> Advice:
-    return Advice(
-        code="restarts",
-        message="How often a failed job starts again is the training runtime's matter (`backoffLimit`, `failurePolicy` "
-        "of its JobSet): the program then has to resume from its own checkpoint, as Batchwright's engine does.",
-    )
 
 
 TARGET = Target(
