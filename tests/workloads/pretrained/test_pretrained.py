@@ -16,6 +16,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from batchwright.cli import arguments
+from batchwright.cli.options import TuningOptions
 from batchwright.errors import DataOutsideRootsError, SpecError
 from batchwright.library.tuning import tuning_request
 from batchwright.planning.fingerprint import memory_part
@@ -123,7 +124,7 @@ def test_requests_hold_the_whole_config(folder: Path) -> None:
     path.write_text(spec.model_dump_json())
     complete = with_pretrained_config(spec)
     assert tuning_request(spec, 8, None, {"device": "cpu"}).spec == complete
-    assert arguments.tuning_request(spec=path, world_size=None, effective_batch_size=8, device="cpu").spec == complete
+    assert arguments.tuning_request(path, TuningOptions(effective_batch_size=8, device="cpu")).spec == complete
     request = arguments.estimate_request(spec=path, world_size=None, gpus=["T4"], all_gpus=False)
     assert request.spec == complete
     assert arguments.read_spec(path) == complete

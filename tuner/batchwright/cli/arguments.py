@@ -11,6 +11,7 @@ from typing import TypeVar
 
 from pydantic import ValidationError
 
+from batchwright.cli.options import TrainingOptions, TuningOptions
 from batchwright.errors import EstimateError, FieldProblem, SpecError, StorageError
 from batchwright.hardware.gpu_lookup import find_gpu
 from batchwright.hardware.gpu_table import GPUS
@@ -44,21 +45,24 @@ _OPTIONS = {
 """Options whose names differ from those of their fields, by field."""
 
 
-def tuning_request(
-    *, spec: Path | Mapping[str, object] | None, world_size: int | None, **fields: object
-) -> TuningRequest:
+def tuning_request(spec: Path | Mapping[str, object] | None, tuning: TuningOptions, **fields: object) -> TuningRequest:
     """The request of the ``tune`` and ``run`` commands.
 
     Args:
         spec: the file of the spec, or the spec of a command.
-        world_size: the option that replaces the ranks of the spec.
+        tuning: the options.
         fields: further fields of the request.
 
     Raises:
         SpecError: naming every field at fault.
     """
     loaded = read_spec(spec) if isinstance(spec, Path) else parse_document(CommandSpec, dict(spec or {}), "command")
-    return _checked(TuningRequest, {"spec": _with_world_size(loaded, world_size), **fields})
+    given = {name: value for name, value in vars(tuning).items() if name in TuningRequest.model_fields}
+    given |= {"spec": _with_world_size(loaded, tuning.world_size), "baseline": baseline(tuning.baseline_plan)}
+    given |= {"memory_limit_bytes": tuning.memory_limit, "probe_timeout_seconds": tuning.probe_timeout}
+    if tuning.gpu is not None or tuning.min_memory is not None:
+        given["hardware"] = {"gpu": tuning.gpu, "min_memory_bytes": tuning.min_memory}
+    return _checked(TuningRequest, given | fields)
 
 
 def read_spec(path: Path) -> WorkloadSpec | CommandSpec:
@@ -69,11 +73,6 @@ def read_spec(path: Path) -> WorkloadSpec | CommandSpec:
     """
     spec = load_any_spec(path)
     return spec if isinstance(spec, CommandSpec) else with_pretrained_config(spec)
-
-
-def hardware_request(gpu: str | None, min_memory_bytes: int | None) -> dict[str, object] | None:
-    """The hardware of a request, from the options; none where neither is given."""
-    return None if gpu is None and min_memory_bytes is None else {"gpu": gpu, "min_memory_bytes": min_memory_bytes}
 
 
 def baseline(text: str | None) -> dict[str, object] | None:
@@ -91,25 +90,28 @@ def baseline(text: str | None) -> dict[str, object] | None:
     return {"micro_batch_size": int(found[1]), "accumulation_steps": int(found[2]) if found[2] else None}
 
 
-def named(name: str | None, project: str | None, labels: Sequence[str] | None) -> Named:
-    """The names of a tuning, from the options; each label is a text ``key=value``.
+def named(tuning: TuningOptions) -> Named:
+    """The names of a tuning; each label is a text ``key=value``.
 
     Raises:
         SpecError: naming every option at fault.
     """
-    pairs = [text.partition("=") for text in labels or ()]
+    pairs = [text.partition("=") for text in tuning.label or ()]
     if without := [key for key, sign, _ in pairs if not sign]:
         raise wrong_argument("--label", "must be a key and a value, for example `team=vision`", without[0])
-    return _checked(Named, {"name": name, "project": project, "labels": {key: value for key, _, value in pairs}})
+    labels = {key: value for key, _, value in pairs}
+    return _checked(Named, {"name": tuning.name, "project": tuning.project, "labels": labels})
 
 
-def training_request(**fields: object) -> TrainingRequest:
+def training_request(training: TrainingOptions) -> TrainingRequest:
     """The request of the ``train`` and ``run`` commands.
 
     Raises:
         SpecError: naming every field at fault.
     """
-    return _checked(TrainingRequest, fields)
+    given = {name: value for name, value in vars(training).items() if name in TrainingRequest.model_fields}
+    given |= {"processes_per_node": training.nproc_per_node, "trackers": tuple(training.tracker or ())}
+    return _checked(TrainingRequest, given)
 
 
 def estimate_request(

@@ -1,9 +1,13 @@
-"""The options that commands share."""
+"""The options that commands share, some of them in groups."""
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass, fields, is_dataclass
+from functools import wraps
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -32,63 +36,8 @@ EffectiveBatchSize = Annotated[
 WorldSize = Annotated[
     int | None, typer.Option(min=1, help="Data-parallel ranks. Overrides `parallelism.world_size` of the spec.")
 ]
-Device = Annotated[
-    str | None, typer.Option(help="`cuda:0` or `cpu`. Default: the first GPU, or the CPU where there is none.")
-]
-Gpu = Annotated[
-    str | None,
-    typer.Option(
-        metavar="NAME",
-        help="Instead of `--device`: the first GPU of this host with this name, as `batchwright gpus` lists them.",
-    ),
-]
-MinMemory = Annotated[
-    int | None,
-    typer.Option(
-        parser=_size,
-        metavar="SIZE",
-        help="Instead of `--device`: the first GPU of this host with at least this much memory, for example `40GiB`.",
-    ),
-]
-MemoryLimit = Annotated[
-    int | None,
-    typer.Option(
-        parser=_size,
-        metavar="SIZE",
-        help="Memory the run may take, for example `24GiB`, also to simulate a smaller card. Default: the whole card, "
-        "or on the CPU half of the host's memory.",
-    ),
-]
 MemoryMargin = Annotated[float, typer.Option(min=0.0, max=0.5, help="Share of the limit that probes must leave free.")]
-Objective = Annotated[
-    requests.Objective,
-    typer.Option(
-        help="Objective: the largest micro-batch that fits; the fewest accumulation steps, in fewer probes; or the "
-        "plan with the most samples per second, measured.",
-    ),
-]
-Name = Annotated[
-    str | None, typer.Option(metavar="TEXT", help="Name of the tuning, kept in the recommendation and shown in lists.")
-]
-Project = Annotated[str | None, typer.Option(metavar="TEXT", help="Project that the tuning belongs to.")]
-Labels = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--label", metavar="KEY=VALUE", help="Label of the tuning, with the bounds of Kubernetes labels. Repeatable."
-    ),
-]
-Granularity = Annotated[int, typer.Option(min=1, help="Try only multiples of this size, for example 8.")]
-MaxMicroBatchSize = Annotated[int | None, typer.Option(min=1, help="Upper bound of the micro-batch size.")]
 Uniform = Annotated[bool, typer.Option("--uniform", help="Also plan with one micro-batch size repeated.")]
-BaselinePlan = Annotated[
-    str | None,
-    typer.Option(
-        "--baseline",
-        metavar="SIZE[xSTEPS]",
-        help="Micro-batch size that the training uses until now, with its accumulation steps if known, for example "
-        "`8` or `8x16`: one more probe measures it, and the result says what is gained.",
-    ),
-]
 WhatIf = Annotated[
     bool,
     typer.Option(
@@ -105,54 +54,13 @@ WarmStartFrom = Annotated[
         "one probe confirms it where possible; otherwise its measurements warm-start the search.",
     ),
 ]
-ProbeTimeout = Annotated[float, typer.Option(min=1.0, help="Time limit of one probe, in seconds.")]
 Json = Annotated[bool, typer.Option("--json", help="Print the result, or the error, as JSON on standard output.")]
-Updates = Annotated[int, typer.Option(min=1, help="Optimizer updates to make.")]
-CheckpointEvery = Annotated[int, typer.Option(min=1, help="Updates between checkpoints.")]
-Seed = Annotated[int, typer.Option(help="Seed of the weights and of the order of samples.")]
-Processes = Annotated[
-    int | None,
-    typer.Option(
-        "--nproc-per-node",
-        min=1,
-        metavar="N",
-        help="Processes of the run on this host, one per device; default: the plan's ranks. They share the "
-        "effective batch.",
-    ),
-]
-Workers = Annotated[
-    int,
-    typer.Option(
-        min=0,
-        max=64,
-        metavar="N",
-        help="Processes per rank that prefetch data; with 0, data is loaded between updates.",
-    ),
-]
 AllowBatchCoupling = Annotated[
     bool,
     typer.Option(
         "--allow-batch-coupling",
         help="Plan and train several micro-batches although the loss couples the samples of a batch (BatchNorm, "
         "in-batch negatives): accumulated updates then differ from full-batch ones.",
-    ),
-]
-Trackers = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--tracker",
-        metavar="NAME",
-        help="Also write the figures of each update for `tensorboard`, `mlflow` or `wandb`: into the run's folder, or "
-        "to the server that the library's own variables name. May be repeated.",
-    ),
-]
-NoiseScaleEvery = Annotated[
-    int | None,
-    typer.Option(
-        min=0,
-        metavar="N",
-        help="Updates between two that are measured for the gradient noise scale, which suggests an effective batch; "
-        "0 for none. Default: each of a short run, every tenth of a long one.",
     ),
 ]
 OutputDirectory = Annotated[
@@ -184,3 +92,147 @@ EstimateTimeout = Annotated[
     float,
     typer.Option(min=1.0, max=600.0, help="Time limit of tracing, or of each run on a virtual card, in seconds."),
 ]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TuningOptions:
+    """The options of what is tuned, of ``tune`` and ``run``."""
+
+    effective_batch_size: EffectiveBatchSize
+    name: Annotated[
+        str | None,
+        typer.Option(metavar="TEXT", help="Name of the tuning, kept in the recommendation and shown in lists."),
+    ] = None
+    project: Annotated[str | None, typer.Option(metavar="TEXT", help="Project that the tuning belongs to.")] = None
+    label: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--label",
+            metavar="KEY=VALUE",
+            help="Label of the tuning, with the bounds of Kubernetes labels. Repeatable.",
+        ),
+    ] = None
+    objective: Annotated[
+        requests.Objective,
+        typer.Option(
+            help="Objective: the largest micro-batch that fits; the fewest accumulation steps, in fewer probes; or the "
+            "plan with the most samples per second, measured.",
+        ),
+    ] = "largest"
+    world_size: WorldSize = None
+    device: Annotated[
+        str | None, typer.Option(help="`cuda:0` or `cpu`. Default: the first GPU, or the CPU where there is none.")
+    ] = None
+    gpu: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="Instead of `--device`: the first GPU of this host with this name, as `batchwright gpus` lists them.",
+        ),
+    ] = None
+    min_memory: Annotated[
+        int | None,
+        typer.Option(
+            parser=_size,
+            metavar="SIZE",
+            help="Instead of `--device`: the first GPU of this host with at least this much memory, for example "
+            "`40GiB`.",
+        ),
+    ] = None
+    memory_limit: Annotated[
+        int | None,
+        typer.Option(
+            parser=_size,
+            metavar="SIZE",
+            help="Memory the run may take, for example `24GiB`, also to simulate a smaller card. Default: the whole "
+            "card, or on the CPU half of the host's memory.",
+        ),
+    ] = None
+    memory_margin: MemoryMargin = 0.03
+    granularity: Annotated[int, typer.Option(min=1, help="Try only multiples of this size, for example 8.")] = 1
+    max_micro_batch_size: Annotated[int | None, typer.Option(min=1, help="Upper bound of the micro-batch size.")] = None
+    baseline_plan: Annotated[
+        str | None,
+        typer.Option(
+            "--baseline",
+            metavar="SIZE[xSTEPS]",
+            help="Micro-batch size that the training uses until now, with its accumulation steps if known, for example "
+            "`8` or `8x16`: one more probe measures it, and the result says what is gained.",
+        ),
+    ] = None
+    probe_timeout: Annotated[float, typer.Option(min=1.0, help="Time limit of one probe, in seconds.")] = 300.0
+    allow_batch_coupling: AllowBatchCoupling = False
+    uniform_only: Annotated[
+        bool | None,
+        typer.Option(
+            "--uniform-only/--no-uniform-only",
+            help="Of a command, search only sizes that divide a rank's samples, as its plan repeats one size (the "
+            "default), or any size.",
+        ),
+    ] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingOptions:
+    """The options of a training run, of ``train`` and ``run``."""
+
+    updates: Annotated[int, typer.Option(min=1, help="Optimizer updates to make.")] = 100
+    checkpoint_every: Annotated[int, typer.Option(min=1, help="Updates between checkpoints.")] = 50
+    seed: Annotated[int, typer.Option(help="Seed of the weights and of the order of samples.")] = 0
+    nproc_per_node: Annotated[
+        int | None,
+        typer.Option(
+            "--nproc-per-node",
+            min=1,
+            metavar="N",
+            help="Processes of the run on this host, one per device; default: the plan's ranks. They share the "
+            "effective batch.",
+        ),
+    ] = None
+    workers: Annotated[
+        int,
+        typer.Option(
+            min=0,
+            max=64,
+            metavar="N",
+            help="Processes per rank that prefetch data; with 0, data is loaded between updates.",
+        ),
+    ] = 0
+    allow_batch_coupling: AllowBatchCoupling = False
+    tracker: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--tracker",
+            metavar="NAME",
+            help="Also write the figures of each update for `tensorboard`, `mlflow` or `wandb`: into the run's folder, "
+            "or to the server that the library's own variables name. May be repeated.",
+        ),
+    ] = None
+    noise_scale_every: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            metavar="N",
+            help="Updates between two that are measured for the gradient noise scale, which suggests an effective "
+            "batch; 0 for none. Default: each of a short run, every tenth of a long one.",
+        ),
+    ] = None
+
+
+def with_groups(command: Callable[..., None]) -> Callable[..., None]:
+    """Let typer see each field of a command's parameters that are dataclasses as an option."""
+    signature = inspect.signature(command, eval_str=True)
+    kinds: dict[str, type[Any]] = {name: each.annotation for name, each in signature.parameters.items()}
+    groups = {name: kind for name, kind in kinds.items() if is_dataclass(kind)}
+    parameters: dict[str, inspect.Parameter] = {}
+    for name, parameter in signature.parameters.items():
+        shown = inspect.signature(groups[name], eval_str=True).parameters if name in groups else {name: parameter}
+        parameters.update(shown)
+
+    @wraps(command)
+    def run(**given: Any) -> None:  # noqa: ANN401 - values of options
+        made = {name: kind(**{each.name: given[each.name] for each in fields(kind)}) for name, kind in groups.items()}
+        command(**{name: made[name] if name in made else given[name] for name in signature.parameters})
+
+    run.__signature__ = signature.replace(parameters=list(parameters.values()))  # type: ignore[attr-defined]
+    return run

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,64 +15,67 @@ from batchwright.cli.arguments import wrong_argument
 _KEY = "batchwright.cli.trailing_command"
 _SEPARATOR = "--"
 
-Variables = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--env",
-        metavar="NAME=VALUE",
-        help="Environment variable of the command after `--`, which may have placeholders. May be repeated.",
-    ),
-]
-Templates = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--template",
-        metavar="NAME=FILE",
-        help="Template of a configuration file: its placeholders are replaced, and `{file:NAME}` in the command is "
-        "the path of the result. May be repeated.",
-    ),
-]
-WorkingDirectory = Annotated[
-    Path | None, typer.Option(metavar="FOLDER", help="Folder in which the command starts. Default: the current one.")
-]
-ProbeUpdates = Annotated[
-    int | None, typer.Option(min=2, help="Optimizer updates after which a probe of the command ends. Default: 2.")
-]
-ProbeArguments = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--probe-argument",
-        metavar="ARGUMENT",
-        help="Argument that probes add to the command and jobs do not, such as its flag for the longest samples. May "
-        "be repeated.",
-    ),
-]
-SamplesDimension = Annotated[
-    int | None,
-    typer.Option(min=0, help="Dimension of what the model is called with that counts samples: 1 where time is first."),
-]
-SamplesPerUnit = Annotated[
-    int | None, typer.Option(min=1, help="What is counted for each sample of the plan, such as 7 views of an image.")
-]
-CountSamples = Annotated[
-    bool,
-    typer.Option(
-        "--count-samples/--no-count-samples",
-        help="Compare the samples of an update with the plan, or its backward passes alone.",
-    ),
-]
-LoadingTimeout = Annotated[
-    float | None,
-    typer.Option(min=1.0, help="Seconds until the command's first forward pass; `--probe-timeout` counts from there."),
-]
-UniformOnly = Annotated[
-    bool | None,
-    typer.Option(
-        "--uniform-only/--no-uniform-only",
-        help="Of a command, search only sizes that divide a rank's samples, as its plan repeats one size (the "
-        "default), or any size.",
-    ),
-]
+
+@dataclass(frozen=True, kw_only=True)
+class CommandOptions:
+    """The options of the command after ``--``."""
+
+    env: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--env",
+            metavar="NAME=VALUE",
+            help="Environment variable of the command after `--`, which may have placeholders. May be repeated.",
+        ),
+    ] = None
+    template: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--template",
+            metavar="NAME=FILE",
+            help="Template of a configuration file: its placeholders are replaced, and `{file:NAME}` in the command is "
+            "the path of the result. May be repeated.",
+        ),
+    ] = None
+    working_directory: Annotated[
+        Path | None,
+        typer.Option(metavar="FOLDER", help="Folder in which the command starts. Default: the current one."),
+    ] = None
+    probe_updates: Annotated[
+        int | None, typer.Option(min=2, help="Optimizer updates after which a probe of the command ends. Default: 2.")
+    ] = None
+    probe_argument: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--probe-argument",
+            metavar="ARGUMENT",
+            help="Argument that probes add to the command and jobs do not, such as its flag for the longest samples. "
+            "May be repeated.",
+        ),
+    ] = None
+    samples_dimension: Annotated[
+        int | None,
+        typer.Option(
+            min=0, help="Dimension of what the model is called with that counts samples: 1 where time is first."
+        ),
+    ] = None
+    samples_per_unit: Annotated[
+        int | None,
+        typer.Option(min=1, help="What is counted for each sample of the plan, such as 7 views of an image."),
+    ] = None
+    count_samples: Annotated[
+        bool,
+        typer.Option(
+            "--count-samples/--no-count-samples",
+            help="Compare the samples of an update with the plan, or its backward passes alone.",
+        ),
+    ] = True
+    loading_timeout: Annotated[
+        float | None,
+        typer.Option(
+            min=1.0, help="Seconds until the command's first forward pass; `--probe-timeout` counts from there."
+        ),
+    ] = None
 
 
 class TakesCommand(TyperCommand):
@@ -100,57 +104,36 @@ def trailing_command(context: typer.Context) -> tuple[str, ...] | None:
     return context.meta.get(_KEY)
 
 
-def command_model(  # noqa: PLR0913 - the options of a command
-    context: typer.Context,
-    spec: Path | None,
-    *,
-    environment: Sequence[str] | None = None,
-    templates: Sequence[str] | None = None,
-    working_directory: Path | None = None,
-    probe_updates: int | None = None,
-    probe_arguments: Sequence[str] | None = None,
-    samples_dimension: int | None = None,
-    samples_per_unit: int | None = None,
-    count_samples: bool = True,
-    loading_timeout: float | None = None,
-) -> dict[str, Any] | None:
+def command_model(context: typer.Context, spec: Path | None, given: CommandOptions) -> dict[str, Any] | None:
     """The model of a spec as the options and the command after ``--`` describe it; none where a file describes it.
 
     Raises:
         SpecError: when there is neither a file nor a command, both, or an option for a command without one.
     """
     command = trailing_command(context)
-    options = {
-        "--env": environment,
-        "--template": templates,
-        "--working-directory": working_directory,
-        "--probe-updates": probe_updates,
-        "--probe-argument": probe_arguments,
-        "--samples-dimension": samples_dimension is not None,
-        "--samples-per-unit": samples_per_unit,
-        "--no-count-samples": not count_samples,
-        "--loading-timeout": loading_timeout,
-    }
     if not command:
-        _require_file_alone(spec, [name for name, value in options.items() if value])
+        values = {each.name: getattr(given, each.name) for each in fields(given)}
+        changed = [each.name for each in fields(given) if values[each.name] not in (each.default, [], ())]
+        names = [("--no-" if values[name] is False else "--") + name.replace("_", "-") for name in changed]
+        _require_file_alone(spec, names)
         return None
     if spec is not None:
         raise wrong_argument("SPEC", "is given, and a command after `--` as well: give one of them", spec)
-    fields = {
-        "working_directory": None if working_directory is None else str(working_directory),
-        "probe_updates": probe_updates,
-        "samples_dimension": samples_dimension,
-        "samples_per_unit": samples_per_unit,
-        "counts_samples": count_samples,
-        "loading_timeout_seconds": loading_timeout,
-        "probe_arguments": tuple(probe_arguments or ()) or None,
+    optional = {
+        "working_directory": None if given.working_directory is None else str(given.working_directory),
+        "probe_updates": given.probe_updates,
+        "loading_timeout_seconds": given.loading_timeout,
+        "probe_arguments": tuple(given.probe_argument or ()) or None,
+        "samples_dimension": given.samples_dimension,
+        "samples_per_unit": given.samples_per_unit,
+        "counts_samples": given.count_samples,
     }
     return {
         "kind": "command",
         "argv": command,
-        "environment": dict(_pair("--env", text) for text in environment or ()),
-        "files": {name: _template(path) for name, path in (_pair("--template", text) for text in templates or ())},
-        **{name: value for name, value in fields.items() if value is not None},
+        "environment": dict(_pair("--env", text) for text in given.env or ()),
+        "files": {name: _template(path) for name, path in (_pair("--template", text) for text in given.template or ())},
+        **{name: value for name, value in optional.items() if value is not None},
     }
 
 

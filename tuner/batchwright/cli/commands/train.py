@@ -24,6 +24,7 @@ _OF_TRAINING = ("checkpoint_every", "seed", "nproc_per_node", "workers", "tracke
 """Options of the engine's runs, which a command has none of."""
 
 
+@options.with_groups
 def train(  # noqa: PLR0913 - a command's options are its arguments
     context: typer.Context,
     spec: Annotated[
@@ -37,14 +38,7 @@ def train(  # noqa: PLR0913 - a command's options are its arguments
         Path | None,
         typer.Option(help="The recommendation of `tune`, as JSON. SPEC may differ in what leaves memory as it is."),
     ] = None,
-    updates: options.Updates = 100,
-    checkpoint_every: options.CheckpointEvery = 50,
-    seed: options.Seed = 0,
-    nproc_per_node: options.Processes = None,
-    workers: options.Workers = 0,
-    allow_batch_coupling: options.AllowBatchCoupling = False,
-    tracker: options.Trackers = None,
-    noise_scale_every: options.NoiseScaleEvery = None,
+    training: options.TrainingOptions,
     output_dir: options.OutputDirectory = Path("runs/train"),
     json: options.Json = False,
 ) -> None:
@@ -58,16 +52,7 @@ def train(  # noqa: PLR0913 - a command's options are its arguments
 
     check_folder(output_dir, "--output-dir")
     found = load_document(Recommendation, recommendation or spec, "recommendation")
-    request = training_request(
-        updates=updates,
-        checkpoint_every=checkpoint_every,
-        seed=seed,
-        processes_per_node=nproc_per_node,
-        workers=workers,
-        allow_batch_coupling=allow_batch_coupling,
-        trackers=tuple(tracker or ()),
-        noise_scale_every=noise_scale_every,
-    )
+    request = training_request(training)
     tuned = found if recommendation is None else for_spec(found, read_spec(spec))
     if tuned.request.command is not None:
         check_options_of_command(context, tuned.request.command)

@@ -10,9 +10,7 @@ import typer
 from batchwright.cli import options
 from batchwright.cli import trailing_command as trailing
 from batchwright.cli.arguments import (
-    baseline,
     check_file,
-    hardware_request,
     named,
     naming_options,
     tuning_request,
@@ -28,39 +26,16 @@ from batchwright.schemas.requests import TuningRequest
 from batchwright.system.files import write_atomically
 
 
+@options.with_groups
 def tune(  # noqa: PLR0913 - a command's options are its arguments
     context: typer.Context,
     spec: options.OptionalSpecFile = None,
     *,
-    effective_batch_size: options.EffectiveBatchSize,
-    name: options.Name = None,
-    project: options.Project = None,
-    label: options.Labels = None,
-    objective: options.Objective = "largest",
-    world_size: options.WorldSize = None,
-    device: options.Device = None,
-    gpu: options.Gpu = None,
-    min_memory: options.MinMemory = None,
-    memory_limit: options.MemoryLimit = None,
-    memory_margin: options.MemoryMargin = 0.03,
-    granularity: options.Granularity = 1,
-    max_micro_batch_size: options.MaxMicroBatchSize = None,
+    tuning: options.TuningOptions,
     uniform: options.Uniform = False,
     what_if: options.WhatIf = False,
-    baseline_plan: options.BaselinePlan = None,
-    probe_timeout: options.ProbeTimeout = 300.0,
-    allow_batch_coupling: options.AllowBatchCoupling = False,
     warm_start_from: options.WarmStartFrom = None,
-    env: trailing.Variables = None,
-    template: trailing.Templates = None,
-    working_directory: trailing.WorkingDirectory = None,
-    probe_updates: trailing.ProbeUpdates = None,
-    probe_argument: trailing.ProbeArguments = None,
-    samples_dimension: trailing.SamplesDimension = None,
-    samples_per_unit: trailing.SamplesPerUnit = None,
-    count_samples: trailing.CountSamples = True,
-    loading_timeout: trailing.LoadingTimeout = None,
-    uniform_only: trailing.UniformOnly = None,
+    command: trailing.CommandOptions,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="Also write the recommendation to this file.")
     ] = None,
@@ -77,40 +52,11 @@ def tune(  # noqa: PLR0913 - a command's options are its arguments
     """
     if output is not None:
         check_file(output)
-    names = named(name, project, label)
-    model = trailing.command_model(
-        context,
-        spec,
-        environment=env,
-        templates=template,
-        working_directory=working_directory,
-        probe_updates=probe_updates,
-        probe_arguments=probe_argument,
-        samples_dimension=samples_dimension,
-        samples_per_unit=samples_per_unit,
-        count_samples=count_samples,
-        loading_timeout=loading_timeout,
-    )
-    request = tuning_request(
-        spec=spec if model is None else {"model": model},
-        effective_batch_size=effective_batch_size,
-        objective=objective,
-        world_size=world_size,
-        device=device,
-        hardware=hardware_request(gpu, min_memory),
-        memory_limit_bytes=memory_limit,
-        memory_margin=memory_margin,
-        granularity=granularity,
-        max_micro_batch_size=max_micro_batch_size,
-        uniform=uniform,
-        what_if=what_if,
-        baseline=baseline(baseline_plan),
-        probe_timeout_seconds=probe_timeout,
-        allow_batch_coupling=allow_batch_coupling,
-        uniform_only=uniform_only,
-    )
+    names = named(tuning)
+    model = trailing.command_model(context, spec, command)
+    request = tuning_request(spec if model is None else {"model": model}, tuning, uniform=uniform, what_if=what_if)
     stored = None if warm_start_from is None else load_document(Recommendation, warm_start_from, "warm start")
-    with naming_options(memory_limit_bytes=memory_limit):
+    with naming_options(memory_limit_bytes=tuning.memory_limit):
         found, code = tuned(request, stored)
     found = found.model_copy(update=dict(names))
     print_result(found, as_document=json, text=recommendation_panel(found))

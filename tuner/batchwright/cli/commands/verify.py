@@ -20,6 +20,7 @@ from batchwright.schemas.recommendation import Recommendation, Verification
 from batchwright.system.files import write_atomically
 
 
+@options.with_groups
 def verify(  # noqa: PLR0913 - a command's options are its arguments
     context: typer.Context,
     recommendation: Annotated[Path, typer.Argument(metavar="REC", help="The recommendation of `tune`, as JSON.")],
@@ -28,15 +29,7 @@ def verify(  # noqa: PLR0913 - a command's options are its arguments
         str | None,
         typer.Option("--format", "-f", metavar="NAME", help="Verify the plan of this export, as you train with it."),
     ] = None,
-    env: trailing.Variables = None,
-    template: trailing.Templates = None,
-    working_directory: trailing.WorkingDirectory = None,
-    probe_updates: trailing.ProbeUpdates = None,
-    probe_argument: trailing.ProbeArguments = None,
-    samples_dimension: trailing.SamplesDimension = None,
-    samples_per_unit: trailing.SamplesPerUnit = None,
-    count_samples: trailing.CountSamples = True,
-    loading_timeout: trailing.LoadingTimeout = None,
+    command: trailing.CommandOptions,
     output: Annotated[
         Path | None,
         typer.Option("--output", "-o", help="Write the recommendation with `verified` to this file, also over itself."),
@@ -56,19 +49,7 @@ def verify(  # noqa: PLR0913 - a command's options are its arguments
     found = load_document(Recommendation, recommendation, "recommendation")
     if not trailing.trailing_command(context):
         raise wrong_argument("COMMAND", "is required: the command that trains, after `--`", "")
-    fields = trailing.command_model(
-        context,
-        None,
-        environment=env,
-        templates=template,
-        working_directory=working_directory,
-        probe_updates=probe_updates,
-        probe_arguments=probe_argument,
-        samples_dimension=samples_dimension,
-        samples_per_unit=samples_per_unit,
-        count_samples=count_samples,
-        loading_timeout=loading_timeout,
-    )
+    fields = trailing.command_model(context, None, command)
     made = verify_command(
         found,
         _plan(found, format_),
