@@ -18,11 +18,14 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from batchwright import foreground
 from batchwright.cli import running
 from batchwright.cli.display import TrainingBar
+from batchwright.commands.command_supervisor import CommandSupervisor
 from batchwright.errors import DeviceError, SpecError
 from batchwright.schemas.recommendation import Recommendation
-from batchwright.schemas.requests import TrainingRequest
+from batchwright.schemas.requests import ProbeRequest, TrainingRequest
+from batchwright.schemas.results import ProbeResult
 from batchwright.schemas.training import (
     EvaluationReport,
     MicroBatchSplit,
@@ -33,6 +36,7 @@ from batchwright.schemas.training import (
 )
 from batchwright.schemas.workload import WorkloadSpec
 from batchwright.training.launching.run_directory import ProgressLog, RunPaths
+from tests.planning.test_command_tunings import answer, counted
 from tests.support.command import called
 from tests.support.factories import CPU, CUDA, gpt_spec, mlp_spec, plan_of, recommendation, resnet_spec, tuning_request
 
@@ -537,47 +541,35 @@ def test_an_interrupt_while_tuning_leaves_no_process(
         time.sleep(0.05)
 
 
-@pytest.mark.thorough
-def test_sigterm_after_a_proven_plan_leaves_the_plan(tmp_path: Path) -> None:
-    """Its exit code is that of the signal, and the recommendation is in its file."""
-    script = tmp_path / "train.py"
-    script.write_text(
-        "import pathlib, sys, time, torch\n"
-        "size, steps = map(int, sys.argv[2:])\n"
-        "proven = pathlib.Path(sys.argv[1])\n"
-        "time.sleep(600 if proven.exists() else 0)\n"
-        "model = torch.nn.Linear(8192, 8)\n"
-        "optimizer = torch.optim.SGD(model.parameters(), 0.1)\n"
-        "while True:\n"
-        "    for _ in range(steps):\n"
-        "        model(torch.randn(size, 64, 8192)).sum().backward()\n"
-        "    if size * steps == 64:\n"
-        "        proven.touch()\n"
-        "    optimizer.step()\n"
-        "    optimizer.zero_grad()\n"
-    )
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_an_interrupt_after_a_proven_plan_leaves_the_plan(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals, status: int
+) -> None:
+    """In its file, although a larger size was still to be tried; the exit code is that of the signal."""
+
+    class Supervisor(CommandSupervisor):
+        """Has the third probe interrupted, after some of plans."""
+
+        probes = 0
+
+        def run(self, request: ProbeRequest, should_stop: Callable[[], bool] = lambda: False) -> ProbeResult:
+            """As that of a command."""
+            del should_stop
+            self.probes += 1
+            if self.probes == 3:
+                os.kill(os.getpid(), number)
+                time.sleep(60)
+            return answer(request, 32, counted=counted(request, of_plan=True))
+
+    monkeypatch.setattr(foreground, "CommandSupervisor", Supervisor)
     output = tmp_path / "recommendation.json"
-    tune = [sys.executable, "-m", "batchwright", "tune", "--effective-batch-size", "64", "--device", "cpu"]
-    tune += ["--memory-limit", "110MiB"]
-    words = [
-        sys.executable,
-        str(script),
-        str(tmp_path / "proven"),
-        "{micro_batch_size}",
-        "{gradient_accumulation_steps}",
-    ]
-    command = [*tune, "-o", str(output), "--", *words]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True) as process:
-        assert process.stderr is not None
-        for line in process.stderr:
-            if "as planned" in line:
-                break
-        process.send_signal(signal.SIGTERM)
-        process.communicate(timeout=120)
-    assert process.returncode == 143
+    tune = ("tune", "--effective-batch-size", "128", "--device", "cpu", "-o", output)
+    words = (sys.executable, "train.py", "{micro_batch_size}", "{gradient_accumulation_steps}")
+    done = called(*tune, "--", *words)
+    assert done.returncode == status, done.stderr
     found = Recommendation.model_validate_json(output.read_text())
     assert found.evidence.proof.stopped_by == "interrupted"
-    assert 1 < plan_of(found).micro_batch_size <= 32
+    assert "plan around a micro-batch that fits" in done.stdout
 
 
 def trains_without_end(spec_file: Path, folder: Path) -> tuple[tuple[str | Path, ...], RunPaths]:

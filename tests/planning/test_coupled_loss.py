@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from batchwright.errors import TuningFailedError
-from batchwright.planning.coupled_loss import coupling_request
 from batchwright.planning.driver import check_coupling
+from batchwright.planning.proofs.coupled_loss import coupling_request
 from batchwright.planning.session import Tuning
 from batchwright.schemas.recommendation import CouplingCheck
 from batchwright.schemas.requests import CouplingRequest

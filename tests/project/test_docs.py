@@ -15,7 +15,8 @@ import pytest
 
 from batchwright.client import Client
 from batchwright.errors import ExportRefusal
-from batchwright.planning import coupled_loss, search
+from batchwright.planning import search
+from batchwright.planning.proofs import coupled_loss
 from batchwright_service import errors
 from batchwright_service.observability.metrics import Metrics
 from batchwright_service.problem_mapping import _TUNER_ERRORS

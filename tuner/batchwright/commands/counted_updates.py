@@ -3,8 +3,9 @@
 What a sample is only the program knows. The samples of an update are counted by the indices that each data loader drew
 and by the dimensions of what the model was called with, and any of them may mislead: packed sequences have one row,
 recurrent networks have time first, and a loader may read ahead. So one of them confirms the figures, and none refutes
-them alone. ``batchwright.planning.counted_plans`` compares the probes of several sizes. Here the figures are refuted by
-fewer backward passes than planned, by other ranks, and by a loader and the model that both count the same other number.
+them alone. ``batchwright.planning.proofs.counted_plans`` compares the probes of several sizes. Here the figures are
+refuted by fewer backward passes than planned, by other ranks, and by a loader and the model that both count the same
+other number.
 
 Updates before the first one with all passes are of a program that ramps its accumulation, and a smaller one may end an
 epoch of the data loader.

@@ -8,13 +8,14 @@ which run the probes:
 
 1. ``search_space`` turns the request and the device into a memory limit and the sizes worth probing; ``objectives``
    selects the sizes that matter for the objective.
-2. ``coupled_loss`` requests the coupling check, and has the only plan that stays exact where the loss couples samples.
+2. ``proofs.coupled_loss`` requests the coupling check, and has the only plan that stays exact where the loss couples samples.
 3. ``warm_start`` seeds the search with a stored recommendation, if one is given; ``learning`` corrects an estimate by
    those of earlier tunings, where a service keeps them.
 4. ``search`` names the next size to probe (ask) and takes its result (tell). ``posterior`` gives the probability that
    a size fits.
 5. ``accumulation`` splits the effective batch into micro-batches, exactly, and says which of them a probe runs.
-6. ``plan_proof`` has the plan itself run, unless a probe was at least as demanding.
+6. ``proofs.plan_proof`` has the plan itself run, unless a probe was at least as demanding. Of a command
+   ``proofs.counted_plans`` compares what was counted over its sizes.
 7. ``recommendation`` puts plan, proof, evidence and alternatives into the document; ``comparison`` adds its gain
    over the plan in use until now, and estimated changes of the spec.
 

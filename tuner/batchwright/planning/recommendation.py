@@ -9,10 +9,10 @@ from datetime import datetime
 from batchwright.planning.accumulation import balanced_plan, repeated_plan, share_per_rank, uniform_plan
 from batchwright.planning.comparison.gain import with_gain
 from batchwright.planning.comparison.what_if import WhatIfResult, format_changes
-from batchwright.planning.coupled_loss import is_undivided
 from batchwright.planning.objectives import alternatives, describe_choice
 from batchwright.planning.parameters import DEFAULT_PARAMETERS, SearchParameters
-from batchwright.planning.plan_proof import PlanProof
+from batchwright.planning.proofs.coupled_loss import is_undivided
+from batchwright.planning.proofs.plan_proof import PlanProof
 from batchwright.schemas.dataset.batch_spec import BatchSpec
 from batchwright.schemas.field_errors import listed
 from batchwright.schemas.recommendation import (

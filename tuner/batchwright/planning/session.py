@@ -14,12 +14,12 @@ from batchwright.errors import DeviceError, FieldProblem, SearchError, SpecError
 from batchwright.planning.accumulation import plan_size, probe_window, share_per_rank, steps_of
 from batchwright.planning.comparison.gain import baseline_to_probe, baseline_to_time
 from batchwright.planning.comparison.what_if import WhatIfResult, WhatIfs
-from batchwright.planning.counted_plans import judge_over_sizes
-from batchwright.planning.coupled_loss import WholeBatch, coupling_request, is_undivided
 from batchwright.planning.fingerprint import fingerprint, relevant_versions, request_fingerprint
 from batchwright.planning.objectives import next_to_time, recommended_size
 from batchwright.planning.parameters import DEFAULT_PARAMETERS, SearchParameters
-from batchwright.planning.plan_proof import (
+from batchwright.planning.proofs.counted_plans import judge_over_sizes
+from batchwright.planning.proofs.coupled_loss import WholeBatch, coupling_request, is_undivided
+from batchwright.planning.proofs.plan_proof import (
     PlanProof,
     format_window,
     longer_as_plan,
@@ -226,8 +226,8 @@ class Tuning:
         """The next probe to run, or none when the tuning is over.
 
         First come the sizes of the search, then the baseline's, then the plans to time, and last the recommended plan,
-        unless a fit was at least as demanding (``batchwright.planning.plan_proof``). A command that does not train as
-        planned ends the tuning.
+        unless a fit was at least as demanding (``batchwright.planning.proofs.plan_proof``). A command that does not
+        train as planned ends the tuning.
         """
         if self._misled is not None or self._stopped_at is not None:
             return None

@@ -4,8 +4,8 @@ The stored recommendation was made under other versions or another limit, or at 
 nothing speaks against it, one probe of its size confirms it: the size fits and takes as much memory as before, within
 1 %, so the next size, which failed under a limit that was not lower, is taken to fail again. On the CPU, where equal
 probes differ by more than that beside other work, 3 % count as the same where the next size exceeds the limit by the
-memory curve all the same. A plan of two sizes is run again too (``batchwright.planning.plan_proof``). In any other case
-the tuning searches as usual, with the stored memory curve as its estimate.
+memory curve all the same. A plan of two sizes is run again too (``batchwright.planning.proofs.plan_proof``). In any
+other case the tuning searches as usual, with the stored memory curve as its estimate.
 
 A tuning under a larger limit is searched, because more may fit, unless the stored size was the bound: a fit there is a
 proof. A recommendation that was itself only confirmed by one probe cannot warm-start another tuning.

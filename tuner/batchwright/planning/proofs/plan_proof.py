@@ -27,8 +27,8 @@ from batchwright.planning.accumulation import (
     share_per_rank,
     steps_of,
 )
-from batchwright.planning.counted_plans import judge_over_sizes
 from batchwright.planning.parameters import DEFAULT_PARAMETERS, SearchParameters
+from batchwright.planning.proofs.counted_plans import judge_over_sizes
 from batchwright.schemas.recommendation import Proof
 from batchwright.schemas.requests import TuningRequest
 from batchwright.schemas.results import Outcome, ProbeResult
