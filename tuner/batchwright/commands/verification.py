@@ -8,6 +8,7 @@ from typing import Literal
 from batchwright.commands.command_supervisor import CommandSupervisor
 from batchwright.errors import PlanError
 from batchwright.hardware.inventory import find_device
+from batchwright.planning.proofs.counted_plans import judge_over_sizes
 from batchwright.schemas.command import CommandModel, CommandSpec
 from batchwright.schemas.plans import Plan
 from batchwright.schemas.recommendation import Recommendation, Verification
@@ -52,6 +53,10 @@ def verify(
     with CommandSupervisor(device) as supervisor:
         supervisor.check_model(command)
         result = supervisor.run(probe)
+    counted = judge_over_sizes(result, recommendation.evidence.probes) if result.outcome is Outcome.FIT else None
+    if counted is not None:
+        message = f"{result.message.partition(': ')[0]}: {counted.statement}"
+        result = result.model_copy(update={"counted": counted, "message": message})
     return Verification(
         created_at=created_at,
         argv=command.argv,
@@ -77,7 +82,8 @@ def _repeated_size(plan: Plan) -> int:
 
 def _verdict(result: ProbeResult) -> Verdict:
     if result.outcome is Outcome.FIT:
-        return "as-planned" if result.counted is not None and result.counted.as_planned else "not-known"
+        as_planned = None if result.counted is None else result.counted.as_planned
+        return "not-known" if as_planned is None else "as-planned" if as_planned else "not-as-planned"
     if result.outcome is Outcome.OOM:
         return "does-not-fit"
     return "not-as-planned" if result.error_type == PLAN_NOT_FOLLOWED else "not-known"

@@ -8,7 +8,8 @@ which run the probes:
 
 1. ``search_space`` turns the request and the device into a memory limit and the sizes worth probing; ``objectives``
    selects the sizes that matter for the objective.
-2. ``proofs.coupled_loss`` requests the coupling check, and has the only plan that stays exact where the loss couples samples.
+2. ``proofs.coupled_loss`` requests the coupling check, and has the only plan that stays exact where the loss couples
+   samples.
 3. ``warm_start`` seeds the search with a stored recommendation, if one is given; ``learning`` corrects an estimate by
    those of earlier tunings, where a service keeps them.
 4. ``search`` names the next size to probe (ask) and takes its result (tell). ``posterior`` gives the probability that

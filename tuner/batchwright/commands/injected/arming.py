@@ -6,7 +6,7 @@ import faulthandler
 import os
 import sys
 import time
-from typing import Any, Mapping
+from typing import Any
 from weakref import WeakSet
 
 from .counting import UpdateCounter
@@ -49,7 +49,7 @@ class ImportedTorch:
         if limit_bytes is not None and self._baseline.earlier_peak_bytes > limit_bytes:
             os._exit(1)  # a fresh process would run out of memory in its imports: the probe is repeated in one
         kind = ArmedProcess if settings["ends"] else WatchedProcess
-        armed = kind(self._torch, folder, settings, self._baseline, self._hooks.loaders)
+        armed = kind(self._torch, folder, settings, self._baseline, self._hooks.data_sets)
         armed.start()
         self._hooks.observers.append(armed)
 
@@ -62,14 +62,14 @@ class ArmedProcess:
         folder: the folder of the probe.
         settings: the settings of the probe.
         baseline: the memory from which the limit counts.
-        loaders: the data loaders that the process has read.
+        data_sets: the identities of the data sets that the process has read.
     """
 
     def __init__(
-        self, torch: Any, folder: str, settings: dict[str, Any], baseline: Baseline, loaders: Mapping[Any, int]
+        self, torch: Any, folder: str, settings: dict[str, Any], baseline: Baseline, data_sets: set[int]
     ) -> None:
         self._torch = torch
-        self._loaders = loaders
+        self._data_sets = data_sets
         self._folder = folder
         self._settings = settings
         self._is_cuda = settings["device"] == "cuda"
@@ -296,7 +296,7 @@ class ArmedProcess:
             idle_optimizers=[[_name(it), sum(p.numel() for p in _trainable(it))] for it in idle],
             idle_parameters=sum(count for key, count in held.items() if key not in self._trained),
             held_parameters=sum(held.values()),
-            later_evaluation=self._evaluations.later(self._loaders),
+            later_evaluation=self._evaluations.later(self._data_sets),
             micro_batch_seconds=middle,
             update_seconds=self._last_seconds + (passes - 1) * (middle or 0.0),
             resident_bytes=self._resident_bytes,

@@ -8,7 +8,6 @@ import re
 import sys
 from contextlib import suppress
 from importlib import import_module
-from typing import Any, Iterable
 
 from .shortages import is_of_program
 
@@ -32,15 +31,14 @@ class Evaluations:
         self._was_seen |= not in_training_mode or not has_trained
         self._ran_without_gradients = True
 
-    def later(self, read_loaders: Iterable[Any]) -> str | None:
+    def later(self, data_sets: set[int]) -> str | None:
         """Name the place where the program may evaluate; none where it has, or nothing shows one.
 
         Args:
-            read_loaders: the data loaders that the program has read.
+            data_sets: the identities of the data sets that the program has read.
         """
         if self._was_seen:
             return None
-        data_sets = {id(loader.dataset) for loader in read_loaders}
         kind = import_module("torch.utils.data").DataLoader
         for found in gc.get_objects():
             if issubclass(type(found), kind) and id(getattr(found, "dataset", None)) not in data_sets:

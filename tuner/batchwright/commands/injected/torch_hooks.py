@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from functools import wraps
 from importlib import import_module
 from typing import Any, Callable, Iterator, Mapping, Protocol
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, ref
 
 from .torch_internals import data_loader_iterator
 
@@ -77,13 +77,13 @@ class TorchHooks:
 
     Attributes:
         observers: take what the hooks see.
-        loaders: the data loaders that were iterated, by number.
+        data_sets: the identities of the data sets that were read.
     """
 
     def __init__(self, torch: Any) -> None:
         self._torch = torch
         self.observers: list[Observer] = []
-        self.loaders: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
+        self.data_sets: set[int] = set()
         self._within: list[str] = []
         """The call of a model, the backward pass and the loading of a batch that this process is in."""
         self._models: dict[str, WeakKeyDictionary[Any, int]] = {}
@@ -271,10 +271,14 @@ class TorchHooks:
         next_batch, reset = iterator.__next__, iterator._reset  # noqa: SLF001
 
         def begin(self_: Any, loader: Any) -> None:
-            number = self.loaders.setdefault(loader, len(self.loaders) + 1)
-            for other in [it for it in self._given if it.__dict__["_batchwright_number"] == number]:
+            self.data_sets.add(id(loader.dataset))
+            for other in [it for it in self._given if _is_succeeded(it, loader)]:
                 del self._given[other]
-            self_.__dict__.update(_batchwright_number=number, _batchwright_drawn=deque())
+            numbers = {it.__dict__["_batchwright_number"] for it in self._given}
+            number = min(set(range(1, len(numbers) + 2)) - numbers)
+            self_.__dict__.update(
+                _batchwright_number=number, _batchwright_drawn=deque(), _batchwright_loader=ref(loader)
+            )
             self._given[self_] = deque()
             for observer in self.observers:
                 observer.iterated()
@@ -298,7 +302,11 @@ class TorchHooks:
         @wraps(next_batch)
         def loaded(self_: Any) -> Any:
             with self._entered("data"):
-                batch = next_batch(self_)
+                try:
+                    batch = next_batch(self_)
+                except StopIteration:
+                    self_.__dict__["_batchwright_loader"] = None
+                    raise
             drawn = self_.__dict__["_batchwright_drawn"]
             if self_ in self._given:
                 self._given[self_].append(drawn.popleft() if drawn else None)
@@ -306,6 +314,12 @@ class TorchHooks:
 
         iterator.__init__, iterator._reset = constructed, was_reset  # noqa: SLF001
         iterator._next_index, iterator.__next__ = indexed, loaded  # noqa: SLF001
+
+
+def _is_succeeded(iterator: Any, loader: Any) -> bool:
+    """Return whether an iterator is followed by one of a data loader: of the same one, or of another for its data."""
+    own = iterator.__dict__["_batchwright_loader"]
+    return iterator._dataset is loader.dataset if own is None else own() is loader  # noqa: SLF001 - see torch_internals
 
 
 def rank_and_world_size(torch: Any) -> tuple[int, int]:

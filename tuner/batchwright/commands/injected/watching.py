@@ -9,7 +9,7 @@ from __future__ import annotations
 import atexit
 import os
 import time
-from typing import Any, Mapping
+from typing import Any
 
 from .counting import Update, UpdateCounter
 from .memory import Baseline, CpuMemory, CudaMemory
@@ -29,13 +29,13 @@ class WatchedProcess:
         folder: the folder of the job's events.
         settings: the settings of the job.
         baseline: the memory from which peaks count.
-        loaders: the data loaders that the process has read.
+        data_sets: the identities of the data sets that the process has read.
     """
 
     def __init__(
-        self, torch: Any, folder: str, settings: dict[str, Any], baseline: Baseline, loaders: Mapping[Any, int]
+        self, torch: Any, folder: str, settings: dict[str, Any], baseline: Baseline, data_sets: set[int]
     ) -> None:
-        del loaders  # of a job nobody asks
+        del data_sets  # of a job nobody asks
         self._torch = torch
         self._folder = folder
         self._settings = settings

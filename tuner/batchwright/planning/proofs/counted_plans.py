@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from batchwright.schemas.results import CountedRank, CountedUpdates, Outcome, ProbeResult
+from batchwright.units import counted as in_words
 
 
 @dataclass(frozen=True)
@@ -50,9 +51,15 @@ def judge_over_sizes(fit: ProbeResult, probes: Sequence[ProbeResult]) -> Counted
         verdicts.append(verdict)
         notes.append(note)
     note = "; ".join(dict.fromkeys(filter(None, notes)))
-    facts = counted.statement.rpartition("; ")[0] if all(verdicts) else counted.statement
     as_planned = False if False in verdicts else True if all(verdicts) else None
-    statement = f"{facts}, as planned" if as_planned else facts
+    statement = counted.statement
+    if as_planned:
+        steps, where = counted.accumulation_steps, f" on each of {counted.world_size} ranks"
+        statement = (
+            f"{steps} micro-batch{'' if steps == 1 else 'es'} of "
+            f"{in_words(fit.micro_batch_size, 'sample')} per update{where if counted.world_size > 1 else ''}: "
+            f"{steps * fit.micro_batch_size * counted.world_size}, as planned"
+        )
     return counted.model_copy(
         update={"as_planned": as_planned, "statement": f"{statement} ({note})" if note else statement}
     )
