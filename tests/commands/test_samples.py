@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
@@ -22,6 +23,8 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 way, size, steps = open(sys.argv[1]).read(), int(sys.argv[2]), int(sys.argv[3])
 model, second = nn.Linear(8, 8), nn.Linear(8, 8)
 optimizers = [torch.optim.SGD(model.parameters(), 0.1)]
+if way == "frozen":
+    optimizers[0].add_param_group({"params": second.requires_grad_(False).parameters()})
 
 class Stream(IterableDataset):
     def __iter__(self):
@@ -103,26 +106,26 @@ for update in range(100):
 """
 
 
+def request(folder: Path, steps: str, samples: int) -> ProbeRequest:
+    """A probe of the program, which is told its steps by a word."""
+    words = [sys.executable, "program.py", "way", "{micro_batch_size}", steps]
+    environment = {"OMP_NUM_THREADS": "1"}
+    model = {"kind": "command", "argv": words, "environment": environment, "working_directory": str(folder)}
+    fields = {"micro_batch_size": SIZE, "samples_per_window": samples, "device": "cpu", "counts_plan": True}
+    return ProbeRequest.model_validate({"spec": {"model": model}, **fields})
+
+
 @pytest.fixture(scope="module")
 def counted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], CountedUpdates]]:
     """What is counted of a way of the program. The command is the same for all, so that it is imported once."""
     folder = tmp_path_factory.mktemp("samples")
     (folder / "program.py").write_text(PROGRAM)
-    words = [sys.executable, "program.py", "way", "{micro_batch_size}", "{gradient_accumulation_steps}"]
-    environment = {"OMP_NUM_THREADS": "1"}
-    model = {"kind": "command", "argv": words, "environment": environment, "working_directory": str(folder)}
-    data = {
-        "spec": {"model": model},
-        "micro_batch_size": SIZE,
-        "samples_per_window": SIZE * STEPS,
-        "device": "cpu",
-        "counts_plan": True,
-    }
+    probe = request(folder, "{gradient_accumulation_steps}", SIZE * STEPS)
     with CommandSupervisor(find_device("cpu")) as supervisor:
 
         def run(way: str) -> CountedUpdates:
             (folder / "way").write_text(way)
-            result = supervisor.run(ProbeRequest.model_validate(data))
+            result = supervisor.run(probe)
             assert result.outcome is Outcome.FIT, result
             assert result.counted is not None
             return result.counted
@@ -184,3 +187,20 @@ def test_smaller_updates_are_passed_by(counted: Callable[[str], CountedUpdates],
     found = counted(way)
     assert found.as_planned is True
     assert found.statement == f"{STEPS} backward passes of {SIZE} samples per update: {SIZE * STEPS}, as planned"
+
+
+def test_frozen_parameters_of_an_optimizer_are_named(counted: Callable[[str], CountedUpdates]) -> None:
+    """They take gradients and state once they are unfrozen, also where their group was added later."""
+    assert "72 parameters" in counted("frozen").unseen["parameters-without-gradient"]
+
+
+def test_a_command_that_takes_its_size_only_is_timed_by_the_passes_that_it_makes(tmp_path: Path) -> None:
+    """Not by those of a plan, of which it knows nothing: its rate would be twelve times too high."""
+    (tmp_path / "program.py").write_text(PROGRAM)
+    (tmp_path / "way").write_text("plain")
+    with CommandSupervisor(find_device("cpu")) as supervisor:
+        result = supervisor.run(request(tmp_path, "2", 24 * SIZE))
+    assert result.timing is not None
+    assert result.timing.micro_batch_sizes == (SIZE, SIZE)
+    assert result.counted is not None
+    assert result.counted.accumulation_steps is None

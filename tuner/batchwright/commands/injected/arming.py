@@ -282,7 +282,8 @@ class ArmedProcess:
         self._check_variables()
         rank, world_size = self._rank()
         idle = self._idle_optimizers()
-        held = {id(p): int(p.numel()) for it in self._optimizers if it not in idle for p in _trainable(it)}
+        groups = [group for it in self._optimizers if it not in idle for group in it.param_groups]
+        held = {id(p): int(p.numel()) for group in groups for p in group["params"]}
         gaps = sorted(self._gaps)
         middle = gaps[len(gaps) // 2] if gaps else None
         passes = self._counter.updates[-1].backward_passes if self._counter.updates else 1
