@@ -23,7 +23,7 @@ from batchwright.errors import ProbeCancelledError
 from batchwright.hardware.inventory import cpu
 from batchwright.schemas.command import CommandSpec
 from batchwright.schemas.requests import ProbeRequest
-from batchwright.schemas.results import Outcome, ProbeResult
+from batchwright.schemas.results import Outcome, ProbeResult, SharedImports
 from tests.support.paths import ROOT
 
 LIMIT = 400 * 1024**2
@@ -284,6 +284,40 @@ def test_a_program_with_an_error_is_repeated_anew(probed: Probed) -> None:
     broken = probed.probe(4)
     assert (broken.outcome, broken.forked) == (Outcome.ERROR, False)
     assert "SyntaxError" in broken.message
+
+
+@pytest.mark.thorough
+def test_an_error_of_one_size_leaves_the_others_forked(probed: Probed) -> None:
+    """BatchNorm1d refuses one sample, in a forked process as in the fresh one that repeats it."""
+    probed.write(trains="torch.nn.BatchNorm1d(4)(torch.randn(int(sys.argv[1]), 4))\n" + TRAINS)
+    results = [probed.probe(size) for size in (1, 4)]
+    assert [(result.outcome, result.forked) for result in results] == [(Outcome.ERROR, False), (Outcome.FIT, True)]
+    assert "Expected more than 1 value per channel" in results[0].message
+
+
+@pytest.mark.thorough
+def test_nothing_is_forked_once_a_forked_process_ended_otherwise(probed: Probed) -> None:
+    """The program fails where imports of torch were executed that it delays. The result says why it was not forked."""
+    probed.write(record="[1 / ('torch._dynamo' not in sys.modules)]")
+    results = [probed.probe(size) for size in (3, 4)]
+    assert [(result.outcome, result.forked) for result in results] == [(Outcome.FIT, False)] * 2
+    assert [result.shared_imports and result.shared_imports.reason for result in results] == [
+        "a forked process ended otherwise than a fresh one"
+    ] * 2
+
+
+@pytest.mark.thorough
+def test_packages_of_a_site_folder_on_the_path_are_imported_once(probed: Probed) -> None:
+    """As modules of a cluster set `PYTHONPATH`. The result says how many imports ran ahead, and where they ended."""
+    folder = probed.folder / "modules" / "site-packages"
+    folder.mkdir(parents=True)
+    (folder / "shared.py").write_text("import os\npid = os.getpid()\n")
+    probed.write("import json, os, sys\nimport shared\nimport torch\n", "[shared.pid == os.getpid()]")
+    result = probed.probe(4, model={"environment": {"PYTHONPATH": str(folder)}})
+    assert (result.outcome, result.forked) == (Outcome.FIT, True)
+    place, reason = "program.py:5", "`size, steps = int(sys.argv[1]), int(sys.argv[2])`"
+    assert result.shared_imports == SharedImports(statements=3, torch=True, place=place, reason=reason)
+    assert probed.log() == ["[false]"]
 
 
 @pytest.mark.thorough

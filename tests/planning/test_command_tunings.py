@@ -6,14 +6,24 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pytest
+from rich.console import Console
 
+from batchwright.cli.display import recommendation_panel
 from batchwright.errors import PlanError, TuningFailedError
 from batchwright.planning.accumulation import divisors_up_to, probe_window, repeated_plan
 from batchwright.planning.session import Tuning
 from batchwright.schemas.command import CommandSpec
 from batchwright.schemas.recommendation import Recommendation
 from batchwright.schemas.requests import ProbeRequest, TuningRequest
-from batchwright.schemas.results import CountedRank, CountedUpdates, Outcome, PhaseSeconds, ProbeResult, UpdateTiming
+from batchwright.schemas.results import (
+    CountedRank,
+    CountedUpdates,
+    Outcome,
+    PhaseSeconds,
+    ProbeResult,
+    SharedImports,
+    UpdateTiming,
+)
 from tests.support.factories import CPU, plan_of, probe_result
 
 MEBIBYTE = 1024**2
@@ -358,3 +368,30 @@ def test_a_tuning_that_is_stopped_keeps_the_plan_that_was_proven() -> None:
     assert (found.evidence.proof.stopped_by, found.evidence.proof.is_conclusive) == ("interrupted", False)
     fresh = tuning(200)
     assert not fresh.stop()
+
+
+@pytest.mark.parametrize(
+    ("of_probe", "line"),
+    [
+        (
+            (True, SharedImports(statements=3, torch=True, place="train.py:5", reason="`size = 4`")),
+            "3 import statements ran once for {probes} probes, up to train.py:5 (`size = 4`)",
+        ),
+        (
+            (True, SharedImports(statements=1, place="train.py:2", reason="`model` is a module of the program's own")),
+            "up to train.py:2 (`model` is a module of the program's own); torch is not among them",
+        ),
+        (
+            (False, SharedImports(reason="an import started a thread")),
+            "{probes} probes imported everything anew: an import started a thread",
+        ),
+    ],
+)
+def test_the_command_line_tells_the_shared_imports(of_probe: tuple[bool, SharedImports], line: str) -> None:
+    """And why they ended, or why there are none."""
+    forked, shared = of_probe
+    found = finish(tuning(200), largest=37, forked=forked, shared_imports=shared)
+    console = Console(width=400)
+    with console.capture() as captured:
+        console.print(recommendation_panel(found))
+    assert line.format(probes=len(found.evidence.probes)) in captured.get()

@@ -163,6 +163,8 @@ def _facts(found: Recommendation) -> list[tuple[str, RenderableType]]:
         facts.append(("alternatives", alternatives_table(found.alternatives)))
     if found.request.what_if:
         facts.append(("what if", what_if_table(found.what_ifs) if found.what_ifs else _NO_WHAT_IF))
+    if imports := _imports_in_words(found.evidence.probes):
+        facts.append(("imports", imports))
     times = found.timings
     facts.append(
         ("took", f"{counted(times.probes, 'probe')}, {times.out_of_memory_probes} OOM, {times.total_seconds:.1f} s")
@@ -171,6 +173,22 @@ def _facts(found: Recommendation) -> list[tuple[str, RenderableType]]:
         facts.append(("run with", " ".join(f"{name}={value}" for name, value in found.environment.items())))
     facts += [("warning", f"{advice.code}: {advice.message}") for advice in found.warnings]
     return facts
+
+
+def _imports_in_words(probes: Sequence[ProbeResult]) -> str:
+    """The imports that the probes of a command shared, and why others shared none; empty for other probes."""
+    shared = [probe.shared_imports for probe in probes if probe.forked and probe.shared_imports is not None]
+    alone = [probe.shared_imports.reason for probe in probes if not probe.forked and probe.shared_imports is not None]
+    parts = []
+    if shared:
+        imports = shared[-1]
+        end = f", up to {imports.place}" if imports.place else ""
+        why = f" ({imports.reason})" if imports.reason else ""
+        ran = f"{counted(imports.statements, 'import statement')} ran once for {counted(len(shared), 'probe')}"
+        parts.append(f"{ran}{end}{why}{'' if imports.torch else '; torch is not among them'}")
+    if alone:
+        parts.append(f"{counted(len(alone), 'probe')} imported everything anew: {alone[-1]}")
+    return "; ".join(parts)
 
 
 def alternatives_table(alternatives: Sequence[Alternative]) -> Table:

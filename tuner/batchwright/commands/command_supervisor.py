@@ -28,7 +28,7 @@ from batchwright.planning.accumulation import probe_window
 from batchwright.schemas.command import CommandModel, CommandSpec
 from batchwright.schemas.recommendation import CouplingCheck
 from batchwright.schemas.requests import CouplingRequest, ExpectationRequest, ProbeRequest, TuningRequest
-from batchwright.schemas.results import DeviceInfo, ExpectedPeaks, Outcome, ProbeResult
+from batchwright.schemas.results import DeviceInfo, ExpectedPeaks, Outcome, ProbeResult, SharedImports
 from batchwright.system.disk_space import translate_full_disk
 from batchwright.system.files import tail
 from batchwright.system.process_exit import ProcessExit, classify_exit
@@ -68,6 +68,8 @@ class CommandSupervisor:
         """The command of the server, also after the server has ended."""
         self._awaits_optimizers = True
         """Whether probes wait for optimizers that have not stepped; not after one that waited in vain."""
+        self._why_fresh = ""
+        """Why no process of that command is forked; empty while some are, and before the first probe of a search."""
         self._tight_plans: set[tuple[int, int]] = set()
         """Plans, as the sizes of micro-batch and update, that only a fresh process of the command can prove."""
 
@@ -135,26 +137,38 @@ class CommandSupervisor:
     def _attempt(self, request: ProbeRequest, should_stop: Callable[[], bool]) -> tuple[ProbeResult, bool]:
         """Run a probe once, and return its result and whether a process crashed.
 
-        A forked process whose result proves nothing of a fresh one is followed by a fresh one, and nothing is forked
-        any more. A fit that leaves too little room for a fresh process still counts in a search, where it is no proof
-        of a plan.
+        A forked process whose result proves nothing of a fresh one is followed by a fresh one. If that ends otherwise,
+        nothing is forked any more. A fit that leaves too little room for a fresh process still counts in a search,
+        where it is no proof of a plan.
         """
         if not isinstance(request.spec, CommandSpec):
             raise ProbeError("this supervisor runs commands only")
-        plan = (request.micro_batch_size, request.samples_per_window)
-        server = self._server_of(request.spec.model, starts=not request.runs_plan)
-        if server is not None:
-            with suppress(NotForkedError):
-                if request.runs_plan and plan in self._tight_plans:
-                    raise NotForkedError("the plan was forked before, and left too little room")
-                result, crashed = self._run_once(request, request.spec, should_stop, server.fork, server.folder)
-                if proves_fresh_start(result):
-                    return result, crashed
-                if result.outcome in {Outcome.FIT, Outcome.OOM} and not request.runs_plan:
-                    self._tight_plans.add(plan)
-                    return _without_plan(result), crashed
-            self._end_server()
-        return self._run_once(request, request.spec, should_stop, FreshCommand, None)
+        forked, crashed = self._run_forked(request, request.spec, should_stop)
+        if forked is not None:
+            if proves_fresh_start(forked):
+                return forked, crashed
+            if forked.outcome in {Outcome.FIT, Outcome.OOM} and not request.runs_plan:
+                self._tight_plans.add(_plan_of(request))
+                return _without_plan(forked), crashed
+        fresh, crashed = self._run_once(request, request.spec, should_stop, FreshCommand, None)
+        if forked is not None and not _ends_alike(forked, fresh):
+            self._end_server("a forked process ended otherwise than a fresh one")
+        imports = SharedImports(reason=self._why_fresh) if self._why_fresh else None
+        return fresh.model_copy(update={"shared_imports": imports}), crashed
+
+    def _run_forked(
+        self, request: ProbeRequest, spec: CommandSpec, should_stop: Callable[[], bool]
+    ) -> tuple[ProbeResult | None, bool]:
+        """Run a probe in a forked process; no result where there can be none, or it would prove nothing."""
+        server = self._server_of(spec.model, starts=not request.runs_plan)
+        if server is None or (request.runs_plan and _plan_of(request) in self._tight_plans):
+            return None, False
+        try:
+            result, crashed = self._run_once(request, spec, should_stop, server.fork, server.folder)
+        except NotForkedError as error:
+            self._end_server(str(error))
+            return None, False
+        return result.model_copy(update={"shared_imports": server.imports}), crashed
 
     def _run_once(
         self,
@@ -184,9 +198,13 @@ class CommandSupervisor:
             if program is not None and may_serve(program, model.argv):
                 with translate_full_disk(Path(tempfile.gettempdir())):
                     self._server = ForkServer()
+            else:
+                self._why_fresh = "the command is no Python program in a file, or isolates Python (-I, -E, -S)"
         return self._server
 
-    def _end_server(self) -> None:
+    def _end_server(self, why: str = "") -> None:
+        """End the fork server, for a reason that the later probes of the command give."""
+        self._why_fresh = why
         if self._server is not None:
             self._server.close()
             self._server = None
@@ -217,6 +235,15 @@ def proves_fresh_start(result: ProbeResult) -> bool:
         return result.outcome is Outcome.FIT
     room = result.limit_bytes - (result.peak_reserved_bytes or result.process_peak_bytes or 0)
     return room >= max(_FORKED_BYTES, _FORKED_SHARE * result.limit_bytes)
+
+
+def _plan_of(request: ProbeRequest) -> tuple[int, int]:
+    return request.micro_batch_size, request.samples_per_window
+
+
+def _ends_alike(forked: ProbeResult, fresh: ProbeResult) -> bool:
+    """Return whether a forked and a fresh process ended in the same way."""
+    return (forked.outcome, forked.error_type, forked.message) == (fresh.outcome, fresh.error_type, fresh.message)
 
 
 def _without_plan(result: ProbeResult) -> ProbeResult:

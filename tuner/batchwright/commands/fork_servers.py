@@ -15,6 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from batchwright.commands.launching import ENDING_SECONDS, FreshCommand, Launch
+from batchwright.schemas.results import SharedImports
 from batchwright.system.temporary_folders import TemporaryFolder
 
 _HELLO_SECONDS = 30.0
@@ -38,12 +39,14 @@ class ForkServer:
     Attributes:
         folder: holds the folders of the probes, which the server's subreaper removes too where this process dies.
         is_closed: true once the server has been ended.
+        imports: the imports that it has executed; none before it has reported them.
     """
 
     def __init__(self) -> None:
         self._temporary = TemporaryFolder()
         self.folder = self._temporary.path
         self.is_closed = False
+        self.imports: SharedImports | None = None
         self._server: FreshCommand | None = None
         self._socket: socket.socket | None = None
         self._launch: Launch = {}
@@ -63,7 +66,9 @@ class ForkServer:
         if self._socket is None:
             self._start(launch)
         elif not self._is_alike(launch):
-            raise NotForkedError("other words than the program's arguments differ")
+            raise NotForkedError(
+                "a placeholder stands before the program's own arguments, or in a variable that is read at an import"
+            )
         (folder / "launch.json").write_text(json.dumps(launch))
         return ForkedCommand(self, folder)
 
@@ -132,6 +137,9 @@ class ForkServer:
         match message["event"]:
             case "hello":
                 self._arguments = message["arguments"]
+            case "imported":
+                del message["event"]
+                self.imports = SharedImports.model_validate(message)
             case "problem":
                 raise NotForkedError(message["problem"])
             case "forked":

@@ -140,6 +140,20 @@ class CountedUpdates(Document):
     """Versions of Python and torch in the processes of the command."""
 
 
+class SharedImports(Document):
+    """The import statements of a command's program that ran once, in the process that is forked for each probe."""
+
+    statements: NonNegativeInt = 0
+    """Number of statements."""
+    torch: bool = False
+    """True if they imported torch, which every probe has to import otherwise."""
+    place: str = ""
+    """File and line of the first statement that runs in every probe, such as `train.py:12`; empty where every
+    statement was an import, and where none could run ahead."""
+    reason: str = ""
+    """Why they ended there, or why no process was forked."""
+
+
 class RankResult(Document):
     """The result of one rank of a probe that ran several."""
 
@@ -209,6 +223,9 @@ class ProbeResult(Document):
     forked: bool = False
     """True for a command whose own process was forked after the imports of its program. Ranks that a launcher starts
     are always new processes."""
+    shared_imports: SharedImports | None = None
+    """The imports that this probe of a command shared with others, or why it shared none. None for a process that was
+    started to repeat a forked one, or to run the plan."""
     counted: CountedUpdates | None = None
     """Figures counted inside the processes of a command; none for other probes, and before a first update."""
 

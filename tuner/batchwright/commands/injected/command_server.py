@@ -4,9 +4,10 @@ A forked process returns from ``ForkServer.serve``, and Python goes on to run th
 in a fresh one: with the arguments, the environment, the working directory and the output of its probe, in a session of
 its own. Between it and the server is a ``subreaper``, as above a fresh process.
 
-The messages are JSON over a socket of packets. The server sends `hello` with the number of the program's arguments, and
-`problem` if it cannot be forked after the imports. For each folder of a probe it receives two descriptors: the control
-pipe of the subreaper, and a pipe whose other end shows the subreaper's end. It answers with `forked`.
+The messages are JSON over a socket of packets. The server sends `hello` with the number of the program's arguments,
+`imported` with the statements that it has executed, and `problem` if it cannot be forked after them. For each folder of
+a probe it receives two descriptors: the control pipe of the subreaper, and a pipe whose other end shows the subreaper's
+end. It answers with `forked`.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from pathlib import Path
 from typing import Any, Callable
 
 from . import subreaper
-from .leading_imports import construct_optimizer, execute_leading_imports, without_full_collections
+from .leading_imports import LeadingImports, construct_optimizer, without_full_collections
 
 _LONGEST_MESSAGE = 8192
 _DEVICE_FILES = ("/dev/nvidia", "/dev/kfd", "/dev/dri", "socket:", "anon_inode:")
@@ -65,9 +66,12 @@ class CommandServer:
         if program is None:
             self._give_up("the command has no file or module of Python")
             return
+        imports = LeadingImports(program or None)
         with without_full_collections():
-            execute_leading_imports(program or None)
+            imports.execute()
             construct_optimizer()
+        has_torch = "torch" in sys.modules
+        self._send("imported", statements=imports.executed, torch=has_torch, place=imports.place, reason=imports.reason)
 
     def _fork_for_probe(self) -> str | None:
         """Wait for a probe, and fork a process for it. Return its folder in that process, and None in the server."""
