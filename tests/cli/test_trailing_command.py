@@ -5,7 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import typer
+from typer.core import TyperCommand
 
+from batchwright.cli.trailing_command import CommandOptions, command_model
 from tests.support.command import called
 from tests.support.factories import recommendation
 
@@ -25,6 +28,16 @@ BATCH = ("tune", "--effective-batch-size", "8", "--device", "cpu")
         ((*BATCH, "--", "python", "train.py"), "no placeholder `{micro_batch_size}`"),
         ((*BATCH, *SIZES[:2], "{micro_batch}"), "did you mean `{micro_batch_size}`?"),
         ((*BATCH, *SIZES), "model.argv.0: is no program that can be started"),
+        (
+            (*BATCH, "--", "no-such-program x {micro_batch_size}"),
+            "not executable (got no-such-program)",
+        ),
+        ((*BATCH, "--", "LR=1", *SIZES[1:]), "not executable (got no-such-program)"),
+        (
+            (*BATCH, "--", "python t.py {micro_batch_size} | tee log"),
+            "run it by a shell: `-- sh -c 'python t.py",
+        ),
+        ((*BATCH, "--", "python 't.py {micro_batch_size}"), "is one quoted word, and No closing quotation"),
         ((*BATCH, "--what-if", *SIZES), "`--what-if` is not possible for a command"),
         ((*BATCH[:3], "--device", "cpu", "--world-size", "3", *SIZES), "8 does not divide among 3 ranks"),
     ],
@@ -34,6 +47,26 @@ def test_a_wrong_command_line_is_refused_before_any_work(arguments: tuple[str, .
     done = called(*arguments, columns=400)
     assert done.returncode == 2
     assert message in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("command", "environment", "argv"),
+    [
+        (("LR=a=b", "N=", "python", "t.py", "X=1"), {"LR": "a=b", "N": ""}, ("python", "t.py", "X=1")),
+        (("LR=1 python t.py 'two words'", "--last"), {"LR": "1"}, ("python", "t.py", "two words", "--last")),
+        (("python", "-c", "a b; c"), {}, ("python", "-c", "a b; c")),
+    ],
+)
+def test_variables_and_quotes_are_read_as_a_shell_reads_them(
+    command: tuple[str, ...], environment: dict[str, str], argv: tuple[str, ...]
+) -> None:
+    """Variables before the program are those of `--env`, and a quoted program is several words."""
+    context = typer.Context(TyperCommand("tune"))
+    context.meta["batchwright.cli.trailing_command"] = command
+    model = command_model(context, None, CommandOptions(env=["LR=0", "KEPT=1"]))
+    assert model is not None
+    assert model["environment"] == {"LR": "0", "KEPT": "1"} | environment
+    assert model["argv"] == argv
 
 
 def test_options_after_the_separator_are_the_commands_own(tmp_path: Path) -> None:

@@ -48,11 +48,11 @@ def exported(name: str, *argv: str, options: dict[str, Any] | None = None, **fie
 @pytest.mark.parametrize("name", LAUNCHERS)
 def test_a_command_that_starts_its_ranks_is_not_wrapped(name: str, tmp_path: Path) -> None:
     """Its torchrun is the only one, with its own arguments and the figures of the plan."""
-    argv = ("torchrun", "--standalone", "--nproc-per-node=2", "train.py", *SIZES, "{effective_batch_size}")
+    argv = ("torchrun", "--standalone", "--nproc-per-node=2", "train.py", *SIZES, "{effective_batch_size*1024}")
 
     called = start(exported(name, *argv, world_size=2), tmp_path)
 
-    assert called.arguments == [*argv[1:4], "--size=8", "--steps", "2", "32"]
+    assert called.arguments == [*argv[1:4], "--size=8", "--steps", "2", "32768"]
 
 
 @pytest.mark.parametrize("name", LAUNCHERS)

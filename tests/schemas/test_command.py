@@ -9,7 +9,13 @@ import pytest
 
 from batchwright.errors import SpecError
 from batchwright.schemas.base import parse_document
-from batchwright.schemas.command import CommandModel, CommandSpec, load_any_spec, placeholders_in
+from batchwright.schemas.command import (
+    CommandModel,
+    CommandSpec,
+    load_any_spec,
+    placeholders_in,
+    replace_placeholders,
+)
 from batchwright.schemas.requests import TuningRequest
 from batchwright.schemas.workload import WorkloadSpec
 
@@ -64,7 +70,7 @@ def test_a_command_without_its_size_is_an_error_with_the_ways_to_give_it() -> No
     """In an argument, an environment variable or a template."""
     message = problem(command("python", "train.py"))
     assert "no placeholder `{micro_batch_size}`" in message
-    assert "BATCH_SIZE={micro_batch_size}" in message
+    assert "--env BATCH_SIZE={micro_batch_size}" in message
 
 
 @pytest.mark.parametrize(
@@ -93,6 +99,82 @@ def test_an_unknown_file_is_an_error_with_the_nearest_one() -> None:
 def test_braces_that_hold_no_name_are_text() -> None:
     """So that JSON, YAML and format strings need no escapes."""
     assert placeholders_in('{"a": {"b": {updates}}} ${{HOME}} {} {0} {a b}') == ["updates"]
+
+
+def test_arithmetic_with_a_figure_is_a_placeholder() -> None:
+    """Braces that hold no figure, or no operator, are text; double braces keep the expression."""
+    text = '{"a": {updates*2}} {{updates*2}} {a-b} { updates } {updates, 2} {updates: 2*3} {x_updates-1} {output_dir/2}'
+    assert placeholders_in(text) == ["updates"]
+    replaced = replace_placeholders(text, {"updates": "3"})
+    assert replaced == (
+        '{"a": 6} {updates*2} {a-b} { updates } {updates, 2} {updates: 2*3} {x_updates-1} {output_dir/2}'
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("{effective_batch_size*1024}", "65536"),
+        ("{micro_batch_size + 2 * updates - 1}", "19"),
+        ("{(micro_batch_size+2)*-3}", "-54"),
+        ("{effective_batch_size/gradient_accumulation_steps/2}", "8"),
+        ("{micro_batch_size/3*3}:{4*updates}", "16:8"),
+    ],
+)
+def test_arithmetic_has_the_usual_precedence(text: str, expected: str) -> None:
+    """And is exact."""
+    figures = {"micro_batch_size": 16, "gradient_accumulation_steps": 4, "effective_batch_size": 64, "updates": 2}
+    assert replace_placeholders(text, {name: str(figure) for name, figure in figures.items()}) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("{micro_batch_size*length}", "`length` is no figure (known: {micro_batch_size}, "),
+        ("{micro_batch_size**2}", "has more than whole numbers, names, `+ - * /` and parentheses"),
+        ("{micro_batch_size(2)}", "has more than whole numbers"),
+        ("{micro_batch_size*}", "`argv.6` has `{micro_batch_size*}`, which is no arithmetic expression"),
+        ("{" + "(" * 180 + "updates}", "is no arithmetic expression"),
+        ("{updates*x}", "Write `{{updates*x}}` for the literal text."),
+    ],
+)
+def test_what_is_no_arithmetic_is_refused(text: str, words: str) -> None:
+    """With the way to write the literal text."""
+    assert words in problem(command(*SIZES, text))
+
+
+@pytest.mark.parametrize(
+    ("text", "fields", "words"),
+    [
+        ("{effective_batch_size/7}", {"effective_batch_size": 64}, "effective batch of 64 (nearest: 63 and 70)"),
+        ("{micro_batch_size/4}", {"effective_batch_size": 3}, "effective batch of 3 (nearest: 4)"),
+        ("{(micro_batch_size+1)/2}", {}, "whatever the micro-batch size"),
+        ("{micro_batch_size/2}", {}, "multiples of 2: set `granularity` to 2"),
+        ("{gradient_accumulation_steps/2}", {"granularity": 2}, "whatever the micro-batch size"),
+    ],
+)
+def test_a_division_that_is_not_exact_is_refused(text: str, fields: dict[str, int], words: str) -> None:
+    """For every size that may be searched, with the nearest effective batches or the granularity."""
+    assert words in problem(command(*SIZES, text), **fields)
+
+
+@pytest.mark.parametrize(
+    ("text", "fields"),
+    [
+        ("{effective_batch_size/gradient_accumulation_steps}", {}),
+        ("{micro_batch_size/2}", {"granularity": 4}),
+        ("{effective_batch_size/7}", {"effective_batch_size": 63, "granularity": 7}),
+    ],
+)
+def test_an_exact_division_is_taken(text: str, fields: dict[str, int]) -> None:
+    """Where every size that is searched has a whole number."""
+    TuningRequest.model_validate({"spec": command(*SIZES, text), "effective_batch_size": 8, **fields})
+
+
+def test_an_inexact_value_of_a_single_run_is_refused_with_its_figures() -> None:
+    """As for the updates of a job, which no request knows."""
+    with pytest.raises(SpecError, match=r"\{updates/2\}: is 5/2, which is no whole number: updates 5"):
+        replace_placeholders("{updates/2}", {"updates": "5"})
 
 
 @pytest.mark.parametrize("name", ["what_if", "allow_batch_coupling"])

@@ -223,7 +223,7 @@ class TuningCases(WorkCases[TuningSubmission, Tuning]):
         """Return the request that would be run: of a command, with the parts that the operator has registered.
 
         Raises:
-            RequestError: when this service does not run the model.
+            RequestError: when this service does not run the model, or not at this effective batch.
         """
         request = submission.to_request()
         if not isinstance(submission.spec, CommandSpec):
@@ -235,7 +235,10 @@ class TuningCases(WorkCases[TuningSubmission, Tuning]):
         given = None if submission.probe_timeout_seconds == default else submission.probe_timeout_seconds
         if (timeout := commands.probe_timeout(submission.spec, given)) is not None:
             changes["probe_timeout_seconds"] = timeout
-        return request.model_copy(update=changes)
+        admitted = request.model_copy(update=changes)
+        if (fault := admitted.division_fault) is not None:
+            raise InvalidInputError(fault)
+        return admitted
 
     def _stored_tuning(self, fingerprint: str) -> Tuning | None:
         """Return the tuning with the newest recommendation of this fingerprint, or None.

@@ -18,7 +18,7 @@ from batchwright.schemas.command import (
     ArgumentName,
     FileName,
     RegisteredName,
-    check_placeholder,
+    check_placeholders,
     placeholders_in,
 )
 from batchwright.schemas.workload import LARGEST_WORLD_SIZE
@@ -223,8 +223,7 @@ class CommandDefinition(Document):
         used, sized = set(), False
         for field, text in self._texts():
             names = placeholders_in(text)
-            for name in names:
-                check_placeholder(field, name, self.files, self.arguments)
+            check_placeholders(field, text, self.files, self.arguments)
             used.update(names)
             sized = sized or (MICRO_BATCH_SIZE in names and not self._may_be_left_out(field))
         if not sized:

@@ -13,7 +13,7 @@ from typing import Any
 
 import yaml
 
-from batchwright.schemas.command import ARGUMENT_PREFIX, PLACEHOLDER, placeholders_in
+from batchwright.schemas.command import ARGUMENT_PREFIX, placeholders_in, substitute
 from batchwright.yaml_loader import Loader
 
 _AROUND = re.compile(r"[A-Za-z0-9_./:=,%+-]*")
@@ -132,7 +132,7 @@ def _check_word(words: Sequence[str], number: int, name: str, placement: Placeme
     word, value = words[number], f"{{{ARGUMENT_PREFIX}{name}}}"
     if name in placement.selecting and word != value:
         raise ValueError(f"`argv`: `{value}` selects a whole word, but is in `{word}`: write `{value}` alone")
-    if not _AROUND.fullmatch(PLACEHOLDER.sub("", word)):
+    if not _AROUND.fullmatch(substitute(word, lambda _: "")):
         raise ValueError(
             f"`argv` has `{value}` within other text, in which a caller's value could become code: make the value a "
             f"word of its own, or write `--{name}={value}`"
@@ -181,16 +181,13 @@ def _check_file(file: str, template: str, names: Sequence[str]) -> None:
         )
     marks: list[str] = []
 
-    def marked(found: re.Match[str]) -> str:
-        name = found["name"]
-        if name is None:
-            return "{" + str(found["literal"]) + "}"
+    def marked(name: str) -> str:
         if not name.startswith(ARGUMENT_PREFIX):
             return "1"
         marks.append(f"{name}:{secrets.token_hex(8)}")
         return json.dumps(marks[-1])
 
-    text = PLACEHOLDER.sub(marked, template)
+    text = substitute(template, marked)
     try:
         found = list(_values(parse(text)))
     except (ValueError, yaml.YAMLError, RecursionError) as error:

@@ -19,7 +19,7 @@ from batchwright_service.errors import ConfigurationError
 from batchwright_service.store.models import Beat
 from tests.service.store.database.test_lanes import card
 from tests.support.service.asking import PATIENCE_SECONDS, body, ended, problem_in
-from tests.support.service.registered import commands_file, named, recommended, submission
+from tests.support.service.registered import DEFINITION, commands_file, named, recommended, submission
 from tests.support.service.running import Running, StartService
 
 
@@ -34,6 +34,14 @@ def tuned(service: Running, **arguments: Any) -> dict[str, Any]:
     response = service.http.post("/v1/tunings", json=submission(**arguments))
     assert response.status_code in {200, 202}, response.text
     return ended(service.http, response.headers["location"])
+
+
+def test_an_inexact_division_of_a_registered_command_is_refused(start_service: StartService, tmp_path: Path) -> None:
+    """At the submission, with the nearest effective batches."""
+    argv = [*DEFINITION["argv"], "--groups={micro_batch_size/7}"]
+    service = start_service(commands=commands_file(tmp_path / "operator", argv=argv))
+    refused = problem_in(service.http.post("/v1/tunings", json=submission(width=12)), 422, "invalid-request")
+    assert "multiples of 7, none of which divides an effective batch of 60 (nearest: 56 and 63)" in refused.detail
 
 
 def test_the_commands_are_listed_with_the_schema_of_their_arguments(service: Running) -> None:

@@ -57,7 +57,8 @@ def test_a_word_that_could_become_more_is_refused(argv: list[str], words: str) -
         ["python", "-m", "train", "--text={argument:text}", SIZE],
         ["accelerate", "launch", "t.py", "model.text={argument:text}", SIZE],
         ["bash", "train.sh", "{argument:text}", SIZE],
-        ["/srv/train/run", "{argument:text}", SIZE],
+        ["/srv/train/run", "{argument:text}", "--tokens={micro_batch_size*1024}"],
+        ["/srv/train/run", "{argument:text}-{updates*2}", SIZE],
     ],
     ids=" ".join,
 )
@@ -119,7 +120,7 @@ def test_a_value_is_a_whole_value_of_a_file(name: str, template: str, words: str
 @pytest.mark.parametrize(
     ("name", "template"),
     [
-        ("a.yaml", "a: {b: [{argument:text}, 1]}\nsize: {micro_batch_size}\n"),
+        ("a.yaml", "a: {b: [{argument:text}, 1]}\ntokens: {(micro_batch_size+1)*1024}\n"),
         ("a.json", '{"a": {"b": [{argument:text}, {micro_batch_size}]}}'),
         ("a.toml", "[a]\nb = [{argument:text}]\nsize = {micro_batch_size}\n"),
     ],

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -14,6 +16,9 @@ from batchwright.cli.arguments import wrong_argument
 
 _KEY = "batchwright.cli.trailing_command"
 _SEPARATOR = "--"
+_ASSIGNMENT = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=(.*)", re.DOTALL)
+_FOR_SHELL = re.compile(r"[;<>|&$`\n]")
+"""Characters of a quoted command that only a shell understands."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,8 +112,11 @@ def trailing_command(context: typer.Context) -> tuple[str, ...] | None:
 def command_model(context: typer.Context, spec: Path | None, given: CommandOptions) -> dict[str, Any] | None:
     """The model of a spec as the options and the command after ``--`` describe it; none where a file describes it.
 
+    Variables before the program, and a program that is quoted with its arguments, are read as a shell reads them.
+
     Raises:
-        SpecError: when there is neither a file nor a command, both, or an option for a command without one.
+        SpecError: when there is neither a file nor a command, both, an option for a command without one, or a quoted
+            command that needs a shell.
     """
     command = trailing_command(context)
     if not command:
@@ -119,6 +127,7 @@ def command_model(context: typer.Context, spec: Path | None, given: CommandOptio
         return None
     if spec is not None:
         raise wrong_argument("SPEC", "is given, and a command after `--` as well: give one of them", spec)
+    variables, argv = _as_shell_reads(command)
     optional = {
         "working_directory": None if given.working_directory is None else str(given.working_directory),
         "probe_updates": given.probe_updates,
@@ -130,11 +139,43 @@ def command_model(context: typer.Context, spec: Path | None, given: CommandOptio
     }
     return {
         "kind": "command",
-        "argv": command,
-        "environment": dict(_pair("--env", text) for text in given.env or ()),
+        "argv": argv,
+        "environment": dict(_pair("--env", text) for text in given.env or ()) | variables,
         "files": {name: _template(path) for name, path in (_pair("--template", text) for text in given.template or ())},
         **{name: value for name, value in optional.items() if value is not None},
     }
+
+
+def _as_shell_reads(command: Sequence[str]) -> tuple[dict[str, str], tuple[str, ...]]:
+    """Return the variables before the program of a command, and its program and arguments.
+
+    Raises:
+        SpecError: when the program is quoted with its arguments, and they need a shell.
+    """
+    words, variables = list(command), {}
+    if len(command[0].split()) > 1 and not Path(command[0]).exists():
+        words[:1] = _words_of(command[0])
+    while len(words) > 1 and (found := _ASSIGNMENT.fullmatch(words[0])):
+        variables[found[1]] = found[2]
+        del words[0]
+    return variables, tuple(words)
+
+
+def _words_of(quoted: str) -> list[str]:
+    """The words of a command that was written in quotes.
+
+    Raises:
+        SpecError: when it needs a shell, or a quotation mark in it is not closed.
+    """
+    reason = "has characters for a shell" if _FOR_SHELL.search(quoted) else ""
+    try:
+        words = shlex.split(quoted)
+    except ValueError as error:
+        reason = str(error)
+    if reason:
+        remedy = f"write it without the outer quotes, or run it by a shell: `-- sh -c {shlex.quote(quoted)}`"
+        raise wrong_argument("COMMAND", f"is one quoted word, and {reason}: {remedy}", quoted)
+    return words
 
 
 def _require_file_alone(spec: Path | None, given: Sequence[str]) -> None:

@@ -1,8 +1,9 @@
 """The spec of a command: any training program, which is run unchanged at the sizes of a plan. Pure data, no torch.
 
 A command receives its sizes by placeholders in its arguments, its environment or templates of its configuration files.
-A name in single braces is a placeholder, and in double braces the literal text in single braces. All other braces are
-left as they are, so that JSON and YAML need no escapes.
+A name in single braces is a placeholder, and in double braces the literal text in single braces. The same holds for
+arithmetic with the name of a figure, such as ``{effective_batch_size*1024}``. All other braces are left as they are, so
+that JSON and YAML need no escapes.
 
 To a service a caller sends the name of a command that the operator has registered, and values for its arguments. The
 service adds the registered parts (``batchwright_service.registry``).
@@ -12,12 +13,14 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
 from pydantic import Discriminator, Field, JsonValue, Tag, WithJsonSchema, model_validator
 
+from batchwright.arithmetic import Arithmetic
+from batchwright.errors import FieldProblem, SpecError
 from batchwright.schemas.base import Document, Environment, PositiveInt, parse_document, read_data
 from batchwright.schemas.field_errors import described_pattern
 from batchwright.schemas.workload import RanksSpec, WorkloadSpec
@@ -28,14 +31,18 @@ ACCUMULATION_STEPS = "gradient_accumulation_steps"
 EFFECTIVE_BATCH_SIZE = "effective_batch_size"
 UPDATES = "updates"
 OUTPUT_DIRECTORY = "output_dir"
-PLACEHOLDERS = (MICRO_BATCH_SIZE, ACCUMULATION_STEPS, EFFECTIVE_BATCH_SIZE, UPDATES, OUTPUT_DIRECTORY)
+FIGURES = (MICRO_BATCH_SIZE, ACCUMULATION_STEPS, EFFECTIVE_BATCH_SIZE, UPDATES)
+"""Names of the placeholders that are whole numbers, with which expressions calculate."""
+PLACEHOLDERS = (*FIGURES, OUTPUT_DIRECTORY)
 """Names of the placeholders, besides `file:NAME` and `argument:NAME`."""
 FILE_PREFIX = "file:"
 ARGUMENT_PREFIX = "argument:"
 
 _NAME = r"[A-Za-z_][A-Za-z0-9_]*(?::[A-Za-z0-9_.-]+)?"
-PLACEHOLDER = re.compile(rf"\{{\{{(?P<literal>{_NAME})\}}\}}|\{{(?P<name>{_NAME})\}}")
-"""A placeholder, or a name in double braces, which stands for itself in single braces."""
+_EXPRESSION = r"[A-Za-z0-9_()+*/ -]{1,200}"
+_BRACES = re.compile(rf"\{{\{{(?P<literal>{_NAME}|{_EXPRESSION})\}}\}}|\{{(?P<name>{_NAME}|{_EXPRESSION})\}}")
+"""What may be a placeholder, or in double braces its literal text."""
+_WORD = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 LONGEST_ARGUMENT = 65_536
 """Characters of an argument, of which the kernel takes 131,072 bytes. A template may have sixteen times as many."""
@@ -83,8 +90,9 @@ class CommandModel(Document):
     argv: Annotated[tuple[Argument, ...], Field(max_length=MOST_WORDS)] = ()
     """The command and its arguments; no shell reads them. Placeholders: `{micro_batch_size}`,
     `{gradient_accumulation_steps}`, `{effective_batch_size}`, `{updates}` (updates to make), `{output_dir}` (a scratch
-    folder), `{file:NAME}` (the path of one of `files`) and `{argument:NAME}` (one of `arguments`). Write `{{name}}` for
-    a literal `{name}`. Required, unless `name` is given to a service."""
+    folder), `{file:NAME}` (the path of one of `files`) and `{argument:NAME}` (one of `arguments`). The first four may
+    be in arithmetic, such as `{effective_batch_size*1024}`. Write `{{name}}` for a literal `{name}`. Required, unless
+    `name` is given to a service."""
     name: RegisteredName | None = None
     """To a service: the name of the command, which its operator has registered (`GET /v1/commands`). The service fills
     in the other fields, apart from `arguments`."""
@@ -140,8 +148,7 @@ class CommandModel(Document):
     @model_validator(mode="after")
     def _has_known_placeholders(self) -> Self:
         for field, text in self._texts():
-            for name in placeholders_in(text):
-                check_placeholder(field, name, self.files, self.arguments)
+            check_placeholders(field, text, self.files, self.arguments)
         used = self.placeholders
         unused = [name for name in self.files if FILE_PREFIX + name not in used]
         if unused:
@@ -159,6 +166,13 @@ class CommandModel(Document):
     def placeholders(self) -> frozenset[str]:
         """The placeholders that the command uses."""
         return frozenset(name for _, text in self._texts() for name in placeholders_in(text))
+
+    @property
+    def divisions(self) -> tuple[tuple[str, Arithmetic], ...]:
+        """The expressions in braces that divide, with their texts."""
+        found = (name for _, text in self._texts() for name in _placeholders(text) if _is_expression(name))
+        parsed = ((name, Arithmetic(name)) for name in found)
+        return tuple((name, expression) for name, expression in parsed if expression.divides)
 
     def argument_texts(self, *, quoted: bool = False) -> dict[str, str]:
         """The texts that replace the placeholders of the arguments.
@@ -203,44 +217,113 @@ def _scalar(value: JsonValue) -> str:
     return text
 
 
-def check_placeholder(field: str, name: str, files: Iterable[str], arguments: Iterable[str]) -> None:
-    """Check that a placeholder has a value.
+def check_placeholders(field: str, text: str, files: Iterable[str], arguments: Iterable[str]) -> None:
+    """Check that the placeholders of a text have values.
 
     Args:
-        field: the field that has the placeholder.
-        name: the placeholder without its braces.
+        field: the field that has the text.
+        text: the text.
         files: names of the configuration files.
         arguments: names of the arguments.
 
     Raises:
-        ValueError: with the nearest placeholder, or all.
+        ValueError: with the nearest placeholder or all, or with what an expression may have.
     """
     known = (
         *PLACEHOLDERS,
         *(FILE_PREFIX + file for file in files),
         *(ARGUMENT_PREFIX + argument for argument in arguments),
     )
-    if name in known:
-        return
-    listed = ", ".join(f"{{{each}}}" for each in known)
-    near = nearest(name, known)
-    hint = f"; did you mean `{{{near}}}`?" if near else f" (known: {listed})"
-    raise ValueError(
-        f"`{field}` has the unknown placeholder `{{{name}}}`{hint} Write `{{{{{name}}}}}` for the literal text."
-    )
+    for name in _placeholders(text):
+        literal = f"Write `{{{{{name}}}}}` for the literal text."
+        if _is_expression(name):
+            _check_expression(field, name, literal)
+        elif name not in known:
+            near = nearest(name, known)
+            hint = f"; did you mean `{{{near}}}`?" if near else f" (known: {_in_braces(known)})"
+            raise ValueError(f"`{field}` has the unknown placeholder `{{{name}}}`{hint} {literal}")
+
+
+def _check_expression(field: str, text: str, literal: str) -> None:
+    try:
+        unknown = sorted(Arithmetic(text).names.difference(FIGURES))
+    except ValueError as error:
+        raise ValueError(f"`{field}` has `{{{text}}}`, which {error}. {literal}") from None
+    if unknown:
+        known = _in_braces(FIGURES)
+        raise ValueError(
+            f"`{field}` has `{{{text}}}`, in which `{unknown[0]}` is no figure (known: {known}). {literal}"
+        )
+
+
+def _in_braces(names: Iterable[str]) -> str:
+    return ", ".join(f"{{{name}}}" for name in names)
+
+
+def _is_expression(text: str) -> bool:
+    """Return whether a text in braces calculates with a figure."""
+    is_named = not set(FIGURES).isdisjoint(_WORD.findall(text))
+    return is_named and re.fullmatch(_NAME, text) is None and re.search(r"[()+*/-]", text) is not None
+
+
+def _is_placeholder(text: str) -> bool:
+    return re.fullmatch(_NAME, text) is not None or _is_expression(text)
+
+
+def _placeholders(text: str) -> list[str]:
+    """The placeholders in a text, in order: names and expressions."""
+    return [found["name"] for found in _BRACES.finditer(text) if found["name"] and _is_placeholder(found["name"])]
 
 
 def placeholders_in(text: str) -> list[str]:
-    """The names of the placeholders in a text, in order."""
-    return [found["name"] for found in PLACEHOLDER.finditer(text) if found["name"]]
+    """The names of the placeholders in a text, in order. Those in expressions count."""
+    return [
+        name
+        for content in _placeholders(text)
+        for name in (_WORD.findall(content) if _is_expression(content) else [content])
+    ]
+
+
+def substitute(text: str, value: Callable[[str], str]) -> str:
+    """Replace the placeholders of a text; what double braces hold gets single braces.
+
+    All are replaced in one pass, so that braces in a value are text.
+
+    Args:
+        text: the text.
+        value: returns the value of a placeholder, which is a name or an expression.
+    """
+
+    def replaced(found: re.Match[str]) -> str:
+        content = found["literal"] or found["name"]
+        if not _is_placeholder(content):
+            return found[0]
+        return "{" + content + "}" if found["literal"] else value(content)
+
+    return _BRACES.sub(replaced, text)
 
 
 def replace_placeholders(text: str, values: Mapping[str, str]) -> str:
-    """Replace the placeholders of a text; a name in double braces becomes that name in single braces.
+    """Replace the placeholders of a text by their values.
 
-    All are replaced in one pass, so that braces in a value are text.
+    Raises:
+        SpecError: when an expression is no whole number for these values.
     """
-    return PLACEHOLDER.sub(lambda found: values[found["name"]] if found["name"] else "{" + found["literal"] + "}", text)
+    return substitute(text, lambda name: _calculated(name, values) if _is_expression(name) else values[name])
+
+
+def _calculated(text: str, values: Mapping[str, str]) -> str:
+    expression = Arithmetic(text)
+    figures = {name: int(values[name]) for name in expression.names}
+    try:
+        found = expression.value(figures)
+    except ZeroDivisionError:
+        found = None
+    if found is None or found.denominator > 1:
+        used = ", ".join(f"{name} {number}" for name, number in sorted(figures.items()))
+        fault = "divides by zero" if found is None else f"is {found}, which is no whole number"
+        raise SpecError([FieldProblem(f"{{{text}}}", f"{fault}: {used}")])
+    return str(found)
 
 
 class CommandSpec(Document):

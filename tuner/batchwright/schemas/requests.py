@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+from itertools import product
 from typing import Annotated, Literal, Self, TypeAlias, get_args
 
 from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
 
+from batchwright.arithmetic import Arithmetic
 from batchwright.errors import FieldProblem, SpecError
 from batchwright.schemas.base import Document, NonNegativeInt, PositiveInt, texts_schema, typed_size
-from batchwright.schemas.command import CommandSpec, Spec
+from batchwright.schemas.command import FIGURES, CommandSpec, Spec
 from batchwright.schemas.field_errors import described_pattern
 from batchwright.schemas.workload import WorkloadSpec
 from batchwright.units import LONGEST_SIZE, format_bytes
@@ -140,6 +143,9 @@ LARGEST_EFFECTIVE_BATCH_SIZE = 2**22
 """A recommendation lists every micro-batch of an update: this keeps the document below some megabytes."""
 
 
+_LARGEST_DIVISOR = 4097
+"""Micro-batch sizes of which the multiples are tried for a division in a placeholder."""
+
 Objective = Literal["largest", "fewest_steps", "fastest"]
 """Objective of a tuning: see ``TuningRequest.objective``."""
 
@@ -211,8 +217,10 @@ class TuningRequest(Document):
                 raise ValueError(
                     "the command has no placeholder `{micro_batch_size}`: write it where the program takes its batch "
                     "size, in an argument (`--batch-size {micro_batch_size}`), in an environment variable "
-                    "(`BATCH_SIZE={micro_batch_size}`) or in a template of its configuration file"
+                    "(`--env BATCH_SIZE={micro_batch_size}`) or in a template of its configuration file"
                 )
+            if (fault := self.division_fault) is not None:
+                raise ValueError(fault)
             if self.what_if:
                 raise ValueError("`what_if` is not possible for a command: nothing of it is estimated without a run")
             if self.allow_batch_coupling:
@@ -239,9 +247,41 @@ class TuningRequest(Document):
         return self.spec if isinstance(self.spec, CommandSpec) else None
 
     @property
+    def division_fault(self) -> str | None:
+        """Why a division in a placeholder of the command is not exact; none where each is, for all sizes searched."""
+        for text, expression in self.command.model.divisions if self.command is not None else ():
+            if (fault := self._fault_of_division(text, expression)) is not None:
+                return fault
+        return None
+
+    def _fault_of_division(self, text: str, expression: Arithmetic) -> str | None:
+        ranks = self.spec.parallelism.world_size
+        step = next((step for step in range(1, _LARGEST_DIVISOR) if _is_whole(expression, step, ranks)), None)
+        if step is None:
+            return f"`{{{text}}}` is a fraction for some updates whatever the micro-batch size: leave the division out"
+        only = f"`{{{text}}}` is a whole number only for micro-batches that are multiples of {step}"
+        batch = self.effective_batch_size
+        below, beyond = divmod(batch, step * ranks)
+        if beyond:
+            near = " and ".join(str(step * ranks * count) for count in (below, below + 1) if count)
+            return f"{only}, none of which divides an effective batch of {batch} (nearest: {near})"
+        return f"{only}: set `granularity` to {step}" if self.granularity % step else None
+
+    @property
     def searches_divisors(self) -> bool:
         """True if only sizes that divide a rank's samples are searched."""
         return self.command is not None and self.uniform_only is not False
+
+
+def _is_whole(expression: Arithmetic, step: int, ranks: int) -> bool:
+    """Return whether an expression is whole for the first multiples of a micro-batch size, and a few steps each."""
+    for size, steps, updates in product((step, 2 * step, 3 * step), (1, 2, 3), (2, 3)):
+        effective = size * steps * ranks
+        figures = dict(zip(FIGURES, (size, steps, effective, updates), strict=True))
+        with suppress(ZeroDivisionError):
+            if expression.value(figures).denominator > 1:
+                return False
+    return True
 
 
 class CouplingRequest(Document):
