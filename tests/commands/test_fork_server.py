@@ -321,6 +321,25 @@ def test_packages_of_a_site_folder_on_the_path_are_imported_once(probed: Probed)
 
 
 @pytest.mark.thorough
+@pytest.mark.parametrize(
+    ("norm", "expected"),
+    [
+        ("torch.nn.BatchNorm1d(64)", True),
+        ("torch.nn.BatchNorm1d(64, track_running_stats=False)", True),
+        ("__import__('copy').deepcopy(torch.nn.BatchNorm1d(64))", True),
+        ("torch.nn.BatchNorm1d(64).eval()", False),
+        ("torch.nn.LayerNorm(64); unused = torch.nn.BatchNorm1d(64)", False),
+    ],
+)
+def test_batch_norms_in_training_are_found(probed: Probed, norm: str, *, expected: bool) -> None:
+    """Those that normalise by the batch."""
+    probed.write(trains=f"norm = {norm}\n" + TRAINS.replace("model(batch).sum()", "norm(model(batch)).sum()"))
+    counted = probed.probe(4).counted
+    assert counted is not None
+    assert counted.batch_norms is expected
+
+
+@pytest.mark.thorough
 def test_grandchildren_end_with_a_forked_probe(probed: Probed) -> None:
     """A process in a session of its own ends, and the server does not."""
     daemon = "__import__('subprocess').Popen(['/bin/sleep', '3600'], start_new_session=True).pid"

@@ -287,6 +287,48 @@ def test_a_command_with_other_updates_gets_no_plan(passes: Any, remedy: str) -> 
     assert remedy in (found.infeasible_reason or "")
 
 
+def warnings_of(found: Recommendation) -> dict[str, str]:
+    """The messages of the warnings by their codes."""
+    return {warning.code: warning.message for warning in found.warnings}
+
+
+@pytest.mark.parametrize(("largest", "warns"), [(37, True), (400, False)])
+def test_a_batch_norm_is_a_warning_where_updates_have_several_micro_batches(largest: int, *, warns: bool) -> None:
+    """The statistics are those of a micro-batch. The evidence says that nothing else was compared."""
+    course = tuning()
+    while (probe := course.next_probe()) is not None:
+        course.record(answer(probe, largest, counted=counted(probe, batch_norms=True)))
+    found = course.recommendation(identifier="r", created_at=datetime(2026, 1, 1, tzinfo=UTC), total_seconds=1.0)
+    assert ("batch-coupled-modules" in warnings_of(found)) is warns
+    assert found.evidence.coupling is not None
+    assert found.evidence.coupling.verdict == "not-compared"
+
+
+@pytest.mark.parametrize(
+    ("batch", "fields", "near"),
+    [
+        (97, {}, "1 is the largest that fits. Effective batches nearby divide better: 96 = 3 x 32 and 99 = 3 x 33"),
+        (194, {"ranks": 2}, "192 = 2 ranks x 3 x 32 and 198 = 2 ranks x 3 x 33, expected to fit, with 3 passes in an"),
+        (97, {"uniform_only": False}, "99 = 3 x 33, known to fit, with 3 passes in an update instead of 97"),
+        (97, {"granularity": 4}, "better: 96 = 3 x 32, expected to fit"),
+    ],
+)
+def test_a_batch_with_few_divisors_names_better_ones(batch: int, fields: dict[str, Any], near: str) -> None:
+    """37 samples fit, and the only divisors are 1 and 97. One size gives what a sample takes at most."""
+    limit: dict[str, Any] = {"memory_limit_bytes": LIMIT, "memory_margin": 0.0}
+    course = tuning(batch, **fields, **limit)
+    while (probe := course.next_probe()) is not None:
+        course.record(answer(probe, 37, resident_bytes=10 * MEBIBYTE))
+    found = course.recommendation(identifier="r", created_at=datetime(2026, 1, 1, tzinfo=UTC), total_seconds=1.0)
+    assert near in warnings_of(found)["few-divisors"]
+
+
+@pytest.mark.parametrize(("batch", "fields"), [(200, {}), (96, {}), (37, {}), (97, {"objective": "fastest"})])
+def test_a_batch_with_divisors_enough_names_no_other(batch: int, fields: dict[str, Any]) -> None:
+    """A plan of half of what fits is good enough."""
+    assert "few-divisors" not in warnings_of(finish(tuning(batch, **fields), largest=37))
+
+
 def test_sizes_that_vary_are_a_warning() -> None:
     """The first updates rarely have the largest sample, of tokens or of pixels."""
     course = tuning()

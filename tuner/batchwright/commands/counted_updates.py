@@ -50,6 +50,7 @@ def judge_updates(reports: Reports, figures: Figures, model: CommandModel, *, of
         statement=statement,
         shapes=_shapes([each.get("shapes", {}) for each in done]),
         unseen=_unseen(done[0], model),
+        batch_norms=any(each.get("batch_norms", False) for each in done),
         versions={name: version for name, version in versions.items() if version},
     )
 

@@ -33,6 +33,12 @@ from batchwright.units import format_bytes
 
 _SHARED_DEVICE_BYTES = 64 * 1024**2
 """Bytes that the driver and a display take of an idle card; more than this is another process."""
+_WORTH_ANOTHER_BATCH = 2
+"""Times by which the micro-batches of another effective batch must be larger for it to be named."""
+_COMMAND_NOT_COMPARED = CouplingCheck(
+    verdict="not-compared",
+    message="The loss of a command cannot be called with parts of a batch. Batch norms are found while it trains.",
+)
 
 
 @dataclass(frozen=True)
@@ -114,7 +120,7 @@ def recommend(
             plan_proof=finished.plan_proof.statement if finished.plan_proof else "",
             expected=finished.expected,
             warm_start=finished.warm_start,
-            coupling=finished.coupling,
+            coupling=finished.coupling if request.command is None else _COMMAND_NOT_COMPARED,
         ),
         headroom=_headroom(finished),
         device=finished.device,
@@ -297,6 +303,7 @@ def _warnings(finished: FinishedTuning) -> list[Advice]:
     found += [_not_estimated(changes) for changes in finished.what_if.not_estimated]
     found += _warnings_of_coupling(finished)
     found += _warnings_of_parallelism(finished.request, finished.probes)
+    found += _few_divisors(finished)
     return found + _warnings_of_command(finished)
 
 
@@ -326,7 +333,67 @@ def _warnings_of_command(finished: FinishedTuning) -> list[Advice]:
             "samples in probes (`probe_arguments`), or watch more updates (`probe_updates`)."
         )
         found.append(Advice(code="sizes-vary", message=message))
+    if counted.batch_norms and finished.size < finished.share:
+        message = (
+            "The program trains with batch norms. Their statistics are those of a micro-batch, so an update of several "
+            "is not that of the whole batch, whatever the loss scaling. Use GroupNorm or LayerNorm, or freeze the "
+            "statistics, if that matters. Other couplings of samples are not looked for in a command."
+        )
+        found.append(Advice(code="batch-coupled-modules", message=message))
     return found
+
+
+def _few_divisors(finished: FinishedTuning) -> list[Advice]:
+    """Name nearby effective batches that a command could take in far fewer micro-batches, as it repeats one size."""
+    request, size = finished.request, finished.size
+    if request.command is None or not size or request.objective == "fastest":
+        return []
+    ranks, largest = request.spec.parallelism.world_size, _expected_largest(finished)
+    near = [
+        batch
+        for batch in uniform_plan(request.effective_batch_size, ranks, largest).nearest
+        if batch.micro_batch_size >= _WORTH_ANOTHER_BATCH * size
+        and batch.micro_batch_size % request.granularity == 0
+        and batch.effective_batch_size != request.effective_batch_size
+    ]
+    if not near:
+        return []
+    each = f"{ranks} ranks x " if ranks > 1 else ""
+    plans = " and ".join(
+        f"{batch.effective_batch_size} = {each}{batch.gradient_accumulation_steps} x {batch.micro_batch_size}"
+        for batch in near
+    )
+    known = "known to fit" if largest <= finished.proof.fits else "expected to fit"
+    message = (
+        f"A program repeats one micro-batch size, so only divisors of the {finished.share} samples of a rank can be "
+        f"used, and {size} is the largest that fits. Effective batches nearby divide better: {plans}, {known}, with "
+        f"{near[0].gradient_accumulation_steps} passes in an update instead of {finished.share // size}."
+    )
+    return [Advice(code="few-divisors", message=message)]
+
+
+def _expected_largest(finished: FinishedTuning) -> int:
+    """The largest size that is expected to fit, were every size possible: at least the largest that was proven.
+
+    The memory of two sizes gives a line. One size alone gives what a sample takes at most: all of the peak that is not
+    held between micro-batches.
+    """
+    proof, request = finished.proof, finished.request
+    if not request.searches_divisors:
+        return proof.fits
+    held = {
+        probe.micro_batch_size: (probe.held_bytes or 0, probe.resident_bytes or 0)
+        for probe in finished.probes
+        if probe.outcome is Outcome.FIT
+    }
+    if not held:
+        return proof.fits
+    (low, (least, resident)), (high, (most, _)) = min(held.items()), max(held.items())
+    per_sample = (most - least) / (high - low) if high > low else (most - resident) / high
+    room = max(0, finished.probe_limit_bytes - most)
+    expected = high + int(room / per_sample) if per_sample > 0 else high
+    bounds = [bound for bound in (proof.next_size and proof.next_size - 1, request.max_micro_batch_size) if bound]
+    return max(proof.fits, min([expected, finished.share, *bounds]))
 
 
 def _warnings_of_coupling(finished: FinishedTuning) -> list[Advice]:

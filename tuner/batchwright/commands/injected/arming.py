@@ -9,6 +9,7 @@ import time
 from typing import Any
 from weakref import WeakSet
 
+from .batch_norms import trains_batch_norms
 from .counting import UpdateCounter
 from .evaluations import Evaluations
 from .memory import Baseline, CpuMemory, CudaMemory
@@ -287,6 +288,7 @@ class ArmedProcess:
         gaps = sorted(self._gaps)
         middle = gaps[len(gaps) // 2] if gaps else None
         passes = self._counter.updates[-1].backward_passes if self._counter.updates else 1
+        peaks = self._memory.peaks()
         self._report(
             "done",
             rank=rank,
@@ -302,7 +304,8 @@ class ArmedProcess:
             update_seconds=self._last_seconds + (passes - 1) * (middle or 0.0),
             resident_bytes=self._resident_bytes,
             python=".".join(str(part) for part in sys.version_info[:3]),
-            **self._memory.peaks(),
+            batch_norms=trains_batch_norms(self._torch),  # takes memory, and so follows the peaks
+            **peaks,
         )
         sys.settrace(None)
         while True:
