@@ -329,6 +329,11 @@ def test_a_batch_with_divisors_enough_names_no_other(batch: int, fields: dict[st
     assert "few-divisors" not in warnings_of(finish(tuning(batch, **fields), largest=37))
 
 
+def test_the_cost_of_the_allocators_settings_is_told() -> None:
+    """On the CPU, where probes need them."""
+    assert "They cost time" in warnings_of(finish(tuning(), largest=37))["allocator-settings"]
+
+
 def test_sizes_that_vary_are_a_warning() -> None:
     """The first updates rarely have the largest sample, of tokens or of pixels."""
     course = tuning()
