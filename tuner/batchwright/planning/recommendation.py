@@ -336,8 +336,8 @@ def _warnings_of_command(finished: FinishedTuning) -> list[Advice]:
     if finished.device.kind == "cpu":
         message = (
             "Probes had settings of the C library's allocator (`environment`) that return freed memory at once. "
-            "Without them one size fits in one run and fails in another. They cost time: 33 to 48 % in one program. A job "
-            "without them may be faster, and may take more memory than was measured."
+            "Without them one size fits in one run and fails in another. They cost time: 33 to 48 % in one program. "
+            "A job without them may be faster, and may take more memory than was measured."
         )
         found.append(Advice(code="allocator-settings", message=message))
     if counted.batch_norms and finished.size < finished.share:
