@@ -339,6 +339,30 @@ def test_batch_norms_in_training_are_found(probed: Probed, norm: str, *, expecte
     assert counted.batch_norms is expected
 
 
+RAGGED = """
+class Ragged(torch.utils.data.Dataset):
+    def __len__(self): return 4096
+    def __getitem__(self, number): return torch.randn(32 + number % 33 * (number < 99), 64)
+pad = lambda items: torch.nn.utils.rnn.pad_sequence(items, batch_first=True)
+"""
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("longest_first", [False, True])
+def test_probes_draw_the_longest_items(probed: Probed, workers: int, *, longest_first: bool) -> None:
+    """In every batch, and as many as the program draws. The evidence says it."""
+    loader = f"Ragged(), collate_fn=pad, num_workers={workers}, shuffle=True, batch_size=size"
+    probed.write(trains=RAGGED + TRAINS.replace("torch.randn(4096, 64), batch_size=size", loader))
+    counted = probed.probe(4, model={"longest_first": longest_first}).counted
+    assert counted is not None
+    assert counted.as_planned
+    ((_, (shortest, longest), _),) = counted.shapes.values()
+    assert (shortest == longest > 32) is longest_first
+    assert ("128 of 4,096 items" in counted.longest_first) is longest_first
+    assert ("longer-items" in counted.unseen) is longest_first
+
+
 @pytest.mark.thorough
 def test_grandchildren_end_with_a_forked_probe(probed: Probed) -> None:
     """A process in a session of its own ends, and the server does not."""

@@ -197,6 +197,8 @@ class CommandDefinition(Document):
     """What is counted for each sample of a plan."""
     counts_samples: bool = True
     """Whether the samples of an update are compared with the plan."""
+    longest_first: bool = True
+    """Whether batches of probes have the longest items of a data set."""
     loading_timeout_seconds: Annotated[float, Field(gt=0.0, le=86_400.0)] = 1800.0
     """Time limit until the first forward pass of a probe."""
     probe_timeout_seconds: Annotated[float, Field(gt=0.0, le=86_400.0)] | None = None

@@ -235,6 +235,7 @@ class RegisteredCommands:
             samples_dimension=definition.samples_dimension,
             samples_per_unit=definition.samples_per_unit,
             counts_samples=definition.counts_samples,
+            longest_first=definition.longest_first,
             loading_timeout_seconds=definition.loading_timeout_seconds,
         )
 

@@ -163,6 +163,8 @@ def _facts(found: Recommendation) -> list[tuple[str, RenderableType]]:
         facts.append(("alternatives", alternatives_table(found.alternatives)))
     if found.request.what_if:
         facts.append(("what if", what_if_table(found.what_ifs) if found.what_ifs else _NO_WHAT_IF))
+    if drawn := [probe.counted.longest_first for probe in found.evidence.probes if probe.counted is not None]:
+        facts += [("batches", f"Probes drew {drawn[-1]}.")] if drawn[-1] else []
     if imports := _imports_in_words(found.evidence.probes):
         facts.append(("imports", imports))
     times = found.timings

@@ -75,6 +75,13 @@ class CommandOptions:
             help="Compare the samples of an update with the plan, or its backward passes alone.",
         ),
     ] = True
+    longest_first: Annotated[
+        bool,
+        typer.Option(
+            "--longest-first/--no-longest-first",
+            help="Have batches of probes hold the longest items of a data set, where it is safe (the default).",
+        ),
+    ] = True
     loading_timeout: Annotated[
         float | None,
         typer.Option(
@@ -136,6 +143,7 @@ def command_model(context: typer.Context, spec: Path | None, given: CommandOptio
         "samples_dimension": given.samples_dimension,
         "samples_per_unit": given.samples_per_unit,
         "counts_samples": given.count_samples,
+        "longest_first": given.longest_first,
     }
     return {
         "kind": "command",

@@ -314,6 +314,7 @@ class CommandProbe:
             "awaits_optimizers": self._awaits_optimizers,
             "patience_seconds": self._request.timeout_seconds / 2,
             "counts_plan": self._request.counts_plan,
+            "longest_first": self._spec.model.longest_first,
             "most_passes": self._most_passes,
             "ends": True,
             "stacks_signal": STACKS_SIGNAL,

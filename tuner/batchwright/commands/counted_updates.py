@@ -13,7 +13,7 @@ epoch of the data loader.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from batchwright.commands.reports import ReportedProcess, Reports
@@ -50,6 +50,7 @@ def judge_updates(reports: Reports, figures: Figures, model: CommandModel, *, of
         statement=statement,
         shapes=_shapes([each.get("shapes", {}) for each in done]),
         unseen=_unseen(done[0], model),
+        longest_first="; ".join(_drawn(done[0])),
         batch_norms=any(each.get("batch_norms", False) for each in done),
         versions={name: version for name, version in versions.items() if version},
     )
@@ -89,6 +90,13 @@ def _shapes(reported: Sequence[dict[str, Any]]) -> dict[str, tuple[tuple[int, in
     return found
 
 
+def _drawn(done: dict[str, Any]) -> Iterator[str]:
+    """Name the items that the batches of a process had because they are the longest."""
+    for looked, count, low, high in done.get("longest_first", ()):
+        of = f"all {count:,}" if looked == count else f"{looked:,} of {count:,}"
+        yield f"the longest of {of} items, which have {low:,} to {high:,} values"
+
+
 def _unseen(done: dict[str, Any], model: CommandModel) -> dict[str, str]:
     """What a process did not do in its probe, by the code of the warning."""
     found = {}
@@ -104,6 +112,10 @@ def _unseen(done: dict[str, Any], model: CommandModel) -> dict[str, str]:
             f"{trained:,} parameters of the optimizers had no gradient. If they get one later, as layers that are "
             "unfrozen do, it takes memory then, and so does their optimizer state. Watch more updates "
             "(`--probe-updates`)."
+        )
+    if any(looked < count for looked, count, _, _ in done.get("longest_first", ())):
+        found["longer-items"] = (
+            f"Batches of probes had {'; '.join(_drawn(done))}. Another item may be longer, and take more memory."
         )
     if place := done.get("later_evaluation"):
         found["evaluation-not-seen"] = (

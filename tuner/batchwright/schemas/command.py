@@ -130,6 +130,9 @@ class CommandModel(Document):
     """What is counted for each sample of the plan, such as 7 views; 1 by default."""
     counts_samples: bool = True
     """Whether samples are counted. Without it only backward passes show that the command follows its plan."""
+    longest_first: bool = True
+    """Whether batches of probes have the longest items of a data set, where its items differ in length, and samplers of
+    torch or of a training framework draw them. Jobs draw what the program draws."""
     loading_timeout_seconds: Annotated[float, Field(gt=0.0, le=86_400.0)] = 1800.0
     """Time limit until the first forward pass. The time limit of a probe counts from there."""
 

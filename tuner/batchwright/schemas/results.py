@@ -136,6 +136,8 @@ class CountedUpdates(Document):
     name or place of the argument."""
     unseen: dict[str, str] = Field(default_factory=dict)
     """What the updates did not show and may take memory later, by the code of its warning."""
+    longest_first: str = ""
+    """Items that the batches had because they are the longest, in words; empty where the program's own were drawn."""
     batch_norms: bool = False
     """True if the command trains with batch norms, whose statistics are those of a micro-batch."""
     versions: dict[str, str] = Field(default_factory=dict)

@@ -9,13 +9,14 @@ import time
 from typing import Any
 from weakref import WeakSet
 
-from .batch_norms import trains_batch_norms
 from .counting import UpdateCounter
 from .evaluations import Evaluations
+from .longest_first import LongestFirst
 from .memory import Baseline, CpuMemory, CudaMemory
 from .reporting import read_settings, report, stacks_path
 from .shortages import Shortages
 from .torch_hooks import ModelCall, TorchHooks, rank_and_world_size
+from .torch_internals import trains_batch_norms
 from .watching import WatchedProcess
 
 _PASSES_OF_LAST_UPDATE = 2
@@ -53,6 +54,8 @@ class ImportedTorch:
         armed = kind(self._torch, folder, settings, self._baseline, self._hooks.data_sets)
         armed.start()
         self._hooks.observers.append(armed)
+        if isinstance(armed, ArmedProcess) and settings["longest_first"]:
+            self._hooks.choose = armed.longest_first.choose
 
 
 class ArmedProcess:
@@ -94,6 +97,7 @@ class ArmedProcess:
         self._shapes: dict[str, tuple[list[int], list[int]]] = {}
         """The smallest and the largest size of each dimension of what models were called with, by its name."""
         self._evaluations = Evaluations()
+        self.longest_first = LongestFirst(torch)
         self._first_at: float | None = None
         self._ran = False
         self._is_forked = False
@@ -304,6 +308,7 @@ class ArmedProcess:
             update_seconds=self._last_seconds + (passes - 1) * (middle or 0.0),
             resident_bytes=self._resident_bytes,
             python=".".join(str(part) for part in sys.version_info[:3]),
+            longest_first=self.longest_first.drawn,
             batch_norms=trains_batch_norms(self._torch),  # takes memory, and so follows the peaks
             **peaks,
         )

@@ -78,12 +78,14 @@ class TorchHooks:
     Attributes:
         observers: take what the hooks see.
         data_sets: the identities of the data sets that were read.
+        choose: takes the iterator of a data loader and the indices that it has drawn for a batch, and returns others.
     """
 
     def __init__(self, torch: Any) -> None:
         self._torch = torch
         self.observers: list[Observer] = []
         self.data_sets: set[int] = set()
+        self.choose: Callable[[Any, Any], Any] = lambda _iterator, index: index
         self._within: list[str] = []
         """The call of a model, the backward pass and the loading of a batch that this process is in."""
         self._models: dict[str, WeakKeyDictionary[Any, int]] = {}
@@ -295,7 +297,7 @@ class TorchHooks:
 
         @wraps(next_index)
         def indexed(self_: Any) -> Any:
-            index = next_index(self_)
+            index = self.choose(self_, next_index(self_))
             self_.__dict__["_batchwright_drawn"].append(len(index) if isinstance(index, (list, tuple)) else None)
             return index
 
