@@ -307,7 +307,7 @@ class Tuning:
     def _misled(self) -> ProbeResult | None:
         """The probe of a command that did not train by its figures; none where all did."""
         for probe in self._probes:
-            judged = judge_over_sizes(probe, self._probes) if probe.outcome is Outcome.FIT else None
+            judged = judge_over_sizes(probe, self._probes, self._share) if probe.outcome is Outcome.FIT else None
             if judged is not None and judged.as_planned is False:
                 return probe.model_copy(update={"message": judged.statement})
             if probe.error_type == PLAN_NOT_FOLLOWED:
