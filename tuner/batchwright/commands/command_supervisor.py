@@ -46,7 +46,8 @@ _PASSES_WITHOUT_STEP = 64
 _UPDATES_WITHOUT_STEP = 8
 """Backward passes after which a command does not step: this many, and so many updates. A loss scaler that starts at
 2**16 skips fewer."""
-_OUTPUT_BYTES = 8000
+_OUTPUT_BYTES = 65536
+"""The end of the output, in which an error is looked for: a compiler's command line alone may take several pages."""
 _FORKED_SHARE, _FORKED_BYTES = 0.01, 4 * 1024**2
 """Difference that the peaks of a forked and of a fresh process may have: this share of the limit, and at least these
 bytes, because the heap grows in steps of 2 MiB. Those of the programs of `benchmarks/commands.py` differ by less."""

@@ -27,6 +27,7 @@ class ReportedProcess:
         updates: its updates, in order.
         done: its last report, after the wanted updates.
         shortages: what may be OOMs, in order.
+        exit: its report at its own end, if it ended by itself after it had begun to train.
     """
 
     pid: int
@@ -40,6 +41,7 @@ class ReportedProcess:
     updates: list[Event] = field(default_factory=list)
     done: Event | None = None
     shortages: list[Event] = field(default_factory=list)
+    exit: Event | None = None
 
     def take(self, event: Event) -> None:
         """Take an event of this process."""
@@ -61,6 +63,8 @@ class ReportedProcess:
                 self.shortages.append(event)
             case "done":
                 self.done = event
+            case "exit":
+                self.exit = event
 
     @property
     def rank(self) -> int:

@@ -15,6 +15,9 @@ from batchwright.schemas.residuals import EstimateCorrection
 PLAN_NOT_FOLLOWED = "plan-not-followed"
 """``ProbeResult.error_type`` where a command does not train by the figures of its plan."""
 
+NEARLY_FULL = 0.8
+"""Share of the limit from which on memory may be the cause of an error that does not name its cause. A choice."""
+
 
 class Outcome(StrEnum):
     """Outcome of a probe."""
@@ -228,6 +231,12 @@ class ProbeResult(Document):
         if self.peak_reserved_bytes is not None:
             return self.peak_reserved_bytes + (self.context_bytes or 0)
         return self.process_peak_bytes
+
+    @property
+    def share_of_limit(self) -> float | None:
+        """Peak of the memory that the limit bounds, as a share of the limit; none where either is not known."""
+        peak = self.process_peak_bytes if self.peak_reserved_bytes is None else self.peak_reserved_bytes
+        return None if peak is None or not self.limit_bytes else peak / self.limit_bytes
 
     @property
     def used_bytes(self) -> int | None:

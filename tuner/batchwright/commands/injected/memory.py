@@ -11,7 +11,11 @@ import ctypes
 import os
 import resource
 import signal
-from typing import Any
+import subprocess
+import threading
+from functools import wraps
+from importlib import import_module
+from typing import Any, Callable
 
 from .torch_internals import when_cuda_starts
 
@@ -23,6 +27,9 @@ _LARGEST_GROWTH = 512 * 1024**2
 
 _HEAP_STEP = 2 * 1024**2
 """Bytes of a huge page, by which the C library's heap grows in a probe (`glibc.malloc.hugetlb=1`)."""
+
+_EXECUTING = threading.Lock()
+"""Held while a program is executed and the data limit is lifted, so that two threads do not restore each other's."""
 
 
 class Baseline:
@@ -76,15 +83,24 @@ class CpuMemory:
     def __init__(self, limit_bytes: int | None, baseline: Baseline) -> None:
         self._limit_bytes = limit_bytes
         self._baseline = baseline
+        self._own_limit: int | None = None
+        """The data limit that this object has set; none while the process has no limit of it."""
+        self._earlier_peak_bytes: int | None = None
+        """The peak before the limit was set, above which the kernel has held the process since; none where it has not,
+        because the program changed the limit."""
 
     def limit(self) -> None:
         """Set the limit. Allocations beyond it fail."""
         if self._limit_bytes is not None:
-            _set_data_limit(self._baseline.start_bytes + self._limit_bytes)
+            self._earlier_peak_bytes = self._baseline.peak_bytes()
+            self._own_limit = _set_data_limit(self._baseline.start_bytes + self._limit_bytes)
 
     def lift(self) -> None:
         """Lift the limit, so that a process that reached it can report."""
-        if self._limit_bytes is not None:
+        if self._own_limit is not None:
+            if resource.getrlimit(resource.RLIMIT_DATA)[0] != self._own_limit:
+                self._earlier_peak_bytes = None
+            self._own_limit = None
             _set_data_limit(resource.RLIM_INFINITY)
 
     def check_devices(self) -> None:
@@ -101,8 +117,15 @@ class CpuMemory:
         return self._baseline.held_bytes()
 
     def peaks(self) -> dict[str, int | None]:
-        """Return the peak of private memory above the baseline."""
-        return {"process_peak_bytes": self._baseline.peak_bytes(), "limit_bytes": self._limit_bytes}
+        """Return the peak of private memory above the baseline.
+
+        The kernel's mark is of all addresses, so files that were mapped at the peak and no longer are count as well.
+        While the limit held, the peak was no higher.
+        """
+        peak = self._baseline.peak_bytes()
+        if self._limit_bytes is not None and self._earlier_peak_bytes is not None:
+            peak = max(self._earlier_peak_bytes, min(peak, self._limit_bytes))
+        return {"process_peak_bytes": peak, "limit_bytes": self._limit_bytes}
 
 
 class CudaMemory:
@@ -240,9 +263,46 @@ def _status_bytes(field: str) -> int:
     return 0
 
 
-def _set_data_limit(total: int) -> None:
-    """Set the soft limit, bounded by the hard one, so that this process may raise it again."""
+def _set_data_limit(total: int) -> int:
+    """Set the soft limit, bounded by the hard one, so that this process may raise it again. Return it."""
     hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
     if hard != resource.RLIM_INFINITY:
         total = hard if total == resource.RLIM_INFINITY else min(total, hard)
     resource.setrlimit(resource.RLIMIT_DATA, (total, hard))
+    return total
+
+
+def start_children_without_limit() -> None:
+    """Have every program that this process executes start without its data limit.
+
+    A compiler, a shell or a helper is no part of the training process. Python that imports torch sets its own limit.
+    Forked processes that execute nothing are the matter of ``os.register_at_fork``.
+    """
+    posix = import_module("_posixsubprocess")
+    fork_exec = _without_limit(posix.fork_exec)
+    posix.fork_exec = fork_exec
+    if hasattr(subprocess, "_fork_exec"):  # the name of subprocess's own, from Python 3.11
+        subprocess._fork_exec = fork_exec  # noqa: SLF001
+    for name in ("posix_spawn", "posix_spawnp", "execv", "execve", "system"):
+        setattr(os, name, _without_limit(getattr(os, name)))
+    os.register_at_fork(after_in_child=_renew_lock)
+
+
+def _renew_lock() -> None:
+    """Forget that a thread of the forking process was executing a program."""
+    global _EXECUTING  # noqa: PLW0603 - a lock cannot be released by another process
+    _EXECUTING = threading.Lock()
+
+
+def _without_limit(execute: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(execute)
+    def executed(*args: Any, **kwargs: Any) -> Any:
+        with _EXECUTING:
+            found = resource.getrlimit(resource.RLIMIT_DATA)
+            resource.setrlimit(resource.RLIMIT_DATA, (found[1], found[1]))
+            try:
+                return execute(*args, **kwargs)
+            finally:
+                resource.setrlimit(resource.RLIMIT_DATA, found)
+
+    return executed
