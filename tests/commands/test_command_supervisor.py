@@ -300,6 +300,25 @@ def test_an_unknown_error_is_shown_with_the_peak_before_it(programs: Programs) -
     assert (result.share_of_limit or 0.0) > NEARLY_FULL
 
 
+SAVES = """
+torch.save(model.state_dict(), "PLACE/torch.pt")
+from safetensors.torch import save_model
+save_model(model, "PLACE/model.safetensors")
+"""
+
+
+def test_the_native_writers_of_torch_and_safetensors_are_seen(programs: Programs) -> None:
+    """The second probe overwrites what the first has made, which is no file of the user."""
+    code = SETUP + SAVES.replace("PLACE", str(programs.folder)) + TRAINS
+    names = (str(programs.folder / "torch.pt"), str(programs.folder / "model.safetensors"))
+    first, second = programs.probe(code).files, programs.probe(code).files
+    assert first is not None
+    assert second is not None
+    assert (first.made, second.remade) == (names, names)
+    assert not first.replaced
+    assert not second.replaced
+
+
 CHAINS = """
 import os, sys
 from importlib.machinery import PathFinder

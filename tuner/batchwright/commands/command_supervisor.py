@@ -69,6 +69,8 @@ class CommandSupervisor:
         """The command of the server, also after the server has ended."""
         self._awaits_optimizers = True
         """Whether probes wait for optimizers that have not stepped; not after one that waited in vain."""
+        self._began_at: float | None = None
+        """Begin of the first probe of the tuning, in seconds of the host's clock."""
         self._tight_plans: set[tuple[int, int]] = set()
         """Plans, as the sizes of micro-batch and update, that only a fresh process of the command can prove."""
 
@@ -118,7 +120,7 @@ class CommandSupervisor:
         """End the fork server. No other process outlives its probe. Idempotent."""
         with self._lock:
             self._end_server()
-            self._served = None
+            self._served = self._began_at = None
 
     def run(self, request: ProbeRequest, should_stop: Callable[[], bool] = lambda: False) -> ProbeResult:
         """Run one probe to its end. Nothing of the command is left running.
@@ -138,7 +140,7 @@ class CommandSupervisor:
 
         A forked process whose result proves nothing of a fresh one is followed by a fresh one, and nothing is forked
         any more. A fit that leaves too little room for a fresh process still counts in a search, where it is no proof
-        of a plan.
+        of a plan. No probe that replaced a file of the user is repeated.
         """
         if not isinstance(request.spec, CommandSpec):
             raise ProbeError("this supervisor runs commands only")
@@ -149,7 +151,7 @@ class CommandSupervisor:
                 if request.runs_plan and plan in self._tight_plans:
                     raise NotForkedError("the plan was forked before, and left too little room")
                 result, crashed = self._run_once(request, request.spec, should_stop, server.fork, server.folder)
-                if proves_fresh_start(result):
+                if proves_fresh_start(result) or _overwrites(result, request.spec.model):
                     return result, crashed
                 if result.outcome in {Outcome.FIT, Outcome.OOM} and not request.runs_plan:
                     self._tight_plans.add(plan)
@@ -167,12 +169,20 @@ class CommandSupervisor:
     ) -> tuple[ProbeResult, bool]:
         with TemporaryFolder(parent) as folder:
             with translate_full_disk(folder):
-                probe = CommandProbe(request, spec, self.device, folder, awaits_optimizers=self._awaits_optimizers)
+                probe = CommandProbe(
+                    request,
+                    spec,
+                    self.device,
+                    folder,
+                    awaits_optimizers=self._awaits_optimizers,
+                    began_at=self._began_at,
+                )
+            self._began_at = self._began_at or probe.began_at
             ended = probe.run(start, should_stop)
             result = result_of(ended)
             if result.counted is not None and "optimizer-did-not-step" in result.counted.unseen:
                 self._awaits_optimizers = False
-            return result, ended.crashed
+            return result, ended.crashed and not _overwrites(result, spec.model)
 
     def _server_of(self, model: CommandModel, *, starts: bool) -> ForkServer | None:
         """The fork server of a command; none where it cannot have one, has lost it, or would have to start one."""
@@ -220,6 +230,11 @@ def proves_fresh_start(result: ProbeResult) -> bool:
     return room >= max(_FORKED_BYTES, _FORKED_SHARE * result.limit_bytes)
 
 
+def _overwrites(result: ProbeResult, model: CommandModel) -> bool:
+    """Return whether a probe replaced files of the user, who has not allowed that."""
+    return result.files is not None and bool(result.files.replaced) and not model.allow_overwriting
+
+
 def _without_plan(result: ProbeResult) -> ProbeResult:
     """The result of a probe of a search, which proves no plan."""
     counted = result.counted
@@ -244,6 +259,10 @@ class CommandProbe:
         device: the device.
         folder: an empty folder, for everything that the probe writes.
         awaits_optimizers: whether to wait for the steps of every optimizer that the program has.
+        began_at: begin of the first probe of the tuning, in seconds of the host's clock; this one by default.
+
+    Attributes:
+        began_at: begin of this probe.
     """
 
     def __init__(
@@ -254,8 +273,11 @@ class CommandProbe:
         folder: Path,
         *,
         awaits_optimizers: bool = True,
+        began_at: float | None = None,
     ) -> None:
         self._awaits_optimizers = awaits_optimizers
+        self.began_at = folder.stat().st_ctime
+        self._tuning_began_at = began_at or self.began_at
         self._request, self._spec, self._device, self._folder = request, spec, device, folder
         updates = spec.model.probe_updates
         self._updates = max(updates, _TIMED_UPDATES) if request.measures_time else updates
@@ -290,6 +312,8 @@ class CommandProbe:
             "counts_plan": self._request.counts_plan,
             "most_passes": self._most_passes,
             "ends": True,
+            "tuning_began_at": self._tuning_began_at,
+            "probe_began_at": self.began_at,
             "stacks_signal": STACKS_SIGNAL,
             "shortage_texts": shortage_texts(),
             "used_bytes": [self._cards[card].used_bytes for card in self._own_cards or self._cards],

@@ -145,6 +145,7 @@ def result_of(ended: EndedCommand) -> ProbeResult:
         forked=ended.forked,
         timing=_timing(ended) if outcome is Outcome.FIT else None,
         counted=counted,
+        files=ended.reports.files,
     )
 
 

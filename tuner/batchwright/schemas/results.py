@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Sequence
 from enum import StrEnum
 from typing import Annotated, Literal
 
@@ -143,6 +144,59 @@ class CountedUpdates(Document):
     """Versions of Python and torch in the processes of the command."""
 
 
+MOST_NAMED_FILES = 20
+"""Files of each kind that a result names."""
+
+_KINDS_OF_FILES = {
+    "replaced": "replaced or removed",
+    "changed": "changed or appended to",
+    "made": "made",
+    "remade": "wrote again, after an earlier probe,",
+}
+
+
+class WrittenFiles(Document):
+    """What the processes of a command did to files outside of the folders of their probe and of caches.
+
+    Writers of Python itself, of torch and of safetensors are seen; other native code and other programs are not.
+    """
+
+    replaced: tuple[str, ...] = ()
+    """Files from before the tuning that were replaced, emptied, moved or removed."""
+    changed: tuple[str, ...] = ()
+    """Files from before the tuning that were opened to append to them or to change them."""
+    remade: tuple[str, ...] = ()
+    """Files of earlier probes of the tuning that this probe replaced, changed or removed."""
+    made: tuple[str, ...] = ()
+    """Files that did not exist."""
+    counts: dict[str, PositiveInt] = Field(default_factory=dict)
+    """Number of the files of each kind, of which the first are named."""
+
+    @classmethod
+    def of_all(cls, probes: Sequence[WrittenFiles]) -> WrittenFiles:
+        """What the probes of a tuning did together: each file once, by the first kind that applies."""
+        names: dict[str, tuple[str, ...]] = {}
+        counts: dict[str, int] = {}
+        for kind in _KINDS_OF_FILES:
+            listed = {path for earlier in names.values() for path in earlier}
+            found = [path for probe in probes for path in getattr(probe, kind) if path not in listed]
+            names[kind] = tuple(dict.fromkeys(found))[:MOST_NAMED_FILES]
+            if found:
+                counts[kind] = max(len(names[kind]), *(probe.counts.get(kind, 0) for probe in probes))
+        return cls(**names, counts=counts)
+
+    @property
+    def in_words(self) -> str:
+        """The files of each kind in a sentence without a subject, those of the user first."""
+        parts = []
+        for kind, verb in _KINDS_OF_FILES.items():
+            names: tuple[str, ...] = getattr(self, kind)
+            more = self.counts.get(kind, 0) - len(names)
+            if names:
+                parts.append(f"{verb} {', '.join(names)}{f' and {more} more' if more > 0 else ''}")
+        return "; ".join(parts)
+
+
 class RankResult(Document):
     """The result of one rank of a probe that ran several."""
 
@@ -214,6 +268,8 @@ class ProbeResult(Document):
     are always new processes."""
     counted: CountedUpdates | None = None
     """Figures counted inside the processes of a command; none for other probes, and before a first update."""
+    files: WrittenFiles | None = None
+    """What a command did to files outside of the probe's folders; none where it did nothing, and for other probes."""
 
     @property
     def runs_plan(self) -> bool:
