@@ -279,17 +279,40 @@ LIFTS = "import resource; resource.setrlimit(resource.RLIMIT_DATA, (-1, -1))\n"
 
 def test_a_program_that_lifts_its_limit_is_judged_by_what_it_held(programs: Programs) -> None:
     """It runs through, and its peak is above the limit."""
-    result = programs.probe(LIFTS + SETUP + TRAINS, 200)
+    result = programs.probe(LIFTS + SETUP + TRAINS, 100)
     assert (result.outcome, result.error_type) == (Outcome.OOM, "peak-above-limit"), result
     assert result.message.startswith("held ")
     assert programs.probe(LIFTS + SETUP + TRAINS).outcome is Outcome.FIT
 
 
-def test_an_evaluation_without_memory_is_told_apart_from_training(programs: Programs) -> None:
+THREADS = """
+import threading
+def start(count):
+    for _ in range(count): threading.Thread(target=threading.Event().wait, daemon=True).start()
+"""
+
+
+def test_the_stack_of_a_thread_takes_little_of_the_limit(programs: Programs) -> None:
+    """A stack counts whole: 8 MiB each, which four loader workers and the threads of OpenMP have many of."""
+    peaks = [programs.probe(f"{THREADS}start({count}){SETUP}{TRAINS}").process_peak_bytes or 0 for count in (1, 17)]
+    assert peaks[1] - peaks[0] <= 16 * 2.5 * MIB
+
+
+def test_a_thread_that_finds_no_room_is_an_oom(programs: Programs) -> None:
+    """Python's message does not name memory, of which nearly all was in use."""
+    result = programs.probe(f"{THREADS}held = torch.ones({LIMIT // 5})\nstart(100)\n{SETUP}{TRAINS}")
+    assert (result.outcome, result.details) == (Outcome.OOM, "can't start new thread"), result
+
+
+@pytest.mark.parametrize("place", ["in", "after"])
+def test_an_evaluation_without_memory_is_told_apart_from_training(programs: Programs, place: str) -> None:
     """The message does not claim that no forward pass was seen."""
-    evaluates = "with torch.no_grad(): wide(torch.randn(200, 64))\n"
-    result = programs.probe(SETUP + evaluates + TRAINS)
-    assert result.message == "asked for 800.00 MiB more in a forward pass without gradients, before training"
+    evaluates = {
+        "in": "with torch.no_grad(): wide(torch.randn(200, 64))\n",
+        "after": "with torch.no_grad(): wide(torch.randn(4, 64)); torch.ones(200 * 2**20)\n",
+    }
+    result = programs.probe(SETUP + evaluates[place] + TRAINS)
+    assert result.message == f"asked for 800.00 MiB more {place} a forward pass without gradients, before training"
 
 
 @pytest.mark.thorough

@@ -25,6 +25,13 @@ _LARGEST_CONTEXT = 2 * 1024**3
 _LARGEST_GROWTH = 512 * 1024**2
 """A context that grows by more in an update is another process's memory: by 240 to 340 MiB on an H100."""
 
+_THREAD_STACK = 2 * 1024**2
+"""Bytes of a thread's stack, instead of the 8 MiB of `ulimit -s`: those that glibc takes on x86-64 where the stack has
+no limit (`ARCH_STACK_DEFAULT_SIZE`)."""
+
+_LARGEST_ATTRIBUTES = 256
+"""More bytes than a `pthread_attr_t` has: 56 on x86-64, 64 on aarch64 (glibc's bits/pthreadtypes-arch.h)."""
+
 _HEAP_STEP = 2 * 1024**2
 """Bytes of a huge page, by which the C library's heap grows in a probe (`glibc.malloc.hugetlb=1`)."""
 
@@ -33,9 +40,14 @@ _EXECUTING = threading.Lock()
 
 
 class Baseline:
-    """The private memory of this process at the end of torch's import, from which budget and peaks count."""
+    """The private memory of this process at the end of torch's import, from which budget and peaks count.
+
+    Threads that start later have small stacks where the budget is the CPU's: a stack counts whole, and is hardly used.
+    """
 
     def __init__(self) -> None:
+        if os.environ.get("CUDA_VISIBLE_DEVICES") == "":
+            _use_small_stacks()
         self.start_bytes = _status_bytes("VmData")
         self.earlier_peak_bytes = 0
         """The peak above the start before this process was forked; the kernel's mark begins anew then."""
@@ -239,6 +251,20 @@ class CudaMemory:
             "limit_bytes": self._limits.get(index),
             "card": index,
         }
+
+
+def _use_small_stacks() -> None:
+    """Lower the size of the stacks of threads that choose none themselves. The main thread's stack stays as it is."""
+    libc = ctypes.CDLL(None)
+    if not hasattr(libc, "pthread_setattr_default_np"):
+        return
+    attributes, size = ctypes.create_string_buffer(_LARGEST_ATTRIBUTES), ctypes.c_size_t()
+    libc.pthread_getattr_default_np(attributes)
+    libc.pthread_attr_getstacksize(attributes, ctypes.byref(size))
+    if size.value > _THREAD_STACK:
+        libc.pthread_attr_setstacksize(attributes, ctypes.c_size_t(_THREAD_STACK))
+        libc.pthread_setattr_default_np(attributes)
+    libc.pthread_attr_destroy(attributes)
 
 
 def _start_idle_threads(count: int) -> None:
