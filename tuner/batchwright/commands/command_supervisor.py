@@ -265,7 +265,7 @@ class CommandProbe:
         began_at: begin of this probe.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - what a probe depends on
         self,
         request: ProbeRequest,
         spec: CommandSpec,

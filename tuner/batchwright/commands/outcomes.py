@@ -234,8 +234,8 @@ def _shortage(ended: EndedCommand, where: str) -> _Verdict:
     _, event = found
     message = str(event["message"]) or str(event["type"])
     rank = f" on rank {event['rank']}" if ended.figures.world_size > 1 or ended.reports.world_size > 1 else ""
-    if event.get("evaluates") and ended.phase is Phase.BUILD:
-        where = f"in a forward pass without gradients, {where}"
+    if event["evaluation"] is not None and ended.phase is Phase.BUILD:
+        where = f"{event['evaluation']} a forward pass without gradients, {where}"
     return Outcome.OOM, str(event["type"]), f"{shortage_in_words(message)}{rank} {where}", message
 
 

@@ -284,15 +284,17 @@ class ArmedProcess:
         self._check_variables()
         rank, _ = self._rank()
         fields = {"type": kind, "message": message, "where": where, "rank": rank}
-        self._report("oom", **fields, evaluates=self._evaluates(where), **self._memory.peaks())
+        self._report("oom", **fields, evaluation=self._evaluation(where), **self._memory.peaks())
 
-    def _evaluates(self, where: str) -> bool:
-        """Return whether an OOM comes from a call of a module without gradients."""
+    def _evaluation(self, where: str) -> str | None:
+        """Return whether an OOM came `in` or `after` a call of a module without gradients; none without any."""
         frame, call = sys._getframe(), self._torch.nn.Module._call_impl.__code__  # noqa: SLF001
         while where != "forward" and frame is not None:
             where = "forward" if frame.f_code is call else where
             frame = frame.f_back
-        return where == "forward" and not self._torch.is_grad_enabled()
+        if where == "forward" and not self._torch.is_grad_enabled():
+            return "in"
+        return "after" if self._evaluations.ran_without_gradients else None
 
     def _report_exit(self) -> None:
         """Report the peaks of a process that ends by itself, which show whether memory may be the reason."""
