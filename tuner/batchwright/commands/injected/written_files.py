@@ -33,8 +33,8 @@ _CACHES = (
 _CACHES_OF_USER = ("~/.cache", "~/.triton", "~/.nv", "~/.config/matplotlib")
 
 
-def watch(folder: str) -> None:
-    """Watch this process, and the ones that it forks, to their ends. A job is not watched.
+def watch(folder: str) -> bool:
+    """Watch this process, and the ones that it forks, to their ends. Return false in a job, which is not watched.
 
     Args:
         folder: the folder of the probe.
@@ -42,9 +42,9 @@ def watch(folder: str) -> None:
     try:
         settings = read_settings(folder)
     except OSError:  # the folder is gone: the probe has ended
-        return
+        return False
     if not settings["ends"]:
-        return
+        return False
     written = WrittenFiles(folder, settings["tuning_began_at"], settings["probe_began_at"])
     os.register_at_fork(after_in_child=written.forget)
     handlers = {
@@ -67,6 +67,7 @@ def watch(folder: str) -> None:
                 return
 
     sys.addaudithook(take)
+    return True
 
 
 def audit_torch(torch: Any) -> None:

@@ -92,14 +92,20 @@ class _Injection:
     def __init__(self) -> None:
         self._folder: str | None = None
         self._imported: Any = None
-        followed_by = {"torch": self._take, "safetensors": _load("written_files").audit_safetensors}
-        sys.meta_path.insert(0, _FollowedImports(followed_by))
+        self._is_watched = True
+        """Whether writers of files are observed; not in a job."""
+        sys.meta_path.insert(0, _FollowedImports({"torch": self._take, "safetensors": self._take_safetensors}))
 
     def _take(self, torch: ModuleType) -> None:
-        _load("written_files").audit_torch(torch)
+        if self._is_watched:
+            _load("written_files").audit_torch(torch)
         self._imported = _load("arming").ImportedTorch(torch)
         if self._folder:
             self._imported.arm(self._folder)
+
+    def _take_safetensors(self, safetensors: ModuleType) -> None:
+        if self._is_watched:
+            _load("written_files").audit_safetensors(safetensors)
 
     def before_fork(self) -> None:
         """Prepare for processes that are forked from this one, one for each probe."""
@@ -110,7 +116,7 @@ class _Injection:
         """Take the folder of the probe."""
         self._folder = folder
         _load("reporting").report_start(folder)
-        _load("written_files").watch(folder)
+        self._is_watched = _load("written_files").watch(folder)
         if self._imported is not None:
             self._imported.arm(folder)
 
