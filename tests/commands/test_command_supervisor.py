@@ -316,9 +316,9 @@ def test_an_evaluation_without_memory_is_told_apart_from_training(programs: Prog
 
 
 @pytest.mark.thorough
-def test_an_unknown_error_is_shown_with_the_peak_before_it(programs: Programs) -> None:
+def test_an_unknown_error_is_shown_with_the_peak_before_it(tmp_path: Path) -> None:
     """The peak shows whether memory may be the cause."""
-    result = programs.probe(SETUP + f"held = torch.ones({LIMIT // 5})\nraise KeyError('labels')", runs_plan=True)
+    result = probe(tmp_path, SETUP + f"held = torch.ones({LIMIT // 5})\nraise KeyError('labels')", runs_plan=True)
     assert result.outcome is Outcome.ERROR
     assert (result.share_of_limit or 0.0) > NEARLY_FULL
 

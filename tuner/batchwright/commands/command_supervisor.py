@@ -70,7 +70,7 @@ class CommandSupervisor:
         self._awaits_optimizers = True
         """Whether probes wait for optimizers that have not stepped; not after one that waited in vain."""
         self._began_at: float | None = None
-        """Begin of the first probe of the tuning, in seconds of the host's clock."""
+        """Begin of the first probe of the tuning, by the clock of files, which lags behind that of the host."""
         self._tight_plans: set[tuple[int, int]] = set()
         """Plans, as the sizes of micro-batch and update, that only a fresh process of the command can prove."""
 
@@ -259,7 +259,7 @@ class CommandProbe:
         device: the device.
         folder: an empty folder, for everything that the probe writes.
         awaits_optimizers: whether to wait for the steps of every optimizer that the program has.
-        began_at: begin of the first probe of the tuning, in seconds of the host's clock; this one by default.
+        began_at: begin of the first probe of the tuning, as `st_ctime` of its folder; this one by default.
 
     Attributes:
         began_at: begin of this probe.

@@ -7,6 +7,7 @@ import faulthandler
 import os
 import sys
 import time
+from types import FrameType
 from typing import Any
 from weakref import WeakSet
 
@@ -288,7 +289,8 @@ class ArmedProcess:
 
     def _evaluation(self, where: str) -> str | None:
         """Return whether an OOM came `in` or `after` a call of a module without gradients; none without any."""
-        frame, call = sys._getframe(), self._torch.nn.Module._call_impl.__code__  # noqa: SLF001
+        call = self._torch.nn.Module._call_impl.__code__  # noqa: SLF001
+        frame: FrameType | None = sys._getframe()  # noqa: SLF001
         while where != "forward" and frame is not None:
             where = "forward" if frame.f_code is call else where
             frame = frame.f_back

@@ -304,7 +304,7 @@ def start_children_without_limit() -> None:
     A compiler, a shell or a helper is no part of the training process. Python that imports torch sets its own limit.
     Forked processes that execute nothing are the matter of ``os.register_at_fork``.
     """
-    posix = import_module("_posixsubprocess")
+    posix: Any = import_module("_posixsubprocess")
     fork_exec = _without_limit(posix.fork_exec)
     posix.fork_exec = fork_exec
     if hasattr(subprocess, "_fork_exec"):  # the name of subprocess's own, from Python 3.11

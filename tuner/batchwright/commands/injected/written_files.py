@@ -22,8 +22,6 @@ _WRITING = os.O_WRONLY | os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_TRUNC
 _REPLACING = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
 _MOST_NAMED = 100
 """Files of a kind that a process names; of more it reports the count, ever more rarely."""
-_CLOCK_STEP = 0.1
-"""Seconds by which the time of a file may lag behind the clock: the kernel's step is a hundredth of a second."""
 _CACHES = (
     *("HF_HOME", "HF_HUB_CACHE", "HF_DATASETS_CACHE", "TRANSFORMERS_CACHE", "TORCH_HOME", "TORCH_EXTENSIONS_DIR"),
     *("TORCHINDUCTOR_CACHE_DIR", "TRITON_HOME", "TRITON_CACHE_DIR", "CUDA_CACHE_PATH", "NUMBA_CACHE_DIR"),
@@ -97,14 +95,14 @@ class WrittenFiles:
 
     Args:
         folder: the folder of the probe.
-        tuning_began_at: begin of the first probe, in seconds of the host's clock.
+        tuning_began_at: begin of the first probe, as `st_ctime` of a file that was made then.
         probe_began_at: begin of this probe.
     """
 
     def __init__(self, folder: str, tuning_began_at: float, probe_began_at: float) -> None:
         self._folder = folder
-        self._tuning_began_at = tuning_began_at - _CLOCK_STEP
-        self._probe_began_at = probe_began_at - _CLOCK_STEP
+        self._tuning_began_at = tuning_began_at
+        self._probe_began_at = probe_began_at
         self._outside = _folders_of_no_interest(folder)
         self._counts: dict[str, int] = {}
         self._found: dict[str, str] = {}
@@ -167,6 +165,8 @@ class WrittenFiles:
 
     def _take_existing(self, name: str | None, status: os.stat_result, how: str) -> None:
         """Take a change of an existing file by the time at which it was made or last changed."""
+        if name is None:
+            return
         earlier = self._found.get(name)
         if earlier == "changed" and how == "replaced":
             self._take(name, how)  # its time is that of the change
