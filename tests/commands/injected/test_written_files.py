@@ -72,6 +72,7 @@ def probe(tmp_path: Path) -> Probe:
         path.mkdir(parents=True)
     for name in ("last.pt", "log.txt", "runs/old"):
         (home / name).write_text("of the user")
+    (home / "latest").symlink_to("log.txt")
     return Probe(home, folder)
 
 
@@ -85,6 +86,7 @@ def probe(tmp_path: Path) -> Probe:
         ("import os; os.rename('last.pt', 'kept.pt')", "last.pt", "", "kept.pt"),
         ("import os; os.remove('last.pt')", "last.pt", "", ""),
         ("import os; os.truncate('last.pt', 0)", "last.pt", "", ""),
+        ("import os; os.remove('latest'); os.symlink('last.pt', 'latest')", "", "latest", "latest"),
         ("import shutil; shutil.rmtree('runs')", "runs/old", "", ""),
         ("import shutil; shutil.copy('log.txt', 'last.pt')", "last.pt", "", ""),
         (

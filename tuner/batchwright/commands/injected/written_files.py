@@ -25,10 +25,10 @@ _MOST_NAMED = 100
 _CACHES = (
     *("HF_HOME", "HF_HUB_CACHE", "HF_DATASETS_CACHE", "TRANSFORMERS_CACHE", "TORCH_HOME", "TORCH_EXTENSIONS_DIR"),
     *("TORCHINDUCTOR_CACHE_DIR", "TRITON_HOME", "TRITON_CACHE_DIR", "CUDA_CACHE_PATH", "NUMBA_CACHE_DIR"),
-    *("MPLCONFIGDIR", "PYTHONPYCACHEPREFIX", "XDG_CACHE_HOME"),
+    *("MPLCONFIGDIR", "PYTHONPYCACHEPREFIX", "XDG_CACHE_HOME", "XDG_CONFIG_HOME", "XDG_STATE_HOME"),
 )
-"""Variables that name folders of caches, which every run of a program fills."""
-_CACHES_OF_USER = ("~/.cache", "~/.triton", "~/.nv", "~/.config/matplotlib")
+"""Variables that name folders of caches and of tools' settings, which every run of a program writes."""
+_CACHES_OF_USER = ("~/.cache", "~/.triton", "~/.nv", "~/.config", "~/.local/state")
 
 
 def watch(folder: str) -> bool:
@@ -132,11 +132,11 @@ class WrittenFiles:
             self.opened(path, None, os.O_RDWR | os.O_CREAT)
 
     def removed(self, path: Any, folder: int) -> None:
-        """Take that a file is removed."""
+        """Take that a file is removed. A symbolic link, such as a tracker's `latest-run`, has no content to lose."""
         name = self._name(path, folder)
         status = _status(name)
         if status is not None:
-            self._take_existing(name, status, "replaced")
+            self._take_existing(name, status, "changed" if stat.S_ISLNK(status.st_mode) else "replaced")
 
     def renamed(self, source: Any, path: Any, source_folder: int, folder: int) -> None:
         """Take that a file or folder gets another name, under which another file may have been."""
@@ -185,7 +185,7 @@ class WrittenFiles:
 
 
 def _folders_of_no_interest(folder: str) -> tuple[str, ...]:
-    """The beginnings of paths that are the probe's own, the system's, or those of caches."""
+    """The beginnings of paths that are the probe's own, the system's, or those of caches and settings."""
     places = [folder, os.environ.get("TMPDIR", folder), "/dev", "/proc", "/sys"]
     places += [os.environ[name] for name in _CACHES if os.environ.get(name)]
     places += [os.path.expanduser(name) for name in _CACHES_OF_USER]
