@@ -24,6 +24,8 @@ BATCH = ("tune", "--effective-batch-size", "8", "--device", "cpu")
         ((*BATCH, "--env", "A=1"), "SPEC: is required"),
         ((*BATCH, "spec.yaml", "--env", "A=1"), "--env: is for a command after `--`"),
         ((*BATCH, "--env", "A", *SIZES), "--env: must be a name, `=` and a value"),
+        ((*BATCH, "--probe-env", "A", *SIZES), "--probe-env: must be a name, `=` and a value"),
+        ((*BATCH, "spec.yaml", "--allow-overwriting"), "--allow-overwriting: is for a command after `--`"),
         ((*BATCH, "--template", "a=none.yaml", *SIZES), "--template: cannot be read: No such file or directory"),
         ((*BATCH, "--", "python", "train.py"), "no placeholder `{micro_batch_size}`"),
         ((*BATCH, *SIZES[:2], "{micro_batch}"), "did you mean `{micro_batch_size}`?"),

@@ -234,9 +234,13 @@ def store(name: str, record: Record) -> None:
 
 
 def shape(record: Record) -> dict[str, Any]:
-    """The part of a record that every run has: how it ended, and its kinds of events with the types of their fields."""
+    """The part of a record that every run has: how it ended, and its kinds of events with the types of their fields.
+
+    The end of a process is left out, before which it may be killed.
+    """
     events: dict[str, dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
-    for event in [*record["events"], *({"event": "progress", **written} for written in record["progress"].values())]:
+    seen = [event for event in record["events"] if event["event"] != "exit"]
+    for event in [*seen, *({"event": "progress", **written} for written in record["progress"].values())]:
         for name, value in event.items():
             events[event["event"]][name].add(type(value).__name__)
     return {

@@ -15,7 +15,7 @@ from batchwright.errors import ProbeCancelledError
 from batchwright.hardware.inventory import cpu
 from batchwright.schemas.command import CommandSpec
 from batchwright.schemas.requests import ProbeRequest
-from batchwright.schemas.results import Outcome, Phase, ProbeResult
+from batchwright.schemas.results import NEARLY_FULL, Outcome, Phase, ProbeResult
 
 MIB = 1024**2
 LIMIT = 400 * MIB
@@ -218,6 +218,128 @@ def test_loaders_that_fork_are_outside_of_the_limit(programs: Programs) -> None:
     assert result.outcome is Outcome.FIT, result
     assert result.counted is not None
     assert result.counted.as_planned
+
+
+BIG_CHILD = "import subprocess, os\nbig = [sys.executable, '-S', '-c', f'bytearray({LIMIT})']\n".replace(
+    "{LIMIT}", str(LIMIT)
+)
+
+
+@pytest.mark.parametrize(
+    "executes",
+    ["subprocess.run(big, check=True)", "subprocess.run(big, close_fds=False)", "assert not os.system(line)"],
+)
+def test_programs_that_the_command_executes_have_no_limit(programs: Programs, executes: str) -> None:
+    """A compiler is no part of the training process, which has its limit again afterwards."""
+    code = BIG_CHILD + "import shlex; line = shlex.join(big)\n" + executes + SETUP + TRAINS
+    assert programs.probe(code).outcome is Outcome.FIT
+    assert programs.probe(code, 200).outcome is Outcome.OOM
+
+
+LOADER = "(Rows(), batch_size=size, num_workers=1, multiprocessing_context='START')"
+SPAWNED = """
+import torch
+class Rows(torch.utils.data.Dataset):
+    def __len__(self): return 400
+    def __getitem__(self, index):
+        torch.ones(2**27)
+        return torch.ones(64)
+if __name__ == "__main__":
+""" + (SETUP.replace("(torch.randn(4096, 64), batch_size=size)", LOADER) + TRAINS).replace("\n", "\n    ")
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("start", ["spawn", "forkserver"])
+def test_loaders_of_either_start_method_are_outside_of_the_limit(tmp_path: Path, start: str) -> None:
+    """Python 3.14 starts workers by forkserver; their memory is not the training process's."""
+    result = probe(tmp_path, SPAWNED.replace("START", start))
+    assert (result.outcome, result.phase) == (Outcome.FIT, Phase.DONE), result
+
+
+SPAWNED_RANK = """
+import torch
+def train(_):
+    import sys
+SETUP_AND_TRAINS
+if __name__ == "__main__":
+    torch.multiprocessing.spawn(train)
+""".replace("SETUP_AND_TRAINS", (SETUP + TRAINS).replace("\n", "\n    ").replace("(Wide, self)", "()"))
+
+
+@pytest.mark.thorough
+def test_a_spawned_process_that_trains_has_the_limit(tmp_path: Path) -> None:
+    """From its optimizer on, so that its first forward pass is held to it."""
+    assert probe(tmp_path, SPAWNED_RANK).outcome is Outcome.FIT
+    result = probe(tmp_path, SPAWNED_RANK, size=200)
+    assert (result.outcome, result.message) == (Outcome.OOM, "asked for 800.00 MiB more in the first update")
+
+
+LIFTS = "import resource; resource.setrlimit(resource.RLIMIT_DATA, (-1, -1))\n"
+
+
+def test_a_program_that_lifts_its_limit_is_judged_by_what_it_held(programs: Programs) -> None:
+    """It runs through, and its peak is above the limit."""
+    result = programs.probe(LIFTS + SETUP + TRAINS, 100)
+    assert (result.outcome, result.error_type) == (Outcome.OOM, "peak-above-limit"), result
+    assert result.message.startswith("held ")
+    assert programs.probe(LIFTS + SETUP + TRAINS).outcome is Outcome.FIT
+
+
+THREADS = """
+import threading
+def start(count):
+    for _ in range(count): threading.Thread(target=threading.Event().wait, daemon=True).start()
+"""
+
+
+def test_the_stack_of_a_thread_takes_little_of_the_limit(programs: Programs) -> None:
+    """A stack counts whole: 8 MiB each, which four loader workers and the threads of OpenMP have many of."""
+    peaks = [programs.probe(f"{THREADS}start({count}){SETUP}{TRAINS}").process_peak_bytes or 0 for count in (1, 17)]
+    assert peaks[1] - peaks[0] <= 16 * 2.5 * MIB
+
+
+def test_a_thread_that_finds_no_room_is_an_oom(programs: Programs) -> None:
+    """Python's message does not name memory, of which nearly all was in use."""
+    result = programs.probe(f"{THREADS}held = torch.ones({LIMIT // 5})\nstart(100)\n{SETUP}{TRAINS}")
+    assert (result.outcome, result.details) == (Outcome.OOM, "can't start new thread"), result
+
+
+@pytest.mark.parametrize("place", ["in", "after"])
+def test_an_evaluation_without_memory_is_told_apart_from_training(programs: Programs, place: str) -> None:
+    """The message does not claim that no forward pass was seen."""
+    evaluates = {
+        "in": "with torch.no_grad(): wide(torch.randn(200, 64))\n",
+        "after": "with torch.no_grad(): wide(torch.randn(4, 64)); torch.ones(200 * 2**20)\n",
+    }
+    result = programs.probe(SETUP + evaluates[place] + TRAINS)
+    assert result.message == f"asked for 800.00 MiB more {place} a forward pass without gradients, before training"
+
+
+@pytest.mark.thorough
+def test_an_unknown_error_is_shown_with_the_peak_before_it(tmp_path: Path) -> None:
+    """The peak shows whether memory may be the cause."""
+    result = probe(tmp_path, SETUP + f"held = torch.ones({LIMIT // 5})\nraise KeyError('labels')", runs_plan=True)
+    assert result.outcome is Outcome.ERROR
+    assert (result.share_of_limit or 0.0) > NEARLY_FULL
+
+
+SAVES = """
+torch.save(model.state_dict(), "PLACE/torch.pt")
+from safetensors.torch import save_model
+save_model(model, "PLACE/model.safetensors")
+"""
+
+
+def test_the_native_writers_of_torch_and_safetensors_are_seen(programs: Programs) -> None:
+    """The second probe overwrites what the first has made, which is no file of the user."""
+    code = SETUP + SAVES.replace("PLACE", str(programs.folder)) + TRAINS
+    names = (str(programs.folder / "torch.pt"), str(programs.folder / "model.safetensors"))
+    first, second = programs.probe(code).files, programs.probe(code).files
+    assert first is not None
+    assert second is not None
+    assert (first.made, second.remade) == (names, names)
+    assert not first.replaced
+    assert not second.replaced
 
 
 CHAINS = """

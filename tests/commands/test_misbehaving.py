@@ -241,7 +241,7 @@ def test_a_hang_before_the_first_pass_counts_as_loading(end: End) -> None:
     result = end("hangs-before-the-first-pass")
 
     assert (result.outcome, result.error_type) == (Outcome.TIMED_OUT, "loading-timed-out")
-    assert "within 30 s (loading_timeout_seconds); it was before the first forward pass" in result.message
+    assert "within 30 s (loading_timeout_seconds); it was before training" in result.message
 
 
 def test_a_hang_in_training_is_shown_with_its_stack(end: End) -> None:
@@ -255,9 +255,10 @@ def test_a_hang_in_training_is_shown_with_its_stack(end: End) -> None:
 
 
 def test_an_error_of_the_program_is_shown_as_it_printed_it(end: End) -> None:
-    """The message is its last line, and the traceback is there."""
+    """The message is its last line, and the traceback is there. The peak shows whether memory may be the cause."""
     result = end("raises")
 
     assert (result.outcome, result.error_type) == (Outcome.ERROR, "exit status 1")
     assert "no column is called `labels`" in result.message
     assert "in raises" in (result.traceback or "")
+    assert (result.process_peak_bytes or 0) > 0

@@ -55,10 +55,13 @@ def test_the_environment_has_the_figures(tmp_path: Path) -> None:
 
 
 def test_only_probes_have_their_arguments(tmp_path: Path) -> None:
-    """A job trains on all samples, not on the longest."""
-    longest = model("x", probe_arguments=("--longest",))
-    assert render(longest, FIGURES, tmp_path).argv == ("x", "--longest")
-    assert render(longest, FIGURES, tmp_path, for_probe=False).argv == ("x",)
+    """A job trains on all samples, not on the longest, and its tracker is on."""
+    longest = model("x", probe_arguments=("--longest",), probe_environment={"SIZE": "of {updates}", "TRACKER": "off"})
+    probe, job = render(longest, FIGURES, tmp_path), render(longest, FIGURES, tmp_path, for_probe=False)
+    assert probe.argv == ("x", "--longest")
+    assert (probe.environment["SIZE"], probe.environment["TRACKER"]) == (f"of {FIGURES.updates}", "off")
+    assert job.argv == ("x",)
+    assert (job.environment["SIZE"], job.environment.get("TRACKER")) == ("25", None)
 
 
 def test_a_program_that_is_not_there_is_found_before_any_probe() -> None:

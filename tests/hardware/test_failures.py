@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from batchwright.errors import OutOfMemoryError
-from batchwright.hardware.failures import FailureKind, classify_exception, shortage_in_words
+from batchwright.hardware.failures import FailureKind, classify_exception, printed_error, shortage_in_words
 
 OOM, SUSPECTED, INVALID, OTHER = (
     FailureKind.OUT_OF_MEMORY,
@@ -101,3 +101,35 @@ def test_our_own_error_is_not_classified_twice() -> None:
 def test_an_out_of_memory_error_is_summarised(message: str, words: str) -> None:
     """The summary has the size of the failed request, if the message has it."""
     assert shortage_in_words(message) == words
+
+
+_OF_A_RANK = "[rank1]: RuntimeError: [enforce fail at alloc_cpu.cpp:127] DefaultCPUAllocator: can't allocate memory"
+_OF_A_CONNECTION = "[rank0]: RuntimeError: [../gloo/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:20815"
+_OF_TORCHRUN = (
+    "Traceback (most recent call last):\ntorch.distributed.elastic.multiprocessing.errors.ChildFailedError: \n==="
+)
+_OF_ACCELERATE = "subprocess.CalledProcessError: Command '['python', 'train.py']' returned non-zero exit status 1."
+
+
+@pytest.mark.parametrize(
+    ("lines", "begins", "kind"),
+    [
+        ([_OF_A_RANK, _OF_A_CONNECTION, _OF_TORCHRUN], "RuntimeError: [enforce fail", OOM),
+        (["[default0]:[rank0]: numpy._core._exceptions._ArrayMemoryError: Unable", _OF_TORCHRUN], "numpy", OOM),
+        (["MemoryError", _OF_ACCELERATE], "MemoryError", OOM),
+        (["terminate called after throwing", "  what():  std::bad_alloc", "W1 sending signal"], "what()", OOM),
+        (["(TrainWorker pid=7) KeyError: 'labels'", _OF_ACCELERATE], "KeyError: 'labels'", OTHER),
+        (["1: RuntimeError: can't start new thread", _OF_TORCHRUN], "RuntimeError: can't start", SUSPECTED),
+        (["ValueError: CUDA out of memory is no excuse"], "ValueError", OTHER),
+        ([_OF_TORCHRUN], "torch.distributed.elastic", OTHER),
+        (["usage: train.py [--help]", "train.py: no such option"], "train.py: no such", OTHER),
+        ([], "", OTHER),
+    ],
+)
+def test_the_error_of_a_rank_comes_before_that_of_its_launcher(
+    lines: list[str], begins: str, kind: FailureKind
+) -> None:
+    """The launcher's own error is the last of the output and says nothing of the cause."""
+    line, found = printed_error("\n".join(lines))
+    assert line.startswith(begins)
+    assert found is kind

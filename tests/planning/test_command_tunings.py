@@ -23,6 +23,7 @@ from batchwright.schemas.results import (
     ProbeResult,
     SharedImports,
     UpdateTiming,
+    WrittenFiles,
 )
 from tests.support.factories import CPU, plan_of, probe_result
 
@@ -32,9 +33,8 @@ ARGV = ("python", "train.py", "{micro_batch_size}", "{gradient_accumulation_step
 
 def tuning(effective_batch_size: int = 200, *, argv: tuple[str, ...] = ARGV, ranks: int = 1, **fields: Any) -> Tuning:
     """The tuning of a command that has not begun."""
-    spec = CommandSpec.model_validate(
-        {"model": {"kind": "command", "argv": argv}, "parallelism": {"world_size": ranks}}
-    )
+    model = {"kind": "command", "argv": argv, **fields.pop("model", {})}
+    spec = CommandSpec.model_validate({"model": model, "parallelism": {"world_size": ranks}})
     request = TuningRequest(spec=spec, effective_batch_size=effective_batch_size, device="cpu", **fields)
     return Tuning(request, CPU, environment={}, versions={"torch": "2.13.0", "file train.py": "abc"})
 
@@ -173,6 +173,33 @@ def test_a_command_that_does_not_follow_its_figures_ends_the_tuning(*, in_plan_o
     with pytest.raises(TuningFailedError, match="planned were 2 of 25") as caught:
         course.recommendation(identifier="r", created_at=datetime(2026, 1, 1, tzinfo=UTC), total_seconds=1.0)
     assert caught.value.reason == "plan-not-followed"
+
+
+REPLACED = {"files": WrittenFiles(replaced=("last.pt",), made=("runs/1",), counts={"replaced": 1, "made": 1})}
+
+
+def test_a_probe_that_replaced_files_of_the_user_ends_the_tuning() -> None:
+    """Before the second probe, with the names and the remedies."""
+    course = tuning(200)
+    while (probe := course.next_probe()) is not None:
+        course.record(answer(probe, 37).model_copy(update=REPLACED))
+    assert len(course.probes) == 1
+    with pytest.raises(
+        TuningFailedError, match=r"it replaced or removed last\.pt; made runs/1\. .*--probe-env"
+    ) as caught:
+        course.recommendation(identifier="r", created_at=datetime(2026, 1, 1, tzinfo=UTC), total_seconds=1.0)
+    assert caught.value.reason == "overwrites-files"
+
+
+@pytest.mark.parametrize("batch", [1, 200], ids=["a single probe", "allowed"])
+def test_files_that_no_other_probe_replaces_are_a_warning(batch: int) -> None:
+    """Where the user has allowed it, or no probe follows."""
+    course = tuning(batch, model={"allow_overwriting": batch > 1})
+    while (probe := course.next_probe()) is not None:
+        course.record(answer(probe, 37).model_copy(update=REPLACED))
+    found = course.recommendation(identifier="r", created_at=datetime(2026, 1, 1, tzinfo=UTC), total_seconds=1.0)
+    (warning,) = [warning for warning in found.warnings if warning.code == "files-written"]
+    assert "they replaced or removed last.pt; made runs/1." in warning.message
 
 
 def test_ranks_that_do_not_divide_the_batch_are_refused_before_any_probe() -> None:

@@ -569,7 +569,7 @@ def test_a_fit_above_an_oom_is_reported_and_ignored() -> None:
 @pytest.mark.parametrize(
     ("outcome", "reason", "remedy"),
     [
-        (Outcome.ERROR, "workload-error", "fix the workload"),
+        (Outcome.ERROR, "workload-error", "Fix the workload"),
         (Outcome.TIMED_OUT, "probe-timed-out", "probe_timeout_seconds"),
     ],
 )
@@ -581,6 +581,18 @@ def test_a_failure_unrelated_to_the_size_ends_the_search(outcome: Outcome, reaso
     assert isinstance(course.verdict, Failure)
     assert course.verdict.reason == reason
     assert all(part in course.verdict.message for part in ("micro-batch 16", "KeyError: 'labels'", remedy))
+
+
+@pytest.mark.parametrize(
+    ("peak", "told"),
+    [(30, "30% of the limit was in use, so memory is hardly"), (90, "is not known: 90%"), (None, "Fix")],
+)
+def test_memory_is_ruled_out_as_the_cause_of_an_error_only_by_a_peak(peak: int | None, told: str) -> None:
+    """An error near the limit may have any cause."""
+    course = MicroBatchSearch(space())
+    course.tell(probe_result(16, Outcome.ERROR).model_copy(update={"process_peak_bytes": peak, "limit_bytes": 100}))
+    assert isinstance(course.verdict, Failure)
+    assert told in course.verdict.message
 
 
 @pytest.mark.parametrize(

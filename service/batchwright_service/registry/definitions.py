@@ -189,6 +189,10 @@ class CommandDefinition(Document):
     """Data-parallel ranks that the command starts."""
     probe_arguments: tuple[Argument, ...] = ()
     """Words that probes add at the end, and jobs do not."""
+    probe_environment: Environment = Field(default_factory=dict)
+    """Environment variables that probes add, and jobs do not."""
+    allow_overwriting: bool = False
+    """Whether a tuning goes on where a probe has replaced files that existed before."""
     probe_updates: Annotated[int, Field(ge=2, le=10_000)] = 2
     """Optimizer updates after which a probe ends."""
     samples_dimension: Annotated[int, Field(ge=0, le=63)] | None = None
@@ -252,7 +256,9 @@ class CommandDefinition(Document):
         }
         partial = {name for name, argument in self.arguments.items() if not argument.always_has_value}
         placement = Placement(selecting=selecting, free=free, partial=partial)
-        check_words(self.argv, self.probe_arguments, self.environment, placement)
+        of_probes = {f"probe_arguments.{number}": word for number, word in enumerate(self.probe_arguments)}
+        of_probes |= {f"probe_environment.{name}": text for name, text in self.probe_environment.items()}
+        check_words(self.argv, of_probes, self.environment, placement)
         check_files(self.files, self.arguments, placement)
         return self
 
@@ -262,6 +268,7 @@ class CommandDefinition(Document):
             *((f"argv.{number}", word) for number, group in enumerate(self.argv) for word in group),
             *((f"environment.{name}", text) for name, text in self.environment.items()),
             *((f"files.{name}", text) for name, text in self.files.items()),
+            *((f"probe_environment.{name}", text) for name, text in self.probe_environment.items()),
             *((f"probe_arguments.{number}", text) for number, text in enumerate(self.probe_arguments)),
         ]
 

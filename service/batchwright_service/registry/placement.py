@@ -60,9 +60,15 @@ def arguments_in(text: str) -> list[str]:
 
 
 def check_words(
-    argv: Sequence[Sequence[str]], probe_arguments: Sequence[str], environment: Mapping[str, str], placement: Placement
+    argv: Sequence[Sequence[str]], of_probes: Mapping[str, str], environment: Mapping[str, str], placement: Placement
 ) -> None:
     """Check the places of values in a command line and its environment.
+
+    Args:
+        argv: the words of the command line, in their groups.
+        of_probes: words and variables that only probes have, by their fields.
+        environment: the environment variables.
+        placement: the arguments, by what they may do.
 
     Raises:
         ValueError: naming the field and the remedy.
@@ -76,9 +82,9 @@ def check_words(
             _check_word(words, number, name, placement)
             if name in placement.free:
                 _check_names_no_program(words, number, name)
-    for number, word in enumerate(probe_arguments):
+    for field, word in of_probes.items():
         if arguments_in(word):
-            raise ValueError(f"`probe_arguments.{number}` has a value of a caller: only `argv` may have one")
+            raise ValueError(f"`{field}` has a value of a caller: only `argv` may have one")
     for variable, text in environment.items():
         free = [name for name in arguments_in(text) if name in placement.free]
         if free and _STEERS_INTERPRETER.fullmatch(variable):

@@ -222,6 +222,7 @@ class RegisteredCommands:
         words = [_word(word, definition, values) for group in groups for word in group]
         argv = tuple(word for word in words if word is not None)
         environment = {key: text for key, text in definition.environment.items() if has_values(text)}
+        of_probes = (*definition.probe_arguments, *definition.probe_environment.values())
         return CommandModel(
             kind="command",
             argv=argv,
@@ -229,8 +230,10 @@ class RegisteredCommands:
             arguments=dict(values),
             environment=environment,
             working_directory=str(self._folder / (definition.working_directory or "")),
-            files=_used_files(definition.files, [*argv, *environment.values(), *definition.probe_arguments]),
+            files=_used_files(definition.files, [*argv, *environment.values(), *of_probes]),
             probe_arguments=definition.probe_arguments,
+            probe_environment=definition.probe_environment,
+            allow_overwriting=definition.allow_overwriting,
             probe_updates=definition.probe_updates,
             samples_dimension=definition.samples_dimension,
             samples_per_unit=definition.samples_per_unit,

@@ -33,7 +33,7 @@ SHOWS = """
 import os, sys
 import sitecustomize
 print(os.path.basename(os.path.dirname(sitecustomize.__file__)))
-print(sum(type(finder).__name__ == "_TorchImport" for finder in sys.meta_path))
+print(sum(type(finder).__name__ in {"_TorchImport", "_FollowedImports"} for finder in sys.meta_path))
 """
 
 

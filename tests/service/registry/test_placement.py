@@ -85,6 +85,7 @@ def test_arguments_of_probes_have_no_value_of_a_caller() -> None:
     """They are flags of the operator."""
     argv = ["train", SIZE, "{argument:text}"]
     assert "`probe_arguments.0`" in message(argv=argv, probe_arguments=["--x={argument:text}"])
+    assert "`probe_environment.X`" in message(argv=argv, probe_environment={"X": "{argument:text}"})
 
 
 def test_a_boolean_that_selects_a_word_is_alone() -> None:

@@ -301,6 +301,8 @@ def test_another_command_line_is_refused(tmp_path: Path) -> None:
         {"environment": {"LD_PRELOAD": "x.so"}},
         {"working_directory": "/"},
         {"probe_arguments": ["--evil"]},
+        {"probe_environment": {"LD_PRELOAD": "x.so"}},
+        {"allow_overwriting": True},
         {"probe_updates": 5000},
         {"loading_timeout_seconds": 86400},
     ],

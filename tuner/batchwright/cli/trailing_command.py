@@ -58,6 +58,22 @@ class CommandOptions:
             "May be repeated.",
         ),
     ] = None
+    probe_env: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--probe-env",
+            metavar="NAME=VALUE",
+            help="Environment variable that probes add to the command and jobs do not, such as `WANDB_MODE=disabled`. "
+            "May be repeated.",
+        ),
+    ] = None
+    allow_overwriting: Annotated[
+        bool,
+        typer.Option(
+            "--allow-overwriting",
+            help="Go on where a probe of the command has replaced or removed files that existed before.",
+        ),
+    ] = False
     samples_dimension: Annotated[
         int | None,
         typer.Option(
@@ -149,6 +165,8 @@ def command_model(context: typer.Context, spec: Path | None, given: CommandOptio
         "kind": "command",
         "argv": argv,
         "environment": dict(_pair("--env", text) for text in given.env or ()) | variables,
+        "probe_environment": dict(_pair("--probe-env", text) for text in given.probe_env or ()),
+        "allow_overwriting": given.allow_overwriting,
         "files": {name: _template(path) for name, path in (_pair("--template", text) for text in given.template or ())},
         **{name: value for name, value in optional.items() if value is not None},
     }

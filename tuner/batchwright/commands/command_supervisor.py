@@ -46,7 +46,8 @@ _PASSES_WITHOUT_STEP = 64
 _UPDATES_WITHOUT_STEP = 8
 """Backward passes after which a command does not step: this many, and so many updates. A loss scaler that starts at
 2**16 skips fewer."""
-_OUTPUT_BYTES = 8000
+_OUTPUT_BYTES = 65536
+"""The end of the output, in which an error is looked for: a compiler's command line alone may take several pages."""
 _FORKED_SHARE, _FORKED_BYTES = 0.01, 4 * 1024**2
 """Difference that the peaks of a forked and of a fresh process may have: this share of the limit, and at least these
 bytes, because the heap grows in steps of 2 MiB. Those of the programs of `benchmarks/commands.py` differ by less."""
@@ -70,6 +71,8 @@ class CommandSupervisor:
         """Whether probes wait for optimizers that have not stepped; not after one that waited in vain."""
         self._why_fresh = ""
         """Why no process of that command is forked; empty while some are, and before the first probe of a search."""
+        self._began_at: float | None = None
+        """Begin of the first probe of the tuning, by the clock of files, which lags behind that of the host."""
         self._tight_plans: set[tuple[int, int]] = set()
         """Plans, as the sizes of micro-batch and update, that only a fresh process of the command can prove."""
 
@@ -119,7 +122,7 @@ class CommandSupervisor:
         """End the fork server. No other process outlives its probe. Idempotent."""
         with self._lock:
             self._end_server()
-            self._served = None
+            self._served = self._began_at = None
 
     def run(self, request: ProbeRequest, should_stop: Callable[[], bool] = lambda: False) -> ProbeResult:
         """Run one probe to its end. Nothing of the command is left running.
@@ -139,13 +142,13 @@ class CommandSupervisor:
 
         A forked process whose result proves nothing of a fresh one is followed by a fresh one. If that ends otherwise,
         nothing is forked any more. A fit that leaves too little room for a fresh process still counts in a search,
-        where it is no proof of a plan.
+        where it is no proof of a plan. No probe that replaced a file of the user is repeated.
         """
         if not isinstance(request.spec, CommandSpec):
             raise ProbeError("this supervisor runs commands only")
         forked, crashed = self._run_forked(request, request.spec, should_stop)
         if forked is not None:
-            if proves_fresh_start(forked):
+            if proves_fresh_start(forked) or _overwrites(forked, request.spec.model):
                 return forked, crashed
             if forked.outcome in {Outcome.FIT, Outcome.OOM} and not request.runs_plan:
                 self._tight_plans.add(_plan_of(request))
@@ -180,12 +183,20 @@ class CommandSupervisor:
     ) -> tuple[ProbeResult, bool]:
         with TemporaryFolder(parent) as folder:
             with translate_full_disk(folder):
-                probe = CommandProbe(request, spec, self.device, folder, awaits_optimizers=self._awaits_optimizers)
+                probe = CommandProbe(
+                    request,
+                    spec,
+                    self.device,
+                    folder,
+                    awaits_optimizers=self._awaits_optimizers,
+                    began_at=self._began_at,
+                )
+            self._began_at = self._began_at or probe.began_at
             ended = probe.run(start, should_stop)
             result = result_of(ended)
             if result.counted is not None and "optimizer-did-not-step" in result.counted.unseen:
                 self._awaits_optimizers = False
-            return result, ended.crashed
+            return result, ended.crashed and not _overwrites(result, spec.model)
 
     def _server_of(self, model: CommandModel, *, starts: bool) -> ForkServer | None:
         """The fork server of a command; none where it cannot have one, has lost it, or would have to start one."""
@@ -246,6 +257,11 @@ def _ends_alike(forked: ProbeResult, fresh: ProbeResult) -> bool:
     return (forked.outcome, forked.error_type, forked.message) == (fresh.outcome, fresh.error_type, fresh.message)
 
 
+def _overwrites(result: ProbeResult, model: CommandModel) -> bool:
+    """Return whether a probe replaced files of the user, who has not allowed that."""
+    return result.files is not None and bool(result.files.replaced) and not model.allow_overwriting
+
+
 def _without_plan(result: ProbeResult) -> ProbeResult:
     """The result of a probe of a search, which proves no plan."""
     counted = result.counted
@@ -270,9 +286,13 @@ class CommandProbe:
         device: the device.
         folder: an empty folder, for everything that the probe writes.
         awaits_optimizers: whether to wait for the steps of every optimizer that the program has.
+        began_at: begin of the first probe of the tuning, as `st_ctime` of its folder; this one by default.
+
+    Attributes:
+        began_at: begin of this probe.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - what a probe depends on
         self,
         request: ProbeRequest,
         spec: CommandSpec,
@@ -280,8 +300,11 @@ class CommandProbe:
         folder: Path,
         *,
         awaits_optimizers: bool = True,
+        began_at: float | None = None,
     ) -> None:
         self._awaits_optimizers = awaits_optimizers
+        self.began_at = folder.stat().st_ctime
+        self._tuning_began_at = began_at or self.began_at
         self._request, self._spec, self._device, self._folder = request, spec, device, folder
         updates = spec.model.probe_updates
         self._updates = max(updates, _TIMED_UPDATES) if request.measures_time else updates
@@ -317,6 +340,8 @@ class CommandProbe:
             "longest_first": self._spec.model.longest_first,
             "most_passes": self._most_passes,
             "ends": True,
+            "tuning_began_at": self._tuning_began_at,
+            "probe_began_at": self.began_at,
             "stacks_signal": STACKS_SIGNAL,
             "shortage_texts": shortage_texts(),
             "used_bytes": [self._cards[card].used_bytes for card in self._own_cards or self._cards],

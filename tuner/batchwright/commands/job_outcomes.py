@@ -6,10 +6,9 @@ import signal
 from dataclasses import dataclass
 
 from batchwright.commands.job_progress import JobReports
-from batchwright.commands.outcomes import last_error
 from batchwright.commands.reports import Event
 from batchwright.commands.templates import Figures
-from batchwright.hardware.failures import FailureKind, classify_message, shortage_in_words
+from batchwright.hardware.failures import FailureKind, printed_error, shortage_in_words
 from batchwright.schemas.recommendation import Recommendation
 from batchwright.schemas.training import CommandProgress, RunOutcome, TrainingResult
 from batchwright.system.process_exit import ExitKind, classify_exit
@@ -104,7 +103,7 @@ def _cause(ended: EndedJob) -> str:
 
 def _failed(ended: EndedJob, made: str) -> _Verdict:
     end = classify_exit(ended.exit_status or 0, ended.kernel_oom_kills)
-    last = last_error(ended.output)
+    last, _ = printed_error(ended.output)
     said = f": {last}" if last else ""
     if end.kind is ExitKind.KILLED:
         return RunOutcome.FAILED, end.cause, f"the command was ended from outside by {end.cause} after {made}"
@@ -117,8 +116,8 @@ def _shortage(ended: EndedJob) -> str | None:
         return "the kernel killed a process of the command for memory"
     if ended.reports.shortages:
         return _describe(ended.reports.shortages[-1])
-    last = last_error(ended.output)
-    if classify_message(last) is FailureKind.OUT_OF_MEMORY:
+    last, kind = printed_error(ended.output)
+    if kind is FailureKind.OUT_OF_MEMORY:
         return f"the command ran out of memory, by its output: {shortage_in_words(last)}"
     return None
 

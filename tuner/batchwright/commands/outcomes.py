@@ -11,11 +11,12 @@ from itertools import pairwise
 from batchwright.commands.counted_updates import judge_updates
 from batchwright.commands.reports import Event, ReportedProcess, Reports
 from batchwright.commands.templates import Figures
-from batchwright.hardware.failures import FailureKind, classify_message, shortage_in_words
+from batchwright.hardware.failures import FailureKind, classify_message, printed_error, shortage_in_words
 from batchwright.planning.accumulation import probe_window
 from batchwright.schemas.command import CommandModel
 from batchwright.schemas.requests import ProbeRequest
 from batchwright.schemas.results import (
+    NEARLY_FULL,
     PLAN_NOT_FOLLOWED,
     CountedUpdates,
     Outcome,
@@ -25,17 +26,17 @@ from batchwright.schemas.results import (
     UpdateTiming,
 )
 from batchwright.system.process_exit import ExitKind, ProcessExit
+from batchwright.units import format_bytes
 
 _MESSAGE_LENGTH = 2000
-_NEARLY_FULL = 0.8
-"""A suspicious error is an OOM when at least this share of the limit was in use, as for other probes."""
+_OUTPUT_LENGTH = 8000
 _KILLED = ("(SIGKILL)", "(SIGTERM)")
 _CRASHED = ("(SIGSEGV)", "(SIGBUS)", "(SIGABRT)", "(SIGILL)", "(SIGFPE)")
 """Signals of a rank in the output of torch's launcher, whose own exit status is 1."""
 
 _PHASES = {
     Phase.START: "before torch was imported",
-    Phase.BUILD: "before the first forward pass",
+    Phase.BUILD: "before training",
     Phase.WARMUP: "in the first update",
     Phase.MEASURE: "after the first update",
     Phase.DONE: "after the last update",
@@ -112,10 +113,14 @@ def is_shortage(event: Event) -> bool:
         case FailureKind.OUT_OF_MEMORY:
             return True
         case FailureKind.SUSPECTED_OUT_OF_MEMORY:
-            peak = event.get("reserved_bytes") or event.get("process_peak_bytes") or 0
-            return bool(event.get("limit_bytes")) and peak >= _NEARLY_FULL * event["limit_bytes"]
+            return bool(event.get("limit_bytes")) and _peak_of(event) >= NEARLY_FULL * event["limit_bytes"]
         case _:
             return False
+
+
+def _peak_of(event: Event) -> int:
+    """The peak of the memory that the limit bounds, in bytes."""
+    return int(event.get("reserved_bytes") or event.get("process_peak_bytes") or 0)
 
 
 def result_of(ended: EndedCommand) -> ProbeResult:
@@ -140,6 +145,7 @@ def result_of(ended: EndedCommand) -> ProbeResult:
         forked=ended.forked,
         timing=_timing(ended) if outcome is Outcome.FIT else None,
         counted=counted,
+        files=ended.reports.files,
     )
 
 
@@ -154,11 +160,8 @@ def _outcome(ended: EndedCommand, counted: CountedUpdates | None) -> _Verdict:  
     match ended.ending:
         case Ending.SHORTAGE:
             return _shortage(ended, where)
-        case Ending.FINISHED if counted is not None and counted.as_planned is False:
-            return Outcome.ERROR, PLAN_NOT_FOLLOWED, f"{counted.statement}", None
         case Ending.FINISHED:
-            made = f"{_made_updates(ended)} ran within the limit"
-            return Outcome.FIT, None, f"{made}: {counted.statement}" if counted else made, None
+            return _finished(ended, counted)
         case Ending.NEVER_STEPS:
             message = (
                 f"{reports.waiting_passes} backward passes were counted without a step of a torch.optim.Optimizer, "
@@ -190,6 +193,32 @@ def _outcome(ended: EndedCommand, counted: CountedUpdates | None) -> _Verdict:  
             return _ended_by_itself(ended, where)
 
 
+def _finished(ended: EndedCommand, counted: CountedUpdates | None) -> _Verdict:
+    if counted is not None and counted.as_planned is False:
+        return Outcome.ERROR, PLAN_NOT_FOLLOWED, f"{counted.statement}", None
+    if (excess := _excess(ended)) is not None:
+        return Outcome.OOM, "peak-above-limit", excess, None
+    made = f"{_made_updates(ended)} ran within the limit"
+    return Outcome.FIT, None, f"{made}: {counted.statement}" if counted else made, None
+
+
+def _excess(ended: EndedCommand) -> str | None:
+    """Describe a measured peak above the limit; None where every rank stayed within it.
+
+    The limit holds in a process that trains from its start on, and has no such peak. The program may lift it, and a
+    process that a program starts for its own ends has it from the first sign of training on.
+    """
+    for process in ended.reports.finished:
+        done = process.done or {}
+        peak, limit = _peak_of(done), done.get("limit_bytes")
+        if limit is not None and peak > limit:
+            return (
+                f"held {format_bytes(peak)}, above the limit of {format_bytes(limit)}, which the program lifted or its "
+                "process did not have from the start"
+            )
+    return None
+
+
 def _made_updates(ended: EndedCommand) -> str:
     """Name the updates that every rank made, of which the last may only have begun."""
     whole = min(len(process.updates) for process in ended.reports.finished)
@@ -205,6 +234,8 @@ def _shortage(ended: EndedCommand, where: str) -> _Verdict:
     _, event = found
     message = str(event["message"]) or str(event["type"])
     rank = f" on rank {event['rank']}" if ended.figures.world_size > 1 or ended.reports.world_size > 1 else ""
+    if event["evaluation"] is not None and ended.phase is Phase.BUILD:
+        where = f"{event['evaluation']} a forward pass without gradients, {where}"
     return Outcome.OOM, str(event["type"]), f"{shortage_in_words(message)}{rank} {where}", message
 
 
@@ -224,10 +255,12 @@ def _ended_by_itself(ended: EndedCommand, where: str) -> _Verdict:
 
 def _failed(ended: EndedCommand, where: str, cause: str) -> _Verdict:
     """The verdict on a command that failed: its output may say why."""
-    last = last_error(ended.output)
-    match classify_message(last):
+    last, kind = printed_error(ended.output)
+    match kind:
         case FailureKind.OUT_OF_MEMORY:
             return Outcome.OOM, cause, f"{shortage_in_words(last)} {where}, by its output", last
+        case FailureKind.SUSPECTED_OUT_OF_MEMORY if _is_nearly_full(ended):
+            return Outcome.OOM, cause, f"ended with {cause} {where} near the limit: {last}", last
         case FailureKind.INVALID_SIZE:
             return Outcome.INVALID_SIZE, cause, f"the size is illegal for a kernel, {where}: {last}", None
     if not ended.crashed and any(name in ended.output for name in _KILLED):
@@ -237,11 +270,10 @@ def _failed(ended: EndedCommand, where: str, cause: str) -> _Verdict:
     return Outcome.ERROR, cause, f"ended with {cause} {where}: {last}" if last else f"ended with {cause} {where}", None
 
 
-def last_error(output: str) -> str:
-    """The last line of the output that looks like an exception, else its last line."""
-    lines = [line.strip() for line in output.splitlines() if line.strip()]
-    errors = [line for line in lines if "Error" in line.partition(":")[0] or "bad_alloc" in line]
-    return (errors or lines or [""])[-1]
+def _is_nearly_full(ended: EndedCommand) -> bool:
+    """Return whether a process held nearly all of the limit when it ended."""
+    ends = [process.exit for process in ended.reports.processes if process.exit and process.exit.get("limit_bytes")]
+    return any(_peak_of(event) >= NEARLY_FULL * event["limit_bytes"] for event in ends)
 
 
 def _ended_early(ended: EndedCommand) -> tuple[str, str]:  # noqa: PLR0911 - one per way to end
@@ -278,19 +310,21 @@ def _not_reached(ended: EndedCommand, cause: str) -> tuple[str, str]:
 
 def _traceback(ended: EndedCommand, outcome: Outcome) -> str | None:
     if outcome is Outcome.TIMED_OUT:
-        return "\n".join(part for part in (ended.stacks, ended.output) if part) or None
+        return "\n".join(part for part in (ended.stacks, ended.output[-_OUTPUT_LENGTH:]) if part) or None
     if outcome in {Outcome.ERROR, Outcome.LOST} and ended.ending is not Ending.FINISHED:
-        return ended.output or None
+        return ended.output[-_OUTPUT_LENGTH:] or None
     return None
 
 
 def _peaks(ended: EndedCommand) -> dict[str, int | None]:
     """The peaks of the rank with the most memory."""
     done = [process.done for process in ended.reports.finished if process.done]
-    events: list[Event] = done or [event for process in ended.reports.processes for event in process.shortages]
+    shortages = [event for process in ended.reports.processes for event in process.shortages]
+    ends = [process.exit for process in ended.reports.processes if process.exit]
+    events: list[Event] = done or shortages or ends
     if not events:
         return {"limit_bytes": ended.request.limit_bytes}
-    held = max(events, key=lambda event: event.get("reserved_bytes") or event.get("process_peak_bytes") or 0)
+    held = max(events, key=_peak_of)
     return {
         "peak_allocated_bytes": held.get("allocated_bytes"),
         "peak_reserved_bytes": held.get("reserved_bytes"),

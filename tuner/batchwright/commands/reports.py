@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from batchwright.schemas.results import MOST_NAMED_FILES, WrittenFiles
+
 Event = dict[str, Any]
 
 
@@ -27,6 +29,8 @@ class ReportedProcess:
         updates: its updates, in order.
         done: its last report, after the wanted updates.
         shortages: what may be OOMs, in order.
+        files: what it did to files outside of the probe's folders, in order.
+        exit: its report at its own end, if it ended by itself after it had begun to train.
     """
 
     pid: int
@@ -40,6 +44,8 @@ class ReportedProcess:
     updates: list[Event] = field(default_factory=list)
     done: Event | None = None
     shortages: list[Event] = field(default_factory=list)
+    files: list[Event] = field(default_factory=list)
+    exit: Event | None = None
 
     def take(self, event: Event) -> None:
         """Take an event of this process."""
@@ -59,8 +65,10 @@ class ReportedProcess:
                 self.waiting_passes = 0
             case "oom":
                 self.shortages.append(event)
-            case "done":
-                self.done = event
+            case "file":
+                self.files.append(event)
+            case "done" | "exit" as last:
+                setattr(self, last, event)
 
     @property
     def rank(self) -> int:
@@ -136,6 +144,25 @@ class Reports:
         """The first OOM of any process."""
         found = [(process, event) for process in self.processes for event in process.shortages]
         return min(found, key=lambda each: each[1]["at"], default=None)
+
+    @property
+    def files(self) -> WrittenFiles | None:
+        """What the processes did to files outside of the probe's folders; none where nothing was seen.
+
+        What one process made, another may change.
+        """
+        names: dict[str, list[str]] = {}
+        counts: dict[str, int] = {}
+        for process in self.processes:
+            for event in process.files:
+                names.setdefault(event["how"], []).append(event["path"])
+            for how in {event["how"] for event in process.files}:
+                counts[how] = counts.get(how, 0) + max(each["count"] for each in process.files if each["how"] == how)
+        if not counts:
+            return None
+        return WrittenFiles(
+            **{how: tuple(dict.fromkeys(found))[:MOST_NAMED_FILES] for how, found in names.items()}, counts=counts
+        )
 
     @property
     def forward_at(self) -> float | None:

@@ -89,7 +89,7 @@ def render(model: CommandModel, figures: Figures, folder: Path, *, for_probe: bo
         model: the command.
         figures: the figures that replace the placeholders.
         folder: the folder for the configuration files, and for what the command writes to its output folder.
-        for_probe: whether to add the arguments that only probes have.
+        for_probe: whether to add the arguments and variables that only probes have.
     """
     files = {name: folder / "files" / name for name in model.files}
     values = {
@@ -103,7 +103,8 @@ def render(model: CommandModel, figures: Figures, folder: Path, *, for_probe: bo
     quoted = values | model.argument_texts(quoted=True)
     values |= model.argument_texts()
     argv = (*model.argv, *(model.probe_arguments if for_probe else ()))
-    named = {name: replace_placeholders(text, values) for name, text in model.environment.items()}
+    variables = {**model.environment, **(model.probe_environment if for_probe else {})}
+    named = {name: replace_placeholders(text, values) for name, text in variables.items()}
     return RenderedCommand(
         argv=tuple(replace_placeholders(argument, values) for argument in argv),
         environment={**figures.environment(), **named},

@@ -37,13 +37,14 @@ def verify(
         DeviceError: when this host lacks the device of the recommendation.
     """
     size = _repeated_size(plan)
+    share = size * plan.gradient_accumulation_steps
     request = recommendation.request
     device = find_device(recommendation.device.id)
     limit = recommendation.headroom.limit_bytes if recommendation.headroom else request.memory_limit_bytes
     probe = ProbeRequest(
         spec=CommandSpec(model=command, parallelism=RanksSpec(world_size=plan.world_size)),
         micro_batch_size=size,
-        samples_per_window=size * plan.gradient_accumulation_steps,
+        samples_per_window=share,
         device=device.id,
         limit_bytes=None if limit is None else int(limit * (1.0 - request.memory_margin)),
         memory_margin=request.memory_margin,
@@ -53,7 +54,7 @@ def verify(
     with CommandSupervisor(device) as supervisor:
         supervisor.check_model(command)
         result = supervisor.run(probe)
-    counted = judge_over_sizes(result, recommendation.evidence.probes) if result.outcome is Outcome.FIT else None
+    counted = judge_over_sizes(result, recommendation.evidence.probes, share) if result.outcome is Outcome.FIT else None
     if counted is not None:
         message = f"{result.message.partition(': ')[0]}: {counted.statement}"
         result = result.model_copy(update={"counted": counted, "message": message})

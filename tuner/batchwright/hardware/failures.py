@@ -9,6 +9,7 @@ error, never an OOM by guess.
 
 from __future__ import annotations
 
+import builtins
 import re
 from enum import Enum
 
@@ -53,6 +54,9 @@ _SUSPICIOUS_MESSAGES = (
     "could not execute a primitive",  # as above, for memory that it allocates late
     "could not create a memory",  # as above
     "CUBLAS_STATUS_NOT_INITIALIZED",  # a handle that found no room for its workspace
+    "can't start new thread",  # Python's threading, where the stack of a thread finds no room, or the host has no more
+    "Thread creation failed",  # as above, of libgomp
+    "pthread_create failed",  # as above, of OpenBLAS
 )
 
 _INVALID_SIZE_MESSAGES = (
@@ -118,6 +122,41 @@ def classify_message(message: str) -> FailureKind:
     return next(
         (kind for kind, texts in tables if any(text.lower() in message.lower() for text in texts)), FailureKind.OTHER
     )
+
+
+_PREFIX = re.compile(r"^(?:\[[^\]]*\](?:<\w+>)?:?\s*|\(\S+ pid=[^)]*\)\s*|\d+:\s+)+")
+"""What launchers write before the lines of a rank: `[rank0]: `, `[default0]:`, `[1,0]<stderr>:`, `(Worker pid=7) `,
+`0: `."""
+_ERROR_CLASS = re.compile(r"^[\w.]*(?:Error|Exception|bad_alloc)\b|bad_alloc")
+_ERRORS_OF_LAUNCHERS = ("ChildFailedError", "CalledProcessError", "ProcessExitedException", "ProcessRaisedException")
+"""Errors by which a launcher says that a process of it failed, after that process's own error."""
+
+
+def printed_error(output: str) -> tuple[str, FailureKind]:
+    """Find the error that explains a failed process in its output, and classify it.
+
+    An OOM comes first, because the other ranks fail at the connections to the one that ran out of memory. Then come the
+    last error of a rank, the last error of a launcher, and the last line.
+    """
+    lines = [_PREFIX.sub("", line.strip()) for line in output.splitlines() if line.strip()]
+    errors = [line for line in lines if _ERROR_CLASS.search(line)]
+    shortages = [line for line in errors if _classify_line(line) is FailureKind.OUT_OF_MEMORY]
+    of_ranks = [line for line in errors if not _names_class(line, _ERRORS_OF_LAUNCHERS)]
+    line = next((found[-1] for found in (shortages[:1], of_ranks, errors, lines) if found), "")
+    return line, _classify_line(line)
+
+
+def _classify_line(line: str) -> FailureKind:
+    """Classify an exception as Python prints it, by the rules of ``_classify_one``: its class, and then its message."""
+    if _names_class(line, ("MemoryError", "OutOfMemoryError")):
+        return FailureKind.OUT_OF_MEMORY
+    kind = getattr(builtins, line.partition(":")[0], None)
+    is_other = isinstance(kind, type) and not issubclass(kind, (RuntimeError, OSError))
+    return FailureKind.OTHER if is_other else classify_message(line)
+
+
+def _names_class(line: str, endings: tuple[str, ...]) -> bool:
+    return line.partition(":")[0].endswith(endings)
 
 
 _REQUESTED = (

@@ -28,7 +28,7 @@ from batchwright.schemas.recommendation import (
     WhatIf,
 )
 from batchwright.schemas.requests import TuningRequest
-from batchwright.schemas.results import DeviceInfo, ExpectedPeaks, Outcome, ProbeResult
+from batchwright.schemas.results import DeviceInfo, ExpectedPeaks, Outcome, ProbeResult, WrittenFiles
 from batchwright.units import format_bytes
 
 _SHARED_DEVICE_BYTES = 64 * 1024**2
@@ -304,7 +304,20 @@ def _warnings(finished: FinishedTuning) -> list[Advice]:
     found += _warnings_of_coupling(finished)
     found += _warnings_of_parallelism(finished.request, finished.probes)
     found += _few_divisors(finished)
-    return found + _warnings_of_command(finished)
+    return found + _warnings_of_command(finished) + _warnings_of_files(finished.probes)
+
+
+def _warnings_of_files(probes: Sequence[ProbeResult]) -> list[Advice]:
+    """Name the files that probes of a command wrote outside of their folders."""
+    files = WrittenFiles.of_all([probe.files for probe in probes if probe.files is not None])
+    if not files.counts:
+        return []
+    message = (
+        f"The probes wrote outside of their own folders: they {files.in_words}. Have the command write to "
+        "`{output_dir}`, or give probes an argument or a variable of their own (`probe_arguments`, "
+        "`probe_environment`) with which it writes nothing."
+    )
+    return [Advice(code="files-written", message=message)]
 
 
 def _warnings_of_command(finished: FinishedTuning) -> list[Advice]:

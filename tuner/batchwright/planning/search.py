@@ -42,7 +42,7 @@ from batchwright.planning.posterior import (
 from batchwright.planning.search_space import SearchSpace
 from batchwright.schemas.recommendation import Proof
 from batchwright.schemas.residuals import EstimateCorrection
-from batchwright.schemas.results import ExpectedPeaks, Outcome, Phase, ProbeResult
+from batchwright.schemas.results import NEARLY_FULL, ExpectedPeaks, Outcome, Phase, ProbeResult
 
 
 @dataclass(frozen=True)
@@ -389,7 +389,7 @@ _INCONCLUSIVE_STOPS: dict[Outcome, tuple[Literal["timeout", "error", "lost"], st
     ),
     Outcome.ERROR: (
         "error",
-        "failed for another reason than memory",
+        "failed with an error",
         "Look at its error, and tune again to try larger sizes.",
     ),
     Outcome.LOST: (
@@ -401,7 +401,7 @@ _INCONCLUSIVE_STOPS: dict[Outcome, tuple[Literal["timeout", "error", "lost"], st
 """Reasons to stop at an inconclusive probe: the word in the proof, the event, and the remedy."""
 
 _REMEDIES = {
-    Outcome.ERROR: ("workload-error", "failed", "Memory is not the cause: fix the workload, then tune again."),
+    Outcome.ERROR: ("workload-error", "failed", ""),
     Outcome.TIMED_OUT: (
         "probe-timed-out",
         "did not end within its time",
@@ -422,6 +422,20 @@ def _may_depend_on_size(result: ProbeResult) -> bool:
 
 def _failure(result: ProbeResult) -> Failure:
     reason, event, remedy = _REMEDIES[result.outcome]
+    remedy = remedy or _remedy_of_error(result)
     message = ": ".join(part for part in (result.error_type, result.message) if part) or "it left no message"
     where = f"in phase {result.phase} after {result.seconds.total:.0f} s"
     return Failure(reason, f"The probe of micro-batch {result.micro_batch_size} {event} {where}: {message}. {remedy}")
+
+
+def _remedy_of_error(result: ProbeResult) -> str:
+    """Say what the peak shows of the cause of an error, and what to do."""
+    share = result.share_of_limit
+    if share is None:
+        return "Fix the workload, then tune again."
+    if share < NEARLY_FULL:
+        return f"At most {share:.0%} of the limit was in use, so memory is hardly the cause: fix the workload."
+    return (
+        f"Whether memory is the cause is not known: {share:.0%} of the limit was in use. Tune with a larger memory "
+        "limit to see whether the error remains, or fix the workload."
+    )

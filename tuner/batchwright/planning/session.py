@@ -227,10 +227,12 @@ class Tuning:
 
         First come the sizes of the search, then the baseline's, then the plans to time, and last the recommended plan,
         unless a fit was at least as demanding (``batchwright.planning.proofs.plan_proof``). A command that does not
-        train as planned ends the tuning.
+        train as planned, or that replaces files of the user, ends the tuning.
         """
-        if self._misled is not None or self._stopped_at is not None:
-            return None
+        is_over = self._misled is not None or self._stopped_at is not None or self._overwriting is not None
+        return None if is_over else self._following_probe()
+
+    def _following_probe(self) -> ProbeRequest | None:
         if self._whole_batch is not None:
             over = self._whole_batch.failed(self._probes) or self._search.verdict is not None
             return None if over else self._request(self._share)
@@ -307,12 +309,20 @@ class Tuning:
     def _misled(self) -> ProbeResult | None:
         """The probe of a command that did not train by its figures; none where all did."""
         for probe in self._probes:
-            judged = judge_over_sizes(probe, self._probes) if probe.outcome is Outcome.FIT else None
+            judged = judge_over_sizes(probe, self._probes, self._share) if probe.outcome is Outcome.FIT else None
             if judged is not None and judged.as_planned is False:
                 return probe.model_copy(update={"message": judged.statement})
             if probe.error_type == PLAN_NOT_FOLLOWED:
                 return probe
         return None
+
+    @property
+    def _overwriting(self) -> ProbeResult | None:
+        """The probe of a command that replaced files of the user, who has not allowed that; none where none did."""
+        command = self.request.command
+        if command is None or command.model.allow_overwriting:
+            return None
+        return next((probe for probe in self._probes if probe.files is not None and probe.files.replaced), None)
 
     def _size_to_confirm(self) -> int | None:
         """The size of the stored recommendation, until a probe has shown whether it still fits."""
@@ -484,6 +494,8 @@ class Tuning:
                 "batch: check the arguments that set its batch size and accumulation, and what its framework "
                 "multiplies them by",
             )
+        if self._overwriting is not None and self._stopped_at is None and self._following_probe() is not None:
+            raise TuningFailedError("overwrites-files", _remedy_of_overwriting(self._overwriting))
         if self._whole_batch is not None:
             self._whole_batch.require_fit(self._probes)
         proof = self.proof_of_search()
@@ -514,3 +526,14 @@ class Tuning:
             created_at=created_at,
             total_seconds=total_seconds,
         )
+
+
+def _remedy_of_overwriting(probe: ProbeResult) -> str:
+    done = probe.files.in_words if probe.files is not None else ""
+    return (
+        f"The probe of micro-batch {probe.micro_batch_size} wrote over files that existed before: it {done}. Every "
+        "probe may do so, and a program that resumes from such a file goes on from the probe before. Have the command "
+        "write to `{output_dir}`, a folder of each probe's own; or give probes alone an argument (`--probe-argument`) "
+        "or a variable (`--probe-env NAME=VALUE`) with which it writes nothing, or elsewhere; or go on all the same "
+        "with `--allow-overwriting`"
+    )

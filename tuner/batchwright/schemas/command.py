@@ -122,6 +122,12 @@ class CommandModel(Document):
     probe_arguments: tuple[Argument, ...] = ()
     """Arguments that probes add at the end, and jobs do not: for example a flag of the program that selects the longest
     samples."""
+    probe_environment: Environment = Field(default_factory=dict)
+    """Environment variables that probes add to `environment`, and jobs do not: for example one that turns a tracker of
+    experiments off. Values may have placeholders."""
+    allow_overwriting: bool = False
+    """Go on where a probe has replaced or removed files that existed before the tuning. Otherwise the tuning ends after
+    the first such probe, with the names of the files."""
     probe_updates: Annotated[int, Field(ge=2, le=10_000)] = 2
     """Optimizer updates after which a probe ends. More updates see more of the data's lengths."""
     samples_dimension: Annotated[int, Field(ge=0, le=63)] | None = None
@@ -163,6 +169,7 @@ class CommandModel(Document):
         yield from ((f"argv.{number}", text) for number, text in enumerate(self.argv))
         yield from ((f"environment.{name}", text) for name, text in self.environment.items())
         yield from ((f"files.{name}", text) for name, text in self.files.items())
+        yield from ((f"probe_environment.{name}", text) for name, text in self.probe_environment.items())
         yield from ((f"probe_arguments.{number}", text) for number, text in enumerate(self.probe_arguments))
 
     @property

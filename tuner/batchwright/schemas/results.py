@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Sequence
 from enum import StrEnum
 from typing import Annotated, Literal
 
@@ -14,6 +15,9 @@ from batchwright.schemas.residuals import EstimateCorrection
 
 PLAN_NOT_FOLLOWED = "plan-not-followed"
 """``ProbeResult.error_type`` where a command does not train by the figures of its plan."""
+
+NEARLY_FULL = 0.8
+"""Share of the limit from which on memory may be the cause of an error that does not name its cause. A choice."""
 
 
 class Outcome(StrEnum):
@@ -158,6 +162,59 @@ class SharedImports(Document):
     """Why they ended there, or why no process was forked."""
 
 
+MOST_NAMED_FILES = 20
+"""Files of each kind that a result names."""
+
+_KINDS_OF_FILES = {
+    "replaced": "replaced or removed",
+    "changed": "changed or appended to",
+    "made": "made",
+    "remade": "wrote again, after an earlier probe,",
+}
+
+
+class WrittenFiles(Document):
+    """What the processes of a command did to files outside of the folders of their probe and of caches.
+
+    Writers of Python itself, of torch and of safetensors are seen; other native code and other programs are not.
+    """
+
+    replaced: tuple[str, ...] = ()
+    """Files from before the tuning that were replaced, emptied, moved or removed."""
+    changed: tuple[str, ...] = ()
+    """Files from before the tuning that were opened to append to them or to change them."""
+    remade: tuple[str, ...] = ()
+    """Files of earlier probes of the tuning that this probe replaced, changed or removed."""
+    made: tuple[str, ...] = ()
+    """Files that did not exist."""
+    counts: dict[str, PositiveInt] = Field(default_factory=dict)
+    """Number of the files of each kind, of which the first are named."""
+
+    @classmethod
+    def of_all(cls, probes: Sequence[WrittenFiles]) -> WrittenFiles:
+        """What the probes of a tuning did together: each file once, by the first kind that applies."""
+        names: dict[str, tuple[str, ...]] = {}
+        counts: dict[str, int] = {}
+        for kind in _KINDS_OF_FILES:
+            listed = {path for earlier in names.values() for path in earlier}
+            found = [path for probe in probes for path in getattr(probe, kind) if path not in listed]
+            names[kind] = tuple(dict.fromkeys(found))[:MOST_NAMED_FILES]
+            if found:
+                counts[kind] = max(len(names[kind]), *(probe.counts.get(kind, 0) for probe in probes))
+        return cls(**names, counts=counts)
+
+    @property
+    def in_words(self) -> str:
+        """The files of each kind in a sentence without a subject, those of the user first."""
+        parts = []
+        for kind, verb in _KINDS_OF_FILES.items():
+            names: tuple[str, ...] = getattr(self, kind)
+            more = self.counts.get(kind, 0) - len(names)
+            if names:
+                parts.append(f"{verb} {', '.join(names)}{f' and {more} more' if more > 0 else ''}")
+        return "; ".join(parts)
+
+
 class RankResult(Document):
     """The result of one rank of a probe that ran several."""
 
@@ -232,6 +289,8 @@ class ProbeResult(Document):
     started to repeat a forked one, or to run the plan."""
     counted: CountedUpdates | None = None
     """Figures counted inside the processes of a command; none for other probes, and before a first update."""
+    files: WrittenFiles | None = None
+    """What a command did to files outside of the probe's folders; none where it did nothing, and for other probes."""
 
     @property
     def runs_plan(self) -> bool:
@@ -249,6 +308,12 @@ class ProbeResult(Document):
         if self.peak_reserved_bytes is not None:
             return self.peak_reserved_bytes + (self.context_bytes or 0)
         return self.process_peak_bytes
+
+    @property
+    def share_of_limit(self) -> float | None:
+        """Peak of the memory that the limit bounds, as a share of the limit; none where either is not known."""
+        peak = self.process_peak_bytes if self.peak_reserved_bytes is None else self.peak_reserved_bytes
+        return None if peak is None or not self.limit_bytes else peak / self.limit_bytes
 
     @property
     def used_bytes(self) -> int | None:

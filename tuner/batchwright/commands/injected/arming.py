@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import atexit
 import faulthandler
 import os
 import sys
 import time
+from types import FrameType
 from typing import Any
 from weakref import WeakSet
 
 from .counting import UpdateCounter
 from .evaluations import Evaluations
 from .longest_first import LongestFirst
-from .memory import Baseline, CpuMemory, CudaMemory
+from .memory import Baseline, CpuMemory, CudaMemory, start_children_without_limit
 from .reporting import read_settings, report, stacks_path
 from .shortages import Shortages
 from .torch_hooks import ModelCall, TorchHooks, rank_and_world_size
@@ -23,6 +25,10 @@ _PASSES_OF_LAST_UPDATE = 2
 """Backward passes of the last update of a plan: the second one runs with gradients, and with the optimizer's state."""
 _LARGEST_GROWTH = 0.01
 """Share by which the memory held between two micro-batches may grow within an update, where the last one is cut off."""
+
+_HELPERS = ("--multiprocessing-fork", ".forkserver import main", ".loky.backend.", "/torch/_inductor/")
+"""Parts of the command lines of processes that multiprocessing (spawn and forkserver), joblib and torch's compiler
+start: they load data or compile, and some train."""
 
 
 class ImportedTorch:
@@ -100,7 +106,9 @@ class ArmedProcess:
         self.longest_first = LongestFirst(torch)
         self._first_at: float | None = None
         self._ran = False
-        self._is_forked = False
+        self._is_helper = any(part in word for word in getattr(sys, "orig_argv", sys.argv) for part in _HELPERS)
+        """True in a process that the program started for a purpose of its own, until it is seen to train. On the CPU
+        it has no limit until then."""
         self._read_early = _variables_of_torch() if baseline.is_of_server else None
         """Variables that the imports of a fork server have read, and a fresh process reads later."""
 
@@ -109,18 +117,30 @@ class ArmedProcess:
         self._stacks = open(stacks_path(self._folder), "w")  # noqa: SIM115 - open as long as the process
         faulthandler.register(self._settings["stacks_signal"], self._stacks, all_threads=True)
         os.register_at_fork(after_in_child=self._forked)
+        atexit.register(self._report_exit)
         self._shortages.watch_uncaught()
         if self._is_cuda:
             self._shortages.watch_card(self._torch)
         else:
             self._shortages.watch_own_code()
-        self._memory.limit()
+            start_children_without_limit()
+        if self._is_cuda or not self._is_helper:
+            self._memory.limit()
 
     def _forked(self) -> None:
-        """Count anew in a forked process, which has no budget until it trains: loaders of data have none."""
+        """Count anew in a forked process, which is a helper until it trains."""
         self._memory.lift()
         self._counter = self._new_counter()
-        self._ran, self._is_forked, self._starts, self._gaps, self._held = False, True, [], [], []
+        self._ran, self._is_helper, self._starts, self._gaps, self._held = False, True, [], [], []
+
+    def _trains(self) -> None:
+        """Take it that this process trains: a helper has the limit from here on."""
+        if self._is_helper:
+            self._is_helper = False
+            if not self._is_cuda:
+                self._memory.limit()
+            if self._ran:
+                self._report("forward")
 
     # --- what the hooks see ---
 
@@ -153,15 +173,12 @@ class ArmedProcess:
             return
         self._ran = True
         self._memory.check_devices()
-        if not self._is_forked:
+        if not self._is_helper:
             self._report("forward")
 
     def went_backward(self, call: ModelCall | None, drawn: dict[str, int | None]) -> None:
-        """Count a backward pass. In a forked process the first one shows that it trains."""
-        if self._is_forked:
-            self._is_forked = False
-            self._memory.limit()
-            self._report("forward")
+        """Count a backward pass."""
+        self._trains()
         self._begin()
         self._counter.backward(call.shape if call else None, drawn)
         named = {call.model + "." + name: shape for name, shape in call.shapes.items()} if call else {}
@@ -198,6 +215,7 @@ class ArmedProcess:
 
     def constructed(self, optimizer: Any) -> None:
         """Keep an optimizer in mind, as long as the program has it."""
+        self._trains()
         self._optimizers.add(optimizer)
 
     def _report_passes(self) -> None:
@@ -271,7 +289,25 @@ class ArmedProcess:
         self._memory.lift()
         self._check_variables()
         rank, _ = self._rank()
-        self._report("oom", type=kind, message=message, where=where, rank=rank, **self._memory.peaks())
+        fields = {"type": kind, "message": message, "where": where, "rank": rank}
+        self._report("oom", **fields, evaluation=self._evaluation(where), **self._memory.peaks())
+
+    def _evaluation(self, where: str) -> str | None:
+        """Return whether an OOM came `in` or `after` a call of a module without gradients; none without any."""
+        call = self._torch.nn.Module._call_impl.__code__  # noqa: SLF001
+        frame: FrameType | None = sys._getframe()  # noqa: SLF001
+        while where != "forward" and frame is not None:
+            where = "forward" if frame.f_code is call else where
+            frame = frame.f_back
+        if where == "forward" and not self._torch.is_grad_enabled():
+            return "in"
+        return "after" if self._evaluations.ran_without_gradients else None
+
+    def _report_exit(self) -> None:
+        """Report the peaks of a process that ends by itself, which show whether memory may be the reason."""
+        if not self._is_helper:
+            self._memory.lift()
+            self._report("exit", **self._memory.peaks())
 
     def _check_variables(self) -> None:
         """End this process where its program has set a variable too late: the probe is repeated in a fresh one."""

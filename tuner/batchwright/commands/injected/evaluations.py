@@ -17,11 +17,15 @@ _WITHOUT_GRADIENTS = re.compile(_EVALUATES + r"|\b(?:no_grad|inference_mode)\(")
 
 
 class Evaluations:
-    """The evaluations of a process."""
+    """The evaluations of a process.
+
+    Attributes:
+        ran_without_gradients: true once a model was called without gradients.
+    """
 
     def __init__(self) -> None:
         self._was_seen = False
-        self._ran_without_gradients = False
+        self.ran_without_gradients = False
 
     def saw(self, *, in_training_mode: bool, has_trained: bool) -> None:
         """Take a call of a model without gradients.
@@ -29,7 +33,7 @@ class Evaluations:
         It is an evaluation in the mode of evaluation, or before any training; a critic calls its generator so too.
         """
         self._was_seen |= not in_training_mode or not has_trained
-        self._ran_without_gradients = True
+        self.ran_without_gradients = True
 
     def later(self, data_sets: set[int]) -> str | None:
         """Name the place where the program may evaluate; none where it has, or nothing shows one.
@@ -43,7 +47,7 @@ class Evaluations:
         for found in gc.get_objects():
             if issubclass(type(found), kind) and id(getattr(found, "dataset", None)) not in data_sets:
                 return "a data loader that the probe did not read"
-        pattern = _IN_TEXT if self._ran_without_gradients else _WITHOUT_GRADIENTS
+        pattern = _IN_TEXT if self.ran_without_gradients else _WITHOUT_GRADIENTS
         for module in list(sys.modules.values()):
             file = getattr(module, "__file__", None) or ""
             if file.endswith(".py") and is_of_program(file):

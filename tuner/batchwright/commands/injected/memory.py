@@ -11,7 +11,11 @@ import ctypes
 import os
 import resource
 import signal
-from typing import Any
+import subprocess
+import threading
+from functools import wraps
+from importlib import import_module
+from typing import Any, Callable
 
 from .torch_internals import when_cuda_starts
 
@@ -21,14 +25,29 @@ _LARGEST_CONTEXT = 2 * 1024**3
 _LARGEST_GROWTH = 512 * 1024**2
 """A context that grows by more in an update is another process's memory: by 240 to 340 MiB on an H100."""
 
+_THREAD_STACK = 2 * 1024**2
+"""Bytes of a thread's stack, instead of the 8 MiB of `ulimit -s`: those that glibc takes on x86-64 where the stack has
+no limit (`ARCH_STACK_DEFAULT_SIZE`)."""
+
+_LARGEST_ATTRIBUTES = 256
+"""More bytes than a `pthread_attr_t` has: 56 on x86-64, 64 on aarch64 (glibc's bits/pthreadtypes-arch.h)."""
+
 _HEAP_STEP = 2 * 1024**2
 """Bytes of a huge page, by which the C library's heap grows in a probe (`glibc.malloc.hugetlb=1`)."""
 
+_EXECUTING = threading.Lock()
+"""Held while a program is executed and the data limit is lifted, so that two threads do not restore each other's."""
+
 
 class Baseline:
-    """The private memory of this process at the end of torch's import, from which budget and peaks count."""
+    """The private memory of this process at the end of torch's import, from which budget and peaks count.
+
+    Threads that start later have small stacks where the budget is the CPU's: a stack counts whole, and is hardly used.
+    """
 
     def __init__(self) -> None:
+        if os.environ.get("CUDA_VISIBLE_DEVICES") == "":
+            _use_small_stacks()
         self.start_bytes = _status_bytes("VmData")
         self.earlier_peak_bytes = 0
         """The peak above the start before this process was forked; the kernel's mark begins anew then."""
@@ -76,15 +95,24 @@ class CpuMemory:
     def __init__(self, limit_bytes: int | None, baseline: Baseline) -> None:
         self._limit_bytes = limit_bytes
         self._baseline = baseline
+        self._own_limit: int | None = None
+        """The data limit that this object has set; none while the process has no limit of it."""
+        self._earlier_peak_bytes: int | None = None
+        """The peak before the limit was set, above which the kernel has held the process since; none where it has not,
+        because the program changed the limit."""
 
     def limit(self) -> None:
         """Set the limit. Allocations beyond it fail."""
         if self._limit_bytes is not None:
-            _set_data_limit(self._baseline.start_bytes + self._limit_bytes)
+            self._earlier_peak_bytes = self._baseline.peak_bytes()
+            self._own_limit = _set_data_limit(self._baseline.start_bytes + self._limit_bytes)
 
     def lift(self) -> None:
         """Lift the limit, so that a process that reached it can report."""
-        if self._limit_bytes is not None:
+        if self._own_limit is not None:
+            if resource.getrlimit(resource.RLIMIT_DATA)[0] != self._own_limit:
+                self._earlier_peak_bytes = None
+            self._own_limit = None
             _set_data_limit(resource.RLIM_INFINITY)
 
     def check_devices(self) -> None:
@@ -101,8 +129,15 @@ class CpuMemory:
         return self._baseline.held_bytes()
 
     def peaks(self) -> dict[str, int | None]:
-        """Return the peak of private memory above the baseline."""
-        return {"process_peak_bytes": self._baseline.peak_bytes(), "limit_bytes": self._limit_bytes}
+        """Return the peak of private memory above the baseline.
+
+        The kernel's mark is of all addresses, so files that were mapped at the peak and no longer are count as well.
+        While the limit held, the peak was no higher.
+        """
+        peak = self._baseline.peak_bytes()
+        if self._limit_bytes is not None and self._earlier_peak_bytes is not None:
+            peak = max(self._earlier_peak_bytes, min(peak, self._limit_bytes))
+        return {"process_peak_bytes": peak, "limit_bytes": self._limit_bytes}
 
 
 class CudaMemory:
@@ -218,6 +253,20 @@ class CudaMemory:
         }
 
 
+def _use_small_stacks() -> None:
+    """Lower the size of the stacks of threads that choose none themselves. The main thread's stack stays as it is."""
+    libc = ctypes.CDLL(None)
+    if not hasattr(libc, "pthread_setattr_default_np"):
+        return
+    attributes, size = ctypes.create_string_buffer(_LARGEST_ATTRIBUTES), ctypes.c_size_t()
+    libc.pthread_getattr_default_np(attributes)
+    libc.pthread_attr_getstacksize(attributes, ctypes.byref(size))
+    if size.value > _THREAD_STACK:
+        libc.pthread_attr_setstacksize(attributes, ctypes.c_size_t(_THREAD_STACK))
+        libc.pthread_setattr_default_np(attributes)
+    libc.pthread_attr_destroy(attributes)
+
+
 def _start_idle_threads(count: int) -> None:
     """Start native threads that do nothing, take no signal, and are unknown to Python.
 
@@ -240,9 +289,46 @@ def _status_bytes(field: str) -> int:
     return 0
 
 
-def _set_data_limit(total: int) -> None:
-    """Set the soft limit, bounded by the hard one, so that this process may raise it again."""
+def _set_data_limit(total: int) -> int:
+    """Set the soft limit, bounded by the hard one, so that this process may raise it again. Return it."""
     hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
     if hard != resource.RLIM_INFINITY:
         total = hard if total == resource.RLIM_INFINITY else min(total, hard)
     resource.setrlimit(resource.RLIMIT_DATA, (total, hard))
+    return total
+
+
+def start_children_without_limit() -> None:
+    """Have every program that this process executes start without its data limit.
+
+    A compiler, a shell or a helper is no part of the training process. Python that imports torch sets its own limit.
+    Forked processes that execute nothing are the matter of ``os.register_at_fork``.
+    """
+    posix: Any = import_module("_posixsubprocess")
+    fork_exec = _without_limit(posix.fork_exec)
+    posix.fork_exec = fork_exec
+    if hasattr(subprocess, "_fork_exec"):  # the name of subprocess's own, from Python 3.11
+        subprocess._fork_exec = fork_exec  # noqa: SLF001
+    for name in ("posix_spawn", "posix_spawnp", "execv", "execve", "system"):
+        setattr(os, name, _without_limit(getattr(os, name)))
+    os.register_at_fork(after_in_child=_renew_lock)
+
+
+def _renew_lock() -> None:
+    """Forget that a thread of the forking process was executing a program."""
+    global _EXECUTING  # noqa: PLW0603 - a lock cannot be released by another process
+    _EXECUTING = threading.Lock()
+
+
+def _without_limit(execute: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(execute)
+    def executed(*args: Any, **kwargs: Any) -> Any:
+        with _EXECUTING:
+            found = resource.getrlimit(resource.RLIMIT_DATA)
+            resource.setrlimit(resource.RLIMIT_DATA, (found[1], found[1]))
+            try:
+                return execute(*args, **kwargs)
+            finally:
+                resource.setrlimit(resource.RLIMIT_DATA, found)
+
+    return executed

@@ -56,3 +56,19 @@ def _uses_batch(module: Any) -> bool:
 def data_loader_iterator() -> Any:
     """The base of the iterators of data loaders with and without worker processes; ``_next_index`` draws a batch."""
     return import_module("torch.utils.data.dataloader")._BaseDataLoaderIter  # noqa: SLF001
+
+
+def replace_file_writer(torch: Any, observer: Callable[[Any], None]) -> None:
+    """Have `torch.save`, `torch.package` and `torch.export` tell the path of a file before native code opens it.
+
+    No public function is between them and the class of the writer.
+    """
+    native: Any = torch._C.PyTorchFileWriter  # noqa: SLF001
+
+    class PyTorchFileWriter(native):  # type: ignore[misc]
+        def __init__(self, file: Any, *args: Any, **kwargs: Any) -> None:
+            if isinstance(file, str):
+                observer(file)
+            super().__init__(file, *args, **kwargs)
+
+    torch._C.PyTorchFileWriter = PyTorchFileWriter  # noqa: SLF001

@@ -14,9 +14,7 @@ import torch
 
 from batchwright.errors import BatchwrightError, DeviceError, InvalidSizeError, OutOfMemoryError
 from batchwright.hardware.failures import FailureKind, classify_exception
-
-_NEARLY_FULL = 0.8
-"""An error whose message only hints at memory counts as an OOM when at least this share of the limit was in use."""
+from batchwright.schemas.results import NEARLY_FULL
 
 
 def translate_by_message(error: Exception) -> BatchwrightError | None:
@@ -94,8 +92,8 @@ class MemoryDevice(ABC):
         message = " ".join(str(error).split()) or type(error).__name__
         if classify_exception(error) is FailureKind.SUSPECTED_OUT_OF_MEMORY:
             capacity = self.limit_bytes or self.total_bytes()
-            if self.peak_bytes() >= _NEARLY_FULL * capacity:
-                return OutOfMemoryError(f"{message} (with {_NEARLY_FULL:.0%} or more of the limit in use)")
+            if self.peak_bytes() >= NEARLY_FULL * capacity:
+                return OutOfMemoryError(f"{message} (with {NEARLY_FULL:.0%} or more of the limit in use)")
         return translate_by_message(error)
 
     def peak_bytes(self) -> int:

@@ -33,16 +33,22 @@ class _Update:
     samples: dict[str, int]
 
 
-def judge_over_sizes(fit: ProbeResult, probes: Sequence[ProbeResult]) -> CountedUpdates | None:
+def judge_over_sizes(fit: ProbeResult, probes: Sequence[ProbeResult], share: int) -> CountedUpdates | None:
     """The counted updates of a fit, with a verdict that the other sizes of the tuning give where its own is open.
 
     Args:
         fit: the fit.
         probes: every probe of the tuning.
+        share: samples of an update of the plan on a rank, for a command that takes no accumulation.
     """
     counted = fit.counted
-    if counted is None or counted.accumulation_steps is None or counted.as_planned is not None:
+    if counted is None or counted.as_planned is not None:
         return counted
+    if counted.accumulation_steps is None:
+        if max(counted.ranks[0].backward_passes) * fit.micro_batch_size != share:
+            return counted
+        statement = f"{counted.statement.rpartition('; ')[0]}, as planned"
+        return counted.model_copy(update={"as_planned": True, "statement": statement})
     fits = [probe for probe in probes if probe.outcome is Outcome.FIT and probe is not fit]
     notes, verdicts = [], []
     for rank in counted.ranks:

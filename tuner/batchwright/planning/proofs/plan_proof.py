@@ -165,7 +165,7 @@ def _prove_plan_of_command(
     own = [probe for probe in probes if probe.micro_batch_size == chosen and probe.outcome is Outcome.FIT]
     fit = next((probe for probe in own if probe.counted is not None and probe.counted.of_plan), None)
     if fit is not None:
-        fit = fit.model_copy(update={"counted": judge_over_sizes(fit, probes)})
+        fit = fit.model_copy(update={"counted": judge_over_sizes(fit, probes, share)})
     return PlanProof(chosen, share, window, fit, _inconclusive(runs, parameters), tuple(failed))
 
 
@@ -180,9 +180,8 @@ def _prove_updates_of_command(share: int, size: int, probes: Sequence[ProbeResul
     if not made or following:
         chosen = max(following, default=size)
         fit = next((fit for fit in fits if fit.micro_batch_size == chosen), None)
-        if fit is not None and fit.counted is not None:
-            confirmed = {"as_planned": True, "statement": f"{fit.counted.statement.rpartition(';')[0]}, as planned"}
-            fit = fit.model_copy(update={"counted": fit.counted.model_copy(update=confirmed)})
+        if fit is not None:
+            fit = fit.model_copy(update={"counted": judge_over_sizes(fit, probes, share)})
         return PlanProof(chosen, share, plan_window(share, share // chosen), fit)
     largest = max(made)
     samples = largest * made[largest]

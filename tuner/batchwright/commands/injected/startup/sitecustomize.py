@@ -27,35 +27,36 @@ _FOLDER_VARIABLE = "BATCHWRIGHT_PROBE_FOLDER"
 _SERVER_VARIABLE = "BATCHWRIGHT_FORK_SERVER"
 
 
-class _TorchImport(MetaPathFinder):
-    """Have the execution of the module ``torch`` followed by a call."""
+class _FollowedImports(MetaPathFinder):
+    """Have the execution of some modules followed by a call, by the module's name."""
 
-    def __init__(self, followed_by: Callable[[ModuleType], None]) -> None:
+    def __init__(self, followed_by: dict[str, Callable[[ModuleType], None]]) -> None:
         self._followed_by = followed_by
         self._is_searching = False
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Return torch's spec with another loader function; None for any other module."""
+        """Return the spec of one of the modules with another loader function; None for any other module."""
         del path, target
-        if fullname != "torch" or self._is_searching:
+        if fullname not in self._followed_by or self._is_searching:
             return None
         self._is_searching = True
         try:
-            spec = find_spec("torch")
+            spec = find_spec(fullname)
         finally:
             self._is_searching = False
         if spec is not None and spec.loader is not None:
-            self._follow(spec.loader)
+            self._follow(spec.loader, self._followed_by[fullname])
         return spec
 
-    def _follow(self, loader: Any) -> None:
+    @staticmethod
+    def _follow(loader: Any, then: Callable[[ModuleType], None]) -> None:
         execute = loader.exec_module
 
         def exec_module(module: ModuleType) -> None:
             execute(module)
-            self._followed_by(module)
+            then(module)
 
         loader.exec_module = exec_module
 
@@ -91,12 +92,20 @@ class _Injection:
     def __init__(self) -> None:
         self._folder: str | None = None
         self._imported: Any = None
-        sys.meta_path.insert(0, _TorchImport(self._take))
+        self._is_watched = True
+        """Whether writers of files are observed; not in a job."""
+        sys.meta_path.insert(0, _FollowedImports({"torch": self._take, "safetensors": self._take_safetensors}))
 
     def _take(self, torch: ModuleType) -> None:
+        if self._is_watched:
+            _load("written_files").audit_torch(torch)
         self._imported = _load("arming").ImportedTorch(torch)
         if self._folder:
             self._imported.arm(self._folder)
+
+    def _take_safetensors(self, safetensors: ModuleType) -> None:
+        if self._is_watched:
+            _load("written_files").audit_safetensors(safetensors)
 
     def before_fork(self) -> None:
         """Prepare for processes that are forked from this one, one for each probe."""
@@ -107,6 +116,7 @@ class _Injection:
         """Take the folder of the probe."""
         self._folder = folder
         _load("reporting").report_start(folder)
+        self._is_watched = _load("written_files").watch(folder)
         if self._imported is not None:
             self._imported.arm(folder)
 
