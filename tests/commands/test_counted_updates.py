@@ -125,6 +125,12 @@ def test_either_source_confirms_the_samples(folder: Path, rows: int | None, draw
     assert judged(folder).as_planned is True
 
 
+def test_batches_of_random_sizes_are_left_open(folder: Path) -> None:
+    """As a sampler draws them that takes each sample by chance."""
+    rank(folder, 0, (1, 5, 5), (1, 9, 9))
+    assert judged(folder, takes_accumulation=False).as_planned is None
+
+
 @pytest.mark.parametrize(
     ("passes", "rows", "drawn"),
     [

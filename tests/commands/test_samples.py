@@ -66,6 +66,8 @@ def micro_batch():
         second(torch.ones(32, 8))
         nn.Flatten()(torch.ones(16, 8))
         model(torch.ones(size, 8)).sum().backward()
+    elif way == "solver":
+        sum(model(torch.ones(size, 8)).sum() for _ in range(update + 1)).backward()
     elif way == "outputs":
         class Found:
             logits = model(torch.ones(size, 8))
@@ -204,3 +206,9 @@ def test_a_command_that_takes_its_size_only_is_timed_by_the_passes_that_it_makes
     assert result.timing.micro_batch_sizes == (SIZE, SIZE)
     assert result.counted is not None
     assert result.counted.accumulation_steps is None
+
+
+def test_a_model_that_is_called_ever_more_often_is_named(counted: Callable[[str], CountedUpdates]) -> None:
+    """As by an adaptive solver, whose later updates take more memory."""
+    assert "calls-vary" in counted("solver").unseen
+    assert "calls-vary" not in counted("plain").unseen

@@ -281,9 +281,21 @@ def test_passes_that_do_not_follow_the_accumulation_are_refused() -> None:
     assert caught.value.reason == "plan-not-followed"
 
 
+def test_a_count_that_other_sizes_confirm_refutes_a_fit() -> None:
+    """The first dimension has the samples of every size but that of the plan."""
+    with pytest.raises(TuningFailedError, match="dimension 0 of the model's input counts 25 samples, where 200 were"):
+        drive(
+            tuning(200, uniform_only=False),
+            37,
+            lambda steps: steps,
+            lambda b, s: {"dimension_0": 25 if b == 25 else b * s},
+        )
+
+
 def of_size_only(probe: ProbeRequest, passes: int) -> CountedUpdates:
-    """The counted updates of a command that takes no accumulation."""
-    ranks = (CountedRank(rank=0, backward_passes=(passes,) * 2),)
+    """The counted updates of a command that takes no accumulation, and has time first."""
+    samples = {"dimension 0": (64,) * 2, "dimension 1": (passes * probe.micro_batch_size,) * 2}
+    ranks = (CountedRank(rank=0, backward_passes=(passes,) * 2, samples=samples),)
     return counted(probe, ranks=ranks, accumulation_steps=None, as_planned=None, statement=f"{passes} passes; sizes")
 
 
@@ -294,7 +306,8 @@ def test_a_command_that_derives_its_accumulation_is_taken_at_its_own_updates() -
         course.record(answer(probe, 37, counted=of_size_only(probe, 200 // probe.micro_batch_size)))
     found = course.recommendation(identifier="r", created_at=datetime(2026, 1, 1, tzinfo=UTC), total_seconds=1.0)
     assert plan_of(found).micro_batch_sizes == ((25,) * 8,)
-    assert found.evidence.plan_proof == "The plan was run as it will be trained: 8 passes, as planned."
+    assert "8 micro-batches of 25 samples per update: 200, as planned (dimension 1 of" in found.evidence.plan_proof
+    assert [plan.gradient_accumulation_steps for plan in found.alternatives] == [8]
 
 
 @pytest.mark.parametrize(
@@ -354,11 +367,6 @@ def test_a_batch_with_few_divisors_names_better_ones(batch: int, fields: dict[st
 def test_a_batch_with_divisors_enough_names_no_other(batch: int, fields: dict[str, Any]) -> None:
     """A plan of half of what fits is good enough."""
     assert "few-divisors" not in warnings_of(finish(tuning(batch, **fields), largest=37))
-
-
-def test_the_cost_of_the_allocators_settings_is_told() -> None:
-    """On the CPU, where probes need them."""
-    assert "They cost time" in warnings_of(finish(tuning(), largest=37))["allocator-settings"]
 
 
 def test_sizes_that_vary_are_a_warning() -> None:

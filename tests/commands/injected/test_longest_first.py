@@ -77,13 +77,14 @@ class OwnSampler(RandomSampler):
     ("loader", "index"),
     [
         (DataLoader(Texts(of_one_length=True), 3), [1, 2, 3]),
+        (DataLoader(Texts(), 3, num_workers=1), [1, 2, 3]),
         (DataLoader(Texts(), 3, sampler=OwnSampler(Texts())), [1, 2, 3]),
         (DataLoader(Texts(), batch_sampler=BatchSampler(OwnSampler(Texts()), 3, drop_last=False)), [1, 2, 3]),
         (DataLoader(Texts(), batch_size=None), 1),
         (DataLoader(Stream(), 3), [None, None]),
         (DataLoader(Broken(), 3), [1, 2, 3]),
     ],
-    ids=["one length", "own sampler", "own batches", "no batches", "stream", "broken"],
+    ids=["one length", "workers", "own sampler", "own batches", "no batches", "stream", "broken"],
 )
 def test_other_batches_keep_their_indices(loader: DataLoader[Any], index: Any) -> None:
     """The program's own are drawn where nothing is gained, or they may have a reason."""

@@ -237,7 +237,10 @@ def _facts_of_plan(found: Recommendation, plan: Plan) -> list[tuple[str, str]]:
         ("plan" if len(shapes) == 1 else f"plan of {ranks} ranks", f"{format_sizes(sizes)} = {sum(sizes)}")
         for sizes, ranks in shapes.items()
     ]
-    requested = "exact" if plan.exact else f"{plan.requested_effective_batch_size} requested"
+    is_open = any(warning.code == "samples-not-verified" for warning in found.warnings)
+    requested = (
+        "not verified" if is_open else "exact" if plan.exact else f"{plan.requested_effective_batch_size} requested"
+    )
     facts += [
         ("accumulation", f"{counted(plan.gradient_accumulation_steps, 'step')} per update and rank"),
         ("effective batch", f"{plan.effective_batch_size}, {requested}"),

@@ -117,6 +117,11 @@ def _unseen(done: dict[str, Any], model: CommandModel) -> dict[str, str]:
         found["longer-items"] = (
             f"Batches of probes had {'; '.join(_drawn(done))}. Another item may be longer, and take more memory."
         )
+    if done.get("calls_vary"):
+        found["calls-vary"] = (
+            "Models were called more often for one backward pass than for another, as by an adaptive solver: a later "
+            "update may call them more often, and take more memory. Watch more updates (`--probe-updates`)."
+        )
     if place := done.get("later_evaluation"):
         found["evaluation-not-seen"] = (
             f"No evaluation ran in the updates, and the program may have one ({place}), which may take more memory "
@@ -156,7 +161,7 @@ def _judge(
         remedy = f"tune with --world-size {world_size} (parallelism.world_size of the spec)"
         return False, f"{counted}; planned: {in_words(figures.world_size, 'rank')}; {remedy}"
     verdicts = [
-        False if places is None else _confirms(rank, places[-1], steps, model, size)
+        False if places is None else _confirms(rank, places, steps, model, size)
         for rank, places in zip(ranks, whole, strict=True)
     ]
     where = f" on each of {world_size} ranks" if world_size > 1 else ""
@@ -175,11 +180,15 @@ def _judge(
     return True, f"{counted}, as planned"
 
 
-def _confirms(rank: CountedRank, at: int, steps: int | None, model: CommandModel, size: int) -> bool | None:
+def _confirms(
+    rank: CountedRank, whole: Sequence[int], steps: int | None, model: CommandModel, size: int
+) -> bool | None:
     """Return whether the samples of an update are those planned: as one source counts them, or two agree on others.
 
-    A micro-batch of one sample is not confirmed by a dimension, since that of packed sequences is one too.
+    A micro-batch of one sample is not confirmed by a dimension, since that of packed sequences is one too. Counts that
+    differ from update to update refute nothing: a sampler may draw batches of random sizes.
     """
+    at = whole[-1]
     passes = rank.backward_passes[at]
     wanted = size * (steps or passes)
     counts = {name: samples[at] for name, samples in rank.samples.items()}
@@ -190,7 +199,8 @@ def _confirms(rank: CountedRank, at: int, steps: int | None, model: CommandModel
     rows = counts.get("dimension 0")
     if wanted in drawn or (rows == wanted and size > 1 and passes == (steps or passes)):
         return True
-    is_refuted = model.counts_samples and len(drawn) == 1 and rows == drawn[0]
+    varies = len({rank.samples["dimension 0"][place] for place in whole}) > 1 if rows is not None else False
+    is_refuted = model.counts_samples and len(drawn) == 1 and rows == drawn[0] and not varies
     return False if is_refuted else None
 
 
@@ -235,7 +245,7 @@ def _describe(rank: CountedRank, whole: Sequence[int] | None, figures: Figures, 
     counts = {name: samples[at] for name, samples in rank.samples.items() if name.startswith(("loader", "dimension 0"))}
     if not counts:
         return f"{counted} per update{where}"
-    wanted = figures.micro_batch_size * figures.accumulation_steps
-    count = wanted if wanted in counts.values() else next(iter(counts.values()))
+    wanted = {figures.micro_batch_size * figures.accumulation_steps, figures.micro_batch_size * passes}
+    count = next((count for count in counts.values() if count in wanted), next(iter(counts.values())))
     each = f"of {in_words(count // passes, 'sample')}" if count % passes == 0 else f"of {count} samples together"
     return f"{counted} {each} per update{where}: {count * world_size}"

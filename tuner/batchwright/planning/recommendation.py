@@ -174,7 +174,9 @@ def _alternatives(finished: FinishedTuning) -> tuple[Alternative, ...]:
         finished.parameters,
         repeats=finished.request.command is not None,
     )
-    undivided = not finished.accumulates or is_undivided(finished.request, finished.coupling)
+    command = finished.request.command
+    makes_its_own = command is not None and not command.model.takes_accumulation
+    undivided = not finished.accumulates or makes_its_own or is_undivided(finished.request, finished.coupling)
     return tuple(plan for plan in listed if plan.chosen) if undivided else listed
 
 
@@ -314,8 +316,8 @@ def _warnings_of_files(probes: Sequence[ProbeResult]) -> list[Advice]:
         return []
     message = (
         f"The probes wrote outside of their own folders: they {files.in_words}. Have the command write to "
-        "`{output_dir}`, or give probes an argument or a variable of their own (`probe_arguments`, "
-        "`probe_environment`) with which it writes nothing."
+        "`{output_dir}`, or give probes an argument or a variable of their own with which it writes nothing "
+        "(`--probe-argument`, `--probe-env`)."
     )
     return [Advice(code="files-written", message=message)]
 
@@ -346,13 +348,6 @@ def _warnings_of_command(finished: FinishedTuning) -> list[Advice]:
             "samples in probes (`probe_arguments`), or watch more updates (`probe_updates`)."
         )
         found.append(Advice(code="sizes-vary", message=message))
-    if finished.device.kind == "cpu":
-        message = (
-            "Probes had settings of the C library's allocator (`environment`) that return freed memory at once. "
-            "Without them one size fits in one run and fails in another. They cost time: 33 to 48 % in one program. "
-            "A job without them may be faster, and may take more memory than was measured."
-        )
-        found.append(Advice(code="allocator-settings", message=message))
     if counted.batch_norms and finished.size < finished.share:
         message = (
             "The program trains with batch norms. Their statistics are those of a micro-batch, so an update of several "

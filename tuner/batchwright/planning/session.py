@@ -492,7 +492,8 @@ class Tuning:
                 "The command does not train by its figures, in the probe of micro-batch "
                 f"{self._misled.micro_batch_size}: {self._misled.message}. A plan for it would not give the effective "
                 "batch: check the arguments that set its batch size and accumulation, and what its framework "
-                "multiplies them by",
+                "multiplies them by. Where a sample is something else, say so (`--samples-dimension`, "
+                "`--samples-per-unit`, `--no-count-samples`)",
             )
         if self._overwriting is not None and self._stopped_at is None and self._following_probe() is not None:
             raise TuningFailedError("overwrites-files", _remedy_of_overwriting(self._overwriting))

@@ -165,6 +165,8 @@ class SharedImports(Document):
 MOST_NAMED_FILES = 20
 """Files of each kind that a result names."""
 
+_MOST_IN_WORDS = 3
+"""Files of each kind that a sentence names."""
 _KINDS_OF_FILES = {
     "replaced": "replaced or removed",
     "changed": "changed or appended to",
@@ -209,9 +211,10 @@ class WrittenFiles(Document):
         parts = []
         for kind, verb in _KINDS_OF_FILES.items():
             names: tuple[str, ...] = getattr(self, kind)
-            more = self.counts.get(kind, 0) - len(names)
+            more = self.counts.get(kind, 0) - len(names[:_MOST_IN_WORDS])
             if names:
-                parts.append(f"{verb} {', '.join(names)}{f' and {more} more' if more > 0 else ''}")
+                named = ", ".join(names[:_MOST_IN_WORDS])
+                parts.append(f"{verb} {named}{f' and {more} more' if more > 0 else ''}")
         return "; ".join(parts)
 
 

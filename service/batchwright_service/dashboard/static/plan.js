@@ -19,12 +19,13 @@ const MOST_RUNS = 8; // in words
 export function planAndProof(found) {
   const { headroom, evidence, plan, gain } = found;
   const steps = plan.gradient_accumulation_steps;
+  const isVerified = !found.warnings.some((warning) => warning.code === "samples-not-verified");
   return html`
     <div class="figures">
       ${figure(count(steps), steps === 1 ? "accumulation step" : "accumulation steps")}
       ${figure(count(plan.micro_batch_size), "samples in the plan's largest micro-batch")}
       ${figure(count(plan.world_size), plan.world_size === 1 ? "rank" : "ranks")}
-      ${figure(count(plan.effective_batch_size), plan.exact ? "samples per update, exactly" : "samples per update")}
+      ${figure(count(plan.effective_batch_size), plan.exact && isVerified ? "samples per update, exactly" : "samples per update")}
     </div>
     ${drawPlan(plan.micro_batch_sizes)}
     <p class="muted small">${planInWords(plan.micro_batch_sizes)}</p>

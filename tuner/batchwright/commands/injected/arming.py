@@ -100,6 +100,8 @@ class ArmedProcess:
         self._optimizers: WeakSet[Any] = WeakSet()
         self._trained: set[int] = set()
         """The parameters of optimizers that had a gradient at a step."""
+        self._calls: dict[str, set[int]] = {}
+        """How often a backward pass reached calls of a model, by the model."""
         self._shapes: dict[str, tuple[list[int], list[int]]] = {}
         """The smallest and the largest size of each dimension of what models were called with, by its name."""
         self._evaluations = Evaluations()
@@ -176,12 +178,14 @@ class ArmedProcess:
         if not self._is_helper:
             self._report("forward")
 
-    def went_backward(self, call: ModelCall | None, drawn: dict[str, int | None]) -> None:
+    def went_backward(self, calls: list[ModelCall], drawn: dict[str, int | None]) -> None:
         """Count a backward pass."""
         self._trains()
         self._begin()
-        self._counter.backward(call.shape if call else None, drawn)
-        named = {call.model + "." + name: shape for name, shape in call.shapes.items()} if call else {}
+        self._counter.backward(calls[0].shape if calls else None, drawn)
+        for model in {call.model for call in calls}:
+            self._calls.setdefault(model, set()).add(sum(call.model == model for call in calls))
+        named = {calls[0].model + "." + name: shape for name, shape in calls[0].shapes.items()} if calls else {}
         for name, shape in named.items():
             smallest, largest = self._shapes.setdefault(name, (list(shape), list(shape)))
             smallest[:], largest[:] = map(min, smallest, shape), map(max, largest, shape)
@@ -337,6 +341,7 @@ class ArmedProcess:
             epoch_ends=sorted(self._counter.epoch_ends),
             shapes=self._shapes,
             idle_optimizers=[[_name(it), sum(p.numel() for p in _trainable(it))] for it in idle],
+            calls_vary=any(len(counts) > 1 for counts in self._calls.values()),
             idle_parameters=sum(count for key, count in held.items() if key not in self._trained),
             held_parameters=sum(held.values()),
             later_evaluation=self._evaluations.later(self._data_sets),

@@ -11,7 +11,7 @@ from importlib import import_module
 
 from .shortages import is_of_program
 
-_EVALUATES = r"\.eval\(|\b(?:validation_step|eval_dataset|eval_strategy|val_dataloaders?)\b"
+_EVALUATES = r"\.eval\(|\b(?:validation_step|eval_dataset|eval_strategy|val_dataloaders?)\b(?! *= *None)"
 _IN_TEXT = re.compile(_EVALUATES)
 _WITHOUT_GRADIENTS = re.compile(_EVALUATES + r"|\b(?:no_grad|inference_mode)\(")
 
@@ -47,10 +47,13 @@ class Evaluations:
         for found in gc.get_objects():
             if issubclass(type(found), kind) and id(getattr(found, "dataset", None)) not in data_sets:
                 return "a data loader that the probe did not read"
+        folders = tuple(
+            os.path.join(folder, "") for folder in (os.path.dirname(os.path.realpath(sys.argv[0])), os.getcwd())
+        )
         pattern = _IN_TEXT if self.ran_without_gradients else _WITHOUT_GRADIENTS
         for module in list(sys.modules.values()):
-            file = getattr(module, "__file__", None) or ""
-            if file.endswith(".py") and is_of_program(file):
+            file = os.path.realpath(getattr(module, "__file__", None) or "")
+            if file.endswith(".py") and file.startswith(folders) and is_of_program(file):
                 with suppress(OSError), open(file, encoding="utf-8", errors="replace") as stream:
                     for number, line in enumerate(stream, 1):
                         if pattern.search(line.partition("#")[0]):

@@ -43,6 +43,7 @@ class LeadingImports:
         self._script = os.path.realpath(sys.argv[0])
         self._folder = os.getcwd() if module else os.path.dirname(self._script)
         self._namespace: dict[str, Any] = {"__name__": "_batchwright_imports"}
+        self._read: set[str] = set()
         self.executed = 0
         self.place = self.reason = ""
 
@@ -69,6 +70,9 @@ class LeadingImports:
     def _execute_file(self, file: str) -> bool:
         """Execute the leading imports of a file; return whether it has nothing else."""
         self.place = self._place(file)
+        if file in self._read:  # a package that imports itself
+            return False
+        self._read.add(file)
         statements, other = _leading_imports(file)
         for statement in statements:
             self.place = self._place(file, statement.lineno)

@@ -2,7 +2,8 @@
 
 Only indices of a batch are replaced, by as many others, and only where nothing but the samplers of torch and of
 training frameworks has drawn them: another sampler may group items for a reason. The lengths are those of the columns
-of lists of a data set of the package `datasets`, or else of a few items that are read here.
+of lists of a data set of the package `datasets`, or else of a few items that are read here. Where workers load the data
+none is read, because a data set may hold memory from its first item on, which the program has in the workers alone.
 """
 
 from __future__ import annotations
@@ -48,15 +49,17 @@ class LongestFirst:
         if dataset is None or not _is_known(sampler):
             return index
         if id(dataset) not in self._longest:
-            self._longest[id(dataset)] = (dataset, self._by_length(dataset))
+            has_workers = bool(iterator._num_workers)  # noqa: SLF001 - see torch_internals
+            self._longest[id(dataset)] = (dataset, self._by_length(dataset, reads_items=not has_workers))
         longest = self._longest[id(dataset)][1][: len(index)]
         return [*longest, *(each for each in index if each not in longest)][: len(index)]
 
-    def _by_length(self, dataset: Any) -> list[int]:
+    def _by_length(self, dataset: Any, *, reads_items: bool) -> list[int]:
         """The indices of a data set by falling length; empty where it has one length, or cannot be read."""
         try:
             with self._unchanged_random_numbers():
-                lengths = _lengths_of_rows(dataset) or self._lengths_of_items(dataset)
+                lengths = _lengths_of_rows(dataset)
+                lengths = lengths or (self._lengths_of_items(dataset) if reads_items else {})
         except Exception:  # noqa: BLE001 - code of the program, which may raise anything
             return []
         low, high = min(lengths.values(), default=0), max(lengths.values(), default=0)

@@ -50,8 +50,8 @@ class Observer(Protocol):
     def evaluated(self, *, in_training_mode: bool) -> None:
         """Take that a model is called outside of any other, and no gradients are recorded."""
 
-    def went_backward(self, call: ModelCall | None, drawn: dict[str, int | None]) -> None:
-        """Take a backward pass that has ended, the new call that it reached, and the indices that loaders drew."""
+    def went_backward(self, calls: list[ModelCall], drawn: dict[str, int | None]) -> None:
+        """Take a backward pass that has ended, the new calls that it reached, and the indices that loaders drew."""
 
     def iterated(self) -> None:
         """Take that the iteration of a data loader begins."""
@@ -226,7 +226,7 @@ class TorchHooks:
             if given:
                 drawn["loader " + str(iterator.__dict__["_batchwright_number"])] = given.popleft()
         for observer in self.observers:
-            observer.went_backward(reached[0] if reached else None, drawn)
+            observer.went_backward(reached, drawn)
 
     def _hook_optimizers(self) -> None:
         optimizer = self._torch.optim.Optimizer

@@ -70,9 +70,9 @@ class WatchedProcess:
     def iterated(self) -> None:
         """Do nothing: a job makes all of its epochs."""
 
-    def went_backward(self, call: ModelCall | None, drawn: dict[str, int | None]) -> None:
+    def went_backward(self, calls: list[ModelCall], drawn: dict[str, int | None]) -> None:
         """Count a backward pass."""
-        self._counter.backward(call.shape if call else None, drawn)
+        self._counter.backward(calls[0].shape if calls else None, drawn)
 
     def constructed(self, optimizer: Any) -> None:
         """Do nothing: a job ends by itself."""

@@ -44,11 +44,9 @@ def judge_over_sizes(fit: ProbeResult, probes: Sequence[ProbeResult], share: int
     counted = fit.counted
     if counted is None or counted.as_planned is not None:
         return counted
-    if counted.accumulation_steps is None:
-        if max(counted.ranks[0].backward_passes) * fit.micro_batch_size != share:
-            return counted
-        statement = f"{counted.statement.rpartition('; ')[0]}, as planned"
-        return counted.model_copy(update={"as_planned": True, "statement": statement})
+    steps = counted.accumulation_steps or max(counted.ranks[0].backward_passes)
+    if counted.accumulation_steps is None and steps * fit.micro_batch_size != share:
+        return counted
     fits = [probe for probe in probes if probe.outcome is Outcome.FIT and probe is not fit]
     notes, verdicts = [], []
     for rank in counted.ranks:
@@ -60,7 +58,7 @@ def judge_over_sizes(fit: ProbeResult, probes: Sequence[ProbeResult], share: int
     as_planned = False if False in verdicts else True if all(verdicts) else None
     statement = counted.statement
     if as_planned:
-        steps, where = counted.accumulation_steps, f" on each of {counted.world_size} ranks"
+        where = f" on each of {counted.world_size} ranks"
         statement = (
             f"{steps} micro-batch{'' if steps == 1 else 'es'} of "
             f"{in_words(fit.micro_batch_size, 'sample')} per update{where if counted.world_size > 1 else ''}: "
@@ -78,7 +76,7 @@ def _updates(probe: ProbeResult, rank: CountedRank) -> list[_Update]:
         if counted is not None and (each.rank, each.optimizer) == (rank.rank, rank.optimizer):
             at = max(zip(each.backward_passes, range(len(each.backward_passes)), strict=True))[1]
             samples = {name: counts[at] for name, counts in each.samples.items()}
-            steps = counted.accumulation_steps or 1
+            steps = counted.accumulation_steps or each.backward_passes[at]
             found.append(_Update(probe.micro_batch_size, steps, each.backward_passes[at], samples))
     return found[:1]
 
@@ -92,6 +90,9 @@ def _judge(own: _Update, others: Sequence[_Update]) -> tuple[bool | None, str]:
         return False, f"it made {own.passes} backward passes with {steps} micro-batches per update too"
     follows = passes == 1 or any(other.passes / other.steps == passes for other in of_other_steps)
     note = f"{own.passes // own.steps} backward passes per micro-batch" if follows and passes != 1 else ""
+    shown = [name for name in own.samples if name.startswith("loader") or (name == "dimension 0" and own.size > 1)]
+    if passes == 1 and any(own.samples[name] == own.steps * own.size for name in shown):
+        return True, note
     ratios = {}
     for name, count in own.samples.items():
         found = {
@@ -101,15 +102,17 @@ def _judge(own: _Update, others: Sequence[_Update]) -> tuple[bool | None, str]:
         }
         if found == {count / (own.steps * own.size)}:
             ratios[name] = found.pop()
+        elif found == {1.0} and len({other.size for other in others if name in other.samples}) > 1:
+            return False, f"{_unit(name)} counts {count} samples, where {own.steps * own.size} were planned"
     confirming = [name for name, ratio in ratios.items() if ratio == 1 or (follows and ratio == passes)]
     if confirming and (follows or ratios[confirming[0]] == 1):
         return True, "; ".join(filter(None, [note, _in_words(confirming[0])]))
     if ratios:
         name, ratio = next(iter(ratios.items()))
         return None, f"{_unit(name)} counts {ratio:g} for each sample of the plan"
-    if any(other.size != own.size for other in others):
-        return None, "nothing that was counted grows in proportion to the micro-batch size"
-    return None, "only one size was counted"
+    has_sizes = any(other.size != own.size for other in others)
+    grows = "nothing that was counted grows in proportion to the micro-batch size"
+    return None, grows if has_sizes else "only one size was counted"
 
 
 def _in_words(source: str) -> str:
