@@ -692,6 +692,18 @@ def test_refused_sizes_above_the_largest_fit_are_the_proof() -> None:
     assert (course.verdict.fits, course.verdict.stopped_by, course.verdict.next_size) == (2, "invalid-size", 3)
 
 
+@pytest.mark.parametrize("of_command", [True, False])
+def test_a_program_may_refuse_one_sample_before_its_first_update(*, of_command: bool) -> None:
+    """As a contrastive loss does. The build of a spec does not depend on the size."""
+    course = MicroBatchSearch(space(8), of_command=of_command)
+    course.tell(probe_result(1, Outcome.ERROR).model_copy(update={"phase": Phase.BUILD}))
+    assert isinstance(course.verdict, Failure) is not of_command
+    if of_command:
+        run_search(course, affine(4))
+        assert isinstance(course.verdict, Proof)
+        assert course.verdict.fits == 4
+
+
 def test_an_error_of_the_device_ends_the_search() -> None:
     """A missing card is no size that a program refuses."""
     course = MicroBatchSearch(space())

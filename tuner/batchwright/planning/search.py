@@ -58,10 +58,18 @@ class MicroBatchSearch:
 
     Call ``ask``, probe, and call ``tell``, until ``ask`` returns none: ``verdict`` is then set. To rebuild a search,
     pass recorded results to ``tell`` without ``ask``: the next size depends only on the results.
+
+    Args:
+        space: the sizes.
+        parameters: the tuned constants.
+        of_command: whether programs are probed, which may refuse a size of one before their first update.
     """
 
-    def __init__(self, space: SearchSpace, parameters: SearchParameters = DEFAULT_PARAMETERS) -> None:
+    def __init__(
+        self, space: SearchSpace, parameters: SearchParameters = DEFAULT_PARAMETERS, *, of_command: bool = False
+    ) -> None:
         self.space = space
+        self._of_command = of_command
         self._parameters = parameters
         self._fits: dict[int, ProbeResult] = {}
         self._failures: dict[int, ProbeResult] = {}
@@ -122,7 +130,7 @@ class MicroBatchSearch:
 
     def _is_special(self, result: ProbeResult) -> bool:
         """Keep the first error of a size of one, which does not bound larger sizes; return whether this is the one."""
-        runs = result.phase in {Phase.WARMUP, Phase.MEASURE}
+        runs = result.phase in {Phase.WARMUP, Phase.MEASURE} or (self._of_command and result.phase is Phase.BUILD)
         first = self._failed_at_one is None and result.micro_batch_size == 1 and self.space.count > 1
         if runs and first and result.outcome is Outcome.ERROR and not result.is_device_error:
             self._failed_at_one = result

@@ -83,7 +83,7 @@ class Tuning:
         check_plan(request, self._space)
         self._parameters = parameters
         self._accumulates = accumulates
-        self._search = MicroBatchSearch(self._space, parameters)
+        self._search = MicroBatchSearch(self._space, parameters, of_command=request.command is not None)
         self._probes: list[ProbeResult] = []
         self.expected: ExpectedPeaks | None = None
         self.expected_context_bytes = device.expected_context_bytes or 0

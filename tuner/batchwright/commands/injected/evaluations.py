@@ -24,15 +24,15 @@ class Evaluations:
     """
 
     def __init__(self) -> None:
-        self._was_seen = False
+        self._calls = 0
         self.ran_without_gradients = False
 
     def saw(self, *, in_training_mode: bool, has_trained: bool) -> None:
         """Take a call of a model without gradients.
 
-        It is an evaluation in the mode of evaluation, or before any training; a critic calls its generator so too.
+        It is of an evaluation in the mode of evaluation, or before any training; a critic calls its generator so too.
         """
-        self._was_seen |= not in_training_mode or not has_trained
+        self._calls += not in_training_mode or not has_trained
         self.ran_without_gradients = True
 
     def later(self, data_sets: set[int]) -> str | None:
@@ -41,7 +41,7 @@ class Evaluations:
         Args:
             data_sets: the identities of the data sets that the program has read.
         """
-        if self._was_seen:
+        if self._calls > 1:  # one alone may count operations, or infer the shape of an output
             return None
         kind = import_module("torch.utils.data").DataLoader
         for found in gc.get_objects():
