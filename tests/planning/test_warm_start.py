@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from batchwright.errors import SearchError, SpecError
@@ -409,6 +409,7 @@ limits = st.integers(400, 3000).map(lambda mib: mib * MIB)
 
 
 @settings(deadline=None, max_examples=150)
+@example(then=Memory(base=10.0, slope=1.0, other_processes=50), drift=0.992, before=447 * MIB, today=400 * MIB)
 @given(then=memories, drift=st.sampled_from([0.9, 0.98, 0.992, 1.0, 1.005, 1.02, 1.2]), before=limits, today=limits)
 def test_every_warm_started_answer_is_exact_or_confirmed(then: Memory, drift: float, before: int, today: int) -> None:
     """After any change the answer is exact, or the stored size fits with the same peak under no larger limit."""

@@ -345,7 +345,7 @@ def _warnings_of_command(finished: FinishedTuning) -> list[Advice]:
         message = (
             f"The sizes of samples vary: {'; '.join(varying)} in {len(seen)} updates of together {sum(seen)} backward "
             "passes. A later batch may be larger, and take more memory. Pad to the largest size, select the largest "
-            "samples in probes (`probe_arguments`), or watch more updates (`probe_updates`)."
+            "samples in probes (`--probe-argument`), or watch more updates (`--probe-updates`)."
         )
         found.append(Advice(code="sizes-vary", message=message))
     if counted.batch_norms and finished.size < finished.share:

@@ -231,7 +231,7 @@ def _has_more_room(now: ProbeResult, stored: Recommendation, tolerance: float) -
 
 
 class _Excess(NamedTuple):
-    """The share of the limit by which the next size exceeds it, by the memory curve through a fit; below 0 it fits."""
+    """The share of its limit by which the next size exceeds it, by the memory curve through a fit; below 0 it fits."""
 
     then: float
     now: float
@@ -243,7 +243,7 @@ def _excess_of_next_size(start: PossibleWarmStart, first: ProbeResult, then: Pro
     if start.peaks is None or proof.next_size is None or limit is None:
         return None
     rise = start.peaks.used_bytes(proof.next_size) - start.peaks.used_bytes(proof.fits)
-    return _Excess(*(((fit.used_bytes or 0) + rise) / limit - 1.0 for fit in (then, first)))
+    return _Excess(*(((fit.used_bytes or 0) + rise) / (fit.limit_bytes or limit) - 1.0 for fit in (then, first)))
 
 
 def _searched(stored: Recommendation) -> list[ProbeResult]:
