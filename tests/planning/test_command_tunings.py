@@ -281,6 +281,19 @@ def test_passes_that_do_not_follow_the_accumulation_are_refused() -> None:
     assert caught.value.reason == "plan-not-followed"
 
 
+def test_a_smaller_update_at_the_end_of_an_epoch_refutes_nothing() -> None:
+    """Only whole updates are compared over the sizes."""
+    course = tuning(200)
+    while (probe := course.next_probe()) is not None:
+        size, steps = probe.micro_batch_size, counted(probe).accumulation_steps or 1
+        samples = {"dimension 0": (35 * steps,) * 2, "dimension 1": (size * steps, max(1, size * steps // 3))}
+        rank = CountedRank(rank=0, backward_passes=(steps,) * 2, samples=samples, epoch_ends=(1,))
+        open_ = counted(probe, ranks=(rank,), as_planned=None, statement="open; not verified")
+        course.record(answer(probe, 37, counted=open_))
+    found = course.recommendation(identifier="r", created_at=datetime(2026, 1, 1, tzinfo=UTC), total_seconds=1.0)
+    assert "as planned (dimension 1" in found.evidence.plan_proof
+
+
 def test_a_count_that_other_sizes_confirm_refutes_a_fit() -> None:
     """The first dimension has the samples of every size but that of the plan."""
     with pytest.raises(TuningFailedError, match="dimension 0 of the model's input counts 25 samples, where 200 were"):

@@ -192,17 +192,17 @@ class CommandDefinition(Document):
     probe_environment: Environment = Field(default_factory=dict)
     """Environment variables that probes add, and jobs do not."""
     allow_overwriting: bool = False
-    """Whether a tuning goes on where a probe has replaced files that existed before."""
+    """True if a tuning goes on where a probe has replaced files that existed before."""
     probe_updates: Annotated[int, Field(ge=2, le=10_000)] = 2
     """Optimizer updates after which a probe ends."""
     samples_dimension: Annotated[int, Field(ge=0, le=63)] | None = None
     """The dimension of what the model is called with that counts samples."""
     samples_per_unit: Annotated[int, Field(ge=1)] | None = None
-    """What is counted for each sample of a plan."""
+    """Number of counted rows or items of a sample of a plan, such as 7 views; 1 by default."""
     counts_samples: bool = True
-    """Whether the samples of an update are compared with the plan."""
+    """True if the samples of an update are compared with the plan."""
     longest_first: bool = True
-    """Whether batches of probes have the longest items of a data set."""
+    """True if batches of probes have the longest items of a data set."""
     loading_timeout_seconds: Annotated[float, Field(gt=0.0, le=86_400.0)] = 1800.0
     """Time limit until the first forward pass of a probe."""
     probe_timeout_seconds: Annotated[float, Field(gt=0.0, le=86_400.0)] | None = None

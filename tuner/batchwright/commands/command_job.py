@@ -17,7 +17,6 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from batchwright.commands.counted_updates import whole_updates
 from batchwright.commands.environment import cards_of_ranks, injected_environment, processes_of
 from batchwright.commands.job_outcomes import EndedJob, result_of_job
 from batchwright.commands.job_progress import JobReports
@@ -27,6 +26,7 @@ from batchwright.errors import TrainingError
 from batchwright.hardware.allocator_env import job_environment
 from batchwright.hardware.failures import shortage_texts
 from batchwright.hardware.inventory import devices, find_device
+from batchwright.planning.proofs.counted_plans import whole_updates
 from batchwright.schemas.command import UPDATES, CommandModel, CommandSpec
 from batchwright.schemas.plans import Plan
 from batchwright.schemas.recommendation import Recommendation

@@ -122,7 +122,7 @@ class CommandSupervisor:
         """End the fork server. No other process outlives its probe. Idempotent."""
         with self._lock:
             self._end_server()
-            self._served = self._began_at = None
+            self._served, self._began_at, self._awaits_optimizers = None, None, True
 
     def run(self, request: ProbeRequest, should_stop: Callable[[], bool] = lambda: False) -> ProbeResult:
         """Run one probe to its end. Nothing of the command is left running.

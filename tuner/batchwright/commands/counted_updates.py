@@ -18,6 +18,7 @@ from typing import Any
 
 from batchwright.commands.reports import ReportedProcess, Reports
 from batchwright.commands.templates import Figures
+from batchwright.planning.proofs.counted_plans import whole_updates
 from batchwright.schemas.command import CommandModel
 from batchwright.schemas.results import CountedRank, CountedUpdates
 from batchwright.units import counted as in_words
@@ -131,22 +132,6 @@ def _unseen(done: dict[str, Any], model: CommandModel) -> dict[str, str]:
 
 
 # --- the verdict ---
-
-
-def whole_updates(rank: CountedRank, steps: int | None) -> list[int] | None:
-    """The places of the updates that have all of their micro-batches; none where others refute the accumulation.
-
-    Args:
-        rank: the updates of an optimizer on a rank.
-        steps: the micro-batches of an update; none for a command that was not given them.
-    """
-    whole = [at for at, passes in enumerate(rank.backward_passes) if passes >= (steps or 1)]
-    later = set(range(whole[0], len(rank.backward_passes))) - set(rank.epoch_ends) if whole else set()
-    if not whole or (
-        steps is not None and len({rank.backward_passes[at] for at in later} | {rank.backward_passes[whole[0]]}) > 1
-    ):
-        return None
-    return [at for at in whole if at in later] or whole
 
 
 def _judge(

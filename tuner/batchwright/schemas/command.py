@@ -133,11 +133,11 @@ class CommandModel(Document):
     samples_dimension: Annotated[int, Field(ge=0, le=63)] | None = None
     """The dimension of what the model is called with that counts samples, where it is not found out."""
     samples_per_unit: PositiveInt | None = None
-    """What is counted for each sample of the plan, such as 7 views; 1 by default."""
+    """Number of counted rows or items of a sample of the plan, such as 7 views; 1 by default."""
     counts_samples: bool = True
-    """Whether samples are counted. Without it only backward passes show that the command follows its plan."""
+    """True if samples are compared with the plan; otherwise only backward passes show that the command follows it."""
     longest_first: bool = True
-    """Whether batches of probes have the longest items of a data set, where its items differ in length, and samplers of
+    """True if batches of probes have the longest items of a data set, where its items differ in length, and samplers of
     torch or of a training framework draw them. Jobs draw what the program draws."""
     loading_timeout_seconds: Annotated[float, Field(gt=0.0, le=86_400.0)] = 1800.0
     """Time limit until the first forward pass. The time limit of a probe counts from there."""

@@ -100,8 +100,8 @@ class ArmedProcess:
         self._optimizers: WeakSet[Any] = WeakSet()
         self._trained: set[int] = set()
         """The parameters of optimizers that had a gradient at a step."""
-        self._calls: dict[str, set[int]] = {}
-        """How often a backward pass reached calls of a model, by the model."""
+        self._calls: dict[frozenset[str], set[tuple[tuple[str, int], ...]]] = {}
+        """The numbers of calls that backward passes reached of each model, by the models that they reached."""
         self._shapes: dict[str, tuple[list[int], list[int]]] = {}
         """The smallest and the largest size of each dimension of what models were called with, by its name."""
         self._evaluations = Evaluations()
@@ -178,14 +178,13 @@ class ArmedProcess:
         if not self._is_helper:
             self._report("forward")
 
-    def went_backward(self, calls: list[ModelCall], drawn: dict[str, int | None]) -> None:
+    def went_backward(self, call: ModelCall | None, drawn: dict[str, int | None], reached: dict[str, int]) -> None:
         """Count a backward pass."""
         self._trains()
         self._begin()
-        self._counter.backward(calls[0].shape if calls else None, drawn)
-        for model in {call.model for call in calls}:
-            self._calls.setdefault(model, set()).add(sum(call.model == model for call in calls))
-        named = {calls[0].model + "." + name: shape for name, shape in calls[0].shapes.items()} if calls else {}
+        self._counter.backward(call.shape if call else None, drawn)
+        self._calls.setdefault(frozenset(reached), set()).add(tuple(sorted(reached.items())))
+        named = {call.model + "." + name: shape for name, shape in call.shapes.items()} if call else {}
         for name, shape in named.items():
             smallest, largest = self._shapes.setdefault(name, (list(shape), list(shape)))
             smallest[:], largest[:] = map(min, smallest, shape), map(max, largest, shape)

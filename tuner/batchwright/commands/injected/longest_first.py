@@ -52,7 +52,7 @@ class LongestFirst:
             has_workers = bool(iterator._num_workers)  # noqa: SLF001 - see torch_internals
             self._longest[id(dataset)] = (dataset, self._by_length(dataset, reads_items=not has_workers))
         longest = self._longest[id(dataset)][1][: len(index)]
-        return [*longest, *(each for each in index if each not in longest)][: len(index)]
+        return list(dict.fromkeys([*longest, *index]))[: len(index)]
 
     def _by_length(self, dataset: Any, *, reads_items: bool) -> list[int]:
         """The indices of a data set by falling length; empty where it has one length, or cannot be read."""

@@ -50,8 +50,14 @@ class Observer(Protocol):
     def evaluated(self, *, in_training_mode: bool) -> None:
         """Take that a model is called outside of any other, and no gradients are recorded."""
 
-    def went_backward(self, calls: list[ModelCall], drawn: dict[str, int | None]) -> None:
-        """Take a backward pass that has ended, the new calls that it reached, and the indices that loaders drew."""
+    def went_backward(self, call: ModelCall | None, drawn: dict[str, int | None], reached: dict[str, int]) -> None:
+        """Take a backward pass that has ended.
+
+        Args:
+            call: the first new call with data that it reached.
+            drawn: the indices that each data loader drew for it.
+            reached: the number of new calls that it reached, by the model.
+        """
 
     def iterated(self) -> None:
         """Take that the iteration of a data loader begins."""
@@ -91,7 +97,9 @@ class TorchHooks:
         self._models: dict[str, WeakKeyDictionary[Any, int]] = {}
         """Models that were called outside of any other, by their class."""
         self._calls: list[ModelCall] = []
-        """Calls of models that no backward pass has taken for its own yet."""
+        """Calls of models with data that no backward pass has taken for its own yet."""
+        self._reached: dict[str, int] = {}
+        """Number of calls that the current backward pass has reached first, by the model."""
         self._given: WeakKeyDictionary[Any, deque[int | None]] = WeakKeyDictionary()
         """By iterator of a data loader: samples of the batches that it has given, and no backward pass has taken."""
 
@@ -141,7 +149,7 @@ class TorchHooks:
             shapes = self._shapes_of(args, kwargs) if is_trained else {}
             with self._entered("forward"):
                 result = call(self_, *args, **kwargs)
-            if shapes:
+            if is_trained:
                 kind = type(self_).__name__
                 models = self._models.setdefault(kind, WeakKeyDictionary())
                 number = models.setdefault(self_, len(models) + 1)
@@ -176,7 +184,9 @@ class TorchHooks:
         """Have a backward pass that reaches the output of a call mark the call."""
 
         def mark(_gradient: Any) -> None:
-            call.is_reached = True
+            if not call.is_reached:
+                call.is_reached = True
+                self._reached[call.model] = self._reached.get(call.model, 0) + 1
 
         tensors = [tensor for _, tensor in self._tensors_in(result, _MOST_OUTPUTS)]
         try:
@@ -184,7 +194,7 @@ class TorchHooks:
         except RuntimeError:  # within a transform of functions
             hooked, tensors = [], []
         call.is_reached = not tensors
-        if hooked or not tensors:
+        if call.shapes and (hooked or not tensors):
             self._calls = [*self._calls[1 - _MOST_CALLS :], call]
 
     def _hook_backward(self) -> None:
@@ -226,7 +236,8 @@ class TorchHooks:
             if given:
                 drawn["loader " + str(iterator.__dict__["_batchwright_number"])] = given.popleft()
         for observer in self.observers:
-            observer.went_backward(reached, drawn)
+            observer.went_backward(reached[0] if reached else None, drawn, self._reached)
+        self._reached = {}
 
     def _hook_optimizers(self) -> None:
         optimizer = self._torch.optim.Optimizer

@@ -70,9 +70,10 @@ class WatchedProcess:
     def iterated(self) -> None:
         """Do nothing: a job makes all of its epochs."""
 
-    def went_backward(self, calls: list[ModelCall], drawn: dict[str, int | None]) -> None:
+    def went_backward(self, call: ModelCall | None, drawn: dict[str, int | None], reached: dict[str, int]) -> None:
         """Count a backward pass."""
-        self._counter.backward(calls[0].shape if calls else None, drawn)
+        del reached  # of a job nobody asks
+        self._counter.backward(call.shape if call else None, drawn)
 
     def constructed(self, optimizer: Any) -> None:
         """Do nothing: a job ends by itself."""

@@ -33,6 +33,22 @@ class _Update:
     samples: dict[str, int]
 
 
+def whole_updates(rank: CountedRank, steps: int | None) -> list[int] | None:
+    """The places of the updates that have all of their micro-batches; none where others refute the accumulation.
+
+    Args:
+        rank: the updates of an optimizer on a rank.
+        steps: the micro-batches of an update; none for a command that was not given them.
+    """
+    whole = [at for at, passes in enumerate(rank.backward_passes) if passes >= (steps or 1)]
+    later = set(range(whole[0], len(rank.backward_passes))) - set(rank.epoch_ends) if whole else set()
+    if not whole or (
+        steps is not None and len({rank.backward_passes[at] for at in later} | {rank.backward_passes[whole[0]]}) > 1
+    ):
+        return None
+    return [at for at in whole if at in later] or whole
+
+
 def judge_over_sizes(fit: ProbeResult, probes: Sequence[ProbeResult], share: int) -> CountedUpdates | None:
     """The counted updates of a fit, with a verdict that the other sizes of the tuning give where its own is open.
 
@@ -70,11 +86,11 @@ def judge_over_sizes(fit: ProbeResult, probes: Sequence[ProbeResult], share: int
 
 
 def _updates(probe: ProbeResult, rank: CountedRank) -> list[_Update]:
-    """The last update with the most backward passes, of the same rank and optimizer in a probe."""
+    """The last whole update of the same rank and optimizer in a probe."""
     found, counted = [], probe.counted
     for each in counted.ranks if counted is not None else ():
         if counted is not None and (each.rank, each.optimizer) == (rank.rank, rank.optimizer):
-            at = max(zip(each.backward_passes, range(len(each.backward_passes)), strict=True))[1]
+            at = (whole_updates(each, counted.accumulation_steps) or [-1])[-1]
             samples = {name: counts[at] for name, counts in each.samples.items()}
             steps = counted.accumulation_steps or each.backward_passes[at]
             found.append(_Update(probe.micro_batch_size, steps, each.backward_passes[at], samples))

@@ -152,7 +152,7 @@ def _prove_plan_of_command(
     """
     share = request.effective_batch_size // request.spec.parallelism.world_size
     if request.command is not None and not request.command.model.takes_accumulation:
-        return _prove_updates_of_command(share, size, probes)
+        return _prove_updates_of_command(share, request.spec.parallelism.world_size, size, probes)
     sizes = divisors_up_to(share, size)
     failed: list[ProbeResult] = []
     for chosen in reversed(sizes):
@@ -169,7 +169,7 @@ def _prove_plan_of_command(
     return PlanProof(chosen, share, window, fit, _inconclusive(runs, parameters), tuple(failed))
 
 
-def _prove_updates_of_command(share: int, size: int, probes: Sequence[ProbeResult]) -> PlanProof:
+def _prove_updates_of_command(share: int, ranks: int, size: int, probes: Sequence[ProbeResult]) -> PlanProof:
     """The plan of a command that takes no accumulation: the updates that it makes itself, where they have the samples.
 
     It may derive its accumulation from a total of its own, or make every update of one micro-batch.
@@ -187,9 +187,9 @@ def _prove_updates_of_command(share: int, size: int, probes: Sequence[ProbeResul
     samples = largest * made[largest]
     refusal = (
         f"Micro-batches of {largest} fit, but the command takes no accumulation, and its updates have {samples} "
-        f"samples on a rank ({made[largest]} of {largest}), where {share} were requested. Give it "
-        "{gradient_accumulation_steps} or {effective_batch_size}, or tune with --effective-batch-size "
-        f"{samples if made[largest] > 1 else largest}{' or less' if made[largest] == 1 else ''} for each rank."
+        f"samples{' on each rank' if ranks > 1 else ''} ({made[largest]} of {largest}), where {share} were requested. "
+        "Give it {gradient_accumulation_steps} or {effective_batch_size}, or tune with --effective-batch-size "
+        f"{samples * ranks}{' or less' if made[largest] == 1 else ''}."
     )
     return PlanProof(largest, share, (largest,) * made[largest], refusal=refusal)
 
