@@ -285,6 +285,47 @@ def test_a_program_that_lifts_its_limit_is_judged_by_what_it_held(programs: Prog
     assert programs.probe(LIFTS + SETUP + TRAINS).outcome is Outcome.FIT
 
 
+WORKSPACE = """
+import ctypes
+libc = ctypes.CDLL(None)
+libc.malloc.restype, libc.free.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
+class Working(torch.nn.Module):
+    def forward(self, batch):
+        libc.free(libc.malloc(SIZE * 2**20))
+        return Wide.forward(self, batch)
+wide = Working()
+"""
+
+
+def test_what_a_library_does_without_near_the_limit_counts(programs: Programs) -> None:
+    """As the packing buffers of MKL, which the job takes, because it has no limit."""
+    peak = programs.probe(SETUP + TRAINS).process_peak_bytes or 0
+    near = {"limit_bytes": peak + 8 * MIB}
+    result = programs.probe(SETUP + WORKSPACE.replace("SIZE", "24") + TRAINS, **near)
+    assert (result.outcome, result.error_type) == (Outcome.OOM, "peak-above-limit"), result
+    assert (result.process_peak_bytes or 0) > peak + 8 * MIB
+    assert "a library takes less where an allocation fails" in result.message
+    for code in (SETUP + TRAINS, SETUP + WORKSPACE.replace("SIZE", "2") + TRAINS):
+        assert programs.probe(code, **near).outcome is Outcome.FIT
+
+
+@pytest.mark.parametrize("after", ["", "; time.sleep(60)"])
+def test_a_program_that_goes_no_further_is_judged_by_what_it_did(programs: Programs, after: str) -> None:
+    """It ends, or pauses, while one more micro-batch is waited for."""
+    peak = programs.probe(SETUP + TRAINS).process_peak_bytes or 0
+    ends = TRAINS + f"        if number == 2 * steps: break{after}\n"
+    assert programs.probe(SETUP + ends, limit_bytes=peak + 8 * MIB).outcome is Outcome.FIT
+
+
+def test_a_program_that_ends_while_an_optimizer_is_awaited_has_made_its_updates(programs: Programs) -> None:
+    """The optimizer that made no step is named."""
+    idle = "second = torch.optim.Adam(torch.nn.Linear(64, 64).parameters())"
+    result = programs.probe(SETUP + idle + TRAINS + "        if number == 2 * steps: break\n")
+    assert result.outcome is Outcome.FIT, result
+    assert result.counted is not None
+    assert "Adam (4,160 parameters)" in result.counted.unseen["optimizer-did-not-step"]
+
+
 THREADS = """
 import threading
 def start(count):

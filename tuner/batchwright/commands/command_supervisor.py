@@ -419,7 +419,7 @@ class CommandProbe:
         reports, forward_at = self._reports, self._reports.forward_at
         if self._is_short():
             return Ending.SHORTAGE
-        if reports.are_finished:
+        if reports.are_finished and (is_over or now > reports.settles_until):
             return Ending.FINISHED
         if any(process.done is not None and not process.updates for process in reports.processes):
             return Ending.NO_BACKWARD

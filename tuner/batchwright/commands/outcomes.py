@@ -205,17 +205,18 @@ def _finished(ended: EndedCommand, counted: CountedUpdates | None) -> _Verdict:
 def _excess(ended: EndedCommand) -> str | None:
     """Describe a measured peak above the limit; None where every rank stayed within it.
 
-    The limit holds in a process that trains from its start on, and has no such peak. The program may lift it, and a
-    process that a program starts for its own ends has it from the first sign of training on.
+    The limit holds in a process that trains from its start on, and has no such peak. The program may lift it, a process
+    that a program starts for its own ends has it from the first sign of training on, and near it the last micro-batch
+    runs without it.
     """
     for process in ended.reports.finished:
         done = process.done or {}
         peak, limit = _peak_of(done), done.get("limit_bytes")
         if limit is not None and peak > limit:
-            return (
-                f"held {format_bytes(peak)}, above the limit of {format_bytes(limit)}, which the program lifted or its "
-                "process did not have from the start"
-            )
+            held = f"held {format_bytes(peak)}, above the limit of {format_bytes(limit)}"
+            if done["was_tried"]:
+                return f"{held}, in a micro-batch without it: a library takes less where an allocation fails"
+            return f"{held}, which the program lifted or its process did not have from the start"
     return None
 
 

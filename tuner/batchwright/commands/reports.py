@@ -140,6 +140,11 @@ class Reports:
         return bool(self.finished) and len(self.finished) >= self.world_size
 
     @property
+    def settles_until(self) -> float:
+        """Until when finished ranks make a micro-batch more without the limit, on the monotonic clock; 0 if none."""
+        return max((process.done.get("until") or 0.0 for process in self.finished if process.done), default=0.0)
+
+    @property
     def shortage(self) -> tuple[ReportedProcess, Event] | None:
         """The first OOM of any process."""
         found = [(process, event) for process in self.processes for event in process.shortages]

@@ -26,6 +26,9 @@ _PASSES_OF_LAST_UPDATE = 2
 _LARGEST_GROWTH = 0.01
 """Share by which the memory held between two micro-batches may grow within an update, where the last one is cut off."""
 
+_TRIAL_SECONDS, _TRIAL_UPDATES = 1.0, 2.0
+"""Longest time that a micro-batch without the limit is waited for: seconds, and so often those of an update."""
+
 _HELPERS = ("--multiprocessing-fork", ".forkserver import main", ".loky.backend.", "/torch/_inductor/")
 """Parts of the command lines of processes that multiprocessing (spawn and forkserver), joblib and torch's compiler
 start: they load data or compile, and some train."""
@@ -108,6 +111,8 @@ class ArmedProcess:
         self.longest_first = LongestFirst(torch)
         self._first_at: float | None = None
         self._ran = False
+        self._is_done = False
+        """True once everything was reported, also while a micro-batch without the limit is waited for."""
         self._is_helper = any(part in word for word in getattr(sys, "orig_argv", sys.argv) for part in _HELPERS)
         """True in a process that the program started for a purpose of its own, until it is seen to train. On the CPU
         it has no limit until then."""
@@ -133,7 +138,7 @@ class ArmedProcess:
         """Count anew in a forked process, which is a helper until it trains."""
         self._memory.lift()
         self._counter = self._new_counter()
-        self._ran, self._is_helper, self._starts, self._gaps, self._held = False, True, [], [], []
+        self._ran, self._is_done, self._is_helper, self._starts, self._gaps, self._held = False, False, True, [], [], []
 
     def _trains(self) -> None:
         """Take it that this process trains: a helper has the limit from here on."""
@@ -189,7 +194,9 @@ class ArmedProcess:
             smallest, largest = self._shapes.setdefault(name, (list(shape), list(shape)))
             smallest[:], largest[:] = map(min, smallest, shape), map(max, largest, shape)
         self._report_passes()
-        if self._settings["counts_plan"] and self._has_held_all():
+        if self._is_done:
+            self._finish()
+        elif self._settings["counts_plan"] and self._has_held_all():
             self._memory.synchronize()
             self._finish()
 
@@ -236,6 +243,8 @@ class ArmedProcess:
 
     def stepped(self, optimizer: Any) -> None:
         """Count a step, and end after the wanted ones."""
+        if self._is_done:
+            return
         self._memory.synchronize()
         now = time.monotonic()
         self._first_at = self._first_at or now
@@ -307,10 +316,16 @@ class ArmedProcess:
         return "after" if self._evaluations.ran_without_gradients else None
 
     def _report_exit(self) -> None:
-        """Report the peaks of a process that ends by itself, which show whether memory may be the reason."""
-        if not self._is_helper:
-            self._memory.lift()
-            self._report("exit", **self._memory.peaks())
+        """Report what a process that ends by itself has done, and its peaks, which show whether memory is the reason.
+
+        It may end while more than the wanted updates are waited for.
+        """
+        if self._is_helper:
+            return
+        self._memory.lift()
+        if self._counter.steps >= self._settings["updates"] and not self._is_done:
+            self._report_done()
+        self._report("exit", **self._memory.peaks())
 
     def _check_variables(self) -> None:
         """End this process where its program has set a variable too late: the probe is repeated in a fresh one."""
@@ -321,9 +336,24 @@ class ArmedProcess:
         return rank_and_world_size(self._torch)
 
     def _finish(self) -> None:
-        """Report everything, and wait for the end: this process does nothing of its program any more."""
+        """Report everything, and wait for the end: this process does nothing of its program any more.
+
+        Near the limit of the CPU one more micro-batch runs without it first, for some time at most: math libraries
+        take less where an allocation fails, and the job has no limit. Ranks would wait for each other.
+        """
+        goes_on = not self._is_done and self._rank()[1] == 1 and self._memory.begin_trial(self._torch.get_num_threads())
         self._memory.lift()
         self._check_variables()
+        longest = _TRIAL_SECONDS + _TRIAL_UPDATES * self._last_seconds
+        self._report_done(until=time.monotonic() + longest if goes_on else None)
+        self._is_done = True
+        if not goes_on:
+            sys.settrace(None)
+            while True:
+                time.sleep(3600.0)
+
+    def _report_done(self, until: float | None = None) -> None:
+        """Report everything that was seen."""
         rank, world_size = self._rank()
         idle = self._idle_optimizers()
         groups = [group for it in self._optimizers if it not in idle for group in it.param_groups]
@@ -350,11 +380,10 @@ class ArmedProcess:
             python=".".join(str(part) for part in sys.version_info[:3]),
             longest_first=self.longest_first.drawn,
             batch_norms=trains_batch_norms(self._torch),  # takes memory, and so follows the peaks
+            until=until,
+            was_tried=self._is_done,
             **peaks,
         )
-        sys.settrace(None)
-        while True:
-            time.sleep(3600.0)
 
     def _new_counter(self) -> UpdateCounter:
         return UpdateCounter(self._settings["updates"], self._settings["passes"])

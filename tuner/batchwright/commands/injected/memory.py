@@ -35,6 +35,9 @@ _LARGEST_ATTRIBUTES = 256
 _HEAP_STEP = 2 * 1024**2
 """Bytes of a huge page, by which the C library's heap grows in a probe (`glibc.malloc.hugetlb=1`)."""
 
+_WORKSPACE_OF_THREAD = 16 * 1024**2
+"""Bytes that a thread's workspace of a math library may have: the packing buffers of MKL took 4 MiB."""
+
 _EXECUTING = threading.Lock()
 """Held while a program is executed and the data limit is lifted, so that two threads do not restore each other's."""
 
@@ -78,7 +81,12 @@ class Baseline:
     def peak_bytes(self) -> int:
         """Return the peak above the start, by the kernel's high-water mark."""
         others = _status_bytes("VmSize") - _status_bytes("VmData")
-        return max(self.earlier_peak_bytes, _status_bytes("VmPeak") - others - self.start_bytes)
+        return max(self.earlier_peak_bytes, self.marked_bytes() - others - self.start_bytes)
+
+    @staticmethod
+    def marked_bytes() -> int:
+        """Return the kernel's high-water mark of all addresses, from which the peak is computed."""
+        return _status_bytes("VmPeak")
 
 
 class CpuMemory:
@@ -100,6 +108,8 @@ class CpuMemory:
         self._earlier_peak_bytes: int | None = None
         """The peak before the limit was set, above which the kernel has held the process since; none where it has not,
         because the program changed the limit."""
+        self._settled: tuple[int, int] | None = None
+        """The peak under the limit, and the kernel's mark of all addresses then."""
 
     def limit(self) -> None:
         """Set the limit. Allocations beyond it fail."""
@@ -114,6 +124,18 @@ class CpuMemory:
                 self._earlier_peak_bytes = None
             self._own_limit = None
             _set_data_limit(resource.RLIM_INFINITY)
+
+    def begin_trial(self, threads: int) -> bool:
+        """Return whether a further micro-batch may take more than the limit once that is lifted, and note the peak.
+
+        Args:
+            threads: threads of the math libraries, each of which may have done without a workspace.
+        """
+        if self._limit_bytes is None or resource.getrlimit(resource.RLIMIT_DATA)[0] != self._own_limit:
+            return False  # there is none, or the program has changed it
+        peak = self.peaks()["process_peak_bytes"] or 0
+        self._settled = (peak, self._baseline.marked_bytes())
+        return self._limit_bytes - peak < threads * _WORKSPACE_OF_THREAD
 
     def check_devices(self) -> None:
         """Do nothing: there is one device."""
@@ -132,9 +154,13 @@ class CpuMemory:
         """Return the peak of private memory above the baseline.
 
         The kernel's mark is of all addresses, so files that were mapped at the peak and no longer are count as well.
-        While the limit held, the peak was no higher.
+        While the limit held, the peak was no higher. After it, the peak counts if the mark has risen.
         """
         peak = self._baseline.peak_bytes()
+        if self._settled is not None:
+            settled, mark = self._settled
+            peak = max(settled, peak) if self._baseline.marked_bytes() > mark else settled
+            return {"process_peak_bytes": peak, "limit_bytes": self._limit_bytes}
         if self._limit_bytes is not None and self._earlier_peak_bytes is not None:
             peak = max(self._earlier_peak_bytes, min(peak, self._limit_bytes))
         return {"process_peak_bytes": peak, "limit_bytes": self._limit_bytes}
@@ -214,6 +240,11 @@ class CudaMemory:
 
     def lift(self) -> None:
         """Do nothing: a report takes no memory of a card."""
+
+    def begin_trial(self, threads: int) -> bool:
+        """Return False: a job has no more memory than the card."""
+        del threads
+        return False
 
     def check_devices(self) -> None:
         """Limit every card that this process has begun to use."""
