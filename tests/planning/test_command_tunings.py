@@ -191,6 +191,19 @@ def test_a_probe_that_replaced_files_of_the_user_ends_the_tuning() -> None:
     assert caught.value.reason == "overwrites-files"
 
 
+def test_a_later_probe_that_replaced_files_leaves_the_plan_that_was_proven() -> None:
+    """It ends the search, whose larger sizes were not tried, and the warning has the names."""
+    course = tuning(200)
+    while (probe := course.next_probe()) is not None:
+        result = answer(probe, 37, counted=counted(probe, of_plan=not course.probes))
+        course.record(result.model_copy(update=REPLACED if course.probes else {}))
+    found = course.recommendation(identifier="r", created_at=datetime(2026, 1, 1, tzinfo=UTC), total_seconds=1.0)
+    assert [probe.files is not None for probe in course.probes].count(True) == 1
+    assert found.evidence.proof.stopped_by == "error"
+    assert plan_of(found).micro_batch_size == course.probes[-2].micro_batch_size
+    assert "replaced or removed last.pt" in next(each.message for each in found.warnings if each.code == "files-written")
+
+
 @pytest.mark.parametrize("batch", [1, 200], ids=["a single probe", "allowed"])
 def test_files_that_no_other_probe_replaces_are_a_warning(batch: int) -> None:
     """Where the user has allowed it, or no probe follows."""

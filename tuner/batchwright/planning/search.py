@@ -80,7 +80,8 @@ class MicroBatchSearch:
         """Probes that failed by an error, though another size ran."""
         self._failure: Failure | None = None
         self._failed_at_one: ProbeResult | None = None
-        self._is_stopped = False
+        self.stopped_by: Literal["interrupted", "error"] | None = None
+        """What ended the search before its end. Its answer is the largest fit so far, where there is one."""
         self._budget = _Bracket(0, space.count + 1, failed=False).worst_case() + parameters.slack_probes
 
     def ask(self) -> int | None:
@@ -113,10 +114,6 @@ class MicroBatchSearch:
                 self._record_inconclusive(index, result)
         elif not self._is_special(result):
             self._record_inconclusive(index, result)
-
-    def stop(self) -> None:
-        """End the search. Its answer is the largest fit so far, where there is one."""
-        self._is_stopped = True
 
     def _record_inconclusive(self, index: int, result: ProbeResult) -> None:
         """Leave a size out, or bound the search by it where a smaller one fits; otherwise fail the search."""
@@ -161,10 +158,10 @@ class MicroBatchSearch:
             return self._failure
         bracket = self._bracket
         left = bracket.high - bracket.low - 1 - sum(bracket.low < index < bracket.high for index in self._left_out)
-        if left and self._is_stopped and bracket.low:
+        if left and self.stopped_by and bracket.low:
             fits = self.space.size(bracket.low)
             statement = f"{fits} fits, and the tuning was stopped before larger sizes were tried."
-            return Proof(fits=fits, stopped_by="interrupted", statement=statement)
+            return Proof(fits=fits, stopped_by=self.stopped_by, statement=statement)
         if left and not self._gives_up:
             return None
         if self._failed_at_one is not None and not self._fits:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime
+from typing import Literal
 
 from batchwright.errors import DeviceError, FieldProblem, SearchError, SpecError, TuningFailedError
 from batchwright.planning.accumulation import plan_size, probe_window, share_per_rank, steps_of
@@ -291,18 +292,22 @@ class Tuning:
         elif size != self._whole_share():
             raise SearchError(f"the search has ended: no probe of {size} was requested")
         self._probes.append(result)
+        if self._overwriting is not None and self._following_probe() is not None:
+            self.stop("error")
 
-    def stop(self) -> bool:
+    def stop(self, stopped_by: Literal["interrupted", "error"] = "interrupted") -> bool:
         """End the tuning before its end; return whether the probes so far prove a plan, which it then recommends."""
-        self._search.stop()
+        self._search.stopped_by = stopped_by
         proof = self._proof()
         if not isinstance(proof, Proof) or self._misled is not None or self._whole_batch is not None:
+            self._search.stopped_by = None
             return False
         fits = {probe.micro_batch_size for probe in self._probes if probe.outcome is Outcome.FIT}
         for size in sorted((size for size in fits if size <= proof.fits), reverse=True):
             if not prove_plan(self._planned_request(proof), size, self._probes, self._parameters).needs_run:
                 self._stopped_at = size
                 return True
+        self._search.stopped_by = None
         return False
 
     @property
