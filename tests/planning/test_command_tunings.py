@@ -201,7 +201,9 @@ def test_a_later_probe_that_replaced_files_leaves_the_plan_that_was_proven() -> 
     assert [probe.files is not None for probe in course.probes].count(True) == 1
     assert found.evidence.proof.stopped_by == "error"
     assert plan_of(found).micro_batch_size == course.probes[-2].micro_batch_size
-    assert "replaced or removed last.pt" in next(each.message for each in found.warnings if each.code == "files-written")
+    assert "replaced or removed last.pt" in next(
+        each.message for each in found.warnings if each.code == "files-written"
+    )
 
 
 @pytest.mark.parametrize("batch", [1, 200], ids=["a single probe", "allowed"])

@@ -49,6 +49,7 @@ class WatchedProcess:
         self._counter = UpdateCounter(0)
         self._updates, self._samples, self._unlike_plan, self._first_optimizer = 0, 0, 0, 0
         self._first_at = self._last_at = self._written_at = 0.0
+        self._peak_bytes = 0
 
     def start(self) -> None:
         """Install everything."""
@@ -128,11 +129,18 @@ class WatchedProcess:
             unlike_plan=self._unlike_plan,
             first_at=self._first_at,
             last_at=self._last_at,
-            **self._memory.peaks(),
+            **self.peaks(),
         )
+
+    def peaks(self) -> dict[str, int | None]:
+        """Return the largest peaks read so far. On the CPU a reading falls by files that were mapped since the one before."""
+        found = self._memory.peaks()
+        if "process_peak_bytes" in found:
+            self._peak_bytes = found["process_peak_bytes"] = max(self._peak_bytes, found["process_peak_bytes"] or 0)
+        return found
 
     def _report_shortage(self, kind: str, message: str, where: str) -> None:
         self._write()
         rank, _ = rank_and_world_size(self._torch)
         made = {"type": kind, "message": message, "where": where, "rank": rank, "updates": self._updates}
-        report(self._folder, "oom", pid=os.getpid(), **made, **self._memory.peaks())
+        report(self._folder, "oom", pid=os.getpid(), **made, **self.peaks())
