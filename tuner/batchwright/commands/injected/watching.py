@@ -133,7 +133,7 @@ class WatchedProcess:
         )
 
     def peaks(self) -> dict[str, int | None]:
-        """Return the largest peaks read so far. On the CPU a reading falls by files that were mapped since the one before."""
+        """Return the largest peaks read so far. On the CPU a later reading is smaller by files mapped since."""
         found = self._memory.peaks()
         if "process_peak_bytes" in found:
             self._peak_bytes = found["process_peak_bytes"] = max(self._peak_bytes, found["process_peak_bytes"] or 0)
