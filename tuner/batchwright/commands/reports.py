@@ -27,7 +27,7 @@ class ReportedProcess:
         waiting_passes: backward passes since its last step.
         idle_steps: steps of an optimizer without a backward pass.
         updates: its updates, in order.
-        done: its last report, after the wanted updates.
+        done: its report after the wanted updates, and after the micro-batch without the limit.
         shortages: what may be OOMs, in order.
         files: what it did to files outside of the probe's folders, in order.
         exit: its report at its own end, if it ended by itself after it had begun to train.
@@ -67,8 +67,10 @@ class ReportedProcess:
                 self.shortages.append(event)
             case "file":
                 self.files.append(event)
-            case "done" | "exit" as last:
-                setattr(self, last, event)
+            case "done":
+                self.done = {**(self.done or {}), **event}
+            case "exit":
+                self.exit = event
 
     @property
     def rank(self) -> int:
@@ -142,7 +144,8 @@ class Reports:
     @property
     def settles_until(self) -> float:
         """Until when finished ranks make a micro-batch more without the limit, on the monotonic clock; 0 if none."""
-        return max((process.done.get("until") or 0.0 for process in self.finished if process.done), default=0.0)
+        done = [process.done for process in self.finished if process.done and process.done["trial_seconds"]]
+        return max((event["at"] + event["trial_seconds"] for event in done), default=0.0)
 
     @property
     def shortage(self) -> tuple[ReportedProcess, Event] | None:

@@ -26,7 +26,7 @@ _PASSES_OF_LAST_UPDATE = 2
 _LARGEST_GROWTH = 0.01
 """Share by which the memory held between two micro-batches may grow within an update, where the last one is cut off."""
 
-_TRIAL_SECONDS, _TRIAL_UPDATES = 1.0, 2.0
+_TRIAL_SECONDS, _TRIAL_UPDATES = 2.0, 4.0
 """Longest time that a micro-batch without the limit is waited for: seconds, and so often those of an update."""
 
 _HELPERS = ("--multiprocessing-fork", ".forkserver import main", ".loky.backend.", "/torch/_inductor/")
@@ -344,16 +344,18 @@ class ArmedProcess:
         goes_on = not self._is_done and self._rank()[1] == 1 and self._memory.begin_trial(self._torch.get_num_threads())
         self._memory.lift()
         self._check_variables()
-        longest = _TRIAL_SECONDS + _TRIAL_UPDATES * self._last_seconds
-        self._report_done(until=time.monotonic() + longest if goes_on else None)
+        if self._is_done:
+            self._report("done", trial_seconds=0.0, was_tried=True, **self._memory.peaks())
+        else:
+            self._report_done(_TRIAL_SECONDS + _TRIAL_UPDATES * self._last_seconds if goes_on else 0.0)
         self._is_done = True
         if not goes_on:
             sys.settrace(None)
             while True:
                 time.sleep(3600.0)
 
-    def _report_done(self, until: float | None = None) -> None:
-        """Report everything that was seen."""
+    def _report_done(self, trial_seconds: float = 0.0) -> None:
+        """Report everything that was seen, and for how long a micro-batch without the limit is waited for."""
         rank, world_size = self._rank()
         idle = self._idle_optimizers()
         groups = [group for it in self._optimizers if it not in idle for group in it.param_groups]
@@ -380,8 +382,8 @@ class ArmedProcess:
             python=".".join(str(part) for part in sys.version_info[:3]),
             longest_first=self.longest_first.drawn,
             batch_norms=trains_batch_norms(self._torch),  # takes memory, and so follows the peaks
-            until=until,
-            was_tried=self._is_done,
+            trial_seconds=trial_seconds,
+            was_tried=False,
             **peaks,
         )
 
