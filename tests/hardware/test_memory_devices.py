@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 
 from batchwright.errors import DeviceError
 from batchwright.hardware import inventory
+from batchwright.hardware.allocator_env import CPU_ENVIRONMENT
 from batchwright.hardware.memory_devices.cuda import limit_less_context
 from batchwright.units import format_bytes, parse_bytes
 from tests.support import device_contract
@@ -89,3 +91,31 @@ def test_what_is_no_size_is_refused(text: str) -> None:
 def test_sizes_are_written(number: int, text: str) -> None:
     """Two digits after the point, and binary units."""
     assert format_bytes(number) == text
+
+
+GROWTHS = """
+import ctypes, os, torch
+from batchwright.hardware.memory_devices.cpu import CpuDevice
+device, malloc = CpuDevice(torch.device("cpu")), ctypes.CDLL(None).malloc
+for kibibytes in range(0, 2048, 512):
+    if os.fork() == 0:
+        for _ in range(kibibytes // 16): malloc(16 * 1024)
+        device.limit(2**30)
+        for _ in range(3 * 64): malloc(16 * 1024)
+        print(device.peaks().process_bytes, flush=True)
+        os._exit(0)
+    os.wait()
+"""
+
+
+def test_the_heap_grows_alike_whatever_it_held_before() -> None:
+    """By whole steps of 2 MiB, of which the last one before the limit was begun somewhere."""
+    run = subprocess.run(
+        [sys.executable, "-c", GROWTHS],
+        env={**os.environ, **CPU_ENVIRONMENT},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    growths = run.stdout.split()
+    assert (len(growths), len(set(growths))) == (4, 1), growths
