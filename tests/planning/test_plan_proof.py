@@ -254,7 +254,7 @@ def test_a_plan_that_runs_out_of_memory_is_followed_by_the_next_smaller_one() ->
         "The plan in micro-batches of 46 + 45 was run and ran out of memory (OOM at 46). "
         "The plan itself was run: an update in micro-batches of 31 + 30 + 30 fits."
     )
-    assert found.choice == "Plans of larger micro-batches did not fit when they were run."
+    assert found.choice == "The 2-step plan (46 + 45) ran out of memory, so the plan has 3 steps of 31 at most."
     assert found.headroom is not None
     assert found.headroom.peak_bytes == 1310
     assert 46 not in {plan.micro_batch_size for plan in found.alternatives}

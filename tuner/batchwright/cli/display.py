@@ -157,7 +157,9 @@ def _facts(found: Recommendation) -> list[tuple[str, RenderableType]]:
     facts.append(("proof", found.evidence.proof.statement))
     if found.evidence.plan_proof:
         facts.append(("plan proof", found.evidence.plan_proof))
-    if found.choice and found.request.objective != "largest":
+    if found.choice and (
+        found.request.objective != "largest" or found.largest_micro_batch_size != found.evidence.proof.fits
+    ):
         facts.append(("choice", found.choice))
     if len(found.alternatives) > 1:
         facts.append(("alternatives", alternatives_table(found.alternatives)))
@@ -241,10 +243,11 @@ def _facts_of_plan(found: Recommendation, plan: Plan) -> list[tuple[str, str]]:
     requested = (
         "not verified" if is_open else "exact" if plan.exact else f"{plan.requested_effective_batch_size} requested"
     )
+    size, fits = found.largest_micro_batch_size, found.evidence.proof.fits
     facts += [
         ("accumulation", f"{counted(plan.gradient_accumulation_steps, 'step')} per update and rank"),
         ("effective batch", f"{plan.effective_batch_size}, {requested}"),
-        ("largest", f"a micro-batch of {found.largest_micro_batch_size} fits"),
+        ("largest", f"a micro-batch of {fits} fits{f'; the plan has at most {size}' if size != fits else ''}"),
     ]
     if found.uniform is not None:
         facts.append(("uniform plan", describe_uniform_plan(found.uniform)))

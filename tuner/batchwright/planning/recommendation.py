@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 
-from batchwright.planning.accumulation import balanced_plan, repeated_plan, share_per_rank, uniform_plan
+from batchwright.planning.accumulation import balanced_plan, repeated_plan, share_per_rank, steps_of, uniform_plan
 from batchwright.planning.comparison.gain import with_gain
 from batchwright.planning.comparison.what_if import WhatIfResult, format_changes
 from batchwright.planning.objectives import alternatives, describe_choice
 from batchwright.planning.parameters import DEFAULT_PARAMETERS, SearchParameters
 from batchwright.planning.proofs.coupled_loss import is_undivided
-from batchwright.planning.proofs.plan_proof import PlanProof
+from batchwright.planning.proofs.plan_proof import PlanProof, format_window
 from batchwright.schemas.dataset.batch_spec import BatchSpec
 from batchwright.schemas.field_errors import listed
 from batchwright.schemas.recommendation import (
@@ -151,7 +151,12 @@ def _largest(finished: FinishedTuning) -> int:
 def _choice(finished: FinishedTuning, listed: tuple[Alternative, ...]) -> str:
     request = finished.request
     if finished.plan_proof is not None and finished.plan_proof.failed:
-        return "Plans of larger micro-batches did not fit when they were run."
+        run, share = finished.plan_proof.failed[0], finished.share
+        return (
+            f"The {steps_of(share, run.micro_batch_size)}-step plan ({format_window(run.micro_batch_sizes)}) "
+            f"{'ran out of memory' if run.outcome is Outcome.OOM else 'is not valid'}, so the plan has "
+            f"{steps_of(share, finished.size)} steps of {finished.size} at most."
+        )
     bounded = request.max_micro_batch_size is not None and request.max_micro_batch_size < finished.share
     return describe_choice(
         request.objective,

@@ -32,7 +32,7 @@ export function planAndProof(found) {
     ${gain && alertBox(gain.baseline_fits === false ? "warn" : "info", "Gain", gain.statement)}
     <h3>Proof</h3>
     <div class="figures">
-      ${figure(count(found.largest_micro_batch_size), `${largestWords(evidence.proof)} (samples)`)}
+      ${figure(count(found.largest_micro_batch_size && evidence.proof.fits), `${largestWords(evidence.proof)} (samples)`)}
       ${headroom && figure(percent(headroom.free_fraction), `of ${bytes(headroom.limit_bytes)} stay free`)}
     </div>
     <p class="text">${shortened(evidence.proof.statement)} ${found.choice}</p>
