@@ -67,10 +67,8 @@ class ReportedProcess:
                 self.shortages.append(event)
             case "file":
                 self.files.append(event)
-            case "done":
-                self.done = {**(self.done or {}), **event}
-            case "exit":
-                self.exit = event
+            case "done" | "exit" as last:
+                setattr(self, last, {**(getattr(self, last) or {}), **event})
 
     @property
     def rank(self) -> int:
