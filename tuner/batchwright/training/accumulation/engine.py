@@ -17,6 +17,7 @@ micro-batch alive while its parts run.
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -43,13 +44,16 @@ from batchwright.training.accumulation.gradient_sums import (
 )
 from batchwright.training.accumulation.planned_window import PlannedWindow
 from batchwright.training.accumulation.recovery import Action, Recovery, decide
-from batchwright.training.accumulation.reduction import ONLY_TERM, Reduction, Weigh
+from batchwright.training.accumulation.reduction import Reduction
 from batchwright.training.accumulation.trainable_parameters import TrainableParameters
 from batchwright.training.coupling.loss_check import LossCheck
 from batchwright.training.micro_batches.loss_window import (
+    ONLY_TERM,
     LossWindow,
     Share,
     UpdateReport,
+    Weigh,
+    Weight,
     check_terms,
     finite_or_none,
 )
@@ -233,7 +237,7 @@ class GradientAccumulation:
             self.gradients.clear()
             sizes = tuple(micro_batch.size for micro_batch in window)
             return UpdateReport(dict.fromkeys(totals, 0.0), totals, None, skipped=True, micro_batch_sizes=sizes)
-        losses = LossWindow(totals)
+        losses = LossWindow(totals, weigh)
         try:
             if self._lock_step or not self._recovers:
                 # Ranks waiting inside a pass cannot be notified of a failure. It ends this process, as it ends a probe.
@@ -299,27 +303,36 @@ class GradientAccumulation:
             return error
         return None
 
-    def _backward(self, micro_batch: MicroBatch, loss: Loss, losses: LossWindow) -> LossTerms:
-        """Run the forward and backward pass. Return the terms without their graph."""
+    def _backward(self, micro_batch: MicroBatch, loss: Loss, losses: LossWindow) -> Mapping[str, tuple[Tensor, Weight]]:
+        """Run the forward and backward pass. Return the terms without their graph.
+
+        A term without weight adds nothing: its loss is ignored, and has no backward pass.
+        """
         output = loss(self._called, to_device(micro_batch.batch, self.device, self._floating))
         terms = cast("LossTerms", {ONLY_TERM: output} if isinstance(output, tuple) else output)
         check_terms(terms, losses.totals)
-        sums = {
-            name: (
-                loss_sum.reshape(()) if loss_sum.dim() else loss_sum,
-                weight.detach() if isinstance(weight, Tensor) else weight,
-            )
-            for name, (loss_sum, weight) in terms.items()
-        }
-        divisors = {
-            term: losses.divisor(term, 1.0 if self._lock_step else weight) for term, (_, weight) in sums.items()
-        }
-        roots = {name: sums[name][0] for name, divisor in divisors.items() if divisor}
+        roots: list[Tensor] = []
+        seeds: list[Tensor] = []
+        found: dict[str, tuple[Tensor, Weight]] = {}
+        for name, (loss, reported) in terms.items():
+            loss_sum = loss.reshape(()) if loss.dim() else loss
+            weight, is_zero = losses.weight(name, reported, micro_batch)
+            found[name] = (torch.zeros_like(loss_sum) if is_zero else loss_sum.detach(), weight)
+            if is_zero and not self._lock_step:
+                continue  # the gradient of 0 / 0 would be NaN, and stay NaN times zero
+            if is_zero and not math.isfinite(float(loss_sum)):
+                raise WorkloadError(
+                    f"loss term `{name}` is {float(loss_sum):g} for a micro-batch without weight, whose backward pass "
+                    "sharded ranks cannot leave out: return a finite loss, for example by `weight.clamp(min=1)`"
+                )
+            divisor = losses.divisor(name, 1.0 if self._lock_step else weight, loss_sum)
+            if divisor:
+                roots.append(loss_sum)
+                share = 0.0 if is_zero or micro_batch.is_padding else 1.0
+                seeds.append(self._gradient_seed(share / divisor, loss_sum))
         if roots:
-            share = 0.0 if micro_batch.is_padding else 1.0
-            seeds = [self._gradient_seed(share / divisors[name], root) for name, root in roots.items()]
-            torch.autograd.backward(list(roots.values()), seeds)
-        return {name: (loss_sum.detach(), weight) for name, (loss_sum, weight) in sums.items()}
+            torch.autograd.backward(roots, seeds)
+        return found
 
     def _gradient_seed(self, gradient: float, loss_sum: Tensor) -> Tensor:
         """The gradient of the window's mean by a loss sum, times the scaler's scale, created once per window.

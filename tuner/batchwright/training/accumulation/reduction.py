@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import TypeAlias
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
@@ -17,16 +16,12 @@ from batchwright.training.micro_batches.loss_window import (
     MeasuredPart,
     Share,
     UpdateReport,
+    Weigh,
     agreed_weights,
+    named_weights,
     sum_by_name,
 )
 from batchwright.training.micro_batches.splitting import MicroBatch
-from batchwright.workloads.base import Batch
-
-ONLY_TERM = "loss"
-"""Name of the term of a loss that returns a single pair."""
-Weigh: TypeAlias = "Callable[[Batch], Mapping[str, float] | float]"
-"""The weight that the loss of a micro-batch will have, without a forward pass."""
 
 
 class Reduction:
@@ -62,14 +57,13 @@ class Reduction:
         """The window's weight per term over all ranks, or None if it is only known after the forward passes."""
         if weigh is None:
             return None
-        found = (weigh(micro_batch.batch) for micro_batch in window if not micro_batch.is_padding)
-        named = (weights if isinstance(weights, Mapping) else {ONLY_TERM: weights} for weights in found)
+        named = (named_weights(weigh(micro_batch.batch)) for micro_batch in window if not micro_batch.is_padding)
         return sum_by_name(self._ranks.run_collectively(lambda: sum_by_name(named)))  # which calls `weigh`
 
     def share(self, losses: LossWindow, splits: list[MicroBatchSplit], measured: MeasuredPart | None) -> Share:
         """This rank's part of the window, for the other ranks."""
         names = list(losses.sums)
-        values = torch.stack([losses.sums[name].double() for name in names]).tolist() if names else []
+        values = torch.stack([losses.sums[name] for name in names]).tolist() if names else []
         return Share(
             sums=dict(zip(names, values, strict=True)),
             weights={name: float(weight) for name, weight in losses.weights.items()},

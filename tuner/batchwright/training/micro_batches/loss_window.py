@@ -4,22 +4,32 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
+import torch
 from torch import Tensor
 
 from batchwright.errors import WorkloadError
 from batchwright.planning.noise_scale import GradientPart, NoiseMeasurement
 from batchwright.schemas.training import MicroBatchSplit
-from batchwright.workloads.base import LossTerms
+from batchwright.training.micro_batches.splitting import MicroBatch
+from batchwright.workloads.base import Batch, LossTerms
 
+ONLY_TERM = "loss"
+"""Name of the term of a loss that returns a single pair."""
+Weigh: TypeAlias = "Callable[[Batch], Mapping[str, float] | float]"
+"""The weight that the loss of a micro-batch will have, without a forward pass."""
+Weight: TypeAlias = "Tensor | float"
+"""A number, or an fp64 scalar on a device, to avoid a synchronization."""
 _NEEDS_WEIGHTS = (
     "several loss terms ({terms}) need their weights beforehand, from `weigh` or a workload's loss_weights(batch): "
     "each term is divided by its own weight over the whole window, known before the first backward pass"
 )
 _WEIGHT_TOLERANCE = 1e-4
 """Relative: weights may have been summed in fp32."""
+_NARROWER_THAN_BYTES = torch.float32.itemsize
 
 
 @dataclass(frozen=True)
@@ -52,31 +62,57 @@ class UpdateReport:
 
 @dataclass
 class LossWindow:
-    """Losses and weights that one rank has summed in an accumulation window so far."""
+    """Losses and weights that one rank has summed in an accumulation window so far, in fp64."""
 
     totals: Mapping[str, float] | None
     """Weight per term of the whole window over all ranks; None if it is only known after the forward passes."""
+    weigh: Weigh | None = None
+    """Weights without a forward pass, if ``totals`` is known."""
     sums: dict[str, Tensor] = field(default_factory=dict)
     """Summed loss per term, kept on the device."""
-    weights: dict[str, Tensor | float] = field(default_factory=dict)
-    """Weight per term that forward passes have reported. Tensors stay on the device, to avoid a synchronization."""
+    weights: dict[str, Weight] = field(default_factory=dict)
+    """Weight per term that forward passes have reported."""
     provisional: float = 0.0
-    """The divisor used until the true one is known: the first weight that is not zero."""
+    """The divisor used until the true one is known: the first weight that is not zero, or a power of two near it."""
     sizes: list[int] = field(default_factory=list)
     """Sizes of the micro-batches that have run."""
 
-    def add(self, terms: LossTerms, size: int) -> None:
+    def add(self, terms: Mapping[str, tuple[Tensor, Weight]], size: int) -> None:
         """Add the terms, without their graph, of a micro-batch that has run."""
         for name, (loss_sum, weight) in terms.items():
-            self.sums[name] = self.sums[name] + loss_sum if name in self.sums else loss_sum
+            if name in self.sums:
+                self.sums[name].add_(loss_sum)
+            else:
+                self.sums[name] = loss_sum.to(torch.float64, copy=True)
             self.weights[name] = self.weights.get(name, 0.0) + weight
         self.sizes.append(size)
 
-    def divisor(self, name: str, weight: Tensor | float) -> float:
-        """The divisor of the term's sum before the backward pass."""
+    def weight(self, name: str, weight: Tensor | float, micro_batch: MicroBatch) -> tuple[Weight, bool]:
+        """The weight that a term has reported, and whether it is zero.
+
+        A tensor on a GPU is only read if the weight is not known beforehand, because reading it waits for the GPU.
+
+        Raises:
+            WorkloadError: as ``as_weight``.
+        """
+        if self.weigh is not None and isinstance(weight, Tensor) and (weight.is_cuda or _is_narrow(weight)):
+            known = named_weights(self.weigh(micro_batch.batch)).get(name, 0.0)
+            return known if _is_narrow(weight) else weight.detach().double(), not known
+        number = as_weight(name, weight)
+        return number, not number
+
+    def divisor(self, name: str, weight: Weight, loss_sum: Tensor) -> float:
+        """The divisor of the term's sum before the backward pass.
+
+        Args:
+            name: the term.
+            weight: its weight in the micro-batch, not zero, by which a single term is divided until the total is known.
+            loss_sum: a narrow sum is divided by a power of two, which its type has exactly.
+        """
         if self.totals is not None:
             return self.totals[name]
-        self.provisional = self.provisional or float(weight)
+        if not self.provisional:
+            self.provisional = 2.0 ** round(math.log2(weight)) if _is_narrow(loss_sum) else float(weight)
         return self.provisional
 
     def reset(self) -> None:
@@ -107,6 +143,46 @@ class Share:
     """Samples of this rank."""
     measured: MeasuredPart | None
     """The part whose gradient was measured, if it was to be."""
+
+
+def named_weights(weights: Mapping[str, float] | float) -> dict[str, float]:
+    """The weights that ``weigh`` has returned, by term.
+
+    Raises:
+        WorkloadError: as ``as_weight``.
+    """
+    named = weights if isinstance(weights, Mapping) else {ONLY_TERM: weights}
+    return {name: as_weight(name, weight) for name, weight in named.items()}
+
+
+def as_weight(name: str, weight: object) -> float:
+    """The weight of a loss term as a number.
+
+    Raises:
+        WorkloadError: when the weight is not a finite number of at least 0, or a count in bf16 or fp16 above the last
+            whole number that the type has exactly (256 and 2,048).
+    """
+    if isinstance(weight, Tensor) and (weight.numel() != 1 or weight.is_complex()):
+        raise WorkloadError(
+            f"the weight of loss term `{name}` is a {weight.dtype} tensor of shape {tuple(weight.shape)}, and must be "
+            "one number, such as `mask.sum()`"
+        )
+    try:
+        number = float(weight)  # type: ignore[arg-type] # of any type of numbers
+    except (TypeError, ValueError):
+        raise WorkloadError(f"the weight of loss term `{name}` is {weight!r}, and must be a number") from None
+    if not 0.0 <= number < math.inf:
+        raise WorkloadError(f"the weight of loss term `{name}` is {number}, and must be a finite number of at least 0")
+    if isinstance(weight, Tensor) and _is_narrow(weight) and number > (last := 2 / torch.finfo(weight.dtype).eps):
+        raise WorkloadError(
+            f"the weight of loss term `{name}` is {number:g} in {weight.dtype}, which has whole numbers only up to "
+            f"{last:g}: count in fp32, as in `mask.sum(dtype=torch.float32)`"
+        )
+    return number
+
+
+def _is_narrow(tensor: Tensor) -> bool:
+    return tensor.dtype.itemsize < _NARROWER_THAN_BYTES and tensor.is_floating_point()
 
 
 def finite_or_none(value: float) -> float | None:
