@@ -8,8 +8,9 @@
 
 where ``loss(model, micro_batch)`` returns ``(loss_sum, weight)``: a *sum* over samples or tokens, and their number. The
 update has the gradient of the whole window's mean, for any division of samples and tokens into micro-batches and any
-number of ranks. A micro-batch that does not fit is divided and run again (``recovery``). Losses and gradients are
-summed over micro-batches (``gradient_sums``) and ranks (``reduction``).
+number of ranks. In fp32 it is within 1e-5 for up to 1,000 micro-batches (``gradient_sums`` has the bound). A micro-batch of
+weight 0 adds nothing, even if its loss is not finite. A micro-batch that does not fit is divided and run again
+(``recovery``). Losses and gradients are summed over micro-batches (``gradient_sums``) and ranks (``reduction``).
 
 The loss is a function and not the body of a ``for`` loop, whose variables would keep the tensors of a failed
 micro-batch alive while its parts run.
@@ -17,7 +18,6 @@ micro-batch alive while its parts run.
 
 from __future__ import annotations
 
-import math
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -92,7 +92,8 @@ class GradientAccumulation:
             scratch sums on a GPU, where they take no time, and in-place sums on the CPU, where new memory for every
             micro-batch takes time.
         recovers: whether to divide a micro-batch that does not fit, or to raise its error.
-        floating: type to cast floating-point inputs to, for parameters of a lower precision.
+        floating: type to cast floating-point inputs to, for parameters of a lower precision. Masks are cast too: count
+            them with ``mask.sum(dtype=torch.float32)``. ``weigh`` gets the batch before the cast.
         lock_step: whether the model's own collectives (FSDP) are in every forward and backward pass and reduce the
             gradient. A rank cannot divide a micro-batch alone, so an out-of-memory error is raised.
         checks_coupling: whether to compare the loss of the first window with the loss of its parts, see
@@ -320,9 +321,9 @@ class GradientAccumulation:
             found[name] = (torch.zeros_like(loss_sum) if is_zero else loss_sum.detach(), weight)
             if is_zero and not self._lock_step:
                 continue  # the gradient of 0 / 0 would be NaN, and stay NaN times zero
-            if is_zero and not math.isfinite(float(loss_sum)):
+            if is_zero and not loss_sum.isfinite():
                 raise WorkloadError(
-                    f"loss term `{name}` is {float(loss_sum):g} for a micro-batch without weight, whose backward pass "
+                    f"loss term `{name}` is {loss_sum.item():g} for a micro-batch without weight, whose backward pass "
                     "sharded ranks cannot leave out: return a finite loss, for example by `weight.clamp(min=1)`"
                 )
             divisor = losses.divisor(name, 1.0 if self._lock_step else weight, loss_sum)

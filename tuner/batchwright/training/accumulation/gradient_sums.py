@@ -11,6 +11,11 @@ There are two ways of summing, which differ in memory and in the cost of a failu
 Sums are in fp32 even if parameters and their gradients have a lower precision: 256 micro-batches added up in bf16 are
 off by 1.6 %. Parameters that no micro-batch used have no gradient (``None``): with a gradient of zero, AdamW would
 still decay them.
+
+A sum of K micro-batches in fp32 rounds K - 1 times, by at most 2**-24 of the sum each time. The worst case is equal
+gradients: these were off by 9.7e-6 for 1,024 micro-batches and by 6.2e-4 for 65,536. Positive gradients of random size
+were off by 1e-6 and 6.4e-6. A compensated or a pairwise sum would take another set of gradients, so none is used. For
+more than 1,000 micro-batches in an update, train in fp64 or with larger micro-batches to stay within 1e-5.
 """
 
 from __future__ import annotations

@@ -168,7 +168,7 @@ def as_weight(name: str, weight: object) -> float:
             "one number, such as `mask.sum()`"
         )
     try:
-        number = float(weight)  # type: ignore[arg-type] # of any type of numbers
+        number = float(weight.detach() if isinstance(weight, Tensor) else weight)  # type: ignore[arg-type] # of any type of numbers
     except (TypeError, ValueError):
         raise WorkloadError(f"the weight of loss term `{name}` is {weight!r}, and must be a number") from None
     if not 0.0 <= number < math.inf:
