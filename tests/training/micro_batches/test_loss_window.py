@@ -63,8 +63,8 @@ def test_the_gradient_of_a_narrow_loss_is_divided_exactly(gathering: Gathering) 
     model = _linear(torch.bfloat16)
     batches = [torch.ones(3, 8, dtype=torch.bfloat16)] * 3
     engine = _engine(model, gathering, checks_coupling=False)
-    engine._run_window(batches, lambda called, batch: (called(batch).sum(), len(batch)), None)  # noqa: SLF001 - before the sums are rounded to bf16
-    engine._reduction.apply_outstanding()  # noqa: SLF001 - as above
+    engine._run_window(batches, lambda called, batch: (called(batch).sum(), len(batch)), None)
+    engine._reduction.apply_outstanding()
     assert [_error(total, torch.ones_like(total).double()) for total in engine.gradients.tensors()] == pytest.approx(
         [0.0, 0.0], abs=1e-6
     )
