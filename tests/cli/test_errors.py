@@ -29,6 +29,7 @@ _CODES = {
     "TrainingError": ExitCode.TRAINING_FAILED,
     "CheckpointError": ExitCode.TRAINING_FAILED,
     "DamagedCheckpointError": ExitCode.TRAINING_FAILED,
+    "NotFiniteError": ExitCode.TRAINING_FAILED,
     "PeerError": ExitCode.TRAINING_FAILED,
 }
 

@@ -26,6 +26,7 @@
     |- TrainingError        a training run cannot start or continue
        |- CheckpointError   a checkpoint cannot be written, read, or does not belong to this run
           |- DamagedCheckpointError   its files are incomplete or changed
+       |- NotFiniteError    the loss, gradient or weights of a run are infinite or NaN
        |- PeerError         another rank of the run failed
 """
 
@@ -187,6 +188,10 @@ class CheckpointError(TrainingError):
 
 class DamagedCheckpointError(CheckpointError):
     """A checkpoint's files are incomplete, or differ from the ones that were written."""
+
+
+class NotFiniteError(TrainingError):
+    """The loss, the gradient or the weights of a run are infinite or NaN, so that training on is in vain."""
 
 
 class PeerError(TrainingError):

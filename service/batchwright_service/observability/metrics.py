@@ -54,6 +54,9 @@ _WORK_SECONDS = (1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1800, 3600, 7200, 21_60
 OUT_OF_MEMORY_CODE = "training-out-of-memory"
 """Code of jobs that ran out of memory: its series exists before the first of them, for alerts."""
 
+NOT_FINITE_CODE = "training-not-finite"
+"""Code of jobs whose loss, gradient or weights were infinite or NaN, with a series as above."""
+
 Families = Callable[[], Iterable[Metric]]
 Snapshot = list[tuple[str, str, str, list[tuple[str, dict[str, str], float]]]]
 """Metric families as JSON: name, help, type, and samples with their names, labels and values."""
@@ -180,7 +183,8 @@ class Metrics:
         self._busy.register(device)
         for family in (self._unready, self._takeovers, self._splits):
             family.labels(device)
-        self._failures.labels(WorkKind.JOB.value, OUT_OF_MEMORY_CODE)
+        for code in (OUT_OF_MEMORY_CODE, NOT_FINITE_CODE):
+            self._failures.labels(WorkKind.JOB.value, code)
         for durations in self._work.values():
             for state in TERMINAL_STATES:
                 durations.labels(state.value)

@@ -40,7 +40,7 @@ from batchwright_service.domain.hardware import HardwareNeed
 from batchwright_service.domain.identifiers import IdentifierSource
 from batchwright_service.errors import ServiceError
 from batchwright_service.observability.instruments import Instruments
-from batchwright_service.observability.metrics import OUT_OF_MEMORY_CODE
+from batchwright_service.observability.metrics import NOT_FINITE_CODE, OUT_OF_MEMORY_CODE
 from batchwright_service.problem_mapping import stored_problem
 from batchwright_service.store.interface import EvidenceStore, RecommendationStore, ResidualStore
 from batchwright_service.store.models import Binding, Claim, Ending, WorkItem
@@ -86,6 +86,13 @@ class RunOutOfMemoryError(RunFailedError):
 
     code = OUT_OF_MEMORY_CODE
     title = "The training run ran out of memory"
+
+
+class RunNotFiniteError(RunFailedError):
+    """The training run cannot go on, since its loss, gradient or weights are infinite or NaN."""
+
+    code = NOT_FINITE_CODE
+    title = "The training run is no longer finite"
 
 
 @dataclass(frozen=True)
@@ -324,6 +331,7 @@ def _job_ending(result: TrainingResult) -> Ending:
             return Ending(State.SUCCEEDED, result=result)
         case RunOutcome.FAILED:
             kind = RunOutOfMemoryError if result.out_of_memory else RunFailedError
+            kind = RunNotFiniteError if result.not_finite_since is not None else kind
             return Ending(State.FAILED, result=result, problem=stored_problem(kind(result.message)))
         case RunOutcome.STOPPED:
             raise StoppedError(result.message)

@@ -7,6 +7,7 @@ import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -23,7 +24,7 @@ from batchwright_service.application.rules.policy import Policy
 from batchwright_service.domain.identifiers import IdentifierSource
 from batchwright_service.domain.key_texts import make_key
 from batchwright_service.errors import ConfigurationError, EstimatesBusyError, NotReadyError, StoreUnavailableError
-from batchwright_service.observability.metrics import OUT_OF_MEMORY_CODE, Metrics
+from batchwright_service.observability.metrics import NOT_FINITE_CODE, OUT_OF_MEMORY_CODE, Metrics
 from batchwright_service.store.models import QueueDepth
 from batchwright_service.store.store import Store
 from batchwright_service.worker.executors.base import GraceSeconds, OnProgress, TrainingRun
@@ -218,25 +219,35 @@ def test_readiness_is_a_metric(store: Store) -> None:
 
 
 class ShortTrainer(Trainer):
-    """Runs out of memory twice in its first update, and for good after it."""
+    """Runs out of memory twice in its first update, and fails after it."""
+
+    def __init__(self, **result: Any) -> None:
+        super().__init__()
+        self._result = result
 
     @override
     def __call__(self, run: TrainingRun, on_progress: OnProgress, grace_seconds: GraceSeconds) -> TrainingResult:
         split = MicroBatchSplit(rank=0, size=4, parts=(2, 2), message="out of memory")
         on_progress([progress(1, run.request.updates).model_copy(update={"splits": (split, split)})])
-        return TrainingResult(outcome=RunOutcome.FAILED, message="out of memory", updates=1, out_of_memory=True)
+        return TrainingResult(outcome=RunOutcome.FAILED, message="it failed", updates=1, **self._result)
 
 
-def test_a_failed_job_is_counted_by_its_code(start_service: StartService) -> None:
-    """With its split micro-batches; the series of jobs that run out of memory is there before the first one."""
-    service = start_service(trainer=ShortTrainer())
-    code = {"kind": "job", "code": OUT_OF_MEMORY_CODE}
+@pytest.mark.parametrize(
+    ("failed", "result"),
+    [(OUT_OF_MEMORY_CODE, {"out_of_memory": True}), (NOT_FINITE_CODE, {"not_finite_since": 1})],
+)
+def test_a_failed_job_is_counted_by_its_code(start_service: StartService, failed: str, result: dict[str, Any]) -> None:
+    """With its split micro-batches; the series of the code is there before the first failure."""
+    service = start_service(trainer=ShortTrainer(**result))
+    code = {"kind": "job", "code": failed}
     before = samples_of(service.http.get("/metrics").text)
     assert before["batchwright_failures_total", frozenset(code.items())] == 0
     body = {"recommendation": recommendation().model_dump(mode="json"), "training": {"updates": 2}}
     job = service.http.post("/v1/jobs", json=body).json()
     ended = service.http.get(f"/v1/jobs/{job['id']}?wait=30").json()
-    assert ended["problem"]["code"] == OUT_OF_MEMORY_CODE
+    assert ended["state"] == "FAILED"
+    assert ended["problem"]["code"] == failed
+    assert ended["result"].items() >= result.items()
     samples = samples_of(service.http.get("/metrics").text)
     assert value(samples, "batchwright_failures_total", **code) == 1
     assert value(samples, "batchwright_job_splits_total", device="cpu") == 2

@@ -225,6 +225,9 @@ class TrainingResult(Document):
     """Set when memory ran out and the run can be resumed with micro-batches of at most this size."""
     out_of_memory: bool = False
     """True when the end of memory ended the process, with or without a smaller micro-batch to resume with."""
+    not_finite_since: PositiveInt | None = None
+    """Set when the run ended because its loss, gradient or weights are infinite or NaN: the first of the updates in a
+    row for which this was seen. The newest checkpoint is finite."""
     trouble: SystemTrouble | None = None
     """Set when a disk, not the workload, ended the run."""
     weights_sha256: str | None = None

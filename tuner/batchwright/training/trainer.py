@@ -7,12 +7,13 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 
-from batchwright.errors import CheckpointError
+from batchwright.errors import CheckpointError, NotFiniteError
 from batchwright.schemas.training import RunOutcome, TrainingProgress
 from batchwright.training.assembly import RunParts, seed_rank
 from batchwright.training.batch_schedule import Position, WindowQueue, micro_batches_of
 from batchwright.training.checkpoints import State, Weights, with_tied_names
 from batchwright.training.data import WORKER_BYTES, WindowLoader
+from batchwright.training.finite_updates import FiniteUpdates
 from batchwright.training.fsdp import copy_into, full_tensors, load_optimizer, load_weights
 from batchwright.training.launching.run_log import log
 from batchwright.training.micro_batches.loss_window import finite_or_none
@@ -38,6 +39,7 @@ class Trainer:
         position: progress of the run.
         notes: facts that the user should know of the run, a sentence each.
         noise_scale: measurements of the gradient noise.
+        finite: updates whose loss or gradient was not finite.
         evaluation: evaluations on held-out samples; None where none were requested.
     """
 
@@ -54,6 +56,7 @@ class Trainer:
         self._checkpoints = parts.checkpoints
         self._schedule = parts.batch_schedule
         self.noise_scale = RunNoiseScale(parts.request, self._schedule)
+        self.finite = FiniteUpdates(self.model)
         self.evaluation = parts.evaluation
         self._saved: int | None = None
         self._lacks_evaluation = False
@@ -94,6 +97,9 @@ class Trainer:
         Args:
             report: called once for every update, on rank 0, when its evaluation is over.
             should_stop: called before every update.
+
+        Raises:
+            NotFiniteError: when the loss, the gradient or the weights are not finite. No such weights are written.
         """
         updates = self.request.updates
         windows = WindowQueue(
@@ -102,11 +108,17 @@ class Trainer:
         loader = WindowLoader(self._parts.data, windows, workers=self._workers(), seed=self.request.seed)
         batches = iter(loader)  # kept here: dropping the iterator would end the workers under the limit
         try:
-            self._run(batches, windows, report, should_stop)
-        finally:
-            with self._device.without_limit():  # ending the workers may start threads
-                loader.close()
-        self._save()
+            try:
+                self._run(batches, windows, report, should_stop)
+            finally:
+                with self._device.without_limit():  # ending the workers may start threads
+                    loader.close()
+            if self._is_over() and (note := self.finite.conclude(self._newest)) is not None:
+                self.notes.append(note)
+            self._save()
+        except NotFiniteError as error:
+            self._report(report)
+            raise NotFiniteError(self.finite.describe(error, self._saved)) from None
         return RunOutcome.SUCCEEDED if self._is_over() and not self._is_evaluation_due() else RunOutcome.STOPPED
 
     def _is_over(self) -> bool:
@@ -194,6 +206,7 @@ class Trainer:
                 return
             micro_batches = micro_batches_of(self._parts.data, windows.pop(), batches, self.request.seed)
             self._newest, self._is_reported = self._update(micro_batches, began), False
+            self.finite.add(self._newest)
 
     def save_weights(self) -> str:
         """Write the weights, and their moving averages if the spec requests them. Return the SHA-256 of the weights.
@@ -284,7 +297,7 @@ class Trainer:
                 }
                 weights, state = self._weights(), {**self._state(), "ranks": self.ranks.gather(own), "proofs": proofs}
                 best = None if self.evaluation is None else self.evaluation.best_update
-                write = partial(self._checkpoints.save, update, weights, state, best)
+                write = partial(self._write_checkpoint, weights, state, best)
             else:
                 added = {**self._evaluation_state(), "proofs": proofs}
                 write = partial(self._checkpoints.add_evaluation, update, added)
@@ -292,6 +305,11 @@ class Trainer:
         if is_new and not self.ranks.rank:
             log(f"checkpoint of update {update} written")
         self._saved, self._lacks_evaluation = update, False
+
+    def _write_checkpoint(self, weights: Weights, state: State, best: int | None) -> None:
+        update = self.position.update
+        self.finite.require_finite(weights, update)
+        self._checkpoints.save(update, weights, state, best)
 
     def _weights(self) -> Weights:
         """The weights that change: all of the model, or what is trained beside a frozen base."""
@@ -309,6 +327,7 @@ class Trainer:
             "position": dict(vars(self.position)),
             "coupling": self._parts.coupling.state(),
             "noise scale": self.noise_scale.state(),
+            "finite": self.finite.state(),
             **self._evaluation_state(),
         }
         gathered: State = full_tensors(state, keep=not self.ranks.rank)
@@ -341,6 +360,7 @@ class Trainer:
         self.position = Position(**state["position"])
         self._parts.coupling.load_state(**state["coupling"])
         self.noise_scale.load_state(**state["noise scale"])
+        self.finite.load_state(**state["finite"])
         if self.evaluation is not None and state["evaluation"] is not None:
             note = self.evaluation.load_state(state["evaluation"])
             self.notes += [] if note is None else [note]

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 
-from batchwright.errors import BatchwrightError, OutOfMemoryError, PeerError, WorkloadError
+from batchwright.errors import BatchwrightError, NotFiniteError, OutOfMemoryError, PeerError, WorkloadError
 from batchwright.hardware.memory_devices.base import MemoryDevice
 from batchwright.hardware.memory_devices.factory import open_device
 from batchwright.schemas.recommendation import Recommendation
@@ -130,6 +130,7 @@ def train(paths: RunPaths, stop: StopRequest) -> TrainingResult:
         notes=(*(state.trainer.notes if state.trainer else ()), *state.notes),
         smaller_micro_batch=smaller,
         out_of_memory=oom_error is not None,
+        not_finite_since=state.trainer.finite.since if state.trainer and isinstance(failure, NotFiniteError) else None,
         trouble=_disk_trouble(failure),
         weights_sha256=state.weights_sha256,
         noise_scale=state.trainer.noise_scale.estimate() if state.trainer and state.position.update else None,

@@ -90,6 +90,7 @@ function sections(job, history) {
       ...runFacts(job),
       ["Directory", job.directory && html`<code>${job.directory}</code>`],
       ["Exit status", result?.exit_status?.toString()],
+      ["Not finite since", result?.not_finite_since && `update ${count(result.not_finite_since)}`],
       ["Evaluation", result?.evaluation?.message],
       ["Suggested batch", noiseFigure(result?.noise_scale)],
       ["Weights (SHA-256)", result?.weights_sha256 && html`<code>${result.weights_sha256}</code>`],
