@@ -9,8 +9,8 @@
 where ``loss(model, micro_batch)`` returns ``(loss_sum, weight)``: a *sum* over samples or tokens, and their number. The
 update has the gradient of the whole window's mean, for any division of samples and tokens into micro-batches and any
 number of ranks. In fp32 it is within 1e-5 for up to 1,000 micro-batches (``gradient_sums`` has the bound). A
-micro-batch of weight 0 adds nothing, even if its loss is not finite. A micro-batch that does not fit is divided and run again
-(``recovery``). Losses and gradients are summed over micro-batches (``gradient_sums``) and ranks (``reduction``).
+micro-batch of weight 0 adds nothing, even if its loss is not finite. A micro-batch that does not fit is divided and run
+again (``recovery``). Losses and gradients are summed over micro-batches (``gradient_sums``) and ranks (``reduction``).
 
 The loss is a function and not the body of a ``for`` loop, whose variables would keep the tensors of a failed
 micro-batch alive while its parts run.
