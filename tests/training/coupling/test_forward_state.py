@@ -17,7 +17,7 @@ from torch.nn.utils import parametrizations, spectral_norm
 from torch.profiler import ProfilerActivity, profile
 
 from batchwright.training.coupling.check import CouplingReport, check_coupling
-from batchwright.training.coupling.forward_state import ModelState
+from batchwright.training.micro_batches.forward_state import ModelState
 from tests.support.coupled import WIDTH, Case, squares
 
 CPU = torch.device("cpu")

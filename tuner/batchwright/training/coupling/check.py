@@ -30,7 +30,6 @@ from batchwright.training.coupling.comparison import (
     without_dropout,
 )
 from batchwright.training.coupling.error_scale import NO_NOISE, Noise, Run, gradient_errors, loss_error, term_errors
-from batchwright.training.coupling.forward_state import ModelState
 from batchwright.training.coupling.module_trace import trace
 from batchwright.training.coupling.precision import Precision, arithmetic, kernels_for, working_copy
 from batchwright.training.coupling.random_draws import MatchedDraws, UnmatchedDrawError
@@ -43,6 +42,7 @@ from batchwright.training.coupling.report import (
     state_culprit,
     term_culprit,
 )
+from batchwright.training.micro_batches.forward_state import ModelState
 from batchwright.training.micro_batches.rng_state import preserved_random_state
 from batchwright.workloads.base import Batch, Workload
 from batchwright.workloads.build import build_model, build_workload

@@ -18,10 +18,10 @@ from torch import Tensor, nn
 
 from batchwright.torch_internals import Dropout
 from batchwright.training.coupling.error_scale import Noise, Run, Term, noise_of
-from batchwright.training.coupling.forward_state import ModelState
 from batchwright.training.coupling.precision import LIMITS, Precision
 from batchwright.training.coupling.random_draws import MatchedDraws
 from batchwright.training.coupling.rounded_weights import ROUNDED_RUNS, mantissa_bits, rounded_weights
+from batchwright.training.micro_batches.forward_state import ModelState
 from batchwright.training.micro_batches.loss_window import check_pairs
 from batchwright.training.micro_batches.rng_state import RandomState
 from batchwright.training.micro_batches.splitting import sample_count, sliced, to_device

@@ -23,8 +23,8 @@ from torch.overrides import TorchFunctionMode
 
 from batchwright.errors import WorkloadError
 from batchwright.training.coupling.comparison import without_dropout
-from batchwright.training.coupling.forward_state import ModelState
 from batchwright.training.coupling.rounded_weights import ROUNDED_RUNS, ROUNDING_SAFETY, mantissa_bits, rounded_weights
+from batchwright.training.micro_batches.forward_state import ModelState
 from batchwright.training.micro_batches.nested_batches import to_device
 from batchwright.training.micro_batches.snapshot import Snapshot
 from batchwright.training.micro_batches.splitting import MicroBatch
