@@ -101,7 +101,8 @@ class GradientAccumulation:
             differ. Not with ``lock_step``.
 
     Attributes:
-        snapshot: the last captured random numbers and buffers, overwritten by each window; None with ``lock_step``.
+        snapshot: the last captured random numbers and state of the model, overwritten by each window; None with
+            ``lock_step``.
 
     Before each window, parameters that became trainable later, gradients that the window did not compute, and a sharded
     model that averages are refused.
@@ -275,6 +276,7 @@ class GradientAccumulation:
                 recovery.protect([micro_batch])
             failure = self._attempt(micro_batch, loss, losses)
             if failure is None:
+                recovery.passed()
                 gradients.commit()
                 self._noise.take(losses)
                 continue

@@ -61,7 +61,7 @@ class Recovery:
     Args:
         memory: recognises an out-of-memory error.
         gradients: the sums of the window.
-        snapshot: the random generators and buffers; None in lock step, where no pass is run again.
+        snapshot: random generators and what passes change in the model; None in lock step, where no pass is run again.
         action: the response to an out-of-memory error in a pass.
         rank: this process, for the record of a split.
 
@@ -96,6 +96,11 @@ class Recovery:
             self._snapshot.capture()
         self._versions = BatchVersions(micro_batches)
 
+    def passed(self) -> None:
+        """Note that a pass has ended, which shows the state that passes change."""
+        if self._snapshot is not None:
+            self._snapshot.learn()
+
     def divide(self, failure: Exception, micro_batch: MicroBatch) -> None:
         """Lower the bound on micro-batches after one did not fit.
 
@@ -119,18 +124,18 @@ class Recovery:
         self.splits.append(split)
 
     def roll_back(self) -> None:
-        """Undo the failed pass: free its memory, restore its random numbers and buffers, drop its gradients.
+        """Undo the failed pass: free its memory, restore random numbers and the model's state, drop its gradients.
 
         The caller must have dropped the error, whose traceback keeps the tensors of the failed pass alive.
 
         Raises:
-            WorkloadError: when the loss has written to a batch that is to run again.
+            WorkloadError: when the loss has written to a batch that is to run again, or as ``Snapshot.roll_back``.
         """
         self._gradients.discard()
         self._memory.synchronize()
         self._memory.release()
         if self._snapshot is not None:
-            self._snapshot.restore()
+            self._snapshot.roll_back()
         self._gradients.allocate_buffers()
         self._versions.require_unchanged()
 

@@ -1,8 +1,8 @@
 """State of a model that its own forward passes change: running statistics, power iterations, queues, counters.
 
 State is found without knowledge of a module's class: it is any buffer, parameter, or attribute of a module that a
-forward pass in training changes. Attributes are numbers, tensors, arrays, and lists, mappings, sets and plain objects
-of these.
+forward pass in training changes. Attributes are numbers, tensors, arrays, random generators, and lists, mappings, sets
+and plain objects of these.
 """
 
 from __future__ import annotations
@@ -15,8 +15,10 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from batchwright.torch_internals import own_buffers
+from batchwright.training.micro_batches.rng_state import equal_states, generator_state, set_generator_state
 
 _VALUES = (bool, int, float, complex, str, bytes, np.generic, type(None))
 """Types of attributes that are replaced, and never written to."""
@@ -100,6 +102,21 @@ class _SavedArray:
 
 
 @dataclass(frozen=True)
+class _SavedGenerator:
+    """Saved state of a random generator of the model's own."""
+
+    name: str
+    value: Any
+    state: Any
+
+    def changed(self) -> bool:
+        return not equal_states(generator_state(self.value), self.state)
+
+    def restore(self) -> None:
+        set_generator_state(self.value, self.state)
+
+
+@dataclass(frozen=True)
 class _SavedContainer:
     """Saved entries of a list, queue, set or mapping, or attributes of an object."""
 
@@ -134,45 +151,59 @@ class ModelState:
     Args:
         model: the model whose modules hold the state.
         changing: the parameters that forward passes are known to change. Only these are copied.
+        modules: paths of the modules whose state is saved; None for all modules, with the norms of all parameters.
+        buffers: whether the buffers are saved.
     """
 
-    def __init__(self, model: nn.Module, changing: frozenset[str] = frozenset()) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        changing: frozenset[str] = frozenset(),
+        *,
+        modules: frozenset[str] | None = None,
+        buffers: bool = True,
+    ) -> None:
         self._model = model
-        self._modules = dict(model.named_modules())
+        found = {path: each for path, each in model.named_modules() if modules is None or path in modules}
         reader = _Reader(model)
-        self._saved = {path: list(reader.state_of(module)) for path, module in self._modules.items()}
-        self._names = [(own_buffers(module), list(own_buffers(module))) for module in self._modules.values()]
+        self._saved = {path: list(reader.state_of(module, buffers=buffers)) for path, module in found.items()}
+        self._names = [(own_buffers(module), list(own_buffers(module))) for module in found.values() if buffers]
+        self._attributes = {path: (vars(module), set(vars(module))) for path, module in found.items()}
         named = dict(model.named_parameters())
         self.changing = changing
         self._parameters = {name: (named[name], named[name].detach().clone()) for name in changing}
-        self._norms = _norms(named)
+        self._norms = _norms(named) if modules is None else {}
 
     def restore(self) -> None:
         """Restore all of the state."""
         for buffers, names in self._names:
             for name in set(buffers) - set(names):
                 del buffers[name]
-        for states in self._saved.values():
-            for saved in states:
-                saved.restore()
+        self._restore(self._saved)
         with torch.no_grad():
             for parameter, content in self._parameters.values():
                 parameter.copy_(content)
 
     def restore_modules(self, paths: Collection[str]) -> None:
         """Restore the state of these modules."""
-        for path in paths:
-            for saved in self._saved[path]:
-                saved.restore()
+        self._restore(paths)
         with torch.no_grad():
             for name, (parameter, content) in self._parameters.items():
                 if name.rpartition(".")[0] in paths:
                     parameter.copy_(content)
 
+    def _restore(self, paths: Collection[str]) -> None:
+        for path in paths:
+            attributes, before = self._attributes[path]
+            for name in attributes.keys() - before:
+                del attributes[name]
+            for saved in self._saved[path]:
+                saved.restore()
+
     def changed_parameters(self) -> frozenset[str]:
         """Parameters whose norms have changed."""
-        norms = _norms(dict(self._model.named_parameters()))
-        return frozenset(name for name, norm in norms.items() if norm != self._norms[name])
+        norms = _norms(dict(self._model.named_parameters())) if self._norms else {}
+        return frozenset(name for name, norm in norms.items() if norm != self._norms.get(name, norm))
 
     def changed(self) -> dict[str, tuple[str, ...]]:
         """Names of the state that has changed, by path of the module."""
@@ -180,6 +211,8 @@ class ModelState:
             path: list(dict.fromkeys(saved.name for saved in states if saved.changed()))
             for path, states in self._saved.items()
         }
+        for path, (attributes, before) in self._attributes.items():
+            found[path] += sorted(attributes.keys() - before)
         for name in sorted(self.changed_parameters()):
             path, _, own = name.rpartition(".")
             found[path].append(own)
@@ -198,11 +231,11 @@ class _Reader:
         self._elements = 0
         self._entries = 0
 
-    def state_of(self, module: nn.Module) -> Iterator[_Saved]:
-        """A module's own buffers, and its attributes but for modules and tensors with a graph."""
-        buffers = own_buffers(module)  # a buffer may be replaced by assignment
-        for name, buffer in buffers.items():
-            yield _SavedEntry(buffers, name, buffer, _copy_of(buffer))
+    def state_of(self, module: nn.Module, *, buffers: bool) -> Iterator[_Saved]:
+        """A module's own ``buffers``, and its attributes but for modules and tensors with a graph."""
+        own = own_buffers(module) if buffers else {}  # a buffer may be replaced by assignment
+        for name, buffer in own.items():
+            yield _SavedEntry(own, name, buffer, _copy_of(buffer))
         attributes = vars(module)
         for name, value in attributes.items():
             if name in _MODULE_ATTRIBUTES:
@@ -212,9 +245,9 @@ class _Reader:
                     yield _SavedEntry(attributes, name, value, _copy_of(value))
             elif isinstance(value, _VALUES):
                 yield _SavedEntry(attributes, name, value, None)
-            elif parts := list(self._parts_of(name, value, _DEPTH)):
+            elif not isinstance(value, nn.Module):
                 yield _SavedEntry(attributes, name, value, None)
-                yield from parts
+                yield from self._parts_of(name, value, _DEPTH)
 
     def _parts_of(self, name: str, value: object, depth: int) -> Iterator[_Saved]:
         """Yield the parts of an attribute that a forward pass may change."""
@@ -228,6 +261,9 @@ class _Reader:
         if isinstance(value, np.ndarray):
             if not value.dtype.hasobject and self._takes(value.size):
                 yield _SavedArray(name, value, value.copy())
+            return
+        if (state := generator_state(value)) is not None:
+            yield _SavedGenerator(name, value, state)
             return
         entries = _entries_of(value)
         if entries is None or len(entries) > min(_MOST_ENTRIES, _MOST_ENTRIES_OF_ALL - self._entries):
@@ -277,5 +313,5 @@ def _norms(parameters: dict[str, nn.Parameter]) -> dict[str, str]:
         return {
             name: float(torch.linalg.vector_norm(tensor)).hex()
             for name, tensor in parameters.items()
-            if tensor.is_floating_point()
+            if tensor.is_floating_point() and not is_lazy(tensor)
         }

@@ -49,7 +49,7 @@ class RandomState:
         """Return whether every generator has the state that it has in ``other``."""
         return (
             self.python == other.python
-            and _equal(self.numpy, other.numpy)
+            and equal_states(self.numpy, other.numpy)
             and torch.equal(self.cpu, other.cpu)
             and (self.cuda is None or other.cuda is None or torch.equal(self.cuda, other.cuda))
         )
@@ -112,14 +112,36 @@ def _numpy_state() -> Any:  # noqa: ANN401 - as numpy types it
     return np.random.get_state(legacy=twister)  # type: ignore[call-overload] # noqa: NPY002 - user code may use the old interface
 
 
-def _equal(one: Any, other: Any) -> bool:  # noqa: ANN401 - a state of numpy's or a part of one
+def equal_states(one: Any, other: Any) -> bool:  # noqa: ANN401 - a state of any generator, or a part of one
+    """Return whether two states of generators are equal: mappings and tuples of numbers, arrays and tensors."""
     if isinstance(one, dict):
         return (
-            isinstance(other, dict) and one.keys() == other.keys() and all(_equal(one[key], other[key]) for key in one)
+            isinstance(other, dict)
+            and one.keys() == other.keys()
+            and all(equal_states(one[key], other[key]) for key in one)
         )
     if isinstance(one, tuple):
-        return isinstance(other, tuple) and len(one) == len(other) and all(map(_equal, one, other))
+        return isinstance(other, tuple) and len(one) == len(other) and all(map(equal_states, one, other))
     return bool(np.array_equal(one, other))
+
+
+def generator_state(generator: object) -> Any:  # noqa: ANN401 - as each library types it
+    """The state of a generator of torch, Python or numpy, which are not the global ones; None for another object."""
+    if isinstance(generator, (torch.Generator, np.random.RandomState)):
+        return generator.get_state()
+    if isinstance(generator, random.Random):
+        return generator.getstate()
+    return generator.bit_generator.state if isinstance(generator, np.random.Generator) else None
+
+
+def set_generator_state(generator: Any, state: Any) -> None:  # noqa: ANN401 - as above
+    """Set a generator to a state of ``generator_state``."""
+    if isinstance(generator, random.Random):
+        generator.setstate(state)
+    elif isinstance(generator, np.random.Generator):
+        generator.bit_generator.state = state
+    else:
+        generator.set_state(state)
 
 
 def _numpy_bytes(generator: np.random.MT19937) -> bytes:

@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import warnings
+
 import torch
 from torch import Tensor, nn
 
+from batchwright.errors import WorkloadError
 from batchwright.torch_internals import foreach_copy_, own_buffers
+from batchwright.training.micro_batches.forward_state import ModelState
 from batchwright.training.micro_batches.rng_state import RandomReader
 
 
 class Snapshot:
-    """The random generators and the model's buffers (running statistics) at the last ``capture``.
+    """The random generators, the model's buffers (running statistics) and other state at the last ``capture``.
+
+    Other state is what forward passes change in attributes of modules (lists, queues, tensors that are no buffers,
+    counters, generators) and in parameters (a teacher's moving averages). Before the first pass all attributes are
+    captured. From then on only modules with state that the first pass has changed are, which are none for most models.
+    State outside of the model, such as a queue that the loss keeps for itself, is not captured.
 
     Args:
         model: its buffers are copied into memory that is allocated once, at construction.
@@ -26,6 +35,14 @@ class Snapshot:
         self._copies = [buffer.detach().clone() for buffer in self._buffers if buffer is not None]
         self._reader = RandomReader(device)
         self._random = self._reader.capture()
+        self._model = model
+        self._changing: frozenset[str] | None = None
+        """Paths of the modules whose attributes or parameters a pass changes; None before the first pass."""
+        self._changing_parameters: frozenset[str] = frozenset()
+        self._state: ModelState | None = None
+        """The attributes and parameters at the last ``capture``, if there are any to capture."""
+        self._before_pass: ModelState | None = None
+        """All attributes before a pass whose changes are to be found."""
 
     def _current_buffers(self) -> list[Tensor | None]:
         return [holder.get(name) for holder, name in self._slots]
@@ -33,6 +50,11 @@ class Snapshot:
     def capture(self) -> None:
         """Copy the current state."""
         self._random = self._reader.capture()
+        if self._changing is None:
+            self._state = self._before_pass = ModelState(self._model, buffers=False)
+        else:
+            changing, parameters = self._changing, self._changing_parameters
+            self._state = ModelState(self._model, parameters, modules=changing, buffers=False) if changing else None
         if not self._slots:
             return
         self._buffers = self._current_buffers()
@@ -43,8 +65,46 @@ class Snapshot:
         elif buffers:
             foreach_copy_(self._copies, buffers)
 
+    def learn(self) -> None:
+        """Find the state that a pass has changed, after the first pass that has ended, and the first after a failure.
+
+        Warns of state that no earlier pass had changed, and that a failed pass may have left changed.
+        """
+        if self._before_pass is None:
+            return
+        changed = self._before_pass.changed()
+        parameters, self._before_pass = self._before_pass.changed_parameters(), None
+        late = [path for path in changed if self._changing is not None and path not in self._changing]
+        if late:
+            names = ", ".join(
+                f"`{name}` of `{path or type(self._model).__name__}`" for path in late for name in changed[path]
+            )
+            warnings.warn(
+                f"the forward pass changes {names}, which it did not in the first micro-batch: this state was not "
+                "restored when memory ran out, so the update is wrong if the loss depends on it",
+                stacklevel=2,
+            )
+        self._changing = (self._changing or frozenset()) | changed.keys()
+        self._changing_parameters |= parameters
+
+    def roll_back(self) -> None:
+        """Restore all of the captured state after a pass has failed.
+
+        Raises:
+            WorkloadError: when the very first pass has failed after it changed a parameter.
+        """
+        if self._before_pass is not None and (lost := self._before_pass.changed_parameters()):
+            raise WorkloadError(
+                f"the forward pass changes the parameter `{min(lost)}`, and the first micro-batch ran out of memory "
+                "after that: begin with a smaller micro-batch"
+            )
+        if self._state is not None:
+            self._state.restore()
+        self._before_pass = ModelState(self._model, buffers=False)
+        self.restore()
+
     def restore(self) -> None:
-        """Restore the captured state."""
+        """Restore the captured random generators and buffers."""
         self._random.restore(self._device)
         copies = iter(self._copies)
         with torch.no_grad():
