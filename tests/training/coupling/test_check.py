@@ -452,3 +452,18 @@ def test_any_object_may_be_named_config(config: object) -> None:
     model.config = config
     report = _check(model)
     assert (report.verdict, report.precision) == ("separate", "fp64"), report.message
+
+
+def test_a_part_without_weight_adds_nothing() -> None:
+    """The loss of the first part is 0 / 0, as a mean over the samples that count, times their number."""
+
+    def masked_mean(model: nn.Module, batch: Tensor) -> LossTerms:
+        counts = (batch[:, 0] > 0).to(batch.dtype)
+        number = counts.sum()
+        return {"loss": ((model(batch).square().sum(1) * counts).sum() / number * number, number)}
+
+    torch.manual_seed(0)
+    batch = torch.randn(6, WIDTH)
+    batch[:, 0] = torch.tensor([-1.0, -1.0, -1.0, 1.0, 1.0, 1.0])
+    model = nn.Linear(WIDTH, WIDTH)
+    assert check_coupling(model, Case(model, masked_mean), batch, CPU).verdict == "separate"

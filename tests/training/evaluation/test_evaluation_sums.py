@@ -36,6 +36,17 @@ def test_a_term_without_a_weight_is_left_out_of_the_loss() -> None:
     assert (found.loss, found.metrics) == (None, {"perplexity": None})
 
 
+def test_a_batch_without_a_weight_adds_nothing_to_the_others() -> None:
+    """Its loss is 0 / 0, before or after a batch with a weight."""
+    nothing, counted = (torch.tensor(torch.nan), torch.tensor(0)), (torch.tensor(6.0), torch.tensor(4))
+    for batches in ((nothing, counted), (counted, nothing)):
+        sums = BatchSums(LibraryMetrics((), Ranks()))
+        for batch in batches:
+            sums.add({"next_token": batch}, None, 4)
+        share = sums.share(largest=4, splits=(), failure=None, is_stopped=False)
+        assert figures([share], (), {}).loss == 1.5
+
+
 def test_equal_rewards_are_no_preference() -> None:
     """A pair counts as won where the chosen completion has the larger reward; margins are of all pairs and ranks."""
     terms = {"preference": (torch.tensor(4.0), 4.0)}

@@ -98,7 +98,8 @@ class GradientAccumulation:
             gradient. A rank cannot divide a micro-batch alone, so an out-of-memory error is raised.
         checks_coupling: whether to compare the loss of the first window with the loss of its parts, see
             ``batchwright.training.coupling.loss_check``. The loss is called three more times, and again if the two
-            differ. Not with ``lock_step``.
+            differ. The model's state is restored, but not what the loss changes outside of the model, such as a queue
+            of its own. Not with ``lock_step``.
 
     Attributes:
         snapshot: the last captured random numbers and state of the model, overwritten by each window; None with

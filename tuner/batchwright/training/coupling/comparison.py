@@ -174,7 +174,7 @@ class Runner:
             self.model.zero_grad(set_to_none=True)
             pieces.append(_measure(terms, samples))
             shares = {name: weights.get(name, float(weight)) for name, (_, weight) in terms.items()}
-            scaled = [loss.sum() / shares[name] for name, (loss, _) in terms.items() if shares[name]]
+            scaled = [loss.sum() / shares[name] for name, (loss, weight) in terms.items() if shares[name] and weight]
             if scaled:
                 torch.autograd.backward(torch.stack(scaled).sum())
             del terms, scaled
@@ -279,4 +279,7 @@ class Runner:
 
 
 def _measure(terms: LossTerms, samples: int) -> dict[str, Term]:
-    return {name: Term(float(loss.detach()), float(weight), samples) for name, (loss, weight) in terms.items()}
+    return {  # as in an update, a term without weight adds nothing, even if its loss is 0 / 0
+        name: Term(float(loss.detach()) if weight else 0.0, float(weight), samples)
+        for name, (loss, weight) in terms.items()
+    }

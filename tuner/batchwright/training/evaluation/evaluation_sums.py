@@ -88,8 +88,8 @@ class BatchSums:
         won, margin = _preferred(scores) if isinstance(scores, RewardScores) else (0.0, 0.0)
         if isinstance(scores, LabelScores):
             self.library.add(scores)
-        for name, loss_sum in sums.items():
-            self.sums[name] = self.sums.get(name, 0.0) + loss_sum
+        for name, loss_sum in sums.items():  # a batch without weight adds nothing, even if its loss is 0 / 0
+            self.sums[name] = self.sums.get(name, 0.0) + torch.where(weights[name] != 0, loss_sum, 0.0)
             self.weights[name] = self.weights.get(name, 0.0) + weights[name]
         self.correct, self.labels = self.correct + correct, self.labels + labels
         self.won, self.margin = self.won + won, self.margin + margin
