@@ -449,9 +449,9 @@ def test_updates_that_a_scaler_skips_are_normal() -> None:
     for update in range(1, 32):
         finite.add(_skipped(update))
     finite.add(_skipped(32, weights={"loss": 0.0}))
-    assert finite.since == 1
+    assert finite.state() == {"since": 1, "made_step": False}
     finite.add(_progress(33))
-    assert finite.since is None
+    assert finite.state() == {"since": None, "made_step": True}
     for update in range(34, 65):
         finite.add(_skipped(update))
     assert finite.conclude(_skipped(64)) == ("no step was made since update 34, because the gradients are not finite")

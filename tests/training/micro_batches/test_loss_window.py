@@ -39,7 +39,7 @@ def test_weights_of_a_narrow_type_are_counted_exactly(dtype: torch.dtype, *, kno
     model, inputs = _linear(), torch.randn(count, 8, dtype=torch.float64)
     (truth,) = torch.autograd.grad(model(inputs).square().sum() / count, model.weight)
     report = _engine(model).accumulate(
-        list(inputs.split(1)),
+        list(torch.split(inputs, 1)),
         lambda called, batch: (called(batch).square().sum(), torch.ones(len(batch), dtype=dtype).sum()),
         (lambda batch: torch.ones(len(batch), dtype=dtype).sum()) if known else None,  # type: ignore[arg-type,return-value]
     )
@@ -52,7 +52,8 @@ def test_losses_of_a_narrow_type_are_summed_exactly(dtype: torch.dtype) -> None:
     """Under autocast each micro-batch has its loss in bf16, and a sum in bf16 stops growing."""
     model, values = _linear(), torch.rand(3000, dtype=torch.float64).to(dtype)
     report = _engine(model, checks_coupling=False).accumulate(
-        list(values.split(1)), lambda called, batch: (batch.sum() + 0 * called.weight.sum().to(dtype), len(batch))
+        list(torch.split(values, 1)),
+        lambda called, batch: (batch.sum() + 0 * called(torch.zeros(8).double()).sum().to(dtype), len(batch)),
     )
     assert report.loss == pytest.approx(float(values.double().mean()), rel=1e-12)
 

@@ -164,7 +164,7 @@ class Loop:
                 raise out_of_memory()
             return outputs.square().sum(), len(batch)
 
-        self.engine.update(list(self.inputs.split(list(sizes))), loss)
+        self.engine.update(list(torch.split(self.inputs, list(sizes))), loss)
         weight: Tensor = self.model.layer.weight.detach().clone()
         return weight
 
