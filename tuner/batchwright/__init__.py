@@ -6,7 +6,7 @@ imports neither torch nor the service::
     import batchwright
 
     recommendation = batchwright.find_batch_size(build_model, make_batch, loss, effective_batch_size=512)
-    accumulation = batchwright.GradientAccumulation(model, optimizer, plan=recommendation.plan)
+    accumulation = batchwright.GradientAccumulation(model, optimizer, plan=recommendation)
     for batch in loader:  # of 512 samples, which `update` divides into the plan's micro-batches
         accumulation.update([batch], loss)
 
@@ -85,6 +85,7 @@ if TYPE_CHECKING:
     from batchwright.training.accumulation.collectives import ProcessGroup, join_ranks, local_rank
     from batchwright.training.accumulation.engine import GradientAccumulation, windows
     from batchwright.training.batch_schedule import BatchSchedule, Position
+    from batchwright.training.micro_batches.splitting import MicroBatch
     from batchwright.training.optimizers import build_optimizer, build_schedule
 
 _MODULES = {
@@ -154,6 +155,7 @@ _MODULES = {
         "BatchSchedule",
         "Position",
     ),
+    "batchwright.training.micro_batches.splitting": ("MicroBatch",),
     "batchwright.training.optimizers": (
         "build_optimizer",
         "build_schedule",
@@ -175,6 +177,7 @@ __all__ = [
     "Gpt",
     "GradientAccumulation",
     "InvalidRequestError",
+    "MicroBatch",
     "Mlp",
     "NotAllowedError",
     "NotAuthenticatedError",

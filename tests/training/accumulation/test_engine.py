@@ -18,6 +18,7 @@ from torch.nn import functional as F  # noqa: N812 - torch's own idiom
 from batchwright.errors import WorkloadError
 from batchwright.hardware.memory_devices.factory import open_device
 from batchwright.schemas.workload import WorkloadSpec
+from batchwright.training.accumulation.collectives import Ranks
 from batchwright.training.accumulation.engine import Gathering, GradientAccumulation, UpdateReport, split_batch, windows
 from batchwright.training.accumulation.gradient_sums import GradientSums, InPlaceSums, ScratchSums
 from batchwright.training.micro_batches.splitting import sliced
@@ -563,10 +564,40 @@ class TwoTerms(Regression):
         return {**super().loss_terms(model, batch), "penalty": (penalty, 1.0)}
 
 
-def test_several_terms_need_weights_beforehand() -> None:
-    """Each term has its own divisor over the window: the error says which method to add."""
+@both_gatherings
+@pytest.mark.parametrize("sizes", [(8,), (3, 3, 2), (1,) * 8])
+def test_several_terms_need_no_weights_beforehand(sizes: tuple[int, ...], gathering: Gathering) -> None:
+    """Without `weigh` a forward pass over each micro-batch adds up the weights, and changes neither draws nor state."""
+
+    def loss(model: nn.Module, batch: Mapping[str, Tensor]) -> LossTerms:
+        drawn.append(torch.rand(()).item())
+        return _three_terms(model, batch)
+
+    model, full = CountingGpt(8), token_batch(SAMPLES)
+    parts = [
+        {name: tensor[part] for name, tensor in full.items()} for part in torch.split(torch.arange(8), list(sizes))
+    ]
+    truth = exact_gradient(model, full, _three_terms)
+    accumulation = GradientAccumulation(
+        model, torch.optim.SGD(model.parameters(), lr=0.0), gathering=gathering, checks_coupling=False
+    )
+    for _ in range(2):
+        drawn: list[float] = []
+        torch.manual_seed(0)
+        accumulation.accumulate(parts, loss)
+        assert relative_error(gradients(model), truth) < 1e-5
+        torch.manual_seed(0)
+        assert drawn[-len(sizes) :] == [torch.rand(()).item() for _ in sizes]
+
+
+def test_several_terms_over_ranks_need_weights_beforehand() -> None:
+    """A rank may have no micro-batch to learn the names from: the error says which method to add."""
+    ranks = Ranks()
+    ranks.size = 2
+    model = Regression().build_model()
+    accumulation = GradientAccumulation(model, torch.optim.SGD(model.parameters(), lr=0.0), ranks=ranks)
     with pytest.raises(WorkloadError, match="loss_weights"):
-        _engine(mlp_spec(), TwoTerms()).update([sliced(Regression().make_batch(2))])
+        accumulation.update([Regression().make_batch(2)], TwoTerms().loss_terms)
 
 
 def _update_with(answer: Any) -> UpdateReport:
@@ -579,7 +610,9 @@ def _update_with(answer: Any) -> UpdateReport:
     ("answer", "words"),
     [
         ({}, "no term"),
-        (torch.zeros(()), "returned a Tensor"),
+        (torch.zeros(()), "with a gradient"),
+        (torch.zeros(2, requires_grad=True), r"shape \(2,\): return a scalar"),
+        ([torch.zeros(())], "must return the mean loss.*not list"),
         ({"a": torch.zeros(())}, "loss_sum, weight"),
         ({"a": (torch.zeros(()), 1)}, "with a gradient"),
         ((torch.zeros(2, requires_grad=True), 1), "scalar"),

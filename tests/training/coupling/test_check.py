@@ -428,7 +428,7 @@ def test_nothing_is_kept_alive() -> None:
 @pytest.mark.parametrize(
     ("batch", "words"),
     [
-        ({"x": torch.zeros(4, WIDTH), "y": torch.zeros(3)}, r"\(3,\)"),
+        ({"x": torch.zeros(4, WIDTH), "y": torch.zeros(3)}, r"batch\['y'\]` has the shape \(3,\)"),
         (torch.zeros(1, WIDTH), "needs 2"),
         ([], "no tensor"),
     ],

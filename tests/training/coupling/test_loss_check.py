@@ -168,15 +168,6 @@ def test_the_first_update_of_a_policy_is_no_false_alarm(terms: Any, seed: int) -
     assert all(torch.equal(one, other) for one, other in zip(before, model.parameters(), strict=True))
 
 
-def test_several_terms_without_weights_name_the_argument() -> None:
-    """The message names `weigh`, as a user's own loop has no workload with a method."""
-    terms = {name: (torch.ones(()), 1.0) for name in ("policy", "divergence")}
-    with pytest.raises(WorkloadError, match=r"\(policy, divergence\).*from `weigh`"):
-        _update(
-            _model(), lambda model, _: {name: (one * model[0].weight.sum(), 1.0) for name, (one, _) in terms.items()}
-        )
-
-
 def test_dropout_does_not_hide_a_mean() -> None:
     """Dropout is disabled while the loss is compared, and then restored."""
     model = _model(nn.Dropout(0.5))

@@ -195,16 +195,14 @@ def test_texts_are_a_batch() -> None:
     assert model.get_parameter("weight").tolist() == [[0.5, 0.5]]
 
 
-@pytest.mark.parametrize("batch", [Graph(torch.ones(4, 2)), ["a", "b"]], ids=["object", "texts"])
-def test_only_dividing_an_unknown_batch_is_refused(batch: Any) -> None:
+def test_only_dividing_an_unknown_batch_is_refused() -> None:
     """The error names the device's message, the type and the remedy."""
 
     def loss(*_: Any) -> Any:
         raise out_of_memory()
 
-    words = rf"out of memory.*type {type(batch).__name__} cannot be divided.*`divide`"
-    with pytest.raises(OutOfMemoryError, match=words):
-        _update([batch], loss)
+    with pytest.raises(OutOfMemoryError, match=r"out of memory.*type Graph cannot be divided.*`divide`"):
+        _update([Graph(torch.ones(4, 2))], loss)
 
 
 def test_tensors_hidden_in_an_object_are_not_given_to_every_part() -> None:

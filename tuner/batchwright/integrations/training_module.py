@@ -24,8 +24,8 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from batchwright.system.files import atomic_writer
 from batchwright.training.micro_batches.nested_batches import tensors_of
-from batchwright.training.micro_batches.splitting import sample_count
-from batchwright.workloads.base import Batch, LossTerms, Sample
+from batchwright.training.micro_batches.splitting import MicroBatch
+from batchwright.workloads.base import Batch, Loss, Sample
 
 TARGET = "batchwright.integrations.training_module:TrainingModule"
 """The workload of a file, as a `python` model."""
@@ -105,14 +105,17 @@ class TrainingModule:
         """Repeat the samples until there are ``size``."""
         return self._collate(list(islice(cycle(self._samples), size)))
 
-    def loss_terms(self, model: Any, batch: Batch) -> LossTerms:  # noqa: ANN401 - a LightningModule, not typed
+    def make_micro_batch(self, size: int) -> MicroBatch:
+        """Repeat the samples, and collate the samples of each part as the loader does."""
+        return MicroBatch.collated(list(islice(cycle(self._samples), size)), self._collate)
+
+    def loss_terms(self, model: Any, batch: Batch) -> Loss:  # noqa: ANN401 - a LightningModule, not typed
         """The loss of a training step, which is the mean over the samples."""
-        samples = sample_count(batch)
         batch = model.on_after_batch_transfer(model.on_before_batch_transfer(batch, 0), 0)
         numbered = len(inspect.signature(model.training_step).parameters) > 1
         output = model.training_step(batch, 0) if numbered else model.training_step(batch)
         loss: Tensor = output["loss"] if isinstance(output, Mapping) else output
-        return {"loss": (loss * samples, samples)}
+        return loss
 
 
 def largest_samples(loader: DataLoader[Sample]) -> list[Sample]:

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from batchwright.library.functions import Loss
-    from batchwright.workloads.base import Batch
+    from batchwright.training.micro_batches.splitting import MicroBatch
+    from batchwright.workloads.base import Batch, Loss
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -38,7 +38,7 @@ _TARGET = "batchwright.library.functions:load_functions"
 
 def find_batch_size(  # noqa: PLR0913 - the functions of a workload, and what the user decides
     build_model: Callable[[], nn.Module] | nn.Module,
-    make_batch: Callable[[int], Batch],
+    make_batch: Callable[[int], Batch | MicroBatch],
     loss: Callable[[nn.Module, Batch], Loss],
     *,
     effective_batch_size: int | None = None,
@@ -46,6 +46,7 @@ def find_batch_size(  # noqa: PLR0913 - the functions of a workload, and what th
     memory_limit: int | str | None = None,
     optimizer: str | OptimizerSpec | Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer] = "adamw",
     precision: Precision = "fp32",
+    samples: Callable[[Batch], int] | None = None,
     progress: bool = True,
     **fields: Any,  # noqa: ANN401 - fields of a TuningRequest, which checks them
 ) -> Recommendation:
@@ -57,7 +58,9 @@ def find_batch_size(  # noqa: PLR0913 - the functions of a workload, and what th
 
     Args:
         build_model: builds the model, on the CPU; or a model on the CPU, of which each probe gets a copy.
-        make_batch: makes a batch of so many samples, on the CPU, each as large as the largest of training.
+        make_batch: makes a batch of so many samples, on the CPU, each as large as the largest of training. A batch of
+            one more sample shows which dimensions and lists hold the samples; or it returns a ``MicroBatch``, which
+            says how it is divided.
         loss: computes the loss of a batch: ``(loss_sum, weight)``, where ``weight`` is the number of samples or tokens
             that ``loss_sum`` was summed over; or such pairs by name; or the mean over the batch's samples.
         effective_batch_size: samples of one optimizer update. Without it the effective batch is the largest micro-batch
@@ -67,6 +70,7 @@ def find_batch_size(  # noqa: PLR0913 - the functions of a workload, and what th
         memory_limit: bytes, or a size such as ``"24GiB"``; the device's memory when left out.
         optimizer: name or ``OptimizerSpec``; or a function of the parameters, such as ``torch.optim.RMSprop``.
         precision: ``fp32``, ``bf16-mixed``, ``fp16-mixed`` or ``bf16``.
+        samples: returns the number of samples of a batch, and of any part of one, if that cannot be seen.
         progress: whether to show the probes as they end, on standard error.
         fields: further fields of ``TuningRequest``, such as ``memory_margin`` or ``objective``, and of
             ``WorkloadSpec``, such as ``gradient_clipping`` or ``compile``.
@@ -81,18 +85,24 @@ def find_batch_size(  # noqa: PLR0913 - the functions of a workload, and what th
     if problems:
         raise SpecError(problems, "arguments")
     own = None if isinstance(optimizer, (str, OptimizerSpec)) else optimizer
-    functions = {"build_model": build_model, "make_batch": make_batch, "loss": loss, "optimizer": own}
+    functions = {
+        "build_model": build_model,
+        "make_batch": make_batch,
+        "loss": loss,
+        "optimizer": own,
+        "samples": samples,
+    }
     _require_functions(functions)
     accumulates = effective_batch_size is not None
     bound = fields.get("max_micro_batch_size") or LARGEST_UNPLANNED_SAMPLES
-    samples = bound if effective_batch_size is None else effective_batch_size
+    requested = bound if effective_batch_size is None else effective_batch_size
     spec_fields = {name: fields.pop(name) for name in list(fields) if name in WorkloadSpec.model_fields}
     if own is None:
         spec_fields["optimizer"] = {"name": optimizer} if isinstance(optimizer, str) else optimizer
     with _pickled(functions) as arguments:
         model = {"kind": "python", "target": _TARGET, "arguments": arguments}
         spec = {"model": model, "precision": precision, **spec_fields}
-        request = tuning_request(spec, samples, memory_limit, {"device": device, **fields})
+        request = tuning_request(spec, requested, memory_limit, {"device": device, **fields})
         if not accumulates:
             _require_one_micro_batch(request)
         found = run_request(request, progress=progress, accumulates=accumulates)
@@ -154,7 +164,7 @@ def _require_functions(functions: Mapping[str, object]) -> None:
     """
     for name, function in functions.items():
         is_model = name == "build_model" and hasattr(function, "named_parameters")
-        if not callable(function) and not is_model and not (name == "optimizer" and function is None):
+        if not callable(function) and not is_model and not (name in {"optimizer", "samples"} and function is None):
             shown = f"{type(function).__name__} {function!r}"
             raise SpecError([FieldProblem(name, "is not a function", shown)], "arguments")
     model = functions["build_model"]

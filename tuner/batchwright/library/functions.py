@@ -5,20 +5,17 @@ from __future__ import annotations
 import hashlib
 import pickle
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeAlias
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from batchwright.errors import WorkloadError
-from batchwright.training.micro_batches.splitting import sample_count, tensors_of
-from batchwright.workloads.base import Batch, LossTerms
-
-Loss: TypeAlias = Tensor | tuple[Tensor, "Tensor | float"] | LossTerms
-"""A loss: its mean over the samples of a batch, or its sum and the sum's weight, or several such pairs by name."""
+from batchwright.training.micro_batches.nested_batches import entries_of, item_count, tensors_of
+from batchwright.training.micro_batches.splitting import CountSamples, MicroBatch, made_micro_batch
+from batchwright.workloads.base import Batch, Loss
 
 
 @dataclass(frozen=True)
@@ -26,9 +23,10 @@ class Functions:
     """The functions of a workload, as ``find_batch_size`` takes them. See there for what each returns."""
 
     build_model: Callable[[], nn.Module] | nn.Module
-    make_batch: Callable[[int], Batch]
+    make_batch: Callable[[int], Batch | MicroBatch]
     loss: Callable[[nn.Module, Batch], Loss]
     optimizer: Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer] | None = None
+    samples: CountSamples | None = None
 
 
 class FunctionWorkload:
@@ -49,7 +47,9 @@ class FunctionWorkload:
             WorkloadError: when it makes the same batch for another size, so that a probe would prove nothing.
         """
         batch = self._functions.make_batch(size)
-        if (shapes := _shapes(batch)) and all(not shape or shape[0] != size for shape in shapes):
+        if isinstance(batch, MicroBatch):
+            return batch.batch
+        if (shapes := _shapes(batch)) and not any(size in shape for shape in shapes):
             other = 1 if size > 1 else 2
             if _shapes(self._functions.make_batch(other)) == shapes:
                 raise WorkloadError(
@@ -58,34 +58,23 @@ class FunctionWorkload:
                 )
         return batch
 
-    def loss_terms(self, model: nn.Module, batch: Batch) -> LossTerms:
-        """Call the function. A single tensor is the mean over the samples, which makes their number its weight.
+    def make_micro_batch(self, size: int) -> MicroBatch:
+        """Call the function, and once more if the division of its batch is to be found.
 
         Raises:
-            WorkloadError: when the function returns something else, or one value for each sample.
+            WorkloadError: when the batch has another number of samples.
         """
-        loss = self._functions.loss(model, batch)
-        match loss:
-            case Tensor():
-                if loss.dim():  # one value for each sample, which a batch of one sample would hide
-                    raise WorkloadError(
-                        f"loss(model, batch) returned a tensor of shape {tuple(loss.shape)}: return a scalar, such as "
-                        "its mean over the samples, or (loss_sum, weight)"
-                    )
-                samples = sample_count(batch)
-                return {"loss": (loss * samples, samples)}
-            case Mapping():
-                return loss
-            case (Tensor() as loss_sum, weight):
-                return {"loss": (loss_sum, weight)}
-        raise WorkloadError(
-            "loss(model, batch) must return the mean loss, or (loss_sum, weight), or a dict of such pairs by name, "
-            f"not {type(loss).__name__}"
-        )
+        return made_micro_batch(self._functions.make_batch, size, self._functions.samples)
+
+    def loss_terms(self, model: nn.Module, batch: Batch) -> Loss:
+        """Call the function."""
+        return self._functions.loss(model, batch)
 
 
 def _shapes(batch: Batch) -> list[tuple[int, ...]]:
-    return [tuple(tensor.shape) for tensor in tensors_of(batch)]
+    """The shapes of the tensors of a batch, and the numbers of items of its lists."""
+    lists = [(count,) for value in (batch, *(one for _, one in entries_of(batch))) if (count := item_count(value))]
+    return [*lists, *(tuple(tensor.shape) for tensor in tensors_of(batch) if not tensor.is_nested)]
 
 
 class OptimizingFunctionWorkload(FunctionWorkload):

@@ -9,8 +9,8 @@ A workload of your own is any object with three methods; name its factory as a `
             loss_sum = F.cross_entropy(model(batch["x"]), batch["y"], reduction="sum")
             return {"classification": (loss_sum, len(batch["y"]))}
 
-Losses are *sums with their weight*, never means: only then is the gradient of an accumulated update the full batch's,
-for any division of samples or tokens into micro-batches.
+Losses are *sums with their weight*, or the mean over the samples: only then is the gradient of an accumulated update
+the full batch's, for any division of samples or tokens into micro-batches.
 """
 
 from __future__ import annotations
@@ -27,6 +27,8 @@ Sample: TypeAlias = Any
 """One item of a dataset, of the type that ``collate`` accepts."""
 LossTerms: TypeAlias = Mapping[str, tuple[Tensor, "Tensor | float"]]
 """The summed loss (a scalar with a graph) of each named term, and the weight that the loss was summed over."""
+Loss: TypeAlias = Tensor | tuple[Tensor, "Tensor | float"] | LossTerms
+"""A loss: its mean over the samples of a batch, or its sum and the sum's weight, or several such pairs by name."""
 
 
 class Workload(Protocol):
@@ -39,7 +41,7 @@ class Workload(Protocol):
         """Make ``size`` random samples of the worst case (longest sequence, largest image), on the CPU."""
 
     def loss_terms(self, model: nn.Module, batch: Batch) -> LossTerms:
-        """Run the forward pass. Return ``(loss_sum, weight)`` for each named term.
+        """Run the forward pass. Return ``(loss_sum, weight)`` for each named term, or any other ``Loss``.
 
         ``loss_sum`` is summed, not averaged, over the samples or tokens of ``batch``; ``weight`` is their number (after
         a shift, without padding). Call ``model`` itself, not its attributes: the model may be wrapped.
@@ -48,7 +50,7 @@ class Workload(Protocol):
 
 @runtime_checkable
 class WeighsLosses(Protocol):
-    """Optional: weights without a forward pass. Needed for more than one loss term."""
+    """Optional: weights without a forward pass, which several loss terms need on several ranks."""
 
     def loss_weights(self, batch: Batch) -> Mapping[str, float]:
         """The weight of each term that ``loss_terms`` would return for ``batch``."""

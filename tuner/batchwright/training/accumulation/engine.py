@@ -6,11 +6,12 @@
     for micro_batches in windows(loader, 4):
         accumulation.update(micro_batches, loss)
 
-where ``loss(model, micro_batch)`` returns ``(loss_sum, weight)``: a *sum* over samples or tokens, and their number. The
-update has the gradient of the whole window's mean, for any division of samples and tokens into micro-batches and any
-number of ranks. In fp32 it is within 1e-5 for up to 1,000 micro-batches (``gradient_sums`` has the bound). A
-micro-batch of weight 0 adds nothing, even if its loss is not finite. A micro-batch that does not fit is divided and run
-again (``recovery``). Losses and gradients are summed over micro-batches (``gradient_sums``) and ranks (``reduction``).
+where ``loss(model, micro_batch)`` returns ``(loss_sum, weight)``: a *sum* over samples or tokens, and their number; or
+the mean over the samples. The update has the gradient of the whole window's mean, for any division of samples and
+tokens into micro-batches and any number of ranks. In fp32 it is within 1e-5 for up to 1,000 micro-batches
+(``gradient_sums`` has the bound). A micro-batch of weight 0 adds nothing, even if its loss is not finite. A micro-batch
+that does not fit is divided and run again (``recovery``). Losses and gradients are summed over micro-batches
+(``gradient_sums``) and ranks (``reduction``).
 
 The loss is a function and not the body of a ``for`` loop, whose variables would keep the tensors of a failed
 micro-batch alive while its parts run.
@@ -19,7 +20,7 @@ micro-batch alive while its parts run.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import TypeAlias, cast
 
@@ -31,7 +32,8 @@ from batchwright.errors import WorkloadError
 from batchwright.hardware.memory_devices.base import MemoryDevice
 from batchwright.hardware.memory_devices.factory import open_device
 from batchwright.planning.noise_scale import measure
-from batchwright.schemas.plans import Plan
+from batchwright.schemas.plans import Plan, UniformPlan
+from batchwright.schemas.recommendation import Recommendation
 from batchwright.training.accumulation.collectives import ProcessGroup, Ranks
 from batchwright.training.accumulation.gradient_noise import GradientNoise
 from batchwright.training.accumulation.gradient_sums import (
@@ -42,29 +44,33 @@ from batchwright.training.accumulation.gradient_sums import (
     default_gathering,
     total_norm,
 )
-from batchwright.training.accumulation.planned_window import PlannedWindow
+from batchwright.training.accumulation.measured_weights import measured_weights
+from batchwright.training.accumulation.planned_window import PlannedWindow, plan_of
 from batchwright.training.accumulation.recovery import Action, Recovery, decide
 from batchwright.training.accumulation.reduction import Reduction
+from batchwright.training.accumulation.sample_reader import SampleReader
 from batchwright.training.accumulation.trainable_parameters import TrainableParameters
 from batchwright.training.coupling.loss_check import LossCheck
 from batchwright.training.micro_batches.loss_window import (
-    ONLY_TERM,
     LossWindow,
+    SeveralTermsError,
     Share,
     UpdateReport,
     Weigh,
     Weight,
     check_terms,
     finite_or_none,
+    named_terms,
 )
 from batchwright.training.micro_batches.snapshot import Snapshot
-from batchwright.training.micro_batches.splitting import MicroBatch, as_micro_batch, split_batch, to_device, windows
-from batchwright.workloads.base import Batch, LossTerms
+from batchwright.training.micro_batches.splitting import CountSamples, MicroBatch, split_batch, to_device, windows
+from batchwright.workloads import base
+from batchwright.workloads.base import Batch
 
 __all__ = ["Gathering", "GradientAccumulation", "UpdateReport", "split_batch", "windows"]
 
-Loss: TypeAlias = "Callable[[nn.Module, Batch], LossTerms | tuple[Tensor, Tensor | float]]"
-"""Forward pass: ``(loss_sum, weight)``, or named terms of such pairs."""
+Loss: TypeAlias = "Callable[[nn.Module, Batch], base.Loss]"
+"""Forward pass: the mean over the samples, or ``(loss_sum, weight)``, or such pairs by name."""
 
 _CLIPPING_EPSILON = 1e-6
 """As in ``torch.nn.utils.clip_grad_norm_``."""
@@ -77,11 +83,16 @@ class GradientAccumulation:
         model: on its device. If the model is wrapped in ``DistributedDataParallel``, the module inside is called: the
             wrapper's own reduction and broadcasts would wait for ranks that have no micro-batch.
         optimizer: optimizer of the model's parameters.
-        plan: plan of a recommendation. One batch of this rank's whole share is divided into the plan's micro-batches; a
-            micro-batch above the plan's largest is divided too; and a window of more samples than the plan has for this
-            rank is refused. The last window of an epoch may have fewer. With ``lock_step`` one batch becomes the same
-            number of micro-batches on every rank, and windows of several micro-batches run as they are. None, as of a
-            recommendation for which nothing fits, trains the given micro-batches.
+        plan: a recommendation, or its plan. One batch of this rank's whole share is divided into the plan's
+            micro-batches; a micro-batch above the plan's largest is divided too; and a window of more samples than the
+            plan has for this rank is refused. The last window of an epoch may have fewer. With ``lock_step`` one batch
+            becomes the same number of micro-batches on every rank, and windows of several micro-batches run as they
+            are. None trains the given micro-batches.
+        samples: returns the number of samples of a batch, and of any part of one. By default they are found: along the
+            first dimension of all tensors; or as the items of lists, tuples, nested tensors, packed sequences and graph
+            batches of PyTorch Geometric; or along another dimension. The plan and the batch size of a loader, which
+            ``windows`` knows, say how many samples to look for. Where several readings remain, the loss of the first
+            window decides.
         max_norm: largest L2 norm of the whole gradient, applied once per update; None to not clip.
         scaler: gradient scaler for fp16, unscaled and updated once per update.
         memory: the device that the model is on, which recognises an out-of-memory error; the device of the first
@@ -110,7 +121,7 @@ class GradientAccumulation:
 
     Raises:
         WorkloadError: when no parameter is trainable, a scaler would scale gradients narrower than fp32, the model is
-            sharded without ``lock_step``, or the plan is for another number of ranks.
+            sharded without ``lock_step``, or there is no plan or one for another number of ranks.
     """
 
     def __init__(  # noqa: PLR0913 - each has a default that suits a user's own loop
@@ -118,7 +129,8 @@ class GradientAccumulation:
         model: nn.Module,
         optimizer: torch.optim.Optimizer,
         *,
-        plan: Plan | None = None,
+        plan: Plan | UniformPlan | Recommendation | None = None,
+        samples: CountSamples | None = None,
         max_norm: float | None = None,
         scaler: torch.amp.GradScaler | None = None,
         memory: MemoryDevice | None = None,
@@ -139,7 +151,9 @@ class GradientAccumulation:
         self.scaler = scaler or torch.amp.GradScaler(self.device.type, enabled=False)
         wrapped = isinstance(model, DistributedDataParallel)
         self.ranks = ranks or (ProcessGroup() if wrapped else Ranks())
-        self._planned = None if plan is None else PlannedWindow(plan, self.ranks, lock_step=lock_step)
+        self._planned = None if plan is None else PlannedWindow(plan_of(plan), self.ranks, lock_step=lock_step)
+        self._reader = SampleReader(samples, None if self._planned is None else sum(self._planned.sizes))
+        self._has_several_terms = False
         self._called = model.module if isinstance(model, DistributedDataParallel) else model
         self._floating = floating
         self._lock_step = lock_step
@@ -196,7 +210,8 @@ class GradientAccumulation:
                 lists, tuples and dataclasses are moved to the device; other objects by their own ``to``. Ranks may have
                 different numbers of micro-batches, or none.
             loss: the forward pass.
-            weigh: the weights of the loss without a forward pass; needed with several terms.
+            weigh: the weights of the loss without a forward pass. Without it, a loss of several terms runs forward once
+                more in each micro-batch of a window, to add up their weights; with several ranks it is needed.
             measures_noise: whether to measure the gradient noise, see ``batchwright.planning.noise_scale``, by one more
                 pass over the gradients, which changes nothing. All ranks must say the same.
 
@@ -230,11 +245,7 @@ class GradientAccumulation:
 
     def _run_window(self, micro_batches: Iterable[Batch | MicroBatch], loss: Loss, weigh: Weigh | None) -> UpdateReport:
         """Run an accumulation window on all ranks and sum its gradients."""
-        if isinstance(micro_batches, (Tensor, Mapping)):  # iterating would give rows, or names
-            raise WorkloadError(
-                f"a window is a list of batches, and this is one {type(micro_batches).__name__}: give `[batch]`"
-            )
-        window = [part if isinstance(part, MicroBatch) else as_micro_batch(part) for part in micro_batches]
+        window = self._reader.read(micro_batches)
         totals = self._reduction.total_weights(window, weigh)
         if totals is not None and not any(totals.values()):
             self.gradients.clear()
@@ -262,15 +273,16 @@ class GradientAccumulation:
         gradients, recovery = self.gradients, self._recovery
         rerun_window = gradients.in_place
         self._trainable.check_gradients(gradients.installed)
-        if self._planned is not None:
-            window = self._planned.divide(window)
+        window = self._divided(window, loss)
         gradients.start()
         queue = deque(recovery.within_bound(window))
-        self._require_sum(window, loss, accumulates=len(queue) > 1)
+        self._require_sum(accumulates=len(queue) > 1)
         if len(queue) > 1 or self.ranks.reduces:
             gradients.allocate_buffers()
         recovery.start(window)
         self._noise.start(len(queue))
+        if self._has_several_terms and losses.totals is None:
+            losses.totals = self._measured_weights(queue, loss)
         while queue:
             micro_batch = queue.popleft()
             if not rerun_window:
@@ -281,21 +293,41 @@ class GradientAccumulation:
                 gradients.commit()
                 self._noise.take(losses)
                 continue
+            if isinstance(failure, SeveralTermsError) and self.ranks.size == 1 and self.snapshot is not None:
+                del failure  # as below
+                recovery.roll_back()
+                self._has_several_terms = True
+                losses.totals = self._measured_weights([micro_batch, *queue], loss)
+                queue.appendleft(micro_batch)
+                continue
             recovery.divide(failure, micro_batch)
             del failure  # its traceback keeps the tensors of the failed pass alive
             if rerun_window:
                 losses.reset()
             recovery.roll_back()
-            self._require_sum(window, loss, accumulates=True)
+            self._require_sum(accumulates=True)
             queue = deque(recovery.requeued(window if rerun_window else [micro_batch, *queue]))
             if rerun_window:
                 self._noise.start(len(queue))
         gradients.collect()
         return self._reduction.share(losses, recovery.splits, self._noise.part(losses))
 
-    def _require_sum(self, window: Sequence[MicroBatch], loss: Loss, *, accumulates: bool) -> None:
+    def _divided(self, window: list[MicroBatch], loss: Loss) -> list[MicroBatch]:
+        """The window in the plan's micro-batches, as the loss of the first window shows where its samples are."""
         if self._loss_check is not None:
-            self._loss_check.require_sum(window, loss, accumulates=accumulates or self.ranks.size > 1)
+            window = self._reader.settle(window, self._loss_check.run(window, loss, self.largest_micro_batch))
+        return window if self._planned is None else self._planned.divide(window)
+
+    def _measured_weights(self, queue: Iterable[MicroBatch], loss: Loss) -> dict[str, float]:
+        snapshot = cast("Snapshot", self.snapshot)
+        return measured_weights(self._called, snapshot, queue, loss, self._moved)
+
+    def _moved(self, batch: Batch) -> Batch:
+        return to_device(batch, self.device, self._floating)
+
+    def _require_sum(self, *, accumulates: bool) -> None:
+        if self._loss_check is not None:
+            self._loss_check.require_sum(accumulates=accumulates or self.ranks.size > 1)
 
     def _attempt(self, micro_batch: MicroBatch, loss: Loss, losses: LossWindow) -> Exception | None:
         """Run one micro-batch. Return its error, to be handled after the ``except`` block."""
@@ -312,8 +344,8 @@ class GradientAccumulation:
 
         A term without weight adds nothing: its loss is ignored, and has no backward pass.
         """
-        output = loss(self._called, to_device(micro_batch.batch, self.device, self._floating))
-        terms = cast("LossTerms", {ONLY_TERM: output} if isinstance(output, tuple) else output)
+        samples = micro_batch.size if micro_batch.is_counted else None
+        terms = named_terms(loss(self._called, self._moved(micro_batch.batch)), samples)
         check_terms(terms, losses.totals)
         roots: list[Tensor] = []
         seeds: list[Tensor] = []

@@ -7,9 +7,28 @@ from dataclasses import replace
 
 from batchwright.errors import WorkloadError
 from batchwright.planning.accumulation import balanced_split
-from batchwright.schemas.plans import Plan
+from batchwright.schemas.plans import Plan, PlanSummary, UniformPlan
+from batchwright.schemas.recommendation import Recommendation
 from batchwright.training.accumulation.collectives import Ranks
 from batchwright.training.micro_batches.splitting import MicroBatch
+
+
+def plan_of(plan: PlanSummary | Recommendation) -> Plan:
+    """The plan of a recommendation; a uniform plan with the list of its micro-batches; another plan as given.
+
+    Raises:
+        WorkloadError: when nothing fits, or the summary of a plan does not say its sizes.
+    """
+    if isinstance(plan, Recommendation):
+        if plan.plan is None:
+            raise WorkloadError(f"the recommendation has no plan: {plan.infeasible_reason or 'no micro-batch fits'}")
+        return plan.plan
+    if isinstance(plan, Plan):
+        return plan
+    if not isinstance(plan, UniformPlan):
+        raise WorkloadError(f"a plan or a recommendation has the micro-batches of an update, not {plan!r}")
+    sizes = (plan.micro_batch_size,) * plan.gradient_accumulation_steps
+    return Plan(**plan.summary().model_dump(), micro_batch_sizes=(sizes,) * plan.world_size)
 
 
 class PlannedWindow:
@@ -50,13 +69,14 @@ class PlannedWindow:
         where there are fewer samples than that.
 
         Raises:
-            WorkloadError: when the window has more samples than the plan gives to this rank, or batches whose samples
-                cannot be counted. The last window of an epoch may have fewer.
+            WorkloadError: when the window has more samples than the plan gives to this rank, or a batch that would have
+                to be divided and cannot. The last window of an epoch may have fewer samples.
         """
-        for micro_batch in window:
-            if not micro_batch.is_counted:
-                raise WorkloadError(f"the plan cannot be followed: {micro_batch.indivisible}")
         self._require_share(window)
+        for micro_batch in window:
+            fits = micro_batch.size <= self._largest and micro_batch.is_counted
+            if micro_batch.indivisible is not None and not fits and not micro_batch.is_padding:
+                raise WorkloadError(f"the plan cannot be followed: {micro_batch.indivisible}")
         if len(window) != 1 or window[0].indivisible is not None:
             return list(window)
         batch = window[0]
@@ -67,7 +87,7 @@ class PlannedWindow:
         return [*parts, *[padding] * (self._steps - len(parts))]
 
     def _require_share(self, window: Sequence[MicroBatch]) -> None:
-        sizes = [micro_batch.size for micro_batch in window if not micro_batch.is_padding]
+        sizes = [micro_batch.size for micro_batch in window if micro_batch.is_counted and not micro_batch.is_padding]
         samples, share = sum(sizes), sum(self.sizes)
         if samples > share:
             raise WorkloadError(

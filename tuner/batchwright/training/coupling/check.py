@@ -44,6 +44,7 @@ from batchwright.training.coupling.report import (
 )
 from batchwright.training.micro_batches.forward_state import ModelState
 from batchwright.training.micro_batches.rng_state import preserved_random_state
+from batchwright.training.micro_batches.splitting import MakesMicroBatches, MicroBatch, made_micro_batch, sliced
 from batchwright.workloads.base import Batch, Workload
 from batchwright.workloads.build import build_model, build_workload
 from batchwright.workloads.casting import cast_floating
@@ -56,7 +57,7 @@ _SLOW_SECONDS = 2.0
 
 
 def check_coupling(
-    model: nn.Module, workload: Workload, batch: Batch, device: torch.device, precision: Precision = "fp64"
+    model: nn.Module, workload: Workload, batch: Batch | MicroBatch, device: torch.device, precision: Precision = "fp64"
 ) -> CouplingReport:
     """Compare the loss and the gradient of a whole ``batch`` with those of its two parts.
 
@@ -77,15 +78,16 @@ def check_coupling(
     Args:
         model: on ``device``, in fp32, neither wrapped nor compiled.
         workload: computes the loss terms.
-        batch: at least two samples, on the CPU, that ``batchwright.training.micro_batches.splitting.sliced`` can
-        divide.
+        batch: at least two samples, on the CPU; along the first dimension of all tensors, or with a division of their
+            own. If that is a guess, a difference proves nothing.
         device: the device of the model.
         precision: arithmetic to use; fp32 replaces fp64 if the workload cannot run in fp64 or the GPU is slow at it.
 
     Raises:
         WorkloadError: when the batch cannot be halved or the loss terms break their contract.
     """
-    return _check(_Subject(model, workload, batch, device, disposable=False), precision)
+    whole = batch if isinstance(batch, MicroBatch) else sliced(batch)
+    return _check(_Subject(model, workload, whole, device, disposable=False), precision)
 
 
 def check_spec_coupling(
@@ -109,7 +111,11 @@ def check_spec_coupling(
     with preserved_random_state(device):
         seed_generators(0, device)
         model = cast_floating(build_model(plain, workload), torch.float32).to(device)
-        return _check(_Subject(model, workload, workload.make_batch(samples), device, disposable=True), precision)
+        if isinstance(workload, MakesMicroBatches):
+            whole = workload.make_micro_batch(samples)
+        else:
+            whole = made_micro_batch(workload.make_batch, samples)
+        return _check(_Subject(model, workload, whole, device, disposable=True), precision)
 
 
 @dataclass(frozen=True)
@@ -118,7 +124,7 @@ class _Subject:
 
     model: nn.Module
     workload: Workload
-    batch: Batch
+    whole: MicroBatch
     device: torch.device
     disposable: bool
     """True if the model is discarded afterwards."""
@@ -143,10 +149,13 @@ def _compare(subject: _Subject, precision: Precision) -> CouplingReport:
     model, device = subject.model, subject.device
     copied = working_copy(model, precision, disposable=subject.disposable)
     with arithmetic(device, precision), kernels_for(model, precision), copied:
-        runner = Runner(model, subject.workload, subject.batch, device, precision)
+        runner = Runner(model, subject.workload, subject.whole, device, precision)
+        if subject.whole.indivisible is not None:
+            raise WorkloadError(subject.whole.indivisible)
         if runner.samples < _FEWEST_SAMPLES:
             raise WorkloadError(f"the check for coupled samples needs {_FEWEST_SAMPLES} of them, got {runner.samples}")
-        return replace(_Check(runner).report(), precision=precision)
+        report = replace(_Check(runner).report(), precision=precision)
+        return report if subject.whole.guess is None else report.with_guess(subject.whole.guess)
 
 
 class _SlowError(Exception):

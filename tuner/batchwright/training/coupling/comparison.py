@@ -6,7 +6,6 @@ accumulated update: in full precision, with a given seed, from the same state.
 
 from __future__ import annotations
 
-import copy
 import random
 from collections import defaultdict
 from collections.abc import Callable, Iterator
@@ -22,10 +21,11 @@ from batchwright.training.coupling.precision import LIMITS, Precision
 from batchwright.training.coupling.random_draws import MatchedDraws
 from batchwright.training.coupling.rounded_weights import ROUNDED_RUNS, mantissa_bits, rounded_weights
 from batchwright.training.micro_batches.forward_state import ModelState
-from batchwright.training.micro_batches.loss_window import check_pairs
+from batchwright.training.micro_batches.loss_window import check_pairs, named_terms
+from batchwright.training.micro_batches.nested_batches import copied, to_device
 from batchwright.training.micro_batches.rng_state import RandomState
-from batchwright.training.micro_batches.splitting import sample_count, sliced, to_device
-from batchwright.workloads.base import Batch, LossTerms, Workload
+from batchwright.training.micro_batches.splitting import MicroBatch
+from batchwright.workloads.base import LossTerms, Workload
 
 _RANDOM_WORDS = ("drop", "jitter")
 """Parts of the names of probabilities: ``attention_dropout``, ``layerdrop``, ``drop_prob``, ``jitter_noise``."""
@@ -106,16 +106,16 @@ class Runner:
     Args:
         model: on ``device``; its gradients are overwritten (``restored`` saves them), and each run restores its state.
         workload: computes the loss terms.
-        batch: on the CPU.
+        micro_batch: the whole batch, on the CPU.
         device: the device of the model.
         precision: precision of the model, and of the batch's floating-point numbers.
     """
 
     def __init__(
-        self, model: nn.Module, workload: Workload, batch: Batch, device: torch.device, precision: Precision
+        self, model: nn.Module, workload: Workload, micro_batch: MicroBatch, device: torch.device, precision: Precision
     ) -> None:
         self.model = model
-        self.samples = sample_count(batch)
+        self.samples = micro_batch.size
         self.limits = LIMITS[precision]
         self.precision: Precision = precision
         self.draws: MatchedDraws | None = None
@@ -128,7 +128,7 @@ class Runner:
         self._weights: dict[str, float] = {}
         """Weight of each term over the whole batch, needed before the first backward pass of a part."""
         self._workload = workload
-        self._batch = batch
+        self._micro_batch = micro_batch
         self._device = device
 
     def is_slow_in_fp64(self, seconds: float, limit: float) -> bool:
@@ -254,12 +254,12 @@ class Runner:
     ) -> Iterator[tuple[LossTerms, int]]:
         """Yield the terms and the number of samples of each part. The first part always starts from the same state."""
         first = 0
-        for index, part in enumerate(sliced(self._batch, self.samples).divide(sizes)):
+        for index, part in enumerate(self._micro_batch.divide(sizes)):
             self._prepare_part(index, first, part.size, seed, reset_modules)
             on_part_start(index)
             floating = torch.float64 if self.precision == "fp64" else None
-            batch = to_device(copy.deepcopy(part.batch), self._device, floating)  # a model may overwrite its input
-            terms = self._workload.loss_terms(self.model, batch)
+            batch = to_device(copied(part.batch), self._device, floating)  # a model may overwrite its input
+            terms = named_terms(self._workload.loss_terms(self.model, batch), part.size)
             check_pairs(terms)
             yield terms, part.size
             first += part.size

@@ -8,13 +8,12 @@ Probes and the trainer run a thorough check (``batchwright.training.coupling.che
 
 from __future__ import annotations
 
-import copy
 import math
 import random
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import torch
@@ -25,7 +24,8 @@ from batchwright.errors import WorkloadError
 from batchwright.training.coupling.comparison import without_dropout
 from batchwright.training.coupling.rounded_weights import ROUNDED_RUNS, ROUNDING_SAFETY, mantissa_bits, rounded_weights
 from batchwright.training.micro_batches.forward_state import ModelState
-from batchwright.training.micro_batches.nested_batches import to_device
+from batchwright.training.micro_batches.loss_window import named_terms
+from batchwright.training.micro_batches.nested_batches import copied, to_device
 from batchwright.training.micro_batches.snapshot import Snapshot
 from batchwright.training.micro_batches.splitting import MicroBatch
 from batchwright.workloads.base import Batch
@@ -80,30 +80,57 @@ class LossCheck:
         self._device = device
         self._floating = floating
         self._is_due = True
+        self._is_mean = False
+        """True if the loss returns the mean over the samples, without a weight."""
         self._finding: Finding | None = None
 
-    def require_sum(self, window: Sequence[MicroBatch], loss: LossOf, *, accumulates: bool) -> None:
-        """Check ``loss`` in the first window with samples, and refuse a wrong loss in this window or a later one.
+    def require_sum(self, *, accumulates: bool) -> None:
+        """Refuse a loss that ``run`` found to be wrong.
 
         Raises:
             WorkloadError: when the update would be wrong.
         """
-        if self._is_due and window:
-            self._finding = self.finding(window, loss)
-            self._is_due = False
         if self._finding is not None and (accumulates or self._finding.always):
             raise WorkloadError(self._finding.message)
 
-    def finding(self, window: Sequence[MicroBatch], loss: LossOf) -> Finding | None:
-        """Find a fault of ``loss``; None if there is none, or the loss cannot be checked.
+    def run(self, window: Sequence[MicroBatch], loss: LossOf, largest: int | None) -> MicroBatch | None:
+        """Check ``loss`` in the first window with samples, over at most ``largest`` of them.
 
-        No fault is reported for a loss that cannot be computed for a part. A loss with random numbers that cannot be
-        disabled only causes a warning.
+        No fault is found in a loss that cannot be computed for a part. A loss with random numbers that cannot be
+        disabled only causes a warning, and so does one that differs by every reading of a batch that may be a list.
+
+        Returns:
+            The reading of a batch by which the loss of its parts is that of the batch, or whose parts alone run; None
+            if no batch has several readings, or none is right.
         """
-        divisible = (each for each in window if each.size > 1 and not each.is_padding and each.indivisible is None)
-        micro_batch = next(divisible, None)
-        if micro_batch is None:
+        divisible = (one for one in window if one.size > 1 and not one.is_padding)
+        micro_batch = next((one for one in divisible if one.readings or one.indivisible is None), None)
+        self._is_due, was_due = self._is_due and not window, self._is_due
+        if not was_due or micro_batch is None:
             return None
+        ran: list[tuple[MicroBatch, Finding]] = []
+        for reading in micro_batch.readings or (micro_batch,):
+            checked = reading if largest is None else reading.at_most(largest)[0]
+            outcome = self._outcome(checked, loss) if checked.size > 1 else False
+            if outcome is None:
+                return reading
+            if outcome:
+                ran.append((reading, outcome))
+        return self._conclude(micro_batch, ran)
+
+    def _conclude(self, micro_batch: MicroBatch, ran: list[tuple[MicroBatch, Finding]]) -> MicroBatch | None:
+        """Keep the fault of the only reading that ran, or of the first if all are along dimensions of tensors."""
+        if len(ran) > 1 and micro_batch.indivisible is not None:
+            message = f"the loss could not be compared with that of its parts: {micro_batch.indivisible}"
+            warnings.warn(message, stacklevel=2)
+            return None
+        if not ran:
+            return None
+        reading, self._finding = ran[0]
+        return reading if micro_batch.readings else None
+
+    def _outcome(self, micro_batch: MicroBatch, loss: LossOf) -> Finding | Literal[False] | None:
+        """The fault of ``loss``; None if there is none, False if it cannot be computed for the batch and its parts."""
         self._snapshot.capture()
         try:
             with without_dropout(self._model), torch.compiler.set_stance("force_eager"):
@@ -114,7 +141,7 @@ class LossCheck:
                     self._state.restore()
                     self._state = None
         except Exception:  # noqa: BLE001 - the window's own passes raise the error, if it occurs in them too
-            return None
+            return False
         finally:
             self._snapshot.restore()
 
@@ -127,12 +154,13 @@ class LossCheck:
             part_terms = [self._terms(part, loss) for part in parts]
         tolerance = _CPU_TOLERANCE if self._device.type == "cpu" else _GPU_TOLERANCE
         tolerance = _NARROW_TOLERANCE if precision.found else tolerance
-        finding = _first_finding(whole, part_terms, tolerance, {})
+        finding = _first_finding(whole, part_terms, tolerance, {}, is_mean=self._is_mean)
         if finding is None:
             return None
         if self._is_deterministic(whole, micro_batch, loss):
-            return _first_finding(whole, part_terms, tolerance, self._rounding(whole, micro_batch, loss, precision))
-        finding = _first_finding(whole, part_terms, _RANDOM_TOLERANCE, {})
+            rounding = self._rounding(whole, micro_batch, loss, precision)
+            return _first_finding(whole, part_terms, tolerance, rounding, is_mean=self._is_mean)
+        finding = _first_finding(whole, part_terms, _RANDOM_TOLERANCE, {}, is_mean=self._is_mean)
         if finding is not None and finding.always:
             warnings.warn(f"{finding.message} (Its random numbers leave some doubt.)", stacklevel=2)
         return None
@@ -149,8 +177,9 @@ class LossCheck:
         self._snapshot.restore()
 
     def _forward(self, micro_batch: MicroBatch, loss: LossOf) -> Terms:
-        output = loss(self._model, to_device(copy.deepcopy(micro_batch.batch), self._device, self._floating))
-        terms: Mapping[str, Any] = {"loss": output} if isinstance(output, tuple) else output
+        output = loss(self._model, to_device(copied(micro_batch.batch), self._device, self._floating))
+        self._is_mean = isinstance(output, Tensor)
+        terms = named_terms(output, micro_batch.size)
         return {name: (_number(loss_sum), _number(weight)) for name, (loss_sum, weight) in terms.items()}
 
     def _rounding(self, whole: Terms, micro_batch: MicroBatch, loss: LossOf, precision: _NarrowResults) -> Means:
@@ -224,7 +253,9 @@ def _number(value: Tensor | float) -> float:
     return float(value.detach()) if isinstance(value, Tensor) else float(value)
 
 
-def _first_finding(whole: Terms, parts: list[Terms], tolerance: float, rounding: Means) -> Finding | None:
+def _first_finding(
+    whole: Terms, parts: list[Terms], tolerance: float, rounding: Means, *, is_mean: bool
+) -> Finding | None:
     """The finding of the first term whose mean differs between the whole and its parts by more than ``rounding``."""
     for name, (total, weight) in whole.items():
         sums, weights = [part[name][0] for part in parts], [part[name][1] for part in parts]
@@ -233,8 +264,22 @@ def _first_finding(whole: Terms, parts: list[Terms], tolerance: float, rounding:
         mean, parts_mean = total / weight, sum(sums) / sum(weights)
         scale = max(abs(mean), *(abs(s / w) for s, w in zip(sums, weights, strict=True)))
         if scale and abs(mean - parts_mean) - rounding.get(name, 0.0) > tolerance * scale:
+            if is_mean:
+                return _explain_mean(mean, [one / other for one, other in zip(sums, weights, strict=True)], tolerance)
             return _explain(name, whole[name], sums, weights, tolerance)
     return None
+
+
+def _explain_mean(mean: float, part_means: list[float], tolerance: float) -> Finding:
+    figures = f"({mean:.6g} for a micro-batch, {' and '.join(f'{one:.6g}' for one in part_means)} for its parts)"
+    if abs(sum(part_means) - mean) <= tolerance * abs(mean):
+        reason = "grows with the batch, as a sum does: return (loss_sum, weight), or the mean over the samples"
+        return Finding(f"the loss {reason} {figures}. {_OVERRIDE_HINT}", always=False)
+    reason = (
+        "is not the mean over the samples: a mean over tokens is returned as their sum and number, (loss_sum, tokens); "
+        "a loss that couples the samples (BatchNorm, in-batch negatives, load balancing) cannot be accumulated exactly"
+    )
+    return Finding(f"the loss {reason} {figures}. {_OVERRIDE_HINT}", always=False)
 
 
 def _explain(

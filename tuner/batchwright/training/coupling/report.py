@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from torch import nn
@@ -54,6 +54,14 @@ class CouplingReport:
     """Arithmetic of the comparison."""
     updates: int = 0
     """Updates before the comparison: some differences appear only after an update."""
+
+    def with_guess(self, guess: str) -> CouplingReport:
+        """The report where the division into parts was a guess: then only a batch norm in training proves anything."""
+        is_proven = any(one.kind == "module" and "batchnorm" in (one.type_name or "").lower() for one in self.culprits)
+        if self.verdict != "coupled" or is_proven:
+            return self
+        problem = f"its loss differs from that of its parts, and its division was guessed ({guess}): {_GUESS_REMEDY}"
+        return replace(self, loss_error=math.nan, gradient_error=math.nan, culprits=(), problem=problem)
 
     @property
     def limits(self) -> Limits:
@@ -106,6 +114,7 @@ class CouplingReport:
         return f"{figures}: samples are coupled, and accumulation would not give the full batch's gradient."
 
 
+_GUESS_REMEDY = "pass `samples=`, or return a `batchwright.MicroBatch` from make_batch"
 _KINDS = {
     "module": "module",
     "state": "the state of module",

@@ -33,6 +33,7 @@ from batchwright.training.data.order import longest_first
 from batchwright.training.evaluation.averaged_weights import averages_as_weights
 from batchwright.training.evaluation.evaluation_sums import BatchSums, EvaluationShare, Scores
 from batchwright.training.evaluation.library_metrics import LibraryMetrics
+from batchwright.training.micro_batches.loss_window import named_terms
 from batchwright.training.micro_batches.rng_state import RandomState
 from batchwright.training.micro_batches.splitting import to_device
 from batchwright.training.precision import autocast
@@ -253,18 +254,18 @@ class Evaluator:
         """Run one batch. Return its error, to be handled after the ``except`` block."""
         try:
             with torch.no_grad():
-                scores, terms = self._forward(load())
+                scores, terms = self._forward(load(), samples)
                 totals.add(terms, scores, samples)
         except Exception as error:  # noqa: BLE001 - any error may be an out-of-memory error
             return error
         return None
 
-    def _forward(self, batch: Batch) -> tuple[Scores | None, LossTerms]:
+    def _forward(self, batch: Batch, samples: int) -> tuple[Scores | None, LossTerms]:
         floating = torch.bfloat16 if self._spec.precision == "bf16" else None
         moved = to_device(batch, self._engine.device, floating)
         with autocast(self._spec, self._engine.device):
             if self._score is None:
-                return None, self._workload.loss_terms(self._engine.model, moved)
+                return None, named_terms(self._workload.loss_terms(self._engine.model, moved), samples)
             scores = self._score(self._engine.model, moved)
         if not isinstance(scores, self._kind_of_scores):
             raise WorkloadError(f"score() returned a {type(scores).__name__}: it must be a LabelScores")

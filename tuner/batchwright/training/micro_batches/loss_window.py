@@ -15,10 +15,10 @@ from batchwright.errors import WorkloadError
 from batchwright.planning.noise_scale import GradientPart, NoiseMeasurement
 from batchwright.schemas.training import MicroBatchSplit
 from batchwright.training.micro_batches.splitting import MicroBatch
-from batchwright.workloads.base import Batch, LossTerms
+from batchwright.workloads.base import Batch, Loss, LossTerms
 
 ONLY_TERM = "loss"
-"""Name of the term of a loss that returns a single pair."""
+"""Name of the term of a loss that is not named."""
 Weigh: TypeAlias = "Callable[[Batch], Mapping[str, float] | float]"
 """The weight that the loss of a micro-batch will have, without a forward pass."""
 Weight: TypeAlias = "Tensor | float"
@@ -230,9 +230,45 @@ def check_terms(terms: LossTerms, totals: Mapping[str, float] | None) -> None:
     """
     check_pairs(terms)
     if totals is None and len(terms) > 1:
-        raise WorkloadError(_NEEDS_WEIGHTS.format(terms=", ".join(terms)))
+        raise SeveralTermsError(_NEEDS_WEIGHTS.format(terms=", ".join(terms)))
     if totals is not None and set(terms) - set(totals):
         raise WorkloadError(f"loss_weights() names {sorted(totals)}, but the loss returned {sorted(terms)}")
+
+
+class SeveralTermsError(WorkloadError):
+    """Several loss terms, whose weights over the window are not known yet."""
+
+
+def named_terms(loss: Loss, samples: int | None) -> LossTerms:
+    """The terms of what a loss returned for a micro-batch.
+
+    Args:
+        loss: a mean over the samples, a pair of a sum and its weight, or such pairs by name.
+        samples: samples of the micro-batch, which are the weight of a mean; None if they are not known.
+
+    Raises:
+        WorkloadError: when it is a value for each sample, something else, or a mean of an unknown number of samples.
+    """
+    if isinstance(loss, tuple) and len(loss) == 2 and isinstance(loss[0], Tensor):  # noqa: PLR2004 - (loss_sum, weight)
+        return {ONLY_TERM: loss}
+    if isinstance(loss, (dict, Mapping)):
+        return loss
+    if not isinstance(loss, Tensor):
+        raise WorkloadError(
+            "loss(model, batch) must return the mean loss, or (loss_sum, weight), or a dict of such pairs by name, "
+            f"not {type(loss).__name__}"
+        )
+    if loss.dim():  # one value for each sample, which a batch of one sample would hide
+        raise WorkloadError(
+            f"loss(model, batch) returned a tensor of shape {tuple(loss.shape)}: return a scalar, such as its mean "
+            "over the samples, or (loss_sum, weight)"
+        )
+    if samples is None:
+        raise WorkloadError(
+            "the loss returned a mean, and the number of samples of the batch is not known: return (loss_sum, weight), "
+            "or pass `samples=`, a function that returns the number of samples of a batch"
+        )
+    return {ONLY_TERM: (loss.to(torch.promote_types(loss.dtype, torch.float32)) * samples, samples)}
 
 
 def check_pairs(terms: LossTerms, *, needs_gradient: bool = True) -> None:
@@ -247,10 +283,7 @@ def check_pairs(terms: LossTerms, *, needs_gradient: bool = True) -> None:
     """
     if not isinstance(terms, (dict, Mapping)) or not terms:
         returned = "no term" if isinstance(terms, Mapping) else f"a {type(terms).__name__}"
-        raise WorkloadError(
-            f"the loss returned {returned}: it must be a tuple (loss_sum, weight), or named terms of such pairs; for "
-            "the mean over a batch's samples, (mean * samples, samples)"
-        )
+        raise WorkloadError(f"the loss returned {returned}: it must be (loss_sum, weight), or such pairs by name")
     for name, pair in terms.items():
         if not isinstance(pair, tuple) or len(pair) != 2:  # noqa: PLR2004 - (loss_sum, weight)
             raise WorkloadError(f"loss term `{name}` must be (loss_sum, weight), got {type(pair).__name__}")

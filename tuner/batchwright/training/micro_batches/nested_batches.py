@@ -1,26 +1,24 @@
-"""Nested batches: find their tensors, move them to a device and slice them, in containers of the same type.
+"""Nested batches: find their tensors, move them to a device and rebuild them, in containers of the same type.
 
 Mappings, lists, tuples and dataclasses are containers. Other objects are leaves: they are kept unchanged, or moved by
-their own ``to`` to a device other than the CPU.
+their own ``to`` to a device other than the CPU. Lists, tuples, nested tensors, packed sequences and the graph batches
+of PyTorch Geometric also are sequences of items, which may be samples.
 """
 
 from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
-from typing import Any, TypeAlias
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
+from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.utils.rnn import PackedSequence
+from torch.nn.utils.rnn import PackedSequence, pack_sequence, unpack_sequence
 
 from batchwright.workloads.base import Batch
 
 _CPU = torch.device("cpu")
-Change: TypeAlias = Callable[[Any], Any]
-"""Maps each value in a container to a new one."""
 
 
 def tensors_of(batch: Batch) -> Iterator[Tensor]:
@@ -45,7 +43,7 @@ def _named(batch: Batch, name: str, seen: set[int]) -> Iterator[tuple[str, Tenso
         yield name, batch
     elif id(batch) not in seen:
         seen.add(id(batch))
-        for suffix, value in _entries(batch) or _attributes(batch):
+        for suffix, value in entries_of(batch) or _attributes(batch):
             yield from _named(value, f"{name}{suffix}", seen)
 
 
@@ -59,44 +57,66 @@ def to_device(batch: Batch, device: torch.device, floating: torch.dtype | None =
         return batch if batch.device == device and batch.dtype == dtype else batch.to(device, dtype, non_blocking=True)
     if type(batch) is dict:
         return {name: to_device(value, device, floating) for name, value in batch.items()}
-    if _is_container(batch):
-        return _rebuild(batch, lambda value: to_device(value, device, floating))
+    if is_container(batch):
+        return rebuilt(batch, [to_device(value, device, floating) for value in _values(batch)])
     if device == _CPU or isinstance(batch, type):
         return batch
     move = getattr(batch, "to", None)
     return move(device) if callable(move) else batch
 
 
-def sliced_samples(batch: Batch, start: int, stop: int, size: int) -> Batch:
-    """Slice the samples ``start`` to ``stop`` out of a batch of ``size``.
-
-    Tensors are sliced along their first dimension, as are lists of ``size`` other values (names, ids). Other values are
-    shared by all samples.
-    """
-    if isinstance(batch, Tensor):
-        return batch[start:stop] if batch.dim() else batch
-    is_array = isinstance(batch, np.ndarray) and batch.ndim > 0 and len(batch) == size
-    if is_array or _is_list_of(size, batch):
-        return batch[start:stop]
-    if not _is_container(batch):
-        return batch
-    part = _rebuild(batch, lambda value: sliced_samples(value, start, stop, size))
-    attributes = getattr(part, "__dict__", {}) if isinstance(batch, Mapping) else {}
-    for name, value in attributes.items():  # such as the encodings of a ``BatchEncoding``
-        if _is_list_of(size, value):
-            attributes[name] = value[start:stop]
-    return part
+def copied(batch: Batch) -> Batch:
+    """Copy a batch and its tensors, for a loss that may write to them."""
+    nested = {id(tensor): tensor.clone() for tensor in tensors_of(batch) if tensor.is_nested}  # has no deep copy
+    return copy.deepcopy(batch, nested)
 
 
-def _is_list_of(size: int, value: object) -> bool:
-    """Return whether ``value`` is a list or tuple of ``size`` values without tensors."""
-    return isinstance(value, (list, tuple)) and len(value) == size and next(tensors_of(value), None) is None
+# --- sequences of items -----------------------------------------------------------------------------------------------
+
+
+def item_count(value: Any) -> int | None:  # noqa: ANN401 - of any type
+    """The number of items in a sequence of items; None for anything else."""
+    if isinstance(value, Tensor):
+        return int(value.size(0)) if value.is_nested else None
+    if isinstance(value, PackedSequence):
+        return int(value.batch_sizes[0])
+    if isinstance(value, (list, tuple)):
+        return None if hasattr(value, "_make") else len(value)  # the fields of a named tuple are no samples
+    return int(value.num_graphs) if _is_graph_batch(value) else None
+
+
+def items_of(value: Any) -> Sequence[Any]:  # noqa: ANN401 - of any type
+    """The items of a sequence of items."""
+    if isinstance(value, Tensor):
+        return value.unbind()
+    if isinstance(value, PackedSequence):
+        return unpack_sequence(value)
+    items: Sequence[Any] = value.to_data_list() if _is_graph_batch(value) else value
+    return items
+
+
+def with_items(value: Any, items: Sequence[Any]) -> Any:  # noqa: ANN401 - of any type
+    """A sequence of the type of ``value`` with other items."""
+    if isinstance(value, Tensor):
+        return torch.nested.as_nested_tensor(list(items), layout=value.layout)
+    if isinstance(value, PackedSequence):
+        return pack_sequence(list(items), enforce_sorted=value.sorted_indices is None)
+    if _is_graph_batch(value):
+        kind = next(kind for kind in reversed(type(value).__mro__) if hasattr(kind, "from_data_list"))
+        return kind.from_data_list(list(items))
+    return type(value)(items)
+
+
+def _is_graph_batch(value: Any) -> bool:  # noqa: ANN401 - of any type
+    """Return whether a value has the interface of ``torch_geometric.data.Batch``."""
+    return hasattr(type(value), "from_data_list") and hasattr(value, "to_data_list") and hasattr(value, "num_graphs")
 
 
 # --- containers -------------------------------------------------------------------------------------------------------
 
 
-def _is_container(value: object) -> bool:
+def is_container(value: object) -> bool:
+    """Return whether the values in an object are parts of a batch."""
     if isinstance(value, PackedSequence):  # a tuple, but one whose parts are on two devices
         return False
     return isinstance(value, (Mapping, list, tuple)) or (
@@ -108,7 +128,7 @@ def _values(batch: Any) -> Iterable[Any]:  # noqa: ANN401 - of any type
     """The values in a container; a leaf has none."""
     if type(batch) is dict:  # nearly always: skip the slower checks below
         return batch.values()
-    if not _is_container(batch):
+    if not is_container(batch):
         return ()
     if isinstance(batch, Mapping):
         return batch.values()
@@ -117,9 +137,9 @@ def _values(batch: Any) -> Iterable[Any]:  # noqa: ANN401 - of any type
     return [getattr(batch, field.name, None) for field in dataclasses.fields(batch)]
 
 
-def _entries(batch: Any) -> list[tuple[str, Any]]:  # noqa: ANN401 - of any type
+def entries_of(batch: Any) -> list[tuple[str, Any]]:  # noqa: ANN401 - of any type
     """The values in a container, each with the expression that reaches it from there; a leaf has none."""
-    if not _is_container(batch):
+    if not is_container(batch):
         return []
     if isinstance(batch, Mapping):
         return [(f"[{name!r}]", value) for name, value in batch.items()]
@@ -137,18 +157,17 @@ def _attributes(leaf: Any) -> list[tuple[str, Any]]:  # noqa: ANN401 - of any ty
     return [(f".{name}", value) for name, value in getattr(leaf, "__dict__", {}).items()]
 
 
-def _rebuild(batch: Any, change: Change) -> Any:  # noqa: ANN401 - of any type
-    """A container of the same type with changed values; a dict where a mapping cannot be copied and filled."""
+def rebuilt(batch: Any, values: Sequence[Any]) -> Any:  # noqa: ANN401 - of any type
+    """A container of the same type with other values, in order; a dict if a mapping cannot be copied and filled."""
     if isinstance(batch, Mapping):
-        changed = {name: change(value) for name, value in batch.items()}
+        changed = dict(zip(batch, values, strict=True))
         return changed if type(batch) is dict else _refill(batch, changed)
     if isinstance(batch, (list, tuple)):
-        make = getattr(batch, "_make", type(batch))
-        return make([change(value) for value in batch])
+        return getattr(batch, "_make", type(batch))(values)
     part = copy.copy(batch)
-    for field in dataclasses.fields(batch):
+    for field, value in zip(dataclasses.fields(batch), values, strict=True):
         if hasattr(batch, field.name):
-            object.__setattr__(part, field.name, change(getattr(batch, field.name)))  # a frozen one too
+            object.__setattr__(part, field.name, value)  # a frozen one too
     return part
 
 

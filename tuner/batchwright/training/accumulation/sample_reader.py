@@ -1,0 +1,64 @@
+"""The samples of the batches that a loop of one's own gives to an update."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from torch import Tensor
+
+from batchwright.errors import WorkloadError
+from batchwright.training.micro_batches.sample_layout import SampleLayout, UnknownSamplesError
+from batchwright.training.micro_batches.splitting import CountSamples, MicroBatch, as_micro_batch, laid_out
+from batchwright.workloads.base import Batch
+
+
+class SampleReader:
+    """Reads batches as micro-batches, all by the layout of the first one.
+
+    Args:
+        samples: counts the samples of a batch, if the user says so.
+        share: samples of this rank in an update, if there is a plan: those of a window of one batch.
+    """
+
+    def __init__(self, samples: CountSamples | None, share: int | None) -> None:
+        self._samples = samples
+        self._share = share
+        self._layout: SampleLayout | None = None
+
+    def read(self, window: Iterable[Batch | MicroBatch]) -> list[MicroBatch]:
+        """The micro-batches of a window.
+
+        Raises:
+            WorkloadError: when the window is a batch.
+        """
+        if isinstance(window, (Tensor, Mapping)):  # iterating would give rows, or names
+            raise WorkloadError(
+                f"a window is a list of batches, and this is one {type(window).__name__}: give `[batch]`"
+            )
+        batches = list(window)
+        size = getattr(window, "batch_size", None)
+        if size is None and len(batches) == 1:
+            size = self._share
+        return [batch if isinstance(batch, MicroBatch) else self._read(batch, size) for batch in batches]
+
+    def _read(self, batch: Batch, size: int | None) -> MicroBatch:
+        if self._layout is not None:
+            try:
+                count = self._layout.count(batch)
+                if self._samples is None or self._samples(batch) == count:
+                    return laid_out(batch, count, self._layout)
+            except UnknownSamplesError:
+                pass
+        found = as_micro_batch(batch, size, self._samples)
+        self._layout = found.layout
+        return found
+
+    def settle(self, window: Sequence[MicroBatch], chosen: MicroBatch | None) -> list[MicroBatch]:
+        """The window, where every batch is read as ``chosen``, one of the readings of one of them."""
+        if chosen is None or chosen.layout is None:
+            return list(window)
+        self._layout = layout = chosen.layout
+        return [
+            laid_out(one.batch, layout.count(one.batch), layout) if one.layout is not None or one.readings else one
+            for one in window
+        ]
