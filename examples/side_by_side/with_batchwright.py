@@ -30,7 +30,7 @@ def main() -> None:
     print("tried:", *(f"{probe.micro_batch_size} {probe.outcome}" for probe in found.evidence.probes))
     memory = limit_memory()
     model = build_model()
-    accumulation = GradientAccumulation(model, AdamW(model.parameters()), plan=found.plan, memory=memory)
+    accumulation = GradientAccumulation(model, AdamW(model.parameters()), plan=found, memory=memory)
     for batch in loader(EFFECTIVE_BATCH_SIZE):
         report = accumulation.update([batch], loss)
         print("update:", report.micro_batch_sizes)

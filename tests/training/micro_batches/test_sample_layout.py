@@ -220,7 +220,7 @@ class Recurrent:
 def test_a_time_first_net_is_no_coupled_loss(options: dict[str, Any]) -> None:
     """Neither for a tuning nor in a loop, with a plan, a count, or by the shapes alone."""
     net = Recurrent()
-    report = check_coupling(net.build_model(), net, made_micro_batch(net.make_batch, 4), CPU)  # type: ignore[arg-type]
+    report = check_coupling(net.build_model(), net, made_micro_batch(net.make_batch, 4), CPU)
     assert report.verdict == "separate", report.message
     model, batch = net.build_model(), net.make_batch(SAMPLES)
     loop = GradientAccumulation(model, torch.optim.SGD(model.parameters(), lr=0.0), **options)
