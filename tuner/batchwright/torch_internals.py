@@ -39,6 +39,7 @@ __all__ = [
     "foreach_mul_",
     "foreach_norm",
     "fsdp_parameter_groups",
+    "gradient_hooks",
     "is_dense",
     "is_traceable_wrapper_subclass",
     "loader_queues",
@@ -74,6 +75,13 @@ own_buffers: Callable[[nn.Module], dict[str, Tensor | None]] = attrgetter("_buff
 
 version_of: Callable[[Tensor], int] = attrgetter("_version")
 """Number of writes to a tensor, counted by autograd: only ``_version`` shows it."""
+
+
+def gradient_hooks(parameter: Tensor) -> list[dict[int, Callable[[Tensor], object]]]:
+    """The hooks on a parameter's gradient, before and after it is accumulated, by key: in public, torch only adds."""
+    found = (parameter._backward_hooks, parameter._post_accumulate_grad_hooks)  # noqa: SLF001
+    return [hooks for hooks in found if hooks]
+
 
 Schema: TypeAlias = Any
 schema_of: Callable[[Any], Schema] = attrgetter("_schema")

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch._dynamo.utils import counters
 from torch.nn import functional as F  # noqa: N812 - torch's own idiom
 
-from batchwright.errors import WorkloadError
+from batchwright.errors import SpecError, WorkloadError
 from batchwright.hardware.memory_devices.factory import open_device
 from batchwright.schemas.workload import WorkloadSpec
 from batchwright.training.accumulation.collectives import Ranks
@@ -753,5 +753,5 @@ def test_a_batch_that_is_no_list_is_refused(batch: Batch) -> None:
     """Its rows would run as micro-batches of their own, with a wrong weight and no error."""
     model = nn.Linear(2, 1)
     accumulation = GradientAccumulation(model, torch.optim.SGD(model.parameters()))
-    with pytest.raises(WorkloadError, match=r"a window is a list of batches.*`\[batch\]`"):
+    with pytest.raises(SpecError, match=r"a window is a list of batches.*`\[batch\]`"):
         accumulation.update(batch, lambda model, rows: (model(rows).sum(), len(rows)))

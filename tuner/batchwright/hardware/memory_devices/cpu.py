@@ -108,11 +108,16 @@ def _set_data_limit(total: int) -> None:
 
 
 def _start_thread_pools() -> None:
-    """Start the threads of OpenMP, oneDNN and autograd now: under a tight budget their stacks would not fit."""
-    inputs = torch.randn(4, 8, 32, 32, requires_grad=True)
-    weights = torch.randn(8, 8, 3, 3, requires_grad=True)
-    output = torch.nn.functional.conv2d(inputs, weights, padding=1).flatten(1)
-    torch.autograd.backward((output @ torch.randn(output.shape[1], 256)).relu().sum())
+    """Start the threads of OpenMP, oneDNN and autograd now: under a tight budget their stacks would not fit.
+
+    Draws no random numbers, and does not depend on the modes and defaults of the caller.
+    """
+    options = {"device": "cpu", "dtype": torch.float32}
+    with torch.inference_mode(mode=False), torch.enable_grad(), torch.autocast("cpu", enabled=False):
+        inputs = torch.ones(4, 8, 32, 32, requires_grad=True, **options)
+        weights = torch.ones(8, 8, 3, 3, requires_grad=True, **options)
+        output = torch.nn.functional.conv2d(inputs, weights, padding=1).flatten(1)
+        torch.autograd.backward((output @ torch.ones(output.shape[1], 256, **options)).relu().sum())
 
 
 def _fill_heap() -> None:

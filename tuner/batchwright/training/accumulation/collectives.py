@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from batchwright.errors import PeerError
+from batchwright.errors import PeerError, TrainingError
 from batchwright.torch_internals import fake_store, foreach_copy_
 
 T = TypeVar("T")
@@ -77,11 +77,17 @@ class Ranks:
 
 
 class ProcessGroup(Ranks):
-    """The ranks of torch's default process group: gloo for objects, and the device's backend for tensors."""
+    """The ranks of torch's default process group: gloo for objects, and the device's backend for tensors.
+
+    Raises:
+        TrainingError: when there is no such group.
+    """
 
     reduces = True
 
     def __init__(self) -> None:
+        if not dist.is_initialized():
+            raise TrainingError("there is no process group: call torch.distributed.init_process_group() first")
         self.rank = dist.get_rank()
         self.size = dist.get_world_size()
 

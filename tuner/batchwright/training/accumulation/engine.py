@@ -21,6 +21,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import TypeAlias, cast
 
@@ -35,6 +36,8 @@ from batchwright.planning.noise_scale import measure
 from batchwright.schemas.plans import Plan, UniformPlan
 from batchwright.schemas.recommendation import Recommendation
 from batchwright.training.accumulation.collectives import ProcessGroup, Ranks
+from batchwright.training.accumulation.engine_arguments import require_arguments, require_loss
+from batchwright.training.accumulation.first_window import FirstWindow
 from batchwright.training.accumulation.gradient_noise import GradientNoise
 from batchwright.training.accumulation.gradient_sums import (
     Gathering,
@@ -51,6 +54,7 @@ from batchwright.training.accumulation.reduction import Reduction
 from batchwright.training.accumulation.sample_reader import SampleReader
 from batchwright.training.accumulation.trainable_parameters import TrainableParameters
 from batchwright.training.coupling.loss_check import LossCheck
+from batchwright.training.micro_batches.argument_checks import require_batches, require_count, wrong_argument
 from batchwright.training.micro_batches.loss_window import (
     LossWindow,
     SeveralTermsError,
@@ -117,9 +121,11 @@ class GradientAccumulation:
             ``lock_step``.
 
     Before each window, parameters that became trainable later, gradients that the window did not compute, and a sharded
-    model that averages are refused.
+    model that averages are refused; in the first window also a loss or a backward pass that steps or changes
+    gradients.
 
     Raises:
+        SpecError: when an argument is wrong, naming it, or the optimizer is that of another model.
         WorkloadError: when no parameter is trainable, a scaler would scale gradients narrower than fp32, the model is
             sharded without ``lock_step``, or there is no plan or one for another number of ranks.
     """
@@ -141,6 +147,9 @@ class GradientAccumulation:
         lock_step: bool = False,
         checks_coupling: bool = True,
     ) -> None:
+        options = {"plan": plan, "max_norm": max_norm, "scaler": scaler, "memory": memory, "ranks": ranks}
+        flags = {"recovers": recovers, "lock_step": lock_step, "checks_coupling": checks_coupling}
+        require_arguments(model, optimizer, {**options, **flags, "gathering": gathering, "floating": floating})
         self.model = model
         self.optimizer = optimizer
         self.max_norm = max_norm
@@ -171,6 +180,7 @@ class GradientAccumulation:
         self._loss_check: LossCheck | None = None
         if checks_coupling and snapshot is not None:
             self._loss_check = LossCheck(self._called, snapshot, self.device, floating)
+        self._first_window = None if lock_step else FirstWindow(self._called, self._trainable)
         self._reduction.broadcast_start()
 
     def _prepare_scaler(self) -> None:
@@ -186,7 +196,7 @@ class GradientAccumulation:
 
     @largest_micro_batch.setter
     def largest_micro_batch(self, size: int | None) -> None:
-        self._recovery.largest_micro_batch = size
+        self._recovery.largest_micro_batch = None if size is None else require_count("largest_micro_batch", size)
 
     @property
     def failed_micro_batch(self) -> int | None:
@@ -219,10 +229,13 @@ class GradientAccumulation:
         updated. Resume from a checkpoint then.
 
         Raises:
-            WorkloadError: when the loss breaks its contract.
+            SpecError: when an argument is wrong, naming it.
+            WorkloadError: when the loss breaks its contract, or gradients are disabled.
             OutOfMemoryError: when a micro-batch of one sample does not fit.
             PeerError: when another rank failed.
         """
+        if not isinstance(measures_noise, bool):
+            raise wrong_argument("measures_noise", "must be True or False", measures_noise)
         self._noise.wanted = measures_noise
         report = self._run_window(micro_batches, loss, weigh)
         if not report.skipped:
@@ -245,26 +258,40 @@ class GradientAccumulation:
 
     def _run_window(self, micro_batches: Iterable[Batch | MicroBatch], loss: Loss, weigh: Weigh | None) -> UpdateReport:
         """Run an accumulation window on all ranks and sum its gradients."""
+        require_batches(micro_batches)
+        require_loss(loss, thorough=self._first_window is not None)
+        if weigh is not None and not callable(weigh):
+            raise wrong_argument("weigh", "must be a function of a batch that returns its weight", weigh)
+        if not torch.is_grad_enabled():
+            raise WorkloadError("gradients are disabled: update outside of torch.no_grad() and torch.inference_mode()")
         window = self._reader.read(micro_batches)
+        if not window and self.ranks.size == 1:
+            raise wrong_argument("micro_batches", "is empty: give at least one batch, or leave out the update", window)
         totals = self._reduction.total_weights(window, weigh)
         if totals is not None and not any(totals.values()):
             self.gradients.clear()
             sizes = tuple(micro_batch.size for micro_batch in window)
             return UpdateReport(dict.fromkeys(totals, 0.0), totals, None, skipped=True, micro_batch_sizes=sizes)
-        losses = LossWindow(totals, weigh)
+        losses, first = LossWindow(totals, weigh), self._first_window
+        watched: AbstractContextManager[Loss] = nullcontext(loss) if first is None else first.watched(loss)
         try:
-            if self._lock_step or not self._recovers:
-                # Ranks waiting inside a pass cannot be notified of a failure. It ends this process, as it ends a probe.
-                shares = self.ranks.gather(self._run(window, loss, losses))
-            else:
-                shares = self.ranks.run_collectively(lambda: self._run(window, loss, losses))
+            with watched as call:
+                if self._lock_step or not self._recovers:
+                    # Ranks waiting in a pass cannot be notified of a failure. It ends this process, as it ends a probe.
+                    shares = self.ranks.gather(self._run(window, call, losses))
+                else:
+                    shares = self.ranks.run_collectively(lambda: self._run(window, call, losses))
+            report = self._reduction.reduce(losses, shares)
+            if first is not None and any(report.weights.values()):
+                first.require_gradients(self.gradients.present())
+                self._first_window = None
         except BaseException:
             self.gradients.clear()  # free the gradients of the failed window
             raise
         finally:
             self.gradients.end()
             self._seeds.clear()
-        return self._reduction.reduce(losses, shares)
+        return report
 
     # --- forward and backward passes ---
 

@@ -54,7 +54,11 @@ class Reduction:
             self._ranks.broadcast_([*unique.values(), *self._model.buffers()])
 
     def total_weights(self, window: Sequence[MicroBatch], weigh: Weigh | None) -> dict[str, float] | None:
-        """The window's weight per term over all ranks, or None if it is only known after the forward passes."""
+        """The window's weight per term over all ranks, or None if it is only known after the forward passes.
+
+        Raises:
+            WorkloadError: when a weight is not a number.
+        """
         if weigh is None:
             return None
         named = (named_weights(weigh(micro_batch.batch)) for micro_batch in window if not micro_batch.is_padding)

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
-from torch import Tensor
-
-from batchwright.errors import WorkloadError
 from batchwright.training.micro_batches.sample_layout import SampleLayout, UnknownSamplesError
 from batchwright.training.micro_batches.splitting import CountSamples, MicroBatch, as_micro_batch, laid_out
 from batchwright.workloads.base import Batch
@@ -26,15 +23,7 @@ class SampleReader:
         self._layout: SampleLayout | None = None
 
     def read(self, window: Iterable[Batch | MicroBatch]) -> list[MicroBatch]:
-        """The micro-batches of a window.
-
-        Raises:
-            WorkloadError: when the window is a batch.
-        """
-        if isinstance(window, (Tensor, Mapping)):  # iterating would give rows, or names
-            raise WorkloadError(
-                f"a window is a list of batches, and this is one {type(window).__name__}: give `[batch]`"
-            )
+        """The micro-batches of a window."""
         batches = list(window)
         size = getattr(window, "batch_size", None)
         if size is None and len(batches) == 1:

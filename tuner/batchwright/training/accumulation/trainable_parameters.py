@@ -35,7 +35,7 @@ class TrainableParameters:
         self._model = model
         self._optimizer = optimizer
         self._lock_step = lock_step
-        candidates = (*model.parameters(), *self._optimizer_parameters())
+        candidates = (*model.parameters(), *self.of_optimizer())
         found = {id(parameter): parameter for parameter in candidates if parameter.requires_grad}
         if not found:
             raise WorkloadError(f"{type(model).__name__} has no trainable parameter")
@@ -44,7 +44,8 @@ class TrainableParameters:
         self._kinds = [(parameter.dtype, parameter.device) for parameter in self.parameters]
         self._check_reduction()
 
-    def _optimizer_parameters(self) -> Iterator[nn.Parameter]:
+    def of_optimizer(self) -> Iterator[nn.Parameter]:
+        """The parameters that the optimizer has now."""
         for group in self._optimizer.param_groups:
             yield from group["params"]
 
@@ -74,19 +75,19 @@ class TrainableParameters:
         for index, (parameter, kind) in enumerate(zip(self.parameters, self._kinds, strict=True)):
             if (parameter.dtype, parameter.device) != kind:
                 raise WorkloadError(
-                    f"{self._name(parameter)} was {_kind(kind)} when its GradientAccumulation was made and is "
+                    f"{self.name(parameter)} was {_kind(kind)} when its GradientAccumulation was made and is "
                     f"{_kind((parameter.dtype, parameter.device))} now: make a new one after converting a model"
                 )
             gradient = parameter.grad
             if gradient is not None and gradient is not installed.get(index) and bool(gradient.any()):
                 raise WorkloadError(
-                    f"{self._name(parameter)} has a gradient from before the window, which would be lost: call "
+                    f"{self.name(parameter)} has a gradient from before the window, which would be lost: call "
                     "optimizer.zero_grad() first, or return its loss as a term of the window's"
                 )
 
     def _check_unknown_parameters(self) -> None:
         known = self._known
-        for parameter in self._optimizer_parameters():
+        for parameter in self.of_optimizer():
             if id(parameter) not in known and (parameter.requires_grad or parameter.grad is not None):
                 self._refuse(parameter)
         if self._lock_step:  # between windows a sharded module may hold FSDP's own parameters
@@ -99,16 +100,17 @@ class TrainableParameters:
     def _refuse(self, parameter: nn.Parameter) -> None:
         if parameter.requires_grad:
             raise WorkloadError(
-                f"{self._name(parameter)} is trainable, but was frozen or missing when its GradientAccumulation was "
+                f"{self.name(parameter)} is trainable, but was frozen or missing when its GradientAccumulation was "
                 "made: its gradient would not be summed, clipped or cleared. Make a new GradientAccumulation after "
                 "unfreezing or adding parameters"
             )
         raise WorkloadError(
-            f"{self._name(parameter)} is frozen and has a gradient, which the optimizer would use in every "
+            f"{self.name(parameter)} is frozen and has a gradient, which the optimizer would use in every "
             "update: set its .grad to None, or leave the parameter out of the optimizer"
         )
 
-    def _name(self, parameter: nn.Parameter) -> str:
+    def name(self, parameter: nn.Parameter) -> str:
+        """A parameter in a message: its path in the model, or its place in the optimizer."""
         for name, candidate in self._model.named_parameters(remove_duplicate=False):
             if candidate is parameter:
                 return f"parameter `{name}`"

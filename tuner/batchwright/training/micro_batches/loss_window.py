@@ -290,3 +290,7 @@ def check_pairs(terms: LossTerms, *, needs_gradient: bool = True) -> None:
         if not isinstance(pair[0], Tensor) or pair[0].numel() != 1 or (needs_gradient and not pair[0].requires_grad):
             described = "a scalar tensor with a gradient" if needs_gradient else "a scalar tensor"
             raise WorkloadError(f"the loss sum of `{name}` must be {described}")
+        if pair[0].is_complex():
+            raise WorkloadError(
+                f"the loss sum of `{name}` is complex ({pair[0].dtype}): return its `.real` or `.abs()`"
+            )

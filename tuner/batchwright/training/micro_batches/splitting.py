@@ -10,6 +10,7 @@ from typing import Protocol, TypeVar, runtime_checkable
 
 from batchwright.errors import WorkloadError
 from batchwright.planning.accumulation import balanced_split
+from batchwright.training.micro_batches.argument_checks import require_batches, require_count
 from batchwright.training.micro_batches.nested_batches import tensors_of, to_device
 from batchwright.training.micro_batches.sample_growth import grown_layout
 from batchwright.training.micro_batches.sample_layout import (
@@ -227,9 +228,10 @@ def split_batch(batch: Batch, micro_batch_size: int) -> list[MicroBatch]:
     """Divide ``batch`` into the fewest micro-batches of at most ``micro_batch_size`` samples: 10 by 4 gives 4, 3, 3.
 
     Raises:
+        SpecError: when ``micro_batch_size`` is no integer of at least 1.
         WorkloadError: as ``sliced``.
     """
-    return sliced(batch).at_most(micro_batch_size)
+    return sliced(batch).at_most(require_count("micro_batch_size", micro_batch_size))
 
 
 class Window(list[ItemT]):
@@ -243,10 +245,18 @@ def windows(micro_batches: Iterable[ItemT], steps: int) -> Iterator[list[ItemT]]
 
     The iterable may be a generator, without a length. The batch size of a ``DataLoader`` tells ``update`` where the
     samples of its batches are.
+
+    Raises:
+        SpecError: when ``steps`` is no integer of at least 1, or ``micro_batches`` is one batch.
     """
+    require_batches(micro_batches)
+    steps, iterator = require_count("steps", steps), iter(micro_batches)
     sampler = getattr(micro_batches, "batch_sampler", None)
     batch_size = getattr(micro_batches, "batch_size", None) or getattr(sampler, "batch_size", None)
-    iterator = iter(micro_batches)
-    while window := Window(islice(iterator, steps)):
-        window.batch_size = batch_size if isinstance(batch_size, int) else None
-        yield window
+
+    def grouped() -> Iterator[list[ItemT]]:
+        while window := Window(islice(iterator, steps)):
+            window.batch_size = batch_size if isinstance(batch_size, int) else None
+            yield window
+
+    return grouped()
