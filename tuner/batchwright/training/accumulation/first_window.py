@@ -18,7 +18,6 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from batchwright.errors import WorkloadError
 from batchwright.torch_internals import gradient_hooks, version_of
-from batchwright.training.accumulation.gradient_sums import InPlaceSums
 from batchwright.training.accumulation.trainable_parameters import TrainableParameters
 from batchwright.workloads.base import Batch
 
@@ -103,11 +102,10 @@ class FirstWindow:
 
         def call(tensor: Tensor) -> object:
             gradient = parameter.grad if tensor is parameter else tensor  # after it was accumulated, or before
-            before = None if gradient is None else gradient.detach().clone()
+            version = None if gradient is None else version_of(gradient)
             result = hook(tensor)
-            after = parameter.grad if tensor is parameter else tensor
-            same = before is None or (after is not None and torch.equal(after.detach(), before))
-            if not same or (result is not None and result is not tensor):
+            after = parameter.grad if tensor is parameter else tensor if result is None else result
+            if after is not gradient or (gradient is not None and version_of(gradient) != version):
                 self._changing[id(parameter)] = parameter
             return result
 
@@ -151,10 +149,14 @@ class FirstWindow:
         return [(id(gradient), -1 if gradient is None else version_of(gradient)) for gradient in gradients]
 
     def _marks(self) -> list[tuple[int, float]]:
-        """Each parameter's version, and its norm where a hook might write to ``.data``, which counts no version."""
+        """Each parameter's version, and its norm where a hook might write to ``.data``, which counts no version.
+
+        Fake tensors of a trace have no values.
+        """
+        hooked = (id(each) in self._hooked and type(each.data) is Tensor for each in self._parameters)
         return [
-            (version_of(each), float(torch.linalg.vector_norm(each.detach())) if id(each) in self._hooked else 0.0)
-            for each in self._parameters
+            (version_of(each), float(torch.linalg.vector_norm(each.detach())) if has_hook else 0.0)
+            for each, has_hook in zip(self._parameters, hooked, strict=True)
         ]
 
     def _require_unmoved(self) -> None:
@@ -169,5 +171,5 @@ class FirstWindow:
 
 
 def _is_own(hook: Hook) -> bool:
-    """Return whether a hook is the engine's, which moves a narrow gradient into its sum."""
-    return getattr(hook, "__module__", None) == InPlaceSums.__module__
+    """Return whether a hook is the engine's or a trace's, which may change a gradient."""
+    return str(getattr(hook, "__module__", "")).startswith("batchwright.")
