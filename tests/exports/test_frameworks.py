@@ -647,6 +647,15 @@ def test_our_script_runs_where_was_measured() -> None:
     assert 'torch.device("cuda", local_rank())' in made("pytorch").files[0].content
 
 
+def test_our_script_checks_the_loss_that_its_user_puts_in() -> None:
+    """Unless the tuning was told to accept coupled samples."""
+    assert "checks_coupling" not in made("pytorch").files[0].content
+    recommended = plan(16)
+    request = recommended.request.model_copy(update={"allow_batch_coupling": True})
+    script = export(recommended.model_copy(update={"request": request}), "pytorch").files[0].content
+    assert "checks_coupling=False" in script
+
+
 def test_our_script_keeps_averages_in_fp32() -> None:
     """As the engine does: in bf16 a decay near 1 would never move them."""
     script = made("pytorch", gpt_spec(precision="bf16", ema_decay=0.999)).files[0].content

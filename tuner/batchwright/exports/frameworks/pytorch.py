@@ -183,7 +183,9 @@ def _main(context: ExportContext) -> str:
 def _engine(context: ExportContext) -> list[str]:
     """Arguments of ``GradientAccumulation``."""
     spec = spec_of(context)
-    arguments = ["model", "optimizer", "ranks=ranks", "checks_coupling=False"]  # the tuning has checked it thoroughly
+    arguments = ["model", "optimizer", "ranks=ranks"]
+    if context.recommendation.request.allow_batch_coupling:
+        arguments.append("checks_coupling=False")
     if spec.gradient_clipping is not None:
         arguments.append(f"max_norm={spec.gradient_clipping!r}")
     if spec.precision == "fp16-mixed":
