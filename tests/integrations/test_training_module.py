@@ -13,6 +13,9 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, IterableDataset
 
+from batchwright.workloads.build import build_model
+from tests.support.factories import python_spec
+
 pytestmark = [pytest.mark.exports, pytest.mark.torch, pytest.mark.filterwarnings("ignore")]
 
 
@@ -82,6 +85,15 @@ def test_an_optimizer_has_the_parameters_of_its_module(integration: Any, tmp_pat
     ]
     assert optimizer.param_groups[0]["lr"] == 0.5
     assert copies[0].weight is not copies[1].weight
+
+
+def test_a_module_keeps_its_modes(integration: Any, tmp_path: Path) -> None:
+    """Lightning's fit changes none, so that a BatchNorm in eval mode has fixed statistics in probes too."""
+    module = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2)).eval()
+    integration.save(tmp_path / "module", module, torch.optim.AdamW(module.parameters()), [], torch.stack)
+    workload = integration.TrainingModule(str(tmp_path / "module"))
+
+    assert not any(each.training for each in build_model(python_spec("a:b"), workload).modules())
 
 
 def test_a_batch_repeats_the_samples(integration: Any, tmp_path: Path) -> None:

@@ -90,10 +90,26 @@ def test_a_closure_over_a_local_class(heavy: Recommendation) -> None:
     assert (smaller.largest_micro_batch_size or 0) > (heavy.largest_micro_batch_size or 0)
 
 
-def test_a_model_is_copied() -> None:
-    """An object instead of a function: the caller's model is not trained."""
-    model = Scaled()
-    assert found(build_model=model, effective_batch_size=SAMPLES).feasible
+class Normalized(Scaled):
+    """A model that couples the samples of a batch in training mode."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(1)
+
+    def forward(self, samples: Tensor) -> Tensor:
+        """Change one value of each sample."""
+        return super().forward(samples) + self.norm(samples[:, :1])
+
+
+def test_a_model_is_copied_in_its_modes() -> None:
+    """An object instead of a function: the caller's model is not trained, and frozen statistics stay so."""
+    model = Normalized().eval()
+    recommended = found(build_model=model, effective_batch_size=SAMPLES)
+    assert recommended.plan is not None
+    assert recommended.evidence.coupling is not None
+    assert recommended.evidence.coupling.verdict == "separate"
+    assert [advice.code for advice in recommended.warnings] == ["model-in-eval-mode"]
     assert torch.equal(model.weights, torch.ones(VALUES))
 
 

@@ -298,6 +298,7 @@ WITH_BATCH_NORM = ModelSummary(
     ("changes", "code"),
     [
         ({"model": WITH_BATCH_NORM}, "batch-coupled-modules"),
+        ({"model": GRADIENTS.model_copy(update={"in_eval_mode": True})}, "model-in-eval-mode"),
         ({"model": GRADIENTS.model_copy(update={"config_notes": ("No field.",)})}, "undeclared-config-fields"),
         ({"other_processes_bytes": 3 * GIB}, "shared-device"),
         ({"allocator_retries": 2}, "thrashing-fit"),

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 from transformers.trainer_pt_utils import LabelSmoother
 
 from batchwright.errors import SpecError, WorkloadError
@@ -314,6 +315,65 @@ def test_batch_norm_is_reported() -> None:
     spec = resnet_spec()
     summary = summarize(build_model(spec, build_workload(spec)))
     assert summary.batch_coupled_modules[0] == "stem.1 (BatchNorm2d)"
+
+
+class Frozen(nn.Sequential):
+    """A network whose second BatchNorm stays in eval mode in training."""
+
+    def __init__(self) -> None:
+        super().__init__(nn.Linear(2, 2), nn.BatchNorm1d(2), nn.BatchNorm1d(2))
+        self.train()
+
+    def train(self, mode: bool = True) -> Frozen:  # noqa: FBT001, FBT002 - as torch defines it
+        """Keep the second one."""
+        super().train(mode)
+        self[2].eval()
+        return self
+
+
+def _partly_frozen() -> nn.Module:
+    model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2), nn.BatchNorm1d(2))
+    model[2].eval()
+    return model
+
+
+class Given:
+    """A workload of a model that is there."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+
+    def build_model(self) -> nn.Module:
+        """Return the model."""
+        return self._model
+
+
+class Kept(Given):
+    """One of a caller who trains the model in its modes."""
+
+    keeps_modes = True
+
+
+@pytest.mark.parametrize(
+    ("workload", "in_training", "coupled", "in_eval_mode"),
+    [
+        (Given(Frozen()), [True, True, True, False], 1, False),
+        (Given(_partly_frozen()), [True, True, True, False], 1, False),
+        (Given(_partly_frozen().eval()), [True] * 4, 2, False),
+        (Kept(_partly_frozen()), [True, True, True, False], 1, False),
+        (Kept(_partly_frozen().eval()), [False] * 4, 0, True),
+        (Kept(nn.Sequential(nn.Linear(2, 2)).eval()), [False] * 2, 0, False),
+    ],
+)
+def test_modules_keep_the_modes_that_training_has(
+    workload: Any, in_training: list[bool], coupled: int, *, in_eval_mode: bool
+) -> None:
+    """A whole model in eval mode is as a hub loads it, and trained, unless the caller trains it in that mode."""
+    model = build_model(python_spec("a:b"), workload)
+    summary = summarize(model)
+    assert [module.training for module in model.modules()] == in_training
+    assert len(summary.batch_coupled_modules) == coupled
+    assert summary.in_eval_mode is in_eval_mode
 
 
 def test_tied_parameters_are_counted_once() -> None:

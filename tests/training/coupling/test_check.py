@@ -292,6 +292,18 @@ def test_a_gradient_that_is_zero_but_for_rounding_is_not_flagged() -> None:
     assert not report.coupled, report.message
 
 
+@pytest.mark.parametrize("whole", [True, False])
+def test_a_batch_norm_in_eval_mode_couples_nothing(*, whole: bool) -> None:
+    """The model is compared in the modes of the caller, which the report does not call a makeshift."""
+    model = _network(nn.BatchNorm1d(WIDTH), nn.Dropout(0.5))
+    (model if whole else model[1]).eval()
+    modes = [module.training for module in model.modules()]
+    report = _check(model)
+    assert (report.verdict, report.train_mode) == ("separate", True)
+    assert "eval mode" not in report.message
+    assert [module.training for module in model.modules()] == modes
+
+
 def test_randomness_that_cannot_be_disabled_is_compared_in_eval_mode() -> None:
     """The report says so, and modules that couple samples only in training are found by type."""
     model = _network(Unseeded(), nn.BatchNorm1d(WIDTH), nn.LayerNorm(WIDTH))

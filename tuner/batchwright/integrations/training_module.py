@@ -77,6 +77,8 @@ class TrainingModule:
         file: path of what ``save`` wrote, there until the tuning has ended.
     """
 
+    keeps_modes = True  # as Lightning does
+
     def __init__(self, file: str) -> None:
         self._file = Path(file)
         self._optimizer: torch.optim.Optimizer | None = None

@@ -57,7 +57,8 @@ def find_batch_size(  # noqa: PLR0913 - the functions of a workload, and what th
     except modules and what is in them, which are imported again; on the CPU, the memory of these imports counts.
 
     Args:
-        build_model: builds the model, on the CPU; or a model on the CPU, of which each probe gets a copy.
+        build_model: builds the model, on the CPU; or a model on the CPU, of which each probe gets a copy. Modules stay
+            in their modes, so that a BatchNorm in eval mode keeps its statistics.
         make_batch: makes a batch of so many samples, on the CPU, each as large as the largest of training. A batch of
             one more sample shows which dimensions and lists hold the samples; or it returns a ``MicroBatch``, which
             says how it is divided.

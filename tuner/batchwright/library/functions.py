@@ -32,6 +32,8 @@ class Functions:
 class FunctionWorkload:
     """A workload made of functions. A ``batchwright.workloads.base.Workload``."""
 
+    keeps_modes = True
+
     def __init__(self, functions: Functions) -> None:
         self._functions = functions
 

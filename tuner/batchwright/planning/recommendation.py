@@ -435,6 +435,12 @@ def _warnings_of_coupling(finished: FinishedTuning) -> list[Advice]:
 def _warnings_of_probe(probe: ProbeResult, device: DeviceInfo) -> list[Advice]:
     notes = probe.model.config_notes if probe.model is not None else ()
     found = [Advice(code="undeclared-config-fields", message=note) for note in notes]
+    if probe.model is not None and probe.model.in_eval_mode:
+        message = (
+            "The model was measured in eval mode, in which it was given: without dropout, and with fixed statistics of "
+            "BatchNorm. If training calls `model.train()`, call it before the tuning too: dropout takes more memory."
+        )
+        found.append(Advice(code="model-in-eval-mode", message=message))
     if probe.model is not None and probe.model.batch_coupled_modules:
         message = (
             f"{listed(probe.model.batch_coupled_modules, 3)}: their statistics are those of a micro-batch, so "

@@ -75,6 +75,8 @@ class ModelSummary(Document):
     """Modules such as BatchNorm, whose output depends on the other samples of the micro-batch."""
     config_notes: tuple[str, ...] = ()
     """Notes on fields of a transformers config that its class does not declare."""
+    in_eval_mode: bool = False
+    """True if the model is in eval mode and has dropout or BatchNorm, which training mode would change."""
 
     @property
     def gradient_bytes(self) -> int:

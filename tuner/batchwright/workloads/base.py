@@ -16,7 +16,7 @@ the full batch's, for any division of samples or tokens into micro-batches.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
+from typing import Any, ClassVar, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -35,7 +35,10 @@ class Workload(Protocol):
     """A model with its worst-case batch and its loss."""
 
     def build_model(self) -> nn.Module:
-        """Build a model on the CPU (or torch's current default device), with random weights, in training mode."""
+        """Build a model on the CPU (or torch's current default device), with random weights, in training mode.
+
+        Modules that training keeps in eval mode, such as a BatchNorm with fixed statistics, are in eval mode.
+        """
 
     def make_batch(self, size: int) -> Batch:
         """Make ``size`` random samples of the worst case (longest sequence, largest image), on the CPU."""
@@ -54,6 +57,13 @@ class WeighsLosses(Protocol):
 
     def loss_weights(self, batch: Batch) -> Mapping[str, float]:
         """The weight of each term that ``loss_terms`` would return for ``batch``."""
+
+
+@runtime_checkable
+class KeepsModes(Protocol):
+    """Optional: a model that is trained in the modes in which it is built, in eval mode too."""
+
+    keeps_modes: ClassVar[bool]
 
 
 @runtime_checkable

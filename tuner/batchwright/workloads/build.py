@@ -11,10 +11,10 @@ from batchwright.errors import BatchwrightError, FieldProblem, SpecError, Worklo
 from batchwright.schemas.optimizer import OptimizerSpec, ScheduleSpec
 from batchwright.schemas.results import ModelSummary
 from batchwright.schemas.workload import PythonModel, ReferenceModel, TransformersModel, WorkloadSpec
-from batchwright.torch_internals import BatchNorm
+from batchwright.torch_internals import BatchNorm, Dropout
 from batchwright.workloads.adapters.lora import keep_adapter_in_fp32
 from batchwright.workloads.adapters.quantized_base import unpacked_difference
-from batchwright.workloads.base import BuildsLRScheduler, Workload
+from batchwright.workloads.base import BuildsLRScheduler, KeepsModes, Workload
 from batchwright.workloads.casting import cast_floating
 from batchwright.workloads.causal.reference_policy import reference_of
 from batchwright.workloads.hugging_face import LAYER_DROPS, transformers_workload
@@ -70,7 +70,10 @@ def _without_two_schedules(spec: WorkloadSpec, workload: Workload) -> Workload:
 
 
 def build_model(spec: WorkloadSpec, workload: Workload, *, worst_case: bool = False) -> nn.Module:
-    """Build the workload's model in training mode, with the spec's parameter type, on torch's default device.
+    """Build the workload's model, with the spec's parameter type, on torch's default device.
+
+    Modules that the workload has put in eval mode stay so. A model in eval mode as a whole, as ``from_pretrained`` of
+    transformers makes it, is put in training mode, unless it is the caller's own (``KeepsModes``).
 
     Args:
         spec: the spec of the workload.
@@ -98,7 +101,7 @@ def build_model(spec: WorkloadSpec, workload: Workload, *, worst_case: bool = Fa
             keep_adapter_in_fp32(model)
     if worst_case:
         _keep_all_layers(model)
-    return model.train()
+    return model if model.training or isinstance(workload, KeepsModes) else model.train()
 
 
 def _keep_all_layers(model: nn.Module) -> None:
@@ -156,18 +159,22 @@ def count_parameters(model: nn.Module) -> int:
 
 
 def summarize(model: nn.Module, config_notes: tuple[str, ...] = ()) -> ModelSummary:
-    """Summarize the sizes of a model, and the modules that couple the samples of a micro-batch."""
+    """Summarize the sizes and the modes of a model, and its modules that couple the samples of a micro-batch."""
     parameters = list(model.parameters())
     tensors = {id(tensor): tensor for tensor in (*parameters, *model.buffers())}
     coupled = tuple(
         f"{name} ({type(module).__name__})"
         for name, module in model.named_modules()
-        if isinstance(module, BatchNorm) and not isinstance(module, nn.SyncBatchNorm)
+        if isinstance(module, BatchNorm)
+        and not isinstance(module, nn.SyncBatchNorm)
+        and (module.training or module.running_mean is None)
     )
+    differs_in_training = any(isinstance(module, (BatchNorm, Dropout)) for module in model.modules())
     return ModelSummary(
         parameters=count_parameters(model),
         trainable_parameters=sum(parameter.numel() for parameter in parameters if parameter.requires_grad),
         parameter_bytes=sum(tensor.numel() * tensor.element_size() for tensor in tensors.values()),
         batch_coupled_modules=coupled,
         config_notes=config_notes,
+        in_eval_mode=not model.training and differs_in_training,
     )

@@ -178,6 +178,9 @@ class _Check:
         self._model = runner.model
         self._changed: dict[str, tuple[str, ...]] = {}
         """State that a forward pass of the whole batch changes, by module."""
+        self._trains = any(module.training for module in self._model.modules())
+        self._forces_eval_mode = False
+        """True while modules that train are in eval mode, to suppress their randomness."""
         self._coupling_in_training = [
             (name, module)
             for name, module in self._model.named_modules()
@@ -201,6 +204,7 @@ class _Check:
                     return self._failed_report(wrong)
                 if wrong is not None or (self._runner.drew_random_numbers and self._runner.draws is None):
                     continue
+                self._forces_eval_mode = suppress is in_eval_mode and self._trains
                 try:
                     return self._compare_after_update(whole)
                 except UnmatchedDrawError as error:
@@ -224,7 +228,7 @@ class _Check:
         return whole
 
     def _failed_report(self, problem: str, *culprits: Culprit, error: float = math.nan) -> CouplingReport:
-        return CouplingReport(error, error, culprits, self._model.training, self._runner.samples, problem)
+        return CouplingReport(error, error, culprits, not self._forces_eval_mode, self._runner.samples, problem)
 
     def _compare_after_update(self, whole: Run) -> CouplingReport:
         """The report on the model after an update, or without one if the update leads to infinite numbers."""
@@ -277,13 +281,13 @@ class _Check:
                 raise _NondeterministicError("its loss changes from run to run, in eval mode too")
             noise = self._runner.noise(whole)
         culprits: tuple[Culprit, ...] = ()
-        if not self._model.training:  # the modules that couple samples in training mode but not in eval mode
+        if self._forces_eval_mode:  # the modules that couple samples in training mode but not in eval mode
             culprits = tuple(module_culprit(name, module, None) for name, module in self._coupling_in_training)
         if self._largest_error(whole, split, noise) > limits.largest_error:
             culprits += self._find_culprits(whole, split, sizes, noise)
         gradients = gradient_errors(whole, split, limits, noise)
         by_loss, by_gradient = loss_error(whole, split, limits, noise), max(gradients.values(), default=0.0)
-        return CouplingReport(by_loss, by_gradient, culprits, self._model.training, self._runner.samples)
+        return CouplingReport(by_loss, by_gradient, culprits, not self._forces_eval_mode, self._runner.samples)
 
     def _largest_error(self, whole: Run, split: Run, noise: Noise) -> float:
         """The largest error of loss terms, their sums and weights, and gradients."""

@@ -45,7 +45,7 @@ class CouplingReport:
     culprits: tuple[Culprit, ...]
     """Causes, in the order of execution."""
     train_mode: bool
-    """True if the model was compared in training mode, but for dropout; false if in eval mode."""
+    """True if the model was compared in its own modes, but for dropout; false if in eval mode to that end."""
     samples: int
     """Samples of the batch that was compared."""
     problem: str | None = None
