@@ -112,9 +112,9 @@ class GradientAccumulation:
         lock_step: whether the model's own collectives (FSDP) are in every forward and backward pass and reduce the
             gradient. A rank cannot divide a micro-batch alone, so an out-of-memory error is raised.
         checks_coupling: whether to compare the loss of the first window with the loss of its parts, see
-            ``batchwright.training.coupling.loss_check``. The loss is called three more times, and again if the two
-            differ. The model's state is restored, but not what the loss changes outside of the model, such as a queue
-            of its own. Not with ``lock_step``.
+            ``batchwright.training.coupling.loss_check``. The loss is called three more times, twice more if forward
+            passes change state of the model, and again if losses differ. The model's state is restored, but not what
+            the loss changes outside of the model, such as a queue of its own. Not with ``lock_step``.
 
     Attributes:
         snapshot: the last captured random numbers and state of the model, overwritten by each window; None with

@@ -285,6 +285,8 @@ class _Check:
             culprits = tuple(module_culprit(name, module, None) for name, module in self._coupling_in_training)
         if self._largest_error(whole, split, noise) > limits.largest_error:
             culprits += self._find_culprits(whole, split, sizes, noise)
+        elif state_culprits := self._lagging_state(whole):
+            culprits, split = culprits + state_culprits, self._run_later()
         gradients = gradient_errors(whole, split, limits, noise)
         by_loss, by_gradient = loss_error(whole, split, limits, noise), max(gradients.values(), default=0.0)
         return CouplingReport(by_loss, by_gradient, culprits, not self._forces_eval_mode, self._runner.samples)
@@ -301,7 +303,9 @@ class _Check:
     def _find_culprits(self, whole: Run, split: Run, sizes: list[int], noise: Noise) -> tuple[Culprit, ...]:
         """Modules whose state changes, then the differences that remain when every part starts from the same state."""
         limit = self._runner.limits.largest_error
-        state_culprits = self._state_culprits(split, sizes, noise)
+        state_culprits = self._state_culprits(
+            split, noise, lambda modules: self._runner.run(sizes, seed=0, reset_modules=modules)
+        )
         reset_modules = frozenset(self._changed if state_culprits else ())
         if reset_modules:
             split = self._runner.run(sizes, seed=0, reset_modules=reset_modules)
@@ -312,13 +316,40 @@ class _Check:
             self._traced_culprits(whole, split, sizes, reset_modules) or (gradient_culprit(gradients),)
         )
 
-    def _state_culprits(self, split: Run, sizes: list[int], noise: Noise) -> tuple[Culprit, ...]:
-        """Modules whose state each part changes, if that affects the loss or its gradient; tested type by type."""
+    def _lagging_state(self, whole: Run) -> tuple[Culprit, ...]:
+        """Modules whose state makes another pass of the whole batch differ from the first.
+
+        Few samples may depend on parts of a state that their own pass alone changes, such as the codes of a codebook.
+        """
+        limit, noise = self._runner.limits.largest_error, NO_NOISE
+        if all(is_batch_norm(self._model.get_submodule(path)) for path in self._changed):
+            return ()  # whose statistics do not change an output in training
+        later = self._run_later()
+        if self._largest_error(whole, later, noise) > limit:
+            noise = self._runner.noise(whole)
+        is_random = self._largest_error(whole, self._runner.run(self._runner.whole, seed=0), NO_NOISE) > limit
+        if is_random or self._largest_error(whole, later, noise) <= limit:
+            return ()
+        return self._state_culprits(later, noise, self._run_later)
+
+    def _run_later(self, reset_modules: frozenset[str] = frozenset()) -> Run:
+        """A run of the whole batch from the state that a run of it has left, but for the modules ``reset_modules``."""
+        self._runner.run(self._runner.whole, seed=0)
+        return self._runner.run(self._runner.whole, seed=0, reset_modules=reset_modules, continues=True)
+
+    def _state_culprits(self, split: Run, noise: Noise, run: Callable[[frozenset[str]], Run]) -> tuple[Culprit, ...]:
+        """Modules whose changing state affects the loss or its gradient; tested type by type.
+
+        Args:
+            split: a run in which the state changes.
+            noise: differences by rounding.
+            run: makes the same run with modules that are reset before each part.
+        """
         found: list[Culprit] = []
         types = {path: type(self._model.get_submodule(path)) for path in self._changed}
         for kind in dict.fromkeys(types.values()):
             paths = [path for path in self._changed if types[path] is kind]
-            error = self._largest_error(split, self._runner.run(sizes, seed=0, reset_modules=frozenset(paths)), noise)
+            error = self._largest_error(split, run(frozenset(paths)), noise)
             if error > self._runner.limits.largest_error:
                 found += [
                     state_culprit(path, self._model.get_submodule(path), self._changed[path], error) for path in paths

@@ -127,6 +127,7 @@ class Runner:
         self._seeded = RandomState.capture(device)
         self._weights: dict[str, float] = {}
         """Weight of each term over the whole batch, needed before the first backward pass of a part."""
+        self._continues = False
         self._workload = workload
         self._micro_batch = micro_batch
         self._device = device
@@ -149,11 +150,15 @@ class Runner:
         sizes = {(first, self.samples - first): None for first in (self.samples // 2, max(1, self.samples // 3))}
         return [list(pair) for pair in sizes]
 
-    def run(self, sizes: list[int], seed: int, *, reset_modules: frozenset[str] = frozenset()) -> Run:
+    def run(
+        self, sizes: list[int], seed: int, *, reset_modules: frozenset[str] = frozenset(), continues: bool = False
+    ) -> Run:
         """Loss terms and gradients over parts of these sizes.
 
-        Every part starts from the same state of the modules ``reset_modules``.
+        Every part starts from the same state of the modules ``reset_modules``. If the run ``continues``, the first part
+        starts from the state of the other modules that the last run has left.
         """
+        self._continues = continues
         run = self._run_weighted(sizes, seed, reset_modules, self._weights)
         weights = {name: term.weight for name, term in run.terms().items()}
         if len(sizes) > 1 and weights != self._weights:
@@ -181,6 +186,7 @@ class Runner:
             for name, gradient in self._take_gradients():
                 gradients[name] = gradients[name] + gradient if name in gradients else gradient
                 scales[name] += float(gradient.abs().max()) if gradient.numel() else 0.0
+        self._continues = False
         return Run(pieces, gradients, dict(scales))
 
     def _take_gradients(self) -> Iterator[tuple[str, Tensor]]:
@@ -267,7 +273,7 @@ class Runner:
 
     def _prepare_part(self, index: int, first: int, size: int, seed: int, reset_modules: frozenset[str]) -> None:
         """Set the state and the random numbers for a part of ``size`` samples that begins at sample ``first``."""
-        if not index:
+        if not index and not self._continues:
             self.state.restore()
         self.state.restore_modules(reset_modules)
         if self.draws is not None:
