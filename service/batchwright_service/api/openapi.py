@@ -18,7 +18,7 @@ Finds the largest micro-batch that fits a device, proves it by measurement, and 
 exactly the requested effective batch size.
 
 Every error is a problem document (RFC 9457) with a stable `code`. Requests that create something take an
-`Idempotency-Key`: repeated requests get the first response. Tunings, jobs and recommendations have an `ETag`. `?wait=`
+`Idempotency-Key`: repeated requests get the same work. Tunings, jobs and recommendations have an `ETag`. `?wait=`
 delays the response until a tuning or job has ended, and `/events` streams the events until then.
 """
 

@@ -52,7 +52,7 @@ EVENT_STREAM: Responses = {
 
 _REPLAYED = {
     "Idempotency-Replayed": {
-        "description": "`true` if this response was sent before, under the same `Idempotency-Key`.",
+        "description": "`true` if the work was submitted before, under the same `Idempotency-Key`.",
         "schema": {"type": "string", "enum": ["true"]},
     }
 }

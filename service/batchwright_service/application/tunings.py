@@ -11,7 +11,6 @@ from batchwright.client.documents.states import WorkKind
 from batchwright.client.documents.work import ProbeList, QueuePosition, Tuning, TuningSubmission
 from batchwright.client.documents.workers import ServedDevice
 from batchwright.hardware.matching import with_catalogue_name
-from batchwright.planning.comparison.gain import with_gain
 from batchwright.planning.session import Tuning as TuningSession
 from batchwright.schemas.command import CommandSpec
 from batchwright.schemas.requests import HardwareRequest, TuningRequest
@@ -22,6 +21,7 @@ from batchwright_service.application.rules.device_checks import (
     check_packages_of_probes,
     probe_environment,
 )
+from batchwright_service.application.rules.equal_tunings import answer_from
 from batchwright_service.application.rules.hardware_matches import one_of_each_kind, workers_with
 from batchwright_service.application.rules.idempotency import SubmissionResponse, pending_response
 from batchwright_service.application.rules.stale_recommendations import StaleRecommendations, confirmation_of
@@ -115,7 +115,7 @@ class TuningCases(WorkCases[TuningSubmission, Tuning]):
         def respond() -> SubmissionResponse:
             return self._submit_to(served, request, submission, caller, idempotency)
 
-        return self._context.idempotent_requests.respond(idempotency, respond)
+        return self._respond(idempotency, respond)
 
     # --- helpers ---
 
@@ -209,6 +209,7 @@ class TuningCases(WorkCases[TuningSubmission, Tuning]):
             names=submission.names,
             address=caller.address,
             trace_parent=current_trace_parent(),
+            fresh=submission.fresh,
         )
 
     def _queue_tuning(
@@ -261,26 +262,15 @@ class TuningCases(WorkCases[TuningSubmission, Tuning]):
         served: ServedDevice,
         idempotency: Idempotency | None,
     ) -> SubmissionResponse:
-        """Serve a submission from the stored tuning with the same fingerprint.
-
-        The fingerprint leaves out the parts of a request that do not affect memory, such as the data, the learning
-        rate, and which of two equal GPUs. A job follows the request of its recommendation, so where such a part
-        differs, a copy of the recommendation is stored with the new request and the same evidence. So it is where the
-        caller names the tuning otherwise; a caller without names is served the stored one with its names. The gain over
-        another baseline is what that evidence shows.
-        """
-        found = stored.recommendation
-        has_names = not work.names.is_named or work.names == stored.names
-        if found is None or (has_names and _is_same_request(found.request, request)):
+        """Serve a submission from the stored tuning with the same fingerprint, or from a copy of its recommendation."""
+        found, new_id = stored.recommendation, self._context.identifiers.new("rec")
+        if found is None or (answer := answer_from(found, request, served.device, work.names, new_id)) is found:
             response = _served(stored)
             if idempotency is not None:
                 self._store.submissions.store_response(idempotency, response.as_stored(idempotency))
         else:
-            changes = {"id": self._context.identifiers.new("rec"), "request": request, "device": served.device}
-            changes |= dict(work.names)
-            copy = with_gain(found.model_copy(update=changes))
-            pending = pending_response(idempotency, lambda item: _served(views.tuning(item, copy)))
-            response = _served(views.tuning(self._store.submissions.add_succeeded(work, copy, pending), copy))
+            pending = pending_response(idempotency, lambda item: _served(views.tuning(item, answer)))
+            response = _served(views.tuning(self._store.submissions.add_succeeded(work, answer, pending), answer))
         self._context.hit_counter.count(hit=True)
         return response
 
@@ -302,9 +292,3 @@ def _placed(work: NewWork, session: TuningSession, served: ServedDevice) -> NewW
 
 def _served(tuning: Tuning) -> SubmissionResponse:
     return SubmissionResponse(tuning.id, tuning.model_dump_json(), queued=False)
-
-
-def _is_same_request(one: TuningRequest, other: TuningRequest) -> bool:
-    """Return whether two requests are equal, apart from the time limit of a probe."""
-    ignored = {"probe_timeout_seconds"}
-    return one.model_dump(exclude=ignored) == other.model_dump(exclude=ignored)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from http import HTTPStatus
 from pathlib import Path
@@ -63,7 +64,7 @@ class WorkCases(ABC, Generic[SubmissionT, WorkT]):
     def submit(
         self, submission: SubmissionT, caller: Caller, idempotency: Idempotency | None = None
     ) -> SubmissionResponse:
-        """Queue work, or serve the stored recommendation. With ``idempotency``, repeat the response to a retry.
+        """Queue work, or serve a stored recommendation. With ``idempotency``, a retry gets the same work, as it is now.
 
         Raises:
             IdempotencyKeyReusedError: when the idempotency key belongs to another request.
@@ -77,7 +78,20 @@ class WorkCases(ABC, Generic[SubmissionT, WorkT]):
             check_priority(submission.priority, caller)
             return self._submit(submission, caller, idempotency)
 
-        return self._context.idempotent_requests.respond(idempotency, respond)
+        return self._respond(idempotency, respond)
+
+    def _respond(
+        self, idempotency: Idempotency | None, respond: Callable[[], SubmissionResponse]
+    ) -> SubmissionResponse:
+        """Return the response of ``respond``; to a retry, the work of the first response in its present state.
+
+        Deleted work is as the first response described it.
+        """
+        response = self._context.idempotent_requests.respond(idempotency, respond)
+        if response.replayed:
+            with suppress(NotFoundError):
+                return replace(response, body=self._view(self._item(response.work_id)).model_dump_json())
+        return response
 
     def get(self, work_id: str) -> WorkT:
         """Return the work with this id.

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import Engine, and_, delete, insert, select
+from sqlalchemy import Engine, and_, delete, insert, select, tuple_
 from sqlalchemy.exc import IntegrityError
 from typing_extensions import override
 
+from batchwright.client.documents.states import State, WorkKind
 from batchwright.client.documents.work import Event, EventKind, RecordedProbe
 from batchwright.schemas.residuals import EstimateResidual
 from batchwright.schemas.results import ProbeResult
@@ -16,7 +17,7 @@ from batchwright.schemas.training import RunCourse, RunProgress, course_after
 from batchwright_service.errors import ConflictError
 from batchwright_service.store.database import mapping
 from batchwright_service.store.database.engine import insert_or_skip, read_transaction, write_transaction
-from batchwright_service.store.database.schema import estimate_residuals, events, probes, work_items
+from batchwright_service.store.database.schema import estimate_residuals, events, now_ms, probes, work_items
 from batchwright_service.store.database.statements import change_held, held_by, stale_lease_error
 from batchwright_service.store.interface import EvidenceStore, ResidualStore
 from batchwright_service.store.models import Binding, Lease
@@ -69,6 +70,16 @@ class SqlEvidenceStore(EvidenceStore):
                 course = course_after(before, progress).model_dump_json()
                 values = {"progress": documents[-1], "course": course, "lost_leases": 0}
                 change_held(connection, lease, values, [(EventKind.PROGRESS, document) for document in documents])
+
+    @override
+    def is_measured_elsewhere(self, work_id: str, fingerprint: str) -> bool:
+        own = work_items.alias("own")
+        came_before = tuple_(_work.claimed_at, _work.id) < tuple_(own.c.claimed_at, own.c.id)
+        is_equal = and_(_work.kind == WorkKind.TUNING, _work.fingerprint == fingerprint)
+        is_running = and_(_work.state == State.RUNNING, _work.lease_expires_at > now_ms())
+        statement = select(_work.id).where(own.c.id == work_id, is_equal, is_running, came_before).limit(1)
+        with read_transaction(self._engine) as connection:
+            return connection.execute(statement).first() is not None
 
     @override
     def probes(self, work_id: str) -> list[RecordedProbe]:

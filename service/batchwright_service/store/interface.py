@@ -190,6 +190,10 @@ class EvidenceStore(ABC):
         """
 
     @abstractmethod
+    def is_measured_elsewhere(self, work_id: str, fingerprint: str) -> bool:
+        """Return whether another tuning of this fingerprint, which was claimed before this one, holds a valid lease."""
+
+    @abstractmethod
     def probes(self, work_id: str) -> list[RecordedProbe]:
         """Return the recorded probes in order; empty for unknown work."""
 
@@ -261,6 +265,10 @@ class RecommendationStore(ABC):
     @abstractmethod
     def tuning_with(self, fingerprint: str) -> str | None:
         """Return the id of the stored tuning with the newest recommendation of this fingerprint."""
+
+    @abstractmethod
+    def with_fingerprint(self, fingerprint: str) -> Recommendation | None:
+        """Return the newest recommendation of this fingerprint whose tuning is stored, or None."""
 
     @abstractmethod
     def for_request(self, request_fingerprint: str, limit: int) -> list[Recommendation]:

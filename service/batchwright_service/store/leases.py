@@ -197,7 +197,7 @@ class SqlLeaseStore(LeaseStore):
             if not in_one:
                 add_events(connection, row, [state_event(ending.state)])
             _release_beside(connection, row)
-            if recommendation is not None:
+            if recommendation is not None and not ending.is_stored:
                 stored = mapping.recommendation_values(
                     recommendation, lease.work_id, row["model"], row["key_id"], row["slot"]
                 )

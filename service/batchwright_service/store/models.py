@@ -58,6 +58,8 @@ class NewWork:
     """The names that its submitter gave it."""
     address: str | None = None
     """Address from which it was submitted, for the audit log."""
+    fresh: bool = False
+    """Whether a tuning is to be measured although an equal one may be stored."""
 
 
 @dataclass(frozen=True)
@@ -288,6 +290,7 @@ class WorkItem(WorkRow):
     """A tuning or job in full."""
 
     payload: str
+    fresh: bool
     trace_parent: str | None
     progress: RunProgress | None
     result: TrainingResult | None
@@ -345,6 +348,8 @@ class Ending:
     recommendation: Recommendation | None = None
     problem: Problem | None = None
     result: TrainingResult | None = None
+    is_stored: bool = False
+    """Whether the recommendation is one that is stored already, of an equal tuning."""
 
 
 @dataclass(frozen=True)

@@ -61,6 +61,17 @@ _RECOMMENDED = ("feasible", "largest_micro_batch_size", "micro_batch_size", "gra
 """The columns of ``RecommendationRow.recommended``."""
 
 
+def _newest_with(fingerprint: str, column: ColumnElement[str]) -> Select[tuple[str]]:
+    """Select a column of the newest recommendation of a fingerprint whose tuning is stored."""
+    return (
+        select(column)
+        .join(work_items, _work.id == _recommendation.tuning_id)
+        .where(_recommendation.fingerprint == fingerprint)
+        .order_by(_recommendation.id.desc())
+        .limit(1)
+    )
+
+
 class SqlRecommendationStore(RecommendationStore):
     """Recommendations on SQLite and PostgreSQL; safe to share between threads."""
 
@@ -82,15 +93,14 @@ class SqlRecommendationStore(RecommendationStore):
 
     @override
     def tuning_with(self, fingerprint: str) -> str | None:
-        statement = (
-            select(_recommendation.tuning_id)
-            .join(work_items, _work.id == _recommendation.tuning_id)
-            .where(_recommendation.fingerprint == fingerprint)
-            .order_by(_recommendation.id.desc())
-            .limit(1)
-        )
         with read_transaction(self._engine) as connection:
-            return connection.execute(statement).scalar_one_or_none()
+            return connection.execute(_newest_with(fingerprint, _recommendation.tuning_id)).scalar_one_or_none()
+
+    @override
+    def with_fingerprint(self, fingerprint: str) -> Recommendation | None:
+        with read_transaction(self._engine) as connection:
+            found = connection.execute(_newest_with(fingerprint, _recommendation.document)).scalar_one_or_none()
+        return None if found is None else Recommendation.model_validate_json(found)
 
     @override
     def for_request(self, request_fingerprint: str, limit: int) -> list[Recommendation]:

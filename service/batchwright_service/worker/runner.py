@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -34,6 +35,7 @@ from batchwright.system.host_failures import (
 )
 from batchwright.units import format_bytes
 from batchwright_service.application.rules.device_checks import mark_slot, probe_environment
+from batchwright_service.application.rules.equal_tunings import answer_from
 from batchwright_service.application.rules.estimate_learning import correct_estimate, expect_context, keep_residual
 from batchwright_service.application.rules.warm_start import apply_warm_start
 from batchwright_service.domain.hardware import HardwareNeed
@@ -54,6 +56,11 @@ _UNEXPLAINED = {Outcome.ERROR, Outcome.LOST, Outcome.TIMED_OUT}
 """Outcomes of probes that a failure of the host may have caused."""
 _MAX_LOST_LEASES = 5
 """Consecutive owners that may vanish without recording anything; with one more, the work is taken as the cause."""
+
+
+_EQUAL_TUNING_SECONDS = 600.0
+"""The longest wait for an equal tuning in another slot. A longer one may be stuck, and this slot would stay idle."""
+_EQUAL_TUNING_PAUSE_SECONDS = 0.5
 
 
 class StoppedError(Exception):
@@ -162,6 +169,8 @@ class WorkRunner:
         item = claim.item
         request = TuningRequest.model_validate_json(item.payload)
         tuning = self._rebuild(claim, request, holder)
+        if (answer := self._answer(item, request, tuning, holder)) is not None:
+            return answer
         try:
             self._prepare(request, tuning, holder)
             for probe in remaining_probes(
@@ -176,6 +185,28 @@ class WorkRunner:
         recommendation = self._recommendation(item, tuning)
         holder.retry(lambda: keep_residual(self._residuals, self._served, item.id, recommendation))
         return Ending(State.SUCCEEDED, recommendation=recommendation)
+
+    def _answer(self, item: WorkItem, request: TuningRequest, tuning: Tuning, holder: LeaseHolder) -> Ending | None:
+        """The ending of a tuning that an equal one answers, which has ended since the submission or is running now.
+
+        Raises:
+            StoppedError: when a stop was requested while the other one was running.
+        """
+        if item.fresh or tuning.probes:
+            return None
+        deadline = time.monotonic() + _EQUAL_TUNING_SECONDS
+        while True:
+            is_awaited = holder.retry(lambda: self._evidence.is_measured_elsewhere(item.id, tuning.fingerprint))
+            found = holder.retry(lambda: self._recommendations.with_fingerprint(tuning.fingerprint))
+            if found is not None and found.evidence.proof.is_conclusive:
+                new_id = self._identifiers.new("rec")
+                answer = answer_from(found, request, self._served.device, item.names, new_id)
+                return Ending(State.SUCCEEDED, recommendation=answer, is_stored=answer is found)
+            if not is_awaited or time.monotonic() > deadline:
+                return None
+            if holder.reason() is not None:
+                raise StoppedError
+            time.sleep(_EQUAL_TUNING_PAUSE_SECONDS)
 
     def _prepare(self, request: TuningRequest, tuning: Tuning, holder: LeaseHolder) -> None:
         """Check the workload and estimate its memory, before the first probe."""

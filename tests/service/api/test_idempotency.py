@@ -1,4 +1,4 @@
-"""`Idempotency-Key`: a repeated request acts once, and gets the first response again."""
+"""`Idempotency-Key`: a repeated request acts once, and gets the work of the first response as it is now."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from batchwright_service.store.models import StoredResponse
 from tests.support.factories import python_spec, recommendation
 from tests.support.service.asking import PATIENCE_SECONDS, body, ended, problem_in
 from tests.support.service.running import Running, StartService
+from tests.support.service.scripted import ScriptedRunner, until_stopped
 
 KEY = {"Idempotency-Key": "a-key"}
 
@@ -33,20 +34,39 @@ def job_body(**changes: Any) -> dict[str, Any]:
 
 
 def assert_replayed(first: httpx.Response, again: httpx.Response) -> None:
-    """Check that the second response is the first one, and marked as replayed."""
-    assert (again.status_code, again.content) == (first.status_code, first.content)
+    """Check that the second response is the first one's work, and marked as replayed."""
+    assert (again.status_code, again.json()["id"]) == (first.status_code, first.json()["id"])
     assert again.headers["location"] == first.headers["location"]
     assert "idempotency-replayed" not in first.headers
     assert again.headers["idempotency-replayed"] == "true"
 
 
-def test_a_repeated_request_gets_the_first_response(service: Running) -> None:
-    """Status, body and Location are those of the first, also after the tuning has ended; nothing is created."""
+def test_a_repeated_request_gets_the_work_of_the_first(service: Running) -> None:
+    """Status and Location are those of the first, also after the tuning has ended; nothing is created."""
     first = service.http.post("/v1/tunings", json=body(fresh=True), headers=KEY)
     assert (first.status_code, first.headers["retry-after"]) == (HTTPStatus.ACCEPTED, "1")
     ended(service.http, first.headers["location"])
-    assert_replayed(first, service.http.post("/v1/tunings", json=body(fresh=True), headers=KEY))
+    again = service.http.post("/v1/tunings", json=body(fresh=True), headers=KEY)
+    assert_replayed(first, again)
+    assert again.json() == service.http.get(first.headers["location"]).json()
     assert count_tunings(service) == 1
+
+
+@pytest.mark.parametrize("deleted", [False, True])
+def test_a_cancelled_tuning_is_not_said_to_wait(start_service: StartService, *, deleted: bool) -> None:
+    """A retry gets the state of now; of deleted work nothing is left but the first response."""
+    started = threading.Event()
+    service = start_service(ScriptedRunner(37, until_stopped(started)))
+    first = service.http.post("/v1/tunings", json=body(), headers=KEY)
+    location = first.headers["location"]
+    assert started.wait(PATIENCE_SECONDS)
+    service.http.post(f"{location}/cancel")
+    ended(service.http, location)
+    if deleted:
+        assert service.http.delete(location).status_code == HTTPStatus.NO_CONTENT
+    again = service.http.post("/v1/tunings", json=body(), headers=KEY)
+    assert_replayed(first, again)
+    assert again.json()["state"] == ("QUEUED" if deleted else "CANCELLED")
 
 
 def test_a_stored_recommendation_is_replayed(service: Running) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import threading
+from collections.abc import Callable
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from batchwright.errors import EstimateError
 from batchwright.schemas.requests import TrainingRequest
 from batchwright_service.problem_mapping import problem_of
 from tests.support.factories import CUDA, gpt_spec, mlp_spec, python_spec, recommendation, tuning_request
-from tests.support.service.asking import PATIENCE_SECONDS, UNKNOWN, body, problem_in
+from tests.support.service.asking import PATIENCE_SECONDS, UNKNOWN, body, ended, problem_in
 from tests.support.service.running import Running, StartService
 from tests.support.service.scripted import ScriptedRunner, until_stopped
 
@@ -48,6 +49,24 @@ def test_a_repeated_request_is_served_from_the_store(service: Running, client: C
     again = client.tunings.submit(tuning_request(), fresh=True)
     assert again.id != first.id
     assert client.tunings.wait(again.id).recommendation_id != first.recommendation_id
+
+
+def test_equal_requests_at_once_are_measured_once(start_service: StartService) -> None:
+    """The first is still measured while the others are submitted: its recommendation answers all."""
+    go_on = threading.Event()
+
+    def hold(_size: int, should_stop: Callable[[], bool]) -> None:
+        while not go_on.wait(0.01) and not should_stop():
+            pass
+
+    service = start_service(ScriptedRunner(37, hold))
+    locations = [service.http.post("/v1/tunings", json=body()).headers["location"] for _ in range(3)]
+    go_on.set()
+    first, *others = (ended(service.http, location) for location in locations)
+    assert first["probes"] == len(service.runner.sizes)
+    assert [tuning["probes"] for tuning in others] == [0, 0]
+    assert {tuning["recommendation_id"] for tuning in others} == {first["recommendation_id"]}
+    assert len(service.http.get("/v1/recommendations").json()["items"]) == 1
 
 
 def test_a_request_that_needs_no_new_probe_gets_its_own_recommendation(service: Running, client: Client) -> None:

@@ -57,6 +57,44 @@ def test_a_missing_key_is_not_found(store: Store, call: str) -> None:
         attrgetter(call)(store)("tun_none")
 
 
+@pytest.mark.parametrize("fresh", [False, True])
+def test_a_tuning_says_whether_it_is_to_be_measured_anew(store: Store, new_id: NewId, *, fresh: bool) -> None:
+    """Added, read and claimed."""
+    work = new_work(new_id("tun"), fresh=fresh)
+    assert store.submissions.add(work).fresh is fresh
+    assert store.work.get(work.id).fresh is fresh
+    assert claimed(store).item.fresh is fresh
+
+
+def test_an_equal_tuning_is_awaited_while_it_holds_an_earlier_lease(store: Store, new_id: NewId) -> None:
+    """Not by itself, nor by one that was claimed before, nor for a job or another fingerprint, nor after its end."""
+    first, second = (new_work(new_id("tun")) for _ in range(2))
+    store.submissions.add(first)
+    claim = claimed(store)
+    store.submissions.add(second)
+    later = store.leases.claim(elsewhere("other"), LEASE_SECONDS)
+    assert later is not None
+    awaited = store.evidence.is_measured_elsewhere
+    assert awaited(second.id, first.fingerprint)
+    assert not awaited(first.id, first.fingerprint)
+    assert not awaited(second.id, "0" * 64)
+    store.leases.finish(claim.lease, Ending(State.FAILED))
+    assert not awaited(second.id, first.fingerprint)
+
+
+def test_the_newest_recommendation_of_a_fingerprint_is_found_with_its_tuning(store: Store, new_id: NewId) -> None:
+    """Another tuning may end with it too, without storing it again; without its tuning it is not found."""
+    made = recommendation()
+    for is_stored in (False, True):
+        store.submissions.add(new_work(new_id("tun"), fingerprint=made.fingerprint))
+        claim = claimed(store)
+        store.leases.finish(claim.lease, Ending(State.SUCCEEDED, recommendation=made, is_stored=is_stored))
+        assert store.work.get(claim.item.id).recommendation_id == made.id
+    assert store.recommendations.with_fingerprint(made.fingerprint) == made
+    assert store.recommendations.with_fingerprint("1" * 64) is None
+    assert len(store.recommendations.newest(RecommendationFilter(), 9)) == 1
+
+
 def test_lists_of_unknown_work_are_empty(store: Store) -> None:
     """Probes, events and counts of unknown work are empty, not errors."""
     assert (

@@ -40,10 +40,10 @@ def no_training(_run: TrainingRun, _on_progress: OnProgress, _grace_seconds: Gra
     raise AssertionError
 
 
-def worker_settings(folder: Path, lease_seconds: float = 60.0) -> WorkerSettings:
+def worker_settings(folder: Path, lease_seconds: float = 60.0, node_name: str = "host") -> WorkerSettings:
     """Quick polls; leases long enough never to expire by themselves."""
     return WorkerSettings(
-        node_name="host",
+        node_name=node_name,
         runs_dir=folder / "runs",
         locks_dir=folder / "locks",
         lease_seconds=lease_seconds,
@@ -57,9 +57,15 @@ def start(store: Store, tmp_path: Path) -> Iterator[StartWorker]:
     """Starts a worker on the CPU around a runner and a training function."""
     started: list[Coordinator] = []
 
-    def new(runner: ScriptedRunner, train: TrainFunction = no_training, lease_seconds: float = 60.0) -> Coordinator:
+    def new(
+        runner: ScriptedRunner,
+        train: TrainFunction = no_training,
+        lease_seconds: float = 60.0,
+        node_name: str = "host",
+    ) -> Coordinator:
         executor = InlineExecutor(CPU, runner, train)
-        settings = worker_settings(tmp_path, lease_seconds)
+        folder = tmp_path if node_name == "host" else tmp_path / node_name
+        settings = worker_settings(folder, lease_seconds, node_name)
         started.append(Coordinator(store, [executor], VERSIONS, settings, store.new_listener))
         started[-1].start()
         return started[-1]
@@ -84,12 +90,12 @@ def when(store: Store, work_id: str, condition: Callable[[WorkItem], bool]) -> W
     raise AssertionError(f"still {store.work.get(work_id)}")
 
 
-def queue_tuning(store: Store, request: TuningRequest | None = None) -> str:
+def queue_tuning(store: Store, request: TuningRequest | None = None, *, fresh: bool = False) -> str:
     """Queue a tuning as the use case does."""
     request = request or tuning_request()
     course = Tuning(request, CPU, environment={}, versions=VERSIONS)
-    work = new_work(IdentifierSource().new("tun"), fingerprint=course.fingerprint, payload=request.model_dump_json())
-    return store.submissions.add(work).id
+    values = {"fingerprint": course.fingerprint, "payload": request.model_dump_json(), "fresh": fresh}
+    return store.submissions.add(new_work(IdentifierSource().new("tun"), **values)).id
 
 
 def queue_job(store: Store, updates: int) -> str:
@@ -121,6 +127,74 @@ def test_a_tuning_ends_with_its_recommendation(store: Store, start: StartWorker)
     assert [probe.result for probe in store.evidence.probes(work_id)] == list(answer.evidence.probes)
     assert runner.sizes == [probe.micro_batch_size for probe in answer.evidence.probes]
     assert runner.checked == 1
+
+
+def test_equal_tunings_in_the_queue_are_answered_by_the_first(store: Store, start: StartWorker) -> None:
+    """They run no probe and store nothing more, unless they differ in their data, or are to be measured anew."""
+    data = {"kind": "synthetic", "samples": 70}
+    first, second = queue_tuning(store), queue_tuning(store)
+    other = queue_tuning(store, tuning_request(mlp_spec(data=data)))
+    runner = ScriptedRunner(largest=37)
+    start(runner)
+    items = [ended(store, work_id) for work_id in (first, second, other)]
+    assert [item.state for item in items] == [State.SUCCEEDED] * 3
+    assert len(runner.sizes) == items[0].probes > items[1].probes == items[2].probes == 0
+    assert items[0].recommendation_id == items[1].recommendation_id != items[2].recommendation_id
+    copied = store.recommendations.get(str(items[2].recommendation_id))
+    assert copied.request.workload.data is not None
+    assert copied.evidence == store.recommendations.get(str(items[0].recommendation_id)).evidence
+    anew = ended(store, queue_tuning(store, fresh=True))
+    assert anew.probes == items[0].probes
+    assert anew.recommendation_id not in {item.recommendation_id for item in items}
+
+
+@pytest.fixture
+def beside(store: Store, start: StartWorker, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[ScriptedRunner, str]]:
+    """The runner of a slot that has claimed a tuning, and the id of this one: in another slot an equal one runs."""
+    monkeypatch.setattr("batchwright_service.worker.runner._EQUAL_TUNING_PAUSE_SECONDS", 0.01)
+    began, go_on = threading.Event(), threading.Event()
+
+    def hold(_size: int, should_stop: Callable[[], bool]) -> None:
+        began.set()
+        while not go_on.wait(0.01) and not should_stop():
+            pass
+
+    runner = ScriptedRunner(37, lambda *_: go_on.set())
+    queue_tuning(store)
+    start(ScriptedRunner(37, hold))
+    assert began.wait(PATIENCE_SECONDS)
+    work_id = queue_tuning(store)
+    start(runner, node_name="other")
+    when(store, work_id, lambda item: item.state is not State.QUEUED)
+    yield runner, work_id
+    go_on.set()
+
+
+def test_an_equal_tuning_in_another_slot_is_awaited(store: Store, beside: tuple[ScriptedRunner, str]) -> None:
+    """Its recommendation answers both; one that waits can be cancelled."""
+    runner, work_id = beside
+    cancelled = store.submissions.cancel(work_id)
+    assert cancelled.state is State.CANCELLING
+    assert ended(store, work_id).state is State.CANCELLED
+    again = queue_tuning(store)
+    when(store, again, lambda item: item.state is State.RUNNING)
+    runner.gate(0, lambda: False)  # the other one goes on
+    item = ended(store, again)
+    assert (item.state, item.probes, runner.sizes) == (State.SUCCEEDED, 0, [])
+    others = [row for row in store.work.newest(WorkKind.TUNING, 9) if row.state is State.SUCCEEDED]
+    assert {row.recommendation_id for row in others} == {item.recommendation_id}
+    assert len(others) == 2
+
+
+def test_an_equal_tuning_is_not_awaited_for_ever(
+    store: Store, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    """A tuning that has waited in vain is measured."""
+    monkeypatch.setattr("batchwright_service.worker.runner._EQUAL_TUNING_SECONDS", 0.0)
+    runner, work_id = request.getfixturevalue("beside")
+    item = ended(store, work_id)
+    assert item.state is State.SUCCEEDED
+    assert item.probes == len(runner.sizes) > 0
 
 
 def coupled_runner(largest: int) -> ScriptedRunner:
@@ -277,7 +351,7 @@ def test_a_tuning_expects_the_context_that_an_earlier_one_measured(store: Store,
 
     start(Measuring(largest=30))
     for _ in range(2):
-        assert ended(store, queue_tuning(store)).state is State.SUCCEEDED
+        assert ended(store, queue_tuning(store, fresh=True)).state is State.SUCCEEDED
     assert contexts == [0, 1_000_000]
 
 

@@ -1,4 +1,4 @@
-"""Idempotent requests: the first response is stored with the work that it created, and repeated for retries."""
+"""Idempotent requests: the first response is stored with the work that it created, which retries get again."""
 
 from __future__ import annotations
 

@@ -37,6 +37,7 @@ def without_documents(table: Table) -> list[Any]:
 WORK_COLUMNS = without_documents(work_items)
 _UNLISTED = {
     "request_fingerprint",
+    "fresh",
     "trace_parent",
     "owner",
     "device_ms",
@@ -148,6 +149,7 @@ def work_item(row: Row[Any], *, related: bool = True) -> WorkItem:
         **_fields(row),
         **(_related(row) if related else {"owner": None}),
         payload=row.payload,
+        fresh=bool(row.fresh),
         trace_parent=row.trace_parent,
         progress=_PROGRESS.validate_json(row.progress) if row.progress else None,
         result=TrainingResult.model_validate_json(row.result) if row.result else None,

@@ -120,6 +120,7 @@ work_items = Table(
     Column("project", String(63)),
     Column("labels", Text),
     Column("course", StoredDocument),
+    Column("fresh", Boolean, nullable=False, server_default=false()),
     Column("sorted_rate", Double, nullable=False, server_default="-1"),
     Column("sorted_peak", BigInteger, nullable=False, server_default="-1"),
 )

@@ -1,0 +1,38 @@
+"""Answer a tuning from the recommendation of an equal one: its fingerprint is the same, but not all of its request."""
+
+from __future__ import annotations
+
+from batchwright.planning.comparison.gain import with_gain
+from batchwright.schemas.recommendation import Recommendation
+from batchwright.schemas.requests import Named, TuningRequest
+from batchwright.schemas.results import DeviceInfo
+
+
+def answer_from(
+    found: Recommendation, request: TuningRequest, device: DeviceInfo, names: Named, new_id: str
+) -> Recommendation:
+    """Return a stored recommendation as the answer to a request, or a copy of it that is to be stored.
+
+    The fingerprint leaves out the parts of a request that do not affect memory, such as the data, the learning rate,
+    and which of two equal GPUs. A job follows the request of its recommendation, so where such a part differs, the
+    answer is a copy with the new request and the same evidence. It also is a copy where the caller names the tuning
+    otherwise; a caller without names gets the stored one with its names. The gain over another baseline is what that
+    evidence shows.
+
+    Args:
+        found: a recommendation with the fingerprint of the request.
+        request: the request, complete.
+        device: the device that the request is for.
+        names: names that the caller gave.
+        new_id: identifier of a copy.
+    """
+    has_names = not names.is_named or names == found.names
+    if has_names and _is_same_request(found.request, request):
+        return found
+    return with_gain(found.model_copy(update={"id": new_id, "request": request, "device": device, **dict(names)}))
+
+
+def _is_same_request(one: TuningRequest, other: TuningRequest) -> bool:
+    """Return whether two requests are equal, apart from the time limit of a probe."""
+    ignored = {"probe_timeout_seconds"}
+    return one.model_dump(exclude=ignored) == other.model_dump(exclude=ignored)
