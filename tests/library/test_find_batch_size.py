@@ -99,7 +99,8 @@ class Normalized(Scaled):
 
     def forward(self, samples: Tensor) -> Tensor:
         """Change one value of each sample."""
-        return super().forward(samples) + self.norm(samples[:, :1])
+        changed: Tensor = self.norm(samples[:, :1])
+        return super().forward(samples) + changed
 
 
 def test_a_model_is_copied_in_its_modes() -> None:

@@ -77,7 +77,7 @@ version_of: Callable[[Tensor], int] = attrgetter("_version")
 """Number of writes to a tensor, counted by autograd: only ``_version`` shows it."""
 
 
-def gradient_hooks(parameter: Tensor) -> list[dict[int, Callable[[Tensor], object]]]:
+def gradient_hooks(parameter: Any) -> list[dict[int, Callable[[Tensor], object]]]:  # noqa: ANN401 - a Tensor, whose attributes have other types
     """The hooks on a parameter's gradient, before and after it is accumulated, by key: in public, torch only adds."""
     found = (parameter._backward_hooks, parameter._post_accumulate_grad_hooks)  # noqa: SLF001
     return [hooks for hooks in found if hooks]

@@ -61,7 +61,7 @@ _RECOMMENDED = ("feasible", "largest_micro_batch_size", "micro_batch_size", "gra
 """The columns of ``RecommendationRow.recommended``."""
 
 
-def _newest_with(fingerprint: str, column: ColumnElement[str]) -> Select[tuple[str]]:
+def _newest_with(fingerprint: str, column: ColumnElement[str]) -> Select[Any]:
     """Select a column of the newest recommendation of a fingerprint whose tuning is stored."""
     return (
         select(column)
@@ -94,12 +94,13 @@ class SqlRecommendationStore(RecommendationStore):
     @override
     def tuning_with(self, fingerprint: str) -> str | None:
         with read_transaction(self._engine) as connection:
-            return connection.execute(_newest_with(fingerprint, _recommendation.tuning_id)).scalar_one_or_none()
+            found: str | None = connection.execute(_newest_with(fingerprint, _recommendation.tuning_id)).scalar()
+            return found
 
     @override
     def with_fingerprint(self, fingerprint: str) -> Recommendation | None:
         with read_transaction(self._engine) as connection:
-            found = connection.execute(_newest_with(fingerprint, _recommendation.document)).scalar_one_or_none()
+            found = connection.execute(_newest_with(fingerprint, _recommendation.document)).scalar()
         return None if found is None else Recommendation.model_validate_json(found)
 
     @override

@@ -94,7 +94,7 @@ def queue_tuning(store: Store, request: TuningRequest | None = None, *, fresh: b
     """Queue a tuning as the use case does."""
     request = request or tuning_request()
     course = Tuning(request, CPU, environment={}, versions=VERSIONS)
-    values = {"fingerprint": course.fingerprint, "payload": request.model_dump_json(), "fresh": fresh}
+    values: dict[str, Any] = {"fingerprint": course.fingerprint, "payload": request.model_dump_json(), "fresh": fresh}
     return store.submissions.add(new_work(IdentifierSource().new("tun"), **values)).id
 
 

@@ -19,6 +19,8 @@ from batchwright.training.accumulation.collectives import ProcessGroup
 from batchwright.training.accumulation.engine import Gathering, GradientAccumulation, UpdateReport, split_batch, windows
 from batchwright.training.micro_batches.rng_state import RandomState
 
+WINDOWS: Any = windows
+SPLIT_BATCH: Any = split_batch
 MODEL = nn.Linear(8, 3)
 OTHER = nn.Linear(8, 3)
 SGD = torch.optim.SGD(MODEL.parameters(), lr=0.1)
@@ -38,9 +40,9 @@ def _updated(window: Any = (BATCH, BATCH), loss: Any = _loss, *rest: Any, **opti
     return _made().update(window, loss, *rest, **options)
 
 
-def _returning(make: Callable[[Tensor, float], object]) -> Callable[[nn.Module, Tensor], object]:
+def _returning(make: Callable[[Tensor, int], object]) -> Callable[[nn.Module, Tensor], object]:
     """A loss that returns something made of its sum and its number of samples."""
-    return lambda model, batch: make(*_loss(model, batch))
+    return lambda model, batch: make(_loss(model, batch)[0], len(batch))
 
 
 def _without_gradients() -> None:
@@ -162,16 +164,16 @@ CASES: dict[str, tuple[Callable[[], object], str]] = {
     "a bound of zero": (partial(_bound, 0), r"largest_micro_batch: .*0"),
     "a bound as text": (partial(_bound, "4"), r"largest_micro_batch: .*'4'"),
     # --- windows, split_batch ---
-    "windows of zero": (partial(windows, [1, 2, 3], 0), r"steps: .*at least 1.*0"),
-    "windows of less": (partial(windows, [1, 2, 3], -2), r"steps: .*-2"),
-    "windows of a fraction": (partial(windows, [1, 2, 3], 2.5), r"steps: .*2\.5"),
-    "windows of text": (partial(windows, [1, 2, 3], "4"), r"steps: .*'4'"),
-    "windows of True": (partial(windows, [1, 2, 3], True), r"steps: .*True"),
-    "windows of a plan": (partial(windows, [1, 2, 3], PLAN), r"steps: .*gradient_accumulation_steps"),
-    "windows of nothing": (partial(windows, None, 4), r"micro_batches: .*None"),
-    "windows of a tensor": (partial(windows, BATCH, 2), r"micro_batches: .*rows.*Tensor"),
-    "parts of zero samples": (partial(split_batch, BATCH, 0), r"micro_batch_size: .*0"),
-    "parts of no number of samples": (partial(split_batch, BATCH, None), r"micro_batch_size: .*None"),
+    "windows of zero": (partial(WINDOWS, [1, 2, 3], 0), r"steps: .*at least 1.*0"),
+    "windows of less": (partial(WINDOWS, [1, 2, 3], -2), r"steps: .*-2"),
+    "windows of a fraction": (partial(WINDOWS, [1, 2, 3], 2.5), r"steps: .*2\.5"),
+    "windows of text": (partial(WINDOWS, [1, 2, 3], "4"), r"steps: .*'4'"),
+    "windows of True": (partial(WINDOWS, [1, 2, 3], True), r"steps: .*True"),
+    "windows of a plan": (partial(WINDOWS, [1, 2, 3], PLAN), r"steps: .*gradient_accumulation_steps"),
+    "windows of nothing": (partial(WINDOWS, None, 4), r"micro_batches: .*None"),
+    "windows of a tensor": (partial(WINDOWS, BATCH, 2), r"micro_batches: .*rows.*Tensor"),
+    "parts of zero samples": (partial(SPLIT_BATCH, BATCH, 0), r"micro_batch_size: .*0"),
+    "parts of no number of samples": (partial(SPLIT_BATCH, BATCH, None), r"micro_batch_size: .*None"),
     # --- update ---
     "no window": (partial(_updated, None), r"micro_batches: .*None"),
     "an empty window": (partial(_updated, iter(())), r"micro_batches: .*empty"),
@@ -278,7 +280,7 @@ def _normalized() -> UpdateReport:
         lambda: _made(max_norm=float("inf"), recovers=np.True_).update([BATCH], _loss),
         lambda: _made(max_norm=np.float32(1)).update((batch for batch in (BATCH, BATCH)), partial(_loss)),
         lambda: _made(optimizer=Wrapper(SGD)).update([BATCH], _loss),
-        lambda: _made().update(next(windows(iter([BATCH] * 2), np.int64(2))), _loss, len),
+        lambda: _made().update(next(WINDOWS(iter([BATCH] * 2), np.int64(2))), _loss, len),
         lambda: _updated(loss=_penalized),
         lambda: _updated(loss=_steps_another),
         lambda: _updated(loss=_returning(lambda total, count: (total, torch.tensor([count])))),

@@ -6,6 +6,7 @@ import ctypes
 import gc
 import os
 import resource
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -112,12 +113,12 @@ def _start_thread_pools() -> None:
 
     Draws no random numbers, and does not depend on the modes and defaults of the caller.
     """
-    options = {"device": "cpu", "dtype": torch.float32}
+    ones = partial(torch.ones, device="cpu", dtype=torch.float32)
     with torch.inference_mode(mode=False), torch.enable_grad(), torch.autocast("cpu", enabled=False):
-        inputs = torch.ones(4, 8, 32, 32, requires_grad=True, **options)
-        weights = torch.ones(8, 8, 3, 3, requires_grad=True, **options)
+        inputs = ones(4, 8, 32, 32, requires_grad=True)
+        weights = ones(8, 8, 3, 3, requires_grad=True)
         output = torch.nn.functional.conv2d(inputs, weights, padding=1).flatten(1)
-        torch.autograd.backward((output @ torch.ones(output.shape[1], 256, **options)).relu().sum())
+        torch.autograd.backward((output @ ones(output.shape[1], 256)).relu().sum())
 
 
 def _fill_heap() -> None:

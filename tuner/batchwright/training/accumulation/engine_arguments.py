@@ -63,7 +63,7 @@ def _wrong_options(options: Mapping[str, object]) -> Iterator[FieldProblem]:
         if not isinstance(options[name], (bool, np.bool_)):
             yield FieldProblem(name, "must be True or False", shown(options[name]))
     norm, kinds = given.get("max_norm", math.inf), get_args(Gathering)
-    if isinstance(norm, bool) or not isinstance(norm, Real) or not norm > 0:
+    if isinstance(norm, bool) or not isinstance(norm, Real) or not float(norm) > 0:
         yield FieldProblem("max_norm", "must be a number above 0, or None to not clip", shown(norm))
     gathering = given.get("gathering", kinds[0])
     if gathering not in kinds:

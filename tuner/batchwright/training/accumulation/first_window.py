@@ -59,8 +59,13 @@ class FirstWindow:
             WorkloadError: when the loss or a backward pass changes what it must not, before the optimizer's step.
         """
         self._before, self._changing = [], {}
-        hooks = [(each, hooks, key) for each in self._parameters for hooks in gradient_hooks(each) for key in hooks]
-        users = [(each, hooks, key, hooks[key]) for each, hooks, key in hooks if not _is_own(hooks[key])]
+        users = [
+            (each, hooks, key, hook)
+            for each in self._parameters
+            for hooks in gradient_hooks(each)
+            for key, hook in hooks.items()
+            if not _is_own(hook)
+        ]
         self._hooked = {id(parameter) for parameter, *_ in users}
 
         def call(model: nn.Module, batch: Batch) -> Any:  # noqa: ANN401 - what a loss returns, right or wrong
