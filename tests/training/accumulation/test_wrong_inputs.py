@@ -183,20 +183,26 @@ CASES: dict[str, tuple[Callable[[], object], str]] = {
     "torch's loss": (partial(_updated, (BATCH,), nn.MSELoss()), r"loss: .*loss\(model, batch\).*MSELoss"),
     "a loss of the batch alone": (partial(_updated, (BATCH,), lambda batch: batch), r"loss: .*\(model, batch\)"),
     "a loss of nothing": (partial(_updated, (BATCH,), lambda *_: None), r"NoneType"),
-    "a pair as a list": (partial(_updated, loss=_returning(lambda total, count: [total, count])), r"list.*tuple"),
+    "a pair as a list": (
+        partial(_updated, loss=_returning(lambda total, count: [total, count])),
+        r"\(loss_sum, weight\).*not list",
+    ),
     "three results": (partial(_updated, loss=_returning(lambda total, count: (total, count, 1))), r"loss_sum, weight"),
-    "a weight of None": (partial(_updated, loss=_returning(lambda total, _: (total, None))), r"weight of `loss`.*None"),
+    "a weight of None": (
+        partial(_updated, loss=_returning(lambda total, _: (total, None))),
+        r"weight of loss term `loss` is None",
+    ),
     "a negative weight": (
         partial(_updated, loss=_returning(lambda total, count: (total, -count))),
-        r"weight of `loss`.*-8",
+        r"weight of loss term `loss` is -4",
     ),
     "a weight that is no number": (
         partial(_updated, loss=_returning(lambda total, _: (total, float("nan")))),
-        r"weight of `loss`.*nan",
+        r"weight of loss term `loss` is nan",
     ),
     "weights for each sample": (
         partial(_updated, loss=_returning(lambda total, count: (total, torch.ones(count)))),
-        r"weight of `loss`.*sum.*\(4,\)",
+        r"weight of loss term `loss`.*\(4,\).*sum",
     ),
     "a complex loss": (
         partial(_updated, loss=_returning(lambda total, count: (total * 1j, count))),

@@ -7,17 +7,17 @@ from dataclasses import replace
 
 from batchwright.errors import WorkloadError
 from batchwright.planning.accumulation import balanced_split
-from batchwright.schemas.plans import Plan, PlanSummary, UniformPlan
+from batchwright.schemas.plans import Plan, UniformPlan
 from batchwright.schemas.recommendation import Recommendation
 from batchwright.training.accumulation.collectives import Ranks
 from batchwright.training.micro_batches.splitting import MicroBatch
 
 
-def plan_of(plan: PlanSummary | Recommendation) -> Plan:
+def plan_of(plan: Plan | UniformPlan | Recommendation) -> Plan:
     """The plan of a recommendation; a uniform plan with the list of its micro-batches; another plan as given.
 
     Raises:
-        WorkloadError: when nothing fits, or the summary of a plan does not say its sizes.
+        WorkloadError: when nothing fits.
     """
     if isinstance(plan, Recommendation):
         if plan.plan is None:
@@ -25,8 +25,6 @@ def plan_of(plan: PlanSummary | Recommendation) -> Plan:
         return plan.plan
     if isinstance(plan, Plan):
         return plan
-    if not isinstance(plan, UniformPlan):
-        raise WorkloadError(f"a plan or a recommendation has the micro-batches of an update, not {plan!r}")
     sizes = (plan.micro_batch_size,) * plan.gradient_accumulation_steps
     return Plan(**plan.summary().model_dump(), micro_batch_sizes=(sizes,) * plan.world_size)
 

@@ -183,10 +183,10 @@ class LossCheck:
         self._restore()
         return self._forward(micro_batch, loss)
 
-    def _restore(self) -> None:
+    def _restore(self, *, generators: bool = True) -> None:
         """Restore the random numbers, and what forward passes have changed in the model."""
         if self._state is not None:
-            self._state.restore()
+            self._state.restore(generators=generators)
         self._snapshot.restore()
 
     def _changed_state(self) -> dict[str, tuple[str, ...]]:
@@ -268,7 +268,7 @@ class LossCheck:
     def _is_deterministic(self, whole: Terms, micro_batch: MicroBatch, loss: LossOf) -> bool:
         """Return whether two further runs, from other random numbers, give the same loss."""
         for _ in range(2):
-            self._restore()
+            self._restore(generators=False)
             torch.rand(3, device=self._device), torch.rand(3), random.random(), np.random.random()  # noqa: NPY002 - advances each generator
             again = self._forward(micro_batch, loss)
             pairs = ((total, again[name][0]) for name, (total, _) in whole.items())

@@ -174,31 +174,32 @@ class ModelState:
         self._parameters = {name: (named[name], named[name].detach().clone()) for name in changing}
         self._norms = _norms(named) if modules is None else {}
 
-    def restore(self) -> None:
-        """Restore all of the state."""
+    def restore(self, *, generators: bool = True) -> None:
+        """Restore all of the state, with or without the random generators of the model's own."""
         for buffers, names in self._names:
             for name in set(buffers) - set(names):
                 del buffers[name]
-        self._restore(self._saved)
+        self._restore(self._saved, generators=generators)
         with torch.no_grad():
             for parameter, content in self._parameters.values():
                 parameter.copy_(content)
 
     def restore_modules(self, paths: Collection[str]) -> None:
         """Restore the state of these modules."""
-        self._restore(paths)
+        self._restore(paths, generators=True)
         with torch.no_grad():
             for name, (parameter, content) in self._parameters.items():
                 if name.rpartition(".")[0] in paths:
                     parameter.copy_(content)
 
-    def _restore(self, paths: Collection[str]) -> None:
+    def _restore(self, paths: Collection[str], *, generators: bool) -> None:
         for path in paths:
             attributes, before = self._attributes[path]
             for name in attributes.keys() - before:
                 del attributes[name]
             for saved in self._saved[path]:
-                saved.restore()
+                if generators or not isinstance(saved, _SavedGenerator):
+                    saved.restore()
 
     def changed_parameters(self) -> frozenset[str]:
         """Parameters whose norms have changed."""
