@@ -105,6 +105,22 @@ def test_a_batch_repeats_the_samples(integration: Any, tmp_path: Path) -> None:
     assert integration.TrainingModule(str(tmp_path / "module")).make_batch(5).tolist() == [3, 2, 3, 2, 3]
 
 
+def test_the_process_of_a_probe_has_the_settings_of_the_caller(integration: Any, tmp_path: Path) -> None:
+    """Also where the data's function refers to a module that torch has replaced by an object."""
+    module, file = nn.Linear(2, 2), tmp_path / "module"
+    backend = torch.backends.cudnn
+    before = backend.benchmark
+    backend.benchmark = True
+    try:
+        integration.save(
+            file, module, torch.optim.AdamW(module.parameters()), [torch.zeros(2)], lambda _: backend.benchmark
+        )
+        backend.benchmark = False
+        assert integration.TrainingModule(str(file)).make_batch(1) is True
+    finally:
+        backend.benchmark = before
+
+
 def test_samples_that_are_views_are_written_without_the_rest_of_the_data(integration: Any, tmp_path: Path) -> None:
     """64 samples of a ``TensorDataset`` would else be 64 times the data."""
     module, data = nn.Linear(2, 2), torch.arange(1_000_000)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import tempfile
 import threading
 import tracemalloc
@@ -21,6 +22,7 @@ from batchwright.library.find_batch_size import _pickled
 from batchwright.library.functions import Functions, FunctionWorkload, load_functions
 from batchwright.planning.accumulation import balanced_plan
 from batchwright.units import parse_bytes
+from tests.support import heavy_samples
 from tests.support.command import called
 from tests.support.heavy_samples import MEMORY_LIMIT, VALUES, Scaled, loss, make_batch
 from tests.support.scarce import small_disk
@@ -88,6 +90,27 @@ def test_a_closure_over_a_local_class(heavy: Recommendation) -> None:
 
     smaller = found(build_model=Local, make_batch=lambda size: torch.randn(size, values), effective_batch_size=SAMPLES)
     assert (smaller.largest_micro_batch_size or 0) > (heavy.largest_micro_batch_size or 0)
+
+
+def test_a_module_is_the_callers(heavy: Recommendation, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The size of a sample is a variable of a module, which the program has set: 64 times fewer values, and all fit."""
+    monkeypatch.setattr(heavy_samples, "VALUES", VALUES // 64)
+    assert (found(effective_batch_size=SAMPLES).largest_micro_batch_size or 0) > (heavy.largest_micro_batch_size or 0)
+
+
+def test_settings_of_torch_are_the_callers(heavy: Recommendation) -> None:
+    """Values of twice the size, and a function that touches torch's backends."""
+
+    def make_any_batch(size: int) -> Tensor:
+        torch.backends.cudnn.benchmark = False
+        return torch.randn(size, 1).expand(size, VALUES).contiguous()
+
+    torch.set_default_dtype(torch.float64)
+    try:
+        doubled = found(make_batch=make_any_batch, effective_batch_size=SAMPLES // 3, memory_limit="128MiB")
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert (doubled.largest_micro_batch_size or 0) < (heavy.largest_micro_batch_size or 0)
 
 
 class Normalized(Scaled):
@@ -268,7 +291,7 @@ def test_a_full_disk_is_named_with_the_remedy(tmp_path: Path, monkeypatch: pytes
         with pytest.raises(StorageError, match=r"functions\.pickle cannot be written: the disk is full") as raised:
             found(build_model=Scaled())
         assert list(disk.iterdir()) == []
-    assert "2.00 MiB needed" in str(raised.value)
+    assert re.search(r"2\.0\d MiB needed", str(raised.value))
     assert "set TMPDIR to a folder on another disk" in str(raised.value)
 
 
@@ -277,7 +300,7 @@ def test_functions_are_not_kept_in_memory_beside_their_file() -> None:
     content = os.urandom(8 * 1024**2)
     tracemalloc.start()
     try:
-        with _pickled({"make_batch": lambda _: content}) as target:
+        with _pickled({"make_batch": lambda _: content}) as (target, _):
             held, _ = tracemalloc.get_traced_memory()
             assert Path(target["file"]).stat().st_size > len(content)
     finally:

@@ -257,12 +257,13 @@ class ExactBatchSize(_Watching):
         bounds = {"max_micro_batch_size": length} if (length := _samples(loader)) else {}
         with TemporaryFolder() as folder, _on_the_cpu(pl_module, device):
             file = folder / "module.pickle"
-            save(file, pl_module, trainer.optimizers[0], samples, loader.collate_fn)
-            return tune(
+            unknown = save(file, pl_module, trainer.optimizers[0], samples, loader.collate_fn)
+            found = tune(
                 _spec(trainer, file),
                 self._effective_batch_size,
                 **{"device": str(device), "uniform": True, **bounds, **self._options},
             )
+        return found.model_copy(update={"warnings": (*found.warnings, *unknown)})
 
     def _apply(self, trainer: Trainer, pl_module: LightningModule, plan: UniformPlan) -> None:
         """Set both figures, and make everything again that was made with others."""

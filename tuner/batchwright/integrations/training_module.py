@@ -8,20 +8,20 @@ since ``batchwright.workloads.preload`` has this module imported before.
 from __future__ import annotations
 
 import inspect
-import os
 import pickle
-import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
 
-import cloudpickle
 import torch
 from lightning.pytorch import LightningModule
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset
 
+from batchwright.library.pickling import ModulePickler
+from batchwright.library.process_state import restore_state, write_state
+from batchwright.schemas.recommendation import Advice
 from batchwright.system.files import atomic_writer
 from batchwright.training.micro_batches.nested_batches import tensors_of
 from batchwright.training.micro_batches.splitting import MicroBatch
@@ -41,7 +41,7 @@ def save(
     optimizer: torch.optim.Optimizer,
     samples: list[Sample],
     collate: Callable[[list[Sample]], Batch],
-) -> None:
+) -> tuple[Advice, ...]:
     """Write what ``TrainingModule`` reads. Classes of a script or a notebook are written by value.
 
     Args:
@@ -51,16 +51,20 @@ def save(
         samples: the largest of the data, largest first.
         collate: makes a batch of samples.
 
+    Returns:
+        warnings of what the module uses and probes cannot compare.
+
     Raises:
         StorageError: when the disk is full.
     """
     with atomic_writer(file) as opened:
-        pickle.dump([entry or os.getcwd() for entry in sys.path], opened)  # noqa: PTH109 - sys.path holds strings
+        unknown = write_state(opened, (samples, collate), (module, optimizer))
         _SamplePickler(opened).dump((samples, collate))
-        cloudpickle.dump((module, optimizer), opened)
+        ModulePickler(opened).dump((module, optimizer))
+    return unknown
 
 
-class _SamplePickler(cloudpickle.Pickler):  # type: ignore[misc] # not typed
+class _SamplePickler(ModulePickler):
     """Writes of a sample that is a view of the whole data (``TensorDataset``) only its own elements."""
 
     def reducer_override(self, obj: object) -> object:
@@ -85,7 +89,7 @@ class TrainingModule:
         self._samples: list[Sample]
         self._collate: Callable[[list[Sample]], Batch]
         with self._file.open("rb") as opened:
-            sys.path.extend(entry for entry in pickle.load(opened) if entry not in sys.path)  # noqa: S301 - of ``save``
+            restore_state(opened)
             self._samples, self._collate = pickle.load(opened)  # noqa: S301 - written by the parent process
             self._module_at = opened.tell()
 

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-import os
-import pickle
-import sys
+import io
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import wraps
@@ -16,6 +14,7 @@ from batchwright.exports.advice import OWN_OPTIMIZER
 from batchwright.library.recommendation import Recommendation
 from batchwright.library.tuning import run_request, tuning_request
 from batchwright.schemas.optimizer import OptimizerSpec
+from batchwright.schemas.recommendation import Advice
 from batchwright.schemas.requests import TuningRequest
 from batchwright.schemas.workload import Precision, WorkloadSpec
 from batchwright.system.files import atomic_writer
@@ -53,8 +52,9 @@ def find_batch_size(  # noqa: PLR0913 - the functions of a workload, and what th
     """Find the largest micro-batch that fits by running real updates, and plan the effective batch around it.
 
     The functions run in processes of their own, one for each probe, so that nothing of them stays on the device. They
-    are pickled by value: lambdas, closures, and classes of a script or a notebook work. What they refer to is copied,
-    except modules and what is in them, which are imported again; on the CPU, the memory of these imports counts.
+    are pickled by value: lambdas, closures, and classes of a script or a notebook work. Modules are imported again; on
+    the CPU, the memory of these imports counts. The processes have the settings of torch, the replaced methods of torch
+    and other libraries, and what the program has changed in the user's modules that the functions use.
 
     Args:
         build_model: builds the model, on the CPU; or a model on the CPU, of which each probe gets a copy. Modules stay
@@ -77,7 +77,8 @@ def find_batch_size(  # noqa: PLR0913 - the functions of a workload, and what th
             ``WorkloadSpec``, such as ``gradient_clipping`` or ``compile``.
 
     Raises:
-        SpecError: when an argument is wrong, naming it, or a function cannot be pickled.
+        SpecError: when an argument is wrong, naming it, a function cannot be pickled, or a variable of a module was
+            changed and cannot be copied, naming it.
         DeviceError, PlanError: before any probe.
         StorageError: when the disk for temporary files is full.
         TuningFailedError: when a function of the user raised, whose traceback is its note, or the loss couples samples.
@@ -100,14 +101,15 @@ def find_batch_size(  # noqa: PLR0913 - the functions of a workload, and what th
     spec_fields = {name: fields.pop(name) for name in list(fields) if name in WorkloadSpec.model_fields}
     if own is None:
         spec_fields["optimizer"] = {"name": optimizer} if isinstance(optimizer, str) else optimizer
-    with _pickled(functions) as arguments:
+    with _pickled(functions) as (arguments, unknown):
         model = {"kind": "python", "target": _TARGET, "arguments": arguments}
         spec = {"model": model, "precision": precision, **spec_fields}
         request = tuning_request(spec, requested, memory_limit, {"device": device, **fields})
         if not accumulates:
             _require_one_micro_batch(request)
         found = run_request(request, progress=progress, accumulates=accumulates)
-    return found if own is None else found.model_copy(update={"warnings": (*found.warnings, OWN_OPTIMIZER)})
+    warnings = (*unknown, OWN_OPTIMIZER) if own else unknown
+    return found.model_copy(update={"warnings": (*found.warnings, *warnings)}) if warnings else found
 
 
 def with_batch_size(
@@ -177,40 +179,42 @@ def _require_functions(functions: Mapping[str, object]) -> None:
 
 
 @contextmanager
-def _pickled(functions: Mapping[str, object]) -> Iterator[dict[str, str]]:
+def _pickled(functions: Mapping[str, object]) -> Iterator[tuple[dict[str, str], tuple[Advice, ...]]]:
     """Write the functions to a file that only this user can read, for the time of a tuning.
 
     Yields:
-        The arguments of ``batchwright.library.functions.load_functions``.
+        The arguments of ``batchwright.library.functions.load_functions``, and warnings of what the functions use.
 
     Raises:
         SpecError: naming the function that cannot be pickled.
         StorageError: when the disk for temporary files is full.
     """
-    pickled = _pickle(functions)
+    pickled, unknown = _pickle(functions)
     with TemporaryFolder() as folder:
         file = folder / "functions.pickle"
         with atomic_writer(file, len(pickled)) as opened:
-            pickle.dump([entry or os.getcwd() for entry in sys.path], opened)  # noqa: PTH109 - sys.path holds strings
             opened.write(pickled)
         del pickled  # may be as large as the model, and the block lasts as long as the tuning
         with file.open("rb") as opened:
             digest = hashlib.file_digest(opened, "sha256").hexdigest()
-        yield {"file": str(file), "sha256": digest}
+        yield {"file": str(file), "sha256": digest}, unknown
 
 
-def _pickle(functions: Mapping[str, object]) -> bytes:
-    import cloudpickle  # noqa: PLC0415 - installed with torch
+def _pickle(functions: Mapping[str, object]) -> tuple[bytes, tuple[Advice, ...]]:
+    from batchwright.library.pickling import ModulePickler, examine  # noqa: PLC0415 - cloudpickle comes with torch
+    from batchwright.library.process_state import write_state  # noqa: PLC0415 - as above
 
+    written = io.BytesIO()
     try:
-        pickled: bytes = cloudpickle.dumps(dict(functions))
+        unknown = write_state(written, *functions.values())
+        ModulePickler(written).dump(dict(functions))
     except Exception:
         for name, function in functions.items():
             try:
-                cloudpickle.dumps(function)
+                examine(function)
             except Exception as error:
                 reason = f"{type(error).__name__}: {error}"
                 message = f"cannot be sent to another process ({reason}): build it inside the function"
                 raise SpecError([FieldProblem(name, message)], "arguments") from error
         raise
-    return pickled
+    return written.getvalue(), unknown

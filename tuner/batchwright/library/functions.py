@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import pickle
-import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +12,7 @@ import torch
 from torch import nn
 
 from batchwright.errors import WorkloadError
+from batchwright.library.process_state import restore_state
 from batchwright.training.micro_batches.nested_batches import entries_of, item_count, tensors_of
 from batchwright.training.micro_batches.splitting import CountSamples, MicroBatch, made_micro_batch
 from batchwright.workloads.base import Batch, Loss
@@ -104,20 +104,20 @@ def load_functions(file: str, sha256: str) -> FunctionWorkload:
 
     Raises:
         WorkloadError: when the file has another content, or its functions cannot be loaded here.
+        SpecError: when they use a value of their program that cannot be made here, naming it.
     """
     try:
         with Path(file).open("rb") as opened:
             if hashlib.file_digest(opened, "sha256").hexdigest() != sha256:
                 raise WorkloadError(f"{file} has another content than when the tuning began")
             opened.seek(0)
-            folders = pickle.load(opened)  # noqa: S301 - written by the parent process, as the digest shows
-            sys.path.extend(entry for entry in folders if entry not in sys.path)
-            functions = Functions(**pickle.load(opened))  # noqa: S301 - as above
+            restore_state(opened)
+            functions = Functions(**pickle.load(opened))  # noqa: S301 - written by the parent process, as the digest shows
     except FileNotFoundError:
         raise WorkloadError(
             "the functions of find_batch_size are there only during its tuning: train with "
             "batchwright.GradientAccumulation, or write them as a `python` target"
         ) from None
-    except ImportError as error:
+    except (ImportError, AttributeError) as error:
         raise WorkloadError(f"the functions cannot be imported in a process of their own: {error}") from error
     return FunctionWorkload(functions) if functions.optimizer is None else OptimizingFunctionWorkload(functions)

@@ -21,8 +21,8 @@ _ADAPTERS = ("peft",)
 _KERNELS = ("bitsandbytes",)
 """Packages of kernels, which ask CUDA for its devices when they are imported."""
 _MODELS = "transformers.models."
-_INTEGRATIONS = "batchwright.integrations."
-"""Targets of our own, which import the library that they integrate."""
+_OWN_TARGETS = ("batchwright.integrations.", "batchwright.library.")
+"""Targets of our own, which import cloudpickle or the library that they integrate."""
 
 
 def late_imports(spec: WorkloadSpec | None = None, *, with_model: bool = True) -> tuple[str, ...]:
@@ -33,7 +33,7 @@ def late_imports(spec: WorkloadSpec | None = None, *, with_model: bool = True) -
         with_model: whether to include the module of a transformers model, and packages of kernels. Some models import
             such packages, which may initialise CUDA, and a process that did so must not fork others that use CUDA.
     """
-    if spec is not None and isinstance(spec.model, PythonModel) and spec.model.target.startswith(_INTEGRATIONS):
+    if spec is not None and isinstance(spec.model, PythonModel) and spec.model.target.startswith(_OWN_TARGETS):
         return (*_TORCH, spec.model.target.partition(":")[0])
     if spec is None:
         return _TORCH
