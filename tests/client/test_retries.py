@@ -206,12 +206,37 @@ def test_health_checks_are_not_retried(drive: Driver, clock: Clock, failure: Any
     assert clock.pauses == []
 
 
-@pytest.mark.parametrize("address", ["localhost:8000", "ftp://host", "http://", "//host", ""])
+@pytest.mark.parametrize("address", ["localhost:8000", "ftp://host", "http://", "//host", "", "http://a b"])
 def test_a_malformed_address_is_refused_at_once(address: str) -> None:
     """The error shows what one looks like."""
     for kind in (Client, AsyncClient):
         with pytest.raises(ClientError, match=r"http://127\.0\.0\.1:8000"):
             kind(address)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"base_url": None}, "the address None is malformed"),
+        ({"base_url": 5}, "the address 5 is malformed"),
+        ({"base_url": b"http://localhost"}, "the address b'http://localhost' is malformed"),
+        ({"base_url": "http://localhost:99999999"}, "has a port above 65535"),
+        ({"api_key": 5}, "`api_key` must be a text, not int"),
+        ({"api_key": "a\nb"}, "the API key .* holds spaces"),
+        ({"timeout_seconds": 0}, "`timeout_seconds` must be a number of seconds above 0, not 0"),
+        ({"timeout_seconds": float("nan")}, "`timeout_seconds` .* not nan"),
+        ({"timeout_seconds": float("inf")}, "`timeout_seconds` .* not inf"),
+        ({"timeout_seconds": "30"}, "`timeout_seconds` .* not '30'"),
+        ({"timeout_seconds": None}, "`timeout_seconds` .* not None"),
+        ({"retry_seconds": -1}, "`retry_seconds` must be a number of seconds of at least 0, not -1"),
+        ({"retry_seconds": "long"}, "`retry_seconds` .* not 'long'"),
+    ],
+)
+def test_a_wrong_argument_is_named(arguments: dict[str, Any], words: str) -> None:
+    """Before a request is sent."""
+    for kind in (Client, AsyncClient):
+        with pytest.raises(ClientError, match=words):
+            kind(**arguments)
 
 
 def test_an_unsendable_request_is_not_retried(drive: Driver, clock: Clock) -> None:

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, IterableDataset
 
+from batchwright.errors import SpecError
 from batchwright.workloads.build import build_model
 from tests.support.factories import python_spec
 
@@ -54,6 +55,31 @@ def test_the_largest_samples_of_the_whole_data_are_found(integration: Any) -> No
 def test_a_stream_is_read_at_its_beginning(integration: Any) -> None:
     """It may have no end."""
     assert lengths(integration.largest_samples(DataLoader(Stream())))[0] == 256
+
+
+class OneShot(IterableDataset[torch.Tensor]):
+    """A stream that can be read once."""
+
+    def __init__(self, source: Iterator[torch.Tensor]) -> None:
+        self.source = source
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        yield from self.source
+
+
+def test_a_stream_keeps_the_samples_that_were_read(integration: Any) -> None:
+    """The fit reads all of them."""
+    stream = OneShot(iter([torch.zeros(length) for length in range(400)]))
+    assert len(integration.largest_samples(DataLoader(stream))) == 64
+    assert lengths(list(stream)) == list(range(400))
+
+
+def test_a_stream_that_cannot_be_copied_is_refused(integration: Any) -> None:
+    """Samples that are read from a generator would be missing from the fit."""
+    stream = OneShot(torch.zeros(length) for length in range(400))
+    with pytest.raises(SpecError, match=r"train_dataloader: is a stream that cannot be copied .*generator.*`__iter__`"):
+        integration.largest_samples(DataLoader(stream))
+    assert len(list(stream)) == 400
 
 
 @pytest.mark.parametrize(

@@ -8,9 +8,11 @@ import re
 import tempfile
 import threading
 import tracemalloc
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -19,11 +21,13 @@ import batchwright
 from batchwright import Recommendation, find_batch_size
 from batchwright.errors import SpecError, StorageError, TuningFailedError, WorkloadError
 from batchwright.library.find_batch_size import _pickled
-from batchwright.library.functions import Functions, FunctionWorkload, load_functions
+from batchwright.library.functions import Functions, FunctionWorkload, OptimizingFunctionWorkload, load_functions
 from batchwright.planning.accumulation import balanced_plan
 from batchwright.units import parse_bytes
+from batchwright.workloads.build import build_model
 from tests.support import heavy_samples
 from tests.support.command import called
+from tests.support.factories import python_spec
 from tests.support.heavy_samples import MEMORY_LIMIT, VALUES, Scaled, loss, make_batch
 from tests.support.scarce import small_disk
 
@@ -232,6 +236,36 @@ def test_a_packed_batch_has_no_dimension_of_the_size() -> None:
     assert batch.shape == (1, 15)
 
 
+def test_lazy_modules_get_their_shapes_from_a_sample() -> None:
+    """In the modes that their model has; the statistics of a BatchNorm are not of that sample."""
+    model = nn.Sequential(nn.LazyLinear(3), nn.LazyBatchNorm1d(), nn.Dropout().eval(), nn.LazyLinear(1))
+    workload = FunctionWorkload(
+        Functions(lambda: model, lambda size: torch.ones(size, 5), lambda net, batch: net(batch).mean())
+    )
+    built = build_model(python_spec("models:Net"), workload)
+    assert [tuple(parameter.shape) for parameter in built.parameters()] == [(3, 5), (3,), (3,), (3,), (1, 3), (1,)]
+    assert isinstance(built[1], nn.BatchNorm1d)
+    assert built[1].num_batches_tracked == 0
+    assert built.training
+
+
+def test_lazy_modules_whose_pass_fails_are_named() -> None:
+    """With the error of the pass."""
+    workload = FunctionWorkload(Functions(lambda: nn.LazyLinear(3), torch.ones, lambda net, batch: net(batch.bool())))
+    with pytest.raises(WorkloadError, match=r"Linear has lazy modules, and a pass of make_batch\(1\).*failed"):
+        build_model(python_spec("models:Net"), workload)
+
+
+def test_an_optimizer_of_other_parameters_is_refused() -> None:
+    """It would leave the model as it is, with a state of another size."""
+    others = list(Scaled().parameters())
+    workload = OptimizingFunctionWorkload(
+        Functions(Scaled, make_batch, loss, lambda _: torch.optim.SGD(others))  # type: ignore[arg-type,return-value] # any optimizer
+    )
+    with pytest.raises(WorkloadError, match="an optimizer of these parameters, not of others"):
+        workload.build_optimizer(iter(Scaled().parameters()))
+
+
 def test_an_optimizer_of_another_type_is_refused() -> None:
     """The message says what the function has to return."""
     with pytest.raises(TuningFailedError, match="must return a torch optimizer, not dict"):
@@ -253,6 +287,27 @@ def test_an_optimizer_of_another_type_is_refused() -> None:
         ({"memory_limit_bytes": 2**28}, "memory_limit_bytes"),
         ({"make_batch": [1, 2]}, "make_batch"),
         ({"build_model": Scaled().to("meta")}, "build_model"),
+        ({"build_model": None}, "build_model"),
+        ({"build_model": nn.Linear}, "build_model"),
+        ({"make_batch": make_batch(1)}, "make_batch"),
+        ({"make_batch": lambda: make_batch(1)}, "make_batch"),
+        ({"loss": lambda model: model}, "loss"),
+        ({"optimizer": lambda: None}, "optimizer"),
+        ({"optimizer": torch.optim.SGD(Scaled().parameters())}, "optimizer"),
+        ({"optimizer": None}, "spec.optimizer"),
+        ({"effective_batch_size": 2.5}, "effective_batch_size"),
+        ({"effective_batch_size": True}, "effective_batch_size"),
+        ({"effective_batch_size": float("nan")}, "effective_batch_size"),
+        ({"memory_limit": float("nan")}, "memory_limit"),
+        ({"memory_limit": -5}, "memory_limit"),
+        ({"device": "tpu"}, "device"),
+        ({"device": torch.device("cpu")}, "device"),
+        ({"precision": torch.bfloat16}, "spec.precision"),
+        ({"memory_margin": 2}, "memory_margin"),
+        ({"granularity": 0}, "granularity"),
+        ({"gradient_clipping": float("nan")}, "spec.gradient_clipping"),
+        ({"compile": "max-autotune"}, "spec.compile"),
+        ({"probe_timeout_seconds": -1}, "probe_timeout_seconds"),
     ],
     ids=[
         "limit",
@@ -267,6 +322,27 @@ def test_an_optimizer_of_another_type_is_refused() -> None:
         "limit twice",
         "no function",
         "model on a device",
+        "no model",
+        "class with arguments",
+        "batch",
+        "batch without a size",
+        "loss of a model",
+        "optimizer of nothing",
+        "built optimizer",
+        "no optimizer",
+        "fraction",
+        "truth value",
+        "not a number",
+        "limit that is no number",
+        "negative limit",
+        "device of another kind",
+        "device of torch",
+        "type of torch",
+        "margin",
+        "granularity",
+        "clipping",
+        "mode of the compiler",
+        "timeout",
     ],
 )
 def test_a_wrong_argument_is_named(changes: dict[str, Any], field: str) -> None:
@@ -274,6 +350,47 @@ def test_a_wrong_argument_is_named(changes: dict[str, Any], field: str) -> None:
     with pytest.raises(SpecError) as raised:
         found(**changes)
     assert [problem.field for problem in raised.value.problems] == [field]
+
+
+WRONG_CALLS: list[tuple[Callable[[], Any], str]] = [
+    (lambda: batchwright.plan(8.5, 2), "effective_batch_size"),  # type: ignore[arg-type] # what is tested
+    (lambda: batchwright.plan("8", 2), "effective_batch_size"),  # type: ignore[arg-type] # as above
+    (lambda: batchwright.plan(8, None), "micro_batch_size"),  # type: ignore[arg-type] # as above
+    (lambda: batchwright.plan(8, 2, True), "world_size"),
+    (lambda: batchwright.tune(None, 4), "spec"),  # type: ignore[arg-type] # as above
+    (lambda: batchwright.tune("spec.yaml", 4), "spec"),  # type: ignore[arg-type] # as above
+    (lambda: batchwright.tune({}, 4), "spec.model"),
+    (lambda: batchwright.tune(SPEC, 0), "effective_batch_size"),
+    (lambda: batchwright.tune(SPEC, 4, memory_limit=object()), "memory_limit"),  # type: ignore[arg-type] # as above
+    (lambda: batchwright.tune(SPEC, 4, objectives="fastest"), "objectives"),
+    (lambda: batchwright.estimate(SPEC, "T4"), "gpus"),
+    (lambda: batchwright.estimate(SPEC, None), "gpus"),  # type: ignore[arg-type] # as above
+    (lambda: batchwright.estimate(SPEC, []), "gpus"),
+    (lambda: batchwright.estimate(SPEC, ["T4"], engine="fast"), "engine"),  # type: ignore[arg-type] # as above
+    (lambda: batchwright.estimate(SPEC, ["T4"], effective_batch_size=-1), "effective_batch_size"),
+    (lambda: batchwright.estimate(SPEC, ["T4"], batch=1), "batch"),
+    (lambda: batchwright.with_batch_size(lambda recommendation: recommendation), "with_batch_size"),
+    (batchwright.with_batch_size, "with_batch_size"),
+    (lambda: batchwright.with_batch_size(Scaled, make_batch, loss)(None), "train"),  # type: ignore[arg-type] # as above
+    (lambda: batchwright.with_batch_size(Scaled, make_batch, loss)(lambda: 1), "train"),
+    (
+        batchwright.with_batch_size(Scaled, make_batch, loss, effective_batch_size=0)(print),
+        "effective_batch_size",
+    ),
+]
+
+
+@pytest.mark.parametrize(("call", "field"), WRONG_CALLS)
+def test_a_wrong_argument_of_another_function_is_named(call: Callable[[], Any], field: str) -> None:
+    """As those of ``find_batch_size`` are."""
+    with pytest.raises(SpecError) as raised:
+        call()
+    assert [problem.field for problem in raised.value.problems][:1] == [field]
+
+
+def test_whole_numbers_of_other_libraries_are_numbers() -> None:
+    """A count from an array."""
+    assert batchwright.plan(np.int64(8), np.int32(3)).micro_batch_sizes == ((3, 3, 2),)  # type: ignore[arg-type] # integers all the same
 
 
 def test_what_cannot_be_pickled_is_named() -> None:
@@ -335,3 +452,33 @@ def test_a_training_function_gets_the_recommendation_once() -> None:
 
     assert train(1) == train(updates=2)
     assert updates_of_calls == [1, 2]
+
+
+def test_a_method_gets_its_object_and_the_recommendation() -> None:
+    """Two objects of a class share what was found."""
+
+    class Trainer:
+        @batchwright.with_batch_size(
+            Scaled, make_batch, loss, effective_batch_size=1, device="cpu", memory_limit=MEMORY_LIMIT, progress=False
+        )
+        def fit(self, recommendation: Recommendation, updates: int = 1) -> tuple[object, str, int]:
+            return self, recommendation.id, updates
+
+    first, second = Trainer(), Trainer()
+    found_first, found_second = first.fit(), second.fit(updates=2)
+    assert (found_first[0], found_second[0]) == (first, second)
+    assert found_first[1] == found_second[1]
+    assert (found_first[2], found_second[2]) == (1, 2)
+
+
+def test_a_function_is_not_called_where_nothing_fits() -> None:
+    """It would train without a plan."""
+
+    @batchwright.with_batch_size(
+        Scaled, make_batch, loss, effective_batch_size=4, device="cpu", memory_limit="16MiB", progress=False
+    )
+    def train(recommendation: Recommendation) -> None:
+        raise AssertionError(recommendation.plan)
+
+    with pytest.raises(TuningFailedError, match=r"train was not called: A micro-batch of 1 does not fit"):
+        train()

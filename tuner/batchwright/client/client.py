@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 from typing import Self
@@ -14,7 +15,7 @@ from batchwright.client.errors import ClientError
 from batchwright.client.resources.api import AsyncCalls
 from batchwright.client.retries import RetryPolicy
 from batchwright.client.sync import Blocking
-from batchwright.client.transport import AsyncTransport, BlockingTransport
+from batchwright.client.transport import AsyncTransport, BlockingTransport, Transport
 
 DEFAULT_URL = "http://127.0.0.1:8000"
 API_KEY_VARIABLE = "BATCHWRIGHT_API_KEY"
@@ -23,6 +24,7 @@ _LIMITS = httpx.Limits(max_connections=None, max_keepalive_connections=20)
 """Unlimited connections: each event stream occupies one, and must not block calls."""
 
 _HEADER_VALUE = re.compile(r"[\x21-\x7e]+")
+_LAST_PORT = 65_535
 
 
 class AsyncClient(AsyncCalls):
@@ -37,7 +39,7 @@ class AsyncClient(AsyncCalls):
         http: an `httpx.AsyncClient` to use instead, for example with a proxy; its owner closes it.
 
     Raises:
-        ClientError: when the key or the address is malformed.
+        ClientError: when the key, the address or a duration is malformed.
     """
 
     def __init__(
@@ -52,7 +54,7 @@ class AsyncClient(AsyncCalls):
         headers = _authorization(api_key)
         self._owns_http = http is None
         self._http = httpx.AsyncClient(base_url=_address(base_url), limits=_LIMITS) if http is None else http
-        super().__init__(Core(AsyncTransport(self._http, headers), RetryPolicy(retry_seconds), timeout_seconds))
+        super().__init__(_core(AsyncTransport(self._http, headers), timeout_seconds, retry_seconds))
 
     async def aclose(self) -> None:
         """Close the connections. Idempotent."""
@@ -80,7 +82,7 @@ class Client(Blocking[AsyncCalls]):
         http: an `httpx.Client` to use instead, for example with a proxy; its owner closes it.
 
     Raises:
-        ClientError: when the key or the address is malformed.
+        ClientError: when the key, the address or a duration is malformed.
     """
 
     occupancy = sync.blocking(AsyncCalls.occupancy)
@@ -102,8 +104,7 @@ class Client(Blocking[AsyncCalls]):
         headers = _authorization(api_key)
         self._owns_http = http is None
         self._http = httpx.Client(base_url=_address(base_url), limits=_LIMITS) if http is None else http
-        core = Core(BlockingTransport(self._http, headers), RetryPolicy(retry_seconds), timeout_seconds)
-        super().__init__(AsyncCalls(core))
+        super().__init__(AsyncCalls(_core(BlockingTransport(self._http, headers), timeout_seconds, retry_seconds)))
         self.tunings = sync.Tunings(self.calls.tunings)
         self.recommendations = sync.Recommendations(self.calls.recommendations)
         self.jobs = sync.Jobs(self.calls.jobs)
@@ -136,12 +137,31 @@ def _authorization(api_key: str | None) -> dict[str, str]:
     Raises:
         ClientError: when the key has characters that no header can carry.
     """
-    key = (os.environ.get(API_KEY_VARIABLE, "") if api_key is None else api_key).strip()
+    given = os.environ.get(API_KEY_VARIABLE, "") if api_key is None else api_key
+    if not isinstance(given, str):
+        raise ClientError(f"`api_key` must be a text, not {type(given).__name__}")
+    key = given.strip()
     if not key:
         return {}
     if not _HEADER_VALUE.fullmatch(key):
         raise ClientError(f"the API key ({API_KEY_VARIABLE} or `api_key`) holds spaces or characters beyond ASCII")
     return {"Authorization": f"Bearer {key}"}
+
+
+def _core(transport: Transport, timeout_seconds: float, retry_seconds: float) -> Core:
+    """Build the core of a client.
+
+    Raises:
+        ClientError: when a duration is no number of seconds, or too short.
+    """
+    for name, value, is_long_enough in (
+        ("timeout_seconds", timeout_seconds, lambda: 0 < timeout_seconds < math.inf),
+        ("retry_seconds", retry_seconds, lambda: retry_seconds >= 0),
+    ):
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not is_long_enough():
+            least = "above 0" if name == "timeout_seconds" else "of at least 0"
+            raise ClientError(f"`{name}` must be a number of seconds {least}, not {value!r}")
+    return Core(transport, RetryPolicy(retry_seconds), timeout_seconds)
 
 
 def _address(base_url: str) -> httpx.URL:
@@ -152,8 +172,10 @@ def _address(base_url: str) -> httpx.URL:
     """
     try:
         url = httpx.URL(base_url)
-    except httpx.InvalidURL as error:
+    except (httpx.InvalidURL, TypeError) as error:
         raise ClientError(f"the address {base_url!r} is malformed: {error}") from None
-    if url.scheme not in {"http", "https"} or not url.host:
+    if url.scheme not in {"http", "https"} or not url.host or "%20" in url.host:
         raise ClientError(f"the address {base_url!r} needs a scheme and a host, as in {DEFAULT_URL}")
+    if url.port is not None and url.port > _LAST_PORT:
+        raise ClientError(f"the address {base_url!r} has a port above {_LAST_PORT}")
     return url

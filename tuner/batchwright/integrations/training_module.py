@@ -7,6 +7,7 @@ since ``batchwright.workloads.preload`` has this module imported before.
 
 from __future__ import annotations
 
+import copy
 import inspect
 import pickle
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -19,6 +20,7 @@ from lightning.pytorch import LightningModule
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset
 
+from batchwright.errors import FieldProblem, SpecError
 from batchwright.library.pickling import ModulePickler
 from batchwright.library.process_state import restore_state, write_state
 from batchwright.schemas.recommendation import Advice
@@ -127,7 +129,10 @@ class TrainingModule:
 def largest_samples(loader: DataLoader[Sample]) -> list[Sample]:
     """The largest of up to 256 samples of a loader's data, largest first.
 
-    They are spread over the data. Of a stream they are the first.
+    They are spread over the data. Of a stream they are the first, read from a copy: the fit reads all of the stream.
+
+    Raises:
+        SpecError: when a stream cannot be copied, such as one that holds a generator.
     """
     read = list(_spread(loader.dataset))
     return sorted(read, key=_size, reverse=True)[:_KEPT]
@@ -135,7 +140,15 @@ def largest_samples(loader: DataLoader[Sample]) -> list[Sample]:
 
 def _spread(dataset: Any) -> Iterator[Sample]:  # noqa: ANN401 - sized or not
     if isinstance(dataset, IterableDataset):
-        yield from islice(dataset, _READ)
+        try:
+            copied = copy.deepcopy(dataset)
+        except Exception as error:
+            message = (
+                f"is a stream that cannot be copied ({type(error).__name__}: {error}), so that the samples that are "
+                "read to find the largest would be missing from the fit: open its source in `__iter__`"
+            )
+            raise SpecError([FieldProblem("train_dataloader", message, type(dataset).__name__)], "data") from error
+        yield from islice(copied, _READ)
         return
     length = len(dataset)
     count = min(length, _READ)

@@ -5,11 +5,13 @@ from __future__ import annotations
 import hashlib
 import io
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
-from functools import wraps
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
+from contextlib import contextmanager, suppress
+from functools import cache, partial, update_wrapper
+from inspect import signature
+from textwrap import shorten
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from batchwright.errors import FieldProblem, SpecError
+from batchwright.errors import FieldProblem, SpecError, TuningFailedError
 from batchwright.exports.advice import OWN_OPTIMIZER
 from batchwright.library.recommendation import Recommendation
 from batchwright.library.tuning import run_request, tuning_request
@@ -27,11 +29,20 @@ if TYPE_CHECKING:
     from batchwright.training.micro_batches.splitting import MicroBatch
     from batchwright.workloads.base import Batch, Loss
 
-P = ParamSpec("P")
 T = TypeVar("T")
 
 LARGEST_UNPLANNED_SAMPLES = 65_536
 """Bound of the search for the largest batch, where no effective batch bounds it."""
+_CALLS = {
+    "build_model": "build_model()",
+    "make_batch": "make_batch(samples)",
+    "loss": "loss(model, batch)",
+    "optimizer": "optimizer(parameters)",
+    "samples": "samples(batch)",
+    "train": "train(recommendation)",
+}
+"""How each function is called, for a message."""
+_SHOWN_LENGTH = 80
 _TARGET = "batchwright.library.functions:load_functions"
 
 
@@ -115,7 +126,7 @@ def find_batch_size(  # noqa: PLR0913 - the functions of a workload, and what th
 def with_batch_size(
     *functions: Any,  # noqa: ANN401 - the arguments of find_batch_size
     **options: Any,  # noqa: ANN401 - as above
-) -> Callable[[Callable[Concatenate[Recommendation, P], T]], Callable[P, T]]:
+) -> Callable[[Callable[..., T]], WithBatchSize[T]]:
     """Pass a training function the recommendation, found at its first call, as its first argument.
 
     For example::
@@ -125,20 +136,50 @@ def with_batch_size(
 
         train(updates=100)
 
-    The arguments and errors are those of ``find_batch_size``.
+    In a method the recommendation comes after ``self``. It is found once for each decorated function. The arguments and
+    errors are those of ``find_batch_size``; where nothing fits, the function is not called.
+
+    Raises:
+        SpecError: when an argument of ``find_batch_size`` is missing, or what is decorated takes no recommendation.
+        TuningFailedError: at the first call, also when no micro-batch fits.
     """
+    try:
+        signature(find_batch_size).bind(*functions, **options)
+    except TypeError as error:
+        message = f"takes the arguments of find_batch_size: {error}"
+        raise SpecError([FieldProblem("with_batch_size", message)], "arguments") from None
 
-    def decorate(train: Callable[Concatenate[Recommendation, P], T]) -> Callable[P, T]:
-        @wraps(train)
-        def call(*args: P.args, **kwargs: P.kwargs) -> T:
-            if not found:
-                found.append(find_batch_size(*functions, **options))
-            return train(found[0], *args, **kwargs)
-
-        found: list[Recommendation] = []
-        return call
+    def decorate(train: Callable[..., T]) -> WithBatchSize[T]:
+        _require_call("train", train, None)
+        return WithBatchSize(train, functions, options)
 
     return decorate
+
+
+class WithBatchSize(Generic[T]):
+    """A function or method that is called with a recommendation, which its first call finds."""
+
+    def __init__(self, train: Callable[..., T], functions: tuple[Any, ...], options: Mapping[str, Any]) -> None:
+        self._train = train
+        self._find = cache(partial(find_batch_size, *functions, **options))
+        update_wrapper(self, train)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> T:  # noqa: ANN401 - those of the function
+        """Call the function with the recommendation and the arguments."""
+        return self._train(self._recommendation(), *args, **kwargs)
+
+    def __get__(self, instance: object, _owner: type | None = None) -> Callable[..., T]:
+        """As a method: the object comes before the recommendation."""
+        if instance is None:
+            return self
+        return lambda *args, **kwargs: self._train(instance, self._recommendation(), *args, **kwargs)
+
+    def _recommendation(self) -> Recommendation:
+        found = self._find()
+        if found.plan is None:
+            name = getattr(self._train, "__qualname__", "the function")
+            raise TuningFailedError("infeasible", f"{name} was not called: {found.infeasible_reason}")
+        return found
 
 
 def _require_one_micro_batch(request: TuningRequest) -> None:
@@ -165,17 +206,35 @@ def _require_functions(functions: Mapping[str, object]) -> None:
     Raises:
         SpecError: naming the first argument that cannot be what it should be.
     """
+    calls = {"build_model": (), "make_batch": (1,), "loss": (None, None), "optimizer": ((),), "samples": (None,)}
     for name, function in functions.items():
-        is_model = name == "build_model" and hasattr(function, "named_parameters")
-        if not callable(function) and not is_model and not (name in {"optimizer", "samples"} and function is None):
-            shown = f"{type(function).__name__} {function!r}"
-            raise SpecError([FieldProblem(name, "is not a function", shown)], "arguments")
+        is_model = name == "build_model" and hasattr(function, "named_parameters") and not isinstance(function, type)
+        if not is_model and not (name in {"optimizer", "samples"} and function is None):
+            _require_call(name, function, *calls[name])
     model = functions["build_model"]
     if hasattr(model, "named_parameters") and not isinstance(model, type):
         elsewhere = {str(parameter.device) for parameter in model.parameters()} - {"cpu"}  # type: ignore[attr-defined]
         if elsewhere:
             message = "is a model on a device: move it to the CPU, or give a function that builds it"
             raise SpecError([FieldProblem("build_model", message, ", ".join(sorted(elsewhere)))], "arguments")
+
+
+def _require_call(name: str, function: object, *arguments: object) -> None:
+    """Check that a function can be called with as many arguments.
+
+    Raises:
+        SpecError: naming the argument of the user that it is.
+    """
+    if not callable(function):
+        shown = shorten(f"{type(function).__name__} {function!r}", _SHOWN_LENGTH)
+        raise SpecError([FieldProblem(name, "is not a function", shown)], "arguments")
+    with suppress(ValueError):  # a function of C without a signature
+        try:
+            bind = signature(function).bind_partial if name == "train" else signature(function).bind
+            bind(*arguments)
+        except TypeError as error:
+            message = f"is called as {_CALLS[name]}, which it does not accept: {error}"
+            raise SpecError([FieldProblem(name, message)], "arguments") from None
 
 
 @contextmanager

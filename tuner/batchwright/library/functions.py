@@ -86,12 +86,15 @@ class OptimizingFunctionWorkload(FunctionWorkload):
         """Call the function.
 
         Raises:
-            WorkloadError: when it returns no optimizer.
+            WorkloadError: when it returns no optimizer of these parameters.
         """
-        build = self._functions.optimizer
+        build, parameters = self._functions.optimizer, list(parameters)
         optimizer = None if build is None else build(parameters)
         if not isinstance(optimizer, torch.optim.Optimizer):
             raise WorkloadError(f"optimizer(parameters) must return a torch optimizer, not {type(optimizer).__name__}")
+        given = {id(parameter) for parameter in parameters}
+        if not given >= {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}:
+            raise WorkloadError("optimizer(parameters) must return an optimizer of these parameters, not of others")
         return optimizer
 
 

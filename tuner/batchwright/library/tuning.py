@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from operator import index
 from typing import Any, get_args
 
 from batchwright.cli.display import ProbeBoard, progress_console
@@ -51,9 +52,22 @@ def plan(effective_batch_size: int, micro_batch_size: int, world_size: int = 1) 
     """Plan an effective batch in micro-batches of at most ``micro_batch_size`` samples, on ``world_size`` ranks.
 
     Raises:
+        SpecError: when an argument is no whole number, naming it.
         PlanError: when a rank would have no sample, or the plan would list too many micro-batches.
     """
-    return balanced_plan(effective_batch_size, world_size, micro_batch_size)
+    given = {
+        "effective_batch_size": effective_batch_size,
+        "micro_batch_size": micro_batch_size,
+        "world_size": world_size,
+    }
+    wrong = [
+        FieldProblem(name, "must be a whole number", repr(value))
+        for name, value in given.items()
+        if isinstance(value, bool) or not hasattr(value, "__index__")
+    ]
+    if wrong:
+        raise SpecError(wrong, "arguments")
+    return balanced_plan(index(effective_batch_size), index(world_size), index(micro_batch_size))
 
 
 def estimate(
@@ -81,7 +95,8 @@ def estimate(
     """
     if engine not in get_args(Engine):
         raise SpecError([FieldProblem("engine", f"must be one of {', '.join(get_args(Engine))}", repr(engine))])
-    parsed = parse_document(EstimateRequest, {"spec": spec, "gpus": tuple(gpus), **fields}, "arguments")
+    names = gpus if isinstance(gpus, str) or not isinstance(gpus, Iterable) else tuple(gpus)
+    parsed = parse_document(EstimateRequest, {"spec": spec, "gpus": names, **fields}, "arguments")
     request = parsed.model_copy(update={"spec": with_pretrained_config(parsed.spec)})
     if engine == "trace":
         return client.estimate(request)
@@ -119,6 +134,10 @@ def tuning_request(
     """
     if memory_limit is not None and "memory_limit_bytes" in fields:
         raise SpecError([FieldProblem("memory_limit_bytes", "is given twice: leave out memory_limit")], "arguments")
+    if isinstance(effective_batch_size, bool):
+        raise SpecError(
+            [FieldProblem("effective_batch_size", "must be a whole number", str(effective_batch_size))], "arguments"
+        )
     limit = {} if memory_limit is None else {"memory_limit_bytes": memory_limit}
     data = {**fields, **limit, "spec": spec, "effective_batch_size": effective_batch_size}
     try:

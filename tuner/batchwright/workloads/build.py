@@ -6,6 +6,7 @@ from typing import assert_never
 
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from batchwright.errors import BatchwrightError, FieldProblem, SpecError, WorkloadError
 from batchwright.schemas.optimizer import OptimizerSpec, ScheduleSpec
@@ -81,12 +82,15 @@ def build_model(spec: WorkloadSpec, workload: Workload, *, worst_case: bool = Fa
         worst_case: whether every pass must take the most memory: layers that training leaves out at random are kept.
 
     Raises:
-        WorkloadError: when ``build_model`` returns no module, or one without trainable parameters.
+        WorkloadError: when ``build_model`` returns no module, or one without trainable parameters, or its lazy modules
+            get no shapes from a sample.
         SpecError: when activation checkpointing is requested for a ``python`` model that does not support it.
     """
     model = workload.build_model()
     if not isinstance(model, nn.Module):
         raise WorkloadError(f"build_model() must return a torch.nn.Module, not {type(model).__name__}")
+    if any(map(is_lazy, (*model.parameters(), *model.buffers()))):
+        _give_shapes(model, workload)
     if not any(parameter.requires_grad for parameter in model.parameters()):
         raise WorkloadError(f"{type(model).__name__} has no trainable parameter")
     if spec.activation_checkpointing and isinstance(spec.model, PythonModel):
@@ -102,6 +106,27 @@ def build_model(spec: WorkloadSpec, workload: Workload, *, worst_case: bool = Fa
     if worst_case:
         _keep_all_layers(model)
     return model if model.training or isinstance(workload, KeepsModes) else model.train()
+
+
+def _give_shapes(model: nn.Module, workload: Workload) -> None:
+    """Have lazy modules see a sample, in the loss, as the first forward pass of training would.
+
+    Raises:
+        WorkloadError: when that pass fails.
+    """
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()  # a BatchNorm refuses one sample and would count it
+    try:
+        with torch.no_grad():
+            workload.loss_terms(model, workload.make_batch(1))
+    except Exception as error:
+        message = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        raise WorkloadError(
+            f"{type(model).__name__} has lazy modules, and a pass of make_batch(1), which gives them their shapes, "
+            f"failed: run a pass in build_model(). {message}"
+        ) from error
+    for module, training in modes:
+        module.training = training
 
 
 def _keep_all_layers(model: nn.Module) -> None:
