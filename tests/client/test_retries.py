@@ -223,7 +223,7 @@ def test_a_malformed_address_is_refused_at_once(address: str) -> None:
         ({"base_url": "http://localhost:99999999"}, "has a port above 65535"),
         ({"api_key": 5}, "`api_key` must be a text, not int"),
         ({"api_key": "a\nb"}, "the API key .* holds spaces"),
-        ({"timeout_seconds": 0}, "`timeout_seconds` must be a number of seconds above 0, not 0"),
+        ({"timeout_seconds": 0}, "`timeout_seconds` must be a number of seconds of at least 0.001, not 0"),
         ({"timeout_seconds": float("nan")}, "`timeout_seconds` .* not nan"),
         ({"timeout_seconds": float("inf")}, "`timeout_seconds` .* not inf"),
         ({"timeout_seconds": "30"}, "`timeout_seconds` .* not '30'"),

@@ -11,7 +11,6 @@ import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from pkgutil import resolve_name
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -94,9 +93,9 @@ class Program:
 
     def __init__(self, names: list[str]) -> None:
         self.names = names
-        self.modules = {name: importlib.import_module(name) for name in names}
+        self.modules: dict[str, Any] = {name: importlib.import_module(name) for name in names}
 
-    def __getattr__(self, name: str) -> ModuleType:
+    def __getattr__(self, name: str) -> Any:
         return self.modules[name]
 
     def anew(self, *objects: object) -> tuple[Program, tuple[Advice, ...]]:
@@ -255,6 +254,25 @@ def test_a_large_value_is_not_carried(program: Program) -> None:
         program.anew(program.models.everything)
 
 
+def test_a_name_of_something_else_is_no_use_of_a_variable(program: Program) -> None:
+    """A module has a variable with the name of an attribute of an object, and no code refers to the module."""
+    program.models.width = object()
+    program.models.depth = threading.Lock()
+
+    program.anew(program.models.everything)
+
+
+def test_random_weights_are_not_compared(program: Program) -> None:
+    """A model of a module that makes it anew has others in each process."""
+    file = Path(program.options.__file__)
+    file.write_text(file.read_text() + "import torch\nTEACHER = torch.nn.Linear(2000, 2100)\n")
+    program.options.TEACHER = torch.nn.Linear(2000, 2100)
+
+    there, _ = program.anew(lambda: sys.modules["options"].TEACHER, program.options)
+
+    assert not torch.equal(there.options.TEACHER.weight, program.options.TEACHER.weight)
+
+
 def test_a_lock_is_that_of_the_new_process(program: Program) -> None:
     """What belongs to a process is made by each, and nothing is said about it."""
     lock = program.options.LOCK
@@ -366,11 +384,12 @@ def test_what_an_installed_library_replaced_in_another_is_found(
     (folder / "modeling.py").write_text(MODELING)
     (folder / "kernels.py").write_text(KERNELS)
     monkeypatch.syspath_prepend(str(folder))
-    modeling, kernels = importlib.import_module("modeling"), importlib.import_module("kernels")
+    modeling: Any = importlib.import_module("modeling")
+    kernels: Any = importlib.import_module("kernels")
     try:
         assert [place for place, _ in replaced_in_libraries() if place[0] == "modeling"] == []
-        modeling.Norm.forward = kernels.fast_forward  # type: ignore[attr-defined] # of the file above
-        modeling.Mlp = kernels.FastMlp  # type: ignore[attr-defined] # as above
+        modeling.Norm.forward = kernels.fast_forward
+        modeling.Mlp = kernels.FastMlp
         found = {place for place, _ in replaced_in_libraries() if place[0] == "modeling"}
     finally:
         del sys.modules["modeling"], sys.modules["kernels"]

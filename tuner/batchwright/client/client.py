@@ -154,13 +154,10 @@ def _core(transport: Transport, timeout_seconds: float, retry_seconds: float) ->
     Raises:
         ClientError: when a duration is no number of seconds, or too short.
     """
-    for name, value, is_long_enough in (
-        ("timeout_seconds", timeout_seconds, lambda: 0 < timeout_seconds < math.inf),
-        ("retry_seconds", retry_seconds, lambda: retry_seconds >= 0),
-    ):
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not is_long_enough():
-            least = "above 0" if name == "timeout_seconds" else "of at least 0"
-            raise ClientError(f"`{name}` must be a number of seconds {least}, not {value!r}")
+    for name, value, shortest in (("timeout_seconds", timeout_seconds, 1e-3), ("retry_seconds", retry_seconds, 0.0)):
+        is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        if not is_number or not shortest <= value < math.inf:
+            raise ClientError(f"`{name}` must be a number of seconds of at least {shortest:g}, not {value!r}")
     return Core(transport, RetryPolicy(retry_seconds), timeout_seconds)
 
 

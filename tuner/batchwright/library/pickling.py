@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import sys
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -13,7 +14,7 @@ from typing import Any
 import cloudpickle
 
 _COMPARED_BYTES = 2**20
-"""Tensors and arrays above this size are compared by type, shape and device, without a copy of their content."""
+"""Larger tensors and arrays are compared by type, shape and device, without a copy of their content."""
 
 
 class ModulePickler(cloudpickle.Pickler):  # type: ignore[misc] # not typed
@@ -91,14 +92,19 @@ class _Examining(ModulePickler):
         return super().reducer_override(obj)
 
     def _tensor(self, tensor: Any) -> tuple[object, ...] | None:  # noqa: ANN401 - of torch or numpy
-        """Describe a tensor or an array by its values or, if it is large, by its size; None for anything else."""
+        """Describe a tensor or an array by its values, and if it is large or has fractions by its size alone.
+
+        The memory of a program may follow from lengths and indices, but hardly from weights, which random numbers make.
+        None for anything else.
+        """
         size = getattr(tensor, "nbytes", None)
         if not isinstance(size, int) or not hasattr(tensor, "tolist"):
             return None
         device = str(getattr(tensor, "device", ""))
         described = (type(tensor).__qualname__, str(tensor.dtype), tuple(tensor.shape), device)
-        if size > _COMPARED_BYTES:
-            self.examined.size_bytes += size
+        self.examined.size_bytes += size
+        has_fractions = math.prod(tensor.shape) > 1 and any(kind in str(tensor.dtype) for kind in ("float", "complex"))
+        if size > _COMPARED_BYTES or has_fractions:
             return described
         try:
             return *described, repr(tensor.tolist())

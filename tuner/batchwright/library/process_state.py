@@ -105,22 +105,23 @@ def _find(value: object) -> _Found:
     name = f"{kind.__module__}.{kind.__qualname__}".removeprefix("builtins.")
     plain = isinstance(value, (bool, int, float, str, type(None), *_CONTAINERS))
     shown = textwrap.shorten(repr(value), _SHOWN_LENGTH) if plain else name
+    reason, details = None, _definition(value)
     try:
         examined = examine(_by_value(value))
+        details = details or (examined.digest,)
+        if examined.size_bytes > _LARGEST_BYTES:
+            reason = f"takes {format_bytes(examined.size_bytes)}"
     except Exception as error:  # noqa: BLE001 - objects of the user raise anything
-        reason, digest = f"cannot be pickled: {type(error).__name__}: {error}", ()
-    else:
-        large = examined.size_bytes > _LARGEST_BYTES
-        reason, digest = f"takes {format_bytes(examined.size_bytes)}" if large else None, (examined.digest,)
-    return _Found(shown, (name, *(_definition(value) or digest)), reason)
+        reason = f"cannot be pickled: {type(error).__name__}: {error}"
+    return _Found(shown, (name, *details), reason)
 
 
-def _definition(value: object) -> tuple[str, ...] | None:
+def _definition(value: object) -> tuple[str, ...]:
     """Where a function, also in a method or a decorator, was defined: its parts are places of their own."""
     function = function_in(value)
     if isinstance(function, FunctionType):
         return str(function.__globals__.get("__name__")), function.__qualname__
-    return None
+    return ()
 
 
 def _here(place: Place) -> _Found:

@@ -7,7 +7,9 @@ finds the places of such state, by the name of a module and a path in it, with t
 
 from __future__ import annotations
 
+import dis
 import sys
+from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import suppress
 from functools import cache, partial, partialmethod
@@ -74,8 +76,9 @@ def _package(module: object) -> str:
 class ReachedCode:
     """Follows what objects refer to into the user's own files.
 
-    An attribute of an own module or class is reached if code that is reached has its name, as a variable, an attribute
-    or a text. That is more than the code uses, but never less, unless it composes names.
+    A variable of an own module is reached if a function of the module that is reached uses it, or if reached code
+    refers to the module and has the name as an attribute or a text; an attribute of an own class likewise. That is more
+    than the code uses, but never less, unless it composes names.
 
     Attributes:
         values: the value of each place that was reached; an owner comes before what is in it.
@@ -83,7 +86,9 @@ class ReachedCode:
 
     def __init__(self) -> None:
         self.values: dict[Place, Any] = {}
-        self._names: set[str] = set()
+        self._attributes: set[str] = set()
+        self._variables: defaultdict[str, set[str]] = defaultdict(set)
+        self._referred: set[str] = set()
         self._owners: dict[Place, ModuleType | type] = {}
         self._functions: set[int] = set()
 
@@ -96,12 +101,19 @@ class ReachedCode:
         for reference in examine(value).references:
             self._refer(reference)
         reached = -1
-        while reached != (reached := len(self.values) + len(self._owners) + len(self._names)):
+        while reached != (reached := self._size()):
             for (module, path), owner in list(self._owners.items()):
+                is_class = isinstance(owner, type)
+                names = set() if is_class else self._variables[module]
+                names = names | self._attributes if is_class or module in self._referred else names
                 for name, held in list(vars(owner).items()):
-                    is_method = isinstance(owner, type) and isinstance(function_in(held), FunctionType)
-                    if is_method or (name in self._names and not name.startswith("__")):
+                    is_method = is_class and isinstance(function_in(held), FunctionType)
+                    if is_method or (name in names and not name.startswith("__")):
                         self.add((module, f"{path}.{name}" if path else name), held)
+
+    def _size(self) -> int:
+        names = sum(map(len, self._variables.values())) + len(self._attributes)
+        return len(self.values) + len(self._owners) + len(self._referred) + names
 
     def add(self, place: Place, value: object) -> None:
         """Add a place, and what is reached from its value."""
@@ -125,13 +137,14 @@ class ReachedCode:
         if isinstance(reference, ModuleType):
             if is_own(reference.__name__):
                 self._owners[reference.__name__, ""] = reference
+                self._referred.add(reference.__name__)
             return
         if isinstance(reference, FunctionType):
             self._add_names(reference)
         place = (reference.__module__, reference.__qualname__)
         if place in self._owners or not is_own(place[0]) or not _is_at(place, reference):
             return
-        self._refer(sys.modules[place[0]])
+        self._owners[place[0], ""] = sys.modules[place[0]]
         if isinstance(reference, FunctionType):
             self.add(place, reference)
             return
@@ -154,21 +167,26 @@ class ReachedCode:
 
     def _add_names(self, function: FunctionType) -> None:
         """Add the names in a function's code, and the own modules that it imports when it runs."""
-        names, package = set(_names(function.__code__)), function.__globals__.get("__package__")
-        for name in names - self._names:
+        variables, attributes = _names(function.__code__)
+        package = function.__globals__.get("__package__")
+        for name in attributes - self._attributes:
             for module in (name, f"{package}.{name}"):
                 if is_own(module):
                     self._refer(sys.modules[module])
-        self._names |= names
+        self._variables[str(function.__globals__.get("__name__"))] |= variables
+        self._attributes |= attributes
 
 
-def _names(code: CodeType) -> Iterator[str]:
-    yield from code.co_names
-    for constant in code.co_consts:
-        if isinstance(constant, CodeType):
-            yield from _names(constant)
-        elif isinstance(constant, str) and constant.isidentifier():
-            yield constant
+def _names(code: CodeType) -> tuple[set[str], set[str]]:
+    """The variables of its module that code names, and its other names and texts: of attributes, methods, modules."""
+    variables = {step.argval for step in dis.get_instructions(code) if step.opname.endswith("_GLOBAL")}
+    texts = {text for text in code.co_consts if isinstance(text, str) and text.isidentifier()}
+    attributes = {*code.co_names} | texts
+    for inner in code.co_consts:
+        if isinstance(inner, CodeType):
+            inner_variables, inner_attributes = _names(inner)
+            variables, attributes = variables | inner_variables, attributes | inner_attributes
+    return variables, attributes
 
 
 def _is_at(place: Place, value: object) -> bool:
