@@ -242,7 +242,7 @@ def test_lazy_modules_get_their_shapes_from_a_sample() -> None:
     workload = FunctionWorkload(
         Functions(lambda: model, lambda size: torch.ones(size, 5), lambda net, batch: net(batch).mean())
     )
-    built = build_model(python_spec("models:Net"), workload)
+    built = build_model(python_spec("models:Net"), workload)  # type: ignore[arg-type] # a loss of any form
     assert [tuple(parameter.shape) for parameter in built.parameters()] == [(3, 5), (3,), (3,), (3,), (1, 3), (1,)]
     assert model[1].num_batches_tracked == 0
     assert built.training
@@ -252,7 +252,7 @@ def test_lazy_modules_whose_pass_fails_are_named() -> None:
     """With the error of the pass."""
     workload = FunctionWorkload(Functions(lambda: nn.LazyLinear(3), torch.ones, lambda net, batch: net(batch.bool())))
     with pytest.raises(WorkloadError, match=r"Linear has lazy modules, and a pass of make_batch\(1\).*failed"):
-        build_model(python_spec("models:Net"), workload)
+        build_model(python_spec("models:Net"), workload)  # type: ignore[arg-type] # a loss of any form
 
 
 def test_an_optimizer_of_other_parameters_is_refused() -> None:
