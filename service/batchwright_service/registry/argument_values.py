@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import assert_never
@@ -13,7 +12,7 @@ from batchwright.client.documents.problems import FieldFault
 from batchwright.errors import DataOutsideRootsError
 from batchwright.suggestions import suggestion
 from batchwright.system.data_roots import DataRoots
-from batchwright_service.errors import DataPathNotAllowedError, InvalidInputError
+from batchwright_service.errors import MAX_FAULTS, DataPathNotAllowedError, InvalidInputError
 from batchwright_service.registry.definitions import (
     LONGEST_TEXT,
     AnyArgument,
@@ -53,11 +52,11 @@ def checked_values(
         DataPathNotAllowedError: when a path lies outside the folders.
     """
     faults = []
-    for name, value in given.items():
-        if name not in definition.arguments:
-            near = suggestion(name, definition.arguments) or f" (known: {', '.join(definition.arguments) or 'none'})"
-            message = f"is not an argument of `{command}`{near}"
-            faults.append(FieldFault(field=f"{_FIELD}.{name}", message=message, value=_shown(value)))
+    unknown = [name for name in given if name not in definition.arguments]
+    for name in unknown[:MAX_FAULTS]:  # suggestions are slow
+        near = suggestion(name, definition.arguments) or f" (known: {', '.join(definition.arguments) or 'none'})"
+        message = f"is not an argument of `{command}`{near}"
+        faults.append(FieldFault(field=f"{_FIELD}.{name}", message=message, value=_shown(given[name])))
     values: dict[str, Value] = {}
     for name, argument in definition.arguments.items():
         value = given.get(name)
@@ -72,7 +71,7 @@ def checked_values(
         except ValueRefusedError as error:
             faults.append(FieldFault(field=f"{_FIELD}.{name}", message=str(error), value=_shown(value)))
     if faults:
-        raise InvalidInputError.listing(faults)
+        raise InvalidInputError.listing(faults, len(faults) + len(unknown[MAX_FAULTS:]))
     return values
 
 
@@ -132,7 +131,7 @@ def _text(argument: StringArgument, value: JsonValue, *, begins_word: bool) -> s
         raise ValueRefusedError("must have printable characters only, in one line")
     if begins_word and value.startswith(("-", "@")):
         raise ValueRefusedError("must not begin with `-` or `@`, because the program would read options")
-    if argument.pattern is not None and not re.fullmatch(argument.pattern, value):
+    if not argument.matches(value):
         raise ValueRefusedError(f"must match the regular expression {argument.pattern}")
     return value
 
@@ -146,14 +145,17 @@ def _path(name: str, argument: PathArgument, value: JsonValue, roots: DataRoots)
         raise ValueRefusedError("must be an absolute path without `..`")
     try:
         resolved = roots.resolve(value)
+        exists = resolved.is_file() or resolved.is_dir()
     except DataOutsideRootsError:
         allowed = ", ".join(map(str, roots.folders or ())) or "none"
         raise DataPathNotAllowedError(
             f"{_FIELD}.{name}: {value!r} is outside the folders that this command may read, or links to outside "
             f"(allowed: {allowed}); the operator adds them to `data_roots` of the command, or to BATCHWRIGHT_DATA_ROOTS"
         ) from None
+    except (OSError, RuntimeError) as error:  # a name is too long, links go in circles, or a folder is closed to us
+        raise ValueRefusedError(f"cannot be read: {getattr(error, 'strerror', None) or error}") from None
     if not str(resolved).isprintable():
         raise ValueRefusedError("links to a path that is not printable")
-    if argument.must_exist and not (resolved.is_file() or resolved.is_dir()):
+    if argument.must_exist and not exists:
         raise ValueRefusedError("is no file or folder on the host that serves the API")
     return str(resolved)

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
-import re
+from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Literal, Self, TypeVar
 
-from pydantic import BeforeValidator, Field, field_validator, model_validator
+from pydantic import (
+    BeforeValidator,
+    Field,
+    StringConstraints,
+    TypeAdapter,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
+from pydantic_core import SchemaError
 
 from batchwright.schemas.base import Document, Environment
 from batchwright.schemas.command import (
@@ -26,6 +35,8 @@ from batchwright_service.registry.placement import Placement, arguments_in, chec
 
 LONGEST_TEXT = 4096
 """Most characters of a text or a path."""
+_MATCHED_AT_FULL_SIZE = 64
+"""Characters of a text that a pattern as large as the engine compiles (10 MiB) may match: that takes about 0.5 s."""
 _LARGEST_INTEGER = 2**53
 """Larger integers are not exact in browsers."""
 _Integer = Annotated[int, Field(ge=-_LARGEST_INTEGER, le=_LARGEST_INTEGER)]
@@ -88,20 +99,53 @@ class StringArgument(ArgumentDefinition):
     type: Literal["string"]
     """Selects this type."""
     pattern: str | None = None
-    """Regular expression of the whole text."""
+    """Regular expression of the whole text, in the syntax of Rust's `regex`: without look-around
+    or backreferences."""
     max_length: Annotated[int, Field(ge=1, le=LONGEST_TEXT)] = 256
     """Most characters."""
     default: Annotated[str, Field(min_length=1)] | None = None
     """Value where a caller gives none."""
 
-    @field_validator("pattern")
-    @classmethod
-    def _compiles(cls, pattern: str | None) -> str | None:
+    @model_validator(mode="after")
+    def _pattern_takes_bounded_time(self) -> Self:
+        """Bound the product of the compiled pattern's size and the text's length, which a match takes time for."""
+        if self.pattern is None:
+            return self
         try:
-            re.compile(pattern or "")
-        except re.error as error:
-            raise ValueError(f"is no regular expression: {error}") from None
-        return pattern
+            _compiled(self.pattern)  # by itself, so that `a)|(b` does not become valid within a group
+            _ = self._matcher
+        except SchemaError as error:
+            reason = str(error).strip().rpartition("error: ")[2]
+            raise ValueError(f"`pattern` is no regular expression: {reason}") from None
+        try:
+            _compiled(f"(?:{self.pattern}){{{-(-self.max_length // _MATCHED_AT_FULL_SIZE)}}}")
+        except SchemaError:
+            raise ValueError(
+                f"`pattern` is too large for texts of {self.max_length} characters: lower `max_length` or the counts "
+                "in braces, or write [A-Za-z0-9_] instead of \\w, which has every letter of Unicode"
+            ) from None
+        return self
+
+    def matches(self, text: str) -> bool:
+        """Return whether a text has the pattern of this argument. The time is linear in the length of the text."""
+        try:
+            self._matcher.validate_python(text)
+        except ValidationError:
+            return False
+        return True
+
+    @cached_property
+    def _matcher(self) -> TypeAdapter[str]:
+        return _compiled(r"(?s:.*)" if self.pattern is None else rf"\A(?:{self.pattern})\z")
+
+
+def _compiled(expression: str) -> TypeAdapter[str]:
+    """Compile a regular expression for pydantic's engine, which never backtracks, unlike ``re``.
+
+    Raises:
+        SchemaError: when the engine refuses the expression.
+    """
+    return TypeAdapter(Annotated[str, StringConstraints(pattern=expression)])
 
 
 class BooleanArgument(ArgumentDefinition):

@@ -16,7 +16,7 @@ from batchwright.commands.templates import Figures, RenderedCommand, render
 from batchwright.errors import SpecError
 from batchwright.schemas.command import CommandSpec
 from batchwright_service.errors import CommandNotAllowedError, DataPathNotAllowedError, InvalidInputError
-from batchwright_service.registry.definitions import CommandsFile
+from batchwright_service.registry.definitions import CommandsFile, StringArgument
 from batchwright_service.registry.registered_commands import RegisteredCommands
 
 FIGURES = Figures(micro_batch_size=4, accumulation_steps=2, world_size=1, updates=3)
@@ -49,6 +49,34 @@ NASTY = [
     "1e-5",
     "~",
 ]
+
+
+@pytest.mark.timeout(20)  # with `re`, each of these takes years
+@pytest.mark.parametrize(
+    ("pattern", "text"),
+    [
+        ("([a-z0-9]+-?)+", "a" * 255),
+        ("(a+)+", "a" * 255),
+        ("(a|aa)+", "a" * 255),
+        ("(.*,){1,30}x", "," * 255),
+        ("(x+x+)+y", "x" * 255),
+        ("([a-z]?[a-z]?){100}", "a" * 255),
+    ],
+)
+def test_a_pattern_takes_linear_time(pattern: str, text: str) -> None:
+    """No value of a caller has a pattern of the operator backtrack."""
+    argument = StringArgument(type="string", pattern=pattern)
+    assert not argument.matches(text + "!")
+    assert not argument.matches(text[:-1] + "\n")
+    assert StringArgument(type="string", pattern=rf"{pattern}|{text}!").matches(text + "!")
+
+
+def test_unknown_arguments_are_suggested_for_the_first_only(tmp_path: Path) -> None:
+    """A similar name is looked for in a bounded number, and all are counted."""
+    given = {f"text{index}": 1 for index in range(4_000)}
+    with pytest.raises(InvalidInputError, match="4000 faults, of which the first 20") as caught:
+        commands(tmp_path).resolved(spec(**given))
+    assert len(caught.value.faults) == 20
 
 
 def commands(tmp_path: Path, **changes: Any) -> RegisteredCommands:
@@ -196,7 +224,7 @@ def test_every_wrong_argument_is_named_with_its_bounds(tmp_path: Path) -> None:
         "packing": "must be true or false",
         "data": "must be an absolute path without `..`",
     }
-    assert faults(tmp_path, steps=True, rate=float("nan")) == {
+    assert faults(tmp_path, steps=True, rate=1.5) == {
         "steps": "must be a whole number from -5 to 5",
         "rate": "must be at most 1.0 (allowed: from 0.0 to 1.0)",
     }
@@ -252,6 +280,16 @@ def test_a_path_that_is_not_there_is_refused(tmp_path: Path) -> None:
     assert faults(tmp_path, data=str(tmp_path / "root" / "absent")) == {
         "data": "is no file or folder on the host that serves the API"
     }
+
+
+@pytest.mark.parametrize("name", ["x" * 300, "é" * 200, "a/" * 2000 + "a", "loop/a", "file/a"])
+def test_a_path_that_no_system_opens_is_refused(tmp_path: Path, name: str) -> None:
+    """Names and paths that are too long, links that go in circles, and a file in the place of a folder."""
+    registered = commands(tmp_path)
+    (tmp_path / "root" / "loop").symlink_to(tmp_path / "root" / "loop")
+    (tmp_path / "root" / "file").write_text("x")
+    with pytest.raises(InvalidInputError, match=r"cannot be read|is no file or folder|at most 4096|outside"):
+        registered.resolved(spec(data=str(tmp_path / "root" / name)))
 
 
 def test_a_link_that_was_changed_is_found_before_the_next_probe(tmp_path: Path) -> None:
