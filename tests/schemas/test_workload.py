@@ -49,8 +49,8 @@ def pairs(**changes: Any) -> dict[str, Any]:
         ({"model": {"kind": "python", "target": "no colon"}}, "model.target", "package.module:factory"),
         (
             {"model": {"kind": "python", "target": "a:b", "arguments": {"c": ["\ud800"]}}},
-            "model",
-            "`arguments` contains",
+            "model.arguments",
+            "contains half of a surrogate pair",
         ),
         ({"model": GPT}, "(document)", "batch.sequence_length"),
         ({"model": {"kind": "reference", "architecture": {"name": "resnet"}}}, "(document)", "batch.image_size"),

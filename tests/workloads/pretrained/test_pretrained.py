@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 import threading
@@ -149,6 +150,34 @@ def test_a_folder_without_a_usable_config_is_refused(tmp_path: Path, content: st
         (tmp_path / "config.json").write_text(content)
     with pytest.raises(SpecError, match=message):
         with_pretrained_config(pretrained_spec(tmp_path, {"model_type": "gpt2"}))
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ('"' + "x" * 2**20 + '"', "has more than 1 MiB"),
+        ("[" * 3_000 + "]" * 3_000, "is nested more than 64 levels deep"),
+        ("[" * 300 + "]" * 300, "is nested more than 64 levels deep"),
+        ("NaN", "contains nan, which JSON cannot represent"),
+        ("-Infinity", "contains -inf, which JSON cannot represent"),
+        ("1e999", "contains inf, which JSON cannot represent"),
+        (r'"\ud800"', "contains half of a surrogate pair"),
+        ("1" * 5_000, "Exceeds the limit"),
+    ],
+)
+def test_a_config_that_no_request_could_have_is_refused(tmp_path: Path, value: str, message: str) -> None:
+    """A file gets around no bound of a body, and no value becomes another one silently."""
+    (tmp_path / "config.json").write_text(f'{{"model_type": "gpt2", "x": {value}}}')
+    with pytest.raises(SpecError, match=re.escape(message)) as caught:
+        with_pretrained_config(pretrained_spec(tmp_path))
+    assert str(tmp_path / "config.json") in str(caught.value)
+
+
+def test_misspelt_fields_are_looked_for_in_bounded_time(tmp_path: Path) -> None:
+    """Names of the spec times names of the config."""
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "gpt2"} | {f"f{n}": n for n in range(9_000)}))
+    with pytest.raises(SpecError, match="has 9000 fields that the config of the pretrained model, with 9001, lacks"):
+        with_pretrained_config(pretrained_spec(tmp_path, {f"g{n}": n for n in range(9_000)}))
 
 
 def test_code_of_a_folder_is_not_run(folder: Path) -> None:

@@ -5,20 +5,21 @@ from __future__ import annotations
 import ast
 import inspect
 import json
+import math
 import sys
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, Any, Self, TypeVar
+from typing import Annotated, Any, TypeVar
 
 from pydantic import (
     BaseModel,
+    BeforeValidator,
     ConfigDict,
     Field,
     GetJsonSchemaHandler,
     ValidationError,
     WithJsonSchema,
-    model_validator,
 )
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, PydanticCustomError
@@ -33,6 +34,10 @@ NonNegativeInt = Annotated[int, Field(ge=0)]
 """A count or a number of bytes."""
 NonNegativeFloat = Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
 """A duration in seconds, or a rate."""
+
+
+DEEPEST_JSON = 64
+"""Most levels of nesting in fields with any JSON value."""
 
 
 def texts_schema(key: tuple[str, int], value: tuple[str, int], most: int, **others: object) -> WithJsonSchema:
@@ -103,14 +108,6 @@ class Document(BaseModel):
                 properties[name].setdefault("description", text)
         return found
 
-    @model_validator(mode="after")
-    def _is_encodable(self) -> Self:
-        """Reject half a surrogate pair, which JSON can escape: pydantic checks every field but those of free JSON."""
-        for name, value in self:
-            if isinstance(value, dict) and not _is_encodable_text(value):
-                raise ValueError(f"`{name}` contains half of a surrogate pair, which is not valid text")
-        return self
-
 
 def _field_docstrings(model: type[BaseModel]) -> dict[str, str]:
     """The docstrings below the fields of a model and of its bases, by the fields' names."""
@@ -137,13 +134,38 @@ def _of_fields(found: ast.ClassDef) -> dict[str, str]:
     }
 
 
-def _is_encodable_text(value: dict[Any, Any]) -> bool:
-    try:
-        json.dumps(value, ensure_ascii=False, skipkeys=True, default=str).encode()
-    except UnicodeEncodeError:
-        return False
-    return True
+def check_json(value: object, levels: int = DEEPEST_JSON) -> None:
+    """Refuse a parsed JSON value that cannot be stored and read again unchanged.
 
+    Args:
+        value: any JSON value, or a document; ``json.loads`` accepts NaN, overflowing numbers and half surrogate pairs.
+        levels: the most levels of nesting.
+
+    Raises:
+        ValueError: naming the fault.
+    """
+    if isinstance(value, str):
+        try:
+            value.encode()
+        except UnicodeEncodeError:
+            raise ValueError("contains half of a surrogate pair, which is not valid text") from None
+    elif isinstance(value, float):
+        if not math.isfinite(value):
+            raise ValueError(f"contains {value}, which JSON cannot represent: write a finite number, a text or null")
+    elif isinstance(value, dict | list):
+        if not levels:
+            raise ValueError(f"is nested more than {DEEPEST_JSON} levels deep")
+        for inner in (*value, *value.values()) if isinstance(value, dict) else value:
+            check_json(inner, levels - 1)
+
+
+def _checked_json(value: object) -> object:
+    check_json(value)
+    return value
+
+
+STORABLE = BeforeValidator(_checked_json)
+"""Refuses what ``check_json`` refuses, and pydantic's ``JsonValue`` takes: belongs to every field of that type."""
 
 DocumentT = TypeVar("DocumentT", bound=Document)
 

@@ -21,7 +21,7 @@ from pydantic import Discriminator, Field, JsonValue, Tag, WithJsonSchema, model
 
 from batchwright.arithmetic import Arithmetic
 from batchwright.errors import FieldProblem, SpecError
-from batchwright.schemas.base import Document, Environment, PositiveInt, parse_document, read_data
+from batchwright.schemas.base import STORABLE, Document, Environment, PositiveInt, parse_document, read_data
 from batchwright.schemas.field_errors import described_pattern
 from batchwright.schemas.workload import RanksSpec, WorkloadSpec
 from batchwright.suggestions import nearest
@@ -98,6 +98,7 @@ class CommandModel(Document):
     in the other fields, apart from `arguments`."""
     arguments: Annotated[
         dict[ArgumentName, JsonValue],
+        STORABLE,
         Field(max_length=MOST_WORDS),
         WithJsonSchema(
             {

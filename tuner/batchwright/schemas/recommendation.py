@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, JsonValue
 
-from batchwright.schemas.base import Document, Environment, NonNegativeFloat, NonNegativeInt, PositiveInt
+from batchwright.schemas.base import STORABLE, Document, Environment, NonNegativeFloat, NonNegativeInt, PositiveInt
 from batchwright.schemas.plans import Plan, PlanSummary, UniformPlan
 from batchwright.schemas.requests import Labels, Name, Named, Project, TuningRequest
 from batchwright.schemas.results import DeviceInfo, ExpectedPeaks, ProbeResult
@@ -177,7 +177,7 @@ class Gain(Document):
 class WhatIf(Document):
     """Changes of the spec that take less memory, with an estimate of what would fit. No probe has run them."""
 
-    changes: Annotated[dict[str, JsonValue], Field(min_length=1, examples=[{"precision": "bf16-mixed"}])]
+    changes: Annotated[dict[str, JsonValue], STORABLE, Field(min_length=1, examples=[{"precision": "bf16-mixed"}])]
     """Changed fields of the spec, by dotted path, with their new values."""
     measured: Literal[False] = False
     """Always false: an estimate is not a proof. Tune the changed spec to measure."""

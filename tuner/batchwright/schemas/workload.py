@@ -12,7 +12,7 @@ from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, JsonValue, ValidationInfo, field_validator, model_validator
 
-from batchwright.schemas.base import Document, load_document, parse_document
+from batchwright.schemas.base import STORABLE, Document, load_document, parse_document
 from batchwright.schemas.dataset.batch_spec import BatchSpec
 from batchwright.schemas.dataset.data_spec import OF_THE_MODEL, DataSpec
 from batchwright.schemas.dataset.evaluation_spec import EvaluationSpec
@@ -67,9 +67,9 @@ class TransformersModel(Document):
     random weights of the same shapes. Random weights when absent."""
     revision: Annotated[str, Field(pattern=REVISION)] | None = None
     """Branch, tag or commit of the model on the hub, `main` when absent. A recommendation has the commit."""
-    config: Annotated[dict[str, JsonValue], Field(json_schema_extra=_HAS_MODEL_TYPE, validate_default=True)] = Field(
-        default_factory=dict
-    )
+    config: Annotated[
+        dict[str, JsonValue], STORABLE, Field(json_schema_extra=_HAS_MODEL_TYPE, validate_default=True)
+    ] = Field(default_factory=dict)
     """Arguments of `AutoConfig.for_model`: `model_type`, any field of that configuration, and `attn_implementation`
     (`eager`, `sdpa`, ...), which determines the memory of long sequences. With `pretrained`, the fields to change."""
 
@@ -185,7 +185,7 @@ class PythonModel(Document):
     """Selects this kind of model."""
     target: Annotated[str, Field(max_length=LONGEST_MODEL_NAME)]
     """`package.module:factory`. The service runs only targets that its operator has allow-listed."""
-    arguments: dict[str, JsonValue] = Field(default_factory=dict)
+    arguments: Annotated[dict[str, JsonValue], STORABLE] = Field(default_factory=dict)
     """Keyword arguments of the factory."""
 
     @field_validator("target")

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from batchwright.schemas.field_errors import described_pattern
 
-HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}(/[A-Za-z0-9][\w.-]{0,95})?")
+HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}(/[A-Za-z0-9][\w.-]{0,95})?", re.ASCII)
 """An organisation and a name, or a name alone, as `huggingface_hub` takes them."""
 REVISION = described_pattern(r"^[A-Za-z0-9][A-Za-z0-9._/-]{0,199}$", "must be a branch, a tag or a commit")
 

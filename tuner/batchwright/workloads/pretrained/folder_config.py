@@ -3,26 +3,31 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from batchwright.errors import DataOutsideRootsError, FieldProblem, SpecError
-from batchwright.schemas.base import parse_document
+from batchwright.schemas.base import DEEPEST_JSON, check_json, parse_document
+from batchwright.schemas.model.hub import HubModel
 from batchwright.schemas.workload import TransformersModel, WorkloadSpec
 from batchwright.suggestions import misspelt
 from batchwright.system.data_roots import ANY_FILE, DataRoots
 from batchwright.workloads.pretrained.hub_files import cache_roots, fetch_config
 
 CONFIG = "config.json"
-_LARGEST_CONFIG = 16 * 2**20
-"""Bytes of a config that are read: a hundred times those of a model with a name for each of 20,000 classes."""
+_LARGEST_CONFIG = 2**20
+"""Bytes of a config that are read, which go into the spec: as many as a body of a request may have."""
+_MOST_COMPARISONS = 50_000
+"""Names of the spec times names of the config among which misspelt ones are looked for, which takes about a second."""
 _NOT_OF_THE_MODEL = {"auto_map", "dtype", "gradient_checkpointing", "torch_dtype", "transformers_version"}
 """Code beside the weights, which is never run; fields that the spec decides itself (its precision, activation
 checkpointing); and the writer's version."""
 
 
-def with_pretrained_config(spec: WorkloadSpec, roots: DataRoots = ANY_FILE) -> WorkloadSpec:
+def with_pretrained_config(
+    spec: WorkloadSpec, roots: DataRoots = ANY_FILE, fetch: Callable[[HubModel, str], Path] = fetch_config
+) -> WorkloadSpec:
     """Return ``spec`` with the whole config of its pretrained model, in which the fields of the spec take precedence.
 
     From then on the spec describes the model without its folder, which only a run needs again. A model on the hub has
@@ -31,10 +36,12 @@ def with_pretrained_config(spec: WorkloadSpec, roots: DataRoots = ANY_FILE) -> W
     Args:
         spec: any spec; one without a pretrained model is returned unchanged.
         roots: the folders that may be read.
+        fetch: fetches a file of a model on the hub.
 
     Raises:
         SpecError: when the folder has no usable config, one of another type of model than the spec says, or a field
-            that the spec changes by a similar name; when the hub cannot be read.
+            that the spec changes by a similar name; when the model cannot be had from the hub.
+        HubUnavailableError: when the hub cannot be read.
         DataOutsideRootsError: when the folder, or a link in it, leads outside the roots.
     """
     model = spec.model
@@ -42,7 +49,7 @@ def with_pretrained_config(spec: WorkloadSpec, roots: DataRoots = ANY_FILE) -> W
         return spec
     hub_model = model.hub_model
     if hub_model is not None and (model.revision is not None or not Path(model.pretrained).is_dir()):
-        folder = fetch_config(hub_model, CONFIG).parent
+        folder = fetch(hub_model, CONFIG).parent
         roots = cache_roots(folder)
         place = {"pretrained": hub_model.id, "revision": folder.name}
     else:
@@ -60,7 +67,11 @@ def with_pretrained_config(spec: WorkloadSpec, roots: DataRoots = ANY_FILE) -> W
 
 def _check_names(changes: Mapping[str, Any], found: Mapping[str, Any]) -> None:
     """Refuse a misspelt field of the config. Others that the config lacks are accepted."""
-    for name in changes.keys() - found.keys():
+    added = changes.keys() - found.keys()
+    if len(added) * len(found) > _MOST_COMPARISONS:
+        message = f"has {len(added)} fields that the config of the pretrained model, with {len(found)}, lacks: too many"
+        raise SpecError([FieldProblem("model.config", message)])
+    for name in added:
         if near := misspelt(name, found):
             message = f"is not in the config of the pretrained model; did you mean {near}?"
             raise SpecError([FieldProblem(f"model.config.{name}", message, str(changes[name]))])
@@ -73,14 +84,22 @@ def _read(folder: Path, roots: DataRoots) -> Any:  # noqa: ANN401 - parsed JSON
             content = stream.read(_LARGEST_CONFIG + 1)
         if len(content) > _LARGEST_CONFIG:
             raise _problem(f"{path} has more than {_LARGEST_CONFIG >> 20} MiB, which is no config")
-        return json.loads(content)
+        config = json.loads(content)
+        check_json(config)
     except DataOutsideRootsError:
         raise
-    except OSError as error:
-        reason = f"cannot be read: {error.strerror or error}"
+    except RecursionError:
+        raise _problem(f"{path} is nested more than {DEEPEST_JSON} levels deep") from None
+    except (OSError, RuntimeError) as error:  # RuntimeError of links that go in circles
+        reason = f"cannot be read: {getattr(error, 'strerror', None) or error}"
         raise _problem(f"{path} {reason}; give the folder of a model that `save_pretrained` wrote") from None
-    except ValueError as error:
+    except UnicodeDecodeError as error:
+        raise _problem(f"{path} is not JSON: byte {error.start} is not UTF-8") from None
+    except json.JSONDecodeError as error:
         raise _problem(f"{path} is not JSON: {error}") from None
+    except ValueError as error:
+        raise _problem(f"{path} {error}") from None
+    return config
 
 
 def _fields(config: Any, folder: Path) -> dict[str, Any]:  # noqa: ANN401 - parsed JSON
