@@ -11,6 +11,7 @@
     |- NewerDocumentError      a newer version of Batchwright stored a document
     |- NotReadyError           a part of the service does not work
     |- EstimatesBusyError      every slot for estimates is taken
+    |- DependencyBusyError     every slot for calls of a dependency (hub, files) is taken
     |- TooManyFollowersError   every connection for long requests is taken
     |- RequestError            the caller can correct the request; each has a status and a code
        |- NotFoundError, ConflictError, NotEndedError, InvalidCursorError, InvalidInputError, MalformedJsonError
@@ -94,6 +95,14 @@ class EstimatesBusyError(ServiceError):
     status = HTTPStatus.SERVICE_UNAVAILABLE
     code = "estimates-busy"
     title = "Too many estimates are being made"
+
+
+class DependencyBusyError(ServiceError):
+    """Every slot for calls of a dependency is taken: the hub or a file system answers slowly or not at all."""
+
+    status = HTTPStatus.SERVICE_UNAVAILABLE
+    code = "dependency-busy"
+    title = "Too many requests wait for something slow"
 
 
 class TooManyFollowersError(ServiceError):

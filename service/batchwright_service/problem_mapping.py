@@ -18,6 +18,7 @@ from batchwright.errors import (
     ExportRefusal,
     FieldProblem,
     HostFailureError,
+    HubUnavailableError,
     InvalidSizeError,
     OutOfMemoryError,
     PlanError,
@@ -36,6 +37,7 @@ from batchwright_service.errors import MAX_FAULTS, DataPathNotAllowedError, Inva
 _TRACEBACK = "Traceback (most recent call last)"
 
 _TUNER_ERRORS: tuple[tuple[type[BatchwrightError], int, str, str], ...] = (
+    (HubUnavailableError, HTTPStatus.SERVICE_UNAVAILABLE, "hub-unavailable", "The model hub cannot be used"),
     (SpecError, HTTPStatus.UNPROCESSABLE_ENTITY, "invalid-spec", "The spec is invalid"),
     (DataOutsideRootsError, HTTPStatus.FORBIDDEN, DataPathNotAllowedError.code, DataPathNotAllowedError.title),
     (PlanError, HTTPStatus.UNPROCESSABLE_ENTITY, "no-plan", "No plan exists for these numbers"),

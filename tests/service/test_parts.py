@@ -22,6 +22,7 @@ from batchwright_service.errors import (
     ConfigurationError,
     DataPathNotAllowedError,
     DeviceTakenError,
+    InvalidInputError,
     StaleLeaseError,
     StoreUnavailableError,
 )
@@ -372,3 +373,11 @@ def test_a_job_names_one_recommendation() -> None:
     for wrong in ({}, {"recommendation_id": "rec_1", "recommendation": recommendation()}):
         with pytest.raises(ValidationError, match="exactly one"):
             JobSubmission.model_validate(wrong)
+
+
+@pytest.mark.parametrize("name", ["x" * 300, "é" * 200, "a/" * 3000 + "a", "x" * 300 + "/*.txt"])
+def test_paths_that_no_system_opens_are_refused(tmp_path: Path, name: str) -> None:
+    """Names and paths that are too long."""
+    spec = gpt_spec(data={"kind": "text", "paths": [str(tmp_path / name)], "tokenizer": "bytes"})
+    with pytest.raises(InvalidInputError, match=r"spec\.data\.paths: cannot be read: File name too long"):
+        Policy([], [str(tmp_path)]).check_data(spec)

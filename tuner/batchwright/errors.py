@@ -4,6 +4,7 @@
 
     BatchwrightError
     |- SpecError            a document from the user is wrong (field, value, what is allowed)
+       |- HubUnavailableError  the hub with the spec's model does not answer; the spec may be right
     |- DataOutsideRootsError  a file of the data lies outside the folders that may be read
     |- PlanError            no plan exists for these numbers
     |- SearchError          a result was recorded that the search cannot use
@@ -61,6 +62,10 @@ class SpecError(BatchwrightError):
         self.problems = problems
         self.document = document
         super().__init__(f"invalid {document}:\n" + "\n".join(f"  {problem}" for problem in problems))
+
+
+class HubUnavailableError(SpecError):
+    """The Hugging Face hub, which has the model of the spec, refuses connections, fails or takes too long."""
 
 
 class DataOutsideRootsError(BatchwrightError):

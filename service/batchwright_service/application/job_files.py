@@ -14,6 +14,7 @@ from pathlib import Path
 
 from batchwright.client.documents.work import Checkpoint
 from batchwright.training.launching.run_directory import RunPaths
+from batchwright_service.application.rules.bulkhead import Bulkhead
 from batchwright_service.application.rules.device_checks import SLOT_FILE
 
 _NAME = re.compile(r"\w+")
@@ -23,10 +24,14 @@ _CHECKPOINT = re.compile(r"update-(\d{8,})")
 
 
 class JobFiles:
-    """The runs of jobs below one folder. Callers pass identifiers of jobs, never paths."""
+    """The runs of jobs below one folder. Callers pass identifiers of jobs, never paths.
+
+    The folder may be on a network file system that hangs: every method may raise ``DependencyBusyError``.
+    """
 
     def __init__(self, runs_dir: Path) -> None:
         self._runs_dir = runs_dir
+        self._bulkhead = Bulkhead("the file system of the runs", slots=12, queue=4, wait_seconds=5.0)
 
     def directory(self, job_id: str) -> Path:
         """Return the folder of a job's run, which need not exist."""
@@ -34,31 +39,34 @@ class JobFiles:
 
     def has_directory(self, job_id: str) -> bool:
         """Return whether the folder of a job's run is on this host."""
-        return _is_folder(self.directory(job_id))
+        with self._bulkhead.slot():
+            return _is_folder(self.directory(job_id))
 
     def log_tail(self, job_id: str, max_bytes: int) -> bytes:
         """Return the end of a run's log; empty when there is no log."""
-        return _end_of(RunPaths(self.directory(job_id)).log, max_bytes)
+        with self._bulkhead.slot():
+            return _end_of(RunPaths(self.directory(job_id)).log, max_bytes)
 
     def checkpoints(self, job_id: str) -> tuple[Checkpoint, ...]:
         """Return the checkpoints of a run, oldest first."""
         folder = RunPaths(self.directory(job_id)).checkpoints
-        if not _is_folder(folder):
-            return ()
-        found = [_checkpoint(entry) for entry in os.scandir(folder)]
+        with self._bulkhead.slot():
+            found = [_checkpoint(entry) for entry in os.scandir(folder)] if _is_folder(folder) else []
         return tuple(sorted(filter(None, found), key=lambda checkpoint: checkpoint.update))
 
     def slot(self, job_id: str) -> str | None:
         """Return the slot of the last run in the folder on this host, or None when it is unknown."""
-        slot = _end_of(self.directory(job_id) / SLOT_FILE, _MAX_SLOT_BYTES)
+        with self._bulkhead.slot():
+            slot = _end_of(self.directory(job_id) / SLOT_FILE, _MAX_SLOT_BYTES)
         return slot.decode(errors="replace") or None
 
     def remove(self, job_id: str) -> bool:
         """Remove a run's folder, if it is on this host, and return whether nothing of the folder is left."""
         directory = self.directory(job_id)
-        if _NAME.fullmatch(job_id) and _is_folder(directory):
-            shutil.rmtree(directory, ignore_errors=True)
-            return not _is_folder(directory)
+        with self._bulkhead.slot():
+            if _NAME.fullmatch(job_id) and _is_folder(directory):
+                shutil.rmtree(directory, ignore_errors=True)
+                return not _is_folder(directory)
         return True
 
 

@@ -274,7 +274,9 @@ class JobCases(WorkCases[JobSubmission, Job]):
         if not isinstance(spec, CommandSpec):
             self._check_spec(spec)
             return recommendation
-        request = recommendation.request.model_copy(update={"spec": self._context.commands.resolved(spec)})
+        with self._context.policy.files.slot():
+            resolved = self._context.commands.resolved(spec)
+        request = recommendation.request.model_copy(update={"spec": resolved})
         return recommendation.model_copy(update={"request": request})
 
     def _check_spec(self, spec: WorkloadSpec) -> None:

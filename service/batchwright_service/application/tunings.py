@@ -231,7 +231,8 @@ class TuningCases(WorkCases[TuningSubmission, Tuning]):
             complete = self._context.policy.complete(submission.workload)
             return request.model_copy(update={"spec": complete})
         commands = self._context.commands
-        changes: dict[str, object] = {"spec": commands.resolved(submission.spec)}
+        with self._context.policy.files.slot():
+            changes: dict[str, object] = {"spec": commands.resolved(submission.spec)}
         default = TuningRequest.model_fields["probe_timeout_seconds"].default
         given = None if submission.probe_timeout_seconds == default else submission.probe_timeout_seconds
         if (timeout := commands.probe_timeout(submission.spec, given)) is not None:

@@ -8,13 +8,17 @@ import re
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
+from batchwright.client.documents.problems import FieldFault
 from batchwright.errors import DataOutsideRootsError
 from batchwright.hardware.allocator_env import CUDA_ALLOCATOR_VARIABLES
 from batchwright.schemas.dataset.data_spec import PathRead
+from batchwright.schemas.model.hub import HubModel
 from batchwright.schemas.recommendation import Recommendation
 from batchwright.schemas.workload import PythonModel, TransformersModel, WorkloadSpec
 from batchwright.system.data_roots import DataRoots, expand_glob, literal_prefix
+from batchwright.workloads.pretrained.bounded_fetch import fetch_config_within
 from batchwright.workloads.pretrained.folder_config import with_pretrained_config
+from batchwright_service.application.rules.bulkhead import Bulkhead
 from batchwright_service.errors import (
     DataPathNotAllowedError,
     HubModelNotAllowedError,
@@ -25,6 +29,8 @@ from batchwright_service.store.models import UNLIMITED, Quota
 
 _FINGERPRINT = re.compile(r"[0-9a-f]{64}")
 _MAX_IDENTIFIER_LENGTH = 64
+_HUB_SECONDS = 10.0
+"""The longest time of a fetch from the hub, which takes one second where the hub is well."""
 _MAX_ENTRIES = 10_000
 """Entries of folders that are checked for one pattern, which bounds the time of a request; the run checks all."""
 
@@ -43,17 +49,25 @@ class Policy:
         self._hub_models = tuple(hub_models)
         self._targets = frozenset(python_targets)
         self._roots = DataRoots(data_roots)
+        self._hub = Bulkhead("the model hub", slots=3, queue=5, wait_seconds=5.0)
+        self.files = Bulkhead("the file systems of data and commands", slots=6, queue=4, wait_seconds=5.0)
+        """For reads of files that an operator has allowed, which may lie on a network file system that hangs."""
 
     def complete(self, spec: WorkloadSpec) -> WorkloadSpec:
         """Return an allowed spec, with the whole config of its pretrained model.
 
         Raises:
             TargetNotAllowedError, DataPathNotAllowedError, HubModelNotAllowedError: as in ``check_model``.
-            SpecError: when the pretrained model has no usable config, or the hub cannot be read.
+            SpecError: when the pretrained model has no usable config.
+            HubUnavailableError: when the hub does not answer within seconds.
+            DependencyBusyError: when too many requests wait for the hub or for files.
         """
         self.check_model(spec)
+        if not isinstance(spec.model, TransformersModel) or spec.model.pretrained is None:
+            return spec
         try:
-            return with_pretrained_config(spec, self._roots)
+            with self._hub.slot() if spec.model.hub_model else self.files.slot():
+                return with_pretrained_config(spec, self._roots, _fetched)
         except DataOutsideRootsError as error:
             raise DataPathNotAllowedError(f"spec.model.pretrained: {error}") from None
 
@@ -121,8 +135,16 @@ class Policy:
         if "\0" in path or not path.startswith("/") or ".." in Path(path).parts:
             raise DataPathNotAllowedError(f"{field}: {path!r} must be absolute and free of `..` in the service")
         try:
-            self._roots.resolve(path if pattern != path else literal_prefix(pattern))
-            for _ in expand_glob(pattern, self._roots, _MAX_ENTRIES):
-                pass
+            with self.files.slot():
+                self._roots.resolve(path if pattern != path else literal_prefix(pattern))
+                for _ in expand_glob(pattern, self._roots, _MAX_ENTRIES):
+                    pass
         except DataOutsideRootsError as error:
             raise DataPathNotAllowedError(f"{field}: {path!r}: {error}") from None
+        except (OSError, RuntimeError) as error:  # a name is too long, links go in circles, or a folder is closed to us
+            reason = f"cannot be read: {getattr(error, 'strerror', None) or error}"
+            raise InvalidInputError.listing([FieldFault(field=field, message=reason, value=path[:200])]) from None
+
+
+def _fetched(model: HubModel, name: str) -> Path:
+    return fetch_config_within(model, name, _HUB_SECONDS)

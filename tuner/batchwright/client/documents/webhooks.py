@@ -141,8 +141,8 @@ class Delivery(Document):
     """Time of the next attempt; none when no further one is due. During an attempt, the end of its lease."""
     ended_at: datetime | None
     """Time at which it was delivered, or at which the last attempt failed."""
-    last_status: Annotated[int, Field(ge=100, le=599)] | None
-    """HTTP status of the last attempt that was answered."""
+    last_status: Annotated[int, Field(ge=100, le=999)] | None
+    """HTTP status of the last attempt that was answered, which may be one that HTTP does not define."""
     last_error: str | None
     """Reason for which the last attempt failed."""
 

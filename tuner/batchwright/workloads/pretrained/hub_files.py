@@ -9,12 +9,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from batchwright.errors import FieldProblem, SpecError
+from batchwright.errors import FieldProblem, HubUnavailableError, SpecError
 from batchwright.schemas.model.hub import HubModel
 from batchwright.system.data_roots import DataRoots
 
 _FILES = ("*.json", "*.safetensors", "*.jinja", "*.model", "vocab.txt", "merges.txt")
 """Configs, weights and tokenizers."""
+_SERVER_ERRORS = 500
+_PASSING_STATUSES = {408, 425, 429}
+"""Statuses below 500 that tell to try again later."""
+_LONGEST_ERROR = 500
+"""Characters of an error that are quoted: the hub writes them."""
 _SUBFOLDERS = "*/*"
 """Other formats of the same weights lie there."""
 
@@ -30,7 +35,8 @@ def fetch_config(model: HubModel, name: str) -> Path:
         The path in the cache. Its folder is named by the commit.
 
     Raises:
-        SpecError: when the hub, the model or the file cannot be had.
+        HubUnavailableError: when the hub is not reached, fails, or breaks off.
+        SpecError: when the model or the file cannot be had.
     """
     from huggingface_hub import hf_hub_download  # noqa: PLC0415 - few specs need it, and it takes long to import
 
@@ -41,7 +47,8 @@ def fetch_model(model: HubModel) -> Path:
     """Fetch the config, the weights and the tokenizer of a model, and return their folder in the cache.
 
     Raises:
-        SpecError: when the hub or the model cannot be had.
+        HubUnavailableError: when the hub is not reached, fails, or breaks off.
+        SpecError: when the model cannot be had.
     """
     from huggingface_hub import snapshot_download  # noqa: PLC0415 - few specs need it, and it takes long to import
 
@@ -75,6 +82,7 @@ def _fetched(model: HubModel, fetch: Callable[[], str]) -> str:
     from huggingface_hub.utils.tqdm import disable_progress_bars  # noqa: PLC0415 - as above
 
     disable_progress_bars()  # of files of a few bytes, and in a log
+    kind = SpecError
     try:
         return fetch()
     except errors.GatedRepoError:
@@ -91,6 +99,15 @@ def _fetched(model: HubModel, fetch: Callable[[], str]) -> str:
         if constants.HF_HUB_OFFLINE:
             reason = f"is not in the cache, and HF_HUB_OFFLINE is set: fetch it first with `hf download {model.id}`"
         else:
-            reason = f"could not be fetched from {constants.ENDPOINT}: {' '.join(str(error).split())}"
+            response = getattr(error.__cause__ or error, "response", None)
+            status = getattr(response, "status_code", None)
+            if status is None or status >= _SERVER_ERRORS or status in _PASSING_STATUSES:
+                kind = HubUnavailableError
+            reason = f"could not be fetched from {constants.ENDPOINT}: {' '.join(str(error).split())[:_LONGEST_ERROR]}"
+    raise hub_problem(model, reason, kind)
+
+
+def hub_problem(model: HubModel, reason: str, kind: type[SpecError] = SpecError) -> SpecError:
+    """Make the error for a model that cannot be had from the hub."""
     message = f"there is no folder {model.id!r}, and the model of that name on the hub {reason}"
-    raise SpecError([FieldProblem("model.pretrained", message)])
+    return kind([FieldProblem("model.pretrained", message)])
