@@ -2,7 +2,8 @@
 
 The pipeline of a message, which ``batchwright_service.store.outbox`` wrote in the transaction that ended the work:
 
-1. ``deliverer`` leases due messages, in the API's process, and has a few of them sent at once.
+1. ``deliverer`` leases due messages, in the API's process, and has some of them sent at once. ``turns`` chooses them:
+   hosts that answer late or not at all get few threads.
 2. ``receivers`` checks that the operator allows the host, and ``network`` that every address of the host is public or
    allowed. The connection goes to a checked address, so that a second answer of DNS changes nothing.
 3. ``signatures`` signs the body as Standard Webhooks say; ``sending`` posts it, in bounded time, and follows no

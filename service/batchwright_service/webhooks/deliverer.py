@@ -6,19 +6,18 @@ import logging
 import random
 import threading
 import time
-from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from batchwright_service.errors import StoreUnavailableError
-from batchwright_service.store.outbox.interface import MOST_TOGETHER, DeliveryStore, LeasedDelivery
+from batchwright_service.store.outbox.interface import DeliveryStore, DueDelivery, LeasedDelivery
 from batchwright_service.webhooks.sending import Attempt
+from batchwright_service.webhooks.turns import THREADS, Turns
 
 _log = logging.getLogger(__name__)
 
 _POLL_SECONDS = 1.0
-_THREADS = 8
 _FACTOR = 4.0
 """Growth of the pause from one attempt to the next."""
 _LONGEST_PAUSE_SECONDS = 21_600.0
@@ -60,7 +59,7 @@ class Deliverer:
 
     Args:
         store: the outbox.
-        send: makes one attempt; raises nothing.
+        send: makes one attempt; an error that it raises is a failed attempt.
         schedule: the number and the times of attempts.
         observe: called with the result of each attempt and the seconds since the event.
     """
@@ -78,8 +77,7 @@ class Deliverer:
         self._observe = observe
         self._wake = threading.Condition()
         self._stopping = False
-        self._under_way: Counter[str] = Counter()
-        """Attempts under way, by webhook."""
+        self._turns = Turns()
         self._thread: threading.Thread | None = None
         self._prune_at = 0.0
 
@@ -98,7 +96,7 @@ class Deliverer:
             self._thread.join()
 
     def _run(self) -> None:
-        with ThreadPoolExecutor(_THREADS, "webhook") as pool:
+        with ThreadPoolExecutor(THREADS, "webhook") as pool:
             while not self._stopping:
                 leased = self._lease()
                 for each in leased:
@@ -110,31 +108,45 @@ class Deliverer:
 
     def _lease(self) -> list[LeasedDelivery]:
         with self._wake:
-            free = _THREADS - self._under_way.total()
-            busy = [webhook_id for webhook_id, count in self._under_way.items() if count >= MOST_TOGETHER]
-        if not free:
-            return []
+            if not self._turns.free:
+                return []
         try:
-            leased = self._store.lease(free, self._schedule.timeout_seconds + _SLACK_SECONDS, busy)
+            leased = self._store.lease(self._schedule.timeout_seconds + _SLACK_SECONDS, self._choose)
         except Exception as error:  # noqa: BLE001 - without this thread no message would be delivered any more
             _log.warning("no message is delivered to webhooks: %s", error)
             return []
         with self._wake:
-            self._under_way.update(each.webhook_id for each in leased)
+            for each in leased:
+                self._turns.begin(each)
         return leased
 
+    def _choose(self, due: Sequence[DueDelivery]) -> list[str]:
+        with self._wake:
+            return self._turns.choose(due)
+
     def _deliver(self, leased: LeasedDelivery) -> None:
+        began = time.monotonic()
+        attempt = self._attempted(leased)
+        seconds = time.monotonic() - began
         try:
-            self._record(leased, self._send(leased))
+            self._record(leased, attempt)
         except StoreUnavailableError as error:
             _log.warning("%s is sent again after its lease, as its result could not be stored: %s", leased.id, error)
         except Exception:  # noqa: BLE001 - the thread serves other messages too
-            _log.exception("%s could not be sent", leased.id)
+            _log.exception("the result of sending %s could not be stored", leased.id)
         finally:
             with self._wake:
-                self._under_way[leased.webhook_id] -= 1
-                self._under_way += Counter()  # without those at 0
+                self._turns.end(leased, answered=attempt.status is not None, seconds=seconds)
                 self._wake.notify_all()
+
+    def _attempted(self, leased: LeasedDelivery) -> Attempt:
+        if leased.attempt > self._schedule.attempts:  # nothing could record the last attempts
+            return Attempt(error="the last attempt was broken off")
+        try:
+            return self._send(leased)
+        except Exception as error:  # noqa: BLE001 - an attempt that does not count would be repeated without an end
+            _log.exception("%s could not be sent", leased.id)
+            return Attempt(error=f"the message could not be sent: {type(error).__name__}")
 
     def _record(self, leased: LeasedDelivery, attempt: Attempt) -> None:
         if attempt.error is None and attempt.status is not None:

@@ -15,7 +15,7 @@ from batchwright_service.errors import ConfigurationError, InvalidInputError
 _PORTS = {"https": 443, "http": 80}
 _WILDCARD = "*."
 _HOST = re.compile(r"[a-z0-9._-]+|[0-9a-f:.]+")
-"""A host name, after IDNA, or an IP address."""
+"""A host name, encoded by IDNA (`xn--...`), or an IP address."""
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 _TRANSLATED = ipaddress.ip_network("64:ff9b::/96")
@@ -31,7 +31,8 @@ class _Origin:
     def allows(self, url: httpx.URL) -> bool:
         same = (url.scheme, url.port or _PORTS[url.scheme]) == (self.scheme, self.port)
         suffix = self.host.removeprefix("*")
-        named = url.host.endswith(suffix) and url.host != suffix if self.host.startswith("*") else url.host == self.host
+        host = _encoded_host(url)
+        named = host.endswith(suffix) and host != suffix if self.host.startswith("*") else host == self.host
         return same and named
 
 
@@ -62,7 +63,7 @@ class AllowedReceivers:
             url = httpx.URL(text)
         except (httpx.InvalidURL, ValueError):
             raise _refusal("is not a URL") from None
-        if url.scheme not in _PORTS or not _HOST.fullmatch(url.host) or url.userinfo or url.fragment:
+        if url.scheme not in _PORTS or not _HOST.fullmatch(_encoded_host(url)) or url.userinfo or url.fragment:
             raise _refusal("must be an https or http URL with a host, and without a user or a fragment")
         if not any(origin.allows(url) for origin in self._origins):
             allowed = ", ".join(self.hosts) or "none"
@@ -86,12 +87,17 @@ def _origin(text: str) -> _Origin:
     except (httpx.InvalidURL, ValueError):
         raise ConfigurationError(explained) from None
     is_plain = url.scheme in _PORTS and url.raw_path in {b"", b"/"} and not url.query and not url.userinfo
-    if not is_plain or not _HOST.fullmatch(url.host):
+    host = _encoded_host(url)
+    if not is_plain or not _HOST.fullmatch(host):
         raise ConfigurationError(explained)
-    host = url.host
     if "://" + _WILDCARD in with_scheme:
         host = "*" + host.removeprefix("wildcard")
     return _Origin(url.scheme, host, url.port or _PORTS[url.scheme])
+
+
+def _encoded_host(url: httpx.URL) -> str:
+    """Return the host as it is sent; ``url.host`` would decode `xn--` names, and raise for those that it cannot."""
+    return url.raw_host.decode("ascii")
 
 
 def _network(text: str) -> Network:

@@ -52,7 +52,7 @@ class Sender:
             return Attempt(error=str(error))
         except AddressRefusedError as error:
             return Attempt(error=str(error))
-        except (httpcore.TimeoutException, httpcore.NetworkError, httpcore.ProtocolError) as error:
+        except (httpcore.TimeoutException, httpcore.NetworkError, httpcore.ProtocolError, OSError, ValueError) as error:
             return Attempt(error=f"{type(error).__name__}: {error}")
 
     def _post(self, leased: LeasedDelivery) -> Attempt:

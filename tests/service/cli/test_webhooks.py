@@ -10,6 +10,7 @@ import pytest
 
 from batchwright_service.store.store import open_store
 from tests.support.command import called
+from tests.support.service.stores import every_due
 
 HOOK = "https://hooks.example.org/told"
 WIDE = 200
@@ -48,7 +49,7 @@ def test_dead_messages_are_listed_and_sent_again(database_url: str) -> None:
     store = open_store(database_url)
     for number in range(2):
         store.deliveries.add_test(added["id"], f"msg_{number:032x}")
-    for leased in store.deliveries.lease(2, 60.0):
+    for leased in store.deliveries.lease(60.0, every_due):
         assert store.deliveries.failed(leased, "503 Service Unavailable", 503, None)
     listed = webhooks(database_url, "deliveries", added["id"], "--state", "dead").stdout
     assert listed.count("503 Service Unavailable") == 2
@@ -57,7 +58,7 @@ def test_dead_messages_are_listed_and_sent_again(database_url: str) -> None:
     assert "1 message again" in webhooks(database_url, "resend", added["id"], f"msg_{0:032x}").stdout
     assert "1 message again" in webhooks(database_url, "resend", added["id"]).stdout
     assert webhooks(database_url, "deliveries", added["id"], "--state", "dead", "--json").stdout == ""
-    assert len(store.deliveries.lease(2, 60.0)) == 2
+    assert len(store.deliveries.lease(60.0, every_due)) == 2
     store.close()
 
 

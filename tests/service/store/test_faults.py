@@ -34,7 +34,7 @@ from batchwright_service.store.store import Store, open_store
 from tests.support.factories import probe_result, recommendation, residual
 from tests.support.service.postgres import Databases
 from tests.support.service.scripted import SERVED, new_work, progress
-from tests.support.service.stores import LEASE_SECONDS, NewId, claimed
+from tests.support.service.stores import LEASE_SECONDS, NewId, claimed, every_due
 
 SECRET = "s3cr3t"  # noqa: S105 - what the errors are searched for
 
@@ -173,7 +173,7 @@ READS_AND_WRITES: dict[str, Callable[[Store, Lease], Any]] = {
     "webhooks.rotate": lambda store, _: store.webhooks.rotate("whk_1", SECRET, 60.0),
     "webhooks.delete": lambda store, _: store.webhooks.delete("whk_1"),
     "deliveries.add_test": lambda store, _: store.deliveries.add_test("whk_1", "msg_new"),
-    "deliveries.lease": lambda store, _: store.deliveries.lease(1, LEASE_SECONDS),
+    "deliveries.lease": lambda store, _: store.deliveries.lease(LEASE_SECONDS, every_due),
     "deliveries.delivered": lambda store, _: store.deliveries.delivered(LEASED, 200),
     "deliveries.failed": lambda store, _: store.deliveries.failed(LEASED, "refused", 500, None),
     "deliveries.newest": lambda store, _: store.deliveries.newest("whk_1", 5),

@@ -7,6 +7,7 @@ import signal
 import threading
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import httpx
@@ -150,8 +151,8 @@ def test_two_deliverers_share_the_messages(store: Store, new_id: NewId) -> None:
     assert sorted(sent.values()) == [1] * 30
 
 
-def test_a_sender_that_breaks_loses_nothing(store: Store, new_id: NewId) -> None:
-    """An error that nobody expected leaves the message to its lease, and others go on."""
+def test_a_sender_that_breaks_makes_as_many_attempts_as_any(store: Store, new_id: NewId) -> None:
+    """An error that nobody expected is a failed attempt, after the last of which the message is dead; others go on."""
     for name in ("broken", "sound"):
         hook = store.webhooks.add(new_id("whk"), WebhookSubmission(url=f"https://{name}.example.org"), new_secret(), 50)
         store.deliveries.add_test(hook.id, new_id("msg"))
@@ -165,9 +166,62 @@ def test_a_sender_that_breaks_loses_nothing(store: Store, new_id: NewId) -> None
 
     deliverer = Deliverer(store.deliveries, send, QUICK, lambda _result, _seconds: None)
     deliverer.start()
-    wait_until(told.is_set)
+    wait_until(lambda: told.is_set() and store.deliveries.backlog().dead == 1)
     deliverer.stop()
-    assert store.deliveries.backlog().pending == 1
+    broken = next(hook for hook in store.webhooks.list() if "broken" in hook.url)
+    (dead,) = store.deliveries.newest(broken.id, 10)
+    assert (dead.attempts, dead.last_error) == (3, "the message could not be sent: RuntimeError")
+
+
+def test_attempts_that_nobody_could_record_are_bounded(store: Store, new_id: NewId) -> None:
+    """A message that ends the process each time, for example, is not sent again without an end."""
+    hook = store.webhooks.add(new_id("whk"), WebhookSubmission(url="https://hooks.example.org"), new_secret(), 50)
+    store.deliveries.add_test(hook.id, new_id("msg"))
+    with write_transaction(store.engine) as connection:
+        connection.execute(update(webhook_deliveries).values(attempts=QUICK.attempts))
+    deliverer = Deliverer(store.deliveries, lambda _: Attempt(200), QUICK, lambda _result, _seconds: None)
+    deliverer.start()
+    wait_until(lambda: store.deliveries.backlog().dead == 1)
+    deliverer.stop()
+
+
+def test_receivers_that_hang_delay_none_that_answers(start_service: StartService, receiver: Receiver) -> None:
+    """Neither four webhooks at one host, nor sixteen hosts that say nothing."""
+    with ExitStack() as stack:
+        hanging = [stack.enter_context(receiving()) for _ in range(16)]
+        for each in hanging:
+            each.replies = [silent(each.released)]
+            stack.callback(each.released.set)
+        hosts = (receiver.host, *(each.host for each in hanging))
+        told = start_service(
+            webhook_hosts=hosts, webhook_networks=("127.0.0.0/8",), webhook_timeout_seconds=60.0, webhook_attempts=1
+        )
+        with told.client as client:
+            for each in (*hanging[:1] * 4, *hanging[1:]):
+                hook = client.webhooks.create(each.url)
+                for _ in range(3):
+                    client.webhooks.test(hook.id)
+            good = client.webhooks.create(receiver.url)
+            for count in range(1, 4):
+                client.webhooks.test(good.id)
+                wait_until(lambda count=count: len(receiver.received) == count)  # type: ignore[misc]
+            has_ended(client, good.id)
+            assert sum(row.pending for row in client.webhooks.list()) == 3 * 19
+        for each in hanging:
+            each.replies = [status(200)]
+
+
+def test_an_odd_status_is_listed(told: Running, receiver: Receiver) -> None:
+    """A receiver may answer with a number that HTTP does not define, and the list of its deliveries stays readable."""
+    receiver.replies = [status(600), status(999), status(799)]
+    with told.client as client:
+        hook = client.webhooks.create(receiver.url)
+        for _ in range(3):
+            client.webhooks.test(hook.id)
+        has_ended(client, hook.id)
+        found = [row.last_status for row in client.webhooks.deliveries(hook.id)]
+    assert set(found) <= {600, 799, 999}
+    assert len(found) == 3
 
 
 @pytest.mark.usefixtures("starts")

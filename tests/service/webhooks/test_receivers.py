@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import httpcore
@@ -70,6 +71,17 @@ def test_other_urls_are_refused(url: str) -> None:
     """Whatever a reader may take for an allowed host, and every way to write one that is not listed."""
     with pytest.raises(InvalidInputError, match="url: "):
         AllowedReceivers(HOSTS).checked_url(url)
+
+
+@pytest.mark.parametrize(
+    "host", ["xn--bcher-kva.example", "xn--", "xn--a", "xn--99999999999", "xn--bcher-kva.xn--zz--", "\u00fc.example"]
+)
+def test_an_encoded_host_is_compared_as_it_is_sent(host: str) -> None:
+    """Names in punycode, valid or not, never raise: they are allowed where they are listed, else refused."""
+    with pytest.raises(InvalidInputError, match="url: "):
+        AllowedReceivers(HOSTS).checked_url(f"https://{host}/told")
+    with suppress(ConfigurationError):  # of a host that cannot be listed at all
+        assert AllowedReceivers([host, f"*.{host}"]).checked_url(f"https://a.{host}/told")
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -15,6 +15,7 @@ from batchwright_service.domain.identifiers import IdentifierSource
 from batchwright_service.store.database.engine import insert_or_skip, open_engine, write_transaction
 from batchwright_service.store.database.schema import submitters, work_items
 from batchwright_service.store.models import Beat, BeatReply, Claim, Ending, Lease, NewWork
+from batchwright_service.store.outbox.interface import DueDelivery
 from batchwright_service.store.store import Store
 from tests.support.factories import recommendation
 from tests.support.service.scripted import SERVED, new_work
@@ -89,3 +90,8 @@ def set_work(url: str, work_id: str, **values: Any) -> None:
     """Set columns of a work item, as if time had passed."""
     with engine_at(url) as engine, write_transaction(engine) as connection:
         connection.execute(update(work_items).where(work_items.c.id == work_id).values(**values))
+
+
+def every_due(due: Sequence[DueDelivery]) -> list[str]:
+    """Choose every message that is due."""
+    return [message.id for message in due]

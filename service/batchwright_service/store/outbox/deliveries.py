@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import Connection, Engine, Row, Select, and_, case, delete, func, insert, or_, select, update
+from sqlalchemy import Connection, Engine, Row, and_, case, delete, func, insert, or_, select, update
 from typing_extensions import override
 
 from batchwright.client.documents.webhooks import LONGEST_ERROR, Delivery, DeliveryState, WebhookEvent, WebhookMessage
@@ -21,11 +20,16 @@ from batchwright_service.store.database.schema import (
     webhook_deliveries,
     webhooks,
 )
-from batchwright_service.store.outbox.interface import MOST_TOGETHER, Backlog, DeliveryStore, LeasedDelivery
+from batchwright_service.store.outbox.interface import (
+    MOST_TOGETHER,
+    Backlog,
+    Choose,
+    DeliveryStore,
+    DueDelivery,
+    LeasedDelivery,
+)
 
 _row = webhook_deliveries.c
-_LOOKED_AT = 200
-"""Due messages among which a call chooses."""
 _BATCH_SIZE = 500
 """Messages that one transaction deletes, so that other writers wait for milliseconds."""
 _LISTED = [column for column in webhook_deliveries.columns if column.name != "body"]
@@ -56,12 +60,19 @@ class SqlDeliveryStore(DeliveryStore):
             return _delivery(connection.execute(added).one())
 
     @override
-    def lease(self, limit: int, lease_seconds: float, busy: Collection[str] = ()) -> list[LeasedDelivery]:
-        is_due = and_(is_pending, _row.next_attempt_at <= now_once(), _row.webhook_id.not_in(busy))
-        due: Select[Any] = select(_row.id, _row.webhook_id).where(is_due, _row.webhook_id.in_(select(webhooks.c.id)))
+    def lease(self, lease_seconds: float, choose: Choose) -> list[LeasedDelivery]:
+        place = func.row_number().over(partition_by=_row.webhook_id, order_by=_row.next_attempt_at).label("place")
+        is_due = and_(is_pending, _row.next_attempt_at <= now_once())
+        placed = select(_row.id, _row.webhook_id, _row.next_attempt_at, place).where(is_due).subquery()
+        due = (
+            select(placed.c.id, placed.c.webhook_id, webhooks.c.url)
+            .join(webhooks, webhooks.c.id == placed.c.webhook_id)
+            .where(placed.c.place <= MOST_TOGETHER)
+            .order_by(placed.c.next_attempt_at)
+        )
         with read_transaction(self._engine) as connection:  # nothing due takes no writer's lock
-            found = connection.execute(due.order_by(_row.next_attempt_at).limit(_LOOKED_AT)).all()
-        chosen = _chosen(found, limit)
+            found = [DueDelivery(*row) for row in connection.execute(due)]
+        chosen = choose(found)
         if not chosen:
             return []
         with write_transaction(self._engine) as connection:
@@ -74,7 +85,8 @@ class SqlDeliveryStore(DeliveryStore):
 
     @override
     def failed(self, leased: LeasedDelivery, error: str, status: int | None, retry_seconds: float | None) -> bool:
-        values: dict[str, Any] = {"last_status": status, "last_error": error[:LONGEST_ERROR]}
+        printable = "".join(part if part.isprintable() else " " for part in error[:LONGEST_ERROR])
+        values: dict[str, Any] = {"last_status": status, "last_error": printable}
         if retry_seconds is None:
             values |= {"state": DeliveryState.DEAD, "ended_at": now_ms()}
         else:
@@ -132,17 +144,6 @@ class SqlDeliveryStore(DeliveryStore):
             if not count:
                 return deleted
             deleted += count
-
-
-def _chosen(found: Sequence[Row[Any]], limit: int) -> list[str]:
-    """Return the ids of the first messages, at most ``MOST_TOGETHER`` of a webhook."""
-    taken: Counter[str] = Counter()
-    chosen: list[str] = []
-    for row in found:
-        if len(chosen) < limit and taken[row.webhook_id] < MOST_TOGETHER:
-            taken[row.webhook_id] += 1
-            chosen.append(row.id)
-    return chosen
 
 
 def _leased(connection: Connection, chosen: Sequence[str], lease_ms: int) -> list[LeasedDelivery]:

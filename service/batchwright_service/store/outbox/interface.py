@@ -3,11 +3,24 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from batchwright.client.documents.webhooks import Delivery, DeliveryState, Webhook, WebhookSubmission
 from batchwright_service.domain.callers import COMMAND_LINE, Actor
+
+
+@dataclass(frozen=True)
+class DueDelivery:
+    """A message that is due and that nobody has leased."""
+
+    id: str
+    webhook_id: str
+    url: str
+
+
+Choose = Callable[[Sequence[DueDelivery]], Sequence[str]]
+"""Returns the ids of the messages to lease now."""
 
 
 @dataclass(frozen=True)
@@ -84,10 +97,10 @@ class DeliveryStore(ABC):
         """
 
     @abstractmethod
-    def lease(self, limit: int, lease_seconds: float, busy: Collection[str] = ()) -> list[LeasedDelivery]:
-        """Lease at most ``limit`` due messages, the longest due first, and at most ``MOST_TOGETHER`` of a webhook.
+    def lease(self, lease_seconds: float, choose: Choose) -> list[LeasedDelivery]:
+        """Lease the due messages that ``choose`` returns. A message is due again when its lease ends.
 
-        Messages to the webhooks ``busy`` are left out. A message is due again when its lease ends.
+        ``choose`` gets the ``MOST_TOGETHER`` messages of each webhook that have been due longest, the longest first.
         """
 
     @abstractmethod
@@ -129,4 +142,4 @@ class DeliveryStore(ABC):
 
 
 MOST_TOGETHER = 2
-"""Messages to one webhook that one call leases, so that a slow receiver delays no other."""
+"""Messages to one webhook that are sent at once, so that a slow receiver delays no other."""

@@ -31,7 +31,7 @@ from tests.support.service.asking import problem_in
 from tests.support.service.recorded_database import KEY, RECORDINGS, SESSION, restore
 from tests.support.service.running import running
 from tests.support.service.scripted import ScriptedRunner, Trainer
-from tests.support.service.stores import engine_at
+from tests.support.service.stores import engine_at, every_due
 
 ALL = 200
 recordings = pytest.mark.parametrize("recording", sorted(RECORDINGS.glob("*.sql")), ids=lambda path: path.stem)
@@ -92,7 +92,7 @@ def test_the_store_reads_every_row(recorded_url: str) -> None:
     assert store.statistics.totals(None).misses
     assert store.queue.waiting(ALL)
     (webhook,) = store.webhooks.list()
-    assert [WebhookMessage.model_validate_json(leased.body) for leased in store.deliveries.lease(ALL, 60.0)]
+    assert [WebhookMessage.model_validate_json(leased.body) for leased in store.deliveries.lease(60.0, every_due)]
     assert store.deliveries.newest(webhook.id, ALL)
     _read_the_rest(store)
     store.close()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -28,11 +28,11 @@ from batchwright_service.problem_mapping import make_problem
 from batchwright_service.store.database.engine import write_transaction
 from batchwright_service.store.database.schema import webhook_deliveries
 from batchwright_service.store.models import AuditFilter, Ending
-from batchwright_service.store.outbox.interface import MOST_TOGETHER, Backlog, LeasedDelivery
+from batchwright_service.store.outbox.interface import MOST_TOGETHER, Backlog, DueDelivery, LeasedDelivery
 from batchwright_service.store.store import Store
 from tests.support.factories import recommendation
 from tests.support.service.scripted import new_work
-from tests.support.service.stores import LEASE_SECONDS, NewId, claimed, ended
+from tests.support.service.stores import LEASE_SECONDS, NewId, claimed, ended, every_due
 
 URL = "https://hooks.example.org/told"
 AT = Actor("a" * 16, "192.0.2.7")
@@ -53,14 +53,14 @@ def infeasible(identifier: str) -> Recommendation:
 def told(store: Store) -> list[WebhookMessage]:
     """Lease everything that is due, and read it."""
     found = []
-    while leased := store.deliveries.lease(100, LEASE_SECONDS):
+    while leased := store.deliveries.lease(LEASE_SECONDS, every_due):
         found += [WebhookMessage.model_validate_json(each.body) for each in leased]
     return found
 
 
 def one_leased(store: Store, lease_seconds: float = LEASE_SECONDS) -> LeasedDelivery:
     """Lease the one message that is due."""
-    (leased,) = store.deliveries.lease(10, lease_seconds)
+    (leased,) = store.deliveries.lease(lease_seconds, every_due)
     return leased
 
 
@@ -191,7 +191,7 @@ def test_a_message_is_leased_by_one_deliverer_at_a_time(store: Store, new_id: Ne
     registered(store, new_id)
     cancel_queued(store, new_id)
     with ThreadPoolExecutor(8) as pool:
-        found = list(pool.map(lambda _: store.deliveries.lease(10, LEASE_SECONDS), range(8)))
+        found = list(pool.map(lambda _: store.deliveries.lease(LEASE_SECONDS, every_due), range(8)))
     assert sorted(len(leased) for leased in found) == [0] * 7 + [1]
     come_due(store)
     assert one_leased(store).attempt == 2
@@ -211,16 +211,22 @@ def test_a_deliverer_that_lost_its_lease_changes_nothing(store: Store, new_id: N
 
 
 def test_a_webhook_holds_few_places(store: Store, new_id: NewId) -> None:
-    """Of one with many messages few are leased together, and none while it is busy; others come in between."""
+    """Of one with many messages few are offered, so that those to others are among them; only the chosen are leased."""
     full = registered(store, new_id, events=(WebhookEvent.TUNING_CANCELLED,))
     for _ in range(2 * MOST_TOGETHER):
         cancel_queued(store, new_id)
     other = registered(store, new_id)
     cancel_queued(store, new_id)
-    first = store.deliveries.lease(10, LEASE_SECONDS)
-    assert sorted(each.webhook_id for each in first) == sorted([full.id] * MOST_TOGETHER + [other.id])
-    assert store.deliveries.lease(10, LEASE_SECONDS, [full.id]) == []
-    assert len(store.deliveries.lease(1, LEASE_SECONDS)) == 1
+    offered: list[DueDelivery] = []
+
+    def last(due: Sequence[DueDelivery]) -> list[str]:
+        offered[:] = due
+        return every_due(due)[-1:]
+
+    (leased,) = store.deliveries.lease(LEASE_SECONDS, last)
+    assert [each.webhook_id for each in offered] == [full.id] * MOST_TOGETHER + [other.id]
+    assert (leased.id, leased.url, {each.url for each in offered}) == (offered[-1].id, URL, {URL})
+    assert len(store.deliveries.lease(LEASE_SECONDS, every_due)) == MOST_TOGETHER
 
 
 # --- attempts ---------------------------------------------------------------------------------------------------------
@@ -236,7 +242,7 @@ def test_a_failed_message_is_due_after_its_pause_until_it_is_dead(store: Store, 
     assert (waiting.state, waiting.last_status, waiting.last_error) == (DeliveryState.PENDING, 500, "x" * LONGEST_ERROR)
     assert waiting.next_attempt_at is not None
     assert (waiting.next_attempt_at - waiting.created_at).total_seconds() >= 3600.0
-    assert store.deliveries.lease(10, LEASE_SECONDS) == []
+    assert store.deliveries.lease(LEASE_SECONDS, every_due) == []
     assert store.deliveries.backlog() == Backlog(pending=1, dead=0, oldest_due_seconds=0.0)
     come_due(store)
     assert store.deliveries.backlog().oldest_due_seconds > 0
@@ -277,7 +283,7 @@ def test_old_messages_are_deleted(store: Store, new_id: NewId) -> None:
     hook = registered(store, new_id)
     for _ in range(3):
         cancel_queued(store, new_id)
-    delivered, dead = store.deliveries.lease(2, LEASE_SECONDS)
+    delivered, dead = store.deliveries.lease(LEASE_SECONDS, every_due)
     store.deliveries.delivered(delivered, 200)
     store.deliveries.failed(dead, "gone", None, None)
     assert store.deliveries.prune(3600.0, 3600.0) == 0
@@ -286,7 +292,7 @@ def test_old_messages_are_deleted(store: Store, new_id: NewId) -> None:
     assert [row.state for row in store.deliveries.newest(hook.id, 10)] == [DeliveryState.PENDING]
     with write_transaction(store.engine) as connection:
         connection.execute(update(webhook_deliveries).values(webhook_id="whk_none"))
-    assert store.deliveries.lease(10, LEASE_SECONDS) == []
+    assert store.deliveries.lease(LEASE_SECONDS, every_due) == []
     assert store.deliveries.prune(3600.0, 3600.0) == 1
 
 

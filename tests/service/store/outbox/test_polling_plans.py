@@ -71,7 +71,9 @@ def assert_indexed(plan: str) -> None:
 def test_a_look_for_due_messages_reads_by_an_index(outbox: Store) -> None:
     """It is made every second by every API process, mostly for nothing."""
     leased = []
-    plans = plans_of(outbox, lambda: leased.append(outbox.deliveries.lease(8, LEASE_SECONDS)))
+    plans = plans_of(
+        outbox, lambda: leased.append(outbox.deliveries.lease(LEASE_SECONDS, lambda due: [each.id for each in due]))
+    )
     assert len(leased[0]) == MOST_TOGETHER
     for plan in plans:
         assert_indexed(plan)
