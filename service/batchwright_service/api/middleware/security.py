@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hmac
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from urllib.parse import parse_qs
@@ -27,6 +28,7 @@ from batchwright_service.errors import (
     CsrfTokenError,
     ForeignOriginError,
     HostNotAllowedError,
+    InvalidInputError,
     ServiceError,
     UnsupportedMediaTypeError,
 )
@@ -39,6 +41,15 @@ _FOREIGN_SITES = frozenset({"cross-site", "same-site"})
 _JSON = "application/json"
 _FORM = "application/x-www-form-urlencoded"
 _MAX_FIELDS = 10
+_SINGLE_HEADERS = (
+    "authorization",
+    "content-length",
+    "content-type",
+    "idempotency-key",
+    "last-event-id",
+    "transfer-encoding",
+    "x-csrf-token",
+)
 
 CSRF_HEADER = "X-CSRF-Token"
 CSRF_FIELD = "csrf_token"
@@ -90,6 +101,7 @@ class SecurityMiddleware:
             return
         try:
             headers = Headers(scope=scope)
+            _check_single(headers)
             self._check_host(headers, scope["path"])
             safe = scope["method"] in _SAFE_METHODS
             if not safe:
@@ -172,6 +184,16 @@ async def _checked_body(headers: Headers, receive: Receive, expected: str, max_b
     if expected == _JSON:
         check_structure(whole)
     return whole, _replay({"type": "http.request", "body": whole, "more_body": False}, receive)
+
+
+def _check_single(headers: Headers) -> None:
+    """Refuse repeated headers that have one value, of which a proxy may take another than we do."""
+    counts = Counter(headers.keys())
+    repeated = sorted(name for name in _SINGLE_HEADERS if counts[name] > 1)
+    if repeated:
+        raise InvalidInputError(f"the header {repeated[0]} is sent {counts[repeated[0]]} times: send it once")
+    if "transfer-encoding" in counts and "content-length" in counts:
+        raise InvalidInputError("Content-Length and Transfer-Encoding exclude each other: send one of them")
 
 
 def _check_length(length: int, max_bytes: int) -> None:

@@ -40,6 +40,8 @@ _SEARCHED = {
 
 _NUMBERS = {"priority", "probes", "ended", "samples_per_second", "peak", "effective_batch_size"}
 """Sorts whose values are numbers; the others sort texts."""
+_LARGEST_NUMBER = 2**63 - 1
+"""Largest number that both databases compare with a column."""
 _COLUMNS: dict[str, ColumnElement[Any]] = {
     "probes": work_items.c.probe_count,
     "ended": work_items.c.ended_at,
@@ -117,7 +119,9 @@ def is_sort_value(value: object, sort: str) -> bool:
     """Return whether a cursor may hold this value for this sort."""
     if sort == "created":
         return value is None
-    return isinstance(value, int | float) if sort in _NUMBERS else isinstance(value, str)
+    if sort not in _NUMBERS:
+        return isinstance(value, str) and "\0" not in value and value.encode(errors="ignore").decode() == value
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= _LARGEST_NUMBER
 
 
 def _nothing(sort: str) -> str | int:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import socket
 from http import HTTPStatus
 from typing import Any
 
+import httpx
 import pytest
 
 from batchwright.client.documents.api_keys import Scope
@@ -14,7 +16,7 @@ from batchwright_service.api.middleware.json_bounds import MAX_DEPTH, MAX_VALUES
 from batchwright_service.domain.key_texts import make_key
 from batchwright_service.errors import BodyTooLargeError, MalformedJsonError
 from tests.support.factories import recommendation, tuning_request
-from tests.support.service.asking import problem_in
+from tests.support.service.asking import PATIENCE_SECONDS, problem_in
 from tests.support.service.running import Running, StartService
 
 JSON = {"Content-Type": "application/json"}
@@ -239,3 +241,27 @@ def test_unauthenticated_clients_send_some_kibibytes_at_most(
     )
     assert answer.status_code == HTTPStatus.REQUEST_ENTITY_TOO_LARGE
     assert "8192" in answer.text
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        [("Idempotency-Key", "a"), ("Idempotency-Key", "b")],
+        [("Idempotency-Key", "a"), ("idempotency-key", "a")],
+        [("Authorization", "Bearer a"), ("Authorization", "Bearer b")],
+        [("Content-Type", "application/json"), ("Content-Type", "text/plain")],
+        [("X-CSRF-Token", "a"), ("X-CSRF-Token", "b")],
+        [("Content-Length", "2"), ("Transfer-Encoding", "chunked")],
+    ],
+)
+def test_headers_that_contradict_are_refused(shared_service: Running, headers: list[tuple[str, str]]) -> None:
+    """A proxy before the service may take the other one."""
+    port = httpx.URL(shared_service.url).port
+    lines = "".join(f"{name}: {value}\r\n" for name, value in headers)
+    chunked = "2\r\n{}\r\n0\r\n\r\n" if "chunked" in lines else ""
+    request = f"POST /v1/tunings HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nConnection: close\r\n{lines}\r\n{chunked}"
+    with socket.create_connection(("127.0.0.1", port or 0), PATIENCE_SECONDS) as connection:
+        connection.sendall(request.encode())
+        answer = b"".join(iter(lambda: connection.recv(65_536), b"")).decode()
+    assert answer.startswith("HTTP/1.1 422"), answer
+    assert headers[0][0].lower() in answer.lower()
