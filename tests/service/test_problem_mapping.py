@@ -10,7 +10,7 @@ from batchwright_service.problem_mapping import problem_of
 
 _MESSAGE = "size 12 exceeds 8"
 _MAPPED_TOGETHER = {
-    "training-error": {"TrainingError", "CheckpointError", "DamagedCheckpointError", "PeerError"},
+    "training-error": {"TrainingError", "CheckpointError", "DamagedCheckpointError", "NotFiniteError", "PeerError"},
     "host-trouble": {"HostFailureError", "StorageError"},
     "device-error": {"DeviceError", "VirtualGpuError"},
 }
