@@ -16,6 +16,7 @@ from batchwright.errors import SpecError
 from batchwright.schemas.dataset.data_spec import OF_THE_MODEL, RecordsData
 from batchwright.training.data.base import data_problem
 from batchwright.training.data.files import DataFolders
+from batchwright.training.data.foreign import described, foreign_errors
 from batchwright.training.data.sources.packages import import_optional
 
 Message: TypeAlias = Mapping[str, Any]
@@ -149,14 +150,12 @@ class ChatTemplate:
             return self._rendered_as_they_are(chat.of(with_nulls), options)
 
     def _rendered_as_they_are(self, chat: Chat, options: Mapping[str, bool]) -> tuple[str, list[Span]]:
-        from jinja2 import TemplateError  # noqa: PLC0415 - it comes with torch
-
         try:
             texts, spans = self._chat_templates.render_jinja_template(
                 [chat.messages], chat.tools, chat_template=self._source, **options, **self._tokens
             )
-        except (TemplateError, TypeError, ValueError, LookupError, AttributeError) as error:
-            raise ValueError(f"the chat template refuses it: {error}") from None
+        except Exception as error:  # noqa: BLE001 - a template is a program, and raises what it likes
+            raise ValueError(f"the chat template refuses it: {described(error)}") from None
         return texts[0], spans[0] if spans else []
 
 
@@ -248,7 +247,12 @@ def open_chat_template(data: RecordsData, folders: DataFolders) -> ChatTemplate:
     """
     folder = folders.pretrained if data.tokenizer == OF_THE_MODEL else Path(data.tokenizer).parent
     beside = None if data.tokenizer == "bytes" else folder
-    config = json.loads(_read(beside / _CONFIG, folders) or "{}") if beside else {}
+    config = {}
+    if beside is not None:
+        with foreign_errors("data.tokenizer", lambda: str(beside / _CONFIG)):
+            config = json.loads(_read(beside / _CONFIG, folders) or "{}")
+        if not isinstance(config, dict):
+            raise data_problem("data.tokenizer", "must hold a JSON object", beside / _CONFIG)
     tokens = {name: _token(value) for name, value in config.items() if name.endswith("_token")}
     if data.chat_template is not None:
         source = _read(Path(data.chat_template), folders)
@@ -259,7 +263,8 @@ def open_chat_template(data: RecordsData, folders: DataFolders) -> ChatTemplate:
         if not source:
             source = config.get("chat_template")
             if isinstance(source, list):  # of which one is named `default`
-                source = {entry.get("name"): entry.get("template") for entry in source}.get("default")
+                named = (entry for entry in source if isinstance(entry, dict) and entry.get("name") == "default")
+                source = next(named, {}).get("template")
             source = source if isinstance(source, str) else None
     if not source:
         message = "is required, as messages are read, and there is no template beside the tokenizer: give the file"

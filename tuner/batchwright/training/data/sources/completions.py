@@ -13,6 +13,7 @@ from typing import Any, TypeAlias, TypeVar
 from batchwright.schemas.dataset.data_spec import RecordsData
 from batchwright.training.data.base import data_problem
 from batchwright.training.data.files import DataFolders
+from batchwright.training.data.foreign import ForeignFailure, in_child
 from batchwright.training.data.sources.chat_template import (
     Chat,
     ChatTemplate,
@@ -22,7 +23,6 @@ from batchwright.training.data.sources.chat_template import (
     tools_of,
 )
 from batchwright.training.data.sources.rows import (
-    Rows,
     TextRows,
     holds_lists,
     read_rows,
@@ -32,6 +32,8 @@ from batchwright.training.data.sources.rows import (
 from batchwright.training.data.sources.tokens import Located, TextTokenizer, TokenSequences, open_tokenizer
 
 _ROWS_AT_A_TIME = 1000
+_SECONDS, _SECONDS_OF_ROW = 60.0, 10.0
+"""Time limits of encoding so many rows, and one of them: a thousand usual conversations take less than a second."""
 _LONGEST_ROW = 200
 """Characters of a row in a message."""
 _T = TypeVar("_T")
@@ -155,7 +157,7 @@ def read_completions(data: RecordsData, length: int, vocabulary_size: int, folde
     tokenizer = open_tokenizer(data.tokenizer, sys.maxsize, vocabulary_size, folders)
     rows, encode = _prepared(data, tokenizer, folders)
     field = "data.messages_field" if data.completion_field is None else "data.completion_field"
-    encoded = encoded_rows(rows.rows, encode, field)
+    encoded = encoded_rows(rows, encode, field)
     if data.train_on_prompts:
         encoded = (_learned_from(0, found.ids) for found in encoded)
     kept = (found.cut(length) for found in encoded)
@@ -172,32 +174,34 @@ def left_out(kept: int, count: int, what: str, reason: str) -> tuple[str, ...]:
     return (f"{count - kept:,} of {count:,} {what} are left out: {reason}",) if kept < count else ()
 
 
-def encoded_rows(rows: Rows, encode: Callable[[Mapping[str, Sequence[Any]]], list[_T]], field: str) -> Iterator[_T]:
-    """Yield each row as it is encoded.
+def encoded_rows(rows: TextRows, encode: Callable[[Mapping[str, Sequence[Any]]], list[_T]], field: str) -> Iterator[_T]:
+    """Yield each row as it is encoded, in a child process: a template or a tokenizer may crash, or never end.
 
     Raises:
         SpecError: about ``field``, when a row cannot be encoded.
     """
-    for some in rows.iter(_ROWS_AT_A_TIME):
+    done = 0
+
+    def encoded(count: int) -> Iterator[list[_T]]:
+        return (encode(rows.rows[first : first + count]) for first in range(done, len(rows.rows), count))
+
+    try:
+        for some in in_child(lambda: encoded(_ROWS_AT_A_TIME), _SECONDS):
+            yield from some
+            done += len(some)
+    except ForeignFailure:
         try:
-            found = encode(some)
-        except ValueError:
-            found = [_encoded_alone(row, encode, field) for row in each_row(some)]
-        yield from found
+            for some in in_child(lambda: encoded(1), _SECONDS_OF_ROW):
+                yield from some
+                done += 1
+        except ForeignFailure as failure:
+            row = shorten(str(rows.rows[done]), _LONGEST_ROW)
+            raise data_problem(field, f"cannot be encoded: {failure}", f"{rows.place(done)}: {row}") from None
 
 
 def each_row(rows: Mapping[str, Sequence[Any]]) -> Iterator[dict[str, Any]]:
     """Yield the fields of each row, of a list of values for each field."""
     return (dict(zip(rows, values, strict=True)) for values in zip(*rows.values(), strict=True))
-
-
-def _encoded_alone(row: Mapping[str, Any], encode: Callable[[Mapping[str, Sequence[Any]]], list[_T]], field: str) -> _T:
-    try:
-        return encode({name: [value] for name, value in row.items()})[0]
-    except ValueError as error:
-        raise data_problem(
-            field, f"has a row that is no conversation: {error}", shorten(str(dict(row)), _LONGEST_ROW)
-        ) from None
 
 
 def _prepared(data: RecordsData, tokenizer: TextTokenizer, folders: DataFolders) -> tuple[TextRows, CompletionEncoder]:
@@ -207,7 +211,7 @@ def _prepared(data: RecordsData, tokenizer: TextTokenizer, folders: DataFolders)
         named = {"data.messages_field": data.messages_field or ""}
     else:
         named = {"data.prompt_field": data.prompt_field, "data.completion_field": data.completion_field}
-    if data.completion_field is None or holds_lists(rows, data.completion_field):
+    if data.completion_field is None or holds_lists(rows.rows, data.completion_field):
         chats = rows_with_lists(rows, data, named, data.tools_field)
         template = open_chat_template(data, folders)
         return chats, Conversations(tokenizer, template, tuple(named.values()), data.tools_field)

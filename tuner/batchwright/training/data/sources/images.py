@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 from torch.utils.data import default_collate
 
-from batchwright.errors import TrainingError
 from batchwright.schemas.dataset.data_spec import ImagesData
 from batchwright.schemas.workload import ReferenceModel, ResNet, TransformersModel, WorkloadSpec
 from batchwright.training.data.base import TrainingData, class_numbers, data_problem
 from batchwright.training.data.files import DataFolders
+from batchwright.training.data.foreign import foreign_errors
 from batchwright.training.data.sources.packages import import_optional
 from batchwright.training.micro_batches.rng_state import preserved_random_state
 from batchwright.workloads.base import Workload
@@ -56,11 +56,12 @@ class ImageSamples:
     def _decoded(self, path: str) -> Tensor:
         image = import_optional("PIL.Image", "data.kind", "images")
         channels, height, width = self.shape
-        try:
-            with self.folders.open("data.path", path) as file, image.open(file, formats=_FORMATS) as opened:
-                pixels = opened.convert(_MODES[channels]).resize((width, height), image.Resampling.BILINEAR)
-        except (OSError, ValueError) as error:
-            raise TrainingError(f"{path} cannot be read as an image: {error}") from None
+        with (
+            foreign_errors("data.path", lambda: path),
+            self.folders.open("data.path", path) as file,
+            image.open(file, formats=_FORMATS) as opened,
+        ):
+            pixels = opened.convert(_MODES[channels]).resize((width, height), image.Resampling.BILINEAR)
         values = torch.from_numpy(np.array(pixels, dtype=np.float32)).reshape(height, width, channels)
         return values.permute(2, 0, 1).contiguous() / _HALF_RANGE - 1.0
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from batchwright.schemas.dataset.data_spec import RecordsData
 from batchwright.training.data.base import class_numbers, data_problem
 from batchwright.training.data.sources.packages import import_optional
-from batchwright.training.data.sources.rows import Prepared, Read, Rows, holds_lists, rows_with_lists, rows_with_text
+from batchwright.training.data.sources.rows import Prepared, Read, holds_lists, rows_with_lists, rows_with_text
 from batchwright.training.data.sources.tokens import TextTokenizer
 from batchwright.workloads.base import IGNORED_LABEL
 
@@ -70,7 +70,7 @@ def classification(read: Read, data: RecordsData, tokenizer: TextTokenizer, conf
     pair = data.text_pair_field
     texts = {_TEXT: data.text_field} | ({} if pair is None else {"data.text_pair_field": pair})
     rows = rows_with_text(read(), data, texts, data.label_field)
-    classes = _classes(rows.rows, data.label_field, config)
+    classes = _classes(rows, data.label_field, config, of_words=False)
     takes_types = pair is not None and getattr(config, "type_vocab_size", 0) > 1
     return rows, ClassEncoder(data, tokenizer, classes, takes_types)
 
@@ -83,7 +83,7 @@ def token_classification(read: Read, data: RecordsData, tokenizer: TextTokenizer
     """
     found = read()
     for field, name in {_TEXT: data.text_field, _LABEL: data.label_field}.items():
-        if name in found.column_names and not holds_lists(found, name):
+        if name in found.rows.column_names and not holds_lists(found.rows, name):
             raise data_problem(field, "must hold lists for token-classification: the words, and their labels", name)
     rows = rows_with_lists(found, data, {_TEXT: data.text_field, _LABEL: data.label_field})
     compute = import_optional("pyarrow.compute", "data.kind", "records")
@@ -94,31 +94,34 @@ def token_classification(read: Read, data: RecordsData, tokenizer: TextTokenizer
     words, labels = (compute.list_value_length(column).to_numpy() for column in columns)
     if wrong := np.flatnonzero(words != labels).tolist():
         message = f"a row has {labels[wrong[0]]} labels for {words[wrong[0]]} words"
-        raise data_problem(_LABEL, message, rows.rows[wrong[0]][data.text_field])
-    classes = _classes(rows.rows, data.label_field, config)
+        raise data_problem(_LABEL, message, rows.place(wrong[0]))
+    classes = _classes(rows, data.label_field, config, of_words=True)
     return rows, WordEncoder(data, tokenizer, classes)
 
 
-def _classes(rows: Rows, field: str, config: Any) -> dict[Any, int]:  # noqa: ANN401 - as above
+def _classes(found: TextRows, field: str, config: Any, *, of_words: bool) -> dict[Any, int]:  # noqa: ANN401 - as above
     """Map labels to classes: numbers are classes, and names have numbers. Negative ones of words are none.
 
     Raises:
         SpecError: when labels are missing, are neither numbers nor names, or exceed the model's classes.
     """
     compute = import_optional("pyarrow.compute", "data.kind", "records")
-    column = rows.select_columns([field]).with_format("arrow")[:].column(field)
-    of_words = holds_lists(rows, field)
+    column = found.rows.select_columns([field]).with_format("arrow")[:].column(field)
+    parents = np.arange(len(column))
     if of_words:
+        parents = compute.list_parent_indices(column).to_numpy()
         column = compute.list_flatten(column)
-    found, kind = column.unique().to_pylist(), str(column.type)
-    if None in found:
-        raise data_problem(_LABEL, "some rows with text have no label", field)
+    kind = str(column.type)
     if kind not in {"string", "large_string"} and not kind.startswith(("int", "uint")):
-        raise data_problem(_LABEL, f"holds {kind}: must be whole numbers or names", field)
+        raise data_problem(_LABEL, f"holds {kind}: must be whole numbers or names", f"{field} of {found.place(0)}")
+    if column.null_count:
+        place = found.place(int(parents[np.flatnonzero(column.is_null().to_numpy())[0]]))
+        raise data_problem(_LABEL, f"{field} is missing in a row with text", place)
+    labels = column.unique().to_pylist()
     if "string" in kind:
-        numbers: dict[Any, int] = dict(class_numbers(found, config))
+        numbers: dict[Any, int] = dict(class_numbers(labels, config))
     else:
-        numbers = {number: number for number in found if number >= 0 or not of_words}
+        numbers = {number: number for number in labels if number >= 0 or not of_words}
     classes = config.num_labels
     wrong = [number for number in numbers.values() if not 0 <= number < classes]
     if wrong:

@@ -156,7 +156,7 @@ def pairs_data(
     tokenizer = open_tokenizer(data.tokenizer, sys.maxsize, workload.vocabulary_size, folders)
     padding = padding_id(tokenizer, workload.config)
     rows, encode = _prepared(data, tokenizer, folders)
-    pairs = encoded_rows(rows.rows, encode, "data.chosen_field")
+    pairs = encoded_rows(rows, encode, "data.chosen_field")
     fitting = (pair for pair in pairs if pair.prompt < length)
     samples = PairSamples(TokenSequences.of(side for pair in fitting for side in _sides(pair, length, padding)))
     if not len(samples):
@@ -186,9 +186,9 @@ def _prepared(data: RecordsData, tokenizer: TextTokenizer, folders: DataFolders)
     """The rows that have all fields, and their encoder."""
     rows = read_rows(data, folders)
     sides = {"data.chosen_field": data.chosen_field, "data.rejected_field": data.rejected_field}
-    is_chat = holds_lists(rows, data.chosen_field)
-    is_in_sides = data.prompt_field == _PROMPT and _PROMPT not in rows.column_names
-    is_beside = is_chat and not holds_lists(rows, data.prompt_field)  # a text that the conversations repeat
+    is_chat = holds_lists(rows.rows, data.chosen_field)
+    is_in_sides = data.prompt_field == _PROMPT and _PROMPT not in rows.rows.column_names
+    is_beside = is_chat and not holds_lists(rows.rows, data.prompt_field)  # a text that the conversations repeat
     prompt = None if is_in_sides or is_beside else data.prompt_field
     named = sides if prompt is None else {"data.prompt_field": prompt, **sides}
     fields = (prompt, (data.chosen_field, data.rejected_field))

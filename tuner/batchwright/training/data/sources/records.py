@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from itertools import chain
 from typing import Any
 
 import torch
@@ -16,8 +15,9 @@ from batchwright.schemas.dataset.data_spec import RecordsData
 from batchwright.schemas.workload import Gpt, ReferenceModel, TransformersModel, WorkloadSpec
 from batchwright.training.data.base import TrainingData, data_problem
 from batchwright.training.data.files import DataFolders
+from batchwright.training.data.foreign import foreign_errors
 from batchwright.training.data.seeding import generator_from_key
-from batchwright.training.data.sources.completions import read_completions
+from batchwright.training.data.sources.completions import encoded_rows, read_completions
 from batchwright.training.data.sources.labelled_texts import ClassEncoder, classification, token_classification
 from batchwright.training.data.sources.packing import pack
 from batchwright.training.data.sources.pair_records import pairs_data
@@ -38,7 +38,6 @@ from batchwright.workloads.reference import NextTokenWorkload
 _MASKED_SHARE, _MASK_SHARE, _RANDOM_SHARE = 0.15, 0.8, 0.1
 """Shares of tokens: 15 % are predicted, of which 80 % are masked, 10 % random, 10 % kept (Devlin et al., 2018)."""
 
-_ROWS_AT_A_TIME = 1000
 _TEXT = "data.text_field"
 
 
@@ -50,6 +49,8 @@ class RecordSamples:
     """The rows that have text."""
     encode: Encoder
     """Encodes a row."""
+    place: Callable[[int], str]
+    """Names the file and the row of a sample."""
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -57,7 +58,8 @@ class RecordSamples:
     def __getitem__(self, index: int) -> Sample:
         if not 0 <= index < len(self.rows):
             raise IndexError(index)
-        return self.encode(index, self.rows[index])
+        with foreign_errors(_TEXT, lambda: self.place(index)):
+            return self.encode(index, self.rows[index])
 
 
 def records_data(data: RecordsData, spec: WorkloadSpec, workload: Workload, folders: DataFolders) -> TrainingData:
@@ -82,12 +84,11 @@ def records_data(data: RecordsData, spec: WorkloadSpec, workload: Workload, fold
     )
     padding = padding_id(tokenizer, config)
     if packing is not None:
-        rows, _ = rows_with_text(read_rows(data, folders), data, {_TEXT: data.text_field})
-        texts = (some[data.text_field] for some in rows.iter(_ROWS_AT_A_TIME))
-        documents = chain.from_iterable(map(tokenizer.encode_documents, texts))
+        rows = rows_with_text(read_rows(data, folders), data, {_TEXT: data.text_field})
+        documents = encoded_rows(rows, lambda some: tokenizer.encode_documents(list(some[data.text_field])), _TEXT)
         return _packed(documents, packing, padding, data, spec)
     found, encode = _PREPARATIONS[task](lambda: read_rows(data, folders), data, tokenizer, config)
-    samples = RecordSamples(found.rows, _pad_empty(encode, padding))
+    samples = RecordSamples(found.rows, _pad_empty(encode, padding), found.place)
     ragged = _ragged(samples, found.lengths, padding, spec, workload)
     return replace(ragged, classes=encode.names if isinstance(encode, ClassEncoder) else ())
 

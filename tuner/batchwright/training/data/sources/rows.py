@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import glob
+import json
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
@@ -17,11 +20,64 @@ from torch import Tensor
 from batchwright.schemas.dataset.data_spec import RecordsData
 from batchwright.training.data.base import data_problem
 from batchwright.training.data.files import DataFolders
+from batchwright.training.data.foreign import ForeignFailure, foreign_errors, in_child
 from batchwright.training.data.sources.packages import import_optional
 from batchwright.workloads.base import Sample
 
 Rows: TypeAlias = Any
 """A `datasets.Dataset`, memory-mapped from the cache of `datasets`."""
+
+
+@dataclass(frozen=True)
+class RowFiles:
+    """The files of some rows."""
+
+    builder: str
+    """Reader of `datasets`."""
+    paths: list[Path]
+    """The files, in the order of their rows."""
+    cache: Path | None
+    """Folder for the copies of `datasets`."""
+
+    def load(self, paths: list[Path] | None = None) -> Rows:
+        """Load the rows of some of the files, first in a child process: a file may crash its parser.
+
+        Raises:
+            ForeignFailure: when a file cannot be read.
+        """
+        load = partial(_load, self.builder, self.paths if paths is None else paths, self.cache)
+        list(in_child(lambda: [len(load())], _LOADING_SECONDS))
+        return load()
+
+    def place(self, number: int) -> str:
+        """Name the file and the row that has a number among all rows, from 0; rows count from 1 in their file."""
+        for path in self.paths[:-1]:
+            count = len(self.load([path]))
+            if number < count:
+                return f"row {number + 1} of {path}"
+            number -= count
+        return f"row {number + 1} of {self.paths[-1]}"
+
+    def faulty_place(self) -> str:
+        """Name the first file that cannot be read, and its first row at fault where that can be told."""
+        for path in self.paths:
+            for row, line in enumerate(_lines(path) if self.builder != "parquet" else (), start=1):
+                if _is_faulty(line, self.builder):
+                    return f"row {row} of {path}"
+            try:
+                self.load([path])
+            except ForeignFailure:
+                return str(path)
+        return ", ".join(map(str, self.paths))
+
+
+class FileRows(NamedTuple):
+    """All rows of some files."""
+
+    rows: Rows
+    """The rows."""
+    files: RowFiles
+    """Their files."""
 
 
 class TextRows(NamedTuple):
@@ -31,22 +87,25 @@ class TextRows(NamedTuple):
     """The rows."""
     lengths: Tensor
     """Bytes of each row's texts, int64 ``(rows,)``: nearly in proportion to their tokens, without tokenising them."""
+    numbers: npt.NDArray[np.int64]
+    """Number of each row among all rows of the files, from 0, ``(rows,)``."""
+    files: RowFiles
+    """The files of the rows."""
 
-    def selected(self, kept: npt.NDArray[np.bool_]) -> TextRows:
-        """Return the rows whose flag is true, bool ``(rows,)``."""
-        if kept.all():
-            return self
-        rows = self.rows.select(np.flatnonzero(kept), keep_in_memory=True)
-        return TextRows(rows, self.lengths[torch.from_numpy(kept)])
+    def place(self, index: int) -> str:
+        """Name the file and the row in it, from 1."""
+        return self.files.place(int(self.numbers[index]))
 
 
 Encoder: TypeAlias = Callable[[int, dict[str, Any]], Sample]
 """Makes a sample from a row's index and fields."""
-Read: TypeAlias = Callable[[], Rows]
+Read: TypeAlias = Callable[[], FileRows]
 """Reads the rows of the files."""
 Prepared: TypeAlias = tuple[TextRows, Encoder]
 """Rows, and the encoder of a row."""
 
+_LOADING_SECONDS = 24 * 3600.0
+"""A bound on the time that a reader of `datasets` may take: terabytes are copied within it."""
 _PATHS = "data.paths"
 _ARCHIVES = ((b"PK\x03\x04", 0), (b"PK\x05\x06", 0), (b"PK\x07\x08", 0), (b"Rar!", 0), (b"ustar", 257))
 """Signatures of archives, each with its offset in bytes: zip, rar and tar."""
@@ -63,23 +122,27 @@ _OPTIONS: dict[str, dict[str, object]] = {"csv": {"keep_default_na": False, "na_
 """In a CSV file only an empty cell is missing: `null` and `NA` are words."""
 
 
-def read_rows(data: RecordsData, folders: DataFolders) -> Rows:
+def read_rows(data: RecordsData, folders: DataFolders) -> FileRows:
     """Read the rows of the files that ``data`` names.
 
     Raises:
         SpecError: when a path matches no file or one outside the folders, or a file cannot be read in its format.
     """
     files = folders.matching(data.paths)
-    builder = data.format or _format_of(files)
+    found = RowFiles(data.format or _format_of(files), files, folders.cache)
     opened = [_opened(path, folders) for path in files]
-    rows = _load(builder, files, folders.cache)
+    try:
+        rows = found.load()
+    except ForeignFailure as failure:
+        place = found.faulty_place()
+        raise data_problem(_PATHS, f"cannot be read as {found.builder}: {failure}", place) from None
     for path, identity in zip(files, opened, strict=True):
         if _identity(path.lstat()) != identity:
             raise data_problem(_PATHS, "was replaced while it was read: try again", path)
-    return rows
+    return FileRows(rows, found)
 
 
-def rows_with_text(rows: Rows, data: RecordsData, texts: Mapping[str, str], label: str | None = None) -> TextRows:
+def rows_with_text(rows: FileRows, data: RecordsData, texts: Mapping[str, str], label: str | None = None) -> TextRows:
     """The rows that have all texts, with only these fields and that of the label.
 
     Args:
@@ -94,7 +157,7 @@ def rows_with_text(rows: Rows, data: RecordsData, texts: Mapping[str, str], labe
     return _rows_with_all(rows, data, texts, {"data.label_field": label}, are_lists=False)
 
 
-def rows_with_lists(rows: Rows, data: RecordsData, lists: Mapping[str, str], tools: str | None = None) -> TextRows:
+def rows_with_lists(rows: FileRows, data: RecordsData, lists: Mapping[str, str], tools: str | None = None) -> TextRows:
     """The rows whose lists all have an element, with only these fields and the tools. Their lengths count elements.
 
     Args:
@@ -110,9 +173,10 @@ def rows_with_lists(rows: Rows, data: RecordsData, lists: Mapping[str, str], too
 
 
 def _rows_with_all(
-    rows: Rows, data: RecordsData, fields: Mapping[str, str], others: Mapping[str, str | None], *, are_lists: bool
+    found: FileRows, data: RecordsData, fields: Mapping[str, str], others: Mapping[str, str | None], *, are_lists: bool
 ) -> TextRows:
     """The rows of which all ``fields`` have a length, with only these and the ``others`` that are named."""
+    rows = found.rows
     named = {**fields, **{field: name for field, name in others.items() if name}}
     for field, name in named.items():
         if name not in rows.column_names:
@@ -125,14 +189,56 @@ def _rows_with_all(
             raise data_problem(field, f"holds {kind}, not text", name)
     compute = import_optional("pyarrow.compute", "data.kind", "records")
     length_of = compute.list_value_length if are_lists else compute.binary_length
+    for field, name in named.items():
+        _check_texts(found, field, name)
     lengths = (length_of(rows.data.column(name)) for name in fields.values())
-    sizes = np.stack([np.asarray(compute.fill_null(found, 0).to_numpy(), dtype=np.int64) for found in lengths])
+    sizes = np.stack([np.asarray(compute.fill_null(each, 0).to_numpy(), dtype=np.int64) for each in lengths])
     kept = np.logical_and.reduce(sizes > 0)
     if not kept.any():
         wanted = f"no row has {'elements' if are_lists else 'text'} in {' and '.join(fields.values())}"
         raise data_problem(_PATHS, wanted, ", ".join(data.paths))
     rows = rows.select_columns(list(dict.fromkeys(named.values())))
-    return TextRows(rows, torch.from_numpy(sizes.sum(axis=0))).selected(kept)
+    numbers = np.flatnonzero(kept)
+    if not kept.all():
+        rows = rows.select(numbers, keep_in_memory=True)
+    return TextRows(rows, torch.from_numpy(sizes.sum(axis=0)[numbers]), numbers, found.files)
+
+
+def _check_texts(found: FileRows, field: str, name: str) -> None:
+    """Refuse a field with a text that is not UTF-8, which the readers of `datasets` accept."""
+    first = 0
+    for chunk in found.rows.data.column(name).chunks:
+        try:
+            chunk.validate(full=True)
+        except ValueError:
+            for index in range(len(chunk)):
+                with foreign_errors(field, lambda number=first + index: found.files.place(number)):
+                    chunk.slice(index, 1).validate(full=True)
+        first += len(chunk)
+
+
+def _is_faulty(line: bytes, builder: str) -> bool:
+    """Return whether a line of a file is not UTF-8 text, or not the JSON object of a row."""
+    try:
+        text = line.decode("utf-8-sig")
+        return builder == "json" and bool(text.strip()) and not isinstance(json.loads(text), dict)
+    except (ValueError, RecursionError):
+        return True
+
+
+def _lines(path: Path) -> Iterator[bytes]:
+    """Yield the lines of a file with a row in each; the values of a JSON array one by one; else nothing."""
+    with path.open("rb") as stream:
+        if stream.read(1) != b"[":
+            stream.seek(0)
+            yield from stream
+            return
+        stream.seek(0)
+        try:
+            values = json.load(stream)
+        except (ValueError, RecursionError):
+            return
+    yield from (json.dumps(value).encode() for value in values)
 
 
 def holds_lists(rows: Rows, name: str) -> bool:
@@ -177,7 +283,8 @@ def _load(builder: str, files: list[Path], cache: Path | None) -> Rows:
     """Load the rows of local files with one of the readers of `datasets`.
 
     Raises:
-        SpecError: when the files cannot be read, or `datasets` is not installed.
+        ForeignFailure: when the files cannot be read.
+        SpecError: when `datasets` is not installed.
     """
     datasets = import_optional("datasets", "data.kind", "records")
     names = {"train": [glob.escape(str(path)) for path in files]}  # `datasets` reads names as patterns
@@ -188,7 +295,7 @@ def _load(builder: str, files: list[Path], cache: Path | None) -> Rows:
     except Exception as error:  # noqa: BLE001 - each reader raises its own kinds of error
         cause = " ".join(str(error.__cause__ or error).split())
         cause = cause or ("there are no rows" if isinstance(error, StopIteration) else type(error).__name__)
-        raise data_problem(_PATHS, f"cannot be read as {builder}: {cause}", f"{files[0]} and so on") from None
+        raise ForeignFailure(cause) from None
 
 
 @contextmanager

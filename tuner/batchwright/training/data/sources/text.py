@@ -14,6 +14,7 @@ from batchwright.schemas.dataset.data_spec import TextData
 from batchwright.schemas.workload import WorkloadSpec
 from batchwright.training.data.base import TrainingData, data_problem
 from batchwright.training.data.files import DataFolders
+from batchwright.training.data.foreign import foreign_errors
 from batchwright.training.data.sources.tokens import PaddedCollation, TextTokenizer, open_tokenizer, padding_id
 from batchwright.workloads.base import Workload
 from batchwright.workloads.reference import NextTokenWorkload
@@ -74,9 +75,11 @@ def _bytes(files: list[Path], folders: DataFolders) -> Tensor:
 
 def _tokens(files: list[Path], tokenizer: TextTokenizer, folders: DataFolders) -> Tensor:
     """Tokenise the files in pieces of whole lines."""
+    names = ", ".join(map(str, files))
     pieces, parts = _pieces(files, folders), [torch.empty(0, dtype=torch.int32)]
     while some := list(islice(pieces, _PIECES_AT_A_TIME)):
-        parts += [torch.tensor(ids, dtype=torch.int32) for ids in tokenizer.encode_all(some)]
+        with foreign_errors("data.tokenizer", lambda: names):
+            parts += [torch.tensor(ids, dtype=torch.int32) for ids in tokenizer.encode_all(some)]
     return torch.cat(parts)
 
 

@@ -12,10 +12,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from batchwright.errors import SpecError
 from batchwright.schemas.dataset.data_spec import OF_THE_MODEL
 from batchwright.training.data.base import data_problem
 from batchwright.training.data.files import DataFolders
+from batchwright.training.data.foreign import foreign_errors
 from batchwright.training.data.sources.packages import import_optional
 from batchwright.workloads.base import IGNORED_LABEL
 from batchwright.workloads.causal.rope_scaling import longest_uncoupled
@@ -127,22 +127,19 @@ class FileTokenizer:
 
     def __init__(self, path: Path, longest: int, folders: DataFolders, *, takes_pairs: bool = False) -> None:
         tokenizers = import_optional("tokenizers", _FIELD, str(path))
-        try:
-            with folders.open(_FIELD, path) as stream:
-                self._tokenizer = tokenizers.Tokenizer.from_buffer(stream.read())
-        except SpecError:
-            raise
-        except Exception as error:  # noqa: BLE001 - the package raises bare `Exception`s
-            raise data_problem(_FIELD, f"cannot be read as a tokenizer.json: {error}", path) from None
-        self._tokenizer.no_padding()
-        self._tokenizer.no_truncation()
-        self._cutting = tokenizers.Tokenizer.from_str(self._tokenizer.to_str())
-        self._cutting.enable_truncation(longest)
-        added = self._tokenizer.num_special_tokens_to_add(is_pair=takes_pairs)
+        with foreign_errors(_FIELD, lambda: f"{path}, as a tokenizer.json"), folders.open(_FIELD, path) as stream:
+            self._tokenizer = tokenizers.Tokenizer.from_buffer(stream.read())
+            self._tokenizer.no_padding()
+            self._tokenizer.no_truncation()
+            self._cutting = tokenizers.Tokenizer.from_str(self._tokenizer.to_str())
+            added_ids = self._tokenizer.encode("", "" if takes_pairs else None).ids
+            added = self._tokenizer.num_special_tokens_to_add(is_pair=takes_pairs)
         if added + takes_pairs >= longest:
             message = f"adds {added} tokens to a text, which leaves no room in batch.sequence_length {longest}"
             raise data_problem(_FIELD, message, path)
-        self.vocabulary_size = 1 + max(self._tokenizer.get_vocab(with_added_tokens=True).values(), default=-1)
+        self._cutting.enable_truncation(longest)
+        ids = self._tokenizer.get_vocab(with_added_tokens=True).values()
+        self.vocabulary_size = 1 + max([*ids, *added_ids], default=-1)
         self.padding_id = self._first_known(_PADDING_TOKENS)
         self.mask_id = self._first_known(_MASK_TOKENS)
         decoder = self._tokenizer.get_added_tokens_decoder()
