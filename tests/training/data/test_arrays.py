@@ -13,7 +13,7 @@ import safetensors.numpy
 import torch
 from PIL import Image
 
-from batchwright.errors import TrainingError
+from batchwright.errors import SpecError
 from batchwright.training.data import SampleRange, WindowLoader, build_data, join_batches
 from batchwright.workloads.build import build_model, build_workload
 from tests.support.factories import gpt_spec, mlp_spec, resnet_spec, transformers_spec
@@ -86,7 +86,7 @@ def test_a_broken_image_is_named(folder: Path) -> None:
     """The error names the path of the image."""
     (folder / "dog" / "1.png").write_bytes(b"no image")
     data = built(resnet_spec(data={"kind": "images", "path": str(folder)}))
-    with pytest.raises(TrainingError, match=r"dog/1\.png cannot be read as an image"):
+    with pytest.raises(SpecError, match=r"cannot be read: .*dog/1\.png"):
         list(WindowLoader(data, [(SampleRange(0, (2,)),)], workers=1, seed=0))
 
 

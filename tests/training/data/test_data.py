@@ -369,7 +369,13 @@ def test_records_that_do_not_fit_the_model_are_refused(
 
 
 @pytest.mark.parametrize(
-    ("label", "words"), [(3, "the label 3"), (-1, "the label -1"), (None, "have no label"), (0.5, "holds double")]
+    ("label", "words"),
+    [
+        (3, "the label 3"),
+        (-1, "the label -1"),
+        (None, "is missing in a row with text (got row 2 of"),
+        (0.5, "holds double"),
+    ],
 )
 def test_labels_are_classes_of_the_model(tmp_path: Path, label: object, words: str) -> None:
     """All labels are checked before the run trains."""

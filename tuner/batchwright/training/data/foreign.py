@@ -7,6 +7,7 @@ import os
 import signal
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from multiprocessing.connection import Connection
 from typing import TypeVar
 
 from batchwright.errors import BatchwrightError, SpecError
@@ -47,7 +48,7 @@ def in_child(produce: Callable[[], Iterable[_T]], seconds: float) -> Iterator[_T
     """Yield what ``produce`` yields in a forked process, which ends with the iteration.
 
     Args:
-        produce: makes the elements, which are pickled.
+        produce: makes the elements, which are pickled and not None.
         seconds: time limit of each element.
 
     Raises:
@@ -55,39 +56,39 @@ def in_child(produce: Callable[[], Iterable[_T]], seconds: float) -> Iterator[_T
         SpecError: as raised by ``produce``.
     """
     receiver, sender = multiprocessing.Pipe(duplex=False)
-
-    def body() -> None:
-        receiver.close()
-        try:
-            for element in produce():
-                sender.send((element, None))
-        except (SpecError, ForeignFailure) as error:
-            arguments = (error.problems, error.document) if isinstance(error, SpecError) else error.args
-            sender.send((None, (type(error), arguments)))
-        except BaseException as error:  # noqa: BLE001 - the parent reports it
-            sender.send((None, (ForeignFailure, (described(error),))))
-        else:
-            sender.send(None)
-
-    child = fork(body)
+    child = fork(lambda: _send_all(produce, sender))
     sender.close()
     try:
-        while True:
-            if not receiver.poll(seconds):
-                raise ForeignFailure(f"took more than {seconds:g} s")
-            if (message := receiver.recv()) is None:
-                return
-            element, error = message
+        while receiver.poll(seconds):
+            element, error = receiver.recv()
             if error is not None:
                 raise error[0](*error[1])
+            if element is None:
+                return
             yield element
+        raise ForeignFailure(f"took more than {seconds:g} s")
     except EOFError:
         _, status = os.waitpid(child, 0)
         child = 0
-        ending = signal.strsignal(os.WTERMSIG(status)) if os.WIFSIGNALED(status) else "exit"
+        ending = signal.strsignal(os.WTERMSIG(status)) if os.WIFSIGNALED(status) else f"status {status >> 8}"
         raise ForeignFailure(f"crashed its parser ({ending})") from None
     finally:
         receiver.close()
         if child:
             os.kill(child, signal.SIGKILL)
             os.waitpid(child, 0)
+
+
+def _send_all(produce: Callable[[], Iterable[object]], sender: Connection) -> None:
+    """Send each element with no error, or the type and arguments of an error; and None at the end."""
+    try:
+        for element in produce():
+            sender.send((element, None))
+    except SpecError as error:
+        sender.send((None, (SpecError, (error.problems, error.document))))
+    except ForeignFailure as error:
+        sender.send((None, (ForeignFailure, error.args)))
+    except BaseException as error:  # noqa: BLE001 - the parent reports it
+        sender.send((None, (ForeignFailure, (described(error),))))
+    else:
+        sender.send((None, None))

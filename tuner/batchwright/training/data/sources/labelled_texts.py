@@ -12,7 +12,14 @@ from torch import Tensor
 from batchwright.schemas.dataset.data_spec import RecordsData
 from batchwright.training.data.base import class_numbers, data_problem
 from batchwright.training.data.sources.packages import import_optional
-from batchwright.training.data.sources.rows import Prepared, Read, holds_lists, rows_with_lists, rows_with_text
+from batchwright.training.data.sources.rows import (
+    Prepared,
+    Read,
+    TextRows,
+    holds_lists,
+    rows_with_lists,
+    rows_with_text,
+)
 from batchwright.training.data.sources.tokens import TextTokenizer
 from batchwright.workloads.base import IGNORED_LABEL
 
@@ -84,13 +91,14 @@ def token_classification(read: Read, data: RecordsData, tokenizer: TextTokenizer
     found = read()
     for field, name in {_TEXT: data.text_field, _LABEL: data.label_field}.items():
         if name in found.rows.column_names and not holds_lists(found.rows, name):
-            raise data_problem(field, "must hold lists for token-classification: the words, and their labels", name)
+            message = "must hold lists for token-classification: the words, and their labels"
+            raise data_problem(field, message, f"{name}, {found.files.place(0)}")
     rows = rows_with_lists(found, data, {_TEXT: data.text_field, _LABEL: data.label_field})
     compute = import_optional("pyarrow.compute", "data.kind", "records")
     columns = [rows.rows.with_format("arrow")[:].column(name) for name in (data.text_field, data.label_field)]
     texts = compute.list_flatten(columns[0])
     if "string" not in str(texts.type) or texts.null_count:
-        raise data_problem(_TEXT, "must hold lists of words, each a text", data.text_field)
+        raise data_problem(_TEXT, "must hold lists of words, each a text", f"{data.text_field}, {rows.place(0)}")
     words, labels = (compute.list_value_length(column).to_numpy() for column in columns)
     if wrong := np.flatnonzero(words != labels).tolist():
         message = f"a row has {labels[wrong[0]]} labels for {words[wrong[0]]} words"
@@ -113,7 +121,7 @@ def _classes(found: TextRows, field: str, config: Any, *, of_words: bool) -> dic
         column = compute.list_flatten(column)
     kind = str(column.type)
     if kind not in {"string", "large_string"} and not kind.startswith(("int", "uint")):
-        raise data_problem(_LABEL, f"holds {kind}: must be whole numbers or names", f"{field} of {found.place(0)}")
+        raise data_problem(_LABEL, f"holds {kind}: must be whole numbers or names", f"{field}, {found.place(0)}")
     if column.null_count:
         place = found.place(int(parents[np.flatnonzero(column.is_null().to_numpy())[0]]))
         raise data_problem(_LABEL, f"{field} is missing in a row with text", place)
@@ -129,5 +137,6 @@ def _classes(found: TextRows, field: str, config: Any, *, of_words: bool) -> dic
         message = (
             f"holds {described}, and the model has {classes} classes (0 to {classes - 1}): set model.config.num_labels"
         )
-        raise data_problem(_LABEL, message, field)
+        at_fault = (place for place, label in enumerate(column.to_pylist()) if numbers.get(label) == wrong[0])
+        raise data_problem(_LABEL, message, f"{field}, {found.place(int(parents[next(at_fault)]))}")
     return numbers

@@ -180,13 +180,16 @@ def _rows_with_all(
     named = {**fields, **{field: name for field, name in others.items() if name}}
     for field, name in named.items():
         if name not in rows.column_names:
-            raise data_problem(field, f"is not a field of these rows, which have {', '.join(rows.column_names)}", name)
+            message = f"is not a field of these rows, which have {', '.join(rows.column_names)}"
+            raise data_problem(field, message, f"{name}, {found.files.place(0)}")
     for field, name in fields.items():
         kind = getattr(rows.features[name], "dtype", "nested")
-        if are_lists and not holds_lists(rows, name):
-            raise data_problem(field, "holds no lists, as of messages or of words", name)
-        if not are_lists and kind not in {"string", "large_string"}:
-            raise data_problem(field, f"holds {kind}, not text", name)
+        if holds_lists(rows, name) if are_lists else kind in {"string", "large_string"}:
+            continue
+        right = list if are_lists else str
+        others = (row for row, value in enumerate(rows[name]) if value is not None and not isinstance(value, right))
+        message = "holds no lists, as of messages or of words" if are_lists else f"holds {kind}, not text"
+        raise data_problem(field, message, f"{name}, {found.files.place(next(others, 0))}")
     compute = import_optional("pyarrow.compute", "data.kind", "records")
     length_of = compute.list_value_length if are_lists else compute.binary_length
     for field, name in named.items():
@@ -213,7 +216,7 @@ def _check_texts(found: FileRows, field: str, name: str) -> None:
         except ValueError:
             for index in range(len(chunk)):
                 with foreign_errors(field, lambda number=first + index: found.files.place(number)):
-                    chunk.slice(index, 1).validate(full=True)
+                    chunk.take([index]).validate(full=True)  # a slice of lists would check all of their elements
         first += len(chunk)
 
 
