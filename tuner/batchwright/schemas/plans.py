@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
+from pydantic import ValidationInfo, field_validator
+
 from batchwright.schemas.base import Document, PositiveInt
 
 
@@ -24,6 +26,16 @@ class PlanSummary(Document):
     exact: bool
     """True if the plan gives exactly the requested effective batch."""
 
+    @field_validator("exact")
+    @classmethod
+    def _is_whether_both_batches_are_equal(cls, exact: bool, info: ValidationInfo) -> bool:  # noqa: FBT001 - of pydantic
+        given, requested = (info.data.get(name) for name in ("effective_batch_size", "requested_effective_batch_size"))
+        if None not in {given, requested} and exact != (given == requested):
+            raise ValueError(
+                f"must be {given == requested}: the plan gives {given} samples, and {requested} were requested"
+            )
+        return exact
+
     def summary(self) -> PlanSummary:
         """Return these figures alone."""
         return PlanSummary(**{name: getattr(self, name) for name in PlanSummary.model_fields})
@@ -34,6 +46,24 @@ class Plan(PlanSummary):
 
     micro_batch_sizes: tuple[tuple[PositiveInt, ...], ...]
     """Sizes of the micro-batches of each rank, in order. They sum to the effective batch."""
+
+    @field_validator("micro_batch_sizes")
+    @classmethod
+    def _are_those_of_the_figures(
+        cls, sizes: tuple[tuple[PositiveInt, ...], ...], info: ValidationInfo
+    ) -> tuple[tuple[PositiveInt, ...], ...]:
+        if not sizes or not all(sizes):
+            raise ValueError("must have a micro-batch for each rank")
+        found = {
+            "world_size": len(sizes),
+            "gradient_accumulation_steps": max(map(len, sizes)),
+            "micro_batch_size": max(map(max, sizes)),
+            "effective_batch_size": sum(map(sum, sizes)),
+        }
+        for name, value in found.items():
+            if info.data.get(name, value) != value:
+                raise ValueError(f"must agree with {name}, which is {info.data[name]}: these sizes make it {value}")
+        return sizes
 
 
 class UniformPlan(PlanSummary):

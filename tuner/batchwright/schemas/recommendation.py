@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Annotated, Literal
 
-from pydantic import Field, JsonValue
+from pydantic import Field, JsonValue, ValidationInfo, field_validator
 
 from batchwright.schemas.base import STORABLE, Document, Environment, NonNegativeFloat, NonNegativeInt, PositiveInt
 from batchwright.schemas.plans import Plan, PlanSummary, UniformPlan
@@ -298,6 +298,41 @@ class Recommendation(Document):
     """The request, the spec included."""
     verified: Verification | None = None
     """The last run of a training command that `batchwright verify` made with this plan; none where none was made."""
+
+    @field_validator("largest_micro_batch_size")
+    @classmethod
+    def _is_no_smaller_than_the_plan(cls, largest: int | None, info: ValidationInfo) -> int | None:
+        plan = info.data.get("plan")
+        if plan is not None and (largest is None or largest < plan.micro_batch_size):
+            raise ValueError(f"must be at least plan.micro_batch_size, {plan.micro_batch_size}")
+        return largest
+
+    @field_validator("feasible")
+    @classmethod
+    def _is_whether_there_is_a_plan(cls, feasible: bool, info: ValidationInfo) -> bool:  # noqa: FBT001 - of pydantic
+        if "plan" in info.data and feasible != (info.data["plan"] is not None):
+            raise ValueError(f"must be {not feasible}: there is {'no' if feasible else 'a'} plan")
+        return feasible
+
+    @field_validator("evidence")
+    @classmethod
+    def _proves_the_size(cls, evidence: Evidence, info: ValidationInfo) -> Evidence:
+        largest = info.data.get("largest_micro_batch_size")
+        if largest is not None and evidence.proof.fits < largest:
+            raise ValueError(f"must prove largest_micro_batch_size, {largest}: proof.fits is {evidence.proof.fits}")
+        return evidence
+
+    @field_validator("request")
+    @classmethod
+    def _is_what_the_plan_answers(cls, request: TuningRequest, info: ValidationInfo) -> TuningRequest:
+        plan = info.data.get("plan")
+        wanted = request.effective_batch_size
+        if plan is not None and {plan.effective_batch_size, plan.requested_effective_batch_size} != {wanted}:
+            raise ValueError(
+                f"must be what the plan answers: its effective_batch_size is {wanted}, and that of the plan "
+                f"{plan.effective_batch_size} (requested {plan.requested_effective_batch_size})"
+            )
+        return request
 
     @property
     def names(self) -> Named:
