@@ -63,6 +63,10 @@ class SpecError(BatchwrightError):
         self.document = document
         super().__init__(f"invalid {document}:\n" + "\n".join(f"  {problem}" for problem in problems))
 
+    def __reduce__(self) -> tuple[type[SpecError], tuple[list[FieldProblem], str]]:
+        """Pickle the arguments, which are not those of ``Exception``: data is read in other processes."""
+        return type(self), (self.problems, self.document)
+
 
 class HubUnavailableError(SpecError):
     """The Hugging Face hub, which has the model of the spec, refuses connections, fails or takes too long."""

@@ -62,7 +62,7 @@ def in_child(produce: Callable[[], Iterable[_T]], seconds: float) -> Iterator[_T
         while receiver.poll(seconds):
             element, error = receiver.recv()
             if error is not None:
-                raise error[0](*error[1])
+                raise error
             if element is None:
                 return
             yield element
@@ -80,15 +80,13 @@ def in_child(produce: Callable[[], Iterable[_T]], seconds: float) -> Iterator[_T
 
 
 def _send_all(produce: Callable[[], Iterable[object]], sender: Connection) -> None:
-    """Send each element with no error, or the type and arguments of an error; and None at the end."""
+    """Send each element with no error, or no element with an error; and neither at the end."""
     try:
         for element in produce():
             sender.send((element, None))
-    except SpecError as error:
-        sender.send((None, (SpecError, (error.problems, error.document))))
-    except ForeignFailure as error:
-        sender.send((None, (ForeignFailure, error.args)))
+    except (SpecError, ForeignFailure) as error:
+        sender.send((None, error))
     except BaseException as error:  # noqa: BLE001 - the parent reports it
-        sender.send((None, (ForeignFailure, (described(error),))))
+        sender.send((None, ForeignFailure(described(error))))
     else:
         sender.send((None, None))
