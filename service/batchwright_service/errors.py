@@ -7,6 +7,7 @@
     |- DeviceTakenError        another process serves this device; raised at start
     |- StaleLeaseError         a report came after the end of its lease; never reaches HTTP
     |- StoreUnavailableError   the database cannot be reached or written
+    |  |- StoreBrokenError     it will not be usable again by itself: tables or its file are not what they were
     |  |- ClaimsCrowdedError   the claims of other processes went first; never reaches HTTP
     |- NewerDocumentError      a newer version of Batchwright stored a document
     |- NotReadyError           a part of the service does not work
@@ -68,6 +69,13 @@ class StoreUnavailableError(ServiceError):
     status = HTTPStatus.SERVICE_UNAVAILABLE
     code = "store-unavailable"
     title = "The database cannot be used"
+
+
+class StoreBrokenError(StoreUnavailableError):
+    """The database lacks a table or a column, is damaged, or its file was replaced. To try again is of no use."""
+
+    code = "store-broken"
+    title = "The database must be repaired"
 
 
 class ClaimsCrowdedError(StoreUnavailableError):

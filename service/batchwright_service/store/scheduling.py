@@ -27,7 +27,7 @@ from typing_extensions import override
 from batchwright.client.documents.states import WorkKind
 from batchwright_service.domain.hardware import ANY_DEVICE
 from batchwright_service.store.database.engine import insert_or_replace, read_transaction, write_transaction
-from batchwright_service.store.database.schema import health, is_queued, now_ms, submitters, work_items
+from batchwright_service.store.database.schema import health, is_queued, metadata, now_ms, submitters, work_items
 from batchwright_service.store.interface import QueueStore
 from batchwright_service.store.models import WRITE_CHECK_TTL_SECONDS, QueueDepth, Waiting
 
@@ -122,6 +122,8 @@ class SqlQueueStore(QueueStore):
                 return
             with write_transaction(self._engine) as connection:
                 insert_or_replace(connection, health, {"id": 1, "checked_at": now_ms()})
+                for table in metadata.sorted_tables:  # or work would end nowhere in a table that lacks a column
+                    connection.execute(select(table).limit(0))
             self._proven_until = self._clock() + WRITE_CHECK_TTL_SECONDS
 
 

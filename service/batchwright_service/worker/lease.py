@@ -10,7 +10,7 @@ from enum import IntEnum
 from typing import TypeVar
 
 from batchwright.client.documents.states import State
-from batchwright_service.errors import StaleLeaseError, StoreUnavailableError
+from batchwright_service.errors import StaleLeaseError, StoreBrokenError, StoreUnavailableError
 from batchwright_service.observability.logging import rate_limited_logger
 from batchwright_service.store.models import BeatReply, Lease
 
@@ -120,10 +120,13 @@ class LeaseHolder:
 
         Raises:
             StaleLeaseError: when the lease ended first, or a forced shutdown leaves no time.
+            StoreBrokenError: when trying again is of no use.
         """
         while True:
             try:
                 return call()
+            except StoreBrokenError:
+                raise
             except StoreUnavailableError as error:
                 self._is_store_unreachable = True
                 if self.reason() is StopReason.LOST or StopReason.FORCED in self._stops:

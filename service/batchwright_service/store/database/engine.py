@@ -6,7 +6,8 @@ import select
 import sqlite3
 import time
 from collections.abc import Collection, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,13 +25,15 @@ from sqlalchemy.exc import (
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from sqlalchemy.pool import ConnectionPoolEntry
 
-from batchwright_service.errors import ConfigurationError, InvalidInputError, StoreUnavailableError
+from batchwright_service.errors import ConfigurationError, InvalidInputError, StoreBrokenError, StoreUnavailableError
 from batchwright_service.folders import create_private_file, make_private_folder
 from batchwright_service.store.database.sqlite_writer_lock import FairLock
 
 _BUSY_SECONDS = 10.0
 """The time for which a writer waits for others. Transactions take milliseconds."""
 _RETRY_SECONDS = 0.01
+_PERMANENT = {sqlite3.SQLITE_ERROR, sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB}
+"""SQLite's codes of a missing table or column, and of a file that is damaged or no database."""
 _IDLE_SECONDS = 10.0
 """The time after which PostgreSQL ends an idle transaction, whose locks others may wait for."""
 _WRITER_LOCK = "writer_lock"
@@ -98,9 +101,29 @@ def _open_sqlite(url: URL, connections: int) -> Engine:
         connect_args={"timeout": _BUSY_SECONDS, "check_same_thread": False},
         execution_options={_WRITER_LOCK: FairLock()},
     )
+    check = partial(_check_identity, Path(str(url.database)), _identity(Path(str(url.database))))
+    event.listen(engine, "do_connect", lambda *_: check())
     event.listen(engine, "connect", _prepare_sqlite)
+    event.listen(engine, "begin", lambda _: check())
     event.listen(engine, "begin", _begin_sqlite)
     return engine
+
+
+def _identity(path: Path) -> tuple[int, int]:
+    """Device and inode of a file."""
+    status = path.stat()
+    return status.st_dev, status.st_ino
+
+
+def _check_identity(path: Path, identity: tuple[int, int]) -> None:
+    """Refuse a database whose file was replaced: open connections would go on to write to a file without a name."""
+    with suppress(FileNotFoundError):
+        if _identity(path) == identity:
+            return
+    raise StoreBrokenError(
+        f"the SQLite file {path} was deleted or replaced while the service runs: stop the service, put the file back, "
+        "and start the service again"
+    )
 
 
 def _open_postgresql(url: URL, connections: int) -> Engine:
@@ -244,7 +267,7 @@ def _insert(connection: Connection, table: Table, values: dict[str, Any]) -> sql
 
 @contextmanager
 def translate_errors() -> Iterator[None]:
-    """Translate database errors; violated constraints and programming errors are raised unchanged."""
+    """Translate database errors; violated constraints are raised unchanged."""
     try:
         yield
     except (DataError, OverflowError) as error:
@@ -252,8 +275,12 @@ def translate_errors() -> Iterator[None]:
     except (IntegrityError, ProgrammingError) as error:
         if error.connection_invalidated:
             raise StoreUnavailableError(f"the connection to the database broke: {_first_line(error)}") from error
+        if isinstance(error, ProgrammingError):
+            raise StoreBrokenError(f"the database does not match this version: {_first_line(error)}") from error
         raise
     except (DBAPIError, PoolTimeoutError) as error:
+        if getattr(getattr(error, "orig", None), "sqlite_errorcode", None) in _PERMANENT:
+            raise StoreBrokenError(f"the database must be repaired: {_first_line(error)}") from error
         raise StoreUnavailableError(f"the database cannot be used: {_first_line(error)}") from error
 
 
