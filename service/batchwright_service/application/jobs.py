@@ -180,7 +180,7 @@ class JobCases(WorkCases[JobSubmission, Job]):
         if item.state not in RESUMABLE_STATES:
             raise NotResumableError(f"{item.id} is {item.state}: only a job that is FAILED or CANCELLED can be resumed")
         self._check_on_this_host(item.id)
-        recommendation = JobRequest.model_validate_json(item.payload).recommendation
+        recommendation = JobRequest.from_stored(item.payload).recommendation
         if recommendation.request.command is None and not self._context.job_files.checkpoints(item.id):
             raise NotResumableError(
                 f"{item.id} has no checkpoint to resume from: submit it again, with `training.checkpoint_every`"

@@ -51,14 +51,14 @@ def tuning(item: WorkItem, recommendation: Recommendation | None, queue: QueuePo
         **item.summary(),
         queue=queue,
         problem=item.problem,
-        request=TuningRequest.model_validate_json(item.payload),
+        request=TuningRequest.from_stored(item.payload),
         recommendation=recommendation,
     )
 
 
 def job(item: WorkItem, directory: Path | None, queue: QueuePosition | None = None) -> Job:
     """Return a job in full, with its folder if that is on this host."""
-    request = JobRequest.model_validate_json(item.payload)
+    request = JobRequest.from_stored(item.payload)
     return Job(
         **item.summary(),
         queue=queue,

@@ -132,9 +132,9 @@ def _devices(kind: str, count: int) -> list[DeviceInfo]:
 def _need(item: WorkItem) -> HardwareNeed | None:
     """Return the hardware that work needs if any device of it will do."""
     if item.kind is WorkKind.JOB:
-        job = JobRequest.model_validate_json(item.payload)
+        job = JobRequest.from_stored(item.payload)
         return hardware_of_job(job.recommendation, job.training)
-    request = TuningRequest.model_validate_json(item.payload)
+    request = TuningRequest.from_stored(item.payload)
     return None if request.hardware is None else HardwareNeed.of_request(request)
 
 

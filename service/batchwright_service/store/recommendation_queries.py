@@ -83,7 +83,7 @@ class SqlRecommendationStore(RecommendationStore):
         found = self.texts([recommendation_id])
         if not found:
             raise NotFoundError.of("recommendation", recommendation_id)
-        return Recommendation.model_validate_json(found[recommendation_id])
+        return Recommendation.from_stored(found[recommendation_id])
 
     @override
     def texts(self, recommendation_ids: Sequence[str]) -> dict[str, str]:
@@ -119,7 +119,7 @@ class SqlRecommendationStore(RecommendationStore):
         )
         with read_transaction(self._engine) as connection:
             documents = connection.execute(statement).scalars()
-            return [Recommendation.model_validate_json(document) for document in documents]
+            return [Recommendation.from_stored(document) for document in documents]
 
     @override
     def newest(self, wanted: RecommendationFilter, limit: int, before: str | None = None) -> list[RecommendationRow]:

@@ -167,7 +167,7 @@ class WorkRunner:
 
     def _tune(self, claim: Claim, holder: LeaseHolder) -> Ending:
         item = claim.item
-        request = TuningRequest.model_validate_json(item.payload)
+        request = TuningRequest.from_stored(item.payload)
         tuning = self._rebuild(claim, request, holder)
         if (answer := self._answer(item, request, tuning, holder)) is not None:
             return answer
@@ -285,7 +285,7 @@ class WorkRunner:
 
     def _train(self, claim: Claim, holder: LeaseHolder) -> Ending:
         item = claim.item
-        job = JobRequest.model_validate_json(item.payload)
+        job = JobRequest.from_stored(item.payload)
         starts_anew = job.recommendation.request.command is not None  # and so are its updates counted
         newest = item.progress.update if item.progress and not starts_anew else 0
         recommendation = job.recommendation

@@ -246,7 +246,7 @@ def test_a_kernel_does_not_change_the_memory_of_a_host(before: int | None, now: 
 @pytest.mark.parametrize(("limit", "memory"), [(None, CPU.total_bytes), (1 * GIB, None)])
 def test_conditions_on_the_cpu_leave_out_memory_under_a_limit(limit: int | None, memory: int | None) -> None:
     """The limit is the request's own then, and part of its digest."""
-    found = recommendation(request=tuning_request(memory_limit_bytes=limit))
+    found = recommendation(request=tuning_request(effective_batch_size=10, memory_limit_bytes=limit))
     assert Conditions.of_recommendation(found, None).memory_bytes == memory
 
 

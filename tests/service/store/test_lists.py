@@ -130,7 +130,7 @@ def test_recommendations_are_found_by_what_they_are(store: Store, new_id: NewId)
     """Every field restricts, several together, page by page; a device is one by its id or its product's name."""
     made = []
     for precision, objective, more in ANSWERS:
-        request = tuning_request(mlp_spec(precision=precision), objective=objective)
+        request = tuning_request(mlp_spec(precision=precision), 10, objective=objective)
         made.append(recommendation(id=new_id("rec"), request=request, **more))
         store.submissions.add_succeeded(
             new_work(new_id("tun"), model="gpt" if len(made) == len(ANSWERS) else "mlp"), made[-1]

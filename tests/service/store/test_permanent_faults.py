@@ -1,18 +1,23 @@
-"""Permanent faults of the database: named at once, not retried, and a reason not to be ready."""
+"""A database that is not what it was: faults that do not end by themselves, and documents of earlier versions."""
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from sqlalchemy import text
 
+from batchwright.schemas.requests import TuningRequest
 from batchwright_service.errors import StoreBrokenError
 from batchwright_service.store.database.engine import open_engine, write_transaction
+from batchwright_service.store.database.schema import probes
 from batchwright_service.store.store import Store
 from batchwright_service.worker.lease import LeaseHolder, LeaseTerms
+from tests.support.factories import probe_result, tuning_request
 from tests.support.service.scripted import new_work
 from tests.support.service.stores import NewId, claimed
 
@@ -68,3 +73,20 @@ def test_a_permanent_fault_is_not_tried_again(store: Store, new_id: NewId) -> No
     with pytest.raises(StoreBrokenError):
         holder.retry(fail)
     assert len(calls) == 1
+
+
+def test_a_stored_field_that_this_version_lacks_is_left_out(store: Store, new_id: NewId) -> None:
+    """Work of an earlier version is read, and ends, after a field was taken out of a document, however deep."""
+    request = tuning_request()
+    document = request.model_dump(mode="json")
+    document["dropped"] = document["spec"]["dropped"] = document["spec"]["model"]["dropped"] = 1
+    work = replace(new_work(new_id("tun")), payload=json.dumps(document))
+    store.submissions.add(work)
+    assert TuningRequest.from_stored(claimed(store).item.payload) == request
+    result = probe_result(4)
+    stored = {**result.model_dump(mode="json"), "dropped": 1}
+    with write_transaction(store.engine) as connection:
+        connection.execute(
+            probes.insert().values(work_id=work.id, ordinal=1, recorded_at=0, document=json.dumps(stored))
+        )
+    assert [found.result for found in store.evidence.probes(work.id)] == [result]

@@ -96,6 +96,15 @@ class Document(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
 
     @classmethod
+    def from_stored(cls, text: str | bytes) -> Self:
+        """Read a document that an earlier version may have stored. Fields that this version lacks are left out.
+
+        Raises:
+            ValidationError: when a field that this version needs is missing or wrong.
+        """
+        return cls.model_validate_json(text, extra="ignore")
+
+    @classmethod
     def __get_pydantic_json_schema__(cls, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
         """The schema of pydantic, in which fields without a description have their docstrings.
 

@@ -151,15 +151,15 @@ def work_item(row: Row[Any], *, related: bool = True) -> WorkItem:
         payload=row.payload,
         fresh=bool(row.fresh),
         trace_parent=row.trace_parent,
-        progress=_PROGRESS.validate_json(row.progress) if row.progress else None,
-        result=TrainingResult.model_validate_json(row.result) if row.result else None,
-        problem=Problem.model_validate_json(row.problem) if row.problem else None,
+        progress=_PROGRESS.validate_json(row.progress, extra="ignore") if row.progress else None,
+        result=TrainingResult.from_stored(row.result) if row.result else None,
+        problem=Problem.from_stored(row.problem) if row.problem else None,
     )
 
 
 def recorded_probe(row: RowMapping) -> RecordedProbe:
     """Return a recorded probe."""
-    result = ProbeResult.model_validate_json(row["document"])
+    result = ProbeResult.from_stored(row["document"])
     return RecordedProbe(ordinal=row["ordinal"], recorded_at=moment(row["recorded_at"]), result=result)
 
 
@@ -170,7 +170,8 @@ def event(row: RowMapping) -> Event:
     document: Any = json.loads(row["document"])
     if kind is EventKind.PROBE:
         document = document | {"recorded_at": at}
-    return Event.model_validate({"id": row["id"], "at": at, "kind": kind, kind.value: document})
+    fields = {"id": row["id"], "at": at, "kind": kind, kind.value: document}
+    return Event.model_validate(fields, extra="ignore")
 
 
 def recommendation_row(row: RowMapping) -> RecommendationRow:

@@ -2,7 +2,8 @@
 
 ``build`` turns the data part of a spec into a data set of ``sources``; ``files`` finds its files in the folders that
 may be read; ``order`` shuffles an epoch as a function of (seed, epoch); ``loading`` prefetches windows in workers;
-``seeding`` makes random choices a function of (seed, epoch, sample); ``base`` collates samples into a batch.
+``seeding`` makes random choices a function of (seed, epoch, sample); ``base`` collates samples into a batch;
+``foreign`` runs the parsers of other packages, which may raise anything, crash, or never end.
 
 A new kind of data is a document in ``batchwright.schemas.dataset.data_spec``, a module in ``sources``, a case in
 ``build``.
