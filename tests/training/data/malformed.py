@@ -211,14 +211,20 @@ def _configs() -> Iterator[Malformed]:
 def _tokenizer(model: dict[str, Any] | None = None, **fields: Any) -> bytes:
     vocabulary = {"[UNK]": 0, "some": 1, "text": 2}
     made = {"type": "WordLevel", "vocab": vocabulary, "unk_token": "[UNK]", **(model or {})}
-    empty = {"added_tokens": [], "normalizer": None, "pre_tokenizer": None, "post_processor": None, "decoder": None}
+    empty: dict[str, Any] = {
+        "added_tokens": [],
+        "normalizer": None,
+        "pre_tokenizer": None,
+        "post_processor": None,
+        "decoder": None,
+    }
     return _json({"version": "1.0", **empty, "model": made, **fields})
 
 
 def _tokenizers() -> Iterator[Malformed]:
     """A `tokenizer.json` at fault, used for records and for text."""
     special = {"id": "[CLS]", "ids": [99999], "tokens": ["[CLS]"]}
-    post = {"type": "TemplateProcessing", "pair": [], "special_tokens": {"[CLS]": special}}
+    post: dict[str, Any] = {"type": "TemplateProcessing", "pair": [], "special_tokens": {"[CLS]": special}}
     post["single"] = [{"SpecialToken": {"id": "[CLS]", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}]
     piece = {"unk_token": "[UNK]", "continuing_subword_prefix": "##", "max_input_chars_per_word": 100}
     pattern = {"type": "Split", "pattern": {"Regex": "(a+)+$"}, "behavior": "Isolated", "invert": False}

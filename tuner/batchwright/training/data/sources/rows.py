@@ -187,9 +187,9 @@ def _rows_with_all(
         if holds_lists(rows, name) if are_lists else kind in {"string", "large_string"}:
             continue
         right = list if are_lists else str
-        others = (row for row, value in enumerate(rows[name]) if value is not None and not isinstance(value, right))
+        at_fault = (row for row, value in enumerate(rows[name]) if value is not None and not isinstance(value, right))
         message = "holds no lists, as of messages or of words" if are_lists else f"holds {kind}, not text"
-        raise data_problem(field, message, f"{name}, {found.files.place(next(others, 0))}")
+        raise data_problem(field, message, f"{name}, {found.files.place(next(at_fault, 0))}")
     compute = import_optional("pyarrow.compute", "data.kind", "records")
     length_of = compute.list_value_length if are_lists else compute.binary_length
     for field, name in named.items():
@@ -215,7 +215,7 @@ def _check_texts(found: FileRows, field: str, name: str) -> None:
             chunk.validate(full=True)
         except ValueError:
             for index in range(len(chunk)):
-                with foreign_errors(field, lambda number=first + index: found.files.place(number)):
+                with foreign_errors(field, partial(found.files.place, first + index)):
                     chunk.take([index]).validate(full=True)  # a slice of lists would check all of their elements
         first += len(chunk)
 
