@@ -15,7 +15,7 @@ from batchwright.schemas.requests import TuningRequest
 from batchwright_service.errors import StoreBrokenError
 from batchwright_service.store.database.engine import open_engine, write_transaction
 from batchwright_service.store.database.schema import probes
-from batchwright_service.store.store import Store
+from batchwright_service.store.store import Store, open_store
 from batchwright_service.worker.lease import LeaseHolder, LeaseTerms
 from tests.support.factories import probe_result, tuning_request
 from tests.support.service.scripted import new_work
@@ -52,12 +52,16 @@ def test_a_file_that_is_no_longer_there_takes_no_work(
         store.close()
 
 
-def test_a_lost_column_makes_the_service_unready(store: Store) -> None:
+def test_a_lost_column_makes_the_service_unready(database_url: str) -> None:
     """Nothing would end in a table that lacks one, though the database can be written."""
-    with write_transaction(store.engine) as connection:
-        connection.execute(text("ALTER TABLE recommendations RENAME COLUMN speedup TO other"))
-    with pytest.raises(StoreBrokenError, match="speedup"):
-        store.queue.check()
+    store = open_store(database_url)
+    try:
+        with write_transaction(store.engine) as connection:
+            connection.execute(text("ALTER TABLE recommendations RENAME COLUMN speedup TO other"))
+        with pytest.raises(StoreBrokenError, match="speedup"):
+            store.queue.check()
+    finally:
+        store.close()
 
 
 def test_a_permanent_fault_is_not_tried_again(store: Store, new_id: NewId) -> None:
