@@ -226,7 +226,7 @@ def test_an_image_of_another_format_is_not_opened(root: Path) -> None:
     """PostScript, which Pillow hands to another program, hides behind no suffix."""
     (root / "cat").mkdir()
     (root / "cat" / "1.png").write_bytes(b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EOF\n")
-    with pytest.raises(Exception, match="cannot be read: .*cannot identify"):
+    with pytest.raises(Exception, match=r"cannot be read: .*cannot identify"):
         read(images(root), root)
 
 
