@@ -6,6 +6,7 @@ from batchwright.cli.errors import ExitCode, exit_code
 from batchwright.errors import BatchwrightError, ExportError
 
 _CODES = {
+    "HubUnavailableError": ExitCode.DEVICE,
     "SpecError": ExitCode.WRONG_INPUT,
     "DataOutsideRootsError": ExitCode.WRONG_INPUT,
     "PlanError": ExitCode.WRONG_INPUT,

@@ -28,7 +28,10 @@ def evidence(*sizes: int, largest: int) -> Evidence:
 
 def found(*sizes: int, largest: int) -> Recommendation:
     """A recommendation from such evidence."""
-    return recommendation(largest_micro_batch_size=max(1, largest), evidence=evidence(*sizes, largest=largest))
+    if largest:
+        return recommendation(largest_micro_batch_size=largest, evidence=evidence(*sizes, largest=largest))
+    nothing = {"plan": None, "feasible": False, "largest_micro_batch_size": None}
+    return recommendation().model_copy(update={**nothing, "evidence": evidence(*sizes, largest=0)})
 
 
 def test_the_line_goes_through_the_two_largest_fits() -> None:

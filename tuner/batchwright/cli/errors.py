@@ -27,6 +27,7 @@ class ExitCode(IntEnum):
 _CODES: tuple[tuple[type[errors.BatchwrightError], ExitCode], ...] = (
     (errors.ProbeCancelledError, ExitCode.INTERRUPTED),
     (errors.EstimateCancelledError, ExitCode.INTERRUPTED),
+    (errors.HubUnavailableError, ExitCode.DEVICE),
     (errors.SpecError, ExitCode.WRONG_INPUT),
     (errors.DataOutsideRootsError, ExitCode.WRONG_INPUT),
     (errors.PlanError, ExitCode.WRONG_INPUT),

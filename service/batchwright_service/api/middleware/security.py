@@ -42,7 +42,6 @@ _JSON = "application/json"
 _FORM = "application/x-www-form-urlencoded"
 _MAX_FIELDS = 10
 _SINGLE_HEADERS = (
-    "authorization",
     "content-length",
     "content-type",
     "idempotency-key",

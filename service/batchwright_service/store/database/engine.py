@@ -32,6 +32,8 @@ from batchwright_service.store.database.sqlite_writer_lock import FairLock
 _BUSY_SECONDS = 10.0
 """The time for which a writer waits for others. Transactions take milliseconds."""
 _RETRY_SECONDS = 0.01
+_UNKNOWN_NAMES = "42"
+"""Class of PostgreSQL's error codes for tables and columns that do not exist, and statements that it cannot parse."""
 _PERMANENT = {sqlite3.SQLITE_ERROR, sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB}
 """SQLite's codes of a missing table or column, and of a file that is damaged or no database."""
 _IDLE_SECONDS = 10.0
@@ -275,7 +277,7 @@ def translate_errors() -> Iterator[None]:
     except (IntegrityError, ProgrammingError) as error:
         if error.connection_invalidated:
             raise StoreUnavailableError(f"the connection to the database broke: {_first_line(error)}") from error
-        if isinstance(error, ProgrammingError):
+        if str(getattr(error.orig, "sqlstate", "")).startswith(_UNKNOWN_NAMES):
             raise StoreBrokenError(f"the database does not match this version: {_first_line(error)}") from error
         raise
     except (DBAPIError, PoolTimeoutError) as error:
