@@ -113,6 +113,51 @@ def test_batch_norm_is_refused_only_where_it_matters() -> None:
         accumulation.update(_window(2), _sum)
 
 
+def _image_net(norm: Callable[[int], nn.Module] = nn.BatchNorm2d) -> nn.Sequential:
+    seed_everything(0)
+    return nn.Sequential(nn.Conv2d(3, 8, 3), norm(8), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 3))
+
+
+def _images(size: int) -> list[dict[str, Tensor]]:
+    return [{"x": torch.randn(size, 3, 6, 6), "y": torch.randint(3, (size,))} for _ in range(2)]
+
+
+@pytest.mark.parametrize("size", [2, 3, 4, 5, 64])
+@pytest.mark.parametrize("loss", [_sum, _in_bf16])
+def test_a_batch_norm_is_refused_where_its_losses_agree(loss: Any, size: int) -> None:
+    """Few samples, a part of which torch refuses, and losses that agree within the tolerance hide no batch norm."""
+    words = r"couples the samples .* by module `1` \(BatchNorm[12]d\).*GroupNorm.*checks_coupling"
+    with pytest.raises(WorkloadError, match=words):
+        _update(_model(nn.BatchNorm1d(8)), loss, _window(2, size))
+    with pytest.raises(WorkloadError, match=words):
+        _update(_image_net(), loss, _images(size))
+    assert not _update(_image_net().eval(), loss, _images(size)).skipped
+
+
+class _Standardised(nn.Conv2d):
+    """A convolution whose weights a batch norm standardises, as in timm's ResNets without batch norms."""
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Convolve with weights of mean 0 and variance 1."""
+        weight = F.batch_norm(self.weight.view(1, self.out_channels, -1), None, None, training=True)
+        return F.conv2d(features, weight.view_as(self.weight))
+
+
+class _PerSample(nn.BatchNorm2d):
+    """A batch norm over the pixels of one sample at a time."""
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Keep the shape."""
+        return torch.cat([super(_PerSample, self).forward(one) for one in torch.split(features, 1)])
+
+
+@pytest.mark.parametrize("norm", [lambda width: _Standardised(width, width, 1), _PerSample, nn.InstanceNorm2d])
+def test_a_batch_norm_of_weights_or_of_one_sample_is_no_false_alarm(norm: Callable[[int], nn.Module]) -> None:
+    """What a batch norm normalises does not grow with the micro-batch."""
+    for size in (2, 5, 64):
+        assert not _update(_image_net(norm), _sum, _images(size)).skipped
+
+
 def test_a_mean_is_refused_in_a_window_of_one_micro_batch() -> None:
     """The gradient of such a loss would be divided by the number of samples twice."""
     with pytest.raises(WorkloadError, match="is a mean"):

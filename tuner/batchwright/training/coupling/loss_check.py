@@ -19,11 +19,12 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812 - torch's own idiom
 from torch.overrides import TorchFunctionMode
 
 from batchwright.errors import WorkloadError
 from batchwright.training.coupling.comparison import without_dropout
-from batchwright.training.coupling.report import is_batch_norm
+from batchwright.training.coupling.report import BATCH_NORM_REMEDY, is_batch_norm
 from batchwright.training.coupling.rounded_weights import ROUNDED_RUNS, ROUNDING_SAFETY, mantissa_bits, rounded_weights
 from batchwright.training.micro_batches.forward_state import ModelState
 from batchwright.training.micro_batches.loss_window import named_terms
@@ -51,6 +52,11 @@ _FEW_ELEMENTS = 2**24
 """Frozen parameters of so many elements are copied, as forward passes may change them (a teacher, a codebook)."""
 _DETERMINISM_TOLERANCE = 1e-5
 """Relative: largest difference between two runs of a loss without random numbers."""
+_BATCH_NORMS: dict[Any, tuple[str, ...]] = {
+    F.batch_norm: ("input", "running_mean", "running_var", "weight", "bias", "training"),
+    torch.batch_norm: ("input", "weight", "bias", "running_mean", "running_var", "training"),
+}
+"""Functions that normalise over the samples, with the names of their arguments."""
 _OVERRIDE_HINT = "Pass checks_coupling=False to train nevertheless."
 
 Terms: TypeAlias = dict[str, tuple[float, float]]
@@ -158,25 +164,40 @@ class LossCheck:
             self._snapshot.restore()
 
     def _compare(self, micro_batch: MicroBatch, loss: LossOf) -> Finding | None:
-        # unequal parts: the mean of equal parts would be the mean of the whole
-        first = micro_batch.size - max(1, micro_batch.size // 3)
-        parts = micro_batch.divide((first, micro_batch.size - first))
-        with _NarrowResults() as precision:
-            whole = self._terms(micro_batch, loss)
-            changed = self._changed_state()
-            part_terms = [self._terms(part, loss) for part in parts]
+        parts = micro_batch.divide(_unequal_sizes(micro_batch.size))
+        with _Operations() as operations:
+            whole, together = self._terms(micro_batch, loss), operations.normalised
+            changed, operations.normalised = self._changed_state(), 0
+            try:
+                part_terms = [self._terms(part, loss) for part in parts]
+            except ValueError:  # as by torch's batch norm, for a single value
+                if together > operations.normalised > 0:
+                    return self._batch_norm_finding()
+                raise
         tolerance = _CPU_TOLERANCE if self._device.type == "cpu" else _GPU_TOLERANCE
-        tolerance = _NARROW_TOLERANCE if precision.found else tolerance
-        finding = _first_finding(whole, part_terms, tolerance, {}, is_mean=self._is_mean)
+        tolerance = _NARROW_TOLERANCE if operations.are_narrow else tolerance
+        normalises = together > operations.normalised > 0
+        least = _DETERMINISM_TOLERANCE if normalises else tolerance  # 0 in fp32 if its output is not used
+        finding = _first_finding(whole, part_terms, least, {}, is_mean=self._is_mean)
+        if normalises and finding is not None and not finding.always:
+            return self._batch_norm_finding()
         if finding is None:
             return self._state_finding(micro_batch, loss, changed) if changed else None
         if self._is_deterministic(whole, micro_batch, loss):
-            rounding = self._rounding(whole, micro_batch, loss, precision)
+            rounding = self._rounding(whole, micro_batch, loss, operations)
             return _first_finding(whole, part_terms, tolerance, rounding, is_mean=self._is_mean)
         finding = _first_finding(whole, part_terms, _RANDOM_TOLERANCE, {}, is_mean=self._is_mean)
         if finding is not None and finding.always:
             warnings.warn(f"{finding.message} (Its random numbers leave some doubt.)", stacklevel=2)
         return None
+
+    def _batch_norm_finding(self) -> Finding:
+        """The fault of a loss whose batch norm uses the statistics of a micro-batch: the losses may agree by chance."""
+        named = ((path, module) for path, module in self._model.named_modules() if is_batch_norm(module))
+        path, module = next((one for one in named if one[1].training), ("", self._model))
+        name = f"module `{path}` ({type(module).__name__})" if path else "a batch norm"
+        reason = f"couples the samples of a micro-batch by {name}, which normalises them by their own statistics"
+        return Finding(f"the loss {reason}: {BATCH_NORM_REMEDY}. {_OVERRIDE_HINT}", always=False)
 
     def _terms(self, micro_batch: MicroBatch, loss: LossOf) -> Terms:
         """The terms of a forward pass over a copy of the batch, from the same random numbers and buffers each time."""
@@ -246,14 +267,14 @@ class LossCheck:
         terms = named_terms(output, micro_batch.size)
         return {name: (_number(loss_sum), _number(weight)) for name, (loss_sum, weight) in terms.items()}
 
-    def _rounding(self, whole: Terms, micro_batch: MicroBatch, loss: LossOf, precision: _NarrowResults) -> Means:
+    def _rounding(self, whole: Terms, micro_batch: MicroBatch, loss: LossOf, operations: _Operations) -> Means:
         """Measure how far rounding may change the mean of each term: a sum that cancels is rounding alone.
 
         It is what rounded weights change. Values that nearly cancel within a sample, such as logarithms of equal
         probabilities, give multiples of a last digit, which such weights often leave as they are: the rounding of one
         such value is the least.
         """
-        bits = precision.bits if self._device.type == "cpu" else min(precision.bits, _TF32_BITS)
+        bits = operations.bits if self._device.type == "cpu" else min(operations.bits, _TF32_BITS)
         with _SampleValues(micro_batch.size) as values:
             self._terms(micro_batch, loss)
         changed = dict.fromkeys(whole, ROUNDING_SAFETY * values.magnitude * torch.finfo(torch.float32).eps)
@@ -279,17 +300,25 @@ class LossCheck:
         return True
 
 
-class _NarrowResults(TorchFunctionMode):
-    """Record of the lowest precision of any result, in binary digits: less than fp32 under autocast."""
+class _Operations(TorchFunctionMode):
+    """Record of the lowest precision of any result, and of the values that batch norms normalise together."""
 
     bits = mantissa_bits(torch.float32)
+    """Binary digits of the lowest precision: fewer than those of fp32 under autocast."""
+    normalised = 0
+    """The most values of one channel that share a mean and a variance of their own."""
 
     @property
-    def found(self) -> bool:
+    def are_narrow(self) -> bool:
         """Return whether an operation of lower precision ran."""
         return self.bits < mantissa_bits(torch.float32)
 
     def __torch_function__(self, function: Any, _: Any, args: Any = (), kwargs: Any = None) -> Any:  # noqa: ANN401 - torch's own signature
+        if function in _BATCH_NORMS:
+            arguments = dict(zip(_BATCH_NORMS[function], args, strict=False)) | (kwargs or {})
+            if arguments.get("training"):
+                features = arguments["input"]
+                self.normalised = max(self.normalised, features.numel() // max(1, features.shape[1]))
         result = function(*args, **(kwargs or {}))
         if isinstance(result, Tensor) and result.is_floating_point() and result.dtype.itemsize < torch.float32.itemsize:
             self.bits = min(self.bits, mantissa_bits(result.dtype))
@@ -317,6 +346,12 @@ def _few_frozen(model: nn.Module) -> frozenset[str]:
     """Names of the frozen parameters, unless they are many."""
     frozen = {name: each for name, each in model.named_parameters() if not each.requires_grad}
     return frozenset(frozen if sum(each.numel() for each in frozen.values()) <= _FEW_ELEMENTS else ())
+
+
+def _unequal_sizes(samples: int) -> tuple[int, int]:
+    """Sizes of two parts. The mean of equal parts would be the mean of the whole."""
+    last = max(1, samples // 3)
+    return samples - last, last
 
 
 def _largest_difference(one: Terms, other: Terms) -> float:

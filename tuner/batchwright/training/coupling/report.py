@@ -137,7 +137,7 @@ def _sentence(group: list[Culprit]) -> str:
 # --- remedies --------------------------------------------------------------------------------------------------------
 
 _ALLOW = "or set allow_batch_coupling (`--allow-batch-coupling` on the command line)"
-_BATCH_NORM = (
+BATCH_NORM_REMEDY = (
     "use GroupNorm or LayerNorm, or freeze its statistics (keep it in eval mode); SyncBatchNorm does not help, it "
     "shares statistics between ranks and not between micro-batches"
 )
@@ -193,7 +193,7 @@ def module_culprit(name: str, module: nn.Module, error: float | None) -> Culprit
     """The culprit for a module whose output for a sample depends on the others."""
     type_name = type(module).__name__
     if is_batch_norm(module):
-        return Culprit("module", name, type_name, error, _BATCH_NORM)
+        return Culprit("module", name, type_name, error, BATCH_NORM_REMEDY)
     return Culprit("module", name, type_name, error, _ROUTED if _contains_any(_ROUTING_WORDS, type_name) else _MODULE)
 
 
