@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -221,15 +222,58 @@ def test_dropout_does_not_hide_a_mean() -> None:
     assert model.get_submodule("1").p == 0.5
 
 
-def test_a_mean_among_random_numbers_is_warned_of() -> None:
-    """Noise in the loss leaves a doubt, so the update is made."""
+def _noise_of(batch: dict[str, Tensor], source: str) -> Tensor:
+    shape = (*batch["y"].shape, 3)
+    return torch.randn(shape) if source == "torch" else torch.from_numpy(_NUMPY.normal(size=shape)).float()
+
+
+_NUMPY = np.random.default_rng(0)
+
+
+@pytest.mark.parametrize(
+    ("reduction", "words"), [("sum", "grows with the batch"), ("mean of a pair", "`loss` is a mean, returned as a sum")]
+)
+def test_random_numbers_do_not_hide_a_wrong_reduction(reduction: str, words: str) -> None:
+    """The samples of a part get the numbers that they had in the whole, as for a variational autoencoder."""
+
+    def loss(model: nn.Module, batch: dict[str, Tensor]) -> Any:
+        errors = (model(batch["x"]) + 3 * _noise_of(batch, "torch")).square()
+        return errors.sum() if reduction == "sum" else (errors.mean(), len(batch["y"]))
+
+    for size in (2, 3, 6, 64):
+        with pytest.raises(WorkloadError, match=words):
+            _update(_model(), loss, _window(2, size))
+
+
+def test_a_mean_among_random_numbers_of_another_library_is_warned_of() -> None:
+    """Only torch's numbers can be given to a sample again, so a doubt remains, and the update is made."""
 
     def loss(model: nn.Module, batch: dict[str, Tensor]) -> tuple[Tensor, float]:
-        total, _ = _noisy(model, batch)
-        return total / len(batch["y"]), len(batch["y"])
+        return (model(batch["x"]) + _noise_of(batch, "numpy")).square().mean(), len(batch["y"])
 
     with pytest.warns(UserWarning, match=r"is a mean.*leave some doubt"):
         assert not _update(_model(), loss, _window(2, 64)).skipped
+
+
+@pytest.mark.parametrize("draw", ["rows", "samples", "batch", "permutation", "subset", "numpy"])
+@pytest.mark.parametrize("is_mean", [True, False])
+def test_random_numbers_are_no_false_alarm(draw: str, *, is_mean: bool) -> None:
+    """Several rows for each sample, one for the batch, other rows of the batch, a random subset, another library."""
+    draws: dict[str, Callable[[Tensor], Tensor]] = {
+        "rows": lambda features: (features.repeat_interleave(2, 0) + torch.randn(2 * len(features), 4))[::2],
+        "samples": lambda features: features + torch.rand(len(features), 1) * torch.randn_like(features),
+        "batch": lambda features: features + torch.randn(4),
+        "permutation": lambda features: features + features[torch.randperm(len(features))],
+        "subset": lambda features: features * F.dropout(torch.ones_like(features), 0.5),
+        "numpy": lambda features: features + torch.from_numpy(_NUMPY.normal(size=features.shape)).float(),
+    }
+
+    def loss(model: nn.Module, batch: dict[str, Tensor]) -> Any:
+        errors = (model(draws[draw](batch["x"])) ** 2).sum(1)
+        return errors.mean() if is_mean else (errors.sum(), len(errors))
+
+    for size in (2, 3, 6, 64):
+        assert not _update(_model(), loss, _window(2, size)).skipped
 
 
 @pytest.mark.parametrize("gathering", ["scratch", "in-place"])

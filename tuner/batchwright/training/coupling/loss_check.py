@@ -13,6 +13,7 @@ import math
 import random
 import warnings
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
@@ -24,6 +25,7 @@ from torch.overrides import TorchFunctionMode
 
 from batchwright.errors import WorkloadError
 from batchwright.training.coupling.comparison import without_dropout
+from batchwright.training.coupling.random_draws import MatchedDraws, UnmatchedDrawError
 from batchwright.training.coupling.report import BATCH_NORM_REMEDY, is_batch_norm
 from batchwright.training.coupling.rounded_weights import ROUNDED_RUNS, ROUNDING_SAFETY, mantissa_bits, rounded_weights
 from batchwright.training.micro_batches.forward_state import ModelState
@@ -52,6 +54,8 @@ _FEW_ELEMENTS = 2**24
 """Frozen parameters of so many elements are copied, as forward passes may change them (a teacher, a codebook)."""
 _DETERMINISM_TOLERANCE = 1e-5
 """Relative: largest difference between two runs of a loss without random numbers."""
+_RUNS_WITH_DRAWS = 8
+"""Runs of a loss that draws random numbers: two samples have only two permutations."""
 _BATCH_NORMS: dict[Any, tuple[str, ...]] = {
     F.batch_norm: ("input", "running_mean", "running_var", "weight", "bias", "training"),
     torch.batch_norm: ("input", "weight", "bias", "running_mean", "running_var", "training"),
@@ -113,8 +117,9 @@ class LossCheck:
     def run(self, window: Sequence[MicroBatch], loss: LossOf, largest: int | None) -> MicroBatch | None:
         """Check ``loss`` in the first window with samples, over at most ``largest`` of them.
 
-        No fault is found in a loss that cannot be computed for a part. A loss with random numbers that cannot be
-        disabled only causes a warning, and so does one that differs by every reading of a batch that may be a list.
+        No fault is found in a loss that cannot be computed for a part, unless by a batch norm. A loss with random
+        numbers that cannot be repeated for a sample only causes a warning, and so does one that differs by every
+        reading of a batch that may be a list.
 
         Returns:
             The reading of a batch by which the loss of its parts is that of the batch, or whose parts alone run; None
@@ -186,6 +191,8 @@ class LossCheck:
         if self._is_deterministic(whole, micro_batch, loss):
             rounding = self._rounding(whole, micro_batch, loss, operations)
             return _first_finding(whole, part_terms, tolerance, rounding, is_mean=self._is_mean)
+        with suppress(Exception):  # a draw that no part can repeat, or an operation that the mode cannot run
+            return self._matched_finding(micro_batch, loss, tolerance, operations)
         finding = _first_finding(whole, part_terms, _RANDOM_TOLERANCE, {}, is_mean=self._is_mean)
         if finding is not None and finding.always:
             warnings.warn(f"{finding.message} (Its random numbers leave some doubt.)", stacklevel=2)
@@ -203,6 +210,36 @@ class LossCheck:
         """The terms of a forward pass over a copy of the batch, from the same random numbers and buffers each time."""
         self._restore()
         return self._forward(micro_batch, loss)
+
+    def _matched_finding(
+        self, micro_batch: MicroBatch, loss: LossOf, tolerance: float, operations: _Operations
+    ) -> Finding | None:
+        """Compare a loss that draws random numbers, with the same numbers for a sample in the whole and in its parts.
+
+        Raises:
+            UnmatchedDrawError: when the numbers of a sample are not known.
+        """
+        size, (first, last) = micro_batch.size, _unequal_sizes(micro_batch.size)
+        with MatchedDraws() as draws:
+            draws.start(0, size, size)
+            whole = self._terms(micro_batch, loss)
+            self._restore(generators=False)
+            _advance_generators_of_other_libraries()
+            draws.start(0, size, size)
+            if _largest_difference(whole, self._forward(micro_batch, loss)) > _DETERMINISM_TOLERANCE:
+                raise UnmatchedDrawError("random numbers of another library than torch")
+            parts = []
+            for start, part in zip((0, first), micro_batch.divide((first, last)), strict=True):
+                draws.start(start, part.size, size)
+                parts.append(self._terms(part, loss))
+            finding = _first_finding(whole, parts, tolerance, {}, is_mean=self._is_mean)
+            if finding is None:
+                return None
+            if draws.ambiguous:
+                raise UnmatchedDrawError("several rows for each sample, in an unknown order")
+            draws.start(0, size, size)
+            rounding = self._rounding(whole, micro_batch, loss, operations)
+            return _first_finding(whole, parts, tolerance, rounding, is_mean=self._is_mean)
 
     def _restore(self, *, generators: bool = True) -> None:
         """Restore the random numbers, and what forward passes have changed in the model."""
@@ -287,16 +324,20 @@ class LossCheck:
         return changed
 
     def _is_deterministic(self, whole: Terms, micro_batch: MicroBatch, loss: LossOf) -> bool:
-        """Return whether two further runs, from other random numbers, give the same loss."""
-        for _ in range(2):
+        """Return whether further runs, from other random numbers, give the same loss: two, or more if it draws some."""
+        for run in range(_RUNS_WITH_DRAWS):
             self._restore(generators=False)
-            torch.rand(3, device=self._device), torch.rand(3), random.random(), np.random.random()  # noqa: NPY002 - advances each generator
+            torch.rand(3 + run, device=self._device), torch.rand(3 + run)
+            _advance_generators_of_other_libraries(1 + run)
+            before = RandomState.capture(self._device)
             again = self._forward(micro_batch, loss)
             pairs = ((total, again[name][0]) for name, (total, _) in whole.items())
             if not all(
                 math.isclose(total, other, rel_tol=_DETERMINISM_TOLERANCE, abs_tol=1e-12) for total, other in pairs
             ):
                 return False
+            if run and before.equals(RandomState.capture(self._device)):
+                break
         return True
 
 
@@ -352,6 +393,11 @@ def _unequal_sizes(samples: int) -> tuple[int, int]:
     """Sizes of two parts. The mean of equal parts would be the mean of the whole."""
     last = max(1, samples // 3)
     return samples - last, last
+
+
+def _advance_generators_of_other_libraries(numbers: int = 1) -> None:
+    for _ in range(numbers):
+        random.random(), np.random.random()  # noqa: NPY002 - user code may use the old interface
 
 
 def _largest_difference(one: Terms, other: Terms) -> float:
