@@ -294,6 +294,41 @@ def test_two_readings_by_which_the_loss_differs_are_warned_of() -> None:
         assert not accumulation().update([even(6)], loss).skipped
 
 
+def boxes(samples: int) -> dict[str, Tensor]:
+    """Images of three channels, and two rows for each: the index of the image, and a box of two numbers."""
+    index = torch.arange(samples).repeat_interleave(2)
+    return {"x": torch.randn(samples, WIDTH, 4), "boxes": torch.cat([index[:, None], torch.randn(2 * samples, 2)], 1)}
+
+
+def box_loss(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+    """The mean over the boxes, which are two for each image."""
+    found = model(batch["x"].transpose(1, 2)).mean(1)[batch["boxes"][:, 0].long(), :2]
+    errors: Tensor = found - batch["boxes"][:, 1:]
+    return errors.square().mean()
+
+
+def test_channels_are_no_samples_where_the_parts_do_not_run() -> None:
+    """Three channels and three numbers in each row of a table, which a mean would weigh all batches by."""
+    batches = [boxes(6), boxes(2)]
+    with pytest.raises(WorkloadError, match=r"number of samples of the batch is not known.*`samples=`"):
+        accumulation().accumulate(batches, box_loss)
+    loop = accumulation(samples=lambda batch: len(batch["x"]))
+    assert loop.accumulate(batches, box_loss).micro_batch_sizes == (6, 2)
+
+
+def test_channels_are_no_samples_where_the_parts_have_another_loss() -> None:
+    """Tokens are no samples beside a table by token, and the loss does not couple the samples that are divided so."""
+
+    def loss(model: nn.Module, batch: dict[str, Tensor]) -> tuple[Tensor, int]:
+        mixed = model(torch.einsum("ntw,ts->nsw", batch["x"], batch["table"]))
+        return mixed.square().sum(), len(batch["x"])
+
+    batch = {"x": torch.randn(SAMPLES, 5, WIDTH), "table": torch.randn(5, 5)}
+    with pytest.raises(WorkloadError, match=r"plan cannot be followed: .*`batch\['table'\]` has the shape \(5, 5\)"):
+        accumulation(plan=PLAN).accumulate([batch], loss)
+    assert accumulation().accumulate([batch, batch], loss).micro_batch_sizes == (SAMPLES, SAMPLES)
+
+
 # --- batches that cannot be divided -----------------------------------------------------------------------------------
 
 

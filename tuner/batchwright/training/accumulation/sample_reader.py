@@ -5,7 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from batchwright.training.micro_batches.sample_layout import SampleLayout, UnknownSamplesError
-from batchwright.training.micro_batches.splitting import CountSamples, MicroBatch, as_micro_batch, laid_out
+from batchwright.training.micro_batches.splitting import (
+    CountSamples,
+    MicroBatch,
+    as_micro_batch,
+    laid_out,
+    unknown_micro_batch,
+)
 from batchwright.workloads.base import Batch
 
 
@@ -21,6 +27,8 @@ class SampleReader:
         self._samples = samples
         self._share = share
         self._layout: SampleLayout | None = None
+        self._is_unknown = False
+        """True if every reading of the first batch was a guess, and is wrong."""
 
     def read(self, window: Iterable[Batch | MicroBatch]) -> list[MicroBatch]:
         """The micro-batches of a window."""
@@ -31,6 +39,8 @@ class SampleReader:
         return [batch if isinstance(batch, MicroBatch) else self._read(batch, size) for batch in batches]
 
     def _read(self, batch: Batch, size: int | None) -> MicroBatch:
+        if self._is_unknown:
+            return unknown_micro_batch(batch)
         if self._layout is not None:
             try:
                 count = self._layout.count(batch)
@@ -44,6 +54,11 @@ class SampleReader:
 
     def settle(self, window: Sequence[MicroBatch], chosen: MicroBatch | None) -> list[MicroBatch]:
         """The window, where every batch is read as ``chosen``, one of the readings of one of them."""
+        if chosen is not None and chosen.indivisible is not None:
+            self._is_unknown = True
+            return [
+                one if one.layout is None and not one.readings else unknown_micro_batch(one.batch) for one in window
+            ]
         if chosen is None or chosen.layout is None:
             return list(window)
         self._layout = layout = chosen.layout

@@ -33,7 +33,7 @@ from batchwright.training.micro_batches.loss_window import named_terms
 from batchwright.training.micro_batches.nested_batches import copied, to_device
 from batchwright.training.micro_batches.rng_state import RandomState
 from batchwright.training.micro_batches.snapshot import Snapshot
-from batchwright.training.micro_batches.splitting import MicroBatch
+from batchwright.training.micro_batches.splitting import MicroBatch, unknown_micro_batch
 from batchwright.workloads.base import Batch
 
 _CPU_TOLERANCE = 1e-3
@@ -122,8 +122,9 @@ class LossCheck:
         reading of a batch that may be a list.
 
         Returns:
-            The reading of a batch by which the loss of its parts is that of the batch, or whose parts alone run; None
-            if no batch has several readings, or none is right.
+            The reading of a batch by which the loss of its parts is that of the batch, or whose parts alone run; a
+            batch of unknown samples if all readings were guesses and are wrong; None if no batch has several
+            readings, or none is right.
         """
         divisible = (one for one in window if one.size > 1 and not one.is_padding)
         micro_batch = next((one for one in divisible if one.readings or one.indivisible is None), None)
@@ -146,6 +147,9 @@ class LossCheck:
             message = f"the loss could not be compared with that of its parts: {micro_batch.indivisible}"
             warnings.warn(message, stacklevel=2)
             return None
+        layouts = [one.layout for one in micro_batch.readings if one.layout is not None]
+        if layouts and not any(layout.is_conventional for layout in layouts):
+            return unknown_micro_batch(micro_batch.batch)
         if not ran:
             return None
         reading, self._finding = ran[0]

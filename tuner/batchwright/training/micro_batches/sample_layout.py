@@ -72,6 +72,12 @@ class SampleLayout:
         """Return whether the items of a list, or of another sequence, are samples."""
         return any(isinstance(leaf, Items) for _, leaf in self.leaves)
 
+    @property
+    def is_conventional(self) -> bool:
+        """Return whether the samples of the first tensor are along its first dimension, or items."""
+        _, leaf = next(self.leaves)
+        return isinstance(leaf, Items) or leaf.dimensions[0][0] == 0
+
     @cached_property
     def _is_of_first_dimensions(self) -> bool:
         return all(leaf == Rows(((0, 1),)) for _, leaf in self.leaves)

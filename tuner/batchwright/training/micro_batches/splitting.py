@@ -34,6 +34,7 @@ __all__ = [
     "split_batch",
     "tensors_of",
     "to_device",
+    "unknown_micro_batch",
     "windows",
 ]
 
@@ -56,7 +57,8 @@ class MicroBatch:
         is_counted: false if ``size`` is a guess.
         guess: what about the division is a guess; None if the batch shows it.
         layout: where the samples are in the batch, if the division follows from that.
-        readings: the same batch by each plausible layout, the likeliest first, if there are several.
+        readings: the same batch by each plausible layout, the likeliest first, if there are several, or if the only one
+            is a guess that the loss has to confirm.
     """
 
     batch: Batch
@@ -136,15 +138,16 @@ def as_micro_batch(batch: Batch, size: int | None = None, samples: CountSamples 
     if samples is not None:
         size = samples(batch)
     layouts = readings_of(batch, size)
+    is_known = size is not None and bool(layouts)
     if samples is not None and size is not None:
         layouts = [layout for layout in layouts if _agrees(layout, batch, size, samples)][:1]
     elif not layouts and size is not None:
         layouts = readings_of(batch, None)
     readings = tuple(laid_out(batch, layout.count(batch), layout) for layout in layouts)
     if not readings:
-        return _unknown(batch, size, is_counted=samples is not None)
+        return unknown_micro_batch(batch, size, is_counted=samples is not None)
     if len(readings) == 1:
-        return readings[0]
+        return readings[0] if is_known or layouts[0].is_conventional else replace(readings[0], readings=readings)
     if len({layout.has_items for layout in layouts}) == 1:  # the first dimension is the convention
         return replace(readings[0], readings=readings)
     kinds = (next(one for one in readings if one.layout and one.layout.has_items is kind) for kind in (True, False))
@@ -162,7 +165,7 @@ def _agrees(layout: SampleLayout, batch: Batch, size: int, samples: CountSamples
     return False
 
 
-def _unknown(batch: Batch, size: int | None, *, is_counted: bool) -> MicroBatch:
+def unknown_micro_batch(batch: Batch, size: int | None = None, *, is_counted: bool = False) -> MicroBatch:
     """A micro-batch of an unknown type, or whose tensors have no size in common."""
     reason = f"a batch of type {type(batch).__name__} cannot be divided, as its samples are not known: {REMEDY}"
     length = first_dimension(batch)
