@@ -316,17 +316,34 @@ def test_channels_are_no_samples_where_the_parts_do_not_run() -> None:
     assert loop.accumulate(batches, box_loss).micro_batch_sizes == (6, 2)
 
 
-def test_channels_are_no_samples_where_the_parts_have_another_loss() -> None:
-    """Tokens are no samples beside a table by token, and the loss does not couple the samples that are divided so."""
+def mixed_loss(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+    """A loss of positions that a table mixes, the same for all samples."""
+    mixed: Tensor = model(torch.einsum("ntw,ts->nsw", batch["x"], batch["table"]))
+    return mixed.square().mean()
+
+
+@pytest.mark.parametrize("rows", [5, 1])
+def test_a_tensor_without_rows_of_samples_is_shared(rows: int) -> None:
+    """A table by position, or one row for all; without a check of the loss nothing shows that the samples share it."""
+    batch = {"x": torch.randn(SAMPLES, rows, WIDTH), "table": torch.randn(rows, 5)}
+    loop = accumulation(plan=PLAN)
+    assert loop.accumulate([batch], mixed_loss).micro_batch_sizes == (3, 3, 2)
+    assert_exact(loop, batch, mixed_loss)
+    with pytest.raises(WorkloadError, match=r"plan cannot be followed: .*`batch\['table'\]` has the shape"):
+        accumulation(plan=PLAN, checks_coupling=False).accumulate([batch], mixed_loss)
+
+
+def test_a_tensor_of_other_rows_of_samples_is_not_shared() -> None:
+    """Three boxes of eight images, by which parts have another loss."""
+    index = torch.tensor([0.0, 3.0, 7.0])
+    batch = {"x": torch.randn(SAMPLES, WIDTH), "boxes": torch.stack([index, torch.randn(3)], 1)}
 
     def loss(model: nn.Module, batch: dict[str, Tensor]) -> tuple[Tensor, int]:
-        mixed = model(torch.einsum("ntw,ts->nsw", batch["x"], batch["table"]))
-        return mixed.square().sum(), len(batch["x"])
+        inside = batch["boxes"][batch["boxes"][:, 0] < len(batch["x"])]
+        return (model(batch["x"])[inside[:, 0].long(), 0] - inside[:, 1]).square().sum(), len(batch["x"])
 
-    batch = {"x": torch.randn(SAMPLES, 5, WIDTH), "table": torch.randn(5, 5)}
-    with pytest.raises(WorkloadError, match=r"plan cannot be followed: .*`batch\['table'\]` has the shape \(5, 5\)"):
+    with pytest.raises(WorkloadError, match=r"plan cannot be followed: .*`batch\['boxes'\]` has the shape \(3, 2\)"):
         accumulation(plan=PLAN).accumulate([batch], loss)
-    assert accumulation().accumulate([batch, batch], loss).micro_batch_sizes == (SAMPLES, SAMPLES)
 
 
 # --- batches that cannot be divided -----------------------------------------------------------------------------------

@@ -161,7 +161,8 @@ class GradientAccumulation:
         wrapped = isinstance(model, DistributedDataParallel)
         self.ranks = ranks or (ProcessGroup() if wrapped else Ranks())
         self._planned = None if plan is None else PlannedWindow(plan_of(plan), self.ranks, lock_step=lock_step)
-        self._reader = SampleReader(samples, None if self._planned is None else sum(self._planned.sizes))
+        share = None if self._planned is None else sum(self._planned.sizes)
+        self._reader = SampleReader(samples, share, is_checked=checks_coupling and not lock_step)
         self._has_several_terms = False
         self._called = model.module if isinstance(model, DistributedDataParallel) else model
         self._floating = floating

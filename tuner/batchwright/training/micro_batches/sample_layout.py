@@ -61,6 +61,8 @@ class SampleLayout:
     """Where the samples of the batches of one structure are."""
 
     root: Layout
+    shares_tensors: bool = False
+    """True if a tensor of the batch has no dimension with the samples, so that they may share it."""
 
     @property
     def leaves(self) -> Iterator[tuple[str, Rows | Items]]:
@@ -74,9 +76,9 @@ class SampleLayout:
 
     @property
     def is_conventional(self) -> bool:
-        """Return whether the samples of the first tensor are along its first dimension, or items."""
+        """Return whether no tensor is shared, and the first has samples along its first dimension or as items."""
         _, leaf = next(self.leaves)
-        return isinstance(leaf, Items) or leaf.dimensions[0][0] == 0
+        return not self.shares_tensors and (isinstance(leaf, Items) or leaf.dimensions[0][0] == 0)
 
     @cached_property
     def _is_of_first_dimensions(self) -> bool:
@@ -186,7 +188,12 @@ def has_tensors(value: object) -> bool:
 
 
 def layout_of(
-    batch: Batch, samples: int, dimensions: Sequence[int] = (0,), *, prefers_items: bool = False
+    batch: Batch,
+    samples: int,
+    dimensions: Sequence[int] = (0,),
+    *,
+    prefers_items: bool = False,
+    shares_tensors: bool = False,
 ) -> SampleLayout:
     """The layout of a batch of ``samples``.
 
@@ -198,17 +205,19 @@ def layout_of(
         samples: number of samples.
         dimensions: the dimensions of tensors to look at, in order of preference.
         prefers_items: whether the items of a list of ``samples`` alike items are samples, whatever their shapes.
+        shares_tensors: whether tensors may be shared by all samples, if they have no rows for each (a mask by position,
+            weights of classes).
 
     Raises:
         UnknownSamplesError: naming a tensor without ``samples`` along these dimensions, or inside an object of unknown
             type.
     """
-    root = _ByCount(samples, dimensions, prefers_items).read("batch", batch)
+    root = _ByCount(samples, dimensions, prefers_items, shares_tensors).read("batch", batch)
     if next(_leaves("batch", root), None) is None:
         raise UnknownSamplesError(
             f"no tensor or list of {samples} samples in this batch of type {type(batch).__name__}: {REMEDY}"
         )
-    return SampleLayout(root)
+    return SampleLayout(root, shares_tensors)
 
 
 @dataclass(frozen=True)
@@ -218,6 +227,7 @@ class _ByCount:
     samples: int
     dimensions: Sequence[int]
     prefers_items: bool
+    shares_tensors: bool
 
     def read(self, name: str, value: Any) -> Layout:  # noqa: ANN401 - of any type
         count = item_count(value)
@@ -241,7 +251,8 @@ class _ByCount:
         compressed = isinstance(value, Tensor) and value.layout in _COMPRESSED
         if dimension is not None and not compressed:
             return Rows(((dimension, 1),))
-        if not shape or isinstance(value, np.ndarray):
+        is_shared = self.shares_tensors and not compressed and shape and shape[0] % self.samples != 0
+        if not shape or isinstance(value, np.ndarray) or is_shared:
             return None
         reason = f"is in the layout {value.layout}" if compressed else f"has the shape {shape}"
         first = " along its first dimension" if tuple(self.dimensions) == (0,) else ""
@@ -287,6 +298,14 @@ def readings_of(batch: Batch, samples: int | None) -> list[SampleLayout]:
     return found + [
         layout for layout in _layouts(batch, counts, ((range(8), False), ((1, 0), False))) if layout not in found
     ]
+
+
+def shared_layouts(batch: Batch, samples: int) -> list[SampleLayout]:
+    """The layout of a batch with tensors that its samples may share, if its first tensor has ``samples`` rows."""
+    if samples > 1 and first_dimension(batch) == samples:
+        with suppress(UnknownSamplesError):
+            return [layout_of(batch, samples, shares_tensors=True)]
+    return []
 
 
 def _layouts(batch: Batch, counts: Sequence[int], modes: Sequence[tuple[Sequence[int], bool]]) -> list[SampleLayout]:

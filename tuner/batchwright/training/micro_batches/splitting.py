@@ -20,6 +20,7 @@ from batchwright.training.micro_batches.sample_layout import (
     first_dimension,
     layout_of,
     readings_of,
+    shared_layouts,
 )
 from batchwright.workloads.base import Batch, Sample
 
@@ -139,6 +140,8 @@ def as_micro_batch(batch: Batch, size: int | None = None, samples: CountSamples 
         size = samples(batch)
     layouts = readings_of(batch, size)
     is_known = size is not None and bool(layouts)
+    if size is not None and not layouts:
+        layouts = shared_layouts(batch, size)
     if samples is not None and size is not None:
         layouts = [layout for layout in layouts if _agrees(layout, batch, size, samples)][:1]
     elif not layouts and size is not None:
