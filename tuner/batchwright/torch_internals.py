@@ -70,11 +70,17 @@ clear_blas_workspaces: Callable[[], None] = getattr(torch._C, "_cuda_clearCublas
 own_parameters: Callable[[nn.Module], dict[str, nn.Parameter | None]] = attrgetter("_parameters")
 """A module's own parameters by name: ``named_parameters()`` takes five times as long, in every update."""
 
-own_buffers: Callable[[nn.Module], dict[str, Tensor | None]] = attrgetter("_buffers")
-"""A module's own buffers by name, to restore what a forward pass has replaced: ``named_buffers()`` is read-only."""
-
 version_of: Callable[[Tensor], int] = attrgetter("_version")
 """Number of writes to a tensor, counted by autograd: only ``_version`` shows it."""
+
+
+def own_buffers(module: nn.Module) -> dict[str, Tensor | None]:
+    """A module's own buffers by name, to restore what a forward pass has replaced: ``named_buffers()`` is read-only.
+
+    Those of a scripted module are in no dictionary, and are only written to.
+    """
+    buffers = module._buffers  # noqa: SLF001
+    return buffers if isinstance(buffers, dict) else dict(module.named_buffers(recurse=False))
 
 
 def gradient_hooks(parameter: Any) -> list[dict[int, Callable[[Tensor], object]]]:  # noqa: ANN401 - a Tensor, whose attributes have other types

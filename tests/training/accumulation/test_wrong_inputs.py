@@ -141,6 +141,10 @@ CASES: dict[str, tuple[Callable[[], object], str]] = {
         lambda: _made(MODEL, torch.optim.SGD(OTHER.parameters(), lr=0.1)),
         r"optimizer: none of its 2 parameters .* 2 trainable parameters of Linear.*`weight`",
     ),
+    "an optimizer that needs a closure": (
+        lambda: GradientAccumulation(MODEL, torch.optim.LBFGS(MODEL.parameters())).update([BATCH], _loss),
+        r"optimizer: steps with a closure only.*`accumulate`.*'LBFGS'",
+    ),
     "an optimizer of frozen layers": (_frozen, r"optimizer: none of its 2 parameters .*`1\.weight`"),
     "an optimizer from before a layer was replaced": (_replaced_head, r"`1\.weight`.*optimizer.*after"),
     "a dict for a plan": (partial(_made, plan={"micro_batch_size": 2}), r"plan: .*'micro_batch_size'"),

@@ -253,3 +253,17 @@ def test_state_costs_two_passes_of_the_first_window(middle: nn.Module, calls: in
 
     _update(nn.Sequential(nn.Linear(WIDTH, WIDTH), middle), loss, [torch.randn(6, WIDTH)])
     assert len(sizes) == calls
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")
+def test_a_scripted_model_is_checked_and_its_statistics_are_restored() -> None:
+    """Scripted modules keep their buffers in no dictionary, and give no access to parameters by name."""
+    torch.manual_seed(0)
+    norm = nn.BatchNorm1d(WIDTH, momentum=0.5)
+    model = torch.jit.script(nn.Sequential(nn.Linear(WIDTH, WIDTH), norm, nn.Linear(WIDTH, 1)))
+    wanted, batch = copy.deepcopy(model), torch.randn(8, WIDTH)
+    wanted(batch)
+    with pytest.raises(WorkloadError, match="is a mean"):
+        _update(model, lambda model, batch: (model(batch).square().mean(), len(batch)), [batch])
+    _update(model, lambda model, batch: (model(batch).sum() * 0 + model[0](batch).square().sum(), len(batch)), [batch])
+    torch.testing.assert_close(dict(model.named_buffers()), dict(wanted.named_buffers()))

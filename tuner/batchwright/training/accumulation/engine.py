@@ -36,7 +36,7 @@ from batchwright.planning.noise_scale import measure
 from batchwright.schemas.plans import Plan, UniformPlan
 from batchwright.schemas.recommendation import Recommendation
 from batchwright.training.accumulation.collectives import ProcessGroup, Ranks
-from batchwright.training.accumulation.engine_arguments import require_arguments, require_loss
+from batchwright.training.accumulation.engine_arguments import require_arguments, require_loss, require_plain_step
 from batchwright.training.accumulation.first_window import FirstWindow
 from batchwright.training.accumulation.gradient_noise import GradientNoise
 from batchwright.training.accumulation.gradient_sums import (
@@ -237,6 +237,8 @@ class GradientAccumulation:
         """
         if not isinstance(measures_noise, bool):
             raise wrong_argument("measures_noise", "must be True or False", measures_noise)
+        if self._first_window is not None:
+            require_plain_step(self.optimizer)
         self._noise.wanted = measures_noise
         report = self._run_window(micro_batches, loss, weigh)
         if not report.skipped:

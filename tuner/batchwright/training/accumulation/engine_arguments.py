@@ -102,14 +102,26 @@ def _untrainable(model: nn.Module) -> Iterator[FieldProblem]:
 def _unrelated(model: nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[FieldProblem]:
     """An optimizer that moves none of the model's trainable parameters."""
     held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
-    trainable = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
-    if trainable and not any(id(model.get_parameter(name)) in held for name in trainable):
+    trainable = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+    if trainable and not any(id(parameter) in held for parameter in trainable.values()):
         yield FieldProblem(
             "optimizer",
             f"none of its {len(held)} parameters is one of the {len(trainable)} trainable parameters of "
-            f"{type(model).__name__}, such as `{trainable[0]}`: make it of `model.parameters()`, once the model has "
-            "all of its layers; or, to train only parameters of the loss, freeze those of the model",
+            f"{type(model).__name__}, such as `{next(iter(trainable))}`: make it of `model.parameters()`, once the "
+            "model has all of its layers; or, to train only parameters of the loss, freeze those of the model",
         )
+
+
+def require_plain_step(optimizer: torch.optim.Optimizer) -> None:
+    """Check that an optimizer steps without a closure.
+
+    Raises:
+        SpecError: when it does not, as LBFGS, which computes several losses for each step.
+    """
+    closure = inspect.signature(optimizer.step).parameters.get("closure")
+    if closure is not None and closure.default is inspect.Parameter.empty:
+        message = "steps with a closure only: call its `step` with one that returns the loss of `accumulate`"
+        raise wrong_argument("optimizer", message, type(optimizer).__name__)
 
 
 def require_loss(loss: object, *, thorough: bool) -> None:

@@ -257,7 +257,8 @@ class LossCheck:
         In training no output depends on these.
         """
         changed = {} if self._state is None else self._state.changed()
-        return {path: names for path, names in changed.items() if not is_batch_norm(self._model.get_submodule(path))}
+        modules = dict(self._model.named_modules())  # scripted ones have no `get_submodule`
+        return {path: names for path, names in changed.items() if not is_batch_norm(modules[path])}
 
     def _state_finding(
         self, micro_batch: MicroBatch, loss: LossOf, changed: dict[str, tuple[str, ...]]
