@@ -298,10 +298,10 @@ wide = Working()
 
 
 def test_what_a_library_does_without_near_the_limit_counts(programs: Programs) -> None:
-    """As the packing buffers of MKL, which the job takes, because it has no limit."""
+    """As the packing buffers of MKL, which the job takes, because it has no limit. 16 MiB of the loss come after."""
     peak = programs.probe(SETUP + TRAINS).process_peak_bytes or 0
     near = {"limit_bytes": peak + 8 * MIB}
-    result = programs.probe(SETUP + WORKSPACE.replace("SIZE", "24") + TRAINS, **near)
+    result = programs.probe(SETUP + WORKSPACE.replace("SIZE", "40") + TRAINS, **near)
     assert (result.outcome, result.error_type) == (Outcome.OOM, "peak-above-limit"), result
     assert (result.process_peak_bytes or 0) > peak + 8 * MIB
     assert "a library takes less where an allocation fails" in result.message
