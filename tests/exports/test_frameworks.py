@@ -648,7 +648,7 @@ def test_our_script_runs_where_was_measured() -> None:
 
 
 def test_our_script_checks_the_loss_that_its_user_puts_in() -> None:
-    """Unless the tuning was told to accept coupled samples."""
+    """The exception is a tuning that was told to accept coupled samples."""
     assert "checks_coupling" not in made("pytorch").files[0].content
     recommended = plan(16)
     request = recommended.request.model_copy(update={"allow_batch_coupling": True})

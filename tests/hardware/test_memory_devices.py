@@ -109,7 +109,7 @@ for kibibytes in range(0, 2048, 512):
 
 
 def test_the_heap_grows_alike_whatever_it_held_before() -> None:
-    """By whole steps of 2 MiB, of which the last one before the limit was begun somewhere."""
+    """The heap grows by steps of 2 MiB, and a part of the last step was used before the limit was set."""
     run = subprocess.run(
         [sys.executable, "-c", GROWTHS],
         env={**os.environ, **CPU_ENVIRONMENT},

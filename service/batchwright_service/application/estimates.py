@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from batchwright.hardware.gpu_table import GPUS
 from batchwright.planning.fingerprint import canonical_json, memory_part
 from batchwright.schemas.estimates import Estimate, EstimateRequest
 from batchwright.schemas.workload import PythonModel
+from batchwright_service.application.rules.bulkhead import Bulkhead
 from batchwright_service.application.rules.policy import Policy
 from batchwright_service.errors import EstimatesBusyError, InvalidInputError
 from batchwright_service.observability.metrics import Metrics
@@ -27,7 +27,6 @@ ShouldStop = Callable[[], bool]
 Estimator = Callable[[EstimateRequest, ShouldStop], Estimate]
 """Computes an estimate in child processes. Blocks; after a stop the processes have ended when it returns."""
 
-_POLL_SECONDS = 0.05
 _THREADS_WITHOUT_SLOT = 4
 """Threads for callers that need no slot, since they are served from the cache or refused."""
 
@@ -75,8 +74,14 @@ class Estimates:
         self._versions = dict(versions)
         self._limits = limits
         self._metrics = metrics or Metrics()
-        self._slots = threading.BoundedSemaphore(limits.slots)
-        self._admitted = threading.BoundedSemaphore(limits.slots + limits.queue)
+        self._bulkhead = Bulkhead(
+            f"the {limits.slots} slots of estimates",
+            limits.slots,
+            limits.queue,
+            limits.wait_seconds,
+            EstimatesBusyError,
+            "try again later; the operator raises BATCHWRIGHT_ESTIMATE_SLOTS",
+        )
         self._cache = _EstimateCache(limits.cache_entries, limits.cache_bytes)
         self.threads = CapacityLimiter(limits.slots + limits.queue + _THREADS_WITHOUT_SLOT)
         """Threads of callers, separate from the API's others, which waiting estimates must not use up."""
@@ -100,7 +105,12 @@ class Estimates:
         if (cached := self._cache.get(key)) is not None:
             self._metrics.count_estimate("cached")
             return cached
-        with self._counted(), self._slot(should_stop):
+
+        def require_caller() -> None:
+            if should_stop():
+                raise EstimateCancelledError("the estimate was cancelled before it began")
+
+        with self._counted(), self._bulkhead.slot(require_caller):
             estimate = self._cache.get(key) or self._estimator(request, should_stop)
         if not isinstance(request.spec.model, PythonModel):
             self._cache.put(key, estimate)
@@ -133,40 +143,6 @@ class Estimates:
         parts = request.model_dump(mode="json", exclude={"spec", "timeout_seconds"})
         parts |= {"gpus": _gpu_names(request.gpus), "spec": memory_part(request.spec), "versions": self._versions}
         return canonical_json(parts)
-
-    @contextmanager
-    def _slot(self, should_stop: ShouldStop) -> Iterator[None]:
-        """Hold a slot within the block, after waiting for one.
-
-        Raises:
-            EstimatesBusyError: when no slot became free in time, or too many callers wait.
-            EstimateCancelledError: when ``should_stop`` returned true first.
-        """
-        if not self._admitted.acquire(blocking=False):
-            raise EstimatesBusyError(f"{self._limits.queue} estimates wait for {self._slots_text}: try again later")
-        try:
-            self._wait_for_slot(should_stop)
-            try:
-                yield
-            finally:
-                self._slots.release()
-        finally:
-            self._admitted.release()
-
-    def _wait_for_slot(self, should_stop: ShouldStop) -> None:
-        deadline = time.monotonic() + self._limits.wait_seconds
-        while not self._slots.acquire(timeout=_POLL_SECONDS):
-            if should_stop():
-                raise EstimateCancelledError("the estimate was cancelled before it began")
-            if time.monotonic() > deadline:
-                raise EstimatesBusyError(
-                    f"no slot became free within {self._limits.wait_seconds:g} s of {self._slots_text}: try again "
-                    "later; the operator raises BATCHWRIGHT_ESTIMATE_SLOTS"
-                )
-
-    @property
-    def _slots_text(self) -> str:
-        return f"the {self._limits.slots} slots"
 
 
 class _EstimateCache:

@@ -59,7 +59,7 @@ class NewWork:
     address: str | None = None
     """Address from which it was submitted, for the audit log."""
     fresh: bool = False
-    """Whether a tuning is to be measured although an equal one may be stored."""
+    """True where a tuning is measured although an equal one is stored."""
 
 
 @dataclass(frozen=True)
@@ -349,7 +349,7 @@ class Ending:
     problem: Problem | None = None
     result: TrainingResult | None = None
     is_stored: bool = False
-    """Whether the recommendation is one that is stored already, of an equal tuning."""
+    """True where the recommendation is that of an equal tuning, which is stored already."""
 
 
 @dataclass(frozen=True)

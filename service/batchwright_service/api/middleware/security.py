@@ -186,7 +186,7 @@ async def _checked_body(headers: Headers, receive: Receive, expected: str, max_b
 
 
 def _check_single(headers: Headers) -> None:
-    """Refuse repeated headers that have one value, of which a proxy may take another than we do."""
+    """Refuse headers of one value that are repeated: a proxy may take another of their values."""
     counts = Counter(headers.keys())
     repeated = sorted(name for name in _SINGLE_HEADERS if counts[name] > 1)
     if repeated:

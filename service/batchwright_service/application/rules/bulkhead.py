@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from batchwright_service.errors import DependencyBusyError
+from batchwright_service.errors import DependencyBusyError, ServiceError
+
+_POLL_SECONDS = 0.05
 
 
 class Bulkhead:
@@ -20,27 +23,43 @@ class Bulkhead:
         slots: calls at once.
         queue: callers that may wait for a slot; each holds a thread.
         wait_seconds: the longest wait for a slot.
+        busy: the error of a refusal.
+        remedy: what its message advises.
     """
 
-    def __init__(self, dependency: str, slots: int, queue: int, wait_seconds: float) -> None:
-        self._dependency = dependency
+    def __init__(  # noqa: PLR0913, PLR0917 - the bounds, and how a refusal is told
+        self,
+        dependency: str,
+        slots: int,
+        queue: int,
+        wait_seconds: float,
+        busy: type[ServiceError] = DependencyBusyError,
+        remedy: str = "try again later",
+    ) -> None:
+        self._message = f"too many requests wait for {dependency}: {remedy}"
+        self._busy = busy
         self._slots = threading.BoundedSemaphore(slots)
         self._admitted = threading.BoundedSemaphore(slots + queue)
         self._wait_seconds = wait_seconds
 
     @contextmanager
-    def slot(self) -> Iterator[None]:
+    def slot(self, require_caller: Callable[[], None] = lambda: None) -> Iterator[None]:
         """Hold a slot within the block.
 
+        Args:
+            require_caller: called many times a second while a slot is awaited; raises once the caller has left.
+
         Raises:
-            DependencyBusyError: when no slot became free in time, or too many callers wait.
+            ServiceError: the error of a refusal, when no slot became free in time, or too many callers wait.
         """
-        busy = DependencyBusyError(f"too many requests wait for {self._dependency}: try again later")
         if not self._admitted.acquire(blocking=False):
-            raise busy
+            raise self._busy(self._message)
         try:
-            if not self._slots.acquire(timeout=self._wait_seconds):
-                raise busy
+            deadline = time.monotonic() + self._wait_seconds
+            while not self._slots.acquire(timeout=min(_POLL_SECONDS, self._wait_seconds)):
+                require_caller()
+                if time.monotonic() >= deadline:
+                    raise self._busy(self._message)
             try:
                 yield
             finally:
