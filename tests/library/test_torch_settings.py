@@ -13,6 +13,7 @@ import pytest
 import torch
 import torch._functorch.config
 from torch.backends import ContextProp
+from torch.overrides import _get_current_function_mode_stack
 
 from batchwright.errors import SpecError
 from batchwright.library.torch_settings import SETTINGS, read_settings, restore_settings
@@ -117,6 +118,16 @@ def test_a_setting_is_restored(name: str) -> None:
     restore_settings(changed)
 
     assert read_settings() == changed
+
+
+def test_the_default_device_is_restored_without_a_mode() -> None:
+    """A default of the CPU that is set has torch call a function in Python before each of its own."""
+    before = read_settings()
+    torch.set_default_device("meta")
+
+    restore_settings(before)
+
+    assert _get_current_function_mode_stack() == []  # type: ignore[no-untyped-call]
 
 
 def test_the_config_of_the_compiler_is_restored() -> None:

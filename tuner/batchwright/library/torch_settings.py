@@ -16,6 +16,7 @@ from typing import Any
 from batchwright.errors import FieldProblem, SpecError
 
 _INVARIANTS = "torch.sparse.check_sparse_tensor_invariants"
+_DEVICE = "torch.get_default_device"
 _MATMUL = "torch.backends.cuda.matmul"
 _DEVICE_KINDS = ("cpu", "cuda")
 _CONFIG_MODULES = ("torch._dynamo.config", "torch._functorch.config", "torch._inductor.config", "torch.compiler.config")
@@ -23,7 +24,6 @@ _CONFIG_MODULES = ("torch._dynamo.config", "torch._functorch.config", "torch._in
 
 _GETTERS = {
     "torch.set_default_dtype": "torch.get_default_dtype",
-    "torch.set_default_device": "torch.get_default_device",
     "torch.set_float32_matmul_precision": "torch.get_float32_matmul_precision",
     "torch.set_deterministic_debug_mode": "torch.get_deterministic_debug_mode",
     "torch.set_num_threads": "torch.get_num_threads",
@@ -96,9 +96,15 @@ def _reduction(dtype: str) -> _Setting:
     return lambda: (resolve_name(name), resolve_name(f"{name}_split_k")), write
 
 
+def _set_default_device(device: Any) -> None:  # noqa: ANN401 - this module imports no torch
+    """Set it, or none for the CPU: with one, torch calls a function in Python before each of its own."""
+    resolve_name("torch.set_default_device")(None if str(device) == "cpu" else device)
+
+
 def _all_settings() -> dict[str, _Setting]:
     anomaly = ("torch.is_anomaly_enabled", "torch.is_anomaly_check_nan_enabled")
     return {
+        "torch.set_default_device": (lambda: resolve_name(_DEVICE)(), _set_default_device),  # noqa: PLW0108 - no import
         **{setter: _call(getter, setter) for setter, getter in _GETTERS.items()},
         **{
             f"torch.set_autocast_{name}({kind!r})": _call(
