@@ -89,7 +89,14 @@ class CudaDevice(MemoryDevice):
         torch.cuda.synchronize(self.torch_device)
 
     def release(self) -> None:
-        """Collect cycles, then return cached blocks to the driver."""
+        """Collect what a failed step has left, then return cached blocks to the driver.
+
+        Autograd's thread of the device drops the graph of a failed backward pass only after the error was raised. It
+        has done so when it has run another backward pass; one of empty tensors allocates nothing.
+        """
+        with torch.inference_mode(mode=False), torch.enable_grad():
+            empty = torch.empty(0, device=self.torch_device, requires_grad=True)
+            torch.autograd.backward(empty.clone(), empty.detach())
         gc.collect()
         torch.cuda.synchronize(self.torch_device)
         torch.cuda.empty_cache()
