@@ -30,6 +30,7 @@ from batchwright.errors import (
     StorageError,
     TrainingError,
     TuningFailedError,
+    UnreadableDocumentError,
     WorkloadError,
 )
 from batchwright_service.errors import MAX_FAULTS, DataPathNotAllowedError, InvalidInputError, ServiceError
@@ -55,6 +56,12 @@ _TUNER_ERRORS: tuple[tuple[type[BatchwrightError], int, str, str], ...] = (
     (ServingError, HTTPStatus.INTERNAL_SERVER_ERROR, "cannot-serve", "The service cannot be started"),
     (ProbeError, HTTPStatus.INTERNAL_SERVER_ERROR, "probe-error", "A probe could not be run"),
     (SearchError, HTTPStatus.INTERNAL_SERVER_ERROR, "search-error", "The search cannot use what was recorded"),
+    (
+        UnreadableDocumentError,
+        HTTPStatus.INTERNAL_SERVER_ERROR,
+        "unreadable-document",
+        "Another version stored this",
+    ),
     (TrainingError, HTTPStatus.INTERNAL_SERVER_ERROR, "training-error", "The training run cannot continue"),
 )
 """The class of an error, with the status, code and title of its problem. The first class that matches is used."""

@@ -5,6 +5,7 @@
     BatchwrightError
     |- SpecError            a document from the user is wrong (field, value, what is allowed)
        |- HubUnavailableError  the hub with the spec's model does not answer; the spec may be right
+    |- UnreadableDocumentError  a stored document is not what this version reads
     |- DataOutsideRootsError  a file of the data lies outside the folders that may be read
     |- PlanError            no plan exists for these numbers
     |- SearchError          a result was recorded that the search cannot use
@@ -70,6 +71,10 @@ class SpecError(BatchwrightError):
 
 class HubUnavailableError(SpecError):
     """The Hugging Face hub, which has the model of the spec, refuses connections, fails or takes too long."""
+
+
+class UnreadableDocumentError(BatchwrightError):
+    """A stored document lacks what this version needs, or has a value that it does not know."""
 
 
 class DataOutsideRootsError(BatchwrightError):

@@ -10,6 +10,7 @@ from batchwright.client.documents.staleness import Staleness
 from batchwright.client.documents.states import WorkKind
 from batchwright.client.documents.work import ProbeList, QueuePosition, Tuning, TuningSubmission
 from batchwright.client.documents.workers import ServedDevice
+from batchwright.errors import UnreadableDocumentError
 from batchwright.hardware.matching import with_catalogue_name
 from batchwright.planning.session import Tuning as TuningSession
 from batchwright.schemas.command import CommandSpec
@@ -249,7 +250,9 @@ class TuningCases(WorkCases[TuningSubmission, Tuning]):
         larger size.
         """
         tuning_id = self._store.recommendations.tuning_with(fingerprint)
-        with suppress(NotFoundError):  # deleted since
+        with suppress(
+            NotFoundError, UnreadableDocumentError
+        ):  # deleted since, or of another version
             stored = None if tuning_id is None else self.get(tuning_id)
             found = None if stored is None else stored.recommendation
             return None if found is not None and not found.evidence.proof.is_conclusive else stored

@@ -105,7 +105,8 @@ class SqlDeviceStore(DeviceStore):
                     if device == ANY_DEVICE and lane is not None and fits(served.device, need_of_lane(lane))
                 ),
             )
-            for served, row in ((ServedDevice.from_stored(row.document), row) for row in found)
+            for row in found
+            for served in ServedDevice.readable([row.document])
         ]
 
 
@@ -137,7 +138,11 @@ class SqlFleetStore(FleetStore):
         statement = select(fleets.c.document, age.label("age_ms")).where(age < _RETENTION_MS).order_by(fleets.c.name)
         with read_transaction(self._engine) as connection:
             found = connection.execute(statement).all()
-        return [ReportedFleet(FleetReport.from_stored(row.document), max(0, row.age_ms) / 1000) for row in found]
+        return [
+            ReportedFleet(report, max(0, row.age_ms) / 1000)
+            for row in found
+            for report in FleetReport.readable([row.document])
+        ]
 
 
 def _fleet_work(row: Any) -> FleetWork:  # noqa: ANN401 - a row of `_FLEET_WORK`

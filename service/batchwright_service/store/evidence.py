@@ -66,7 +66,7 @@ class SqlEvidenceStore(EvidenceStore):
             if known is None:
                 raise stale_lease_error(lease)
             if known.progress != documents[-1]:  # equal: repeated, since the connection broke before the reply
-                before = RunCourse.from_stored(known.course) if known.course else None
+                before = next(iter(RunCourse.readable([known.course] if known.course else [])), None)
                 course = course_after(before, progress).model_dump_json()
                 values = {"progress": documents[-1], "course": course, "lost_leases": 0}
                 change_held(connection, lease, values, [(EventKind.PROGRESS, document) for document in documents])
@@ -132,4 +132,4 @@ class SqlResidualStore(ResidualStore):
                 for same in (_residual.family == family, _residual.family != family)
                 for document in connection.execute(newest.where(same)).scalars()
             ]
-        return [EstimateResidual.from_stored(document) for document in documents]
+        return EstimateResidual.readable(documents)

@@ -276,7 +276,7 @@ def _slots_beside(connection: Connection, served: ServedDevice, found: Candidate
         return []
     alive = and_(workers.c.hardware == served.hardware, workers.c.heartbeat_at + workers.c.lease_ms > now_ms())
     documents = connection.execute(select(workers.c.document).where(alive)).scalars()
-    others = [ServedDevice.from_stored(document) for document in documents]
+    others = ServedDevice.readable(documents)
     taken = set(connection.execute(select(_work.slot).where(is_held, _work.id != found.id)).scalars())
     beside = select(held_slots.c.slot).where(held_slots.c.work_id != found.id)
     taken |= set(connection.execute(beside).scalars())

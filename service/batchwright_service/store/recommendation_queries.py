@@ -101,7 +101,7 @@ class SqlRecommendationStore(RecommendationStore):
     def with_fingerprint(self, fingerprint: str) -> Recommendation | None:
         with read_transaction(self._engine) as connection:
             found = connection.execute(_newest_with(fingerprint, _recommendation.document)).scalar()
-        return None if found is None else Recommendation.model_validate_json(found)
+        return next(iter(Recommendation.readable([] if found is None else [found])), None)
 
     @override
     def for_request(self, request_fingerprint: str, limit: int) -> list[Recommendation]:
@@ -119,7 +119,7 @@ class SqlRecommendationStore(RecommendationStore):
         )
         with read_transaction(self._engine) as connection:
             documents = connection.execute(statement).scalars()
-            return [Recommendation.from_stored(document) for document in documents]
+            return Recommendation.readable(documents)
 
     @override
     def newest(self, wanted: RecommendationFilter, limit: int, before: str | None = None) -> list[RecommendationRow]:

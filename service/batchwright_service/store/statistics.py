@@ -161,7 +161,7 @@ def _failure_group(connection: Connection, group: RowMapping) -> FailureGroup:
     same = (is_failed, _work.kind == group["kind"], named)
     newest = select(_work.id, _work.ended_at, _work.problem).where(*same)
     found = connection.execute(newest.order_by(_work.ended_at.desc(), _work.id.desc()).limit(_SAMPLED_FAILURES)).all()
-    messages = Counter(Problem.from_stored(row.problem).detail for row in found if row.problem)
+    messages = Counter(problem.detail for problem in Problem.readable(row.problem for row in found if row.problem))
     return FailureGroup(
         kind=WorkKind(group["kind"]),
         code=code or "",

@@ -5,8 +5,10 @@ from __future__ import annotations
 import ast
 import inspect
 import json
+import logging
 import math
 import sys
+from collections.abc import Iterable
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
@@ -24,9 +26,11 @@ from pydantic import (
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, PydanticCustomError
 
-from batchwright.errors import FieldProblem, SpecError
+from batchwright.errors import FieldProblem, SpecError, UnreadableDocumentError
 from batchwright.schemas.field_errors import described_pattern, problems_in
 from batchwright.units import NOT_A_SIZE, TypedSize, parse_bytes
+
+_log = logging.getLogger(__name__)
 
 PositiveInt = Annotated[int, Field(ge=1)]
 """A count of at least one."""
@@ -100,9 +104,26 @@ class Document(BaseModel):
         """Read a document that an earlier version may have stored. Fields that this version lacks are left out.
 
         Raises:
-            ValidationError: when a field that this version needs is missing or wrong.
+            UnreadableDocumentError: when a field that this version needs is missing or wrong, naming it.
         """
-        return cls.model_validate_json(text, extra="ignore")
+        try:
+            return cls.model_validate_json(text, extra="ignore")
+        except ValidationError as error:
+            faults = "; ".join(map(str, problems_in(error)))
+            raise UnreadableDocumentError(
+                f"a stored {cls.__name__} is not what this version of Batchwright reads: {faults}"
+            ) from None
+
+    @classmethod
+    def readable(cls, texts: Iterable[str | bytes]) -> list[Self]:
+        """Read those of several stored documents that can be read; the log says what was wrong with the others."""
+        found = []
+        for text in texts:
+            try:
+                found.append(cls.from_stored(text))
+            except UnreadableDocumentError as error:
+                _log.warning("%s", error)
+        return found
 
     @classmethod
     def __get_pydantic_json_schema__(cls, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:

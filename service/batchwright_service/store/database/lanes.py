@@ -98,7 +98,7 @@ def lanes_of(connection: Connection, devices: Sequence[ServedDevice]) -> dict[st
     if any(need.devices_per_node > 1 for need in needs.values()):
         alive = workers.c.heartbeat_at + workers.c.lease_ms > now_ms()
         found = connection.execute(select(workers.c.document).where(alive)).scalars()
-        served = [ServedDevice.from_stored(document) for document in found]
+        served = ServedDevice.readable(found)
         counts.update((device.host, device.hardware) for device in served if device.unready is None)
     return {served.slot: _fitting(served, needs, counts) for served in devices}
 

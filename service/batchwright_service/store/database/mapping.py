@@ -6,7 +6,7 @@ import json
 from datetime import UTC, datetime
 from typing import Any
 
-from pydantic import TypeAdapter
+from pydantic import TypeAdapter, ValidationError
 from sqlalchemy import Row, RowMapping, Table
 
 from batchwright.client.documents.problems import Problem
@@ -151,10 +151,18 @@ def work_item(row: Row[Any], *, related: bool = True) -> WorkItem:
         payload=row.payload,
         fresh=bool(row.fresh),
         trace_parent=row.trace_parent,
-        progress=_PROGRESS.validate_json(row.progress, extra="ignore") if row.progress else None,
+        progress=_progress(row.progress),
         result=TrainingResult.from_stored(row.result) if row.result else None,
         problem=Problem.from_stored(row.problem) if row.problem else None,
     )
+
+
+def _progress(text: str | None) -> RunProgress | None:
+    """Return the progress; None where it cannot be read, since a job can be claimed and goes on without it."""
+    try:
+        return None if text is None else _PROGRESS.validate_json(text, extra="ignore")
+    except ValidationError:
+        return None
 
 
 def recorded_probe(row: RowMapping) -> RecordedProbe:

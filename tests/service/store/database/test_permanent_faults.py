@@ -7,19 +7,26 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
-from sqlalchemy import text
+from sqlalchemy import Column, select, text, update
 
+from batchwright.client.documents.states import State
 from batchwright.schemas.requests import TuningRequest
 from batchwright_service.errors import StoreBrokenError
 from batchwright_service.store.database.engine import open_engine, write_transaction
-from batchwright_service.store.database.schema import probes
+from batchwright_service.store.database.migrate import upgrade
+from batchwright_service.store.database.schema import probes, recommendations, work_items, workers
+from batchwright_service.store.models import Beat
 from batchwright_service.store.store import Store, open_store
 from batchwright_service.worker.lease import LeaseHolder, LeaseTerms
+from tests.service.store.database.test_migrations import revisions
 from tests.support.factories import probe_result, tuning_request
-from tests.support.service.scripted import new_work
-from tests.support.service.stores import NewId, claimed
+from tests.support.service.asking import body, ended, problem_in
+from tests.support.service.running import Running, running
+from tests.support.service.scripted import ScriptedRunner, Trainer, new_work
+from tests.support.service.stores import LEASE_SECONDS, NewId, claimed, engine_at, on_device
 
 
 def _replaced(file: Path) -> None:
@@ -94,3 +101,94 @@ def test_a_stored_field_that_this_version_lacks_is_left_out(store: Store, new_id
             probes.insert().values(work_id=work.id, ordinal=1, recorded_at=0, document=json.dumps(stored))
         )
     assert [found.result for found in store.evidence.probes(work.id)] == [result]
+
+
+def _objective(document: dict[str, Any]) -> None:
+    document["request"]["objective"] = "cheapest"
+
+
+def _spec(document: dict[str, Any]) -> None:
+    del document["spec"]
+
+
+def _outcome(document: dict[str, Any]) -> None:
+    document["outcome"] = "LATER"
+
+
+@pytest.mark.parametrize(
+    ("column", "change", "unreadable"),
+    [
+        (work_items.c.payload, _spec, "/v1/tunings/{tuning}"),
+        (recommendations.c.document, _objective, "/v1/recommendations/{recommendation}/exports/pytorch"),
+        (probes.c.document, _outcome, "/v1/tunings/{tuning}/probes"),
+    ],
+)
+def test_a_document_that_cannot_be_read_stops_nothing_else(
+    tmp_path: Path, column: Column[str], change: Callable[[dict[str, Any]], None], unreadable: str
+) -> None:
+    """A value that this version does not know, or a field that it lacks: named where it is asked for alone."""
+    with running(tmp_path, ScriptedRunner(37), Trainer()) as service:
+        first = _tuned(service)
+        with write_transaction(service.system.store.engine) as connection:
+            rows = select(column, *column.table.primary_key)
+            for stored, *key in connection.execute(rows).all():
+                document = json.loads(stored)
+                change(document)
+                same = (of_key == value for of_key, value in zip(column.table.primary_key, key, strict=True))
+                connection.execute(update(column.table).where(*same).values({column: json.dumps(document)}))
+        path = unreadable.format(tuning=first["id"], recommendation=first["recommendation_id"])
+        problem_in(service.http.get(path), 500, "unreadable-document")
+        for path in ("tunings", "recommendations", "devices", "summary", "queue"):
+            assert service.http.get(f"/v1/{path}").status_code == 200
+        _tuned(service, effective_batch_size=50)
+        _tuned(service)
+
+
+def test_a_device_that_cannot_be_read_is_not_listed(store: Store) -> None:
+    """A worker of a later version serves it. The others go on."""
+    known, later = on_device("cuda:0"), on_device("cuda:1")
+    devices = (known, later)
+    store.devices.beat(Beat(LEASE_SECONDS, devices=devices, changed=frozenset(served.slot for served in devices)))
+    document = later.model_dump(mode="json")
+    document["device"]["kind"] = "later"
+    with write_transaction(store.engine) as connection:
+        changed = update(workers).where(workers.c.slot == later.slot)
+        connection.execute(changed.values(document=json.dumps(document)))
+    assert [announced.served for announced in store.devices.list()] == [known]
+
+
+def test_waiting_work_that_cannot_be_read_fails_by_name(tmp_path: Path) -> None:
+    """And the work behind it is done. A job's progress is left out: it goes on without."""
+    database_url = f"sqlite:///{tmp_path}/store.db"
+    document = tuning_request().model_dump(mode="json")
+    _spec(document)
+    unreadable, behind = "tun_" + "1" * 32, "tun_" + "2" * 32
+    store = open_store(database_url)
+    store.submissions.add(new_work(unreadable, payload=json.dumps(document)))
+    store.submissions.add(new_work(behind))
+    with write_transaction(store.engine) as connection:
+        connection.execute(work_items.update().where(work_items.c.id == behind).values(progress='{"later": 1}'))
+    store.close()
+    with running(tmp_path, ScriptedRunner(37), Trainer(), database_url=database_url) as service:
+        assert ended(service.http, f"/v1/tunings/{behind}")["state"] == "SUCCEEDED"
+        item = service.system.store.work.get(unreadable)
+    assert item.state is State.FAILED
+    assert item.problem is not None
+    assert item.problem.code == "unreadable-document"
+    assert "spec" in item.problem.detail
+
+
+def _tuned(service: Running, **changes: Any) -> dict[str, Any]:
+    found = ended(service.http, service.http.post("/v1/tunings", json=body(**changes)).headers["Location"])
+    assert found["state"] == "SUCCEEDED"
+    return found
+
+
+@pytest.mark.parametrize("revision", [path.stem.split("_")[0][1:] for path in revisions()])
+def test_a_database_of_every_revision_becomes_ready(database_url: str, tmp_path: Path, revision: str) -> None:
+    """It is brought to the newest one, and a tuning ends there."""
+    with engine_at(database_url) as engine:
+        upgrade(engine, revision)
+    with running(tmp_path, ScriptedRunner(37), Trainer(), database_url=database_url) as service:
+        assert service.http.get("/readyz").status_code == 200
+        _tuned(service)
