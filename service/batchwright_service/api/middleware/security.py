@@ -98,8 +98,8 @@ class SecurityMiddleware:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        headers = Headers(scope=scope)
         try:
-            headers = Headers(scope=scope)
             _check_single(headers)
             self._check_host(headers, scope["path"])
             safe = scope["method"] in _SAFE_METHODS
@@ -114,7 +114,10 @@ class SecurityMiddleware:
                 if session is not None:
                     _check_csrf(session, _field(body) if form else headers.get(CSRF_HEADER, ""))
         except ServiceError as error:
-            await problem_response(error)(scope, receive, send)
+            refused = problem_response(error)
+            if "transfer-encoding" in headers and "content-length" in headers:
+                refused.headers["Connection"] = "close"  # RFC 9112, 6.3: where the body ends is not certain
+            await refused(scope, receive, send)
             return
         private_send = send if session is None else _private(send)
         if scope["method"] == "HEAD":

@@ -264,3 +264,18 @@ def test_headers_that_contradict_are_refused(shared_service: Running, headers: l
         answer = b"".join(iter(lambda: connection.recv(65_536), b"")).decode()
     assert answer.startswith("HTTP/1.1 422"), answer
     assert headers[0][0].lower() in answer.lower()
+
+
+def test_a_body_with_two_lengths_ends_the_connection(shared_service: Running) -> None:
+    """What follows on it may belong to the body, by the other of the two (RFC 9112, 6.3)."""
+    port = httpx.URL(shared_service.url).port
+    smuggled = f"GET /livez HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\n\r\n"
+    request = (
+        f"POST /v1/tunings HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nContent-Length: 7\r\n"
+        f"Transfer-Encoding: chunked\r\n\r\n2\r\n{{}}\r\n0\r\n\r\n{smuggled}"
+    )
+    with socket.create_connection(("127.0.0.1", port or 0), PATIENCE_SECONDS) as connection:
+        connection.sendall(request.encode())
+        answer = b"".join(iter(lambda: connection.recv(65_536), b"")).decode()
+    assert answer.startswith("HTTP/1.1 422"), answer
+    assert answer.count("HTTP/1.1 ") == 1
