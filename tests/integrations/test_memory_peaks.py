@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import warnings
 
 import pytest
 import torch
 from torch import nn
 
+from batchwright.hardware.allocator_env import CPU_ENVIRONMENT
 from batchwright.integrations.memory_peaks import PeakMeter
 from tests.support.factories import recommendation
+from tests.support.paths import ROOT
 
 pytestmark = pytest.mark.torch
 
@@ -77,3 +82,26 @@ def test_a_peak_below_the_limit_is_not_warned_of() -> None:
         meter(nn.Linear(2, 2), 1024 * MIB).warn_above_limit()
 
     assert warned == []
+
+
+def test_another_allocator_than_that_of_the_probes_is_warned_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Glibc's variables count only where the process was started with them; others may be set in the program."""
+    found = recommendation().model_copy(
+        update={"environment": {"MALLOC_ARENA_MAX": "1", "OMP_WAIT_POLICY": "ACTIVE", "MKL_DISABLE_FAST_MM": "1"}}
+    )
+    monkeypatch.setenv("MALLOC_ARENA_MAX", "1")
+    monkeypatch.setenv("MKL_DISABLE_FAST_MM", "1")
+    with pytest.warns(UserWarning, match=r"more memory than was measured. .* env MALLOC_ARENA_MAX=1 python"):
+        PeakMeter(found, nn.Linear(2, 2), torch.device("cpu"))
+
+
+def test_a_process_with_the_allocator_of_the_probes_is_not_warned() -> None:
+    """As started by an export."""
+    program = (
+        "import torch; from batchwright.integrations.memory_peaks import PeakMeter\n"
+        "from tests.support.factories import recommendation\n"
+        f"found = recommendation().model_copy(update={{'environment': {CPU_ENVIRONMENT!r}}})\n"
+        "PeakMeter(found, torch.nn.Linear(2, 2), torch.device('cpu'))"
+    )
+    command = [sys.executable, "-W", "error::UserWarning", "-c", program]
+    subprocess.run(command, check=True, cwd=ROOT, env=os.environ | CPU_ENVIRONMENT)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shlex
 import warnings
 from contextlib import suppress
 from pathlib import Path
@@ -9,6 +11,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from batchwright.hardware.allocator_env import CPU_ALLOCATOR, CPU_THREADS
 from batchwright.hardware.memory_devices.cpu import status_bytes
 from batchwright.schemas.recommendation import Recommendation
 from batchwright.units import format_bytes
@@ -20,6 +23,7 @@ class PeakMeter:
     On CUDA the peak is what torch's allocator has reserved since the process began, with the context that the probes
     measured. On the CPU the peak is the resident memory of the process since the meter was made, less what was resident
     then, and with the model: interpreter, libraries and data that were loaded before are not counted, as in a probe.
+    It warns where the process lacks variables of the allocator that the probes ran with.
 
     Args:
         recommendation: a feasible recommendation, whose limit (before the margin) is the one to keep.
@@ -32,6 +36,7 @@ class PeakMeter:
         self._device = device
         self._context_bytes = (recommendation.headroom.context_bytes or 0) if recommendation.headroom else 0
         self._warned = False
+        _warn_of_other_allocator(recommendation)
         if device.type != "cuda":
             with suppress(OSError):  # has the kernel forget the peak so far (proc_pid_clear_refs(5)), if allowed
                 Path("/proc/self/clear_refs").write_text("5")
@@ -75,4 +80,24 @@ class PeakMeter:
             f"{format_bytes(self.limit_bytes)} that the micro-batch was found for: this run differs from what was "
             "probed (longer samples, another model, or memory of other code). Tune again with the run's worst case.",
             stacklevel=2,
+        )
+
+
+def _warn_of_other_allocator(recommendation: Recommendation) -> None:
+    """Warn of variables that differ from those of the probes. glibc reads its own only when a process starts."""
+    started = dict(
+        part.partition("=")[::2] for part in Path("/proc/self/environ").read_text(errors="surrogateescape").split("\0")
+    )
+    present = {**os.environ, **{name: started.get(name) for name in CPU_ALLOCATOR}}
+    missing = {
+        name: value
+        for name, value in recommendation.environment.items()
+        if name not in CPU_THREADS and present.get(name) != value
+    }
+    if missing:
+        settings = shlex.join(f"{name}={value}" for name, value in missing.items())
+        warnings.warn(
+            "the probes ran with variables that this process was not started with, so that it may take more memory "
+            f"than was measured. Start it with them: env {settings} python ...",
+            stacklevel=3,
         )
