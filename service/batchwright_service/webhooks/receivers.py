@@ -67,7 +67,10 @@ class AllowedReceivers:
             raise _refusal("must be an https or http URL with a host, and without a user or a fragment")
         if not any(origin.allows(url) for origin in self._origins):
             allowed = ", ".join(self.hosts) or "none"
-            raise _refusal(f"names a host that BATCHWRIGHT_WEBHOOK_HOSTS does not allow; allowed: {allowed}")
+            raise _refusal(
+                f"names a host that BATCHWRIGHT_WEBHOOK_HOSTS does not allow for {url.scheme}; allowed: {allowed} "
+                "(for https where no scheme is given)"
+            )
         return url
 
     def allows_address(self, text: str) -> bool:
