@@ -94,24 +94,29 @@ def test_sizes_are_written(number: int, text: str) -> None:
 
 
 GROWTHS = """
-import ctypes, os, torch
+import ctypes, os, sys, torch
 from batchwright.hardware.memory_devices.cpu import CpuDevice
 device, malloc = CpuDevice(torch.device("cpu")), ctypes.CDLL(None).malloc
 for kibibytes in range(0, 2048, 512):
     if os.fork() == 0:
-        for _ in range(kibibytes // 16): malloc(16 * 1024)
+        if sys.argv[1] == "heap":
+            def hold(kibibytes): return [malloc(16 * 1024) for _ in range(kibibytes // 16)]
+        else:
+            def hold(kibibytes): return [(index, *range(50)) for index in range(2 * kibibytes)]
+        before = hold(kibibytes)
         device.limit(2**30)
-        for _ in range(3 * 64): malloc(16 * 1024)
+        after = hold(12 * 1024)
         print(device.peaks().process_bytes, flush=True)
         os._exit(0)
     os.wait()
 """
 
 
-def test_the_heap_grows_alike_whatever_it_held_before() -> None:
-    """The heap grows by steps of 2 MiB, and a part of the last step was used before the limit was set."""
+@pytest.mark.parametrize("allocator", ["heap", "arenas"])
+def test_memory_grows_alike_whatever_was_held_before(allocator: str) -> None:
+    """The heap by steps of 2 MiB, Python's arenas by 1 MiB, of which the last ones were begun somewhere."""
     run = subprocess.run(
-        [sys.executable, "-c", GROWTHS],
+        [sys.executable, "-c", GROWTHS, allocator],
         env={**os.environ, **CPU_ENVIRONMENT},
         capture_output=True,
         text=True,

@@ -6,6 +6,7 @@ import ctypes
 import gc
 import os
 import resource
+import sys
 from functools import partial
 from pathlib import Path
 
@@ -16,6 +17,11 @@ from batchwright.hardware.memory_devices.base import MemoryDevice, Peaks
 
 _FILLING_BLOCK, _MOST_FILLED = 2048, 64 * 1024**2
 """Bytes of each block that fills the heap, and of all at most; a fork server's heap has 2 to 4 MiB free."""
+
+_ARENA, _RESERVED = 1024**2, 16 * 1024**2
+_OBJECT_BYTES = 512
+"""The largest object in an arena (``SMALL_REQUEST_THRESHOLD``)."""
+_in_arenas: list[bytes] = []
 
 
 class CpuDevice(MemoryDevice):
@@ -38,6 +44,7 @@ class CpuDevice(MemoryDevice):
         """Return the budget unchanged; memory that is in use already does not count."""
         del margin
         self.release()
+        _reserve_arenas()
         _fill_heap()
         self._mark_start()
         return limit_bytes
@@ -135,3 +142,15 @@ def _fill_heap() -> None:
         libc.malloc(_FILLING_BLOCK)
         if libc.sbrk(0) != end:
             return
+
+
+def _reserve_arenas() -> None:
+    """Have Python's own allocator hold free memory, so that its objects take none of the limit.
+
+    It takes arenas of 1 MiB (``ARENA_BITS``, ``Objects/obmalloc.c``), and how full the last one was is random: probes
+    of one size took 1 MiB more in one process of two. An arena stays while one of its objects does.
+    """
+    global _in_arenas  # noqa: PLW0603 - kept as long as the process
+    size = _OBJECT_BYTES - sys.getsizeof(b"")
+    objects = [bytes(size) for _ in range(_RESERVED // _OBJECT_BYTES)]
+    _in_arenas = objects[:: _ARENA // _OBJECT_BYTES // 2]
