@@ -101,6 +101,8 @@ def _build_gpu(entry: GpuEntry, context: ContextEntry) -> Gpu:
 _TABLE = GpuFile.model_validate(tomllib.loads(_FILE.read_text(encoding="utf-8")))
 GPUS: tuple[Gpu, ...] = tuple(_build_gpu(entry, _TABLE.contexts[_context_kind(entry)]) for entry in _TABLE.gpus)
 """The cards, in the order of the file."""
+SKYPILOT_NAMES = {entry.name: entry.skypilot for entry in _TABLE.gpus if entry.skypilot is not None}
+"""SkyPilot's names of cards, by ours."""
 
 
 def unknown_gpu(name: str, total_bytes: int) -> Gpu:

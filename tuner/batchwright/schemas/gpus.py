@@ -108,6 +108,8 @@ class GpuEntry(Document):
     """Name without the memory size, for example `A100`; ``name`` when left out."""
     aliases: tuple[str, ...] = ()
     """Other names: NVML's, torch's, and those of its variants with the same memory."""
+    skypilot: str | None = None
+    """Name in SkyPilot; None where it has none."""
     vendor: Literal["nvidia", "amd"] = "nvidia"
     """Vendor of the GPU."""
     marketed_memory: str

@@ -24,37 +24,8 @@ from batchwright.exports.launchers.topology import (
     torchrun,
 )
 from batchwright.exports.rendering import yaml_file
+from batchwright.hardware.gpu_table import SKYPILOT_NAMES
 from batchwright.schemas.recommendation import Advice
-
-_ACCELERATORS = {
-    "P100-16GB": "P100",
-    "V100-16GB": "V100",
-    "V100-32GB": "V100-32GB",
-    "T4": "T4",
-    "A100-40GB": "A100",
-    "A100-80GB": "A100-80GB",
-    "A10": "A10",
-    "A10G": "A10G",
-    "RTX A4000": "RTXA4000",
-    "RTX A5000": "RTXA5000",
-    "RTX A6000": "RTXA6000",
-    "RTX 3080 10GB": "RTX3080",
-    "RTX 3090": "RTX3090",
-    "RTX 4080": "RTX4080",
-    "RTX 4090": "RTX4090",
-    "RTX 5090": "RTX5090",
-    "RTX 6000 Ada": "RTX6000-Ada",
-    "RTX PRO 6000 Blackwell": "RTXPRO6000",
-    "L4": "L4",
-    "L40": "L40",
-    "L40S": "L40S",
-    "H100-80GB": "H100",
-    "H100-NVL-94GB": "H100-NVL",
-    "H200": "H200",
-    "B200": "B200",
-    "MI300X": "MI300X",
-}
-"""SkyPilot's names of cards (from the source of 0.14.1) by ours. Other cards are requested by their memory."""
 
 _FIRST_NODE = """\
 head_node=$(printf '%s\\n' "$SKYPILOT_NODE_IPS" | head -n 1)
@@ -101,8 +72,8 @@ def _resources(context: ExportContext, launch: Launch) -> Fields:
 
 def _accelerator(context: ExportContext, launch: Launch) -> str:
     """SkyPilot's name of the card; where it has none, at least as much memory."""
-    if launch.gpu is not None and launch.gpu.name in _ACCELERATORS:
-        return _ACCELERATORS[launch.gpu.name]
+    if launch.gpu is not None and launch.gpu.name in SKYPILOT_NAMES:
+        return SKYPILOT_NAMES[launch.gpu.name]
     return f"{-(-context.recommendation.device.total_bytes // 1024**3)}GB+"
 
 
