@@ -250,9 +250,7 @@ class TuningCases(WorkCases[TuningSubmission, Tuning]):
         larger size.
         """
         tuning_id = self._store.recommendations.tuning_with(fingerprint)
-        with suppress(
-            NotFoundError, UnreadableDocumentError
-        ):  # deleted since, or of another version
+        with suppress(NotFoundError, UnreadableDocumentError):  # deleted since, or of another version
             stored = None if tuning_id is None else self.get(tuning_id)
             found = None if stored is None else stored.recommendation
             return None if found is not None and not found.evidence.proof.is_conclusive else stored

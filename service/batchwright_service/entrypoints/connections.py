@@ -67,7 +67,7 @@ def limits_here(most: int) -> ConnectionLimits:
     return ConnectionLimits(min(most, max(_MIN_CONNECTIONS, descriptors - _RESERVE)))
 
 
-class Phase(Enum):
+class ConnectionPhase(Enum):
     """Phase of a connection, by the event that it waits for."""
 
     HEAD = "the head of a request"
@@ -110,7 +110,7 @@ class Connections:
 
     def _evict(self) -> None:
         """Close the connections that wait longest for their peers: for a head first, then for a body."""
-        phases = (Phase.HEAD, Phase.BODY)
+        phases = (ConnectionPhase.HEAD, ConnectionPhase.BODY)
         waiting = [connection for phase in phases for connection in self._open if connection.phase is phase]
         excess = len(self._open) - self.limits.most
         wanted = min(max(excess, self.limits.most // _EVICTED_SHARE), len(waiting) - _PROTECTED)
@@ -126,7 +126,7 @@ class BoundedProtocol(H11Protocol):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401 - uvicorn's own
         super().__init__(*args, **kwargs)
-        self._seen: tuple[Phase, object] | None = None
+        self._seen: tuple[ConnectionPhase, object] | None = None
         self._seen_since = 0.0
         self._resumed = 0
         self._unread: tuple[int, int] | None = None
@@ -158,18 +158,22 @@ class BoundedProtocol(H11Protocol):
         super().on_response_complete()
 
     @property
-    def phase(self) -> Phase:
+    def phase(self) -> ConnectionPhase:
         """The phase of the connection."""
         if self.cycle is None or self.cycle.response_complete:
-            return Phase.HEAD
-        return Phase.BODY if self.cycle.more_body and not self.cycle.response_started else Phase.RESPONSE
+            return ConnectionPhase.HEAD
+        return (
+            ConnectionPhase.BODY
+            if self.cycle.more_body and not self.cycle.response_started
+            else ConnectionPhase.RESPONSE
+        )
 
     def check(self, now: float) -> None:
         """End the connection if its peer takes too long as of ``now``; to be called repeatedly."""
         phase = self.phase
         if self._seen != (phase, self.cycle):
             self._seen, self._seen_since = (phase, self.cycle), now
-        elif phase is not Phase.RESPONSE and now - self._seen_since > self._allowed_seconds(phase):
+        elif phase is not ConnectionPhase.RESPONSE and now - self._seen_since > self._allowed_seconds(phase):
             self._time_out(phase)
         self._check_unread(now)
 
@@ -177,9 +181,9 @@ class BoundedProtocol(H11Protocol):
         """Close the connection at once, in favour of a newer one."""
         self.transport.abort()
 
-    def _allowed_seconds(self, phase: Phase) -> float:
+    def _allowed_seconds(self, phase: ConnectionPhase) -> float:
         limits = self.registry.limits
-        return limits.head_seconds if phase is Phase.HEAD else limits.body_seconds
+        return limits.head_seconds if phase is ConnectionPhase.HEAD else limits.body_seconds
 
     def _check_unread(self, now: float) -> None:
         """Abort the connection when its peer does not read the response; closing it would wait for the peer too."""
@@ -191,10 +195,10 @@ class BoundedProtocol(H11Protocol):
         elif now - self._unread_since > self.registry.limits.unread_seconds:
             self.transport.abort()
 
-    def _time_out(self, phase: Phase) -> None:
+    def _time_out(self, phase: ConnectionPhase) -> None:
         if self.transport.is_closing():
             return
-        if phase is Phase.BODY or self.conn.trailing_data[0]:
+        if phase is ConnectionPhase.BODY or self.conn.trailing_data[0]:
             seconds = self._allowed_seconds(phase)
             self.transport.write(_timeout_response(f"{phase.value} was not complete after {seconds:g} s"))
         self.transport.close()

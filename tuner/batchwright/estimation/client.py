@@ -7,7 +7,7 @@ from collections.abc import Callable
 from contextlib import closing, suppress
 
 from batchwright.errors import EstimateCancelledError, EstimateError, EstimateTimedOutError
-from batchwright.estimation.protocol import EstimatePaths, Failure
+from batchwright.estimation.protocol import EstimatePaths, TraceFailure
 from batchwright.hardware.allocator_env import CPU_THREADS
 from batchwright.hardware.gpu_lookup import find_gpu
 from batchwright.schemas.estimates import Estimate, EstimateRequest
@@ -161,7 +161,7 @@ def _read_result(paths: EstimatePaths, exit_: ProcessExit) -> bytes:
     if paths.result.exists():
         return paths.result.read_bytes()
     if paths.failure.exists():
-        raise Failure.model_validate_json(paths.failure.read_bytes()).to_error()
+        raise TraceFailure.model_validate_json(paths.failure.read_bytes()).to_error()
     raise EstimateError(_no_result_message(exit_, paths.output_tail(_OUTPUT_BYTES)))
 
 

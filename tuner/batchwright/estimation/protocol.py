@@ -13,7 +13,7 @@ _ERROR_CLASSES: dict[str, type[BatchwrightError]] = {
 }
 
 
-class Failure(Document):
+class TraceFailure(Document):
     """The error of a failed estimate."""
 
     kind: str
@@ -51,5 +51,5 @@ class EstimatePaths(TaskPaths):
 
     @property
     def failure(self) -> Path:
-        """The ``Failure``; absent if there is an estimate, or if the process died."""
+        """The ``TraceFailure``; absent if there is an estimate, or if the process died."""
         return self.directory / "failure.json"

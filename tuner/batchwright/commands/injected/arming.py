@@ -14,7 +14,7 @@ from weakref import WeakSet
 from .counting import UpdateCounter
 from .evaluations import Evaluations
 from .longest_first import LongestFirst
-from .memory import Baseline, CpuMemory, CudaMemory, start_children_without_limit
+from .memory import CpuMemory, CudaMemory, StartMemory, start_children_without_limit
 from .reporting import read_settings, report, stacks_path
 from .shortages import Shortages
 from .torch_hooks import ModelCall, TorchHooks, rank_and_world_size
@@ -43,24 +43,24 @@ class ImportedTorch:
 
     def __init__(self, torch: Any) -> None:
         self._torch = torch
-        self._baseline = Baseline()
+        self._start = StartMemory()
         self._hooks = TorchHooks(torch)
         self._hooks.install()
 
     def before_fork(self) -> None:
         """Record the memory of the process that is forked."""
-        self._baseline.before_fork()
+        self._start.before_fork()
 
     def arm(self, folder: str) -> None:
         """Arm this process for the probe of a folder, or watch it for the job of one."""
         settings = read_settings(folder)
         report(folder, "torch", pid=os.getpid(), torch=str(self._torch.__version__))
-        self._baseline.after_fork()
+        self._start.after_fork()
         limit_bytes = settings["limit_bytes"]
-        if limit_bytes is not None and self._baseline.earlier_peak_bytes > limit_bytes:
+        if limit_bytes is not None and self._start.earlier_peak_bytes > limit_bytes:
             os._exit(1)  # a fresh process would run out of memory in its imports: the probe is repeated in one
         kind = ArmedProcess if settings["ends"] else WatchedProcess
-        armed = kind(self._torch, folder, settings, self._baseline, self._hooks.data_sets)
+        armed = kind(self._torch, folder, settings, self._start, self._hooks.data_sets)
         armed.start()
         self._hooks.observers.append(armed)
         if isinstance(armed, ArmedProcess) and settings["longest_first"]:
@@ -74,19 +74,19 @@ class ArmedProcess:
         torch: the module.
         folder: the folder of the probe.
         settings: the settings of the probe.
-        baseline: the memory from which the limit counts.
+        start: the memory from which the limit counts.
         data_sets: the identities of the data sets that the process has read.
     """
 
     def __init__(
-        self, torch: Any, folder: str, settings: dict[str, Any], baseline: Baseline, data_sets: set[int]
+        self, torch: Any, folder: str, settings: dict[str, Any], start: StartMemory, data_sets: set[int]
     ) -> None:
         self._torch = torch
         self._data_sets = data_sets
         self._folder = folder
         self._settings = settings
         self._is_cuda = settings["device"] == "cuda"
-        self._memory = CudaMemory(torch, settings) if self._is_cuda else CpuMemory(settings["limit_bytes"], baseline)
+        self._memory = CudaMemory(torch, settings) if self._is_cuda else CpuMemory(settings["limit_bytes"], start)
         self._counter = self._new_counter()
         self._shortages = Shortages(settings["shortage_texts"], self._report_shortage)
         self._starts: list[float] = []
@@ -116,7 +116,7 @@ class ArmedProcess:
         self._is_helper = any(part in word for word in getattr(sys, "orig_argv", sys.argv) for part in _HELPERS)
         """True in a process that the program started for a purpose of its own, until it is seen to train. On the CPU
         it has no limit until then."""
-        self._read_early = _variables_of_torch() if baseline.is_of_server else None
+        self._read_early = _variables_of_torch() if start.is_of_server else None
         """Variables that the imports of a fork server have read, and a fresh process reads later."""
 
     def start(self) -> None:

@@ -42,7 +42,7 @@ _EXECUTING = threading.Lock()
 """Held while a program is executed and the data limit is lifted, so that two threads do not restore each other's."""
 
 
-class Baseline:
+class StartMemory:
     """The private memory of this process at the end of torch's import, from which budget and peaks count.
 
     Threads that start later have small stacks where the budget is the CPU's: a stack counts whole, and is hardly used.
@@ -94,15 +94,15 @@ class CpuMemory:
 
     Args:
         limit_bytes: the budget; none for no limit.
-        baseline: the memory from which the budget counts.
+        start: the memory from which the budget counts.
     """
 
     held_step_bytes = _HEAP_STEP
     """The step of ``held_bytes``: a difference of two readings is off by less."""
 
-    def __init__(self, limit_bytes: int | None, baseline: Baseline) -> None:
+    def __init__(self, limit_bytes: int | None, start: StartMemory) -> None:
         self._limit_bytes = limit_bytes
-        self._baseline = baseline
+        self._start = start
         self._own_limit: int | None = None
         """The data limit that this object has set; none while the process has no limit of it."""
         self._earlier_peak_bytes: int | None = None
@@ -114,8 +114,8 @@ class CpuMemory:
     def limit(self) -> None:
         """Set the limit. Allocations beyond it fail."""
         if self._limit_bytes is not None:
-            self._earlier_peak_bytes = self._baseline.peak_bytes()
-            self._own_limit = _set_data_limit(self._baseline.start_bytes + self._limit_bytes)
+            self._earlier_peak_bytes = self._start.peak_bytes()
+            self._own_limit = _set_data_limit(self._start.start_bytes + self._limit_bytes)
 
     def lift(self) -> None:
         """Lift the limit, so that a process that reached it can report."""
@@ -134,32 +134,32 @@ class CpuMemory:
         if self._limit_bytes is None or resource.getrlimit(resource.RLIMIT_DATA)[0] != self._own_limit:
             return False  # there is none, or the program has changed it
         peak = self.peaks()["process_peak_bytes"] or 0
-        self._settled = (peak, self._baseline.marked_bytes())
+        self._settled = (peak, self._start.marked_bytes())
         return self._limit_bytes - peak < threads * _WORKSPACE_OF_THREAD
 
     def check_devices(self) -> None:
         """Do nothing: there is one device."""
 
     def follow_contexts(self) -> None:
-        """Do nothing: the baseline has what is outside the budget."""
+        """Do nothing: `StartMemory` has what is outside the budget."""
 
     def synchronize(self) -> None:
         """Do nothing: the CPU has no queue."""
 
     def held_bytes(self) -> int | None:
-        """Return the private memory above the baseline that is held now."""
-        return self._baseline.held_bytes()
+        """Return the private memory above the start that is held now."""
+        return self._start.held_bytes()
 
     def peaks(self) -> dict[str, int | None]:
-        """Return the peak of private memory above the baseline.
+        """Return the peak of private memory above the start.
 
         The kernel's mark is of all addresses, so files that were mapped at the peak and no longer are count as well.
         While the limit held, the peak was no higher. After it, the peak counts if the mark has risen.
         """
-        peak = self._baseline.peak_bytes()
+        peak = self._start.peak_bytes()
         if self._settled is not None:
             settled, mark = self._settled
-            peak = max(settled, peak) if self._baseline.marked_bytes() > mark else settled
+            peak = max(settled, peak) if self._start.marked_bytes() > mark else settled
             return {"process_peak_bytes": peak, "limit_bytes": self._limit_bytes}
         if self._limit_bytes is not None and self._earlier_peak_bytes is not None:
             peak = max(self._earlier_peak_bytes, min(peak, self._limit_bytes))

@@ -12,7 +12,7 @@ import time
 from typing import Any
 
 from .counting import Update, UpdateCounter
-from .memory import Baseline, CpuMemory, CudaMemory
+from .memory import CpuMemory, CudaMemory, StartMemory
 from .reporting import report, write_progress
 from .shortages import Shortages
 from .torch_hooks import ModelCall, rank_and_world_size
@@ -28,19 +28,19 @@ class WatchedProcess:
         torch: the module.
         folder: the folder of the job's events.
         settings: the settings of the job.
-        baseline: the memory from which peaks count.
+        start: the memory from which peaks count.
         data_sets: the identities of the data sets that the process has read.
     """
 
     def __init__(
-        self, torch: Any, folder: str, settings: dict[str, Any], baseline: Baseline, data_sets: set[int]
+        self, torch: Any, folder: str, settings: dict[str, Any], start: StartMemory, data_sets: set[int]
     ) -> None:
         del data_sets  # of a job nobody asks
         self._torch = torch
         self._folder = folder
         self._settings = settings
         self._is_cuda = settings["device"] == "cuda"
-        self._memory = CudaMemory(torch, settings) if self._is_cuda else CpuMemory(None, baseline)
+        self._memory = CudaMemory(torch, settings) if self._is_cuda else CpuMemory(None, start)
         self._shortages = Shortages(settings["shortage_texts"], self._report_shortage)
         self._reset()
 

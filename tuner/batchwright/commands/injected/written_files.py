@@ -43,7 +43,7 @@ def watch(folder: str) -> bool:
         return False
     if not settings["ends"]:
         return False
-    written = WrittenFiles(folder, settings["tuning_began_at"], settings["probe_began_at"])
+    written = FileWatch(folder, settings["tuning_began_at"], settings["probe_began_at"])
     os.register_at_fork(after_in_child=written.forget)
     handlers = {
         "open": written.opened,
@@ -90,7 +90,7 @@ def _audit(path: Any) -> None:
     sys.audit("open", path, "w", _REPLACING)
 
 
-class WrittenFiles:
+class FileWatch:
     """What this process has done to files.
 
     Args:

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from batchwright.errors import BatchwrightError, EstimateError, SpecError
 from batchwright.estimation.cuda_shim import NoCompilerError, Shim, load_shim
-from batchwright.estimation.protocol import EstimatePaths, Failure, untraceable
+from batchwright.estimation.protocol import EstimatePaths, TraceFailure, untraceable
 from batchwright.estimation.verdict import TracedWorkload, make_estimate, profiles
 from batchwright.hardware.failures import FailureKind, classify_exception
 from batchwright.planning.fingerprint import installed_versions
@@ -123,17 +123,17 @@ def _trace_profiles(
     return {profile: known[representative(profile)] for profile in wanted}
 
 
-def _failure_of(error: BaseException) -> Failure:
+def _failure_of(error: BaseException) -> TraceFailure:
     if isinstance(error, Exception) and classify_exception(error) is FailureKind.OUT_OF_MEMORY:
         limit = resource.getrlimit(resource.RLIMIT_DATA)[0]
         message = f"tracing needed more than its limit of {limit} bytes of host memory"
-        return Failure(kind=EstimateError.__name__, message=message)
+        return TraceFailure(kind=EstimateError.__name__, message=message)
     if isinstance(error, SpecError):
-        return Failure(kind=SpecError.__name__, message=str(error), problems=tuple(error.problems))
+        return TraceFailure(kind=SpecError.__name__, message=str(error), problems=tuple(error.problems))
     if isinstance(error, BatchwrightError):
         cause = error.__cause__ if isinstance(error, EstimateError) else None
-        return Failure(kind=type(error).__name__, message=str(error), traceback=_traceback_of(cause))
-    return Failure(kind=EstimateError.__name__, message=str(untraceable(error)), traceback=_traceback_of(error))
+        return TraceFailure(kind=type(error).__name__, message=str(error), traceback=_traceback_of(cause))
+    return TraceFailure(kind=EstimateError.__name__, message=str(untraceable(error)), traceback=_traceback_of(error))
 
 
 def _traceback_of(error: BaseException | None) -> str | None:

@@ -22,7 +22,7 @@ from batchwright.training.micro_batches.splitting import tensors_of
 
 
 @dataclass
-class Trace:
+class ModuleTrace:
     """Result of the search."""
 
     modules: dict[str, float] = field(default_factory=dict)
@@ -46,7 +46,7 @@ class _Call:
 class _Hooks:
     """Forward hooks on every module, which record the whole batch and then compare the parts with the record."""
 
-    def __init__(self, found: Trace, names: dict[nn.Module, str], rounding: float) -> None:
+    def __init__(self, found: ModuleTrace, names: dict[nn.Module, str], rounding: float) -> None:
         self._found = found
         self._rounding = rounding
         self._names = names
@@ -136,7 +136,7 @@ def _error(tensor: Tensor, reference: Tensor) -> float:
 
 
 @contextmanager
-def _hooked(runner: Runner, found: Trace) -> Iterator[_Hooks]:
+def _hooked(runner: Runner, found: ModuleTrace) -> Iterator[_Hooks]:
     names = {module: name for name, module in runner.model.named_modules()}
     hooks = _Hooks(found, names, runner.limits.rounding)
     handles = []
@@ -150,12 +150,12 @@ def _hooked(runner: Runner, found: Trace) -> Iterator[_Hooks]:
             handle.remove()
 
 
-def trace(runner: Runner, sizes: list[int], reset_modules: frozenset[str] = frozenset()) -> Trace:
+def trace(runner: Runner, sizes: list[int], reset_modules: frozenset[str] = frozenset()) -> ModuleTrace:
     """Run the whole batch and its two parts of these sizes, forward only, and compare the outputs of every module.
 
     The state of the modules ``reset_modules`` is the same for both parts.
     """
-    found = Trace()
+    found = ModuleTrace()
     with _hooked(runner, found) as hooks:
         found.whole = Run(runner.losses(runner.whole, seed=0), {}, {})
         try:
