@@ -92,6 +92,7 @@ class SummaryCases:
         return Summary(
             period=period,
             tunings=_by_state(totals.work, WorkKind.TUNING),
+            infeasible=totals.infeasible,
             jobs=_by_state(totals.work, WorkKind.JOB),
             failures=tuple(Failures(**vars(group)) for group in totals.failures if group.kind in kinds),
             device_seconds=_spent(totals.work),

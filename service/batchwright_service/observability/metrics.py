@@ -28,7 +28,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 from typing_extensions import override
 
-from batchwright.client.documents.states import TERMINAL_STATES, State, WorkKind
+from batchwright.client.documents.states import TERMINAL_STATES, State, WorkKind, WorkOutcome, outcome_of
 from batchwright_service.errors import ConfigurationError
 from batchwright_service.observability.collectors import (
     ReadFamilies,
@@ -39,7 +39,7 @@ from batchwright_service.observability.collectors import (
     queue_families,
     readiness_families,
 )
-from batchwright_service.store.models import AnnouncedDevice, QueueDepth, ReportedFleet
+from batchwright_service.store.models import AnnouncedDevice, Ending, QueueDepth, ReportedFleet
 from batchwright_service.store.outbox.interface import Backlog
 
 _log = logging.getLogger(__name__)
@@ -119,7 +119,7 @@ class Metrics:
             kind: Histogram(
                 f"batchwright_{kind}_seconds",
                 f"From the first start of a {kind} to its end, interruptions included.",
-                ["state"],
+                ["state", "outcome"],
                 buckets=_WORK_SECONDS,
                 registry=self._work_registry,
             )
@@ -187,7 +187,8 @@ class Metrics:
             self._failures.labels(WorkKind.JOB.value, code)
         for durations in self._work.values():
             for state in TERMINAL_STATES:
-                durations.labels(state.value)
+                durations.labels(state.value, outcome_of(state, feasible=None))
+        self._work[WorkKind.TUNING].labels(State.SUCCEEDED.value, WorkOutcome.INFEASIBLE.value)
 
     def set_device_trouble(self, device: str, cause: str | None) -> None:
         """Record the cause of the host problem that prevents a device from working; None when the problem is solved."""
@@ -199,9 +200,9 @@ class Metrics:
         """Count a completed probe."""
         self._probes.labels(device, outcome).inc()
 
-    def observe_work(self, kind: WorkKind, state: State, seconds: float) -> None:
+    def observe_work(self, kind: WorkKind, ending: Ending, seconds: float) -> None:
         """Observe the duration of work that ended."""
-        self._work[kind].labels(state.value).observe(seconds)
+        self._work[kind].labels(ending.state.value, ending.outcome).observe(seconds)
 
     def count_takeover(self, device: str) -> None:
         """Count work that a device took over from a worker that had vanished."""

@@ -15,7 +15,7 @@ from batchwright.client.documents.api_keys import ApiKey
 from batchwright.client.documents.audit import AuditAction
 from batchwright.client.documents.fleet import FleetReport
 from batchwright.client.documents.problems import Problem
-from batchwright.client.documents.states import State, WorkKind
+from batchwright.client.documents.states import State, WorkKind, WorkOutcome, outcome_of
 from batchwright.client.documents.work import JobSummary, RecommendationSummary, TuningSummary
 from batchwright.client.documents.workers import ServedDevice
 from batchwright.schemas.recommendation import Recommendation
@@ -259,6 +259,11 @@ class WorkRow:
         """The names that its submitter gave it."""
         return Named(name=self.name, project=self.project, labels=self.labels)
 
+    @property
+    def outcome(self) -> WorkOutcome | None:
+        """How it ended, if it has ended."""
+        return outcome_of(self.state, feasible=self.feasible) if self.state.terminal else None
+
     def summary(self) -> dict[str, Any]:
         """Return the fields of a ``TuningSummary`` or ``JobSummary``."""
         return {name: getattr(self, name) for name in _SUMMARY_FIELDS[self.kind]}
@@ -350,6 +355,12 @@ class Ending:
     result: TrainingResult | None = None
     is_stored: bool = False
     """True where the recommendation is that of an equal tuning, which is stored already."""
+
+    @property
+    def outcome(self) -> WorkOutcome:
+        """How the work ended."""
+        found = self.recommendation
+        return outcome_of(self.state, feasible=None if found is None else found.feasible)
 
 
 @dataclass(frozen=True)
@@ -548,5 +559,7 @@ class Totals:
     """Submitted tunings that a stored recommendation served."""
     misses: int
     """Submitted tunings that were queued, since no recommendation was stored."""
+    infeasible: int = 0
+    """Tunings that succeeded with the proof that there is no plan."""
     gains: tuple[RecordedGain, ...] = ()
     """Gains of the newest recommendations of the period over their baselines."""

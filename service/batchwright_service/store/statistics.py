@@ -30,6 +30,7 @@ from batchwright_service.store.database.schema import (
     is_failed,
     is_gained,
     is_held,
+    is_infeasible,
     now_ms,
     recommendation_hits,
     recommendations,
@@ -72,6 +73,7 @@ class SqlStatisticsStore(StatisticsStore):
                 failures=tuple(_failure_group(connection, group) for group in groups),
                 hits=int(hits or 0),
                 misses=int(misses or 0),
+                infeasible=connection.execute(_infeasible_since(since)).scalar_one(),
                 gains=tuple(RecordedGain(*row) for row in connection.execute(newest)),
             )
 
@@ -110,6 +112,13 @@ def _counted(since: int) -> Select[Any]:
     columns = (parts.c.kind, parts.c.state, parts.c.slot)
     sums = (func.sum(parts.c.count).label("count"), func.sum(parts.c.ms).label("ms"))
     return select(*columns, *sums).group_by(*columns)
+
+
+def _infeasible_since(since: int) -> Select[Any]:
+    """Select the number of tunings that ended after ``since`` with a recommendation without a plan, of which few do."""
+    ended = recommendations.join(work_items, _work.recommendation_id == _recommendation.id)
+    conditions = (is_infeasible, _work.kind == WorkKind.TUNING, _work.ended_at > since)
+    return select(func.count()).select_from(ended).where(*conditions)
 
 
 def _busy(start: int, now: int, length: int) -> Select[Any]:

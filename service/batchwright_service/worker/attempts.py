@@ -139,11 +139,11 @@ class AttemptRunner:
         holder.retry(lambda: self._leases.finish(holder.lease, ending))
         began = claim.item.started_at or datetime.now(UTC)
         seconds = max(0.0, (datetime.now(UTC) - began).total_seconds())
-        self._instruments.metrics.observe_work(claim.item.kind, ending.state, seconds)
+        self._instruments.metrics.observe_work(claim.item.kind, ending, seconds)
         if ending.problem is not None:
             self._instruments.metrics.count_failure(claim.item.kind, ending.problem.code)
-        _log.info("%s: %s %s", self._slot, holder.lease.work_id, ending.state)
-        return ending.state.value
+        _log.info("%s: %s %s", self._slot, holder.lease.work_id, ending.outcome.name)
+        return ending.outcome.name
 
     def _end_stopped(self, claim: Claim, holder: LeaseHolder, error: Exception) -> str:
         """End cancelled work; hand other interrupted work back, unless another worker has claimed it."""

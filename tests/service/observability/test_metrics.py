@@ -115,7 +115,7 @@ def test_a_tuning_is_counted(start_service: StartService) -> None:
     probes = [probe["outcome"] for probe in ended["recommendation"]["evidence"]["probes"]]
     for outcome in ("FIT", "OOM"):
         assert value(samples, "batchwright_probes_total", device="cpu", outcome=outcome) == probes.count(outcome)
-    assert value(samples, "batchwright_tuning_seconds_count", state="SUCCEEDED") == 1
+    assert value(samples, "batchwright_tuning_seconds_count", state="SUCCEEDED", outcome="succeeded") == 1
     assert value(samples, "batchwright_device_busy_seconds_total", device="cpu") > 0
     assert samples["batchwright_device_busy", frozenset({("device", "cpu")})] == 0
     assert value(samples, "batchwright_recommendation_hits_total", result="miss") == 1
@@ -251,7 +251,7 @@ def test_a_failed_job_is_counted_by_its_code(start_service: StartService, failed
     samples = samples_of(service.http.get("/metrics").text)
     assert value(samples, "batchwright_failures_total", **code) == 1
     assert value(samples, "batchwright_job_splits_total", device="cpu") == 2
-    assert value(samples, "batchwright_job_seconds_count", state="FAILED") == 1
+    assert value(samples, "batchwright_job_seconds_count", state="FAILED", outcome="failed") == 1
 
 
 def test_disks_are_reported_by_folder(tmp_path: Path) -> None:

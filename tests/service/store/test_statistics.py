@@ -12,6 +12,7 @@ from batchwright_service.store.database.engine import read_transaction, write_tr
 from batchwright_service.store.database.schema import held_slots, now_ms, recommendation_hits
 from batchwright_service.store.models import Ending, WorkTotal
 from batchwright_service.store.store import Store
+from tests.support.factories import recommendation
 from tests.support.service.scripted import SERVED, new_work
 from tests.support.service.stores import NewId, claimed, engine_at, set_work
 
@@ -51,6 +52,20 @@ def test_a_period_has_what_ended_in_it_and_what_has_not_ended(store: Store, data
     open_ones = {(WorkKind.JOB, State.RUNNING): 1, (WorkKind.TUNING, State.QUEUED): 1}
     assert counted(store, HOUR) == {(WorkKind.TUNING, State.SUCCEEDED): 1} | open_ones
     assert counted(store) == {(WorkKind.TUNING, State.SUCCEEDED): 2} | open_ones
+
+
+def test_tunings_that_found_no_plan_are_counted_apart(store: Store, database_url: str, new_id: NewId) -> None:
+    """Each of them, also where one recommendation answers two; those that ended before the period are not."""
+    nothing = recommendation().model_copy(update={"feasible": False, "plan": None})
+    for work_id, is_stored in ((new_id("tun"), False), (new_id("tun"), True), ("tun_1", True)):
+        store.submissions.add(new_work(work_id))
+        ending = Ending(State.SUCCEEDED, recommendation=nothing, is_stored=is_stored)
+        store.leases.finish(claimed(store).lease, ending)
+    store.submissions.add_succeeded(new_work(new_id("tun")), recommendation(id=new_id("rec")))
+    set_work(database_url, "tun_1", ended_at=1000)
+    assert [store.statistics.totals(seconds).infeasible for seconds in (None, HOUR)] == [3, 2]
+    outcomes = [row.outcome for row in store.work.newest(WorkKind.TUNING, 9)]
+    assert sorted(map(str, outcomes)) == ["infeasible"] * 3 + ["succeeded"]
 
 
 def test_device_seconds_are_by_place_and_of_what_runs_too(store: Store, database_url: str) -> None:

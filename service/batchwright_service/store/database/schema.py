@@ -287,6 +287,13 @@ for _columns in ([], ["model"], ["device"], ["device_name"], ["device", "model"]
 Index("recommendations_sorted", *(recommendations.c[name] for name in ("id", "samples_per_second", "peak_bytes")))
 for _columns in (["conditions"], ["request_digest", "conditions"]):
     Index(f"recommendations_by_{_columns[0]}", *(recommendations.c[name] for name in [*_columns, "id"]))
+is_infeasible = text("NOT feasible")
+Index(
+    "recommendations_infeasible",
+    recommendations.c.id,
+    sqlite_where=is_infeasible,
+    postgresql_where=is_infeasible,
+)
 is_gained = text("memory_gain IS NOT NULL")
 Index(
     "recommendations_gained",

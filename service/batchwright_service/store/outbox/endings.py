@@ -7,7 +7,7 @@ from typing import Any
 
 from sqlalchemy import Connection, Row, RowMapping, insert, select
 
-from batchwright.client.documents.states import State, WorkKind
+from batchwright.client.documents.states import State, outcome_of
 from batchwright.client.documents.webhooks import DeliveryState, EndedWork, WebhookEvent, WebhookMessage
 from batchwright_service.domain.identifiers import IdentifierSource
 from batchwright_service.store.database.mapping import labels_of, moment
@@ -19,7 +19,6 @@ _COLUMNS = (
     *(recommendations.c[name] for name in ("feasible", "micro_batch_size", "gradient_accumulation_steps")),
 )
 _RECOMMENDED = work_items.outerjoin(recommendations, recommendations.c.id == work_items.c.recommendation_id)
-_ENDED = {State.SUCCEEDED: "succeeded", State.FAILED: "failed", State.CANCELLED: "cancelled"}
 
 
 def record_endings(connection: Connection, work_ids: Sequence[str]) -> None:
@@ -48,10 +47,7 @@ def record_endings(connection: Connection, work_ids: Sequence[str]) -> None:
 
 def event_of(row: Row[Any]) -> WebhookEvent:
     """Return the event of work that has ended."""
-    kind, state = WorkKind(row.kind), State(row.state)
-    if kind is WorkKind.TUNING and state is State.SUCCEEDED and row.feasible is False:
-        return WebhookEvent.TUNING_INFEASIBLE
-    return WebhookEvent(f"{kind}.{_ENDED[state]}")
+    return WebhookEvent(f"{row.kind}.{outcome_of(State(row.state), feasible=row.feasible)}")
 
 
 def _is_wanted(receiver: RowMapping, event: WebhookEvent, project: str | None) -> bool:

@@ -55,6 +55,32 @@ def sources_of(target: State) -> frozenset[State]:
     return frozenset(state for state, targets in TRANSITIONS.items() if target in targets)
 
 
+class WorkOutcome(StrEnum):
+    """How a tuning or job ended: its state, in which a tuning that found no plan is told from one that found a plan."""
+
+    SUCCEEDED = "succeeded"
+    """A tuning ended with a plan, or a job ended its training."""
+    INFEASIBLE = "infeasible"
+    """A tuning ended with the proof that there is no plan. Its state is `SUCCEEDED`: the search has a result."""
+    FAILED = "failed"
+    """Ended without a result."""
+    CANCELLED = "cancelled"
+    """Ended on request."""
+
+
+def outcome_of(state: State, *, feasible: bool | None) -> WorkOutcome:
+    """Return how work ended.
+
+    Args:
+        state: its terminal state.
+        feasible: whether its recommendation has a plan; None without a recommendation.
+
+    Raises:
+        ValueError: when the work has not ended.
+    """
+    return WorkOutcome.INFEASIBLE if state is State.SUCCEEDED and feasible is False else WorkOutcome(state.lower())
+
+
 class WorkKind(StrEnum):
     """The kind of a piece of work."""
 

@@ -14,7 +14,7 @@ from pydantic import Field, model_validator
 from batchwright.client.documents.exports import ExportRequest
 from batchwright.client.documents.problems import Problem
 from batchwright.client.documents.staleness import Staleness
-from batchwright.client.documents.states import State
+from batchwright.client.documents.states import State, WorkOutcome
 from batchwright.exports.base import Export
 from batchwright.schemas.base import Document, NonNegativeFloat, NonNegativeInt, PositiveInt
 from batchwright.schemas.gpus import Gpu
@@ -97,7 +97,7 @@ class RecommendedFigures(Document):
     """The figures of a recommendation that lists show; none while there is no recommendation."""
 
     feasible: bool | None = None
-    """True when some micro-batch fits. A tuning that succeeded with `false` found that nothing fits."""
+    """True when there is a plan. A tuning that succeeded with `false` found that there is none: see `outcome`."""
     plan: PlanSummary | None = None
     """The plan to train with; none when nothing fits."""
     largest_micro_batch_size: PositiveInt | None = None
@@ -124,6 +124,9 @@ class WorkSummary(Named, RecommendedFigures):
     """Identifier; sorts by the time of submission."""
     state: State
     """Its state."""
+    outcome: WorkOutcome | None = None
+    """How it ended; none while it has not ended. A tuning whose state is `SUCCEEDED` may have found that nothing fits:
+    then this is `infeasible`."""
     device: DeviceId | None = None
     """The device that it needs; none where it needs hardware, wherever that is."""
     hardware: str | None = None
@@ -324,8 +327,10 @@ class RecommendationSummary(Named, RecommendedFigures, Staleness):
     """Identifier."""
     tuning_id: str
     """Identifier of the tuning that found it."""
+    key_id: str | None = None
+    """The API key that submitted the tuning; none on a service without keys."""
     owner: str | None = None
-    """Name of the API key that submitted the tuning; none on a service without keys."""
+    """Name of that key."""
     created_at: datetime
     """Time of creation (UTC)."""
     fingerprint: str
@@ -337,7 +342,7 @@ class RecommendationSummary(Named, RecommendedFigures, Staleness):
     device_name: str
     """Product name of the device."""
     feasible: bool
-    """True when some micro-batch fits."""
+    """True when there is a plan."""
     effective_batch_size: PositiveInt
     """Requested samples per optimizer update."""
     precision: Precision | None = None

@@ -284,7 +284,9 @@ class Summary(Document):
     period: Period
     """The period. Work that has not ended is always included."""
     tunings: dict[State, NonNegativeInt]
-    """Number of tunings in each state."""
+    """Number of tunings in each state. Those that found that there is no plan are among `SUCCEEDED`."""
+    infeasible: NonNegativeInt = 0
+    """Number of the tunings in `SUCCEEDED` that found that there is no plan: their `outcome` is `infeasible`."""
     jobs: dict[State, NonNegativeInt]
     """Number of jobs in each state."""
     failures: tuple[Failures, ...]
