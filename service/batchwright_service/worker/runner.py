@@ -279,7 +279,8 @@ class WorkRunner:
             created_at=now,
             total_seconds=max(0.0, (now - started).total_seconds()),
         )
-        return found.model_copy(update=dict(item.names))
+        evidence = found.evidence.model_copy(update={"tuning_id": item.id})
+        return found.model_copy(update=dict(item.names) | {"evidence": evidence})
 
     # --- jobs ---
 

@@ -141,8 +141,10 @@ def test_equal_tunings_in_the_queue_are_answered_by_the_first(store: Store, star
     assert len(runner.sizes) == items[0].probes > items[1].probes == items[2].probes == 0
     assert items[0].recommendation_id == items[1].recommendation_id != items[2].recommendation_id
     copied = store.recommendations.get(str(items[2].recommendation_id))
+    source = store.recommendations.get(str(items[0].recommendation_id))
     assert copied.request.workload.data is not None
-    assert copied.evidence == store.recommendations.get(str(items[0].recommendation_id)).evidence
+    assert (copied.evidence, source.evidence.tuning_id) == (source.evidence, items[0].id)
+    assert copied.created_at > source.created_at
     anew = ended(store, queue_tuning(store, fresh=True))
     assert anew.probes == items[0].probes
     assert anew.recommendation_id not in {item.recommendation_id for item in items}

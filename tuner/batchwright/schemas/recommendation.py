@@ -38,7 +38,7 @@ class Proof(Document):
 
     @property
     def shows_larger_fail(self) -> bool:
-        """Return whether the next size was measured to fail, so that no size above `fits` fits."""
+        """Return whether the next size was measured to fail. Sizes between it and `fits` may be off the grid."""
         return self.stopped_by in {"oom", "invalid-size", "warm-start"}
 
 
@@ -82,6 +82,9 @@ class Evidence(Document):
 
     probes: tuple[ProbeResult, ...]
     """Every probe, in the order of the runs."""
+    tuning_id: str | None = None
+    """Identifier of the tuning of a service that ran the probes: of another one where a stored recommendation answered
+    the request. None for a tuning on the command line."""
     proof: Proof
     """Proof of the largest size."""
     simulated_ranks: PositiveInt | None = None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
+
 from batchwright.planning.comparison.gain import with_gain
 from batchwright.schemas.recommendation import Recommendation
 from batchwright.schemas.requests import Named, TuningRequest
@@ -17,7 +19,7 @@ def answer_from(
     and which of two equal GPUs. A job follows the request of its recommendation, so where such a part differs, the
     answer is a copy with the new request and the same evidence. It also is a copy where the caller names the tuning
     otherwise; a caller without names gets the stored one with its names. The gain over another baseline is what that
-    evidence shows.
+    evidence shows. A copy is created now; its evidence names the tuning that ran the probes.
 
     Args:
         found: a recommendation with the fingerprint of the request.
@@ -29,7 +31,8 @@ def answer_from(
     has_names = not names.is_named or names == found.names
     if has_names and _is_same_request(found.request, request):
         return found
-    return with_gain(found.model_copy(update={"id": new_id, "request": request, "device": device, **dict(names)}))
+    changes = {"id": new_id, "created_at": datetime.now(UTC), "request": request, "device": device, **dict(names)}
+    return with_gain(found.model_copy(update=changes))
 
 
 def _is_same_request(one: TuningRequest, other: TuningRequest) -> bool:

@@ -184,7 +184,7 @@ def event(row: RowMapping) -> Event:
 
 def recommendation_row(row: RowMapping) -> RecommendationRow:
     """Return a recommendation as a list shows it."""
-    listed = {name: value for name, value in row.items() if name not in {*_PLAN, "key_id", "key_name", "memory_gain"}}
+    listed = {name: value for name, value in row.items() if name not in {*_PLAN, "key_name", "memory_gain"}}
     listed |= {"precision": row["precision"] or None, "labels": labels_of(row["labels"]), "owner": row["key_name"]}
     plan = None if row["micro_batch_size"] is None else _plan(row)
     return RecommendationRow.model_validate({**listed, "plan": plan, "created_at": moment(row["created_at"])})
