@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import csv
 import threading
 from typing import Any
 
 import pytest
 
+from batchwright.client.documents.api_keys import Scope
 from batchwright.client.documents.work import JobPage, JobSubmission, RecommendationPage, TuningPage
 from batchwright.schemas.requests import TrainingRequest
 from batchwright_service.application.views import decode_cursor, encode_cursor
+from batchwright_service.domain.key_texts import make_key
 from tests.support.factories import gpt_spec, mlp_spec, recommendation
 from tests.support.service.asking import PATIENCE_SECONDS, body, ended, problem_in
 from tests.support.service.running import Running, StartService
@@ -92,12 +95,42 @@ def test_lists_carry_the_answers(service: Running) -> None:
 
 
 def test_a_list_says_that_nothing_fits(start_service: StartService) -> None:
-    """An infeasible answer differs from a feasible one, and has no plan."""
+    """An infeasible answer differs from a feasible one, and has no plan: in lists, files, the summary and metrics."""
     service = start_service(ScriptedRunner(0))
     tuning = submitted(service)
     (row,) = service.http.get("/v1/tunings").json()["items"]
-    assert (row["state"], row["feasible"], row["plan"]) == ("SUCCEEDED", False, None)
-    assert tuning["recommendation"]["feasible"] is False
+    assert (row["state"], row["outcome"], row["feasible"], row["plan"]) == ("SUCCEEDED", "infeasible", False, None)
+    assert (tuning["outcome"], tuning["recommendation"]["feasible"]) == ("infeasible", False)
+    (line,) = csv.DictReader(service.http.get("/v1/tunings?format=csv").text.splitlines())
+    assert (line["state"], line["outcome"]) == ("SUCCEEDED", "infeasible")
+    summary = service.http.get("/v1/summary").json()
+    assert (summary["tunings"]["SUCCEEDED"], summary["infeasible"]) == (1, 1)
+    metrics = service.http.get("/metrics").text
+    assert 'batchwright_tuning_seconds_count{outcome="infeasible",state="SUCCEEDED"} 1.0' in metrics
+    assert 'batchwright_tuning_seconds_count{outcome="succeeded",state="SUCCEEDED"} 0.0' in metrics
+
+
+def test_recommendations_are_listed_by_the_time_that_they_say(service: Running) -> None:
+    """A copy for another name is as new as the tuning that it answers, and names the tuning that ran the probes."""
+    first = submitted(service)
+    other = submitted(service, effective_batch_size=5)
+    copied = submitted(service, name="again")
+    rows = service.http.get("/v1/recommendations").json()["items"]
+    assert [row["tuning_id"] for row in rows] == [copied["id"], other["id"], first["id"]]
+    assert [row["created_at"] for row in rows] == sorted((row["created_at"] for row in rows), reverse=True)
+    assert copied["recommendation"]["evidence"] == first["recommendation"]["evidence"]
+    assert copied["recommendation"]["evidence"]["tuning_id"] == first["id"]
+
+
+def test_rows_name_the_key_that_submitted_them(service: Running) -> None:
+    """Its id and its name, also of recommendations, for which a page links to all of one owner."""
+    key, text = make_key("night", [Scope.ADMIN])
+    service.system.store.keys.add(key)
+    service.http.headers["Authorization"] = f"Bearer {text}"
+    submitted(service)
+    for kind in ("tunings", "recommendations"):
+        (row,) = service.http.get(f"/v1/{kind}").json()["items"]
+        assert (row["key_id"], row["owner"]) == (key.id, "night")
 
 
 def test_jobs_are_filtered(service: Running) -> None:

@@ -14,10 +14,11 @@ from playwright.sync_api import Browser, Request, Route, expect
 from batchwright.cli.arguments import option_of
 from batchwright.client.documents.bulk import MOST_IDS
 from batchwright.client.documents.work import TuningSubmission
-from batchwright.schemas.requests import Baseline, TuningRequest
+from batchwright.planning.objectives import expected_bytes
+from batchwright.schemas.requests import Baseline, Named, TuningRequest
 from batchwright_service.dashboard.new_tuning import presets
 from batchwright_service.registry.registered_commands import RegisteredCommands
-from tests.support.factories import tuning_request
+from tests.support.factories import probe_result, tuning_request
 from tests.support.service.browser import Modules, watched
 from tests.support.service.registered import commands_file
 from tests.support.service.running import Running
@@ -32,6 +33,8 @@ CUDA_WORDS = (
     "(https://pytorch.org/docs/stable/notes/cuda.html#environment-variables)"
 )
 TIMES = "\N{MULTIPLICATION SIGN}"
+MIB = 2**20
+MEASURED = {"accumulates": True, "process_peak_bytes": None, "context_bytes": 5 * MIB, "resident_bytes": 8 * MIB}
 
 
 @pytest.fixture(scope="module")
@@ -105,15 +108,16 @@ def test_every_text_of_an_allocator_is_shortened(modules: Modules) -> None:
     assert shown == "shortMessage of the allocatorthe raw text"
 
 
-def test_a_bound_is_not_called_the_largest_that_fits(modules: Modules) -> None:
-    """Only a larger size that failed proves a size to be the largest."""
+def test_only_the_size_below_a_failed_one_is_called_the_largest_that_fits(modules: Modules) -> None:
+    """The objectives of fewer steps and of speed leave sizes out; a bound proves nothing."""
     words = modules.run(
         "const { largestWords } = await load('device_words');"
-        "return given.map((reason) => largestWords({ stopped_by: reason }))",
-        ["oom", "bound", "probe-limit"],
+        "return given.map(([reason, next]) => largestWords({ stopped_by: reason, fits: 167, next_size: next }))",
+        [("oom", 168), ("oom", 250), ("bound", None), ("timeout", 168)],
     )
     assert words == [
         "largest micro-batch that fits",
+        "micro-batch that fits; the next size tried, 250, does not",
         "micro-batch that fits; larger ones were not tried",
         "micro-batch that fits; larger ones may",
     ]
@@ -145,6 +149,58 @@ def test_the_shown_command_has_every_option_of_the_request(modules: Modules) -> 
         options = {word for word in words if word.startswith("--")}
         assert ("8x16" in words) == ("baseline" in fields)
         assert options == {"--effective-batch-size", *(option_of(field) for field in fields)}
+
+
+TUNING = {"name": "night", "project": "lm", "labels": {"team": "ops"}, "priority": -1, "problem": None}
+
+
+def test_a_repeated_tuning_keeps_its_names_and_raises_a_limit_that_was_too_short(modules: Modules) -> None:
+    """The submission has all fields, probes again where a recommendation is stored, and the command has its names."""
+    request = tuning_request(probe_timeout_seconds=60.0).model_dump(mode="json")
+    answered = {"evidence": {"proof": {"stopped_by": "oom"}}}
+    open_ended = {"evidence": {"proof": {"stopped_by": "timeout"}}}
+    failures: list[dict[str, Any]] = [
+        {"recommendation": answered},
+        {"recommendation": open_ended},
+        {"recommendation": None, "problem": {"code": "probe-timed-out"}},
+        {"recommendation": None, "request": {**request, "probe_timeout_seconds": 400.0}},
+    ]
+    submissions, command = modules.run(
+        """const { asCommand, submissionAgain } = await load("reproduce");
+        const made = given.map(submissionAgain);
+        return [made, asCommand(made[0])];""",
+        [TUNING | {"request": request} | failure for failure in failures],
+    )
+    parsed = [TuningSubmission.model_validate(submission) for submission in submissions]
+    assert all(each.names == Named(name="night", project="lm", labels={"team": "ops"}) for each in parsed)
+    assert [(each.priority, each.fresh) for each in parsed] == [(-1, True), (-1, True), (-1, False), (-1, False)]
+    assert [each.probe_timeout_seconds for each in parsed] == [60.0, 300.0, 300.0, 400.0]
+    assert parsed[0].to_request().model_dump(mode="json") == request
+    assert "--name night \\\n  --project lm \\\n  --label team=ops" in command
+
+
+def test_the_chart_has_the_curve_that_recommendations_interpolate(modules: Modules) -> None:
+    """At every size below a failed one, with a kink, a size that was timed again, and a share in one micro-batch."""
+    peaks = {1: 10, 40: 30, 120: 31, 160: 80, 167: 81}
+    probes = [
+        probe_result(size).model_copy(update=MEASURED | {"peak_reserved_bytes": peak * MIB})
+        for size, peak in peaks.items()
+    ]
+    probes.append(probes[3].model_copy(update={"measures_time": True, "peak_reserved_bytes": 77 * MIB}))
+    probes += [probes[3].model_copy(update={"peak_reserved_bytes": 90 * MIB})]
+    probes.append(probes[0].model_copy(update={"micro_batch_size": 500, "accumulates": False}))
+    sizes = [1, 20, 100, 140, 160, 165, 170, 220]
+    drawn, peak, growth = modules.run(
+        """const { curveOf, expectedBytes, memoryInWords } = await load("memory_chart");
+        const { heldBytes } = await load("device_words");
+        const curve = curveOf(given.probes);
+        const words = memoryInWords(given.probes, { limitBytes: null, fits: 167 });
+        return [given.sizes.map((size) => expectedBytes(curve, size)), heldBytes(given.probes[0]), words];""",
+        {"probes": [probe.model_dump(mode="json") for probe in probes], "sizes": sizes},
+    )
+    assert drawn == pytest.approx([expected_bytes(500, size, probes) for size in sizes], abs=1)
+    assert peak == probes[0].held_bytes
+    assert growth == "8 probes: 8 fit. Memory grows by about 478 KiB per sample. Micro-batches of up to 167 fit."
 
 
 def test_occupancy_is_drawn_and_said(modules: Modules) -> None:

@@ -78,7 +78,7 @@ def test_a_tuning_that_fits(service: Running, visit: Open) -> None:
     block.get_by_role("button", name="Copy").click()
     copied = page.evaluate("navigator.clipboard.readText()")
     body = json.loads(copied.partition(" -d '")[2].removesuffix("'"))
-    assert body == service.http.get(f"/v1/tunings/{identifier}").json()["request"]
+    assert body == service.http.get(f"/v1/tunings/{identifier}").json()["request"] | {"fresh": True}
 
 
 def test_the_peaks_of_the_probes_are_drawn(service: Running, visit: Open) -> None:
@@ -151,23 +151,44 @@ def test_a_bound_is_not_called_the_largest_that_fits(start_service: StartService
     expect(found.locator("#answer")).to_contain_text("micro-batch that fits; larger ones were not tried")
     runner.largest = 37
     page.goto(f"{service.url}/tunings/{tune(service)['id']}")
-    expect(page.locator("#answer")).to_contain_text("largest micro-batch that fits (samples)")
+    expect(page.locator("#answer")).to_contain_text("largest micro-batch that fits")
+
+
+@pytest.mark.usefixtures("no_charts")
+def test_a_tuning_that_is_answered_from_another(service: Running, visit: Open) -> None:
+    """Its page has the probes of the other one, and a link to it."""
+    body = tuning_request().model_dump(mode="json")
+    source = tune(service)
+    made = service.http.post("/v1/tunings", json=body | {"name": "again"}).json()
+    page = visit(service).open(f"/tunings/{made['id']}")
+    expect(page.locator("#probes tbody tr")).to_have_count(len(source["recommendation"]["evidence"]["probes"]))
+    page.locator("#progress").get_by_role("link").click()
+    page.wait_for_url(re.compile(source["id"]))
 
 
 @pytest.mark.usefixtures("no_charts")
 def test_a_tuning_that_fails(start_service: StartService, visit: Open) -> None:
-    """The page shows the problem, and the tuning can be repeated."""
+    """The page shows the problem, and a form with the whole request, from which it can be repeated."""
     runner = ScriptedRunner(37)
     runner.spec_error = WorkloadError("the loss is no sum")
     service = start_service(runner)
-    page = visit(service).open(f"/tunings/{queued(service, 'tunings', 100)}")
+    names = {"name": "night", "project": "lm", "labels": {"team": "ops"}, "priority": -3}
+    request = tuning_request(effective_batch_size=100, granularity=2).model_dump(mode="json") | names
+    made = service.http.post("/v1/tunings", json=request).json()
+    page = visit(service).open(f"/tunings/{made['id']}")
     expect(state(page)).to_have_text("Failed")
     expect(page.get_by_role("alert")).to_contain_text("the loss is no sum")
     runner.spec_error = None
     before = page.url
-    page.get_by_role("button", name="Repeat").click()
-    page.wait_for_url(lambda url: url != before)
+    page.get_by_role("link", name="Repeat").click()
+    expect(page.get_by_role("textbox", name="Name")).to_have_value("night")
+    assert len(service.http.get("/v1/tunings").json()["items"]) == 1
+    page.get_by_role("button", name="Submit the tuning").click()
+    page.wait_for_url(lambda url: "/tunings/tun_" in url and url != before)
     expect(state(page)).to_have_text("Succeeded")
+    again = service.http.get(f"/v1/tunings/{page.url.rpartition('/')[2]}").json()
+    assert again["request"] == made["request"]
+    assert {name: again[name] for name in names} == names
 
 
 def test_a_device_that_takes_no_work_shows_the_cause(start_service: StartService, visit: Open, tmp_path: Path) -> None:
@@ -353,7 +374,7 @@ def test_an_inexact_export_says_so(service: Running, visit: Open) -> None:
     page = opened.open(f"/recommendations/{found['id']}")
     page.get_by_label("Target").select_option("deepspeed")
     expect(page.locator("#exported")).to_contain_text("allow_inexact")
-    page.get_by_label("Allow another effective batch").check()
+    page.get_by_label("Allow an inexact batch size").check()
     expect(page.locator("#exported").get_by_role("status")).to_contain_text("100 instead of 101")
 
 

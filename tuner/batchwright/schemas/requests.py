@@ -151,7 +151,7 @@ Objective = Literal["largest", "fewest_steps", "fastest"]
 
 
 class Baseline(Document):
-    """What a training uses until now, for one rank: the recommendation says what it gains over this."""
+    """The plan you train with today, on one rank: the recommendation says what it gains over this plan."""
 
     micro_batch_size: Annotated[int, Field(ge=1, le=LARGEST_EFFECTIVE_BATCH_SIZE, examples=[8])]
     """Samples per forward and backward pass."""
@@ -201,8 +201,8 @@ class TuningRequest(Document):
     in-batch negatives), so that accumulated updates differ from full-batch ones. Otherwise such a loss has the whole
     batch in one micro-batch on one rank, or fails the tuning before any other probe."""
     baseline: Baseline | None = None
-    """The plan that the training uses until now, of which one more probe measures the time and memory; none where none
-    is known."""
+    """The plan you train with today. One more probe measures its time and memory, and the recommendation says what it
+    gains. None if it is not known."""
 
     @model_validator(mode="after")
     def _names_a_device_or_hardware(self) -> Self:

@@ -48,9 +48,14 @@ export function tag(text) {
   return html`<span class="tag">${text}</span>`;
 }
 
-/** The state of work; a tuning that found that nothing fits is no success. */
-export function stateBadge({ state, feasible }) {
-  return state === "SUCCEEDED" && feasible === false ? mark("warn", "ban", "nothing fits") : badge(state);
+/** The state of work; a tuning that found no plan is no success. */
+export function stateBadge({ state, outcome, largest_micro_batch_size: fits }) {
+  return outcome === "infeasible" ? noPlan(fits) : badge(state);
+}
+
+/** A mark that there is no plan: nothing fits, or a size does, but the command makes other updates than requested. */
+export function noPlan(fits) {
+  return mark("warn", "ban", fits === null ? "nothing fits" : "no plan");
 }
 
 /** The project and the labels of a row in a list of `pages`, each a link to all of that label; null without any. */

@@ -108,7 +108,7 @@ const WORK = [
   { title: "Model", class: "model", cell: (row) => row.model },
   { title: "Effective batch", class: "number", cell: (row) => count(row.effective_batch_size) },
   { title: "Plan", class: "nowrap", cell: (row) => row.plan && planText(row.plan) },
-  { title: "Peak", class: "number", cell: (row) => row.peak_bytes !== null && bytes(row.peak_bytes) },
+  { title: "Tuned peak", class: "number", cell: (row) => row.peak_bytes !== null && bytes(row.peak_bytes) },
   { title: "Duration", class: "number", cell: took },
   { title: "Submitted", class: "nowrap", cell: (row) => time(row.created_at) },
 ];

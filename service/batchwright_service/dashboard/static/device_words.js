@@ -1,12 +1,13 @@
 /**
- * Short words for a failed allocation. The allocator's own message is kept behind details.
+ * Short words for a failed allocation, a proof and a peak. The allocator's own message is kept behind details.
  *
  *   shortened("out of memory in phase warmup: [enforce fail ...")   "asked for 2.00 MiB more in the warm-up"
  *   withDetails(message, details)                                   the short words, then the raw text to open
  *   largestWords(proof)                                             describes the largest micro-batch of a proof
+ *   heldBytes(probe), peakWords(probe)                              its peak, as recommendations have it
  */
 
-import { bytes } from "./format.js";
+import { bytes, bytesExactly, count } from "./format.js";
 import { html } from "./preact-htm.js";
 
 const PHASES = { start: "at the start", build: "while the model was built", warmup: "in the warm-up", measure: "in the measured update" };
@@ -45,10 +46,21 @@ export function rawText(title, text) {
 
 const LARGER_FAIL = new Set(["oom", "invalid-size", "warm-start"]);
 
-/** Describes the largest micro-batch: it is proven to be the largest that fits only if a larger size failed. */
-export function largestWords(proof) {
-  if (LARGER_FAIL.has(proof.stopped_by)) {
-    return "largest micro-batch that fits";
+/** Describes the proven micro-batch: it is the largest that fits only if the very next size failed. */
+export function largestWords({ stopped_by: reason, fits, next_size: next }) {
+  if (LARGER_FAIL.has(reason)) {
+    return next === fits + 1 ? "largest micro-batch that fits" : `micro-batch that fits; the next size tried, ${count(next)}, does not`;
   }
-  return proof.stopped_by === "bound" ? "micro-batch that fits; larger ones were not tried" : "micro-batch that fits; larger ones may";
+  return reason === "bound" ? "micro-batch that fits; larger ones were not tried" : "micro-batch that fits; larger ones may";
+}
+
+/** The peak of all memory that a probe held, in bytes: reserved, with the context, on CUDA; of the process on the CPU. */
+export function heldBytes(probe) {
+  return probe.peak_reserved_bytes === null ? probe.process_peak_bytes : probe.peak_reserved_bytes + (probe.context_bytes ?? 0);
+}
+
+/** That peak in words: of a probe that failed, what it held until then. */
+export function peakWords(probe) {
+  const held = heldBytes(probe);
+  return held === null ? bytes(null) : html`<span title=${bytesExactly(held)}>${probe.outcome === "FIT" ? "" : "≥ "}${bytes(held)}</span>`;
 }

@@ -18,8 +18,8 @@ const VERDICTS = {
 const COLUMNS = [
   { title: "GPU", class: "nowrap", cell: (row) => row.gpu },
   { title: "Verdict", cell: (row) => html`<span class="tags">${mark(...VERDICTS[row.feasible])}${tag("estimated")}</span>`, value: (row) => row.feasible },
-  { title: "Largest micro-batch", class: "number", cell: (row) => count(row.largest_micro_batch_size), value: (row) => row.largest_micro_batch_size },
-  { title: "Surely / perhaps", class: "number", cell: (row) => `${count(row.surely_fits)} / ${count(row.may_fit)}` },
+  { title: "Expected to fit", class: "number", cell: (row) => count(row.largest_micro_batch_size), value: (row) => row.largest_micro_batch_size },
+  { title: "At least / at most", class: "number", cell: (row) => `${count(row.surely_fits)} / ${count(row.may_fit)}` },
   { title: "Peak memory", class: "number", cell: ({ peak }) => peak && `${bytes(peak.device_bytes.low)} to ${bytes(peak.device_bytes.high)}` },
   { title: "Reserved / outside the allocator", class: "number", cell: ({ peak }) => peak && `${bytes(peak.reserved_bytes)} / ${bytes(peak.outside_allocator_bytes.expected)}` },
   { title: "Usable", class: "number", cell: (row) => html`<span title=${bytesExactly(row.usable_bytes)}>${bytes(row.usable_bytes)}</span>`, value: (row) => row.usable_bytes },

@@ -51,7 +51,7 @@ export function Exports({ path, formats: all, command }) {
       ${launches && fields.map(([field, label, placeholder, value = ""]) => html`<div key=${field} class="field"><label for="export-${field}">${label}</label>
         <input id="export-${field}" class="input" type="text" defaultValue=${value} placeholder=${placeholder} autocomplete="off" spellcheck=${false} maxlength="1000" onChange=${set(field)} /></div>`)}
       <div class="choice"><input id="export-inexact" type="checkbox" checked=${allow_inexact !== ""} onChange=${(event) => setOptions({ ...options, allow_inexact: event.target.checked ? "true" : "" })} />
-        <label for="export-inexact">Allow another effective batch</label></div>
+        <label for="export-inexact">Allow an inexact batch size</label></div>
     </div>
     <div id="exported" class="stack" aria-live="polite">${problem ? problemAlert(problem) : made && exported(made, of)}</div>`;
 }

@@ -1,7 +1,7 @@
 /** The lists of tunings, recommendations and jobs, and the audit log. */
 
 import { addressOf, keyId, may } from "./api.js";
-import { bar, both, codeBlock, labelTags, linkTo, mark, scopeAlert, sparkline, stateBadge, time, took } from "./components.js";
+import { bar, both, codeBlock, labelTags, linkTo, noPlan, scopeAlert, sparkline, stateBadge, time, took } from "./components.js";
 import { deviceLink } from "./devices.js";
 import { byId } from "./dom.js";
 import { SEARCH } from "./filters.js";
@@ -44,20 +44,20 @@ function choiceOf(name, label, values, text = (value) => value) {
 const FIGURES = [
   { title: "Effective batch", class: "number", sort: "effective_batch_size", largestFirst: true, cell: (row) => count(row.effective_batch_size) },
   { title: "Plan", class: "nowrap", cell: planWords },
-  { title: "Peak", class: "peak", sort: "peak", largestFirst: true, cell: peakBar },
-  { title: "Samples/s", class: "number", sort: "samples_per_second", largestFirst: true, cell: rateWords },
+  { title: "Peak memory", class: "peak", sort: "peak", largestFirst: true, cell: peakBar },
+  { title: "Samples/s per rank", class: "number", sort: "samples_per_second", largestFirst: true, cell: rateWords },
 ];
+const [BATCH, PLAN, PEAK] = FIGURES;
 const WORK = [
   { title: "State", sort: "state", cell: stateBadge },
-  { title: "Model and device", class: "model", sort: "model", cell: (row) => both(row.model, row.slot === null ? row.device ?? row.hardware : deviceLink(row.slot, row.device ?? row.hardware)) },
-  ...FIGURES,
+  { title: "Model", class: "model", sort: "model", cell: (row) => both(row.model, row.slot === null ? row.device ?? row.hardware : deviceLink(row.slot, row.device ?? row.hardware)) },
 ];
 const OWNER = keyId() === "" ? [] : [{ title: "Owner", class: "nowrap", cell: ownerLink }];
 const SUBMITTED = [{ title: "Submitted", class: "nowrap", sort: "created", largestFirst: true, cell: submitted }, ...OWNER];
 
-/** The column of the name, or of the purpose of a row without one, with the project and the labels. */
-function named(title, pages) {
-  return { title, class: "named", sort: "name", cell: (row) => both(linkTo(pages, row.id, nameOrPurpose(row)), labelTags(row, pages)) };
+/** The column of the name, with the project and the labels; a row without a name shows what it is for. */
+function named(pages) {
+  return { title: "Name", class: "named", sort: "name", cell: (row) => both(linkTo(pages, row.id, nameOrPurpose(row)), labelTags(row, pages)) };
 }
 
 /** The owner of a row, as a link to all that this key submitted. */
@@ -66,8 +66,8 @@ function ownerLink({ owner, key_id: id }) {
 }
 
 /** The plan, as a link to the recommendation of work. */
-function planWords({ plan, feasible, recommendation_id: id }) {
-  const text = plan === null ? feasible === false && mark("warn", "ban", "nothing fits") : planText(plan);
+function planWords({ plan, feasible, largest_micro_batch_size: fits, recommendation_id: id }) {
+  const text = plan === null ? feasible === false && noPlan(fits) : planText(plan);
   return id ? linkTo("recommendations", id, text || null) : text;
 }
 
@@ -131,8 +131,9 @@ const LISTS = {
     files: true,
     filters: [SEARCH, STATE, MODEL, DEVICE, SLOT, LABEL, PROJECT, ...OWNERS, CREATED, CAUSE, FINGERPRINT],
     columns: [
-      named("Tuning", "tunings"),
+      named("tunings"),
       ...WORK,
+      ...FIGURES,
       { title: "Probes", class: "number", sort: "probes", largestFirst: true, cell: (row) => count(row.probes) },
       ...SUBMITTED,
     ],
@@ -153,9 +154,8 @@ const LISTS = {
     refreshSeconds: 10,
     filters: [SEARCH, MODEL, PRODUCT, choiceOf("precision", "Precision", PRECISIONS), choiceOf("objective", "Objective", OBJECTIVES, (name) => name.replaceAll("_", " ")), HOLDS, LABEL, PROJECT, ...OWNERS, CREATED, FINGERPRINT],
     columns: [
-      named("Recommendation", "recommendations"),
-      { title: "Model and device", class: "model", sort: "model", cell: (row) => both(row.model, `${row.device} (${row.device_name})`) },
-      { title: "Precision", class: "nowrap", cell: (row) => row.precision },
+      named("recommendations"),
+      { title: "Model", class: "model", sort: "model", cell: (row) => both(row.model, [row.precision, `${row.device} (${row.device_name})`].filter(Boolean).join(", ")) },
       { title: "Objective", class: "nowrap", cell: (row) => row.objective?.replaceAll("_", " ") },
       ...FIGURES,
       { title: "Holds", class: "nowrap", cell: holdsMark },
@@ -178,8 +178,11 @@ const LISTS = {
     files: true,
     filters: [SEARCH, STATE, MODEL, DEVICE, SLOT, LABEL, PROJECT, ...OWNERS, CREATED, CAUSE],
     columns: [
-      named("Job", "jobs"),
+      named("jobs"),
       ...WORK,
+      BATCH,
+      PLAN,
+      { ...PEAK, title: "Tuned peak" }, // of the recommendation, not of the run
       { title: "Progress", class: "peak", cell: course },
       ...SUBMITTED,
     ],

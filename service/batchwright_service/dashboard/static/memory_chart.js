@@ -1,12 +1,12 @@
 /**
- * Peak memory against micro-batch size: every probe, the line through the largest fits, the limit with and without the margin.
+ * Peak memory against micro-batch size: every probe, the curve through the fits, the limit with and without the margin.
  *
- *   memoryFigure(probes, {limitBytes, probeLimitBytes, chosen})   {data, layout} for a chart
+ *   memoryFigure(probes, {limitBytes, probeLimitBytes, chosen})   {data, layout} for a chart; `chosen` is the size of the plan
  *   memoryInWords(probes, ...)                                    the same in a sentence, for screen readers
  *   sizeWords(probe)                                              its micro-batch size, or the sizes of its plan
  */
 
-import { shortened } from "./device_words.js";
+import { heldBytes, shortened } from "./device_words.js";
 import { colour } from "./dom.js";
 import { bytes, count, plural, seconds } from "./format.js";
 import { level, line, points } from "./chart.js";
@@ -15,56 +15,41 @@ const GIB = 1024 ** 3;
 const MIB = 1024 ** 2;
 const FEW_SIZES = 10; // up to which every size has its tick
 
-/** The peak memory of a probe in bytes: reserved on CUDA, of the process on the CPU; null if not measured. */
-export function heldBytes(probe) {
-  if (probe.peak_reserved_bytes !== null) {
-    return probe.peak_reserved_bytes;
-  }
-  return probe.process_peak_bytes;
-}
-
-/** The memory in bytes that grows with the micro-batch: tensors on CUDA, the process on the CPU. */
-function usedBytes(probe) {
-  return probe.peak_allocated_bytes ?? probe.process_peak_bytes;
-}
-
 /** The micro-batches of a probe: its size, or those of a plan, which differ, as a sum. */
 export function sizeWords(probe) {
   const sizes = probe.micro_batch_sizes;
   return new Set(sizes).size > 1 ? sizes.join(" + ") : count(probe.micro_batch_size);
 }
 
-/** Whether the limit of the probes is without the memory that a CUDA process takes outside of the allocator. */
-function hasContext(probes) {
-  return probes.some((probe) => probe.context_bytes);
+/**
+ * The peaks by rising size, in bytes, between which recommendations interpolate: of updates that accumulate, the timed fit of a size or else
+ * its last, and what is held between updates as the peak of no sample. Null without two fits.
+ */
+export function curveOf(probes) {
+  const untimedFirst = probes.filter((probe) => probe.outcome === "FIT").sort((one, other) => one.measures_time - other.measures_time);
+  const bySize = new Map(untimedFirst.map((probe) => [probe.micro_batch_size, probe]));
+  const fits = [...bySize.values()].filter((probe) => probe.accumulates && heldBytes(probe)).sort((one, other) => one.micro_batch_size - other.micro_batch_size);
+  const resident = Math.min(...fits.map((probe) => probe.resident_bytes).filter(Boolean));
+  return fits.length < 2 ? null : [...(Number.isFinite(resident) ? [[0, resident]] : []), ...fits.map((probe) => [probe.micro_batch_size, heldBytes(probe)])];
 }
 
-/** The line through the two largest fits of different sizes: {intercept, slope} in bytes; null where there are not two. */
-function fittedLine(probes) {
-  const fits = new Map(probes.filter((probe) => probe.outcome === "FIT" && usedBytes(probe)).map((probe) => [probe.micro_batch_size, usedBytes(probe)]));
-  const [low, high] = [...fits].sort((one, other) => one[0] - other[0]).slice(-2);
-  if (high === undefined) {
-    return null;
-  }
-  const slope = (high[1] - low[1]) / (high[0] - low[0]);
-  return { slope, intercept: low[1] - slope * low[0] };
-}
-
-/** Whether two fits say how memory grows. */
-export function hasLine(probes) {
-  return fittedLine(probes) !== null;
+/** The bytes at a size: on the curve, or on the straight line through its two nearest points. */
+export function expectedBytes(curve, size) {
+  const above = curve.findIndex(([at], index) => index > 0 && at >= size);
+  const [[low, less], [high, more]] = curve.slice((above === -1 ? curve.length - 1 : above) - 1);
+  return less + ((more - less) * (size - low)) / (high - low);
 }
 
 /** The figure of the chart. */
 export function memoryFigure(probes, { limitBytes, probeLimitBytes, chosen }) {
   const unit = (limitBytes ?? probeLimitBytes ?? GIB) >= GIB ? [GIB, "GiB"] : [MIB, "MiB"];
-  const fitted = fittedLine(probes);
+  const curve = curveOf(probes);
   const levels = [
     limitBytes && level(limitBytes / unit[0], `limit ${bytes(limitBytes)}`, "--bad"),
-    probeLimitBytes && probeLimitBytes !== limitBytes && level(probeLimitBytes / unit[0], `after the margin${hasContext(probes) ? " and the context" : ""} ${bytes(probeLimitBytes)}`, "--warn", { above: false }),
+    probeLimitBytes && probeLimitBytes !== limitBytes && level(probeLimitBytes / unit[0], `after the margin ${bytes(probeLimitBytes)}`, "--warn", { above: false }),
   ].filter(Boolean);
   return {
-    data: [...lineTrace(probes, fitted, unit), ...outcomeTraces(probes, fitted, unit, probeLimitBytes ?? limitBytes)],
+    data: [...curveTrace(curve, unit), ...outcomeTraces(probes, curve, unit, probeLimitBytes ?? limitBytes)],
     layout: {
       xaxis: { ...axis(), title: { text: "micro-batch size (samples)" }, rangemode: "tozero", tickformat: ",d", dtick: largestOf(probes) <= FEW_SIZES ? 1 : undefined },
       yaxis: { ...axis(), title: { text: `peak memory (${unit[1]})` }, rangemode: "tozero" },
@@ -75,16 +60,16 @@ export function memoryFigure(probes, { limitBytes, probeLimitBytes, chosen }) {
 }
 
 /** The chart in a sentence. */
-export function memoryInWords(probes, { limitBytes, chosen }) {
-  const fits = probes.filter((probe) => probe.outcome === "FIT").length;
-  const rest = probes.length - fits;
-  const fitted = fittedLine(probes);
-  const growth = fitted === null ? "" : ` Memory grows by ${bytes(fitted.slope)} per sample.`;
-  const answer = chosen ? ` Micro-batches of up to ${count(chosen)} fit.` : "";
-  const limit = limitBytes === null ? "" : `; the limit is ${bytes(limitBytes)}`;
-  const all = fits === 1 ? "The one probe fits" : `All ${fits} probes fit`;
-  const outcomes = rest === 0 ? all : `${fits} of ${plural(probes.length, "probe")} fit, ${rest} did not`;
-  return `${outcomes}${limit}.${growth}${answer}`;
+export function memoryInWords(probes, { limitBytes, fits: proven }) {
+  const { FIT: fits = 0, OOM: failed = 0 } = Object.fromEntries(Object.entries(Object.groupBy(probes, (probe) => probe.outcome)).map(([name, each]) => [name, each.length]));
+  const unknown = probes.length - fits - failed;
+  const curve = curveOf(probes);
+  const [[low, less], [high, more]] = curve === null ? [[0, 0], [1, 0]] : [curve[0], curve.at(-1)];
+  const growth = curve === null ? "" : ` Memory grows by about ${bytes((more - less) / (high - low))} per sample.`;
+  const answer = proven ? ` Micro-batches of up to ${count(proven)} fit.` : "";
+  const limit = limitBytes === null ? "" : ` The limit is ${bytes(limitBytes)}.`;
+  const parts = [[fits, "fit"], [failed, "ran out of memory"], [unknown, "ended without a verdict"]].filter(([number]) => number > 0);
+  return `${plural(probes.length, "probe")}: ${parts.map(([number, words]) => `${number} ${words}`).join(", ")}.${limit}${growth}${answer}`;
 }
 
 function largestOf(probes) {
@@ -95,13 +80,14 @@ function axis() {
   return { gridcolor: colour("--grid"), linecolor: colour("--edge"), automargin: true };
 }
 
-function lineTrace(probes, fitted, [unit]) {
-  if (fitted === null) {
+/** The curve, and its last part as far again as a quarter of the largest size. */
+function curveTrace(curve, [unit]) {
+  if (curve === null) {
     return [];
   }
-  const largest = Math.max(...probes.filter((probe) => probe.outcome === "FIT").map((probe) => probe.micro_batch_size));
-  const sizes = [0, 1.25 * largest];
-  return [line("line through the largest fits", sizes, sizes.map((size) => (fitted.intercept + fitted.slope * size) / unit), "--chart-1")];
+  const end = 1.25 * curve.at(-1)[0];
+  const points = [...curve, [end, expectedBytes(curve, end)]];
+  return [line("between the fits, interpolated", points.map(([size]) => size), points.map(([, held]) => held / unit), "--chart-1")];
 }
 
 const MARKS = {
@@ -110,22 +96,22 @@ const MARKS = {
   OTHER: { token: "--warn", symbol: "diamond-open" },
 };
 
-/** A trace for each kind of outcome. A failed probe has no measured peak, and is drawn on the line or at the limit. */
-function outcomeTraces(probes, fitted, [unit], limit) {
+/** A trace for each kind of outcome. A failed probe has no measured peak, and is drawn on the curve or at the limit. */
+function outcomeTraces(probes, curve, [unit], limit) {
   const kinds = Object.groupBy(probes, (probe) => (probe.outcome in MARKS ? probe.outcome : "OTHER"));
   return Object.entries(MARKS).filter(([kind]) => kinds[kind]).map(([kind, style]) => {
     const shown = kinds[kind];
-    const heights = shown.map((probe) => heightOf(probe, fitted, limit) / unit);
-    const name = kind === "FIT" ? "FIT, measured" : `${kind === "OTHER" ? "neither" : kind}, extrapolated`;
+    const heights = shown.map((probe) => heightOf(probe, curve, limit) / unit);
+    const name = kind === "FIT" ? "FIT, measured" : `${kind === "OTHER" ? "neither" : kind}, peak not measured`;
     return points(name, shown.map((probe) => probe.micro_batch_size), heights, { ...style, hover: shown.map(everyFigure) });
   });
 }
 
-function heightOf(probe, fitted, limit) {
-  if (probe.outcome === "FIT" && usedBytes(probe)) {
-    return usedBytes(probe);
+function heightOf(probe, curve, limit) {
+  if (probe.outcome === "FIT" && heldBytes(probe)) {
+    return heldBytes(probe);
   }
-  const expected = fitted === null ? limit : fitted.intercept + fitted.slope * probe.micro_batch_size;
+  const expected = curve === null ? limit : expectedBytes(curve, probe.micro_batch_size);
   return Math.min(expected ?? 0, 1.3 * (limit ?? expected ?? 0));
 }
 

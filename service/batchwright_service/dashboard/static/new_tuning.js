@@ -2,12 +2,13 @@
 
 import { get, LEAVING, may, post } from "./api.js";
 import { commandDocument } from "./command_form.js";
-import { alertBox, Button, codeBlock, elapsed, problemAlert } from "./components.js";
+import { alertBox, Button, codeBlock, elapsed, linkTo, problemAlert } from "./components.js";
 import { announce, byId } from "./dom.js";
 import { estimateTable } from "./estimate_table.js";
 import { bytes, seconds } from "./format.js";
 import { eventually } from "./live.js";
 import { html, render, useEffect, useLayoutEffect, useRef, useState } from "./preact-htm.js";
+import { raisedLimit, submissionAgain } from "./reproduce.js";
 import { Field, useForm } from "./schema_form.js";
 
 const USUAL_GPUS = ["H100-80GB", "A100-80GB", "L4"];
@@ -21,9 +22,10 @@ function NewTuning() {
   const [{ found, problem }, setState] = useState({});
   const start = () => {
     const nothing = { items: [] };
-    const paths = ["/v1/devices", "/v1/commands"];
+    const repeated = new URLSearchParams(location.search).get("repeat");
+    const paths = ["/v1/devices", "/v1/commands", repeated && `/v1/tunings/${encodeURIComponent(repeated)}`].filter(Boolean);
     eventually(() => Promise.all([get("/tunings/new/schema"), ...paths.map((path) => (may("tunings:read") ? get(path) : nothing))])).then(
-      ([document, devices, commands]) => setState({ found: { document, devices: devices.items, commands: commands.items } }),
+      ([document, devices, commands, tuning]) => setState({ found: { document, devices: devices.items, commands: commands.items, tuning } }),
       (caught) => setState({ problem: caught }),
     );
   };
@@ -31,7 +33,7 @@ function NewTuning() {
   return html`${problem && problemAlert(problem, { retry: start })}${found && html`<${Form} ...${found} />`}`;
 }
 
-function Form({ document, devices, commands }) {
+function Form({ document, devices, commands, tuning }) {
   const known = new Map(devices.map(({ device }) => [device.id, `${device.name}, ${bytes(device.total_bytes)}`]));
   const whole = useRef(commandDocument(document, commands)).current;
   const form = useForm(whole, "TuningSubmission", { suggestions: { device: [...known] }, without: (name) => (name === "CommandSubmission" ? NOT_OF_COMMANDS : []) });
@@ -40,6 +42,7 @@ function Form({ document, devices, commands }) {
   const fill = (value) => form.write(value, schemaOf(value));
   const page = { form, fill, schemaOf, ...useChecks(form) };
   useExample(document.examples, fill);
+  useRepeated(tuning, page);
   useDraft(page); // which goes before an example
   const submit = async () => {
     const value = page.checked();
@@ -119,6 +122,7 @@ function useChecks(form) {
   };
   return {
     notice,
+    setNotice,
     checked() {
       const { value, problems } = valueOf(form);
       form.place(problems);
@@ -146,6 +150,25 @@ function useExample(examples, fill) {
     const name = new URLSearchParams(location.search).get("example");
     if (Object.hasOwn(examples, name)) {
       fill(examples[name].value);
+    }
+  }, []);
+}
+
+/** Fills the form with the request of the tuning that the page's address names, and says what differs. */
+function useRepeated(tuning, { form, fill, schemaOf, setNotice }) {
+  useEffect(() => {
+    if (tuning?.request) {
+      const value = submissionAgain(tuning);
+      const { kind, name, arguments: given } = value.spec.model;
+      const filled = kind === "command" ? { ...value, spec: { model: { kind, name, arguments: given } } } : value; // the operator's part is read anew
+      fill(filled);
+      setNotice(alertBox(
+        "info",
+        null,
+        html`<p>Filled with the request of ${linkTo("tunings", tuning.id, tuning.name)}. Nothing runs before you submit it.</p>`,
+        raisedLimit(tuning),
+        form.unknownFields(filled, schemaOf(filled)).map((problem) => `Not filled in: ${problem.field} ${problem.message}.`),
+      ));
     }
   }, []);
 }
@@ -254,7 +277,7 @@ function Acts({ page, submit }) {
     ${!isCommand && html`<div class="card stack">
       <div class="field"><label for="gpu-choice">GPUs to estimate for</label>
         <select id="gpu-choice" class="input" multiple size="6" ref=${choice}>${gpus.map((name) => html`<option key=${name} value=${name} defaultSelected=${USUAL_GPUS.includes(name)}>${name}</option>`)}</select>
-        ${gpus === USUAL_GPUS && may("tunings:read") && html`<div><${Button} class="button-small" act=${offerAll} onProblem=${failed}>Offer all GPUs<//></div>`}</div>
+        ${gpus === USUAL_GPUS && may("tunings:read") && html`<div><${Button} class="button-small" act=${offerAll} onProblem=${failed}>Show all GPUs<//></div>`}</div>
       <div id="estimated" class="stack">${shown}</div>
     </div>`}`;
 }

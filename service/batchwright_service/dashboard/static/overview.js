@@ -68,7 +68,7 @@ async function readNow(signal) {
 
 // --- key figures ----------------------------------------------------------------------------------------------------
 
-function figures({ tunings, jobs, device_seconds: slots, recommendation_hits: stored, gains }, served) {
+function figures({ tunings, infeasible, jobs, device_seconds: slots, recommendation_hits: stored, gains }, served) {
   const sum = (...states) => states.reduce((total, state) => total + (tunings[state] ?? 0) + (jobs[state] ?? 0), 0);
   const probes = slots.reduce((total, slot) => total + slot.probes_seconds, 0);
   const training = slots.reduce((total, slot) => total + slot.jobs_seconds, 0);
@@ -77,10 +77,10 @@ function figures({ tunings, jobs, device_seconds: slots, recommendation_hits: st
     ["Running", count(sum("RUNNING", "CANCELLING"))],
     ["Waiting", count(sum("QUEUED"))],
     ["Devices busy", served === undefined ? "–" : `${busy} of ${served.length}`],
-    ["Failed", count(sum("FAILED")), `${count(sum("SUCCEEDED"))} succeeded, ${count(sum("CANCELLED"))} cancelled`],
-    ["Gain in speed", speedupWords(gains), gainNote(gains)],
+    ["Failed", count(sum("FAILED")), `${count(sum("SUCCEEDED") - infeasible)} succeeded, ${infeasible > 0 ? `${count(infeasible)} without a plan, ` : ""}${count(sum("CANCELLED"))} cancelled`],
+    ["Speedup", speedupWords(gains), gainNote(gains)],
     ["Device time", seconds(Math.round(probes + training)), `${seconds(probes)} probes, ${seconds(training)} jobs`],
-    ["Served from the store", percent(stored.hit_rate), `${count(stored.hits)} of ${plural(stored.hits + stored.misses, "tuning")}`],
+    ["Answered without probes", percent(stored.hit_rate), `${count(stored.hits)} of ${plural(stored.hits + stored.misses, "submitted tuning")}`],
   ].map(([label, value, note]) => html`<div><div class="figure-label">${label}</div><div class="figure-value">${value}</div>${note && html`<div class="muted small">${note}</div>`}</div>`);
 }
 
@@ -89,9 +89,9 @@ function speedupWords({ speedup, speedups, measured }) {
   return speedup === null ? "not known" : `${measured < speedups ? "~" : ""}${number(speedup, 3)}×`;
 }
 
-/** A difference of two shares, in percentage points. */
+/** A difference of two shares of the memory limit, in percentage points. */
 function points(share) {
-  return share === null ? "–" : `${share < 0 ? "−" : "+"}${count(Math.round(100 * Math.abs(share)))} points`;
+  return share === null ? "–" : `${share < 0 ? "−" : "+"}${count(Math.round(100 * Math.abs(share)))} percentage points`;
 }
 
 function gainNote({ recommendations, speedups, measured, memory_gain: memory }) {
@@ -99,7 +99,7 @@ function gainNote({ recommendations, speedups, measured, memory_gain: memory }) 
     return "no recommendation with a baseline";
   }
   const source = speedups === 0 ? "" : `, ${count(measured)} measured, ${count(speedups - measured)} estimated`;
-  return `median of ${plural(recommendations, "recommendation")}${source}; ${points(memory)} of memory`;
+  return `median of ${plural(recommendations, "recommendation")}${source}; memory use ${points(memory)}`;
 }
 
 const FAILURES = [
@@ -127,8 +127,8 @@ function spent(rows) {
 
 const GAINED = [
   { title: "Model", class: "model", cell: (row) => html`<a href="/recommendations?model=${encodeURIComponent(row.model)}">${row.model}</a>` },
-  { title: "Samples per second", class: "nowrap", cell: speedupWords },
-  { title: "Memory used", class: "number", cell: (row) => points(row.memory_gain) },
+  { title: "Median speedup", class: "nowrap", cell: speedupWords },
+  { title: "Memory use", class: "number", cell: (row) => points(row.memory_gain) },
   { title: "Recommendations", class: "number", cell: (row) => count(row.recommendations) },
 ];
 

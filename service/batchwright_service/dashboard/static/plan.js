@@ -23,7 +23,7 @@ export function planAndProof(found) {
   return html`
     <div class="figures">
       ${figure(count(steps), steps === 1 ? "accumulation step" : "accumulation steps")}
-      ${figure(count(plan.micro_batch_size), "samples in the plan's largest micro-batch")}
+      ${figure(count(plan.micro_batch_size), isEven(plan) ? "micro-batch size" : "largest micro-batch of the plan")}
       ${figure(count(plan.world_size), plan.world_size === 1 ? "rank" : "ranks")}
       ${figure(count(plan.effective_batch_size), plan.exact && isVerified ? "samples per update, exactly" : "samples per update")}
     </div>
@@ -32,16 +32,21 @@ export function planAndProof(found) {
     ${gain && alertBox(gain.baseline_fits === false ? "warn" : "info", "Gain", gain.statement)}
     <h3>Proof</h3>
     <div class="figures">
-      ${figure(count(found.largest_micro_batch_size && evidence.proof.fits), `${largestWords(evidence.proof)} (samples)`)}
-      ${headroom && figure(percent(headroom.free_fraction), `of ${bytes(headroom.limit_bytes)} stay free`)}
+      ${figure(count(found.largest_micro_batch_size && evidence.proof.fits), largestWords(evidence.proof))}
+      ${headroom && figure(percent(headroom.free_fraction), `of ${bytes(headroom.limit_bytes)} stayed free`)}
     </div>
     <p class="text">${shortened(evidence.proof.statement)} ${found.choice}</p>
     ${evidence.plan_proof && html`<p class="text">${shortened(evidence.plan_proof)}</p>`}
     ${memoryParts(headroom)}`;
 }
 
+/** Whether all micro-batches of a plan have the same size. */
+function isEven({ world_size: ranks, gradient_accumulation_steps: steps, micro_batch_size: size, effective_batch_size: samples }) {
+  return ranks * steps * size === samples;
+}
+
 export function infeasible(found) {
-  return alertBox("warn", "No micro-batch fits", shortened(found.infeasible_reason));
+  return alertBox("warn", found.evidence.proof.fits > 0 ? "No plan" : "No micro-batch fits", shortened(found.infeasible_reason));
 }
 
 export function warnings(found) {

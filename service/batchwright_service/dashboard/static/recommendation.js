@@ -2,7 +2,7 @@
 
 import { get, may, post } from "./api.js";
 import { commandOf, modelName } from "./command.js";
-import { Button, codeBlock, definitions, nameFacts, problemAlert, scopeAlert, time } from "./components.js";
+import { Button, codeBlock, definitions, linkTo, nameFacts, problemAlert, scopeAlert, time } from "./components.js";
 import { byId } from "./dom.js";
 import { estimateTable } from "./estimate_table.js";
 import { Exports } from "./export_form.js";
@@ -75,6 +75,7 @@ function facts(found) {
     ...nameFacts(found, "recommendations"),
     ["Device", `${found.device.id}: ${found.device.name}`],
     ["Created", time(found.created_at)],
+    ["Tuning that ran the probes", found.evidence.tuning_id && linkTo("tunings", found.evidence.tuning_id)],
     ["Probes", `${plural(found.timings.probes, "probe")} in ${seconds(found.timings.probe_seconds)}, ${found.timings.out_of_memory_probes} out of memory`],
     ["Fingerprint", html`<code>${found.fingerprint}</code>`],
     ["Versions", Object.entries(found.versions).map(([name, version]) => `${name} ${version}`).join(", ")],

@@ -7,7 +7,8 @@
 
 import { get } from "./api.js";
 import { badge, bar, elapsed } from "./components.js";
-import { bytes, count, number, plural, seconds } from "./format.js";
+import { peakWords } from "./device_words.js";
+import { count, number, plural, seconds } from "./format.js";
 import { html } from "./preact-htm.js";
 
 export const PATHS = { tuning: "tunings", job: "jobs" };
@@ -46,9 +47,7 @@ function probes(work) {
   if (last === undefined) {
     return html`<p class="small">${work.probes > 0 ? plural(work.probes, "probe") : "The first probe is under way"}</p>`;
   }
-  const held = last.peak_reserved_bytes ?? last.process_peak_bytes;
-  const peak = held === null ? "" : `, ${bytes(held)}`;
-  return html`<p class="small latest">${plural(work.detail.length, "probe")}; last: micro-batch ${count(last.micro_batch_size)}${peak} ${badge(last.outcome)}</p>`;
+  return html`<p class="small latest">${plural(work.detail.length, "probe")}; last: micro-batch ${count(last.micro_batch_size)}, peak ${peakWords(last)} ${badge(last.outcome)}</p>`;
 }
 
 function progress({ detail }) {

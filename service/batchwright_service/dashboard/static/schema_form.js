@@ -270,7 +270,7 @@ function hintNode(text, id = null) {
 }
 
 function labelOf(path) {
-  const name = path.split(".").at(-1).replaceAll("_", " ");
+  const name = path.split(".").at(-1).replaceAll("_", " ").replace("micro batch", "micro-batch");
   return name.charAt(0).toUpperCase() + name.slice(1).replace(/ bytes$/, "");
 }
 
@@ -306,7 +306,7 @@ function writerOf(schema, path) {
     return { lines: 2, parse, format: (value) => [value].flat().join("\n"), hint: `\`${words.join("`, `")}\`, or several: one a line, or with commas between.` };
   }
   if (path.endsWith("_bytes")) {
-    return { parse: asBytes, format: String, hint: "For example 24 GiB." };
+    return { parse: asBytes, format: sizeText, hint: "For example 24 GiB." };
   }
   if (schema.type === "integer" || schema.type === "number") {
     return { parse: asNumber, format: String, inputMode: schema.type === "integer" ? "numeric" : "decimal" };
@@ -349,6 +349,12 @@ function asBytes(text) {
     throw new Error(`"${text}" is not a size: write for example 24 GiB, or a number of bytes`);
   }
   return Math.round(Number(figure) * factor);
+}
+
+/** The bytes in the largest unit of which they are a whole number. */
+function sizeText(value) {
+  const name = ["TiB", "GiB", "MiB", "KiB"].find((unit) => value > 0 && value % UNITS[unit.toLowerCase()] === 0);
+  return name === undefined ? String(value) : `${value / UNITS[name.toLowerCase()]} ${name}`;
 }
 
 function asJson(text) {

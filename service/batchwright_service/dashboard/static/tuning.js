@@ -1,17 +1,17 @@
 /** The page of a tuning: the recommendation, its probes as they end, and how to reproduce it. */
 
-import { get, keyId, post } from "./api.js";
+import { addressOf, get, keyId } from "./api.js";
 import { Chart } from "./chart.js";
-import { badge, codeBlock, definitions, emptyState, nameFacts, tag } from "./components.js";
+import { badge, codeBlock, definitions, emptyState, linkTo, nameFacts, tag } from "./components.js";
 import { Table } from "./data_table.js";
-import { rawText, shortened, withDetails } from "./device_words.js";
+import { heldBytes, peakWords, rawText, shortened, withDetails } from "./device_words.js";
 import { byId } from "./dom.js";
 import { bytes, bytesExactly, count, number, percent, plural, seconds } from "./format.js";
 import { ENDED } from "./live.js";
-import { hasLine, heldBytes, memoryFigure, memoryInWords, sizeWords } from "./memory_chart.js";
+import { curveOf, memoryFigure, memoryInWords, sizeWords } from "./memory_chart.js";
 import { infeasible, planAndProof, warnings } from "./plan.js";
 import { html, render, useState } from "./preact-htm.js";
-import { asCommand, asCurl } from "./reproduce.js";
+import { asCommand, asCurl, raisedLimit, submissionAgain } from "./reproduce.js";
 import { Card, failure, positionInWords, runFacts, useWork, WorkPage } from "./work.js";
 
 function TuningPage() {
@@ -31,33 +31,35 @@ function TuningPage() {
     onEvent: (event) => event.kind === "probe" && add([event.probe]),
   });
   const tuning = work.current;
-  const action = tuning && ENDED.has(tuning.state) && ["Repeat", () => repeat(tuning)];
-  return html`<${WorkPage} work=${work} writeScope="tunings:write" deletion="Its probes and events are deleted too. Its recommendation stays." action=${action}>
+  const again = tuning && ENDED.has(tuning.state) && html`<a class="button button-primary" href=${addressOf("/tunings/new", { repeat: tuning.id })}>Repeat</a>`;
+  return html`<${WorkPage} work=${work} writeScope="tunings:write" deletion="Its probes and events are deleted too. Its recommendation stays." action=${again}>
     ${tuning && sections(tuning, probes)}
   <//>`;
 }
 
-async function repeat({ request }) {
-  const made = await post("/v1/tunings", { ...request, fresh: true }, { idempotencyKey: crypto.randomUUID?.() });
-  location.assign(`/tunings/${encodeURIComponent(made.id)}`);
-}
-
-function sections(tuning, probes) {
+function sections(tuning, own) {
   const found = tuning.recommendation;
+  const isAnswered = own.length === 0 && found !== null;
+  const probes = isAnswered ? found.evidence.probes.map((result, index) => ({ ordinal: index + 1, result })) : own;
   return html`
     ${failure(tuning)}
     ${found && warnings(found)}
-    <div id="progress" role="status">${progressText(tuning, probes)}</div>
+    <div id="progress" role="status">${isAnswered ? answeredFrom(found) : progressText(tuning, probes)}</div>
     ${found && html`<div id="answer"><${Card} name="answer" title="Recommendation" aside=${html`<a href="/recommendations/${encodeURIComponent(found.id)}">Recommendation and exports</a>`}>
       <div class="stack">${found.feasible ? planAndProof(found) : html`${infeasible(found)}<p class="text">${shortened(found.evidence.proof.statement)}</p>`}</div>
     <//></div>`}
     <${Memory} probes=${probes.map((probe) => probe.result)} tuning=${tuning} />
-    <${Card} name="probes" title="Probes" aside=${html`<span class="muted small">each probe ran full optimizer updates in its own process</span>`}><div id="probes">
+    <${Card} name="probes" title="Probes" aside=${html`<span class="muted small">each probe runs full optimizer updates in its own process</span>`}><div id="probes">
       ${probes.length > 0 ? html`<${Table} caption="Probes" columns=${PROBES} rows=${probes} keyOf=${(row) => row.ordinal} />` : emptyState({ title: "No probe has ended yet", text: "Each probe appears here when it ends." })}
     </div><//>
     ${found && alternatives(found)}
     <${Card} name="facts" title="Request"><div id="facts">${definitions(facts(tuning))}</div><//>
-    <${Card} name="again" title="Reproduce"><div class="stack">${reproduction(tuning.request)}</div><//>`;
+    <${Card} name="again" title="Reproduce"><div class="stack">${reproduction(tuning)}</div><//>`;
+}
+
+/** Where the answer of a tuning came from that ran no probe. */
+function answeredFrom({ evidence: { tuning_id: id } }) {
+  return html`<p>Answered from ${id ? html`tuning ${linkTo("tunings", id)}` : "a stored recommendation"}, whose probes are below. No probe ran for this tuning.</p>`;
 }
 
 function progressText(tuning, probes) {
@@ -96,14 +98,16 @@ function workloadFacts({ model, parallelism, precision }) {
 
 /** The peaks of the probes: in a sentence, and as a chart once two fits say how memory grows. */
 function Memory({ probes, tuning: { request, recommendation } }) {
+  const limited = probes.find((probe) => probe.limit_bytes !== null);
   const limits = {
     limitBytes: recommendation?.headroom?.limit_bytes ?? request.memory_limit_bytes,
-    probeLimitBytes: probes.find((probe) => probe.limit_bytes !== null)?.limit_bytes ?? null,
-    chosen: recommendation?.largest_micro_batch_size ?? null,
+    probeLimitBytes: limited === undefined ? null : limited.limit_bytes + (limited.context_bytes ?? 0),
+    fits: recommendation?.evidence.proof.fits ?? null,
+    chosen: recommendation?.plan?.micro_batch_size ?? null,
   };
   return probes.length > 0 && html`<${Card} name="chart" title="Peak memory against micro-batch size">
     <p class="muted small">${memoryInWords(probes, limits)}</p>
-    ${hasLine(probes) && html`<${Chart} id="chart" figure=${() => memoryFigure(probes, limits)} />`}
+    ${curveOf(probes) && html`<${Chart} id="chart" figure=${() => memoryFigure(probes, limits)} />`}
   <//>`;
 }
 
@@ -113,7 +117,7 @@ const PROBES = [
   { title: "#", class: "number", cell: (row) => row.ordinal, value: (row) => row.ordinal },
   ofResult("Micro-batch", "number", sizeWords, (probe) => probe.micro_batch_size),
   ofResult("Outcome", "", (probe) => badge(probe.outcome), (probe) => probe.outcome),
-  ofResult("Peak memory", "number", (probe) => exact(heldBytes(probe)), heldBytes),
+  ofResult("Peak memory", "number", peakWords, heldBytes),
   ofResult("Tensors", "number", (probe) => exact(probe.peak_allocated_bytes), (probe) => probe.peak_allocated_bytes),
   ofResult("Context", "number", (probe) => exact(probe.context_bytes), (probe) => probe.context_bytes),
   ofResult("Limit", "number", (probe) => exact(probe.limit_bytes)),
@@ -137,11 +141,11 @@ const PLANS = [
   { title: "Samples per second and rank", class: "number", cell: (row) => number(row.samples_per_second, 3) },
   { title: "", cell: (row) => html`<span class="tags">${row.chosen && tag("recommended")}${tag(row.source)}${row.thrashing && tag("thrashing")}</span>` },
 ];
-const CHANGES = [
+const changeColumns = ({ kind }) => [
   { title: "Change", cell: (row) => Object.entries(row.changes).map(changeInWords).join(", ") },
-  { title: "Largest micro-batch", class: "number", cell: (row) => (row.largest_micro_batch_size === 0 ? "none" : count(row.largest_micro_batch_size)) },
-  { title: "Surely", class: "number", cell: (row) => (row.surely_fits === 0 ? "none" : count(row.surely_fits)) },
-  { title: "Peak memory", class: "number", cell: (row) => exact(row.peak_bytes) },
+  { title: "Expected to fit", class: "number", cell: (row) => (row.largest_micro_batch_size === 0 ? "none" : count(row.largest_micro_batch_size)) },
+  { title: "At least", class: "number", cell: (row) => (row.surely_fits === 0 ? "none" : count(row.surely_fits)) },
+  { title: kind === "cuda" ? "Tensors" : "Peak memory", class: "number", cell: (row) => exact(row.peak_bytes) },
   { title: "", cell: () => tag("estimated") },
 ];
 
@@ -150,18 +154,20 @@ function changeInWords([field, value]) {
   return value === true ? name : `${name} ${value}`;
 }
 
-function alternatives({ alternatives: plans, what_ifs: changes }) {
+function alternatives({ alternatives: plans, what_ifs: changes, device }) {
   return (plans.length > 1 || changes.length > 0) && html`<${Card} name="plans" title="Alternatives"><div class="stack">
     ${plans.length > 1 && html`<${Table} caption="Plans for the same effective batch" columns=${PLANS} rows=${plans} keyOf=${(row) => row.gradient_accumulation_steps} />`}
-    ${changes.length > 0 && html`<${Table} caption="Effect of changes to the spec: estimated, not run" showCaption columns=${CHANGES} rows=${changes} keyOf=${(row) => JSON.stringify(row.changes)} />`}
+    ${changes.length > 0 && html`<${Table} caption="Effect of changes to the spec: estimated, not run" showCaption columns=${changeColumns(device)} rows=${changes} keyOf=${(row) => JSON.stringify(row.changes)} />`}
   </div><//>`;
 }
 
-function reproduction(request) {
+function reproduction(tuning) {
+  const submission = submissionAgain(tuning);
   return [
-    codeBlock(JSON.stringify(request.spec, null, 2), { label: "spec.json", download: "spec.json" }),
-    codeBlock(asCommand(request), { label: "On the command line" }),
-    codeBlock(asCurl(request, location.origin, keyId() !== ""), { label: "Over HTTP" }),
+    raisedLimit(tuning) && html`<p class="text">${raisedLimit(tuning)}</p>`,
+    codeBlock(JSON.stringify(submission.spec, null, 2), { label: "spec.json", download: "spec.json" }),
+    codeBlock(asCommand(submission), { label: "On the command line" }),
+    codeBlock(asCurl(submission, location.origin, keyId() !== ""), { label: "Over HTTP" }),
   ];
 }
 

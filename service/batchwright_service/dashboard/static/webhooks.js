@@ -12,7 +12,7 @@ import { backlog, hostOf, secretOf } from "./webhook_words.js";
 const REFRESH_SECONDS = 15;
 const EVENTS = {
   "tuning.succeeded": "A tuning ended with a plan",
-  "tuning.infeasible": "A tuning ended with the proof that nothing fits",
+  "tuning.infeasible": "A tuning ended without a plan",
   "tuning.failed": "A tuning failed",
   "tuning.cancelled": "A tuning was cancelled",
   "job.succeeded": "A job ended its training",
@@ -31,7 +31,7 @@ function WebhooksPage() {
     </div>
     ${problem && problemAlert(problem)}
     ${data === null && !problem && html`<p class="muted">Loading…</p>`}
-    ${data && !isAllowed && alertBox("warn", "The operator allows no receiver", html`<p>Nothing is delivered until <code>BATCHWRIGHT_WEBHOOK_HOSTS</code> of the service lists the host of a receiver.</p>`)}
+    ${data && !isAllowed && alertBox("warn", "Webhooks are off", html`<p>Set <code>BATCHWRIGHT_WEBHOOK_HOSTS</code> on the server to allow receivers.</p>`)}
     ${data && (data.items.length > 0 ? html`<${Table} caption="Webhooks" columns=${COLUMNS} rows=${data.items} />` : isAllowed && emptyState({
       title: "No webhooks yet",
       text: "A webhook tells a chat, a pager or a pipeline when a tuning or a job has ended.",

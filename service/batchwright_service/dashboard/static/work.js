@@ -4,7 +4,7 @@
  *   const work = useWork("job", {after: () => 0, onEvent: (event) => ...})
  *   work.current                     the document, or null before it is read
  *   work.change(document)            shows another; work.followAgain() follows its events from the first
- *   html`<${WorkPage} work=${work} writeScope="jobs:run" deletion="..." action=${["Resume", resume]}>sections<//>`
+ *   html`<${WorkPage} work=${work} writeScope="jobs:run" deletion="..." action=${["Resume", resume]}>sections<//>`   or a node as the action
  */
 
 import { del, get, keyId, may, post } from "./api.js";
@@ -86,7 +86,7 @@ export function WorkPage({ work, writeScope, deletion, action, children }) {
     <div class="page-head">
       <nav class="crumbs small" aria-label="Breadcrumb"><a href="/${kind}s">${words(kind)}s</a></nav>
       <h1>${words(kind)} ${current && html`<span id="model">${title}</span>`}</h1>
-      ${current && html`<span id="state">${stateBadge({ state: current.state, feasible: current.feasible })}</span>`}
+      ${current && html`<span id="state">${stateBadge(current)}</span>`}
       ${current && may(writeScope) && html`<${Actions} work=${work} deletion=${deletion} action=${action} />`}
       <p class="page-lead"><code>${id}</code></p>
     </div>
@@ -113,7 +113,7 @@ function Actions({ work: { kind, path, current, change, complain }, deletion, ac
   };
   const button = (text, act, style, disabled = false) => html`<${Button} key=${text} class=${style} act=${act} onProblem=${complain} disabled=${disabled}>${text}<//>`;
   return html`<div class="page-actions" id="actions">
-    ${action && button(...action, "button-primary")}
+    ${Array.isArray(action) ? button(...action, "button-primary") : action}
     ${!ended && own && button(state === "CANCELLING" ? "Cancelling…" : "Cancel", cancel, "button-danger", state === "CANCELLING")}
     ${ended && own && button("Delete", remove, "button-danger")}
   </div>`;

@@ -31,7 +31,7 @@ class WebhookEvent(StrEnum):
     TUNING_SUCCEEDED = "tuning.succeeded"
     """A tuning ended with a plan."""
     TUNING_INFEASIBLE = "tuning.infeasible"
-    """A tuning ended with the proof that not even one sample fits."""
+    """A tuning ended without a plan: not even one sample fits, or its command makes other updates than requested."""
     TUNING_FAILED = "tuning.failed"
     TUNING_CANCELLED = "tuning.cancelled"
     JOB_SUCCEEDED = "job.succeeded"
