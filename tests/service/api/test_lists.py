@@ -124,7 +124,7 @@ def test_recommendations_are_listed_by_the_time_that_they_say(service: Running) 
 
 def test_rows_name_the_key_that_submitted_them(service: Running) -> None:
     """Its id and its name, also of recommendations, for which a page links to all of one owner."""
-    key, text = make_key("night", [Scope.ADMIN])
+    key, text = make_key("night", (Scope.ADMIN,))
     service.system.store.keys.add(key)
     service.http.headers["Authorization"] = f"Bearer {text}"
     submitted(service)
