@@ -17,8 +17,8 @@ from starlette.types import Receive, Scope, Send
 from batchwright_service.entrypoints.connections import (
     BoundedListener,
     ConnectionLimits,
+    ConnectionPhase,
     Connections,
-    Phase,
     bounded,
     limits_here,
 )
@@ -235,7 +235,9 @@ def test_an_answer_that_takes_long_does_not_time_out() -> None:
     async def run() -> None:
         async with bounded_server() as server:
             reader, writer = await server.connect(_SLOW_HEAD)
-            await until(lambda: [connection.phase for connection in server.registry._open] == [Phase.RESPONSE])
+            await until(
+                lambda: [connection.phase for connection in server.registry._open] == [ConnectionPhase.RESPONSE]
+            )
             for now in range(0, 10**6, 10**5):
                 server.registry.sweep(float(now))
             server.released.set()
