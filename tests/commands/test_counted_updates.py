@@ -91,6 +91,7 @@ def test_a_smaller_last_window_is_refused(folder: Path) -> None:
     [
         pytest.param([(4, 100, 100), (2, 50, 50), (4, 100, 100)], [1], id="the end of an epoch"),
         pytest.param([(4, 100, 100), (4, 90, 90), (4, 100, 100)], [1], id="a smaller last batch"),
+        pytest.param([(4, 100, 100), (4, 90, 90)], [], id="a smaller last batch at the end of the program"),
         pytest.param([(1, 25, 25), (2, 50, 50), (4, 100, 100), (4, 100, 100)], [], id="a ramp"),
     ],
 )
@@ -127,8 +128,9 @@ def test_either_source_confirms_the_samples(folder: Path, rows: int | None, draw
 
 def test_batches_of_random_sizes_are_left_open(folder: Path) -> None:
     """As a sampler draws them that takes each sample by chance."""
-    rank(folder, 0, (1, 5, 5), (1, 9, 9))
-    assert judged(folder, takes_accumulation=False).as_planned is None
+    for updates in ([(1, 5, 5), (1, 9, 9)], [(1, 9, 9), (1, 5, 5)]):
+        rank(folder, 0, *updates)
+        assert judged(folder, takes_accumulation=False).as_planned is None
 
 
 @pytest.mark.parametrize(

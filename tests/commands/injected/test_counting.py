@@ -128,6 +128,20 @@ def test_updates_with_fewer_passes_are_not_the_wanted_ones() -> None:
     assert len(counter.updates) < 100
 
 
+def test_the_last_batch_of_an_epoch_is_not_a_wanted_update() -> None:
+    """It takes less memory than the others; but batches of random sizes are not waited for."""
+    counter = UpdateCounter(2)
+    for size in (256, 144):
+        update(counter, size)
+    assert not counter.is_complete()
+    update(counter, 256)
+    assert counter.is_complete()
+    counter = UpdateCounter(2)
+    for size in (9, 7, 5):
+        update(counter, size)
+    assert counter.is_complete()
+
+
 def test_an_optimizer_that_has_not_stepped_is_awaited() -> None:
     """As that of a generator which steps after its critic."""
     counter = UpdateCounter(2)

@@ -46,6 +46,11 @@ class Update:
         """Samples by each source that every pass with data has: `loader 1`, `dimension 0`, `dimension 1`."""
         self.ended_at = ended_at
 
+    def draws_less_than(self, other: "Update | None") -> bool:
+        """Return whether data loaders drew less than for another update, as for the last batch of an epoch."""
+        counts = {} if other is None else other.samples
+        return any(name.startswith("loader") and self.samples.get(name, count) < count for name, count in counts.items())
+
 
 def _samples(passes: Sequence[BackwardPass]) -> dict[str, int]:
     loaders = sorted({name for each in passes for name in each.drawn})
@@ -70,7 +75,9 @@ class UpdateCounter:
         self._least_passes = passes
         self._steps: dict[int, int] = {}
         self._whole: dict[int, int] = {}
-        """Updates of each optimizer that had the least passes."""
+        """Updates of each optimizer that had the least passes, and do not seem to end an epoch."""
+        self._last: dict[int, Update] = {}
+        """The last such update of each optimizer."""
         self._passes: list[BackwardPass] = []
         self._zeroed: dict[int, int] = {}
         """Passes that each optimizer has discarded since the last step."""
@@ -101,8 +108,13 @@ class UpdateCounter:
         passes = self._passes[self._zeroed.get(optimizer, 0) :]
         if not passes:
             return False
-        self.updates.append(Update(optimizer, passes, at))
-        self._whole[optimizer] = self._whole.get(optimizer, 0) + (len(passes) >= self._least_passes)
+        update = Update(optimizer, passes, at)
+        self.updates.append(update)
+        if len(passes) < self._least_passes:
+            self._whole.setdefault(optimizer, 0)
+        elif not update.draws_less_than(self._last.pop(optimizer, None)):
+            self._whole[optimizer] = self._whole.get(optimizer, 0) + 1
+            self._last[optimizer] = update
         self._passes, self._zeroed = [], {}
         return True
 

@@ -36,6 +36,8 @@ class _Update:
 def whole_updates(rank: CountedRank, steps: int | None) -> list[int] | None:
     """The places of the updates that have all of their micro-batches; none where others refute the accumulation.
 
+    They are in order, but if data loaders drew less for the very last update, which may end an epoch, it comes first.
+
     Args:
         rank: the updates of an optimizer on a rank.
         steps: the micro-batches of an update; none for a command that was not given them.
@@ -46,7 +48,9 @@ def whole_updates(rank: CountedRank, steps: int | None) -> list[int] | None:
         steps is not None and len({rank.backward_passes[at] for at in later} | {rank.backward_passes[whole[0]]}) > 1
     ):
         return None
-    return [at for at in whole if at in later] or whole
+    found = [at for at in whole if at in later] or whole
+    drawn = [sum(counts[at] for name, counts in rank.samples.items() if name.startswith("loader")) for at in found]
+    return found if drawn[-1] >= max(drawn[-2:]) else [found[-1], *found[:-1]]
 
 
 def judge_over_sizes(fit: ProbeResult, probes: Sequence[ProbeResult], share: int) -> CountedUpdates | None:
