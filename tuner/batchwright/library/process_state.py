@@ -13,7 +13,8 @@ import os
 import pickle
 import sys
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib import import_module
 from types import FunctionType
@@ -73,7 +74,8 @@ def write_state(opened: IO[bytes], *objects: object) -> tuple[Advice, ...]:
     carried = io.BytesIO()
     ModulePickler(carried).dump({at: _by_value(value) for at, value in reached.values.items() if not table[at].reason})
     path = [entry or os.getcwd() for entry in sys.path]  # noqa: PTH109 - sys.path holds strings
-    pickle.dump((path, sys.argv, table, len(carried.getbuffer())), opened)
+    own_modules = [name for name in sys.modules if is_own(name)]  # in the order in which they were complete
+    pickle.dump((path, sys.argv, own_modules, table, len(carried.getbuffer())), opened)
     opened.write(carried.getbuffer())
     pickle.dump(read_settings(), opened)
     return tuple(_unknown(at, table[at]) for at, value in reached.values.items() if _may_differ(value, table[at]))
@@ -86,8 +88,9 @@ def restore_state(opened: IO[bytes]) -> None:
         ImportError: when a module of the user cannot be imported.
         SpecError: when a value is another one here and cannot be set, naming it.
     """
-    path, sys.argv, table, size = pickle.load(opened)  # noqa: S301 - written by the parent process
+    path, sys.argv, own_modules, table, size = pickle.load(opened)  # noqa: S301 - written by the parent process
     sys.path.extend(entry for entry in path if entry not in sys.path)
+    _import_in_order(own_modules, {module for module, _ in table})
     end = opened.tell() + size
     differing = {
         place: here for place, found in table.items() if (here := _here(place)).description != found.description
@@ -97,6 +100,27 @@ def restore_state(opened: IO[bytes]) -> None:
         _set(place, table[place], here, carried)
     opened.seek(end)
     restore_settings(pickle.load(opened))  # noqa: S301 - as above
+
+
+def _import_in_order(own_modules: Sequence[str], needed: Collection[str]) -> None:
+    """Import the needed modules of the user, which may import each other.
+
+    A module that cannot be imported first follows one that needs it: in the program, such a one was complete later.
+
+    Raises:
+        ImportError: when one cannot be imported after any other.
+    """
+    for number, name in enumerate(own_modules):
+        later = iter(own_modules[number + 1 :])
+        while name in needed:
+            try:
+                import_module(name)
+                break
+            except ImportError:
+                if (importer := next(later, None)) is None:
+                    raise
+                with suppress(Exception):
+                    import_module(importer)
 
 
 def _find(value: object) -> _Found:
