@@ -122,6 +122,41 @@ def test_a_module_keeps_its_modes(integration: Any, tmp_path: Path) -> None:
     assert not any(each.training for each in build_model(python_spec("a:b"), workload).modules())
 
 
+@pytest.mark.parametrize("package", ["lightning.pytorch", "pytorch_lightning"])
+def test_a_training_step_has_its_optimizer_and_schedulers(integration: Any, tmp_path: Path, package: str) -> None:
+    """As in a fit, with either package; nothing is logged."""
+    library: Any = importlib.import_module(package)
+    configs: Any = importlib.import_module(f"{package}.utilities.types")
+
+    class Module(library.LightningModule):  # type: ignore[misc] # of either package
+        """A module that logs its rates."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(2, 2)
+
+        def training_step(self, batch: torch.Tensor) -> torch.Tensor:
+            """A loss multiplied by the rate and the epochs of the scheduler."""
+            rate = self.optimizers().param_groups[0]["lr"]
+            self.log("rate", rate)
+            loss: torch.Tensor = self.layer(batch).square().mean() * rate * (1 + self.lr_schedulers().last_epoch)
+            return loss
+
+    module = Module()
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.5)
+    module.trainer = library.Trainer(accelerator="cpu", devices=1, barebones=True)
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda _: float(module.layer.in_features) / 2)
+    module.trainer.strategy.lr_scheduler_configs = [configs.LRSchedulerConfig(scheduler)]
+    integration.save(tmp_path / "module", module, optimizer, [torch.ones(2)], torch.stack)
+    workload = integration.TrainingModule(str(tmp_path / "module"))
+
+    built = workload.build_model()
+    loss = workload.loss_terms(built, workload.make_batch(4))
+
+    assert loss.item() == pytest.approx(0.5 * module.layer(torch.ones(4, 2)).square().mean().item())
+    assert built._trainer is None  # a copy of the model must not copy it
+
+
 def test_a_batch_repeats_the_samples(integration: Any, tmp_path: Path) -> None:
     """From the largest on."""
     module = nn.Linear(2, 2)

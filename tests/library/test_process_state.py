@@ -229,9 +229,7 @@ def test_a_module_without_changes_stays_as_it_was_imported(program: Program) -> 
     assert there.models.CONFIG is there.options.CONFIG
 
 
-def test_modules_that_import_each_other_are_imported(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_modules_that_import_each_other_are_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The functions are in a module that can only be imported after another one, which they do not name."""
     (tmp_path / "first.py").write_text("WIDTH = 4\nfrom second import width\n")
     (tmp_path / "second.py").write_text("from first import WIDTH\ndef width():\n    return WIDTH\n")

@@ -15,7 +15,6 @@ from typing import Any
 import torch
 import yaml
 from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.callbacks import GradientAccumulationScheduler
 from lightning.pytorch.utilities.parsing import lightning_hasattr, lightning_setattr
 from lightning.pytorch.utilities.seed import isolate_rng
 from torch.utils.data import DataLoader
@@ -154,9 +153,10 @@ class ExactBatchSize(_Watching):
     ``effective_batch_size`` samples; loaders, optimizers and learning-rate schedules are made again for it. Peaks are
     logged as ``memory/...`` (see ``memory_peaks``), and a peak above the limit is warned of once.
 
-    The training step has to return the mean over the samples, and to work without a Trainer (``self.log`` does nothing
-    there). A loss that couples samples (BatchNorm, a mean over tokens) ends the fit, as no accumulation is exact for
-    it; with ``allow_batch_coupling=True`` it is accumulated all the same.
+    The training step has to return the mean over the samples. In probes it has a Trainer that only knows the optimizers
+    and the schedulers of learning rates; ``self.log`` does nothing there. A loss that couples samples (BatchNorm, a
+    mean over tokens) ends the fit, as no accumulation is exact for it; with ``allow_batch_coupling=True`` it is
+    accumulated all the same.
 
     On CUDA the module leaves the device while the probes run, and the context of this process stays: without a
     ``memory_limit``, the probes have less by that context, a few hundred MiB.
@@ -313,7 +313,8 @@ def _spec(trainer: Trainer, file: Path) -> dict[str, Any]:
 
 
 def _schedulers(trainer: Trainer) -> Iterator[FieldProblem]:
-    if any(isinstance(callback, GradientAccumulationScheduler) for callback in trainer.callbacks):
+    kinds = [kind for callback in trainer.callbacks for kind in type(callback).__mro__]
+    if any(kind.__name__ == "GradientAccumulationScheduler" for kind in kinds):  # of `pytorch_lightning` too
         message = "must not have a GradientAccumulationScheduler, which changes the effective batch between epochs"
         yield FieldProblem("callbacks", message)
 

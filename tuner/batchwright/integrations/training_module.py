@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from lightning.pytorch import LightningModule
+from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset
 
@@ -48,7 +48,7 @@ def save(
 
     Args:
         file: the file to write.
-        module: on the CPU; without its Trainer, which it does not pickle.
+        module: on the CPU. Of its Trainer, only the class and the schedulers of learning rates are written.
         optimizer: of its parameters.
         samples: the largest of the data, largest first.
         collate: makes a batch of samples.
@@ -62,8 +62,15 @@ def save(
     with atomic_writer(file) as opened:
         unknown = write_state(opened, (samples, collate), (module, optimizer))
         _SamplePickler(opened).dump((samples, collate))
-        ModulePickler(opened).dump((module, optimizer))
+        ModulePickler(opened).dump((module, optimizer, *_trainer_parts(module)))
     return unknown
+
+
+def _trainer_parts(module: LightningModule) -> tuple[type[Trainer] | None, list[Any]]:
+    """The class of a module's Trainer, of the package ``lightning`` or ``pytorch_lightning``, and its schedulers."""
+    trainer = getattr(module, "_trainer", None)
+    kinds = [kind for kind in type(trainer).__mro__ if kind.__name__ == "Trainer"]
+    return (kinds[-1], trainer.lr_scheduler_configs) if trainer is not None and kinds else (None, [])
 
 
 class _SamplePickler(ModulePickler):
@@ -88,6 +95,7 @@ class TrainingModule:
     def __init__(self, file: str) -> None:
         self._file = Path(file)
         self._optimizer: torch.optim.Optimizer | None = None
+        self._trainer: Trainer | None = None
         self._samples: list[Sample]
         self._collate: Callable[[list[Sample]], Batch]
         with self._file.open("rb") as opened:
@@ -100,7 +108,11 @@ class TrainingModule:
         module: nn.Module
         with self._file.open("rb") as opened:
             opened.seek(self._module_at)
-            module, self._optimizer = pickle.load(opened)  # noqa: S301 - written by the parent process
+            module, self._optimizer, trainer, schedulers = pickle.load(opened)  # noqa: S301 - written by the parent process
+        if trainer is not None:
+            self._trainer = trainer(accelerator="cpu", devices=1, barebones=True)
+            self._trainer.strategy.optimizers = [self._optimizer]
+            self._trainer.strategy.lr_scheduler_configs = schedulers
         return module
 
     def build_optimizer(self, _: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
@@ -118,10 +130,17 @@ class TrainingModule:
         return MicroBatch.collated(list(islice(cycle(self._samples), size)), self._collate)
 
     def loss_terms(self, model: Any, batch: Batch) -> Loss:  # noqa: ANN401 - a LightningModule, not typed
-        """The loss of a training step, which is the mean over the samples."""
+        """The loss of a training step, which is the mean over the samples.
+
+        For the step alone, the model has a Trainer, which gives it its optimizer and schedulers, and logs nothing.
+        """
         batch = model.on_after_batch_transfer(model.on_before_batch_transfer(batch, 0), 0)
         numbered = len(inspect.signature(model.training_step).parameters) > 1
-        output = model.training_step(batch, 0) if numbered else model.training_step(batch)
+        model.trainer = self._trainer
+        try:
+            output = model.training_step(batch, 0) if numbered else model.training_step(batch)
+        finally:
+            model.trainer = None
         loss: Tensor = output["loss"] if isinstance(output, Mapping) else output
         return loss
 

@@ -49,7 +49,9 @@ class Update:
     def draws_less_than(self, other: "Update | None") -> bool:
         """Return whether data loaders drew less than for another update, as for the last batch of an epoch."""
         counts = {} if other is None else other.samples
-        return any(name.startswith("loader") and self.samples.get(name, count) < count for name, count in counts.items())
+        return any(
+            name.startswith("loader") and self.samples.get(name, count) < count for name, count in counts.items()
+        )
 
 
 def _samples(passes: Sequence[BackwardPass]) -> dict[str, int]:
