@@ -6,6 +6,7 @@ import json
 import socket
 import struct
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import count
@@ -133,8 +134,11 @@ def test_a_wait_survives_a_restart_of_the_service(start_service: StartService, k
 
 
 @contextmanager
-def scripted_server(*answers: bytes | None) -> Iterator[str]:
-    """A server that gives each connection one of these answers and hangs up; none is a reset. It never reads on."""
+def scripted_server(*answers: bytes | None, pause_seconds: float = 0.0) -> Iterator[str]:
+    """A server that gives each connection one of these answers and hangs up; none is a reset. It never reads on.
+
+    It pauses in the middle of an answer and before its last three bytes.
+    """
     with socket.create_server(("127.0.0.1", 0)) as listener:
 
         def serve() -> None:
@@ -147,7 +151,9 @@ def scripted_server(*answers: bytes | None) -> Iterator[str]:
                     elif answer == SILENCE:
                         silent.append(connection.dup())
                     else:
-                        connection.sendall(answer)
+                        for part in (answer[:20], answer[20:-3], answer[-3:]):
+                            connection.sendall(part)
+                            time.sleep(pause_seconds)
 
         silent: list[socket.socket] = []
         thread = threading.Thread(target=serve, daemon=True)
@@ -169,3 +175,9 @@ def test_a_failed_connection_is_retried(against: Against, failure: bytes | None)
     with scripted_server(failure, failure, WHOLE) as url, fake_time() as clock:
         assert against(url, all_names, timeout_seconds=1.0 if failure is SILENCE else TIMEOUT_SECONDS) == []
         assert len(clock.pauses) == 2
+
+
+def test_a_timeout_bounds_each_silence(against: Against) -> None:
+    """A response that keeps coming may take longer in all."""
+    with scripted_server(WHOLE, pause_seconds=0.6) as url:
+        assert against(url, all_names, timeout_seconds=1.0, retry_seconds=0.0) == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import uuid
 from datetime import UTC, datetime
 from typing import Any
@@ -237,6 +238,35 @@ def test_a_wrong_argument_is_named(arguments: dict[str, Any], words: str) -> Non
     for kind in (Client, AsyncClient):
         with pytest.raises(ClientError, match=words):
             kind(**arguments)
+
+
+def test_a_client_closes_its_own_connections_only() -> None:
+    """As a context manager or by name, any number of times; those of a given client belong to its owner."""
+
+    def answer(_request: httpx.Request) -> httpx.Response:
+        return page("tun_1")
+
+    async def of_asyncio() -> None:
+        async with AsyncClient() as own:
+            pass
+        await own.aclose()
+        with pytest.raises(ClientError, match="has been closed"):
+            await own.devices.list()
+        async with httpx.AsyncClient(transport=httpx.MockTransport(answer), base_url="http://test") as given:
+            async with AsyncClient("http://elsewhere", http=given) as client:
+                assert await all_names(client) == ["tun_1"]
+            assert not given.is_closed
+
+    with Client() as own:
+        pass
+    own.close()
+    with pytest.raises(ClientError, match="has been closed"):
+        own.devices.list()
+    with httpx.Client(transport=httpx.MockTransport(answer), base_url="http://test") as given:
+        with Client("http://elsewhere", http=given) as client:
+            assert [row.id for row in client.tunings.list()] == ["tun_1"]
+        assert not given.is_closed
+    asyncio.run(of_asyncio())
 
 
 def test_an_unsendable_request_is_not_retried(drive: Driver, clock: Clock) -> None:

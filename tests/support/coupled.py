@@ -55,6 +55,11 @@ class Centred(nn.Module):
         return output
 
 
+def centred() -> Case:
+    """A target of a spec whose samples are coupled."""
+    return Case(Centred())
+
+
 def in_batch_negatives(model: nn.Module, batch: Tensor) -> LossTerms:
     """InfoNCE between two noisy views."""
     views = [F.normalize(model(batch + shift), dim=1) for shift in (0.0, 0.1)]

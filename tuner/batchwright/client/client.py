@@ -33,9 +33,10 @@ class AsyncClient(AsyncCalls):
     Args:
         base_url: where the service listens.
         api_key: the caller's API key; the environment variable BATCHWRIGHT_API_KEY when left out.
-        timeout_seconds: how long one response may take, not counting the time of a long poll.
-        retry_seconds: how long, from its first failure, a call is retried after lost connections, timeouts, 429 and
-            503; 0 for never.
+        timeout_seconds: how long the service may be silent before and within a response, not counting the time of a
+            long poll; a connection has 10 s at most.
+        retry_seconds: how long, from its first failure, a call that may be repeated is retried after lost connections,
+            timeouts, 429, 502, 503 and 504; 0 for never.
         http: an `httpx.AsyncClient` to use instead, for example with a proxy; its owner closes it.
 
     Raises:
@@ -76,9 +77,10 @@ class Client(Blocking[AsyncCalls]):
     Args:
         base_url: where the service listens.
         api_key: the caller's API key; the environment variable BATCHWRIGHT_API_KEY when left out.
-        timeout_seconds: how long one response may take, not counting the time of a long poll.
-        retry_seconds: how long, from its first failure, a call is retried after lost connections, timeouts, 429 and
-            503; 0 for never.
+        timeout_seconds: how long the service may be silent before and within a response, not counting the time of a
+            long poll; a connection has 10 s at most.
+        retry_seconds: how long, from its first failure, a call that may be repeated is retried after lost connections,
+            timeouts, 429, 502, 503 and 504; 0 for never.
         http: an `httpx.Client` to use instead, for example with a proxy; its owner closes it.
 
     Raises:

@@ -42,7 +42,7 @@ class Core:
     Args:
         transport: sends the requests.
         policy: how repeatable calls are retried.
-        timeout_seconds: how long one response may take, not counting the time of a long poll.
+        timeout_seconds: how long the service may be silent, not counting the time of a long poll.
     """
 
     def __init__(self, transport: Transport, policy: RetryPolicy, timeout_seconds: float) -> None:

@@ -10,7 +10,7 @@ from batchwright.client.errors import ClientError
 
 @dataclass(frozen=True)
 class RetryPolicy:
-    """Retries of repeatable calls after lost connections, timeouts, 429 and 503."""
+    """Retries of repeatable calls after lost connections, timeouts, 429, 502, 503 and 504."""
 
     budget_seconds: float = 60.0
     """Seconds in which a call is retried, from its first failure; 0 for never. A `Retry-After` beyond ends the call."""

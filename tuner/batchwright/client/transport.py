@@ -134,6 +134,10 @@ def translate_errors() -> Iterator[None]:
         raise ConnectionFailedError(f"the service cannot be reached: {type(error).__name__}: {error}") from error
     except httpx.RequestError as error:
         raise UnexpectedResponseError(f"the response cannot be read: {type(error).__name__}: {error}") from error
+    except RuntimeError as error:
+        if "has been closed" not in str(error):
+            raise
+        raise ClientError("the client has been closed: make another one") from error
 
 
 async def _as_async(events: Iterable[ServerSentEvent]) -> AsyncIterator[ServerSentEvent]:

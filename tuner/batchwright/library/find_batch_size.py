@@ -79,7 +79,7 @@ def find_batch_size(  # noqa: PLR0913 - the functions of a workload, and what th
             that fits, of at most ``max_micro_batch_size`` samples (65,536 if left out). That batch is not divided, so
             that its loss need not be a sum over samples.
         device: ``cuda:0`` or ``cpu``; the first GPU, else the CPU, when left out.
-        memory_limit: bytes, or a size such as ``"24GiB"``; the device's memory when left out.
+        memory_limit: bytes, or a size such as ``"24GiB"``; when left out, the device's memory, of the CPU's one half.
         optimizer: name or ``OptimizerSpec``; or a function of the parameters, such as ``torch.optim.RMSprop``.
         precision: ``fp32``, ``bf16-mixed``, ``fp16-mixed`` or ``bf16``.
         samples: returns the number of samples of a batch, and of any part of one, if that cannot be seen.

@@ -34,7 +34,7 @@ def tune(
     Args:
         spec: the workload; a mapping as in a spec's file.
         effective_batch_size: samples of one optimizer update, over all ranks.
-        memory_limit: bytes, or a size such as ``"24GiB"``; the device's memory when left out.
+        memory_limit: bytes, or a size such as ``"24GiB"``; when left out, the device's memory, of the CPU's one half.
         progress: whether to show the probes as they end, on standard error.
         fields: further fields of ``TuningRequest``, such as ``device`` or ``objective``.
 
@@ -42,7 +42,8 @@ def tune(
         SpecError: when an argument is wrong, naming it.
         DeviceError, PlanError: before any probe.
         StorageError: when the disk for temporary files is full.
-        TuningFailedError: when a probe failed for a reason unrelated to the size, or the loss couples samples.
+        TuningFailedError: when a probe failed for a reason unrelated to the size, or the plan would divide a loss that
+            couples samples.
     """
     request = tuning_request(spec, effective_batch_size, memory_limit, fields)
     return run_request(request, progress=progress)
@@ -81,7 +82,7 @@ def estimate(
 
     Args:
         spec: the workload; a mapping as in a spec's file.
-        gpus: names as ``batchwright gpus`` lists them, or a name with a memory size such as ``"A100:40GiB"``.
+        gpus: names as ``batchwright gpus`` lists them, or a memory size such as ``"48GiB"`` for another card.
         engine: ``"trace"`` follows updates without computing them; ``"virtual"`` runs them on a virtual card of each
             GPU, with torch's CUDA build and a C++ compiler, and takes ``timeout_seconds`` for each run.
         fields: further fields of ``EstimateRequest``, such as ``effective_batch_size`` or ``micro_batch_size``.
@@ -89,7 +90,6 @@ def estimate(
     Raises:
         SpecError, WorkloadError: when an argument is wrong, or the workload cannot be built.
         EstimateError: when the workload cannot be traced, or a GPU is unknown.
-        PlanError: when the effective batch cannot be planned.
         VirtualGpuError: when the engine is `virtual`, and cannot run here or does not know a GPU.
         TuningFailedError, ProbeError: when the engine is `virtual`, and the workload or a process of it fails.
     """
