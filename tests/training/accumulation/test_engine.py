@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch._dynamo.utils import counters
 from torch.nn import functional as F  # noqa: N812 - torch's own idiom
+from transformers.modeling_outputs import CausalLMOutput
 
 from batchwright.errors import SpecError, WorkloadError
 from batchwright.hardware.memory_devices.factory import open_device
@@ -614,6 +615,10 @@ def _update_with(answer: Any) -> UpdateReport:
         (torch.zeros(2, requires_grad=True), r"shape \(2,\): return a scalar"),
         ([torch.zeros(())], "must return the mean loss.*not list"),
         ({"a": torch.zeros(())}, "loss_sum, weight"),
+        (
+            CausalLMOutput(loss=torch.zeros(())),
+            r"\(CausalLMOutput\): return its `.loss`",
+        ),
         ({"a": (torch.zeros(()), 1)}, "with a gradient"),
         ((torch.zeros(2, requires_grad=True), 1), "scalar"),
     ],

@@ -267,3 +267,22 @@ def test_a_scripted_model_is_checked_and_its_statistics_are_restored() -> None:
         _update(model, lambda model, batch: (model(batch).square().mean(), len(batch)), [batch])
     _update(model, lambda model, batch: (model(batch).sum() * 0 + model[0](batch).square().sum(), len(batch)), [batch])
     torch.testing.assert_close(dict(model.named_buffers()), dict(wanted.named_buffers()))
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")
+@pytest.mark.parametrize("samples", [2, 3, 4])
+def test_a_scripted_batch_norm_that_refuses_a_part_is_found(samples: int) -> None:
+    """Its error is another one than that of a module in Python, and a part has a single value."""
+    model = torch.jit.script(nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.BatchNorm1d(WIDTH)))
+    with pytest.raises(WorkloadError, match=r"by module `1` \(BatchNorm1d\)"):
+        _update(model, distances, [torch.randn(samples, WIDTH), torch.randn(samples, WIDTH)])
+
+
+def test_a_loss_that_fails_for_a_part_is_said_to_be_unchecked() -> None:
+    """A model may need a batch of one size."""
+
+    def loss(model: nn.Module, batch: Tensor) -> Pair:
+        return distances(model, batch.reshape(6, WIDTH))
+
+    with pytest.warns(UserWarning, match=r"could not be checked, because it fails for a part of its 6 samples \(Runt"):
+        _update(nn.Linear(WIDTH, 1), loss, [torch.randn(6, WIDTH)])

@@ -15,6 +15,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from textwrap import shorten
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -26,7 +27,7 @@ from torch.overrides import TorchFunctionMode
 from batchwright.errors import WorkloadError
 from batchwright.training.coupling.comparison import without_dropout
 from batchwright.training.coupling.random_draws import MatchedDraws, UnmatchedDrawError
-from batchwright.training.coupling.report import BATCH_NORM_REMEDY, is_batch_norm
+from batchwright.training.coupling.report import BATCH_NORM_REMEDY, class_name, is_batch_norm
 from batchwright.training.coupling.rounded_weights import ROUNDED_RUNS, ROUNDING_SAFETY, mantissa_bits, rounded_weights
 from batchwright.training.micro_batches.forward_state import ModelState
 from batchwright.training.micro_batches.loss_window import named_terms
@@ -61,6 +62,9 @@ _BATCH_NORMS: dict[Any, tuple[str, ...]] = {
     torch.batch_norm: ("input", "weight", "bias", "running_mean", "running_var", "training"),
 }
 """Functions that normalise over the samples, with the names of their arguments."""
+_SINGLE_VALUE = "Expected more than 1 value per channel when training"
+"""In the error of torch's batch norm, also of a scripted one."""
+_SHOWN_LENGTH = 200
 _OVERRIDE_HINT = "Pass checks_coupling=False to train nevertheless."
 
 Terms: TypeAlias = dict[str, tuple[float, float]]
@@ -104,6 +108,8 @@ class LossCheck:
         self._is_mean = False
         """True if the loss returns the mean over the samples, without a weight."""
         self._finding: Finding | None = None
+        self._failures: list[str] = []
+        """The error of a part of each reading that can be computed as a whole; empty if its parts ran."""
 
     def require_sum(self, *, accumulates: bool) -> None:
         """Refuse a loss that ``run`` found to be wrong.
@@ -117,9 +123,9 @@ class LossCheck:
     def run(self, window: Sequence[MicroBatch], loss: LossOf, largest: int | None) -> MicroBatch | None:
         """Check ``loss`` in the first window with samples, over at most ``largest`` of them.
 
-        No fault is found in a loss that cannot be computed for a part, unless by a batch norm. A loss with random
-        numbers that cannot be repeated for a sample only causes a warning, and so does one that differs by every
-        reading of a batch that may be a list.
+        A loss that cannot be computed for a part only causes a warning, unless by a batch norm. So does one with random
+        numbers that cannot be repeated for a sample, and one that differs by every reading of a batch that may be a
+        list.
 
         Returns:
             The reading of a batch by which the loss of its parts is that of the batch, or whose parts alone run; a
@@ -133,6 +139,7 @@ class LossCheck:
             return None
         ran: list[tuple[MicroBatch, Finding]] = []
         for reading in micro_batch.readings or (micro_batch,):
+            self._failures.append("")
             checked = reading if largest is None else reading.at_most(largest)[0]
             outcome = self._outcome(checked, loss) if checked.size > 1 else False
             if outcome is None:
@@ -143,6 +150,12 @@ class LossCheck:
 
     def _conclude(self, micro_batch: MicroBatch, ran: list[tuple[MicroBatch, Finding]]) -> MicroBatch | None:
         """Keep the fault of the only reading that ran, or of the first if all are along dimensions of tensors."""
+        if not ran and self._failures[0]:
+            message = (
+                f"whether the loss is a sum over the samples could not be checked, because it fails for a part of its "
+                f"{micro_batch.size} samples ({self._failures[0]}). {_OVERRIDE_HINT}"
+            )
+            warnings.warn(message, stacklevel=2)
         if len(ran) > 1 and micro_batch.indivisible is not None:
             message = f"the loss could not be compared with that of its parts: {micro_batch.indivisible}"
             warnings.warn(message, stacklevel=2)
@@ -179,9 +192,10 @@ class LossCheck:
             changed, operations.normalised = self._changed_state(), 0
             try:
                 part_terms = [self._terms(part, loss) for part in parts]
-            except ValueError:  # as by torch's batch norm, for a single value
-                if together > operations.normalised > 0:
+            except Exception as error:
+                if _SINGLE_VALUE in str(error):
                     return self._batch_norm_finding()
+                self._failures[-1] = f"{type(error).__name__}: {shorten(str(error), _SHOWN_LENGTH)}"
                 raise
         tolerance = _CPU_TOLERANCE if self._device.type == "cpu" else _GPU_TOLERANCE
         tolerance = _NARROW_TOLERANCE if operations.are_narrow else tolerance
@@ -206,7 +220,7 @@ class LossCheck:
         """The fault of a loss whose batch norm uses the statistics of a micro-batch: the losses may agree by chance."""
         named = ((path, module) for path, module in self._model.named_modules() if is_batch_norm(module))
         path, module = next((one for one in named if one[1].training), ("", self._model))
-        name = f"module `{path}` ({type(module).__name__})" if path else "a batch norm"
+        name = f"module `{path}` ({class_name(module)})" if path else "a batch norm"
         reason = f"couples the samples of a micro-batch by {name}, which normalises them by their own statistics"
         return Finding(f"the loss {reason}: {BATCH_NORM_REMEDY}. {_OVERRIDE_HINT}", always=False)
 

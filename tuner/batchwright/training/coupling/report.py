@@ -183,15 +183,20 @@ def _contains_any(fragments: tuple[str, ...], name: str) -> bool:
     return any(word in name.lower() for word in fragments)
 
 
+def class_name(module: nn.Module) -> str:
+    """The name of a module's class, also of one that ``torch.jit.script`` has compiled."""
+    return str(getattr(module, "original_name", type(module).__name__))
+
+
 def is_batch_norm(module: nn.Module) -> bool:
     """Return whether a module is a BatchNorm, by its class or, for the classes of other libraries, the class name."""
-    name = type(module).__name__.lower()
+    name = class_name(module).lower()
     return isinstance(module, BatchNorm) or ("batchnorm" in name and "frozen" not in name)
 
 
 def module_culprit(name: str, module: nn.Module, error: float | None) -> Culprit:
     """The culprit for a module whose output for a sample depends on the others."""
-    type_name = type(module).__name__
+    type_name = class_name(module)
     if is_batch_norm(module):
         return Culprit("module", name, type_name, error, BATCH_NORM_REMEDY)
     return Culprit("module", name, type_name, error, _ROUTED if _contains_any(_ROUTING_WORDS, type_name) else _MODULE)
@@ -199,7 +204,7 @@ def module_culprit(name: str, module: nn.Module, error: float | None) -> Culprit
 
 def state_culprit(name: str, module: nn.Module, state: tuple[str, ...], error: float) -> Culprit:
     """The culprit for a module whose own state, by these names, each forward pass changes."""
-    return Culprit("state", name, type(module).__name__, error, _STATE.format(names=", ".join(state)))
+    return Culprit("state", name, class_name(module), error, _STATE.format(names=", ".join(state)))
 
 
 def gradient_culprit(errors: dict[str, float]) -> Culprit:

@@ -251,6 +251,11 @@ def named_terms(loss: Loss, samples: int | None) -> LossTerms:
     """
     if isinstance(loss, tuple) and len(loss) == 2 and isinstance(loss[0], Tensor):  # noqa: PLR2004 - (loss_sum, weight)
         return {ONLY_TERM: loss}
+    if not isinstance(loss, Tensor) and isinstance(getattr(loss, "loss", None), Tensor):
+        raise WorkloadError(
+            f"loss(model, batch) returned the model's output ({type(loss).__name__}): return its `.loss` if that is "
+            "the mean over the samples; if it is a mean over tokens, return (loss_sum, tokens)"
+        )
     if isinstance(loss, (dict, Mapping)):
         return loss
     if not isinstance(loss, Tensor):
