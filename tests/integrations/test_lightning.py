@@ -148,6 +148,7 @@ def test_the_largest_micro_batch_of_a_module_is_found_by_probes(integration: Any
 
     made.fit(module, datamodule=data)
 
+    assert "search-without-estimate" not in {advice.code for advice in finder.recommendation.warnings}
     proof = finder.recommendation.evidence.proof
     assert (proof.stopped_by, proof.next_size) == ("oom", proof.fits + 1)
     assert data.batch_size == finder.plan.micro_batch_size <= proof.fits < 512

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import operator
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -111,6 +112,8 @@ def test_an_optimizer_has_the_parameters_of_its_module(integration: Any, tmp_pat
     ]
     assert optimizer.param_groups[0]["lr"] == 0.5
     assert copies[0].weight is not copies[1].weight
+    moved = [nn.Parameter(parameter.detach().clone()) for parameter in copies[1].parameters()]
+    assert all(map(operator.is_, workload.build_optimizer(moved).param_groups[0]["params"], moved))
 
 
 def test_a_module_keeps_its_modes(integration: Any, tmp_path: Path) -> None:

@@ -95,6 +95,7 @@ class TrainingModule:
     def __init__(self, file: str) -> None:
         self._file = Path(file)
         self._optimizer: torch.optim.Optimizer | None = None
+        self._trained: list[nn.Parameter] = []
         self._trainer: Trainer | None = None
         self._samples: list[Sample]
         self._collate: Callable[[list[Sample]], Batch]
@@ -102,23 +103,30 @@ class TrainingModule:
             restore_state(opened)
             self._samples, self._collate = pickle.load(opened)  # noqa: S301 - written by the parent process
             self._module_at = opened.tell()
+            self._read: Any = pickle.load(opened)  # noqa: S301 - as above
 
     def build_model(self) -> nn.Module:
-        """Read the module."""
+        """Return the module that was read with the file, and then another copy at each call."""
         module: nn.Module
-        with self._file.open("rb") as opened:
-            opened.seek(self._module_at)
-            module, self._optimizer, trainer, schedulers = pickle.load(opened)  # noqa: S301 - written by the parent process
+        if self._read is None:
+            with self._file.open("rb") as opened:
+                opened.seek(self._module_at)
+                self._read = pickle.load(opened)  # noqa: S301 - written by the parent process
+        (module, self._optimizer, trainer, schedulers), self._read = self._read, None
+        self._trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
         if trainer is not None:
             self._trainer = trainer(accelerator="cpu", devices=1, barebones=True)
             self._trainer.strategy.optimizers = [self._optimizer]
             self._trainer.strategy.lr_scheduler_configs = schedulers
         return module
 
-    def build_optimizer(self, _: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-        """Return the optimizer that was read with the module."""
+    def build_optimizer(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+        """Return the optimizer that was read with the module, of these parameters if an estimate has replaced them."""
         if self._optimizer is None:
             raise RuntimeError("the optimizer is read with the module, by build_model()")
+        replaced = dict(zip(map(id, self._trained), parameters, strict=False))
+        for group in self._optimizer.param_groups:
+            group["params"] = [replaced.get(id(one), one) for one in group["params"]]
         return self._optimizer
 
     def make_batch(self, size: int) -> Batch:
