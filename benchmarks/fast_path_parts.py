@@ -45,7 +45,7 @@ from batchwright_service.store.database import mapping
 from batchwright_service.store.database.engine import read_transaction
 from batchwright_service.store.models import EVERYTHING, WorkRow
 from batchwright_service.store.store import open_store
-from batchwright_service.store.work_queries import Listing, SqlWorkStore
+from batchwright_service.store.work_queries import Listing, WorkStore
 from tests.support.service.processes import LISTENS, spoken
 
 ROWS = 10_000
@@ -69,7 +69,7 @@ def _newest(store: Any, kind: Any, limit: int, before: Any = None, wanted: Any =
 
 PARTS: dict[str, list[tuple[Any, str, Any]]] = {
     "coalescing": [(BatchedReads, "get", _read_key), (CoalescedReads, "get", _read_one)],
-    "row cache": [(SqlWorkStore, "newest", _newest)],
+    "row cache": [(WorkStore, "newest", _newest)],
     "rows as JSON": [(WorkRow, "summary_json", property(lambda row: to_json(row.summary())))],
     "queue positions": [(QueuePositions, "_is_fresh", lambda *_: False)],
     "trusted callers": [(TrustedCallers, "find", lambda *_: None)],

@@ -21,7 +21,7 @@ from batchwright_service import errors
 from batchwright_service.observability.metrics import Metrics
 from batchwright_service.problem_mapping import _TUNER_ERRORS
 from batchwright_service.settings import Settings
-from batchwright_service.store.outbox.interface import Backlog
+from batchwright_service.store.outbox.deliveries import Backlog
 from batchwright_service.worker import runner
 from tests.support.documents import Block, Reader, blocks_of, commands_of, matches
 from tests.support.factories import mlp_spec, tuning_request

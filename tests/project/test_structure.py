@@ -40,7 +40,6 @@ HOMONYMS = {
     "exports": "one concept through the layers: document, use case, route",
     "files": "of any kind (system), of training data",
     "hugging_face": "a workload built with transformers, an export to its trainer, a callback of the trainer",
-    "interface": "the abstract side of a package whose other modules implement it",
     "jobs": "one concept through the layers: use case, route, call of the SDK",
     "lightning": "an export to its trainer, callbacks of the trainer",
     "precision": "of a run, of the coupling check",

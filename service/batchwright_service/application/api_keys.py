@@ -10,7 +10,7 @@ from batchwright.client.documents.api_keys import ApiKey, CreatedKey, KeyList, K
 from batchwright_service.domain.callers import COMMAND_LINE, Caller
 from batchwright_service.domain.key_texts import is_key_id, key_from_text, make_key
 from batchwright_service.errors import ConfigurationError, ConflictError, FirstKeyError, NotFoundError, OwnKeyError
-from batchwright_service.store.interface import KeyStore
+from batchwright_service.store.api_keys import KeyStore
 
 _log = logging.getLogger(__name__)
 

@@ -8,7 +8,7 @@ from batchwright.exports.registry import TARGETS, export
 from batchwright.schemas.recommendation import Recommendation
 from batchwright_service.application import views
 from batchwright_service.errors import NotFoundError
-from batchwright_service.store.interface import RecommendationStore
+from batchwright_service.store.recommendation_queries import RecommendationStore
 
 _FORMATS = ExportFormatList(items=tuple(target.described() for target in TARGETS.values()))
 

@@ -14,7 +14,8 @@ from batchwright_service.application.rules.hardware_matches import group_by_hard
 from batchwright_service.application.rules.wait_time import RECENT, Running, expected_waits
 from batchwright_service.domain.hardware import ANY_DEVICE, need_of_lane
 from batchwright_service.errors import NotFoundError
-from batchwright_service.store.models import AnnouncedDevice, Waiting, WorkFilter, WorkRow
+from batchwright_service.store.models import AnnouncedDevice, WorkFilter, WorkRow
+from batchwright_service.store.scheduling import Waiting
 
 _SEARCHED = 2000
 """Most pieces of waiting work that are searched for those of one slot."""

@@ -12,8 +12,9 @@ from batchwright.client.documents.workers import Health
 from batchwright_service.application.rules.hardware_matches import workers_with
 from batchwright_service.domain.hardware import need_of_lane
 from batchwright_service.errors import NotReadyError, ServiceError, StoreUnavailableError
-from batchwright_service.store.interface import DeviceStore, QueueStore
-from batchwright_service.store.models import AnnouncedDevice, QueueDepth
+from batchwright_service.store.devices import DeviceStore
+from batchwright_service.store.models import AnnouncedDevice
+from batchwright_service.store.scheduling import QueueDepth, QueueStore
 
 _CACHE_SECONDS = 1.0
 """Lifetime of a result: requests need no key, and the database is read once in this time however many come."""

@@ -8,7 +8,7 @@ from pathlib import Path
 from batchwright.schemas.base import Document, NonNegativeInt
 from batchwright_service.application.job_files import JobFiles
 from batchwright_service.application.views import is_identifier
-from batchwright_service.store.interface import RetentionStore
+from batchwright_service.store.retention import RetentionStore
 
 
 class PruneReport(Document):

@@ -25,8 +25,7 @@ from batchwright.client.documents.workers import (
 )
 from batchwright_service.application.hit_counter import HitCounter
 from batchwright_service.domain.callers import Caller
-from batchwright_service.store.interface import StatisticsStore
-from batchwright_service.store.models import OccupancyBuckets, RecordedGain, Totals, WorkTotal
+from batchwright_service.store.statistics import OccupancyBuckets, RecordedGain, StatisticsStore, Totals, WorkTotal
 
 Key = TypeVar("Key")
 Value = TypeVar("Value")

@@ -11,7 +11,7 @@ from batchwright_service.domain.callers import KEYLESS, Caller
 from batchwright_service.domain.key_texts import digest_of, id_in
 from batchwright_service.errors import NotAuthenticatedError, StoreUnavailableError
 from batchwright_service.fast_path.trusted_callers import TRUST_SECONDS, TrustedCallers
-from batchwright_service.store.interface import KeyStore
+from batchwright_service.store.api_keys import KeyStore
 from batchwright_service.store.models import StoredKey
 
 _log = logging.getLogger(__name__)

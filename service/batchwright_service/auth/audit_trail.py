@@ -8,7 +8,7 @@ import threading
 
 from batchwright.client.documents.audit import AuditPage
 from batchwright_service.errors import InvalidCursorError, StoreUnavailableError
-from batchwright_service.store.interface import AuditStore
+from batchwright_service.store.database.audit_log import AuditStore
 from batchwright_service.store.models import AuditFilter
 
 _log = logging.getLogger(__name__)

@@ -14,7 +14,7 @@ from batchwright_service.domain.callers import Caller
 from batchwright_service.domain.key_texts import digest_of
 from batchwright_service.errors import NotAuthenticatedError
 from batchwright_service.fast_path.trusted_callers import TrustedCallers
-from batchwright_service.store.interface import SessionStore
+from batchwright_service.store.sessions import SessionStore
 
 SESSION_SECONDS = 12 * 3600
 """Duration of a session, used or not."""

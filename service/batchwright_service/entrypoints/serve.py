@@ -27,7 +27,7 @@ from batchwright_service.entrypoints.signals import exiting_at_signals, handling
 from batchwright_service.errors import ConfigurationError, ServiceError
 from batchwright_service.observability.logging import announce, configure_logging
 from batchwright_service.settings import Settings, withhold_variables
-from batchwright_service.store.interface import KeyStore
+from batchwright_service.store.api_keys import KeyStore
 from batchwright_service.worker.hosting.child_process import DISPATCHER, ENTRY
 from batchwright_service.worker.hosting.interface import Workers
 

@@ -14,8 +14,9 @@ from prometheus_client.registry import Collector
 from typing_extensions import override
 
 from batchwright_service.errors import StoreUnavailableError
-from batchwright_service.store.models import AnnouncedDevice, QueueDepth, ReportedFleet
-from batchwright_service.store.outbox.interface import Backlog
+from batchwright_service.store.models import AnnouncedDevice, ReportedFleet
+from batchwright_service.store.outbox.deliveries import Backlog
+from batchwright_service.store.scheduling import QueueDepth
 
 _log = logging.getLogger(__name__)
 

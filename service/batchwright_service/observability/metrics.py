@@ -39,8 +39,9 @@ from batchwright_service.observability.collectors import (
     queue_families,
     readiness_families,
 )
-from batchwright_service.store.models import AnnouncedDevice, Ending, QueueDepth, ReportedFleet
-from batchwright_service.store.outbox.interface import Backlog
+from batchwright_service.store.models import AnnouncedDevice, Ending, ReportedFleet
+from batchwright_service.store.outbox.deliveries import Backlog
+from batchwright_service.store.scheduling import QueueDepth
 
 _log = logging.getLogger(__name__)
 

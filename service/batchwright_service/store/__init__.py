@@ -1,7 +1,7 @@
 """Keep work, evidence, recommendations, keys and sessions in SQLite or PostgreSQL.
 
-``interface`` has one interface for each kind of caller, with the contract of every implementation; ``models`` has their
-values. Callers import both. ``store`` opens the implementation: every interface over one database.
+``store`` opens a ``Store``: one class for each kind of caller, all over one database of either kind. The methods state
+their contracts. ``models`` has the values that several modules share.
 
 The pipeline of a call: the module of the subject opens a transaction (``database.engine``) and executes statements:
 
@@ -12,12 +12,12 @@ The pipeline of a call: the module of the subject opens a transaction (``databas
 - ``outbox`` keeps webhooks and the messages to them, which are written with the ends that they tell of;
 - ``api_keys``, ``sessions`` and ``retention`` store keys and browser sessions, and delete ended work.
 
-Every change of state is one conditional update that requires the old state and, of the owner of a lease, its fencing
-token. Time is the database's.
+Every method raises ``StoreUnavailableError`` when the database cannot be used. Every change of state is one conditional
+update that requires the old state and, for the owner of a lease, the lease's fencing token: a report that comes after
+its lease has ended changes nothing. Time is the database's.
 
 Where a new thing goes: a column, ``database.schema``, a new revision in ``database.migrations`` and
-``database.mapping``; a query, the module of its subject; a part of the contract, ``interface``, with a test that every
-store passes.
+``database.mapping``; a query, the module of its subject, with a test that runs on both databases.
 
 The package may import ``batchwright_service.problem_mapping``, ``batchwright_service.folders``,
 ``batchwright_service.fast_path`` (its cache of rows), ``batchwright_service.errors`` and

@@ -20,7 +20,6 @@ from sqlalchemy import (
     update,
 )
 from sqlalchemy.exc import IntegrityError
-from typing_extensions import override
 
 from batchwright.client.documents.api_keys import ApiKey, Scope
 from batchwright.client.documents.audit import AuditAction
@@ -31,7 +30,6 @@ from batchwright_service.store.database.audit_log import record
 from batchwright_service.store.database.engine import read_transaction, write_transaction
 from batchwright_service.store.database.mapping import moment, moment_or_none
 from batchwright_service.store.database.schema import api_keys, is_queued, now_ms, now_once, used_time, work_items
-from batchwright_service.store.interface import KeyStore
 from batchwright_service.store.models import UNLIMITED, Quota, StoredKey
 
 _key = api_keys.c
@@ -44,14 +42,18 @@ _RUNNING_RETRY_SECONDS = 60
 """Retry-After while no counted work has ended yet."""
 
 
-class SqlKeyStore(KeyStore):
-    """Keys on SQLite and PostgreSQL; safe to share between threads."""
+class KeyStore:
+    """API keys. Rows are never deleted."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
 
-    @override
     def add(self, new: NewKey, actor: Actor = COMMAND_LINE) -> ApiKey:
+        """Store a key.
+
+        Raises:
+            ConflictError: when its id is taken.
+        """
         lifetime = new.expires_in_seconds
         values = {
             "id": new.id,
@@ -71,21 +73,25 @@ class SqlKeyStore(KeyStore):
             raise ConflictError(f"there is an API key {new.id!r} already") from None
         return _api_key(row)
 
-    @override
     def find(self, key_id: str) -> StoredKey | None:
+        """Return the key with this id, also when it is revoked or has expired."""
         with read_transaction(self._engine) as connection:
             found = select(api_keys, now_ms().label("now")).where(_key.id == key_id)
             row = connection.execute(found).mappings().first()
         return None if row is None else stored_key(row)
 
-    @override
     def list(self) -> list[ApiKey]:
+        """Return all keys, revoked and expired ones included, oldest first."""
         with read_transaction(self._engine) as connection:
             found = connection.execute(select(api_keys).order_by(_key.created_at, _key.id))
             return [_api_key(row) for row in found.mappings()]
 
-    @override
     def revoke(self, key_id: str, actor: Actor = COMMAND_LINE) -> ApiKey:
+        """Revoke a key. A revoked key stays unchanged.
+
+        Raises:
+            NotFoundError: when there is none with this id.
+        """
         valid = and_(_key.id == key_id, _key.revoked_at.is_(None))
         with write_transaction(self._engine) as connection:
             ended = update(api_keys).where(valid).values(revoked_at=now_ms()).returning(api_keys)
@@ -98,15 +104,15 @@ class SqlKeyStore(KeyStore):
             raise NotFoundError(f"there is no API key {key_id!r}; `batchwright keys list` lists all keys")
         return _api_key(row)
 
-    @override
     def touch(self, key_id: str, at_most_every_seconds: float) -> None:
+        """Record the use of a key, at most every ``at_most_every_seconds``; unknown keys are ignored."""
         before = now_ms() - int(at_most_every_seconds * 1000)
         stale = or_(_key.last_used_at.is_(None), _key.last_used_at <= before)
         with write_transaction(self._engine) as connection:
             connection.execute(update(api_keys).where(_key.id == key_id, stale).values(last_used_at=now_ms()))
 
-    @override
     def exist(self) -> bool:
+        """Return whether any key is stored; revoked keys count, so that authentication stays required."""
         with read_transaction(self._engine) as connection:
             return connection.execute(select(_key.id).limit(1)).first() is not None
 

@@ -9,7 +9,6 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 from sqlalchemy import Connection, Engine, and_, delete, func, or_, select, tuple_, update
-from typing_extensions import override
 
 from batchwright.client.documents.fleet import FleetReport
 from batchwright.client.documents.states import HELD_STATES, State
@@ -28,8 +27,8 @@ from batchwright_service.store.database.schema import (
     workers,
 )
 from batchwright_service.store.database.statements import renew_leases, valid_leases
-from batchwright_service.store.interface import DeviceStore, FleetStore, QueueStore
 from batchwright_service.store.models import AnnouncedDevice, Beat, BeatReply, FleetWork, ReportedFleet, SlotHolder
+from batchwright_service.store.scheduling import QueueStore
 
 _work = work_items.c
 _FLEET_COLUMNS = ("id", "state", "device", "hardware", "token", "lease_expires_at", "updated_at")
@@ -38,19 +37,22 @@ _RETENTION_MS = 86_400_000
 """Age of the last heartbeat, or of a dispatcher's last report, from which it is no longer listed."""
 
 
-class SqlDeviceStore(DeviceStore):
-    """Served devices on SQLite and PostgreSQL; safe to share between threads."""
+class DeviceStore:
+    """Served devices, as their workers announce them."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
 
-    @override
     def announce(self, served: ServedDevice) -> None:
+        """Record that a worker serves the device now."""
         with write_transaction(self._engine) as connection:
             _announce(connection, [served])
 
-    @override
     def beat(self, beat: Beat) -> BeatReply:
+        """Renew leases, announce devices and look for work of one process, in one transaction.
+
+        Leases that have ended do not affect the others. Devices that were withdrawn or deleted are announced anew.
+        """
         lease_ms = int(beat.lease_seconds * 1000)
         with write_transaction(self._engine) as connection:
             renewed = renew_leases(connection, beat.leases, lease_ms)
@@ -61,28 +63,31 @@ class SqlDeviceStore(DeviceStore):
             wanted = frozenset(prospects_of(connection, beat.idle))
         return BeatReply(renewed, frozenset(beat.leases) - renewed.keys() - valid, wanted)
 
-    @override
     def await_work(self, served: ServedDevice) -> None:
+        """Have the worker of an announced device notified of the next work for the device, where notifications exist.
+
+        Work that was queued at the same time may not be noticed: look for work again a moment later.
+        """
         own = and_(workers.c.slot == served.slot, workers.c.owner == served.owner)
         with write_transaction(self._engine) as connection:
             connection.execute(update(workers).where(own, workers.c.waits.is_(False)).values(waits=True))
 
-    @override
     def withdraw(self, served: ServedDevice) -> None:
+        """Remove a worker's device, unless another worker has taken the slot over."""
         own = and_(workers.c.slot == served.slot, workers.c.owner == served.owner)
         with write_transaction(self._engine) as connection:
             connection.execute(delete(workers).where(own))
 
-    @override
     def holder(self, slot: str) -> SlotHolder | None:
+        """Return the process that announced a slot, alive or not."""
         age = now_ms() - workers.c.heartbeat_at
         statement = select(workers.c.owner, age.label("age_ms")).where(workers.c.slot == slot)
         with read_transaction(self._engine) as connection:
             row = connection.execute(statement).first()
         return None if row is None else SlotHolder(row.owner, max(0, row.age_ms) / 1000)
 
-    @override
     def list(self) -> list[AnnouncedDevice]:
+        """Return the announced devices whose last heartbeat is less than a day old."""
         recent = workers.c.heartbeat_at > now_once() - _RETENTION_MS
         announced = select(workers, now_ms().label("now")).where(recent).order_by(workers.c.slot)
         with read_transaction(self._engine) as connection:
@@ -110,30 +115,33 @@ class SqlDeviceStore(DeviceStore):
         ]
 
 
-class SqlFleetStore(FleetStore):
-    """The work and the reports of dispatchers on SQLite and PostgreSQL; safe to share between threads."""
+class FleetStore:
+    """The work of dispatchers, and their reports."""
 
     def __init__(self, engine: Engine, queue: QueueStore) -> None:
         self._engine = engine
         self._queue = queue
 
-    @override
     def work(self, limit: int, work_ids: Collection[str]) -> list[FleetWork]:
+        """Return at most ``limit`` queued pieces of work in the order of the queue, all that are held, and those named.
+
+        Work with an expired lease comes first. Unknown ids are left out.
+        """
         place = {waiting.id: number for number, waiting in enumerate(self._queue.waiting(limit))}
         wanted = or_(is_held, _work.id.in_({*place, *work_ids}))
         with read_transaction(self._engine) as connection:
             found = [_fleet_work(row) for row in connection.execute(_FLEET_WORK.where(wanted))]
         return sorted(found, key=lambda work: (place.get(work.id, -1), work.id))
 
-    @override
     def report(self, report: FleetReport) -> None:
+        """Store the report of a dispatcher in place of the last one of the same cluster."""
         name = f"{report.engine} {report.address}"
         values = {"name": name, "reported_at": now_ms(), "document": report.model_dump_json()}
         with write_transaction(self._engine) as connection:
             insert_or_replace(connection, fleets, values)
 
-    @override
     def reports(self) -> list[ReportedFleet]:
+        """Return the last report of each cluster that was made within a day."""
         age = now_ms() - fleets.c.reported_at
         statement = select(fleets.c.document, age.label("age_ms")).where(age < _RETENTION_MS).order_by(fleets.c.name)
         with read_transaction(self._engine) as connection:

@@ -26,7 +26,6 @@ from sqlalchemy import (
     update,
 )
 from sqlalchemy.exc import IntegrityError
-from typing_extensions import override
 
 from batchwright.client.documents.states import State, sources_of
 from batchwright.client.documents.workers import ServedDevice
@@ -67,7 +66,6 @@ from batchwright_service.store.database.statements import (
     state_event,
     with_event,
 )
-from batchwright_service.store.interface import LeaseStore
 from batchwright_service.store.models import Claim, Ending, Lease
 from batchwright_service.store.outbox.endings import record_endings
 from batchwright_service.store.scheduling import record_turn
@@ -107,15 +105,20 @@ def _kept(claims: Sequence[Claim | None]) -> Iterator[None]:
             raise
 
 
-class SqlLeaseStore(LeaseStore):
-    """Leases on SQLite and PostgreSQL; safe to share between threads."""
+class LeaseStore:
+    """Leases: workers claim work under a lease, and end the work or hand it back; heartbeats renew leases."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._batches = Batches(self.claim_together)
 
-    @override
     def claim(self, served: ServedDevice, lease_seconds: float) -> Claim | None:
+        """Claim the next piece of work for this device: first abandoned work, of this slot or others, then the queue.
+
+        The order of the queue: the highest priority first; among equals the API key whose work was started least
+        recently, on any device (callers without a key count as one); then the oldest. Work whose lease has expired is
+        taken over, in the state in which it was left. None when no work waits, or when work runs in that slot.
+        """
         return self._batches.run((served, lease_seconds))
 
     def claim_together(self, wanted: Sequence[Wanted]) -> list[Claim | None]:
@@ -162,8 +165,12 @@ class SqlLeaseStore(LeaseStore):
                 return claims, []
         return claims, missed
 
-    @override
     def claim_work(self, work_id: str, served: ServedDevice, lease_seconds: float) -> Claim | None:
+        """Claim one piece of work for this device, whatever else waits; the id of the device need not be the work's.
+
+        None when the work has ended or does not exist, when it has a live lease or needs other hardware, or when work
+        runs in that slot.
+        """
         try:
             with admitted(self._engine, write_transaction, _ASSIGNED_PATIENCE_SECONDS) as connection:
                 lock_claims(connection)
@@ -174,8 +181,13 @@ class SqlLeaseStore(LeaseStore):
         except IntegrityError:  # as above
             return None
 
-    @override
     def finish(self, lease: Lease, ending: Ending) -> None:
+        """End the work: store its ending, and free its slot.
+
+        Raises:
+            StaleLeaseError: when the lease has ended.
+            ConflictError: when the work's state does not allow that ending.
+        """
         recommendation, problem = ending.recommendation, ending.problem
         figures = {} if recommendation is None else mapping.sort_values(mapping.figures_of(recommendation))
         values = {
@@ -204,8 +216,14 @@ class SqlLeaseStore(LeaseStore):
                 connection.execute(insert(recommendations).values(**stored))
             record_endings(connection, [lease.work_id])
 
-    @override
     def hand_back(self, lease: Lease) -> None:
+        """Return work to the queue with its evidence (or to CANCELLED, if it was cancelled meanwhile).
+
+        An owner that could not reach the store in time may do so later; the lease does not count as lost.
+
+        Raises:
+            StaleLeaseError: when the work was taken over, or has ended.
+        """
         is_latest = is_latest_lease(lease)
         with write_transaction(self._engine) as connection:
             for before, after in ((State.RUNNING, State.QUEUED), (State.CANCELLING, State.CANCELLED)):
@@ -220,8 +238,8 @@ class SqlLeaseStore(LeaseStore):
                     return
             raise stale_lease_error(lease)
 
-    @override
     def release_slot(self, slot: str, owner_prefix: str) -> None:
+        """Expire the leases of a slot that are held by owners with this prefix, which are known to be dead."""
         dead = _work.owner.startswith(owner_prefix, autoescape=True)
         held = and_(_work.slot == slot, is_held, dead)
         with write_transaction(self._engine) as connection:

@@ -22,7 +22,6 @@ from batchwright.schemas.recommendation import Recommendation
 from batchwright.schemas.requests import UNNAMED, Named, Objective
 from batchwright.schemas.training import RunProgress, TrainingResult
 from batchwright.schemas.workload import Precision
-from batchwright_service.domain.hardware import need_of_lane
 from batchwright_service.errors import ServiceError
 
 
@@ -164,53 +163,6 @@ class WorkFilter:
 def in_states(states: Iterable[State] | None) -> tuple[State, ...]:
     """Return states as ``WorkFilter`` takes them: each once and sorted, so that equal filters compare equal."""
     return tuple(sorted(set(states or ())))
-
-
-@dataclass(frozen=True)
-class Waiting:
-    """A tuning or job in the queue, and its position in the queue of its device, from 1.
-
-    ``age_seconds`` counts from the time at which it was queued, or handed back to the queue.
-    """
-
-    id: str
-    kind: WorkKind
-    device: str
-    model: str
-    priority: int
-    position: int
-    age_seconds: float
-    effective_batch_size: int
-    hardware: str | None = None
-    """The value of ``NewWork.hardware``."""
-    name: str | None = None
-
-
-@dataclass(frozen=True)
-class QueueDepth:
-    """The work that waits for one device or lane. Ages count from the time at which it was queued, or handed back."""
-
-    device: str
-    waiting: int
-    oldest_age_seconds: float
-    lane: str | None = None
-    """The lane of work that needs hardware; none of work for a device."""
-
-    @property
-    def name(self) -> str:
-        """The device, or the hardware in words."""
-        return self.device if self.lane is None else need_of_lane(self.lane).in_words
-
-
-@dataclass(frozen=True)
-class Pruned:
-    """Counts of deleted work and recommendations."""
-
-    tunings: int
-    jobs: int
-    recommendations: int
-    job_ids: tuple[str, ...]
-    """The deleted jobs, whose folders can be deleted too."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -364,28 +316,6 @@ class Ending:
 
 
 @dataclass(frozen=True)
-class BusyTime:
-    """Time for which work of one kind held a slot within a bucket of ``OccupancyBuckets``."""
-
-    slot: str
-    kind: WorkKind
-    bucket: int
-    """Number of the bucket, from 0."""
-    seconds: float
-
-
-@dataclass(frozen=True)
-class OccupancyBuckets:
-    """Buckets of equal length up to now, the last of which is not over yet."""
-
-    start: datetime
-    """Begin of the first bucket."""
-    end: datetime
-    """Now, as the database has it."""
-    busy: tuple[BusyTime, ...]
-
-
-@dataclass(frozen=True)
 class StalenessFilter:
     """A filter of recommendations by their staleness."""
 
@@ -492,8 +422,6 @@ UNLIMITED = Quota()
 EVERYTHING = WorkFilter()
 IDEMPOTENCY_KEY_TTL_SECONDS = 86_400.0
 """The lifetime of an idempotency key."""
-WRITE_CHECK_TTL_SECONDS = 3.0
-"""The time for which a successful write proves that the database can be written."""
 
 
 @dataclass(frozen=True)
@@ -503,63 +431,3 @@ class StoredKey:
     key: ApiKey
     digest: str
     seconds_left: float | None
-
-
-@dataclass(frozen=True)
-class StoredSession:
-    """An open session and its API key. ``seconds_left`` is the time until it ends, by the database's clock."""
-
-    stored: StoredKey
-    seconds_left: float
-
-
-@dataclass(frozen=True)
-class WorkTotal:
-    """The count and the device time of the work of one kind and state that ran last in one slot."""
-
-    kind: WorkKind
-    state: State
-    slot: str | None
-    count: int
-    device_seconds: float
-
-
-@dataclass(frozen=True)
-class FailureGroup:
-    """Failures with the same cause."""
-
-    kind: WorkKind
-    code: str
-    count: int
-    message: str
-    """The most frequent message among the newest failures."""
-    newest_id: str
-    newest_at: datetime
-
-
-@dataclass(frozen=True)
-class RecordedGain:
-    """The gain of one recommendation over its baseline; None for what is not known."""
-
-    model: str
-    speedup: float | None
-    speed_source: str | None
-    memory_gain: float | None
-    """Share of the limit that the plan uses, less that of the baseline."""
-
-
-@dataclass(frozen=True)
-class Totals:
-    """Counts of work that ended within a period, and of all work that has not ended."""
-
-    work: tuple[WorkTotal, ...]
-    failures: tuple[FailureGroup, ...]
-    """The most frequent cause first."""
-    hits: int
-    """Submitted tunings that a stored recommendation served."""
-    misses: int
-    """Submitted tunings that were queued, since no recommendation was stored."""
-    infeasible: int = 0
-    """Tunings that succeeded with the proof that there is no plan."""
-    gains: tuple[RecordedGain, ...] = ()
-    """Gains of the newest recommendations of the period over their baselines."""

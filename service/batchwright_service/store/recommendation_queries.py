@@ -22,7 +22,6 @@ from sqlalchemy import (
     select,
     union,
 )
-from typing_extensions import override
 
 from batchwright.schemas.recommendation import Recommendation
 from batchwright.schemas.requests import Objective
@@ -32,7 +31,6 @@ from batchwright_service.store.database import mapping
 from batchwright_service.store.database.engine import read_transaction
 from batchwright_service.store.database.list_search import searched_page
 from batchwright_service.store.database.schema import recommendations, work_items
-from batchwright_service.store.interface import RecommendationStore
 from batchwright_service.store.models import NO_SEARCH, RecommendationFilter, RecommendationRow, StalenessFilter
 
 _recommendation = recommendations.c
@@ -72,39 +70,46 @@ def _newest_with(fingerprint: str, column: ColumnElement[str]) -> Select[Any]:
     )
 
 
-class SqlRecommendationStore(RecommendationStore):
-    """Recommendations on SQLite and PostgreSQL; safe to share between threads."""
+class RecommendationStore:
+    """Stored recommendations, read only."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
 
-    @override
     def get(self, recommendation_id: str) -> Recommendation:
+        """Return the stored recommendation.
+
+        Raises:
+            NotFoundError: when there is none.
+        """
         found = self.texts([recommendation_id])
         if not found:
             raise NotFoundError.of("recommendation", recommendation_id)
         return Recommendation.from_stored(found[recommendation_id])
 
-    @override
     def texts(self, recommendation_ids: Sequence[str]) -> dict[str, str]:
+        """Return stored recommendations as JSON, by their ids; unknown ids are left out."""
         with read_transaction(self._engine) as connection:
             found = connection.execute(_TEXTS, {"ids": list(recommendation_ids)})
             return {row.id: row.document for row in found}
 
-    @override
     def tuning_with(self, fingerprint: str) -> str | None:
+        """Return the id of the stored tuning with the newest recommendation of this fingerprint."""
         with read_transaction(self._engine) as connection:
             found: str | None = connection.execute(_newest_with(fingerprint, _recommendation.tuning_id)).scalar()
             return found
 
-    @override
     def with_fingerprint(self, fingerprint: str) -> Recommendation | None:
+        """Return the newest recommendation of this fingerprint whose tuning is stored, or None."""
         with read_transaction(self._engine) as connection:
             found = connection.execute(_newest_with(fingerprint, _recommendation.document)).scalar()
         return next(iter(Recommendation.readable([] if found is None else [found])), None)
 
-    @override
     def for_request(self, request_fingerprint: str, limit: int) -> list[Recommendation]:
+        """Return at most ``limit`` feasible recommendations of tunings with this request fingerprint.
+
+        They come newest first, and only the newest of each fingerprint.
+        """
         latest = (
             select(func.max(_recommendation.id))
             .join(work_items, _work.recommendation_id == _recommendation.id)
@@ -121,8 +126,8 @@ class SqlRecommendationStore(RecommendationStore):
             documents = connection.execute(statement).scalars()
             return Recommendation.readable(documents)
 
-    @override
     def newest(self, wanted: RecommendationFilter, limit: int, before: str | None = None) -> list[RecommendationRow]:
+        """Return at most ``limit`` recommendations, newest first, older than the id ``before``."""
         given = {name: value for name, value in vars(wanted).items() if value is not None and name not in _NO_COLUMNS}
         if wanted.search != NO_SEARCH or wanted.staleness is not None:
             return self._searched(given, wanted, limit, before)
@@ -131,8 +136,12 @@ class SqlRecommendationStore(RecommendationStore):
             found = connection.execute(_listing(tuple(given), before is not None), values)
             return [mapping.recommendation_row(row) for row in found.mappings()]
 
-    @override
     def row(self, recommendation_id: str) -> RecommendationRow:
+        """Return a recommendation as a list has it.
+
+        Raises:
+            NotFoundError: when there is none.
+        """
         statement = _listed().where(_recommendation.id == recommendation_id)
         with read_transaction(self._engine) as connection:
             row = connection.execute(statement).mappings().first()
@@ -140,15 +149,15 @@ class SqlRecommendationStore(RecommendationStore):
             raise NotFoundError.of("recommendation", recommendation_id)
         return mapping.recommendation_row(row)
 
-    @override
     def conditions(self) -> list[str]:
+        """Return the conditions of all recommendations, each once (``Conditions.text``)."""
         with read_transaction(self._engine) as connection:
             return list(connection.execute(_CONDITIONS).scalars())
 
-    @override
     def newest_of_requests(
         self, request_digests: Collection[str], conditions: Collection[str]
     ) -> dict[str, RecommendationRow]:
+        """Return the newest recommendation for each request that was made under one of these conditions, by digest."""
         newest = (
             select(func.max(_recommendation.id))
             .where(_recommendation.request_digest.in_(request_digests), _recommendation.conditions.in_(conditions))

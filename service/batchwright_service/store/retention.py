@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 from sqlalchemy import ColumnElement, Engine, and_, delete, exists, func, insert, not_, or_, select
-from typing_extensions import override
 
 from batchwright.client.documents.audit import AuditAction
 from batchwright.client.documents.states import TERMINAL_STATES, State, WorkKind
@@ -16,8 +16,6 @@ from batchwright_service.store.database.audit_log import record, record_each
 from batchwright_service.store.database.engine import read_transaction, write_transaction
 from batchwright_service.store.database.schema import now_once, recommendations, used_time, work_items
 from batchwright_service.store.database.statements import locking
-from batchwright_service.store.interface import RetentionStore
-from batchwright_service.store.models import Pruned
 from batchwright_service.store.work_queries import work_not_found
 
 _work = work_items.c
@@ -30,22 +28,43 @@ _BATCH_SIZE = 200
 _ended = _work.state.in_(sorted(TERMINAL_STATES))
 
 
-class SqlRetentionStore(RetentionStore):
-    """Deletion on SQLite and PostgreSQL; safe to share between threads."""
+@dataclass(frozen=True)
+class Pruned:
+    """Counts of deleted work and recommendations."""
+
+    tunings: int
+    jobs: int
+    recommendations: int
+    job_ids: tuple[str, ...]
+    """The deleted jobs, whose folders can be deleted too."""
+
+
+class RetentionStore:
+    """Deletion of work that has ended."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
 
-    @override
     def delete(self, work_id: str, actor: Actor = COMMAND_LINE) -> None:
+        """Delete work that has ended, with its probes and events. Its recommendation stays.
+
+        Its device time still counts towards the quota of its key.
+
+        Raises:
+            NotFoundError: when there is none.
+            NotEndedError: when it has not ended.
+        """
         found = self.delete_all([work_id], actor)
         if work_id not in found:
             raise work_not_found(work_id)
         if (state := found[work_id]) is not None:
             raise NotEndedError.of(work_id, state)
 
-    @override
     def delete_all(self, work_ids: Collection[str], actor: Actor = COMMAND_LINE) -> dict[str, State | None]:
+        """Delete each that has ended as ``delete`` does, all in one transaction.
+
+        Returns the states of those that have not ended, and None for those that were deleted; unknown ids are left out.
+        """
         named = _work.id.in_(work_ids)
         ended = and_(named, _ended)
         counts = and_(ended, _work.key_id.is_not(None), _work.device_ms > 0)
@@ -58,16 +77,20 @@ class SqlRetentionStore(RetentionStore):
             left = connection.execute(select(_work.id, _work.state).where(named)).all()
         return {**dict.fromkeys(gone), **{row.id: State(row.state) for row in left}}
 
-    @override
     def prune(self, ended_before_seconds: float, *, recommendations: bool = False) -> Pruned:
+        """Delete work that ended longer ago than ``ended_before_seconds``, in short transactions.
+
+        With ``recommendations``, recommendations of that age that no remaining work references are deleted too, and
+        so are records of device time of that age.
+        """
         deleted = list(_prune_work(self._engine, ended_before_seconds))
         with write_transaction(self._engine) as connection:
             connection.execute(delete(used_time).where(_used.ended_at <= _time(ended_before_seconds)))
         gone = sum(_prune_recommendations(self._engine, ended_before_seconds)) if recommendations else 0
         return _pruned(deleted, gone)
 
-    @override
     def prunable(self, ended_before_seconds: float, *, recommendations: bool = False) -> Pruned:
+        """Return the result that ``prune`` would have now."""
         old = _is_old(ended_before_seconds)
         unreferenced = _unreferenced(ended_before_seconds, not_(old))
         with read_transaction(self._engine) as connection:

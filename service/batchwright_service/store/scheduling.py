@@ -10,6 +10,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import groupby, islice
 from typing import NamedTuple
 
@@ -22,14 +23,14 @@ from sqlalchemy import (
     select,
     update,
 )
-from typing_extensions import override
 
 from batchwright.client.documents.states import WorkKind
-from batchwright_service.domain.hardware import ANY_DEVICE
+from batchwright_service.domain.hardware import ANY_DEVICE, need_of_lane
 from batchwright_service.store.database.engine import insert_or_replace, read_transaction, write_transaction
 from batchwright_service.store.database.schema import health, is_queued, metadata, now_ms, submitters, work_items
-from batchwright_service.store.interface import QueueStore
-from batchwright_service.store.models import WRITE_CHECK_TTL_SECONDS, QueueDepth, Waiting
+
+WRITE_CHECK_TTL_SECONDS = 3.0
+"""The time for which a successful write proves that the database can be written."""
 
 _work = work_items.c
 
@@ -69,8 +70,44 @@ _WAITING = (
 )
 
 
-class SqlQueueStore(QueueStore):
-    """The queue on SQLite and PostgreSQL; safe to share between threads."""
+@dataclass(frozen=True)
+class Waiting:
+    """A tuning or job in the queue, and its position in the queue of its device, from 1.
+
+    ``age_seconds`` counts from the time at which it was queued, or handed back to the queue.
+    """
+
+    id: str
+    kind: WorkKind
+    device: str
+    model: str
+    priority: int
+    position: int
+    age_seconds: float
+    effective_batch_size: int
+    hardware: str | None = None
+    """The value of ``NewWork.hardware``."""
+    name: str | None = None
+
+
+@dataclass(frozen=True)
+class QueueDepth:
+    """The work that waits for one device or lane. Ages count from the time at which it was queued, or handed back."""
+
+    device: str
+    waiting: int
+    oldest_age_seconds: float
+    lane: str | None = None
+    """The lane of work that needs hardware; none of work for a device."""
+
+    @property
+    def name(self) -> str:
+        """The device, or the hardware in words."""
+        return self.device if self.lane is None else need_of_lane(self.lane).in_words
+
+
+class QueueStore:
+    """The waiting work of all devices."""
 
     def __init__(self, engine: Engine, clock: Callable[[], float] = time.monotonic) -> None:
         self._engine = engine
@@ -78,8 +115,11 @@ class SqlQueueStore(QueueStore):
         self._checking = threading.Lock()
         self._proven_until = 0.0
 
-    @override
     def waiting(self, limit: int) -> list[Waiting]:
+        """Return at most ``limit`` waiting pieces of work, by their position in the queue of their device.
+
+        The order of each device assumes that no other device takes work from now on.
+        """
         with read_transaction(self._engine) as connection:
             found = connection.execute(_FIRST_PER_LANE, {"limit": limit})
             queued = [
@@ -106,8 +146,8 @@ class SqlQueueStore(QueueStore):
             ]
         return sorted(entries, key=lambda entry: (entry.position, entry.device, entry.id))
 
-    @override
     def depths(self) -> list[QueueDepth]:
+        """Return the depth of the queue of each device; devices without waiting work are left out."""
         age = now_ms() - func.min(_work.updated_at)
         lane = case((_work.device == ANY_DEVICE, _work.hardware)).label("lane")
         statement = select(_work.device, lane, func.count().label("waiting"), age.label("age_ms")).where(is_queued)
@@ -115,8 +155,8 @@ class SqlQueueStore(QueueStore):
             found = connection.execute(statement.group_by(_work.device, lane).order_by(_work.device, lane))
             return [QueueDepth(row.device, row.waiting, max(0.0, row.age_ms / 1000), row.lane) for row in found]
 
-    @override
     def check(self) -> None:
+        """Check that the database can be written; a success is cached for ``WRITE_CHECK_TTL_SECONDS`` per process."""
         with self._checking:
             if self._clock() < self._proven_until:
                 return

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 
 from sqlalchemy import (
@@ -19,7 +21,6 @@ from sqlalchemy import (
     select,
     union_all,
 )
-from typing_extensions import override
 
 from batchwright.client.documents.problems import Problem
 from batchwright.client.documents.states import State, WorkKind
@@ -36,8 +37,6 @@ from batchwright_service.store.database.schema import (
     recommendations,
     work_items,
 )
-from batchwright_service.store.interface import StatisticsStore
-from batchwright_service.store.models import BusyTime, FailureGroup, OccupancyBuckets, RecordedGain, Totals, WorkTotal
 
 _work = work_items.c
 _hits = recommendation_hits.c
@@ -53,14 +52,89 @@ _MAX_GAINS = 2000
 _MS_PER_HOUR = 3_600_000
 
 
-class SqlStatisticsStore(StatisticsStore):
-    """Counts on SQLite and PostgreSQL; safe to share between threads."""
+@dataclass(frozen=True)
+class BusyTime:
+    """Time for which work of one kind held a slot within a bucket of ``OccupancyBuckets``."""
+
+    slot: str
+    kind: WorkKind
+    bucket: int
+    """Number of the bucket, from 0."""
+    seconds: float
+
+
+@dataclass(frozen=True)
+class OccupancyBuckets:
+    """Buckets of equal length up to now, the last of which is not over yet."""
+
+    start: datetime
+    """Begin of the first bucket."""
+    end: datetime
+    """Now, as the database has it."""
+    busy: tuple[BusyTime, ...]
+
+
+@dataclass(frozen=True)
+class WorkTotal:
+    """The count and the device time of the work of one kind and state that ran last in one slot."""
+
+    kind: WorkKind
+    state: State
+    slot: str | None
+    count: int
+    device_seconds: float
+
+
+@dataclass(frozen=True)
+class FailureGroup:
+    """Failures with the same cause."""
+
+    kind: WorkKind
+    code: str
+    count: int
+    message: str
+    """The most frequent message among the newest failures."""
+    newest_id: str
+    newest_at: datetime
+
+
+@dataclass(frozen=True)
+class RecordedGain:
+    """The gain of one recommendation over its baseline; None for what is not known."""
+
+    model: str
+    speedup: float | None
+    speed_source: str | None
+    memory_gain: float | None
+    """Share of the limit that the plan uses, less that of the baseline."""
+
+
+@dataclass(frozen=True)
+class Totals:
+    """Counts of work that ended within a period, and of all work that has not ended."""
+
+    work: tuple[WorkTotal, ...]
+    failures: tuple[FailureGroup, ...]
+    """The most frequent cause first."""
+    hits: int
+    """Submitted tunings that a stored recommendation served."""
+    misses: int
+    """Submitted tunings that were queued, since no recommendation was stored."""
+    gains: tuple[RecordedGain, ...] = ()
+    """Gains of the newest recommendations of the period over their baselines."""
+
+
+class StatisticsStore:
+    """Statistics of work, failures and cache hits."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
 
-    @override
     def totals(self, seconds: float | None) -> Totals:
+        """Count the work that ended within ``seconds`` (None: ever), to the millisecond, and all that has not ended.
+
+        Hits and misses are stored by the hour: those of the hour in which the period began count too.
+        """
         with read_transaction(self._engine) as connection:
             since = 0 if seconds is None else _now(connection) - int(seconds * 1000)
             groups = connection.execute(_failed_since(since)).mappings().all()
@@ -77,8 +151,12 @@ class SqlStatisticsStore(StatisticsStore):
                 gains=tuple(RecordedGain(*row) for row in connection.execute(newest)),
             )
 
-    @override
     def occupancy(self, buckets: int, bucket_seconds: int) -> OccupancyBuckets:
+        """Sum the time for which recorded work held each slot, in ``buckets`` that begin at multiples of their length.
+
+        Work that has ended counts for its last slot, for the device time of all its claims before its end; work that
+        is held counts since its claim, in each of its slots. Slots and buckets without work are left out.
+        """
         length = bucket_seconds * 1000
         with read_transaction(self._engine) as connection:
             now = _now(connection)
@@ -87,8 +165,8 @@ class SqlStatisticsStore(StatisticsStore):
         busy = tuple(BusyTime(slot, WorkKind(kind), bucket, float(ms) / 1000) for slot, kind, bucket, ms in rows)
         return OccupancyBuckets(moment(start), moment(now), busy)
 
-    @override
     def count_hits(self, hits: int, misses: int) -> None:
+        """Add to the counts of tunings that a stored recommendation served (hits), and of queued ones (misses)."""
         more = {"hits": _hits.hits + hits, "misses": _hits.misses + misses}
         with write_transaction(self._engine) as connection:
             hour = _now(connection) // _MS_PER_HOUR

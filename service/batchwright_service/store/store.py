@@ -1,49 +1,49 @@
-"""The store: every interface over one database."""
+"""The store: the classes of all subjects over one database."""
 
 from __future__ import annotations
 
 from sqlalchemy import Engine
 
-from batchwright_service.store.api_keys import SqlKeyStore
-from batchwright_service.store.database.audit_log import SqlAuditStore
+from batchwright_service.store.api_keys import KeyStore
+from batchwright_service.store.database.audit_log import AuditStore
 from batchwright_service.store.database.engine import CONNECTIONS, open_engine
 from batchwright_service.store.database.migrate import upgrade
 from batchwright_service.store.database.notifications import Listener, Receiver
-from batchwright_service.store.devices import SqlDeviceStore, SqlFleetStore
-from batchwright_service.store.evidence import SqlEvidenceStore, SqlResidualStore
-from batchwright_service.store.leases import SqlLeaseStore
-from batchwright_service.store.outbox.deliveries import SqlDeliveryStore
-from batchwright_service.store.outbox.registrations import SqlWebhookStore
-from batchwright_service.store.recommendation_queries import SqlRecommendationStore
-from batchwright_service.store.retention import SqlRetentionStore
-from batchwright_service.store.scheduling import SqlQueueStore
-from batchwright_service.store.sessions import SqlSessionStore
-from batchwright_service.store.statistics import SqlStatisticsStore
-from batchwright_service.store.submissions import SqlSubmissionStore
-from batchwright_service.store.work_queries import SqlWorkStore
+from batchwright_service.store.devices import DeviceStore, FleetStore
+from batchwright_service.store.evidence import EvidenceStore, ResidualStore
+from batchwright_service.store.leases import LeaseStore
+from batchwright_service.store.outbox.deliveries import DeliveryStore
+from batchwright_service.store.outbox.registrations import WebhookStore
+from batchwright_service.store.recommendation_queries import RecommendationStore
+from batchwright_service.store.retention import RetentionStore
+from batchwright_service.store.scheduling import QueueStore
+from batchwright_service.store.sessions import SessionStore
+from batchwright_service.store.statistics import StatisticsStore
+from batchwright_service.store.submissions import SubmissionStore
+from batchwright_service.store.work_queries import WorkStore
 
 
 class Store:
-    """The interfaces over one engine. Each call is a short transaction. Safe to share between threads."""
+    """The classes of all subjects over one engine. Each call is a short transaction. Safe to share between threads."""
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
-        self.submissions = SqlSubmissionStore(engine)
-        self.leases = SqlLeaseStore(engine)
-        self.evidence = SqlEvidenceStore(engine)
-        self.queue = SqlQueueStore(engine)
-        self.work = SqlWorkStore(engine)
-        self.recommendations = SqlRecommendationStore(engine)
-        self.residuals = SqlResidualStore(engine)
-        self.statistics = SqlStatisticsStore(engine)
-        self.retention = SqlRetentionStore(engine)
-        self.devices = SqlDeviceStore(engine)
-        self.fleet = SqlFleetStore(engine, self.queue)
-        self.keys = SqlKeyStore(engine)
-        self.sessions = SqlSessionStore(engine)
-        self.audit = SqlAuditStore(engine)
-        self.webhooks = SqlWebhookStore(engine)
-        self.deliveries = SqlDeliveryStore(engine)
+        self.submissions = SubmissionStore(engine)
+        self.leases = LeaseStore(engine)
+        self.evidence = EvidenceStore(engine)
+        self.queue = QueueStore(engine)
+        self.work = WorkStore(engine)
+        self.recommendations = RecommendationStore(engine)
+        self.residuals = ResidualStore(engine)
+        self.statistics = StatisticsStore(engine)
+        self.retention = RetentionStore(engine)
+        self.devices = DeviceStore(engine)
+        self.fleet = FleetStore(engine, self.queue)
+        self.keys = KeyStore(engine)
+        self.sessions = SessionStore(engine)
+        self.audit = AuditStore(engine)
+        self.webhooks = WebhookStore(engine)
+        self.deliveries = DeliveryStore(engine)
 
     def new_listener(self, owner: str, receiver: Receiver) -> Listener | None:
         """Return a listener that is not started, or None where the database sends no notifications."""

@@ -8,7 +8,6 @@ from typing import Any
 
 from sqlalchemy import Connection, Engine, and_, delete, insert, select, tuple_, update
 from sqlalchemy.exc import IntegrityError
-from typing_extensions import override
 
 from batchwright.client.documents.audit import AuditAction
 from batchwright.client.documents.states import RESUMABLE_STATES, State, WorkKind
@@ -29,7 +28,6 @@ from batchwright_service.store.database.schema import (
     work_items,
 )
 from batchwright_service.store.database.statements import add_events, change, change_each, locking, state_event
-from batchwright_service.store.interface import SubmissionStore
 from batchwright_service.store.models import (
     IDEMPOTENCY_KEY_TTL_SECONDS,
     UNLIMITED,
@@ -51,22 +49,37 @@ _DELETED_PER_INSERT = 100
 """Expired keys that are deleted with each insert, so that they do not accumulate."""
 
 
-class SqlSubmissionStore(SubmissionStore):
-    """Submissions on SQLite and PostgreSQL; safe to share between threads."""
+class SubmissionStore:
+    """Submissions: work is queued once, cancelled and resumed."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
 
-    @override
     def add(self, work: NewWork, quota: Quota = UNLIMITED, pending: PendingResponse | None = None) -> WorkItem:
+        """Queue a piece of work within the quota of its key; with ``pending``, store the response with the work.
+
+        A stored response under the idempotency key is found even when the quota is used.
+
+        Raises:
+            ConflictError: when its id is taken.
+            QuotaExceededError: when its key has used its quota; work without a key has no quota.
+            DuplicateRequestError: when the idempotency key has a response already; nothing is added.
+        """
         with _taken_id_refused(work.id), write_transaction(self._engine) as connection:
             values = {"state": State.QUEUED, **_sorted_as_recommended(connection, work)}
             return _insert(connection, work, values, quota, pending)
 
-    @override
     def add_succeeded(
         self, work: NewWork, recommendation: Recommendation, pending: PendingResponse | None = None
     ) -> WorkItem:
+        """Store a tuning that needs no run, since its recommendation is known, in the state SUCCEEDED.
+
+        The tuning uses no device, so that no quota limits it.
+
+        Raises:
+            ConflictError: when its id or the recommendation's is taken.
+            DuplicateRequestError: as ``add``.
+        """
         ended = {"state": State.SUCCEEDED, "started_at": now_ms(), "ended_at": now_ms()}
         stored = recommendation_values(recommendation, work.id, work.model, work.key_id)
         values = ended | {"recommendation_id": recommendation.id} | sort_values(stored)
@@ -74,31 +87,48 @@ class SqlSubmissionStore(SubmissionStore):
             connection.execute(insert(recommendations).values(**stored))  # first: the response has its figures
             return _insert(connection, work, values, UNLIMITED, pending)
 
-    @override
     def store_response(self, idempotency: Idempotency, response: StoredResponse) -> None:
+        """Store the response to a request that created nothing (a stored tuning served it).
+
+        Raises:
+            DuplicateRequestError: as ``add``.
+        """
         with write_transaction(self._engine) as connection:
             _store_response(connection, idempotency, response)
 
-    @override
     def find_response(self, owner: str, key: str) -> StoredResponse | None:
+        """Return the response under an idempotency key.
+
+        None when the key is new, or older than ``IDEMPOTENCY_KEY_TTL_SECONDS``.
+        """
         with read_transaction(self._engine) as connection:
             return _find_response(connection, owner, key)
 
-    @override
     def cancel(self, work_id: str, actor: Actor = COMMAND_LINE) -> WorkItem:
+        """Change QUEUED to CANCELLED, and RUNNING to CANCELLING; other states stay. Idempotent.
+
+        Raises:
+            NotFoundError: when there is none.
+        """
         with write_transaction(self._engine) as connection:
             _cancel(connection, [work_id], actor)
             return read_item(connection, work_id)
 
-    @override
     def cancel_all(self, work_ids: Collection[str], actor: Actor = COMMAND_LINE) -> dict[str, State]:
+        """Cancel each as ``cancel`` does, all in one transaction, and return their states; unknown ids are left out."""
         found = select(_work.id, _work.state).where(_work.id.in_(work_ids))
         with write_transaction(self._engine) as connection:
             _cancel(connection, work_ids, actor)
             return {row.id: State(row.state) for row in connection.execute(found)}
 
-    @override
     def resume(self, work_id: str, quota: Quota = UNLIMITED, actor: Actor = COMMAND_LINE) -> WorkItem:
+        """Queue a FAILED or CANCELLED job again; its recorded evidence is kept, and its ending is cleared.
+
+        Raises:
+            NotFoundError: when there is none.
+            NotResumableError: when it is in another state, or is no job.
+            QuotaExceededError: when its key has used its quota.
+        """
         resumable = and_(_work.id == work_id, _work.kind == WorkKind.JOB, _work.state.in_(sorted(RESUMABLE_STATES)))
         cleared = dict.fromkeys(("ended_at", "problem", "problem_code", "result"))
         values = {"state": State.QUEUED, "lost_leases": 0, **cleared}

@@ -8,7 +8,6 @@ from functools import cache, partial
 from typing import Any
 
 from sqlalchemy import Connection, Engine, Row, Select, String, bindparam, cast, func, select, union_all
-from typing_extensions import override
 
 from batchwright.client.documents.states import State, WorkKind
 from batchwright_service.errors import NotFoundError
@@ -17,7 +16,6 @@ from batchwright_service.store.database import mapping
 from batchwright_service.store.database.engine import read_transaction
 from batchwright_service.store.database.list_search import searched_page
 from batchwright_service.store.database.schema import work_items
-from batchwright_service.store.interface import WorkStore
 from batchwright_service.store.models import EVERYTHING, NO_SEARCH, WorkFilter, WorkHead, WorkItem, WorkRow
 
 _work = work_items.c
@@ -26,29 +24,33 @@ _SEPARATOR = ","
 _ITEM = select(work_items, *mapping.RELATED).select_from(mapping.RELATED_WORK).where(_work.id == bindparam("id"))
 
 
-class SqlWorkStore(WorkStore):
-    """Tunings and jobs on SQLite and PostgreSQL; safe to share between threads."""
+class WorkStore:
+    """Tunings and jobs, read only."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._listed = RowCache[WorkRow]()
 
-    @override
     def get(self, work_id: str) -> WorkItem:
+        """Return the work with this id.
+
+        Raises:
+            NotFoundError: when there is none.
+        """
         with read_transaction(self._engine) as connection:
             return read_item(connection, work_id)
 
-    @override
     def heads(self, work_ids: Collection[str]) -> dict[str, WorkHead]:
+        """Return the heads of work by their ids; unknown ids are left out."""
         columns = (_work.id, _work.kind, _work.state, _work.key_id)
         with read_transaction(self._engine) as connection:
             found = connection.execute(select(*columns).where(_work.id.in_(work_ids)))
             return {row.id: WorkHead(row.id, WorkKind(row.kind), State(row.state), row.key_id) for row in found}
 
-    @override
     def newest(
         self, kind: WorkKind, limit: int, before: str | None = None, wanted: WorkFilter = EVERYTHING
     ) -> list[WorkRow]:
+        """Return at most ``limit`` rows of one kind, newest first, older than the id ``before``."""
         if wanted.search != NO_SEARCH:
             return self._searched(kind, limit, before, wanted)
         listing = Listing(kind, limit, before, wanted)

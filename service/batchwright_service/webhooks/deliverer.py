@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from batchwright_service.errors import StoreUnavailableError
-from batchwright_service.store.outbox.interface import DeliveryStore, DueDelivery, LeasedDelivery
+from batchwright_service.store.outbox.deliveries import DeliveryStore, DueDelivery, LeasedDelivery
 from batchwright_service.webhooks.sending import Attempt
 from batchwright_service.webhooks.turns import THREADS, Turns
 

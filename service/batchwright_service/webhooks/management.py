@@ -17,7 +17,8 @@ from batchwright.client.documents.webhooks import (
 from batchwright_service.domain.callers import Caller
 from batchwright_service.domain.identifiers import IdentifierSource
 from batchwright_service.errors import InvalidCursorError
-from batchwright_service.store.outbox.interface import DeliveryStore, WebhookStore
+from batchwright_service.store.outbox.deliveries import DeliveryStore
+from batchwright_service.store.outbox.registrations import WebhookStore
 from batchwright_service.webhooks.receivers import AllowedReceivers
 from batchwright_service.webhooks.signatures import new_secret
 

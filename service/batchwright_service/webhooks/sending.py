@@ -11,7 +11,7 @@ from importlib import metadata
 import httpcore
 
 from batchwright_service.errors import InvalidInputError
-from batchwright_service.store.outbox.interface import LeasedDelivery
+from batchwright_service.store.outbox.deliveries import LeasedDelivery
 from batchwright_service.webhooks.network import AddressRefusedError, CheckedBackend
 from batchwright_service.webhooks.receivers import AllowedReceivers
 from batchwright_service.webhooks.signatures import signed_headers

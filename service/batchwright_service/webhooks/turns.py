@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 
 from cachetools import LRUCache
 
-from batchwright_service.store.outbox.interface import MOST_TOGETHER, DueDelivery, LeasedDelivery
+from batchwright_service.store.outbox.deliveries import MOST_TOGETHER, DueDelivery, LeasedDelivery
 
 THREADS = 32
 _PROMPT_SECONDS = 2.0

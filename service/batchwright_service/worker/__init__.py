@@ -18,6 +18,6 @@ Where a new thing goes: a target where work can run (a cluster, say), an executo
 ``batchwright.planning.session`` first.
 
 The package may import ``batchwright_service.application``, ``batchwright_service.observability``,
-``batchwright_service.store`` (its interfaces and values; only ``coordinator`` and ``device_worker`` take the whole
-``Store``, to hand on its parts) and the layers below; neither ``batchwright_service.api`` nor torch.
+``batchwright_service.store`` (only ``coordinator`` and ``device_worker`` take the whole ``Store``, to hand on its
+parts) and the layers below; neither ``batchwright_service.api`` nor torch.
 """

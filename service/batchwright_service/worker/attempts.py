@@ -13,8 +13,9 @@ from batchwright_service.observability.instruments import Instruments
 from batchwright_service.observability.logging import log_context
 from batchwright_service.observability.tracing import Attribute, SpanKind
 from batchwright_service.problem_mapping import stored_problem
-from batchwright_service.store.interface import LeaseStore, WorkStore
+from batchwright_service.store.leases import LeaseStore
 from batchwright_service.store.models import Claim, Ending, Lease
+from batchwright_service.store.work_queries import WorkStore
 from batchwright_service.worker.lease import LeaseHolder, StopReason
 from batchwright_service.worker.runner import DeviceContext, StoppedError, WorkRunner
 

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 from batchwright.client.documents.workers import ServedDevice
-from batchwright_service.store.interface import LeaseStore
+from batchwright_service.store.leases import LeaseStore
 from batchwright_service.store.models import Claim
 from batchwright_service.worker.lease import LeaseHolder, LeaseTerms, StopReason
 from batchwright_service.worker.settings import Assignment

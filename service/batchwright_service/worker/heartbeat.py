@@ -12,7 +12,7 @@ from typing import Protocol
 from batchwright.client.documents.workers import ServedDevice
 from batchwright_service.errors import StoreUnavailableError
 from batchwright_service.observability.logging import rate_limited_logger
-from batchwright_service.store.interface import DeviceStore
+from batchwright_service.store.devices import DeviceStore
 from batchwright_service.store.models import Beat, BeatReply
 from batchwright_service.worker.lease import LeaseHolder
 from batchwright_service.worker.settings import WorkerSettings

@@ -44,8 +44,9 @@ from batchwright_service.errors import ServiceError
 from batchwright_service.observability.instruments import Instruments
 from batchwright_service.observability.metrics import NOT_FINITE_CODE, OUT_OF_MEMORY_CODE
 from batchwright_service.problem_mapping import stored_problem
-from batchwright_service.store.interface import EvidenceStore, RecommendationStore, ResidualStore
+from batchwright_service.store.evidence import EvidenceStore, ResidualStore
 from batchwright_service.store.models import Binding, Claim, Ending, WorkItem
+from batchwright_service.store.recommendation_queries import RecommendationStore
 from batchwright_service.worker.executors.base import Executor, TrainingRun
 from batchwright_service.worker.host_health import Health
 from batchwright_service.worker.lease import LeaseHolder

@@ -7,7 +7,8 @@ import time
 
 from batchwright.client.documents.workers import ServedDevice
 from batchwright_service.errors import DeviceTakenError, ServiceError
-from batchwright_service.store.interface import DeviceStore, LeaseStore
+from batchwright_service.store.devices import DeviceStore
+from batchwright_service.store.leases import LeaseStore
 from batchwright_service.store.models import SlotHolder
 from batchwright_service.worker.device_lock import DeviceLock
 from batchwright_service.worker.settings import WorkerSettings

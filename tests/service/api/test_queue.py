@@ -17,7 +17,8 @@ from batchwright_service.application.rules.wait_time import Running as AtWork
 from batchwright_service.application.rules.wait_time import expected_waits
 from batchwright_service.domain.hardware import ANY_DEVICE, HardwareNeed
 from batchwright_service.domain.key_texts import make_key
-from batchwright_service.store.models import AnnouncedDevice, Waiting, WorkRow
+from batchwright_service.store.models import AnnouncedDevice, WorkRow
+from batchwright_service.store.scheduling import Waiting
 from tests.support.factories import recommendation
 from tests.support.service.asking import PATIENCE_SECONDS, body, ended, problem_in
 from tests.support.service.running import Running, StartService

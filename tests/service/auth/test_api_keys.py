@@ -35,7 +35,7 @@ from batchwright_service.errors import ConfigurationError, NotAuthenticatedError
 from batchwright_service.fast_path import trusted_callers
 from batchwright_service.fast_path.trusted_callers import TRUST_SECONDS
 from batchwright_service.settings import Settings
-from batchwright_service.store.interface import KeyStore
+from batchwright_service.store.api_keys import KeyStore
 from batchwright_service.store.store import Store
 from tests.support.factories import tuning_request
 from tests.support.paths import OPENAPI

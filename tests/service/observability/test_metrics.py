@@ -25,7 +25,7 @@ from batchwright_service.domain.identifiers import IdentifierSource
 from batchwright_service.domain.key_texts import make_key
 from batchwright_service.errors import ConfigurationError, EstimatesBusyError, NotReadyError, StoreUnavailableError
 from batchwright_service.observability.metrics import NOT_FINITE_CODE, OUT_OF_MEMORY_CODE, Metrics
-from batchwright_service.store.models import QueueDepth
+from batchwright_service.store.scheduling import QueueDepth
 from batchwright_service.store.store import Store
 from batchwright_service.worker.executors.base import GraceSeconds, OnProgress, TrainingRun
 from tests.support.factories import recommendation, tuning_request

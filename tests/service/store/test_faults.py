@@ -18,7 +18,6 @@ from batchwright_service.domain.key_texts import make_key
 from batchwright_service.errors import ConfigurationError, StaleLeaseError, StoreUnavailableError
 from batchwright_service.store.database.engine import open_engine, read_transaction, write_transaction
 from batchwright_service.store.models import (
-    WRITE_CHECK_TTL_SECONDS,
     AuditFilter,
     Beat,
     Claim,
@@ -28,8 +27,8 @@ from batchwright_service.store.models import (
     RecommendationFilter,
     StoredResponse,
 )
-from batchwright_service.store.outbox.interface import LeasedDelivery
-from batchwright_service.store.scheduling import SqlQueueStore
+from batchwright_service.store.outbox.deliveries import LeasedDelivery
+from batchwright_service.store.scheduling import WRITE_CHECK_TTL_SECONDS, QueueStore
 from batchwright_service.store.store import Store, open_store
 from tests.support.factories import probe_result, recommendation, residual
 from tests.support.service.postgres import Databases
@@ -275,7 +274,7 @@ def test_the_check_writes_once_in_a_while(database_url: str) -> None:
     now = [100.0]
     engine = open_engine(database_url)
     open_store(database_url).close()
-    queue = SqlQueueStore(engine, clock=lambda: now[0])
+    queue = QueueStore(engine, clock=lambda: now[0])
 
     def checked_at() -> Any:
         with read_transaction(engine) as connection:

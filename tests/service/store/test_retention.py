@@ -14,7 +14,8 @@ from batchwright_service.domain.key_texts import make_key
 from batchwright_service.errors import NotEndedError, NotFoundError, QuotaExceededError
 from batchwright_service.store.database.engine import read_transaction, write_transaction
 from batchwright_service.store.database.schema import events, idempotency_keys, probes, used_time, work_items
-from batchwright_service.store.models import Ending, Pruned, Quota
+from batchwright_service.store.models import Ending, Quota
+from batchwright_service.store.retention import Pruned
 from batchwright_service.store.store import Store
 from tests.support.factories import probe_result, recommendation
 from tests.support.service.scripted import new_work

@@ -10,7 +10,8 @@ from batchwright.client.documents.states import State, WorkKind
 from batchwright_service.store import statistics
 from batchwright_service.store.database.engine import read_transaction, write_transaction
 from batchwright_service.store.database.schema import held_slots, now_ms, recommendation_hits
-from batchwright_service.store.models import Ending, WorkTotal
+from batchwright_service.store.models import Ending
+from batchwright_service.store.statistics import WorkTotal
 from batchwright_service.store.store import Store
 from tests.support.factories import recommendation
 from tests.support.service.scripted import SERVED, new_work

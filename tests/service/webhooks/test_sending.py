@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 from standardwebhooks.webhooks import Webhook, WebhookVerificationError
 
-from batchwright_service.store.outbox.interface import LeasedDelivery
+from batchwright_service.store.outbox.deliveries import LeasedDelivery
 from batchwright_service.webhooks.receivers import AllowedReceivers
 from batchwright_service.webhooks.sending import Attempt, Sender
 from batchwright_service.webhooks.signatures import new_secret

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from batchwright_service.store.outbox.interface import DueDelivery, LeasedDelivery
+from batchwright_service.store.outbox.deliveries import DueDelivery, LeasedDelivery
 from batchwright_service.webhooks.turns import THREADS, Turns, host_of
 
 

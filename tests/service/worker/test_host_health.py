@@ -23,7 +23,7 @@ from batchwright.schemas.training import RunOutcome, RunProgress, SystemTrouble,
 from batchwright.system.host_failures import Cause, HostFailure
 from batchwright_service.domain.identifiers import IdentifierSource
 from batchwright_service.observability.instruments import Instruments
-from batchwright_service.store.models import WRITE_CHECK_TTL_SECONDS
+from batchwright_service.store.scheduling import WRITE_CHECK_TTL_SECONDS
 from batchwright_service.store.store import Store
 from batchwright_service.worker.coordinator import Coordinator
 from batchwright_service.worker.executors.base import Executor, GraceSeconds, OnProgress, TrainingRun

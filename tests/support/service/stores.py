@@ -15,7 +15,7 @@ from batchwright_service.domain.identifiers import IdentifierSource
 from batchwright_service.store.database.engine import insert_or_skip, open_engine, write_transaction
 from batchwright_service.store.database.schema import submitters, work_items
 from batchwright_service.store.models import Beat, BeatReply, Claim, Ending, Lease, NewWork
-from batchwright_service.store.outbox.interface import DueDelivery
+from batchwright_service.store.outbox.deliveries import DueDelivery
 from batchwright_service.store.store import Store
 from tests.support.factories import recommendation
 from tests.support.service.scripted import SERVED, new_work

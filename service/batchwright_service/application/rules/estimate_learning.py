@@ -9,7 +9,7 @@ from batchwright.planning.learning.residual import residual_of
 from batchwright.planning.session import Tuning
 from batchwright.schemas.recommendation import Recommendation
 from batchwright.schemas.results import ExpectedPeaks
-from batchwright_service.store.interface import ResidualStore
+from batchwright_service.store.evidence import ResidualStore
 
 _MAX_RESIDUALS = 32
 """Newest residuals of the family, and as many of other families, that a correction takes into account."""

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from http import HTTPStatus
 
 from batchwright_service.errors import IdempotencyKeyInFlightError, IdempotencyKeyReusedError
-from batchwright_service.store.interface import SubmissionStore
 from batchwright_service.store.models import (
     DuplicateRequestError,
     Idempotency,
@@ -17,6 +16,7 @@ from batchwright_service.store.models import (
     StoredResponse,
     WorkItem,
 )
+from batchwright_service.store.submissions import SubmissionStore
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,8 @@ from batchwright.schemas.recommendation import Recommendation
 from batchwright.schemas.requests import HardwareRequest
 from batchwright_service.domain.conditions import Conditions, judge
 from batchwright_service.errors import NotConfirmableError
-from batchwright_service.store.interface import RecommendationStore
 from batchwright_service.store.models import AnnouncedDevice, RecommendationFilter, RecommendationRow, StalenessFilter
+from batchwright_service.store.recommendation_queries import RecommendationStore
 
 _CACHE_SECONDS = 1.0
 """Lifetime of the workers' reports: lists are read often, and devices change rarely."""

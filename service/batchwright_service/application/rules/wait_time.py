@@ -9,7 +9,8 @@ from datetime import UTC, datetime
 from statistics import median
 
 from batchwright.client.documents.states import WorkKind
-from batchwright_service.store.models import Waiting, WorkRow
+from batchwright_service.store.models import WorkRow
+from batchwright_service.store.scheduling import Waiting
 
 RECENT = 20
 """Number of the newest ended pieces of work of each kind whose durations count."""

@@ -10,8 +10,8 @@ from batchwright.planning.session import Tuning
 from batchwright.planning.warm_start import PossibleWarmStart
 from batchwright.schemas.recommendation import Recommendation
 from batchwright_service.errors import NotFoundError
-from batchwright_service.store.interface import RecommendationStore
 from batchwright_service.store.models import WorkItem
+from batchwright_service.store.recommendation_queries import RecommendationStore
 
 _log = logging.getLogger(__name__)
 

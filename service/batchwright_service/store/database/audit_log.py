@@ -6,14 +6,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from sqlalchemy import Connection, Engine, delete, insert, select
-from typing_extensions import override
 
 from batchwright.client.documents.audit import AuditAction, AuditEntry
 from batchwright_service.domain.callers import Actor
 from batchwright_service.store.database.engine import read_transaction, write_transaction
 from batchwright_service.store.database.mapping import moment
 from batchwright_service.store.database.schema import api_keys, audit_log, now_ms, now_once
-from batchwright_service.store.interface import AuditStore
 from batchwright_service.store.models import AuditFilter
 
 _entry = audit_log.c
@@ -48,14 +46,14 @@ def _values(action: AuditAction, actor: Actor, object_id: str | None, detail: st
     }
 
 
-class SqlAuditStore(AuditStore):
-    """The audit log on SQLite and PostgreSQL; safe to share between threads."""
+class AuditStore:
+    """The audit log, to which the other stores add in the transactions of their acts."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
 
-    @override
     def newest(self, wanted: AuditFilter, limit: int, before: int | None = None) -> Sequence[AuditEntry]:
+        """Return at most ``limit`` matching entries, newest first, of those with an id below ``before``."""
         statement = select(audit_log).order_by(_entry.id.desc()).limit(limit)
         for name in ("action", "key_id", "object_id"):
             if (value := getattr(wanted, name)) is not None:
@@ -70,8 +68,8 @@ class SqlAuditStore(AuditStore):
             rows = connection.execute(statement).mappings().all()
         return [AuditEntry(**{**row, "action": AuditAction(row["action"]), "at": moment(row["at"])}) for row in rows]
 
-    @override
     def prune(self, older_than_seconds: float) -> int:
+        """Delete older entries, in short transactions, and return their number."""
         expired = select(_entry.id).where(_entry.at <= now_once() - int(older_than_seconds * 1000))
         batch = _entry.id.in_(expired.order_by(_entry.at).limit(_BATCH_SIZE).with_for_update(skip_locked=True))
         deleted = 0

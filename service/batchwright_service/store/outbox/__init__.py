@@ -6,8 +6,8 @@
 - ``deliveries`` leases messages to one deliverer at a time, records the result of each attempt, and lists them.
 - ``registrations`` stores webhooks with their secrets.
 
-``interface`` has the contract of the last two. A deliverer that is killed loses its lease, and the message is due
-again: a message is delivered at least once. Time is the database's.
+A deliverer that is killed loses its lease, and the message is due again: a message is delivered at least once. Time is
+the database's.
 
 Where a new thing goes: an event, ``batchwright.client.documents.webhooks`` and ``endings``; a field of a message, the
 same two.

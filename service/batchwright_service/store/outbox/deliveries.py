@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from sqlalchemy import Connection, Engine, Row, and_, case, delete, func, insert, or_, select, update
-from typing_extensions import override
 
 from batchwright.client.documents.webhooks import LONGEST_ERROR, Delivery, DeliveryState, WebhookEvent, WebhookMessage
 from batchwright_service.errors import NotFoundError
@@ -20,29 +20,68 @@ from batchwright_service.store.database.schema import (
     webhook_deliveries,
     webhooks,
 )
-from batchwright_service.store.outbox.interface import (
-    MOST_TOGETHER,
-    Backlog,
-    Choose,
-    DeliveryStore,
-    DueDelivery,
-    LeasedDelivery,
-)
 
 _row = webhook_deliveries.c
 _BATCH_SIZE = 500
 """Messages that one transaction deletes, so that other writers wait for milliseconds."""
 _LISTED = [column for column in webhook_deliveries.columns if column.name != "body"]
+MOST_TOGETHER = 2
+"""Messages to one webhook that are sent at once, so that a slow receiver delays no other."""
 
 
-class SqlDeliveryStore(DeliveryStore):
-    """The outbox on SQLite and PostgreSQL; safe to share between threads."""
+@dataclass(frozen=True)
+class DueDelivery:
+    """A message that is due and that nobody has leased."""
+
+    id: str
+    webhook_id: str
+    url: str
+
+
+Choose = Callable[[Sequence[DueDelivery]], Sequence[str]]
+"""Returns the ids of the messages to lease now."""
+
+
+@dataclass(frozen=True)
+class LeasedDelivery:
+    """A message whose next attempt is the caller's, until the lease ends."""
+
+    id: str
+    webhook_id: str
+    url: str
+    secrets: tuple[str, ...]
+    """The valid secrets, the newest first."""
+    body: str
+    attempt: int
+    """Number of this attempt, from 1; the fencing token of the lease."""
+    now: float
+    """Time of the lease by the database's clock, in seconds since 1970."""
+    age_seconds: float
+    """Time since the event."""
+
+
+@dataclass(frozen=True)
+class Backlog:
+    """The messages that are not delivered."""
+
+    pending: int
+    dead: int
+    oldest_due_seconds: float
+    """Time for which the oldest due message waits; 0 when none is due."""
+
+
+class DeliveryStore:
+    """The outbox of messages."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
 
-    @override
     def add_test(self, webhook_id: str, message_id: str) -> Delivery:
+        """Add a test message, which reports no event.
+
+        Raises:
+            NotFoundError: when there is no such webhook.
+        """
         with write_transaction(self._engine) as connection:
             _check_webhook(connection, webhook_id)
             at = connection.execute(select(now_ms())).scalar_one()
@@ -59,8 +98,11 @@ class SqlDeliveryStore(DeliveryStore):
             added = insert(webhook_deliveries).values(**values).returning(*_LISTED)
             return _delivery(connection.execute(added).one())
 
-    @override
     def lease(self, lease_seconds: float, choose: Choose) -> list[LeasedDelivery]:
+        """Lease the due messages that ``choose`` returns. A message is due again when its lease ends.
+
+        ``choose`` gets the ``MOST_TOGETHER`` messages of each webhook that have been due longest, the longest first.
+        """
         place = func.row_number().over(partition_by=_row.webhook_id, order_by=_row.next_attempt_at).label("place")
         is_due = and_(is_pending, _row.next_attempt_at <= now_once())
         placed = select(_row.id, _row.webhook_id, _row.next_attempt_at, place).where(is_due).subquery()
@@ -78,13 +120,16 @@ class SqlDeliveryStore(DeliveryStore):
         with write_transaction(self._engine) as connection:
             return _leased(connection, chosen, int(lease_seconds * 1000))
 
-    @override
     def delivered(self, leased: LeasedDelivery, status: int) -> bool:
+        """Record that the receiver has the message; False when the lease has gone to another deliverer."""
         values = {"state": DeliveryState.DELIVERED, "ended_at": now_ms(), "last_status": status, "last_error": None}
         return self._end_attempt(leased, values)
 
-    @override
     def failed(self, leased: LeasedDelivery, error: str, status: int | None, retry_seconds: float | None) -> bool:
+        """Record a failed attempt; the next is due in ``retry_seconds``, or the message is dead if that is None.
+
+        False when the lease has gone to another deliverer.
+        """
         printable = "".join(part if part.isprintable() else " " for part in error[:LONGEST_ERROR])
         values: dict[str, Any] = {"last_status": status, "last_error": printable}
         if retry_seconds is None:
@@ -98,10 +143,14 @@ class SqlDeliveryStore(DeliveryStore):
         with write_transaction(self._engine) as connection:
             return connection.execute(update(webhook_deliveries).where(held).values(**values)).rowcount == 1
 
-    @override
     def newest(
         self, webhook_id: str, limit: int, before: str | None = None, state: DeliveryState | None = None
     ) -> Sequence[Delivery]:
+        """Return at most ``limit`` deliveries to a webhook, newest first, older than the id ``before``.
+
+        Raises:
+            NotFoundError: when there is no such webhook.
+        """
         statement = select(*_LISTED).where(_row.webhook_id == webhook_id).order_by(_row.id.desc()).limit(limit)
         if before is not None:
             statement = statement.where(_row.id < before)
@@ -111,8 +160,12 @@ class SqlDeliveryStore(DeliveryStore):
             _check_webhook(connection, webhook_id)
             return [_delivery(row) for row in connection.execute(statement)]
 
-    @override
     def send_again(self, webhook_id: str, delivery_id: str) -> Delivery:
+        """Make a delivery due now, with all of its attempts before it; one that is pending becomes due now.
+
+        Raises:
+            NotFoundError: when there is no such delivery to this webhook.
+        """
         own = and_(_row.id == delivery_id, _row.webhook_id == webhook_id)
         values = {"state": DeliveryState.PENDING, "attempts": 0, "next_attempt_at": now_ms(), "ended_at": None}
         with write_transaction(self._engine) as connection:
@@ -122,8 +175,8 @@ class SqlDeliveryStore(DeliveryStore):
             raise NotFoundError.of("delivery", delivery_id)
         return _delivery(row)
 
-    @override
     def backlog(self) -> Backlog:
+        """Count the messages that are not delivered."""
         waited = case((_row.next_attempt_at <= now_once(), now_once() - _row.next_attempt_at), else_=0)
         pending = select(func.count(), func.coalesce(func.max(waited), 0)).where(is_pending)
         dead = select(func.count()).select_from(webhook_deliveries).where(is_dead)
@@ -131,8 +184,8 @@ class SqlDeliveryStore(DeliveryStore):
             count, oldest = connection.execute(pending).one()
             return Backlog(count, connection.execute(dead).scalar_one(), oldest / 1000)
 
-    @override
     def prune(self, delivered_seconds: float, dead_seconds: float) -> int:
+        """Delete delivered and dead messages of these ages, and those of deleted webhooks; return their number."""
         kept = ((DeliveryState.DELIVERED, delivered_seconds), (DeliveryState.DEAD, dead_seconds))
         old = [and_(_row.state == state, _row.ended_at <= now_once() - int(age * 1000)) for state, age in kept]
         orphaned = _row.webhook_id.not_in(select(webhooks.c.id))

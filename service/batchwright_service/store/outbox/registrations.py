@@ -6,7 +6,6 @@ from typing import Any
 
 from sqlalchemy import Connection, Engine, Row, delete, func, insert, select, update
 from sqlalchemy.exc import IntegrityError
-from typing_extensions import override
 
 from batchwright.client.documents.audit import AuditAction
 from batchwright.client.documents.webhooks import DeliveryState, Webhook, WebhookEvent, WebhookSubmission
@@ -16,23 +15,26 @@ from batchwright_service.store.database.audit_log import record
 from batchwright_service.store.database.engine import read_transaction, write_transaction
 from batchwright_service.store.database.mapping import moment, moment_or_none
 from batchwright_service.store.database.schema import is_dead, is_pending, now_ms, webhook_deliveries, webhooks
-from batchwright_service.store.outbox.interface import WebhookStore
 
 _hook = webhooks.c
 _delivery = webhook_deliveries.c
 _HOOKS = select(webhooks, now_ms().label("now"))
 
 
-class SqlWebhookStore(WebhookStore):
-    """Webhooks on SQLite and PostgreSQL; safe to share between threads."""
+class WebhookStore:
+    """Webhooks and their secrets. Each change has its entry in the audit log."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
 
-    @override
     def add(
         self, webhook_id: str, submission: WebhookSubmission, secret: str, most: int, actor: Actor = COMMAND_LINE
     ) -> Webhook:
+        """Store a webhook.
+
+        Raises:
+            ConflictError: when its id is taken, or when there are ``most`` webhooks already.
+        """
         values = {
             "id": webhook_id,
             "url": submission.url,
@@ -52,15 +54,19 @@ class SqlWebhookStore(WebhookStore):
         except IntegrityError:
             raise ConflictError(f"there is a webhook {webhook_id!r} already") from None
 
-    @override
     def list(self) -> list[Webhook]:
+        """Return all webhooks with the counts of their deliveries, oldest first."""
         with read_transaction(self._engine) as connection:
             pending, dead = _counts(connection, is_pending), _counts(connection, is_dead)
             rows = connection.execute(_HOOKS.order_by(_hook.created_at, _hook.id)).all()
         return [_webhook(row, pending.get(row.id, 0), dead.get(row.id, 0)) for row in rows]
 
-    @override
     def rotate(self, webhook_id: str, secret: str, overlap_seconds: float, actor: Actor = COMMAND_LINE) -> Webhook:
+        """Replace the secret; the old one signs too for ``overlap_seconds``, an older one no more.
+
+        Raises:
+            NotFoundError: when there is none with this id.
+        """
         values = {
             "secret": secret,
             "previous_secret": _hook.secret,
@@ -74,8 +80,12 @@ class SqlWebhookStore(WebhookStore):
             record(connection, AuditAction.WEBHOOK_ROTATED, actor, webhook_id, url)
             return _found(connection, webhook_id)
 
-    @override
     def delete(self, webhook_id: str, actor: Actor = COMMAND_LINE) -> None:
+        """Delete a webhook with its deliveries.
+
+        Raises:
+            NotFoundError: when there is none with this id.
+        """
         with write_transaction(self._engine) as connection:
             deleted = delete(webhooks).where(_hook.id == webhook_id).returning(_hook.url)
             url = connection.execute(deleted).scalar_one_or_none()

@@ -16,7 +16,7 @@ from batchwright.client.documents.work import JobSubmission
 from batchwright.schemas.requests import TrainingRequest
 from batchwright_service.domain.key_texts import make_key
 from batchwright_service.errors import StoreUnavailableError
-from batchwright_service.store.submissions import SqlSubmissionStore
+from batchwright_service.store.submissions import SubmissionStore
 from tests.support.factories import recommendation
 from tests.support.service.asking import PATIENCE_SECONDS, UNKNOWN, body, ended, problem_in
 from tests.support.service.running import Running, StartService
@@ -159,7 +159,7 @@ def test_a_lost_database_changes_none(start_service: StartService, monkeypatch: 
         raise StoreUnavailableError("the connection broke")
 
     with monkeypatch.context() as broken:
-        broken.setattr(f"{SqlSubmissionStore.__module__}.record_each", lose)
+        broken.setattr(f"{SubmissionStore.__module__}.record_each", lose)
         response = service.http.post("/v1/tunings/bulk", json={"action": "cancel", "ids": ids})
     problem_in(response, 503, "store-unavailable")
     assert seen == ["recorded"]

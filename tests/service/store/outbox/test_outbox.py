@@ -28,7 +28,7 @@ from batchwright_service.problem_mapping import make_problem
 from batchwright_service.store.database.engine import write_transaction
 from batchwright_service.store.database.schema import webhook_deliveries
 from batchwright_service.store.models import AuditFilter, Ending
-from batchwright_service.store.outbox.interface import MOST_TOGETHER, Backlog, DueDelivery, LeasedDelivery
+from batchwright_service.store.outbox.deliveries import MOST_TOGETHER, Backlog, DueDelivery, LeasedDelivery
 from batchwright_service.store.store import Store
 from tests.support.factories import recommendation
 from tests.support.service.scripted import new_work
