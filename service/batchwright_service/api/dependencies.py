@@ -314,8 +314,8 @@ _Key = Annotated[
         max_length=255,
         pattern=_KEY_PATTERN,
         description="A text that the caller chooses for each request, such as a UUID. Within a day, the same request "
-        "with the same key gets the work of the first one as it is now, and creates nothing. Another request is "
-        "refused with 422. Refused requests are not stored.",
+        "with the same key gets the work of the first one as it is now, and creates nothing: 404 if that was deleted. "
+        "Another request is refused with 422. Refused requests are not stored.",
     ),
 ]
 

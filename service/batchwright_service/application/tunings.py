@@ -24,7 +24,7 @@ from batchwright_service.application.rules.device_checks import (
 )
 from batchwright_service.application.rules.equal_tunings import answer_from
 from batchwright_service.application.rules.hardware_matches import one_of_each_kind, workers_with
-from batchwright_service.application.rules.idempotency import SubmissionResponse, pending_response
+from batchwright_service.application.rules.idempotency import SubmissionResponse
 from batchwright_service.application.rules.stale_recommendations import StaleRecommendations, confirmation_of
 from batchwright_service.application.rules.warm_start import find_warm_start
 from batchwright_service.application.work import WorkCases, model_name, payload
@@ -267,14 +267,13 @@ class TuningCases(WorkCases[TuningSubmission, Tuning]):
         """Serve a submission from the stored tuning with the same fingerprint, or from a copy of its recommendation."""
         found, new_id = stored.recommendation, self._context.identifiers.new("rec")
         if found is None or (answer := answer_from(found, request, served.device, work.names, new_id)) is found:
-            response = _served(stored)
+            tuning = stored
             if idempotency is not None:
-                self._store.submissions.store_response(idempotency, response.as_stored(idempotency))
+                self._store.submissions.store_request(idempotency, stored.id)
         else:
-            pending = pending_response(idempotency, lambda item: _served(views.tuning(item, answer)))
-            response = _served(views.tuning(self._store.submissions.add_succeeded(work, answer, pending), answer))
+            tuning = views.tuning(self._store.submissions.add_succeeded(work, answer, idempotency), answer)
         self._context.hit_counter.count(hit=True)
-        return response
+        return SubmissionResponse(tuning.id, tuning.model_dump_json(), queued=False)
 
     def _view(self, item: WorkItem, queue: QueuePosition | None = None) -> Tuning:
         found = item.recommendation_id
@@ -290,7 +289,3 @@ def _placed(work: NewWork, session: TuningSession, served: ServedDevice) -> NewW
         fingerprint=session.fingerprint,
         request_fingerprint=session.request_fingerprint,
     )
-
-
-def _served(tuning: Tuning) -> SubmissionResponse:
-    return SubmissionResponse(tuning.id, tuning.model_dump_json(), queued=False)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from http import HTTPStatus
 from pathlib import Path
@@ -27,7 +26,7 @@ from batchwright.schemas.workload import (
 )
 from batchwright_service.application import views
 from batchwright_service.application.context import ApplicationContext
-from batchwright_service.application.rules.idempotency import SubmissionResponse, pending_response
+from batchwright_service.application.rules.idempotency import SubmissionResponse
 from batchwright_service.domain.callers import Caller
 from batchwright_service.errors import (
     ConflictError,
@@ -40,7 +39,16 @@ from batchwright_service.errors import (
 )
 from batchwright_service.fast_path.queue_positions import QueuePositions
 from batchwright_service.problem_mapping import problem_of
-from batchwright_service.store.models import EVERYTHING, Idempotency, NewWork, WorkFilter, WorkHead, WorkItem, WorkRow
+from batchwright_service.store.models import (
+    EVERYTHING,
+    Idempotency,
+    NewWork,
+    StoredRequest,
+    WorkFilter,
+    WorkHead,
+    WorkItem,
+    WorkRow,
+)
 
 SubmissionT = TypeVar("SubmissionT", TuningSubmission, JobSubmission)
 WorkT = TypeVar("WorkT", Tuning, Job)
@@ -69,6 +77,7 @@ class WorkCases(ABC, Generic[SubmissionT, WorkT]):
         Raises:
             IdempotencyKeyReusedError: when the idempotency key belongs to another request.
             IdempotencyKeyInFlightError: when a request with the idempotency key is in progress.
+            NotFoundError: when the work that an earlier request with the idempotency key got was deleted.
             ScopeMissingError: when the caller lacks the scope for the priority.
             RequestError: when the work cannot be run here; the message has the reason.
             QuotaExceededError: when the caller's key has used its quota.
@@ -83,15 +92,19 @@ class WorkCases(ABC, Generic[SubmissionT, WorkT]):
     def _respond(
         self, idempotency: Idempotency | None, respond: Callable[[], SubmissionResponse]
     ) -> SubmissionResponse:
-        """Return the response of ``respond``; to a retry, the work of the first response in its present state.
+        """Return the response of ``respond``; to a retry, the work of the first request in its present state."""
+        return self._context.idempotent_requests.respond(idempotency, respond, self._replay)
 
-        Deleted work is as the first response described it.
-        """
-        response = self._context.idempotent_requests.respond(idempotency, respond)
-        if response.replayed:
-            with suppress(NotFoundError):
-                return replace(response, body=self._view(self._item(response.work_id)).model_dump_json())
-        return response
+    def _replay(self, first: StoredRequest) -> SubmissionResponse:
+        try:
+            item = self._item(first.work_id)
+        except NotFoundError:
+            raise NotFoundError(
+                f"{first.work_id}, which an earlier request with this Idempotency-Key got, was deleted; use a new key "
+                "to submit it again"
+            ) from None
+        queued = first.status == HTTPStatus.ACCEPTED
+        return SubmissionResponse(item.id, self._view(item).model_dump_json(), queued=queued, replayed=True)
 
     def get(self, work_id: str) -> WorkT:
         """Return the work with this id.
@@ -215,13 +228,8 @@ class WorkCases(ABC, Generic[SubmissionT, WorkT]):
         """Remove the files of ended work on this host; a tuning has none."""
 
     def _queue(self, work: NewWork, idempotency: Idempotency | None) -> SubmissionResponse:
-        item = self._store.submissions.add(
-            work, self._context.policy.quota, pending_response(idempotency, self._queued)
-        )
+        item = self._store.submissions.add(work, self._context.policy.quota, idempotency)
         self._context.notify()
-        return self._queued(item)
-
-    def _queued(self, item: WorkItem) -> SubmissionResponse:
         return SubmissionResponse(item.id, self._view(item).model_dump_json())
 
     def _item(self, work_id: str) -> WorkItem:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property
@@ -100,24 +100,24 @@ class Idempotency:
 
 
 @dataclass(frozen=True)
-class StoredResponse:
-    """The stored response to the first request with an idempotency key."""
+class StoredRequest:
+    """The first request with an idempotency key, and the work that it got."""
 
     digest: str
+    """That of its ``Idempotency``."""
     work_id: str
     status: int
-    body: str
-    """The document of the response, as JSON."""
+    """HTTP status of its response."""
 
 
 class DuplicateRequestError(ServiceError):
-    """The idempotency key has a stored response already, ``response``. Never reaches HTTP."""
+    """The idempotency key belongs to a stored request already, ``first``. Never reaches HTTP."""
 
     code = "duplicate-request"
 
-    def __init__(self, response: StoredResponse) -> None:
-        self.response = response
-        super().__init__(f"the response for {response.work_id} is stored under this idempotency key already")
+    def __init__(self, first: StoredRequest) -> None:
+        self.first = first
+        super().__init__(f"the request for {first.work_id} is stored under this idempotency key already")
 
 
 @dataclass(frozen=True)
@@ -261,17 +261,6 @@ class Lease:
     work_id: str
     owner: str
     token: int
-
-
-@dataclass(frozen=True)
-class PendingResponse:
-    """A response to store in one transaction with the work that it describes.
-
-    ``respond`` makes the response from the stored work, within that transaction. It must not use the store.
-    """
-
-    idempotency: Idempotency
-    respond: Callable[[WorkItem], StoredResponse]
 
 
 @dataclass(frozen=True)
@@ -420,8 +409,6 @@ class Quota:
 
 UNLIMITED = Quota()
 EVERYTHING = WorkFilter()
-IDEMPOTENCY_KEY_TTL_SECONDS = 86_400.0
-"""The lifetime of an idempotency key."""
 
 
 @dataclass(frozen=True)

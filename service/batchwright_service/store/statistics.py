@@ -120,6 +120,8 @@ class Totals:
     """Submitted tunings that a stored recommendation served."""
     misses: int
     """Submitted tunings that were queued, since no recommendation was stored."""
+    infeasible: int = 0
+    """Tunings that succeeded with the proof that there is no plan."""
     gains: tuple[RecordedGain, ...] = ()
     """Gains of the newest recommendations of the period over their baselines."""
 

@@ -1,12 +1,13 @@
-"""Submissions: work is added with its first event and, under an idempotency key, with its response."""
+"""Submissions: work is added with its first event and, under an idempotency key, with its request."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
+from http import HTTPStatus
 from typing import Any
 
-from sqlalchemy import Connection, Engine, and_, delete, insert, select, tuple_, update
+from sqlalchemy import Connection, Engine, and_, delete, insert, select, tuple_
 from sqlalchemy.exc import IntegrityError
 
 from batchwright.client.documents.audit import AuditAction
@@ -29,14 +30,12 @@ from batchwright_service.store.database.schema import (
 )
 from batchwright_service.store.database.statements import add_events, change, change_each, locking, state_event
 from batchwright_service.store.models import (
-    IDEMPOTENCY_KEY_TTL_SECONDS,
     UNLIMITED,
     DuplicateRequestError,
     Idempotency,
     NewWork,
-    PendingResponse,
     Quota,
-    StoredResponse,
+    StoredRequest,
     WorkItem,
 )
 from batchwright_service.store.outbox.endings import record_endings
@@ -45,6 +44,8 @@ from batchwright_service.store.work_queries import read_item
 _work = work_items.c
 _key = idempotency_keys.c
 
+IDEMPOTENCY_KEY_TTL_SECONDS = 86_400.0
+"""The lifetime of an idempotency key."""
 _DELETED_PER_INSERT = 100
 """Expired keys that are deleted with each insert, so that they do not accumulate."""
 
@@ -55,22 +56,25 @@ class SubmissionStore:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
 
-    def add(self, work: NewWork, quota: Quota = UNLIMITED, pending: PendingResponse | None = None) -> WorkItem:
-        """Queue a piece of work within the quota of its key; with ``pending``, store the response with the work.
+    def add(self, work: NewWork, quota: Quota = UNLIMITED, idempotency: Idempotency | None = None) -> WorkItem:
+        """Queue a piece of work within the quota of its key, and store its request under its idempotency key.
 
-        A stored response under the idempotency key is found even when the quota is used.
+        A stored request under the key is found even when the quota is used.
 
         Raises:
             ConflictError: when its id is taken.
             QuotaExceededError: when its key has used its quota; work without a key has no quota.
-            DuplicateRequestError: when the idempotency key has a response already; nothing is added.
+            DuplicateRequestError: when the key belongs to a stored request already; nothing is added.
         """
         with _taken_id_refused(work.id), write_transaction(self._engine) as connection:
             values = {"state": State.QUEUED, **_sorted_as_recommended(connection, work)}
-            return _insert(connection, work, values, quota, pending)
+            if idempotency is not None:
+                _store_request(connection, idempotency, work.id, HTTPStatus.ACCEPTED)
+            check_quota(connection, work.key_id, quota)
+            return _insert(connection, work, values)
 
     def add_succeeded(
-        self, work: NewWork, recommendation: Recommendation, pending: PendingResponse | None = None
+        self, work: NewWork, recommendation: Recommendation, idempotency: Idempotency | None = None
     ) -> WorkItem:
         """Store a tuning that needs no run, since its recommendation is known, in the state SUCCEEDED.
 
@@ -84,25 +88,27 @@ class SubmissionStore:
         stored = recommendation_values(recommendation, work.id, work.model, work.key_id)
         values = ended | {"recommendation_id": recommendation.id} | sort_values(stored)
         with _taken_id_refused(work.id), write_transaction(self._engine) as connection:
-            connection.execute(insert(recommendations).values(**stored))  # first: the response has its figures
-            return _insert(connection, work, values, UNLIMITED, pending)
+            if idempotency is not None:
+                _store_request(connection, idempotency, work.id, HTTPStatus.OK)
+            connection.execute(insert(recommendations).values(**stored))  # first: the returned work has its figures
+            return _insert(connection, work, values)
 
-    def store_response(self, idempotency: Idempotency, response: StoredResponse) -> None:
-        """Store the response to a request that created nothing (a stored tuning served it).
+    def store_request(self, idempotency: Idempotency, work_id: str) -> None:
+        """Store a request that created nothing, because a stored tuning served it.
 
         Raises:
             DuplicateRequestError: as ``add``.
         """
         with write_transaction(self._engine) as connection:
-            _store_response(connection, idempotency, response)
+            _store_request(connection, idempotency, work_id, HTTPStatus.OK)
 
-    def find_response(self, owner: str, key: str) -> StoredResponse | None:
-        """Return the response under an idempotency key.
+    def find_request(self, owner: str, key: str) -> StoredRequest | None:
+        """Return the first request under an idempotency key.
 
         None when the key is new, or older than ``IDEMPOTENCY_KEY_TTL_SECONDS``.
         """
         with read_transaction(self._engine) as connection:
-            return _find_response(connection, owner, key)
+            return _find_request(connection, owner, key)
 
     def cancel(self, work_id: str, actor: Actor = COMMAND_LINE) -> WorkItem:
         """Change QUEUED to CANCELLED, and RUNNING to CANCELLING; other states stay. Idempotent.
@@ -182,21 +188,12 @@ def _sorted_as_recommended(connection: Connection, work: NewWork) -> dict[str, A
     return sort_values(dict(row) if (row := found.first()) is not None else None)
 
 
-def _insert(
-    connection: Connection, work: NewWork, values: dict[str, Any], quota: Quota, pending: PendingResponse | None
-) -> WorkItem:
+def _insert(connection: Connection, work: NewWork, values: dict[str, Any]) -> WorkItem:
     """Insert new work in the state of ``values``.
 
-    The idempotency key is inserted first: a concurrent request with the key waits here, then finds the response.
-
     Raises:
-        DuplicateRequestError: when the idempotency key has a response already.
         IntegrityError: when the id is taken.
-        QuotaExceededError: when its key has used its quota.
     """
-    if pending is not None:
-        _store_response(connection, pending.idempotency, StoredResponse(pending.idempotency.digest, work.id, 0, ""))
-    check_quota(connection, work.key_id, quota)
     given = {name: getattr(work, name) for name in NewWork.__dataclass_fields__ if name not in {"names", "address"}}
     given |= name_values(work.names)
     times = {"created_at": now_ms(), "updated_at": now_ms(), "event_count": 1}
@@ -207,8 +204,6 @@ def _insert(
     record(connection, AuditAction.SUBMITTED, Actor(work.key_id, work.address), work.id)
     is_alone = row.key_id is None and row.recommendation_id is None
     item = work_item(row, related=False) if is_alone else read_item(connection, work.id)
-    if pending is not None:
-        _update_response(connection, pending.idempotency, pending.respond(item))
     if item.state is State.QUEUED:
         notify_waiting(connection, work.device, work.hardware)
     else:
@@ -216,43 +211,33 @@ def _insert(
     return item
 
 
-def _store_response(connection: Connection, idempotency: Idempotency, response: StoredResponse) -> None:
-    """Insert the response to a request, and delete some expired ones.
+def _store_request(connection: Connection, idempotency: Idempotency, work_id: str, status: HTTPStatus) -> None:
+    """Insert a request, and delete some expired ones.
+
+    It comes first in its transaction: a concurrent request with the key waits here, then finds the stored one.
 
     Raises:
-        DuplicateRequestError: when the key has a response already.
+        DuplicateRequestError: when the key belongs to a stored request already.
     """
     _delete_expired(connection, idempotency)
     values = {
         "owner": idempotency.owner,
         "key": idempotency.key,
         "created_at": now_ms(),
-        "digest": response.digest,
-        "work_id": response.work_id,
-        "status": response.status,
-        "body": response.body,
+        "digest": idempotency.digest,
+        "work_id": work_id,
+        "status": int(status),
     }
     while not insert_or_skip(connection, idempotency_keys, values):
-        if (found := _find_response(connection, idempotency.owner, idempotency.key)) is not None:
+        if (found := _find_request(connection, idempotency.owner, idempotency.key)) is not None:
             raise DuplicateRequestError(found)
 
 
-def _find_response(connection: Connection, owner: str, key: str) -> StoredResponse | None:
-    """Return the response under a key that has not expired."""
+def _find_request(connection: Connection, owner: str, key: str) -> StoredRequest | None:
+    """Return the request under a key that has not expired."""
     own = and_(_key.owner == owner, _key.key == key, _key.created_at > _oldest_kept())
     row = connection.execute(select(idempotency_keys).where(own)).first()
-    return None if row is None else StoredResponse(row.digest, row.work_id, row.status, row.body)
-
-
-def _update_response(connection: Connection, idempotency: Idempotency, response: StoredResponse) -> None:
-    own = and_(_key.owner == idempotency.owner, _key.key == idempotency.key)
-    values = {
-        "digest": response.digest,
-        "work_id": response.work_id,
-        "status": response.status,
-        "body": response.body,
-    }
-    connection.execute(update(idempotency_keys).where(own).values(**values))
+    return None if row is None else StoredRequest(row.digest, row.work_id, row.status)
 
 
 def _delete_expired(connection: Connection, idempotency: Idempotency) -> None:

@@ -13,7 +13,7 @@ from batchwright.client.documents.api_keys import Scope
 from batchwright.client.documents.work import JobSubmission
 from batchwright.schemas.requests import TrainingRequest
 from batchwright_service.domain.key_texts import make_key
-from batchwright_service.store.models import StoredResponse
+from batchwright_service.store.models import StoredRequest
 from tests.support.factories import python_spec, recommendation
 from tests.support.service.asking import PATIENCE_SECONDS, body, ended, problem_in
 from tests.support.service.running import Running, StartService
@@ -52,9 +52,8 @@ def test_a_repeated_request_gets_the_work_of_the_first(service: Running) -> None
     assert count_tunings(service) == 1
 
 
-@pytest.mark.parametrize("deleted", [False, True])
-def test_a_cancelled_tuning_is_not_said_to_wait(start_service: StartService, *, deleted: bool) -> None:
-    """A retry gets the state of now; of deleted work nothing is left but the first response."""
+def test_a_cancelled_tuning_is_not_said_to_wait(start_service: StartService) -> None:
+    """A retry gets the state of now. Deleted work is named, and not submitted again."""
     started = threading.Event()
     service = start_service(ScriptedRunner(37, until_stopped(started)))
     first = service.http.post("/v1/tunings", json=body(), headers=KEY)
@@ -62,11 +61,13 @@ def test_a_cancelled_tuning_is_not_said_to_wait(start_service: StartService, *, 
     assert started.wait(PATIENCE_SECONDS)
     service.http.post(f"{location}/cancel")
     ended(service.http, location)
-    if deleted:
-        assert service.http.delete(location).status_code == HTTPStatus.NO_CONTENT
     again = service.http.post("/v1/tunings", json=body(), headers=KEY)
     assert_replayed(first, again)
-    assert again.json()["state"] == ("QUEUED" if deleted else "CANCELLED")
+    assert again.json()["state"] == "CANCELLED"
+    assert service.http.delete(location).status_code == HTTPStatus.NO_CONTENT
+    problem = problem_in(service.http.post("/v1/tunings", json=body(), headers=KEY), 404, "not-found")
+    assert first.json()["id"] in problem.detail
+    assert count_tunings(service) == 0
 
 
 def test_a_stored_recommendation_is_replayed(service: Running) -> None:
@@ -124,9 +125,9 @@ def test_a_request_in_flight_is_not_made_twice(service: Running, monkeypatch: py
 
 
 def test_the_database_decides_between_processes(service: Running, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A process that stores second gets the response that was stored first."""
+    """A process that stores second gets the work of the request that was stored first."""
     first = service.http.post("/v1/tunings", json=body(), headers=KEY)
-    monkeypatch.setattr(service.system.store.submissions, "find_response", lambda *_: None)
+    monkeypatch.setattr(service.system.store.submissions, "find_request", lambda *_: None)
     assert_replayed(first, service.http.post("/v1/tunings", json=body(), headers=KEY))
     other = service.http.post("/v1/tunings", json=body(effective_batch_size=7), headers=KEY)
     problem_in(other, 422, "idempotency-key-reused")
@@ -177,9 +178,9 @@ def test_invalid_keys_are_refused(shared_service: Running, key: str | bytes) -> 
     assert [fault.field for fault in problem.errors] == ["Idempotency-Key"]
 
 
-def test_a_response_outlives_the_service(service: Running) -> None:
-    """The response is stored with the work, where another process finds it."""
+def test_a_request_outlives_the_service(service: Running) -> None:
+    """It is stored with the work, where another process finds it."""
     first = service.http.post("/v1/tunings", json=body(), headers=KEY)
-    kept = service.system.store.submissions.find_response("", "a-key")
-    assert isinstance(kept, StoredResponse)
-    assert (kept.status, kept.body, kept.work_id) == (202, first.text, first.json()["id"])
+    kept = service.system.store.submissions.find_request("", "a-key")
+    assert isinstance(kept, StoredRequest)
+    assert (kept.status, kept.work_id) == (202, first.json()["id"])

@@ -25,7 +25,6 @@ from batchwright_service.store.models import (
     Idempotency,
     Lease,
     RecommendationFilter,
-    StoredResponse,
 )
 from batchwright_service.store.outbox.deliveries import LeasedDelivery
 from batchwright_service.store.scheduling import WRITE_CHECK_TTL_SECONDS, QueueStore
@@ -96,14 +95,13 @@ def losing_its_connection(engine: Engine) -> Iterator[list[int]]:
 
 HOOK = WebhookSubmission(url="https://hooks.example.org/told")
 LEASED = LeasedDelivery("msg_1", "whk_1", str(HOOK.url), (SECRET,), "{}", 1, 0.0, 0.0)
-ANSWER = StoredResponse("d" * 64, "tun", 202, "{}")
 READS_AND_WRITES: dict[str, Callable[[Store, Lease], Any]] = {
     "submissions.add": lambda store, _: store.submissions.add(new_work("tun_new")),
     "submissions.add_succeeded": lambda store, _: store.submissions.add_succeeded(
         new_work("tun_new"), recommendation(id="rec_new")
     ),
-    "submissions.store_response": lambda store, _: store.submissions.store_response(Idempotency("", "k", "d"), ANSWER),
-    "submissions.find_response": lambda store, _: store.submissions.find_response("", "k"),
+    "submissions.store_request": lambda store, _: store.submissions.store_request(Idempotency("", "k", "d"), "tun"),
+    "submissions.find_request": lambda store, _: store.submissions.find_request("", "k"),
     "retention.delete": lambda store, _: store.retention.delete("tun_done"),
     "retention.delete_all": lambda store, _: store.retention.delete_all(["tun_done"]),
     "retention.prune": lambda store, _: store.retention.prune(0.0),

@@ -89,7 +89,7 @@ router = _WORK.router()
     dependencies=[requires_scope(Scope.JOBS_RUN)],
     status_code=HTTPStatus.ACCEPTED,
     response_model=Job,
-    responses=_SUBMITTED | declared(*SUBMISSION_STATUSES, HTTPStatus.NOT_FOUND),
+    responses=_SUBMITTED | declared(*SUBMISSION_STATUSES),
 )
 def submit_job(
     submission: Annotated[JobSubmission, strict_body(JobSubmission)],

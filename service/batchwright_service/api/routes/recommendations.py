@@ -129,7 +129,7 @@ def read_staleness(recommendation_id: RecommendationId, context: Context) -> Sta
     dependencies=[requires_scope(Scope.TUNINGS_WRITE)],
     status_code=HTTPStatus.ACCEPTED,
     response_model=Tuning,
-    responses=SUBMITTED | declared(*SUBMISSION_STATUSES, HTTPStatus.NOT_FOUND),
+    responses=SUBMITTED | declared(*SUBMISSION_STATUSES),
 )
 def confirm_recommendation(
     recommendation_id: RecommendationId, caller: CurrentCaller, context: Context, idempotency: IdempotencyHeader

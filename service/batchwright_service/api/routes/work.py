@@ -35,6 +35,7 @@ from batchwright_service.api.strict_route import StrictRoute
 
 SUBMISSION_STATUSES = (
     HTTPStatus.BAD_REQUEST,
+    HTTPStatus.NOT_FOUND,
     HTTPStatus.CONFLICT,
     HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
     HTTPStatus.UNSUPPORTED_MEDIA_TYPE,

@@ -1,4 +1,4 @@
-"""Idempotent requests: the first response is stored with the work that it created, which retries get again."""
+"""Idempotent requests: the first one is stored with the work that it got, which retries get again, as it is then."""
 
 from __future__ import annotations
 
@@ -9,13 +9,7 @@ from dataclasses import dataclass
 from http import HTTPStatus
 
 from batchwright_service.errors import IdempotencyKeyInFlightError, IdempotencyKeyReusedError
-from batchwright_service.store.models import (
-    DuplicateRequestError,
-    Idempotency,
-    PendingResponse,
-    StoredResponse,
-    WorkItem,
-)
+from batchwright_service.store.models import DuplicateRequestError, Idempotency, StoredRequest
 from batchwright_service.store.submissions import SubmissionStore
 
 
@@ -36,19 +30,16 @@ class SubmissionResponse:
         """The HTTP status."""
         return HTTPStatus.ACCEPTED if self.queued else HTTPStatus.OK
 
-    def as_stored(self, idempotency: Idempotency) -> StoredResponse:
-        """Return the response as it is stored."""
-        return StoredResponse(idempotency.digest, self.work_id, int(self.status), self.body)
-
 
 Respond = Callable[[], SubmissionResponse]
+Replay = Callable[[StoredRequest], SubmissionResponse]
 
 
 class IdempotentRequests:
     """Process each request with an idempotency key once. Safe to share between threads.
 
     Within this process, a request whose key belongs to a request in progress is refused. Between processes the store
-    decides: the second request gets the response to the first.
+    decides: the second request gets the work of the first.
     """
 
     def __init__(self, submissions: SubmissionStore) -> None:
@@ -56,8 +47,10 @@ class IdempotentRequests:
         self._lock = threading.Lock()
         self._in_flight: set[tuple[str, str]] = set()
 
-    def respond(self, idempotency: Idempotency | None, respond: Respond) -> SubmissionResponse:
-        """Return the response of ``respond``, or the stored one under this key. Errors are not stored.
+    def respond(self, idempotency: Idempotency | None, respond: Respond, replay: Replay) -> SubmissionResponse:
+        """Return the response of ``respond``, or that of ``replay`` to the stored request under this key.
+
+        Errors are not stored.
 
         Raises:
             IdempotencyKeyReusedError: when the key belongs to another request.
@@ -66,13 +59,17 @@ class IdempotentRequests:
         if idempotency is None:
             return respond()
         with self._exclusive(idempotency):
-            stored = self._submissions.find_response(idempotency.owner, idempotency.key)
-            if stored is not None:
-                return _replayed(stored, idempotency)
-            try:
-                return respond()
-            except DuplicateRequestError as error:
-                return _replayed(error.response, idempotency)
+            first = self._submissions.find_request(idempotency.owner, idempotency.key)
+            if first is None:
+                try:
+                    return respond()
+                except DuplicateRequestError as error:
+                    first = error.first
+            if first.digest != idempotency.digest:
+                raise IdempotencyKeyReusedError(
+                    f"Idempotency-Key {idempotency.key!r} was used for another request; use a new key for each request"
+                )
+            return replay(first)
 
     @contextmanager
     def _exclusive(self, idempotency: Idempotency) -> Iterator[None]:
@@ -88,21 +85,3 @@ class IdempotentRequests:
         finally:
             with self._lock:
                 self._in_flight.discard(name)
-
-
-def pending_response(
-    idempotency: Idempotency | None, respond: Callable[[WorkItem], SubmissionResponse]
-) -> PendingResponse | None:
-    """Return the response to store with the work that it describes, or None without a key."""
-    if idempotency is None:
-        return None
-    return PendingResponse(idempotency, lambda item: respond(item).as_stored(idempotency))
-
-
-def _replayed(stored: StoredResponse, idempotency: Idempotency) -> SubmissionResponse:
-    if stored.digest != idempotency.digest:
-        raise IdempotencyKeyReusedError(
-            f"Idempotency-Key {idempotency.key!r} was used for another request; use a new key for each request"
-        )
-    queued = stored.status == HTTPStatus.ACCEPTED
-    return SubmissionResponse(stored.work_id, stored.body, queued=queued, replayed=True)

@@ -205,9 +205,8 @@ idempotency_keys = Table(
     Column("digest", String(64), nullable=False),
     Column("work_id", String(64), nullable=False),
     Column("status", Integer, nullable=False),
-    Column("body", Text, nullable=False),
 )
-"""Responses by idempotency key, as they were sent; their work may have been deleted since."""
+"""The first request by idempotency key; its work may have been deleted since."""
 
 Index("idempotency_keys_by_age", idempotency_keys.c.created_at)
 

@@ -22,6 +22,7 @@ HASHES = {
     "v0001_initial.py": "a5b745756b23a1b302eaaea7471c29e5794eeed9c914aebb8b608262d447eb88",
     "v0002_fresh_tunings.py": "a2c1d4b1882f1610a80002be7bed3a577ccc907560850ba927c399445d082163",
     "v0003_infeasible_tunings.py": "ffec55ed7a9e0155ee7cce1581debbb6d57957ba06320b2b7409f11d34275343",
+    "v0004_rendered_replays.py": "692d0a64c68e2c317d38dd01397a43836e400ced3a7d45351b40da8fead9cb56",
 }
 """The SHA-256 of each revision. Add the line of a new revision, and change no line of a released one."""
 

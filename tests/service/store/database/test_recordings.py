@@ -39,7 +39,7 @@ recordings = pytest.mark.parametrize("recording", sorted(RECORDINGS.glob("*.sql"
 
 @pytest.fixture
 def recorded_url(database_url: str, recording: Path) -> str:
-    """A database with the rows of a recording; devices, clusters and responses are as recent as they were then."""
+    """A database with the rows of a recording; devices, clusters and requests are as recent as they were then."""
     with engine_at(database_url) as engine:
         restore(engine, recording)
         with write_transaction(engine) as connection:
@@ -85,7 +85,7 @@ def test_the_store_reads_every_row(recorded_url: str) -> None:
     holders = {announced.served.slot for announced in store.devices.list() if announced.running_id}
     assert holders == {"test card/cuda:0", "test card/cuda:1"}
     assert [reported.report.engine for reported in store.fleet.reports()] == ["ray"]
-    assert store.submissions.find_response("", "first") is not None
+    assert store.submissions.find_request("", "first") is not None
     assert [key.name for key in store.keys.list()] == ["ci"]
     assert store.sessions.find(SESSION) is not None
     assert store.audit.newest(AuditFilter(), ALL)
