@@ -134,11 +134,14 @@ def test_rows_name_the_key_that_submitted_them(service: Running) -> None:
 
 
 def test_jobs_are_filtered(service: Running) -> None:
-    """Jobs are filtered by state, device and model."""
+    """Jobs are filtered by state, device, model and fingerprint, over HTTP and in the SDK."""
     made = job(service)
     assert ids(service, "/v1/jobs", state="SUCCEEDED", device="cpu", model="mlp") == [made["id"]]
     assert ids(service, "/v1/jobs", state="QUEUED") == []
     assert ids(service, "/v1/jobs", model="gpt") == []
+    assert ids(service, "/v1/jobs", fingerprint="0f") == []
+    with service.client as client:
+        assert [row.id for row in client.jobs.list(fingerprint=made["recommendation"]["fingerprint"])] == [made["id"]]
 
 
 def test_recommendations_are_filtered_by_precision_and_objective(service: Running) -> None:

@@ -106,6 +106,7 @@ class Work(Blocking[CallsT_co], Generic[CallsT_co, FollowedT, RowT]):
     delete = blocking(AsyncWork[FollowedT, RowT].delete)
     cancel_all = blocking(AsyncWork[FollowedT, RowT].cancel_all)
     delete_all = blocking(AsyncWork[FollowedT, RowT].delete_all)
+    list = iterating(AsyncWork[FollowedT, RowT].list)
 
 
 class Tunings(Work[AsyncTunings, Tuning, TuningSummary]):
@@ -114,7 +115,6 @@ class Tunings(Work[AsyncTunings, Tuning, TuningSummary]):
     submit = blocking(AsyncTunings.submit)
     tune = blocking(AsyncTunings.tune)
     probes = blocking(AsyncTunings.probes)
-    list = iterating(AsyncTunings.list)
 
 
 class Recommendations(Blocking[AsyncRecommendations]):
@@ -137,7 +137,6 @@ class Jobs(Work[AsyncJobs, Job, JobSummary]):
     logs = blocking(AsyncJobs.logs)
     checkpoints = blocking(AsyncJobs.checkpoints)
     resume = blocking(AsyncJobs.resume)
-    list = iterating(AsyncJobs.list)
 
 
 class Devices(Blocking[AsyncDevices]):

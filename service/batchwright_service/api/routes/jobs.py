@@ -14,6 +14,7 @@ from batchwright_service.api.authentication import CurrentCaller, requires_scope
 from batchwright_service.api.context import Context
 from batchwright_service.api.dependencies import (
     DeviceFilter,
+    FingerprintFilter,
     IdempotencyHeader,
     JobCursor,
     JobId,
@@ -36,10 +37,11 @@ async def _page(  # noqa: PLR0913, PLR0917 - one parameter per filter
     state: StateFilter = None,
     device: DeviceFilter = None,
     model: ModelFilter = None,
+    fingerprint: FingerprintFilter = None,
     limit: Limit = 50,
     cursor: JobCursor = None,
 ) -> WorkListQuery:
-    return WorkListQuery(limit, cursor, WorkFilter(in_states(state), device, model, search=search))
+    return WorkListQuery(limit, cursor, WorkFilter(in_states(state), device, model, fingerprint, search))
 
 
 _WORK = WorkRoutes(

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping
 from datetime import datetime
 from urllib.parse import quote
 
 from batchwright.client.core import PAGE_SIZE, Core, Resource
 from batchwright.client.documents.exports import ExportFormatList
 from batchwright.client.documents.staleness import Staleness
-from batchwright.client.documents.states import State
 from batchwright.client.documents.work import (
     ProbeList,
     RecommendationPage,
@@ -124,32 +123,6 @@ class AsyncTunings(AsyncWork[Tuning, TuningSummary]):
             NotFoundError: when there is no such tuning.
         """
         return (await self._core.read(ProbeList, path_of(_TUNINGS, tuning_id, "probes"))).items
-
-    def list(  # noqa: PLR0913 - one per filter
-        self,
-        *,
-        state: State | Sequence[State] | None = None,
-        device: str | None = None,
-        model: str | None = None,
-        fingerprint: str | None = None,
-        search: str | None = None,
-        labels: Mapping[str, str] | None = None,
-        project: str | None = None,
-        owner: str | None = None,
-        problem_code: str | None = None,
-        created_after: datetime | None = None,
-        slot: str | None = None,
-        sort: str | None = None,
-        page_size: int = PAGE_SIZE,
-    ) -> AsyncGenerator[TuningSummary, None]:
-        """Iterate over the matching tunings, fetched page by page, with the arguments of ``AsyncWork.list``.
-
-        Raises:
-            ApiError: when the service refuses.
-        """
-        filters = {"state": state, "device": device, "model": model, "fingerprint": fingerprint, "limit": page_size}
-        given = {"project": project, "owner": owner, "problem_code": problem_code, "slot": slot, "sort": sort}
-        return self._rows(filters | search_query(search, labels, created_after, **given))
 
 
 _NO_OPTIONS = ExportOptions()

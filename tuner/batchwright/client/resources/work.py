@@ -109,6 +109,7 @@ class AsyncWork(Resource, Generic[FollowedT, RowT]):
         state: State | Sequence[State] | None = None,
         device: str | None = None,
         model: str | None = None,
+        fingerprint: str | None = None,
         search: str | None = None,
         labels: Mapping[str, str] | None = None,
         project: str | None = None,
@@ -125,6 +126,7 @@ class AsyncWork(Resource, Generic[FollowedT, RowT]):
             state: one state, or several.
             device: the id of the device.
             model: the short name of the model.
+            fingerprint: that of the tuning, or of the job's recommendation.
             search: words that are parts of the name, project, labels, model, device, fingerprint or id.
             labels: labels that must be there with these values.
             project: the project that it belongs to.
@@ -138,9 +140,10 @@ class AsyncWork(Resource, Generic[FollowedT, RowT]):
         Raises:
             ApiError: when the service refuses.
         """
-        filters = {"state": state, "device": device, "model": model, "limit": page_size}
+        filters = {"state": state, "device": device, "model": model, "fingerprint": fingerprint, "limit": page_size}
         given = {"project": project, "owner": owner, "problem_code": problem_code, "slot": slot, "sort": sort}
-        return self._rows(filters | search_query(search, labels, created_after, **given))
+        query = filters | search_query(search, labels, created_after, **given)
+        return self._core.rows(self._page, Call("GET", self._path, query))
 
     async def _change_all(self, action: BulkAction, work_ids: Sequence[str]) -> tuple[BulkResult, ...]:
         results: tuple[BulkResult, ...] = ()
@@ -149,6 +152,3 @@ class AsyncWork(Resource, Generic[FollowedT, RowT]):
             part = ids[start : start + MOST_IDS]
             results += await self._core.change_all(f"{self._path}/bulk", BulkSubmission(action=action, ids=part))
         return results
-
-    def _rows(self, filters: Mapping[str, Any]) -> AsyncGenerator[RowT, None]:
-        return self._core.rows(self._page, Call("GET", self._path, filters))
